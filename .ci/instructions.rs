@@ -1,4 +1,5 @@
-//! What `.ci/instructions` counts: one path, so many times. `PATH COUNT`. It uses nothing that is newer than 6eb8236.
+//! The program that `.ci/instructions` counts: repeats one path. `PATH COUNT`. It must not use anything newer than
+//! 6eb8236.
 
 use wakeline::{
     device::{Device, Emulated, Simulation},
@@ -18,7 +19,7 @@ fn main() {
         "launch" => launch(count),
         "copy" => copy(count),
         "graph" => graph(count),
-        _ => panic!("hop, alloc, launch, copy or graph, and a number"),
+        _ => panic!("expected a path (hop, alloc, launch, copy or graph) and a count"),
     }
 }
 
@@ -47,7 +48,7 @@ fn hop(count: u64) {
     });
 }
 
-/// On a device that is simulated: what other threads do would be counted.
+/// Runs on a simulated device: without it the work of other threads would be counted, too.
 fn simulated(does: impl AsyncFnOnce(&Device)) {
     let simulation = Simulation::new(1);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
@@ -59,7 +60,7 @@ fn simulated(does: impl AsyncFnOnce(&Device)) {
 #[kernel]
 fn nothing(_number: u32) {}
 
-/// Kernels on two streams, which wait for each other.
+/// Kernels on two streams that wait for each other.
 fn launch(count: u64) {
     simulated(async |device| {
         let [one, other] = ["one", "other"].map(|name| Stream::named(device, name).expect("a stream"));
@@ -95,7 +96,7 @@ fn copy(count: u64) {
     });
 }
 
-/// Memory that is allocated, used and freed on one stream.
+/// Allocates, uses and frees memory on one stream.
 fn alloc(count: u64) {
     simulated(async |device| {
         let stream = Stream::new(device).expect("a stream");

@@ -1,12 +1,14 @@
-//! What memory costs: a pair of allocating and freeing, against `cuMemAllocAsync` and `cuMemFreeAsync` in the same process.
+//! Cost of memory: a pair of allocation and release, against `cuMemAllocAsync` and `cuMemFreeAsync` in the same
+//! process.
 //!
-//! `cargo bench -p wakeline-benches --bench alloc`; without a GPU on the emulated device, ours alone.
+//! `cargo bench -p wakeline-benches --bench alloc`; without a GPU on the emulated device, wakeline only.
 //!
-//! - `alloc.same_stream`: on the stream that it was freed on.
-//! - `alloc.waited`: on one that has waited, on the device, for the one that it was freed on.
-//! - `alloc.other`: on one that has not, while the work of the first is held up: nobody may get it, and nobody waits.
+//! - `alloc.same_stream`: on the stream on which the memory was freed.
+//! - `alloc.waited`: on a stream that has waited, on the device, for the one on which it was freed.
+//! - `alloc.other`: on a stream that has not waited, while the work of the first is blocked: the memory must not be
+//!   reused, and the allocation must not wait.
 //!
-//! With each the calls of the driver for memory, over all pairs.
+//! Each with the driver's calls for memory, over all pairs.
 
 #[path = "support/figure.rs"]
 mod figure;
@@ -23,21 +25,21 @@ const BYTES: usize = 1 << 20;
 const PAIRS: u32 = 20_000;
 const ROUNDS: usize = 9;
 
-/// Nanoseconds a pair.
+/// Nanoseconds per pair.
 fn pairs(mut pair: impl FnMut()) -> f64 {
     let begun = Instant::now();
     (0..PAIRS).for_each(|_| pair());
     begun.elapsed().as_secs_f64() * 1e9 / f64::from(PAIRS)
 }
 
-/// Holds a stream up until it is dropped.
+/// Blocks a stream until the sender is dropped.
 fn hold(stream: &Stream) -> mpsc::Sender<()> {
     let (go, held) = mpsc::channel::<()>();
     stream.host_function(move || _ = held.recv()).expect("a stream that works");
     go
 }
 
-/// Two streams and memory; what is allocated has been used.
+/// Two streams and an allocator; allocated memory has been used.
 struct Ours {
     memory: Allocator,
     one: Stream,
@@ -54,7 +56,7 @@ impl Ours {
         self.memory.alloc(on, BYTES).expect("memory")
     }
 
-    /// One that is bound to the first stream, whose work does not end meanwhile.
+    /// Leaves memory bound to the first stream, whose work does not end meanwhile.
     fn leave_one_bound(&self) {
         let mut used = self.alloc(&self.one);
         self.one.fill(&mut used, 1).expect("fills");
@@ -80,18 +82,17 @@ impl Ours {
     }
 }
 
-/// The driver's.
 #[cfg(feature = "cuda")]
 struct Bare(cudarc::driver::sys::CUstream);
 
 #[cfg(feature = "cuda")]
 impl Bare {
-    /// With the release threshold of the device's default pool set: nothing goes back to the system.
+    /// Sets the release threshold of the device's default pool, so that no memory is returned to the system.
     fn new() -> Self {
         use cudarc::driver::{result, sys};
         let mut keep = u64::MAX;
-        // SAFETY: the context is current; the pool is the device's own, and the threshold is a 64-bit number that is read
-        // during the call.
+        // SAFETY: the context is current; the pool is the device's own, and the threshold is a 64-bit number that is
+        // read during the call.
         unsafe {
             let mut pool = std::ptr::null_mut();
             sys::cuDeviceGetDefaultMemPool(&mut pool, 0).result().expect("the default pool");
@@ -104,7 +105,7 @@ impl Bare {
     fn pairs(&self) -> f64 {
         use cudarc::driver::result;
         pairs(|| {
-            // SAFETY: the stream lives, and nobody else has the memory.
+            // SAFETY: the stream is alive, and the memory is used nowhere else.
             unsafe {
                 let memory = result::malloc_async(self.0, BYTES).expect("memory");
                 result::free_async(memory, self.0).expect("frees");
@@ -150,6 +151,6 @@ fn main() -> Result<()> {
         let bare = Bare::new();
         return measure(&device, || bare.pairs());
     }
-    println!("no GPU: the emulated device, and no limit");
+    println!("no GPU: measured on the emulated device, without a limit");
     measure(&Device::emulated(Emulated::new()), || f64::NAN)
 }

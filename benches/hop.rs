@@ -1,5 +1,5 @@
-//! What a hop costs: a chain of 32 derived operators, statistics on, passing a 64-byte host message, against the same
-//! chain of bare tokio tasks over `tokio::sync::mpsc`. Both in this process, alternating.
+//! Cost of a hop: a chain of 32 derived operators, with statistics, that passes a 64-byte host message, against the
+//! same chain of bare tokio tasks over `tokio::sync::mpsc`. Both in this process, alternating.
 //!
 //! `cargo bench -p wakeline-benches --bench hop`
 
@@ -96,7 +96,7 @@ async fn bare(capacity: usize, messages: u64) -> Duration {
     let began = Instant::now();
     let mut tasks = vec![tokio::spawn(async move {
         for left in (0..messages).rev() {
-            first.send([left as u8; 64]).await.expect("the chain lives");
+            first.send([left as u8; 64]).await.expect("the chain is alive");
         }
     })];
     for _ in 2..CHAIN {
@@ -104,7 +104,7 @@ async fn bare(capacity: usize, messages: u64) -> Duration {
         let mut input = std::mem::replace(&mut from, next);
         tasks.push(tokio::spawn(async move {
             while let Some(message) = input.recv().await {
-                to.send(message).await.expect("the chain lives");
+                to.send(message).await.expect("the chain is alive");
             }
         }));
     }

@@ -1,6 +1,6 @@
-//! What an operator costs that only waits: 10,000 of them in one flow, 5,000 sources behind a gate and 5,000 sinks,
-//! against as many bare tokio tasks that wait for a message. Time to add and start one, bytes that it holds, and the
-//! processor time of two seconds in which nothing happens.
+//! Cost of an operator that only waits: 10,000 of them in one flow, 5,000 sources behind a gate and 5,000 sinks,
+//! against as many bare tokio tasks that wait for a message. Measures the time to add and start one, the bytes that it
+//! holds, and the processor time of two seconds of idling.
 //!
 //! `cargo bench -p wakeline-benches --bench idle`
 
@@ -26,16 +26,15 @@ const OPERATORS: usize = 10_000;
 const PAIRS: usize = OPERATORS / 2;
 const IDLE: Duration = Duration::from_secs(2);
 
-/// Of one way to have so many wait.
 struct Cost {
     start_us: f64,
     bytes: f64,
     cpu_percent: f64,
-    /// Of all threads, by themselves, in the idle time.
+    /// Voluntary context switches of all threads in the idle time.
     switches: f64,
 }
 
-/// `up` starts all, and resolves once all wait; it gives what keeps them.
+/// `up` starts all tasks, and resolves once all wait; it returns the value that keeps them alive.
 fn measure<T>(runtime: &Runtime, up: impl Future<Output = T>, down: impl AsyncFnOnce(T)) -> Cost {
     allocations::begin();
     let began = Instant::now();
@@ -59,7 +58,7 @@ async fn ours() -> (wakeline::Running, Gate) {
         let end = flow.add(format!("sink {pair}"), sink(async |_: u64| Ok(())));
         flow.connect(numbers.output, end.input);
     }
-    let running = flow.spawn().expect("a flow that is in order");
+    let running = flow.spawn().expect("a valid flow");
     let mut waiting = 0;
     let mut changes = running.handle().changes();
     while waiting < OPERATORS {
@@ -81,7 +80,7 @@ async fn bare() -> (Vec<mpsc::Sender<u64>>, Vec<tokio::task::JoinHandle<()>>) {
         senders.push(sender);
         tasks.push(tokio::spawn(async move { while receiver.recv().await.is_some() {} }));
     }
-    // Each has had its turn when one that came after all of them has.
+    // When a task that was spawned last has run, all others have run.
     tokio::spawn(async {}).await.expect("a task");
     (senders, tasks)
 }
@@ -93,7 +92,7 @@ async fn end_bare((senders, tasks): (Vec<mpsc::Sender<u64>>, Vec<tokio::task::Jo
     }
 }
 
-/// Voluntary ones of all threads so far; 0 where the system does not tell.
+/// Voluntary context switches of all threads so far; 0 if the system does not report them.
 fn switches() -> u64 {
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return 0 };
     let of_one = |status: String| {
@@ -110,7 +109,7 @@ fn main() {
     }
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-    // What is made once is made here.
+    // Warms up what is created only once.
     measure(&runtime, ours(), end_ours);
     measure(&runtime, bare(), end_bare);
     let bare = measure(&runtime, bare(), end_bare);

@@ -1,4 +1,4 @@
-//! Two operators, host messages: the smallest flow.
+//! Two operators that exchange host messages: the smallest flow.
 //!
 //! `cargo run --example ping`
 

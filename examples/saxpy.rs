@@ -1,4 +1,4 @@
-//! A kernel, a stream and two buffers, without a flow; checked against the same function called on the host.
+//! A kernel, a stream and two buffers, without a flow; checked against the same function on the host.
 //!
 //! `cargo run --release --example saxpy -- [--device cuda:0|emulated] [-n 1000000]`
 
@@ -10,7 +10,7 @@ use wakeline::prelude::*;
 /// Adds a times x to y on a GPU.
 #[derive(Parser)]
 struct Args {
-    /// cuda:0, cuda:1, ... or emulated; the first GPU if left out, emulated where there is no driver.
+    /// cuda:0, cuda:1, ... or emulated; default: the first GPU, or emulated where there is no driver.
     #[arg(long)]
     device: Option<String>,
     /// Elements of x and of y.
@@ -38,9 +38,9 @@ async fn run(args: &Args) -> Result<String> {
     let there = Buffer::from_slice(&stream, &x)?;
     let mut result = Buffer::from_slice(&stream, &y)?;
     saxpy::launch(&stream, 0.1, &there, &mut result)?;
-    let result = result.to_vec(&stream).await?; // the copy back is awaited, nothing else
+    let result = result.to_vec(&stream).await?; // only the copy back is awaited
 
-    saxpy(0.1, &x, &mut y); // still a function
+    saxpy(0.1, &x, &mut y); // the kernel is also a plain function
     match result.iter().zip(&y).position(|(device, host)| device.to_bits() != host.to_bits()) {
         None => Ok(format!("{} elements on {device} ({}), the same as on the host", args.n, device.description())),
         Some(at) => Err(format!("element {at} is {} on {device} and {} on the host", result[at], y[at]).into()),

@@ -1,4 +1,4 @@
-//! The main job: a file, larger than the device if need be, capitalised on the device.
+//! Converts a file of any size, even larger than the device's memory, to upper case on the device.
 //!
 //! `cargo run --release --example uppercase -- INPUT OUTPUT [--device cuda:0|emulated] [--chunk 4MiB] [--envelopes 3]`
 //!
@@ -23,14 +23,14 @@ use tempfile::NamedTempFile;
 use tokio::signal;
 use wakeline::prelude::*;
 
-/// Capitalises a file on a GPU: `tr a-z A-Z`, byte for byte.
+/// Converts a file to upper case on a GPU: `tr a-z A-Z`, byte for byte.
 #[derive(Parser)]
 struct Args {
     /// The file to read.
     input: PathBuf,
-    /// The file to write; it appears only once it is complete. Folders that it lies in are made.
+    /// The file to write; it appears only once it is complete. Missing folders are created.
     output: PathBuf,
-    /// cuda:0, cuda:1, ... or emulated; the first GPU if left out, emulated where there is no driver.
+    /// cuda:0, cuda:1, ... or emulated; default: the first GPU, or emulated where there is no driver.
     #[arg(long)]
     device: Option<String>,
     /// Bytes that are read, sent through the device and written at once: 65536, 64KiB, 4MiB.
@@ -44,7 +44,7 @@ struct Args {
 fn bytes(text: &str) -> Result<usize, String> {
     let size: bytesize::ByteSize = text.parse()?;
     match usize::try_from(size.as_u64()) {
-        Ok(0) | Err(_) => Err("a chunk has at least 1 byte".into()),
+        Ok(0) | Err(_) => Err("a chunk must have at least 1 byte".into()),
         Ok(bytes) => Ok(bytes),
     }
 }
@@ -133,8 +133,8 @@ impl Operator for WriteChunks {
     }
 }
 
-/// The output without a name until it is complete, so that nothing is left of a job that is killed; under another name where
-/// the filesystem has no such files; what is no regular file (`/dev/null`) is written as it is.
+/// The output. It has no name until it is complete, so that a killed process leaves nothing behind, or a temporary name
+/// if the filesystem does not support that. A path that is not a regular file (`/dev/null`) is written directly.
 enum Target {
     #[cfg(target_os = "linux")]
     Unnamed(File),
@@ -151,7 +151,7 @@ impl Target {
             Err(error) => return Err(error),
         };
         if found.is_some() {
-            // It will be replaced: only if it could have been written to.
+            // The existing file is replaced only if it is writable.
             File::options().write(true).open(path)?;
         }
         let folder = folder_of(path);
@@ -168,7 +168,7 @@ impl Target {
             }
             staged.permissions(PermissionsExt::from_mode(mode));
         }
-        // Without the name of the staging file, which says nothing to a user.
+        // Omits the name of the staging file, which means nothing to a user.
         staged.tempfile_in(folder).map(Self::Staged).map_err(|error| error.kind().into())
     }
 
@@ -183,7 +183,7 @@ impl Target {
 
     fn complete(self, path: &Path) -> io::Result<()> {
         match self {
-            // A new link replaces no file, but a rename does: for that it has another name for a moment.
+            // A new link cannot replace a file, but a rename can: so the file briefly has another name.
             #[cfg(target_os = "linux")]
             Self::Unnamed(file) => {
                 let named = staging().make_in(folder_of(path), |name| {
@@ -207,7 +207,7 @@ fn staging() -> tempfile::Builder<'static, 'static> {
     staging
 }
 
-/// A new file without a name, if the filesystem has such files, and if it can be given a name later.
+/// A new file without a name, if the filesystem supports such files, and can name them later.
 #[cfg(target_os = "linux")]
 fn unnamed(folder: &Path, mode: u32) -> Option<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -217,7 +217,7 @@ fn unnamed(folder: &Path, mode: u32) -> Option<File> {
     open_file(&file).exists().then_some(file)
 }
 
-/// Where an open file is found without a name of its own.
+/// The path of an open file that has no name.
 #[cfg(target_os = "linux")]
 fn open_file(file: &File) -> PathBuf {
     use std::os::fd::AsRawFd;
@@ -225,13 +225,13 @@ fn open_file(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-/// What a path leads to. A link stays one, also where it leads to nothing yet.
+/// The destination of a path. Symbolic links are kept, even dangling ones.
 fn destination(output: &Path) -> PathBuf {
     if let Ok(found) = output.canonicalize() {
         return found;
     }
     let mut path = output.to_owned();
-    // What is there and has no path (the pipe behind `/dev/stdout`) is opened by the link.
+    // An existing target without a path (the pipe behind `/dev/stdout`) is opened through the link.
     while path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
         && let Ok(next) = path.read_link()
     {
@@ -260,7 +260,7 @@ async fn shout(args: &Args) -> Result<String> {
 
     let began = Instant::now();
     let mut flow = Flow::new("uppercase");
-    // Files block, so what reads and writes them has a thread of its own.
+    // File operations block, so reader and writer have threads of their own.
     let read = flow.add("read", ReadChunks(input)).on_own_thread();
     let upper = flow.add("upper", Upper).on(&device);
     let write = WriteChunks { file: target.file().map_err(at_output)?, progress: progress.clone() };
@@ -285,7 +285,7 @@ async fn shout(args: &Args) -> Result<String> {
     ))
 }
 
-/// Resolves at ctrl-c or SIGTERM, with the exit code of a program that this ends.
+/// Resolves at ctrl-c or SIGTERM, with the exit code of a program terminated by it.
 async fn interrupted() -> u8 {
     #[cfg(unix)]
     let terminated = async {
@@ -306,10 +306,10 @@ async fn interrupted() -> u8 {
 async fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = tokio::select! {
-        // Polled first: it opens its files before the signals are caught, since that may block.
+        // Polled first: it opens its files, which may block, before the signals are caught.
         biased;
         outcome = shout(&args) => outcome,
-        // The job is dropped, and with it what it has staged.
+        // The job is dropped, and its staged file with it.
         code = interrupted() => {
             eprintln!("uppercase: interrupted");
             return code.into();

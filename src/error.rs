@@ -1,26 +1,26 @@
-//! One error type for the whole of wakeline.
+//! The one error type of wakeline.
 //!
-//! An [`Error`] says what went wrong ([`kind`](Error::kind)), where (operator, port or device), what was being done,
-//! and why (its [`source`](std::error::Error::source), back to the original cause). It is opaque: ask it with its
-//! predicates, so that more can be said later without breaking anybody.
+//! An [`Error`] has a [`kind`](Error::kind), a place (operator, port or device), a message and a cause (its
+//! [`source`](std::error::Error::source), back to the original error). It is opaque: use its predicates. This lets
+//! later versions add details without breaking callers.
 //!
-//! | kind | what a user does about it |
+//! | kind | meaning and remedy |
 //! |---|---|
-//! | [`NoDevice`](ErrorKind::NoDevice) | choose another device, install a driver, or run on the emulated one |
-//! | [`OutOfMemory`](ErrorKind::OutOfMemory) | fewer or smaller envelopes; the message has the numbers |
-//! | [`DeviceLost`](ErrorKind::DeviceLost) | the work that was there is gone: start again in a new process |
-//! | [`Race`](ErrorKind::Race) | two accesses that nothing orders: add what the message says is missing |
-//! | [`InvalidMemory`](ErrorKind::InvalidMemory) | memory used after it was freed, or read before anything wrote it: the message says which |
-//! | [`Kernel`](ErrorKind::Kernel) | mend the kernel's source; the compiler's log is in the message |
-//! | [`Setup`](ErrorKind::Setup) | a flow, or a hub by hand, was put together or configured wrongly: the message says how it is right |
-//! | [`Usage`](ErrorKind::Usage) | a call that cannot be carried out as it was made |
-//! | [`Stalled`](ErrorKind::Stalled) | operators wait for each other; the message says who for what |
-//! | [`Operator`](ErrorKind::Operator) | an operator's own error: look at its cause |
+//! | [`NoDevice`](ErrorKind::NoDevice) | choose another device, install a driver, or run on the emulated device |
+//! | [`OutOfMemory`](ErrorKind::OutOfMemory) | use fewer or smaller envelopes; the message has the numbers |
+//! | [`DeviceLost`](ErrorKind::DeviceLost) | the device's work is lost: start again in a new process |
+//! | [`Race`](ErrorKind::Race) | two unordered accesses: add the ordering that the message names |
+//! | [`InvalidMemory`](ErrorKind::InvalidMemory) | memory was used after it was freed, or read before it was written; the message says which |
+//! | [`Kernel`](ErrorKind::Kernel) | fix the kernel's source; the compiler's log is in the message |
+//! | [`Setup`](ErrorKind::Setup) | a flow, or a hub outside of a flow, was built or configured wrongly; the message says how to fix it |
+//! | [`Usage`](ErrorKind::Usage) | an invalid call |
+//! | [`Stalled`](ErrorKind::Stalled) | operators wait for each other; the message says which waits for what |
+//! | [`Operator`](ErrorKind::Operator) | an operator's own error: see its cause |
 //! | [`Panicked`](ErrorKind::Panicked) | an operator panicked |
-//! | [`Closed`](ErrorKind::Closed) | the other end is gone |
-//! | [`Unanswered`](ErrorKind::Unanswered) | an operator dropped a request: the message says which; answer it, or refuse it with `Reply::fail` |
+//! | [`Closed`](ErrorKind::Closed) | the other end of a port or hub is closed |
+//! | [`Unanswered`](ErrorKind::Unanswered) | an operator dropped a request, which the message names: answer it, or refuse it with `Reply::fail` |
 //! | [`Cancelled`](ErrorKind::Cancelled) | the flow was aborted |
-//! | [`Driver`](ErrorKind::Driver) | a driver call failed for another reason: its name and code are there |
+//! | [`Driver`](ErrorKind::Driver) | a driver call failed for another reason; the message has its name and code |
 
 mod caller;
 
@@ -43,7 +43,7 @@ use crate::sync::discard_cause;
 /// The result of a wakeline call.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;
 
-/// A user's error, whose destructor is the user's, too: dropped wherever the last copy of an error is.
+/// A user's error. Its destructor is user code, which runs wherever the last copy of the [`Error`] is dropped.
 struct Cause(Option<Box<dyn StdError + Send + Sync + 'static>>);
 
 impl Drop for Cause {
@@ -52,35 +52,35 @@ impl Drop for Cause {
     }
 }
 
-/// What kind of failure an [`Error`] is. More kinds may come.
+/// The kind of failure that an [`Error`] is. Later versions may add kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// There is no such device, or no driver for it.
     NoDevice,
-    /// A device or the host has no memory left for what was asked.
+    /// The device or the host does not have the requested memory.
     OutOfMemory,
-    /// A fault ended the device: all of its work is lost and it takes no more.
+    /// A fault ended the device: all of its work is lost, and it accepts no more.
     DeviceLost,
-    /// The race checker found two accesses that nothing orders.
+    /// The race checker found two unordered accesses.
     Race,
-    /// The race checker found memory that is used after it was freed, or read before anything was written to it.
+    /// The race checker found a use of memory after it was freed, or a read before anything was written to it.
     InvalidMemory,
     /// A kernel could not be compiled, loaded or found.
     Kernel,
-    /// A flow, or something without one, was put together or configured wrongly. Of a flow nothing has run.
+    /// A flow, or something outside of a flow, was built or configured wrongly. No part of the flow has run.
     Setup,
-    /// A call that cannot be carried out as it was made.
+    /// An invalid call.
     Usage,
-    /// Nothing in the flow can move, though not all is done. An envelope that is outside of the flow, and not in a message
-    /// that shows it ([`Host`](crate::Host), [`Arc`]), does not count as something that may still move.
+    /// The flow is not done, but nothing in it can make progress. An envelope outside of the flow counts as able to
+    /// make progress only if it is in a message that shows it ([`Host`](crate::Host), [`Arc`]).
     Stalled,
     /// An operator returned an error of its own.
     Operator,
-    /// An operator panicked, or other code of the user's that a flow calls, such as a condition. A kernel's Rust body that panics is a
-    /// fault of its emulated device: [`DeviceLost`](Self::DeviceLost).
+    /// An operator panicked, or other user code that a flow calls, such as a condition. A panic in a kernel's Rust body
+    /// is a fault of its emulated device: [`DeviceLost`](Self::DeviceLost).
     Panicked,
-    /// The other end of a port or hub is gone.
+    /// The other end of a port or hub is closed.
     Closed,
     /// A request was dropped without an answer.
     Unanswered,
@@ -112,14 +112,14 @@ impl ErrorKind {
     }
 }
 
-/// As an error without a message says it: `device lost`.
+/// The text of an error without a message: `device lost`.
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.phrase())
     }
 }
 
-/// What went wrong, where, and why.
+/// A failure: its kind, its place and its cause.
 ///
 /// ```
 /// use wakeline::{Error, ErrorKind};
@@ -133,19 +133,19 @@ pub struct Error(Box<Inner>);
 
 struct Inner {
     kind: ErrorKind,
-    /// Where, outermost last: device, port, operator.
+    /// The places (device, port, operator), outermost last.
     places: Vec<String>,
     message: Option<String>,
-    /// All readers of an operator's output have ended.
+    /// Set if all readers of an operator's output have ended.
     reader_gone: bool,
-    /// Shared: a lost device answers every call with the same cause.
+    /// Shared, as a lost device returns the same cause from every call.
     cause: Option<Arc<Cause>>,
-    /// A value of a higher layer's, by its type: the report of the flow that failed.
+    /// A value of a higher layer, such as the report of the failed flow.
     attachment: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Error {
-    /// A failure of `kind`, told in one line.
+    /// Creates a failure of `kind` with a message of one line.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             kind,
@@ -157,24 +157,24 @@ impl Error {
         }))
     }
 
-    /// An output's readers have ended.
+    /// Creates the error for an output whose readers have all ended.
     pub(crate) fn reader_gone(message: impl Into<String>) -> Self {
         let mut error = Self::new(ErrorKind::Closed, message);
         error.0.reader_gone = true;
         error
     }
 
-    /// An output's readers have ended, and nothing else is wrong.
+    /// True if this only means that an output's readers have ended.
     pub(crate) fn is_reader_gone(&self) -> bool {
         self.0.reader_gone
     }
 
-    /// An operator's own error: any error, kept as the cause.
+    /// Wraps any error as an operator's own error, with that error as its cause.
     ///
-    /// `?` does this by itself for [`std::io::Error`] and boxed errors.
+    /// `?` does this for [`std::io::Error`] and boxed errors.
     pub fn other(cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
         let cause = cause.into();
-        // A wakeline error that went through a box is itself again.
+        // A boxed wakeline error is unwrapped.
         match cause.downcast::<Error>() {
             Ok(error) => *error,
             Err(cause) => Self(Box::new(Inner {
@@ -188,7 +188,7 @@ impl Error {
         }
     }
 
-    /// The same error with a place put before what it said: an operator, a port, a device.
+    /// Adds a place (an operator, a port, a device) in front of the error's text.
     #[must_use]
     pub fn at(mut self, place: impl Into<String>) -> Self {
         let place = place.into();
@@ -198,7 +198,6 @@ impl Error {
         self
     }
 
-    /// The same error, and what to do about it.
     pub(crate) fn advise(mut self, advice: &str) -> Self {
         if let Some(message) = &mut self.0.message {
             *message += "; ";
@@ -207,7 +206,7 @@ impl Error {
         self
     }
 
-    /// The same error, which was met here and is not of this place's making.
+    /// Notes that `place` observed the error without having caused it.
     pub(crate) fn noticed_by(mut self, place: &str) -> Self {
         let noticed = format!(" (noticed by {place})");
         match &mut self.0.message {
@@ -218,15 +217,15 @@ impl Error {
         self
     }
 
-    /// The same error with a cause below it. In a chain of causes the text has the first 64 errors;
-    /// [`source`](std::error::Error::source) has all.
+    /// Sets the cause. The text has the first 64 errors of a chain of causes; [`source`](std::error::Error::source) has
+    /// all of them.
     #[must_use]
     pub fn because(mut self, cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
         self.0.cause = Some(Arc::new(Cause(Some(cause.into()))));
         self
     }
 
-    /// The same error with a value attached, in place of the one before.
+    /// Attaches a value, which replaces the previous one.
     pub(crate) fn attach<T: Send + Sync + 'static>(mut self, value: T) -> Self {
         self.0.attachment = Some(Arc::new(value));
         self
@@ -237,48 +236,48 @@ impl Error {
         self.0.attachment.as_deref()?.downcast_ref()
     }
 
-    /// A failure of the same kind for a caller outside of the flow. It has this message alone: places and causes name
-    /// operators, streams, addresses and files, and belong to the log and to the flow's own error.
+    /// A failure of the same kind for a caller outside of the flow, with this message only. Places and causes name
+    /// operators, streams, addresses and files: they belong in the log and in the flow's own error.
     pub(crate) fn for_caller(&self, message: &str) -> Self {
         Self::new(self.kind(), message)
     }
 
-    /// What kind of failure this is.
+    /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// True where a fault has ended a device.
+    /// True if a fault has ended a device.
     pub fn is_device_lost(&self) -> bool {
         self.0.kind == ErrorKind::DeviceLost
     }
 
-    /// True where memory ran out.
+    /// True if memory ran out.
     pub fn is_out_of_memory(&self) -> bool {
         self.0.kind == ErrorKind::OutOfMemory
     }
 
-    /// True where the race checker spoke.
+    /// True if the race checker found a race.
     pub fn is_race(&self) -> bool {
         self.0.kind == ErrorKind::Race
     }
 
-    /// True where there is no such device or no driver for it.
+    /// True if there is no such device, or no driver for it.
     pub fn is_no_device(&self) -> bool {
         self.0.kind == ErrorKind::NoDevice
     }
 
-    /// True where the flow was aborted.
+    /// True if the flow was aborted.
     pub fn is_cancelled(&self) -> bool {
         self.0.kind == ErrorKind::Cancelled
     }
 
-    /// True where nothing in the flow could move.
+    /// True if nothing in the flow could make progress.
     pub fn is_stalled(&self) -> bool {
         self.0.kind == ErrorKind::Stalled
     }
 
-    /// True where the other end of a port or hub is gone.
+    /// True if the other end of a port or hub is closed.
     pub fn is_closed(&self) -> bool {
         self.0.kind == ErrorKind::Closed
     }
@@ -295,7 +294,7 @@ impl Error {
         None
     }
 
-    /// The same failure for one more listener. The cause is shared.
+    /// A copy of this failure. The cause is shared.
     #[must_use]
     pub fn again(&self) -> Self {
         Self(Box::new(Inner {
@@ -309,7 +308,7 @@ impl Error {
     }
 }
 
-/// A future's output, or what it panicked with.
+/// Polls a future to completion and catches a panic.
 pub(crate) async fn catch_panic<F: Future>(future: F) -> std::thread::Result<F::Output> {
     let mut future = pin!(future);
     poll_fn(|task| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(task))) {
@@ -319,7 +318,8 @@ pub(crate) async fn catch_panic<F: Future>(future: F) -> std::thread::Result<F::
     .await
 }
 
-/// What a panic said. Its payload may be of any type and is dropped here: one whose own drop panics is forgotten.
+/// The message of a panic. The payload, which may be of any type, is dropped here; a payload whose drop panics is
+/// forgotten.
 pub(crate) fn said(panic: Box<dyn Any + Send>) -> String {
     let said = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(said), _) => (*said).to_owned(),
@@ -327,24 +327,24 @@ pub(crate) fn said(panic: Box<dyn Any + Send>) -> String {
         _ => "a panic without a message".to_owned(),
     };
     let dropping = catch_unwind(AssertUnwindSafe(move || drop(panic)));
-    // The same may be true of this one's.
+    // The drop of the second payload might panic as well.
     dropping.unwrap_or_else(std::mem::forget);
     said
 }
 
-/// So many errors of a chain of causes are displayed, the first one included.
+/// The number of errors of a chain of causes that are displayed, including the first one.
 const MOST_DISPLAYED: usize = 64;
 
 thread_local! {
-    /// Errors that this thread is displaying, each within the one before.
+    /// The number of nested errors that this thread is displaying.
     static DISPLAYED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// One of those.
+/// A guard for one error that is being displayed.
 struct Displayed;
 
 impl Displayed {
-    /// `None` if there are too many.
+    /// `None` if too many are being displayed.
     fn enter() -> Option<Self> {
         let within = DISPLAYED.get();
         (within < MOST_DISPLAYED).then(|| {
@@ -380,7 +380,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// As [`Display`](fmt::Display): `main() -> Result<()>` prints this, and a person reads it.
+/// Like [`Display`](fmt::Display), since `main() -> Result<()>` prints errors with `Debug`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")

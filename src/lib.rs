@@ -1,62 +1,90 @@
 //! Async-native GPU pipelines on tokio.
 //!
-//! An application is a [`Flow`] of [`Operator`]s. Each operator is one async task; what it waits for are conditions, and
-//! conditions are futures. The completion of work on a CUDA stream is a waker. Operators are joined by [hubs](hub):
-//! async channels of device-resident [`Envelope`]s, which are copied to where the next reader is, ahead of time. Order on the
-//! device follows from the data: safe code needs no wait, synchronise, event or copy for it, and cannot get it wrong.
+//! An application is a [`Flow`] of [`Operator`]s. Each operator is one async task. It waits for conditions, which are
+//! futures; the completion of work on a CUDA stream is one of them. [Hubs](hub) connect operators: async channels of
+//! device-resident [`Envelope`]s, which are copied ahead of time to the device of the next reader. The order of work on
+//! the device is derived from the data: safe code needs no wait, synchronisation, event or copy for it, and cannot get
+//! it wrong.
 //!
-//! Begin with [`Flow`] and [`Operator`]; the folder `examples` has whole programs.
+//! Start with [`Flow`] and [`Operator`]. The folder `examples` has complete programs.
 //!
 //! # The map
 //!
 //! A layer uses those below it, never one above.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`flow`] | build, check, run, embed: [`Flow`], [`Running`], [`Report`], [`Ingress`], [`Egress`], [`Service`]; [sections](Flow::replay) replayed as CUDA graphs |
 //! | [`operator`] | [`Operator`], [`LocalOperator`](operator::LocalOperator), their [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`]; [`Linked`](operator::Linked) |
-//! | [`condition`] | when may an operator run |
-//! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies; [`ChunkHub`]: chunks that many see |
-//! | `config` | with the feature of that name: operators' parameters from files, the environment and the program |
+//! | [`condition`] | when an operator may run |
+//! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies; [`ChunkHub`]: chunks with many readers |
+//! | `config` | operators' parameters from files, the environment and the program (feature `config`) |
 //! | [`graph`] | CUDA [`Graph`](graph::Graph)s: capture, nodes, [`Exec`](graph::Exec), [`Registry`](graph::Registry) |
 //! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |
-//! | [`memory`] | [`Buffer`], and who uses it when; [`Allocator`](memory::Allocator)s; work of [other libraries](Stream::external) |
+//! | [`memory`] | [`Buffer`] and the order of its uses; [`Allocator`](memory::Allocator)s; work of [other libraries](Stream::external) |
 //! | [`stream`] | [`Stream`], [`StreamPool`], [`Ticket`](stream::Ticket), [`Completed`](stream::Completed), [`Event`](stream::Event) |
-//! | [`device`] | [`Device`]: CUDA, emulated, host; the one seam to the hardware; the race checker |
+//! | [`device`] | [`Device`]: CUDA, emulated, host; the only interface to the hardware; the race checker |
 //!
-//! # The tenets
+//! # Design rules
 //!
-//! - An operator enqueues and sends; it does not wait for the GPU unless it asks.
-//! - What a device may still touch is owned by the runtime until it is done, whatever is dropped or forgotten.
-//! - An idle flow uses no processor. A device fault fails every pending future. Nothing waits for a device in a `Drop`.
-//! - The emulated device is a device: what runs there runs on a GPU, and a race is found without one.
-//! - `unsafe` is in [`device`] and [`memory`], and where a kernel's author vouches for its device code.
-
+//! - An operator enqueues and sends. It does not wait for the GPU unless it asks to.
+//! - The runtime owns memory that a device may still access until the device is done with it, whatever is dropped or
+//!   forgotten.
+//! - An idle flow uses no CPU time. A device fault fails every pending future. No `Drop` waits for a device.
+//! - The emulated device is a full device: what runs there runs on a GPU, and races are found without one.
+//! - `unsafe` is confined to [`device`] and [`memory`], and to the declarations by which kernel authors vouch for their
+//!   device code.
 //!
-//! # What safe code can rely on
+//! # Glossary
 //!
-//! Each promise with the tests that would fail without it, in the folder `tests`. "Safe code" is code without `unsafe`, with
-//! kernels whose authors keep to the contract of [`kernel`](macro@kernel).
+//! | word | meaning |
+//! |---|---|
+//! | flow | operators and the hubs between their ports, built, checked and run together |
+//! | operator | one async task: it waits for its conditions, then runs |
+//! | run | one call of an operator's `compute` |
+//! | port | a field of an operator's [`Ports`](operator::Ports): an input, an output or a link to a chunk hub |
+//! | condition | a future that decides when an operator may run; `claim` takes what a run needs |
+//! | hub | an async channel of messages, or of chunks, between ports |
+//! | message | a value that travels from an output to an input, with the envelopes in it |
+//! | envelope | memory on a device, with its length, its metadata and the order of its uses |
+//! | blank | an envelope without data, which a hub or a service provides for the next message |
+//! | chunk | data in a [`ChunkHub`], which several links read, modify and consume |
+//! | metadata | named values that travel with a message, apart from its type |
+//! | stream | an ordered queue of work on a device, as a CUDA stream |
+//! | ticket | a point in a stream: the work up to there; it completes once the device has passed it |
+//! | completion monitor | the thread of a device that polls for waiting tasks and for faults |
+//! | tainted | said of work, and of memory it has written, that depends on work of a lost device |
+//! | heap | the memory of one allocator: in use, bound to streams that may still use it, or idle |
+//! | capture | recording the work of streams into a graph instead of running it |
+//! | exec | an executable graph, which is launched, as in CUDA |
+//! | section | operators whose runs are captured once and then replayed as one graph |
+//! | ingress, egress | how code outside a flow sends messages into it and receives messages from it |
+//! | stall | a state in which operators wait and nothing can wake them: an error that names what is missing |
 //!
-//! | promise | tests |
+//! # Guarantees for safe code
+//!
+//! Each guarantee is listed with the tests, in the folder `tests`, that would fail without it. "Safe code" is code
+//! without `unsafe` whose kernels keep to the contract of [`kernel`](macro@kernel).
+//!
+//! | guarantee | tests |
 //! |---|---|
 //! | Work that shares memory is ordered, on any streams and devices. | `streams.rs` (`s7_*`), `memory.rs` (`m1_*` to `m4_*`), `random_flows` |
-//! | The race checker refuses two accesses that nothing orders among the calls that it sees, in every run that makes those calls, however they are timed. What a kernel does within its arguments, it does not see. | `streams.rs` (`m12_*`), the model in `device/check/reference.rs`, `random_flows` with mutants |
-//! | A slice of host memory that exists is not written, and memory that is lent to be written is not used, by streams or by launches of graphs. | `graph_edges/slices.rs`, `random_flows/by_hand` |
-//! | A fault of a device fails every future that waits for it, with the error; on CUDA once the driver reports the fault. | `faults.rs` (`f1_*`, `f3_*`), `fault_*.rs`, `hostile_wakers.rs` |
-//! | A device that is lost takes no other with it; on CUDA a kernel's fault ends all GPUs of the process. What still runs there has its memory to itself. On other devices it spoils the work that was enqueued behind a wait for its own before the loss was known, and the memory that this has written, until that is written anew. | `hostile_devices` |
-//! | A drop does not wait for a device, and memory that a device may still use is neither freed nor handed out again. | `dropping.rs`, `memory.rs`, `calls_that_wait.rs` |
-//! | A waker, a closure or a destructor of the user's that panics or calls back harms itself only: it runs with no lock held, and the others are served. Of values that the library keeps, and that hold each other in this way, from the ninth level on the inner one is dropped when the outer destructor has returned, so that the stack has an end: a destructor that waits for one below that waits for ever. The arguments of a future that was not polled are dropped with it, as Rust does. On a thread of the device's own a call that would wait for the device, and on CUDA every call that needs the driver, is an error ([what a waker may do](CompletionMode#what-a-waker-may-do)). | `hostile_{wakers,devices,messages}.rs`, `calls_that_wait.rs`, `hostile_flows`, `hostile_conditions`, and the lock order that every debug build asserts |
-//! | A hub holds no more messages and envelopes than it is allowed, and a service forgets the callers that it has answered. | `hubs.rs` (`h13`), `queues.rs` (`q1_*`), `service_loops.rs` |
-//! | The caller of a service is given an error's kind and no names, pointers or paths of the flow, and what one caller sends or keeps of its responses ends nothing for the others. | `service_callers.rs`, `service_ends.rs` |
-//! | Sizes, counts, names, alignments and durations at the ends of their ranges are errors, or work. | `extremes` |
-//! | The protocols of completion, queues, rest, watchers, pools, memory queues, watch values, the lookout, wakers and the loop of a simulation are right in every interleaving of their models. | `loom` |
+//! | The race checker refuses two accesses that are unordered among the calls it sees, in every run that makes those calls, whatever the timing. It does not see what a kernel does within its arguments. | `streams.rs` (`m12_*`), the model in `device/check/reference.rs`, `random_flows` with mutants |
+//! | While a host slice exists, no stream or graph launch writes its memory; while a mutable one exists, none uses it. | `graph_edges/slices.rs`, `random_flows/by_hand` |
+//! | A device fault fails every future that waits for the device, with the error; on CUDA once the driver reports the fault. | `faults.rs` (`f1_*`, `f3_*`), `fault_*.rs`, `hostile_wakers.rs` |
+//! | The loss of a device does not lose another one; on CUDA a kernel's fault ends all GPUs of the process. Work that still runs there keeps its memory to itself. On other devices the loss spoils work that was enqueued behind a wait for the lost device before the loss was known, and the memory that this work has written, until that is written anew. | `hostile_devices` |
+//! | A drop does not wait for a device, and memory that a device may still use is neither freed nor reused. | `dropping.rs`, `memory.rs`, `calls_that_wait.rs` |
+//! | A user's waker, closure or destructor that panics or calls back harms only itself: it runs with no lock held, and the others are still called. Where values that the library keeps own each other, the destructor of the ninth level and below runs after the outer destructor has returned, which bounds the stack: a destructor that waits for one of those waits for ever. The arguments of a future that was not polled are dropped with it, as in Rust. On a device's own thread, a call that would wait for the device is an error, and on CUDA so is every call that needs the driver ([what a waker may do](CompletionMode#what-a-waker-may-do)). | `hostile_{wakers,devices,messages}.rs`, `calls_that_wait.rs`, `hostile_flows`, `hostile_conditions`, and the lock order that every debug build asserts |
+//! | A hub holds no more messages and envelopes than its limits allow, and a service keeps nothing of callers that it has answered. | `hubs.rs` (`h13`), `queues.rs` (`q1_*`), `service_loops.rs` |
+//! | The caller of a service receives an error's kind, and no names, pointers or paths of the flow. What one caller sends, or keeps of its responses, ends nothing for the others. | `service_callers.rs`, `service_ends.rs` |
+//! | Sizes, counts, names, alignments and durations at the ends of their ranges work or are errors. | `extremes` |
+//! | The protocols of completion, queues, idle detection, watchers, pools, memory queues, watch values, the completion monitor, wakers and the simulation's loop are correct in every interleaving of their models. | `loom` |
 
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// What the macros generate names the crate from outside.
+// Code that the macros generate names the crate by its external path.
 extern crate self as wakeline;
 
 mod clock;
@@ -84,7 +112,7 @@ mod thread_name;
 
 #[cfg(feature = "config")]
 pub use config::Config;
-/// The version that [`Stream::from_cudarc`] and the like are for.
+/// The version of cudarc that [`Stream::from_cudarc`] and similar functions use.
 #[cfg(feature = "cuda")]
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
 pub use cudarc;
@@ -97,7 +125,7 @@ pub use operator::{Cx, Input, Inputs, Operator, Output};
 pub use stream::{CompletionMode, Stream, StreamPool};
 pub use wakeline_macros::{Message, Ports, kernel};
 
-/// All that an operator and a flow need.
+/// The types that operators and flows commonly need.
 pub mod prelude {
     pub use crate::{
         Buffer, ChunkHub, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Inputs, Message, Operator,
@@ -108,12 +136,12 @@ pub mod prelude {
     pub use wakeline_macros::{Ports, kernel};
 }
 
-/// What the macros generate calls. No part of the interface: it may change with any version.
+/// Called by code that the macros generate. Not part of the public API: it may change in any version.
 #[doc(hidden)]
 pub mod __private {
     pub use crate::{
         condition::{EventField, EventNames, Readiness, knows_event},
-        device::backend::{BodyArg, KernelDef, Known, Prototype, Source},
+        device::backend::{BodyArg, KernelDef, KernelSource, Known, Prototype},
         hub::{
             RawEnvelope,
             carried::{Carried, OfAnything, OfContainer},
@@ -125,7 +153,7 @@ pub mod __private {
     pub use inventory;
 }
 
-// The README's program is one of the documentation's tests, and so are the examples of the macros.
+// Runs the README's program and the macros' examples as doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 #[doc = include_str!("../macros/src/examples/message.md")]

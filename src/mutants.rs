@@ -1,66 +1,67 @@
-//! Mutants: bugs on purpose, by which the tests show that they would find one.
+//! Mutants: deliberate bugs, which show that the tests would find such bugs.
 //!
-//! Built with `--cfg wakeline_mutants`, as the package `tests/mutants` builds it, the library has them all, and a test activates one at
-//! a time for the whole process. Built otherwise it has none: each site is a constant `false`, and no feature changes that.
+//! With `--cfg wakeline_mutants`, as in the package `tests/mutants`, the library contains all of them, and a test
+//! activates one at a time for the whole process. Otherwise it contains none: each site is a constant `false`, and no
+//! feature changes that.
 
-/// Each of a kind that concurrent programs have.
+/// A deliberate bug, of a kind that is typical of concurrent programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(wakeline_mutants), allow(unreachable_pub, reason = "public only where they can be activated"))]
 #[repr(u8)]
 pub enum Mutant {
-    /// A stream reads memory without a wait for what writes it.
+    /// A stream reads memory without waiting for the last write.
     MissingWait = 1,
-    /// Of two streams that read memory, whoever writes it waits for the later one alone.
+    /// With two streams that read memory, a writer waits only for the later one.
     EarlierReader,
-    /// Memory is handed out again while streams may still use it.
+    /// Memory is reused while streams may still use it.
     EarlyReuse,
-    /// A stream that waits for a point of another's takes itself to come after all that the other has been given since.
+    /// A stream that waits for a point of another stream records that it comes after everything enqueued there since.
     PresentClock,
-    /// A stream that waits for a point of another's is given the mark before it.
+    /// A stream that waits for a point of another stream waits for the mark before it.
     EarlyMark,
-    /// Work is said to be done that was not asked about.
+    /// Work is reported as complete that was not queried.
     EarlyCompletion,
-    /// An envelope comes home, and the message that waits for it stays where it is.
+    /// An envelope returns to its hub, and the message that waits for it is not resumed.
     LostWake,
-    /// An operator that waits for a device counts as one that is at rest.
+    /// An operator that waits for a device counts as idle.
     TokenTooSoon,
-    /// One reader of several gets a message twice.
+    /// One of several readers receives a message twice.
     SentTwice,
-    /// An envelope does not go home.
+    /// An envelope does not return to its hub.
     EnvelopeLost,
     /// A copy is one byte short.
     ShortCopy,
-    /// What a lost device has spoilt on another one is taken for sound.
+    /// Data that the loss of a device has spoilt on another device counts as valid.
     FaultUnheard,
     /// A batch drops its last message.
     ShortBatch,
-    /// What came beside a message stays for the next one.
+    /// The metadata of a message stays attached for the next one.
     MetadataKept,
-    /// A reader is told that there will be no more while a message is on its way.
+    /// A reader is notified of the end while a message is still in transit.
     EndTooSoon,
-    /// Runs that go on beside each other send as they end, though order was asked for.
+    /// Concurrent runs send in the order in which they end, although ordered output was requested.
     Overtaking,
-    /// A stream is not given back to its pool.
+    /// A stream is not returned to its pool.
     StreamKept,
-    /// A chunk that was modified is still seen elsewhere as it was.
+    /// Another copy of a modified chunk still has the old contents.
     StaleCopy,
-    /// A caller that has its answer goes on with every message.
+    /// A caller that was answered stays attached to all later messages.
     CallersKept,
-    /// Where two messages with callers become one, those callers are lost.
+    /// Where two messages with callers become one, the callers are lost.
     CallersLost,
-    /// A second response to one request is the answer to another.
+    /// A second response to one request answers another request.
     AnsweredTwice,
-    /// The host is lent memory that nodes of a graph use.
+    /// The host gets a slice of memory that nodes of a graph use.
     HostSliceLent,
-    /// A waker that panics strands those that are woken after it.
+    /// After a waker that panics, the remaining wakers are not woken.
     WakersStranded,
-    /// Of operators that wait for each other alone, one is forgotten.
+    /// Of a group of operators that wait only for each other, one is left out.
     GroupShort,
-    /// To those, one is added that has nothing to do with them.
+    /// An unrelated operator is added to such a group.
     GroupLong,
-    /// A reader that lacks the message of a `latest` hub does not count as one that waits for it.
+    /// A reader that lacks the message of a `latest` hub does not count as waiting for it.
     LatestUnseen,
-    /// An operator that a message has been sent to, and that has not looked yet, counts as one that waits.
+    /// An operator that was sent a message, and has not been polled since, counts as waiting.
     WakeUnseen,
 }
 
@@ -73,7 +74,7 @@ mod active {
     static ACTIVE: AtomicU8 = AtomicU8::new(0);
 
     impl Mutant {
-        /// All of them.
+        /// All mutants.
         pub const ALL: [Self; 27] = [
             Self::MissingWait,
             Self::EarlierReader,
@@ -105,7 +106,7 @@ mod active {
         ];
     }
 
-    /// From now on the process has this one, or none.
+    /// Activates one mutant, or none, in this process.
     pub fn activate(mutant: Option<Mutant>) {
         ACTIVE.store(mutant.map_or(0, |mutant| mutant as u8), Ordering::SeqCst);
     }
@@ -120,7 +121,7 @@ pub use active::activate;
 #[cfg(wakeline_mutants)]
 pub(crate) use active::is;
 
-/// There are none.
+/// Always false: there are no mutants in this build.
 #[cfg(not(wakeline_mutants))]
 #[inline(always)]
 pub(crate) const fn is(_mutant: Mutant) -> bool {

@@ -1,10 +1,10 @@
 //! Names of threads.
 
-/// Bytes of a thread's name at most. Linux shows 15 of them, a panic's message all.
+/// The maximum length of a thread's name in bytes. Linux shows 15 of them, a panic message all.
 const MOST: usize = 64;
 
-/// A name for a thread, made of a user's: a NUL in it would be a panic of [`std::thread::Builder`], other control characters
-/// would garble what lists threads, and it may be of any length.
+/// Derives a thread's name from a user's name. A NUL would make [`std::thread::Builder`] panic and other control
+/// characters would garble lists of threads, so these are removed; the length is limited.
 pub(crate) fn thread_name(name: impl AsRef<str>) -> String {
     let mut known = String::new();
     for char in name.as_ref().chars().filter(|char| !char.is_control()) {

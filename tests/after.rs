@@ -1,5 +1,5 @@
-//! Scenarios L1, L7 and L8: `may_run` before a run, `after` when its device work is done, and a word to the flow from any
-//! method.
+//! Scenarios L1, L7 and L8: `may_run` is called before a run and `after` once the run's device work has completed;
+//! every method may query and end the flow.
 
 use std::{
     future::ready,
@@ -19,7 +19,7 @@ use wakeline::{
     prelude::*,
 };
 
-/// Writes the number of each step; its work on the device does so as well.
+/// Records the number of each step, including that of the device work.
 struct Steps {
     steps: Shared<u32>,
     runs: u32,
@@ -65,7 +65,7 @@ impl Operator for Steps {
     }
 }
 
-// It says no after its third run, when all else is at rest: that is the end.
+// After the third run `may_run` returns false while the rest of the flow is idle, so the flow ends.
 on_both!(l1_the_order_of_everything, async |device: Device| {
     for on_device in [true, false] {
         let steps = shared();
@@ -73,7 +73,7 @@ on_both!(l1_the_order_of_everything, async |device: Device| {
         let added = flow.add("steps", Steps { steps: steps.clone(), runs: 0 });
         let _ = if on_device { added.on(&device) } else { added };
         let report = flow.run().await.unwrap();
-        // A wake that comes late, of its last work, may have it asked once more.
+        // A late wake-up for the last device work may cause one more call of `may_run`.
         lock(&steps).dedup();
         let wanted: &[u32] = if on_device {
             &[1, 2, 3, 4, 5, 2, 3, 4, 5, 2, 3, 4, 5, 2, 6]
@@ -85,7 +85,7 @@ on_both!(l1_the_order_of_everything, async |device: Device| {
     }
 });
 
-/// Holds its stream up in every run, and notes what it sees before and after.
+/// Blocks its stream in every run, and records the runs and the buffer's state in `after`.
 struct Works {
     after: Shared<(u32, BufferState)>,
     before: Shared<u32>,
@@ -102,7 +102,7 @@ impl Operator for Works {
         self.runs += 1;
         lock(&self.before).push(self.runs);
         let stream = cx.stream()?;
-        self.held.send(hold(stream)).expect("the test listens");
+        self.held.send(hold(stream)).expect("the test receives");
         increment::launch(stream, &mut self.buffer)
     }
 
@@ -129,8 +129,9 @@ on_both!(l7_after_is_called_once_when_the_work_is_done, async |device: Device| {
         for _ in 0..1000 {
             tokio::task::yield_now().await;
         }
-        // Messages wait, and nobody else has anything to do: neither is the flow at rest, nor does the next run begin.
-        assert_eq!((lock(&before).len(), lock(&after).len()), (run, run - 1), "its work is held up");
+        // Messages are queued and no other operator has work. The flow must not count as idle, and the next run must
+        // not begin.
+        assert_eq!((lock(&before).len(), lock(&after).len()), (run, run - 1), "the run's device work is blocked");
         drop(hold);
     }
     let report = running.await.unwrap();
@@ -138,7 +139,7 @@ on_both!(l7_after_is_called_once_when_the_work_is_done, async |device: Device| {
     assert_eq!(report.operator("works").unwrap().runs, 3);
 });
 
-/// Sends what it has computed when it is there.
+/// Sends each result from `after`, once the device work has completed.
 struct Sums {
     sum: Buffer<u32>,
     fails: bool,
@@ -167,7 +168,7 @@ impl Operator for Sums {
         if self.fails {
             return Err("meant to fail afterwards".into());
         }
-        // No await, and it is there.
+        // The result is readable without an await.
         ports.sums.send(self.sum.as_slice()?[0]).await
     }
 }
@@ -212,7 +213,8 @@ async fn l7_under_simulation() {
     }
 }
 
-/// What fails afterwards fails as a run does; after a fault, or a run that failed, it is not called.
+/// An error from `after` fails the flow like an error from a run. After a device fault or a failed run, `after` is not
+/// called.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l7_when_something_fails() {
     let device = emulated();
@@ -226,7 +228,7 @@ async fn l7_when_something_fails() {
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.is_device_lost(), "{error}");
     assert!(error.to_string().contains("`sums`"), "{error}");
-    assert!(lock(&seen).len() <= 2, "the third never came: {seen:?}");
+    assert!(lock(&seen).len() <= 2, "the third result cannot have arrived: {seen:?}");
 
     struct Fails(Arc<AtomicUsize>);
 
@@ -250,9 +252,9 @@ async fn l7_when_something_fails() {
     assert_eq!(called.load(Ordering::Relaxed), 0);
 }
 
-/// Every await point between a run and what comes after it.
+/// Aborts at every await point between a run and its `after`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f4_abort_between_a_run_and_what_comes_after() {
+async fn f4_abort_between_a_run_and_its_after() {
     let device = emulated();
     let mut aborted = 0;
     for steps in 0..300 {
@@ -270,13 +272,13 @@ async fn f4_abort_between_a_run_and_what_comes_after() {
             }
         }
     }
-    assert!(aborted > 0, "none was aborted");
+    assert!(aborted > 0, "no flow was aborted in time");
     freed(&device).await;
 }
 
-/// Takes messages in threes: a message is a reason to ask again.
+/// The operator takes messages in threes. Each message that arrives causes a new call of `may_run`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l7_may_run_is_asked_again_after_a_message() {
+async fn l7_may_run_is_called_again_after_a_message() {
     struct Threes(Shared<[u32; 3]>);
 
     impl Operator for Threes {
@@ -313,7 +315,7 @@ async fn l7_may_run_is_asked_again_after_a_message() {
     }
 }
 
-/// Two operators without ports that depend on each other: nobody wakes them, and yet each has its turns.
+/// Two operators without ports depend on each other's runs and alternate, though nothing wakes them explicitly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l7_may_run_may_depend_on_what_others_did() {
     struct Turns {
@@ -348,9 +350,9 @@ async fn l7_may_run_may_depend_on_what_others_did() {
     }
 }
 
-/// Somebody outside changes what it depends on, while others are busy.
+/// A task outside the flow changes what `may_run` depends on and wakes the operator, while others are busy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l7_may_run_is_asked_again_from_outside() {
+async fn l7_may_run_is_called_again_after_a_wake_from_outside() {
     struct Gated {
         open: Arc<AtomicBool>,
         asked: Option<oneshot::Sender<std::task::Waker>>,
@@ -362,14 +364,14 @@ async fn l7_may_run_is_asked_again_from_outside() {
 
         fn may_run(&mut self, _ports: &(), cx: &Cx) -> bool {
             if let Some(asked) = self.asked.take() {
-                asked.send(cx.waker()).expect("the test listens");
+                asked.send(cx.waker()).expect("the test receives");
             }
             self.open.load(Ordering::Acquire)
         }
 
         async fn compute(&mut self, _ports: &mut (), cx: &mut Cx) -> Result<()> {
             cx.finish();
-            self.ran.take().expect("one run").send(()).expect("the test listens");
+            self.ran.take().expect("one run").send(()).expect("the test receives");
             Ok(())
         }
     }
@@ -389,11 +391,11 @@ async fn l7_may_run_is_asked_again_from_outside() {
     running.stop();
     let report = within(running).await.unwrap();
     assert_eq!(report.operator("gated").unwrap().runs, 1);
-    // Nobody is there any more.
+    // The operator no longer exists: waking it has no effect.
     waker.wake();
 }
 
-/// A loop of its own, and beside it a method that nobody would call.
+/// An operator that implements `run` without calling its own `after` is a usage error.
 #[tokio::test]
 async fn l7_a_method_that_would_never_be_called_is_an_error() {
     struct Loops;
@@ -424,11 +426,10 @@ async fn l7_a_method_that_would_never_be_called_is_an_error() {
     flow.connect(count.output, loops.input);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
-    let told = error.to_string();
-    assert!(told.starts_with("operator `loops`: ") && told.contains("never called its `after`"), "{told}");
+    let message = error.to_string();
+    assert!(message.starts_with("operator `loops`: ") && message.contains("never called its `after`"), "{message}");
 }
 
-/// The methods of an operator's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Start,
@@ -438,76 +439,77 @@ enum Phase {
     Stop,
 }
 
-/// Where somebody speaks, and what.
-type Speech = (Phase, fn(&Handle));
+/// The method in which an operator acts on its flow, and the call that it makes.
+type Action = (Phase, fn(&Handle));
 type Turn<P> = dyn FnMut(&mut P, &mut Cx) -> Result<()> + Send;
 
-/// In one of its methods it asks how its flow stands, and ends it.
-struct Speaks<P> {
-    at: Option<Speech>,
-    heard: Shared<Vec<OperatorStatus>>,
+/// Queries the flow's status in one of its methods, and ends the flow.
+struct Probe<P> {
+    at: Option<Action>,
+    statuses: Shared<Vec<OperatorStatus>>,
     stopped: Arc<AtomicUsize>,
     turn: Box<Turn<P>>,
 }
 
-impl<P> Speaks<P> {
-    fn speak(&mut self, phase: Phase, cx: &Cx) {
-        if let Some((_, word)) = self.at.filter(|(at, _)| *at == phase) {
-            lock(&self.heard).push(cx.flow().status());
-            word(&cx.flow());
+impl<P> Probe<P> {
+    fn act(&mut self, phase: Phase, cx: &Cx) {
+        if let Some((_, call)) = self.at.filter(|(at, _)| *at == phase) {
+            lock(&self.statuses).push(cx.flow().status());
+            call(&cx.flow());
         }
     }
 }
 
-impl<P: wakeline::operator::Ports> Operator for Speaks<P> {
+impl<P: wakeline::operator::Ports> Operator for Probe<P> {
     type Ports = P;
 
     async fn start(&mut self, cx: &mut Cx) -> Result<()> {
-        self.speak(Phase::Start, cx);
+        self.act(Phase::Start, cx);
         Ok(())
     }
 
     fn may_run(&mut self, _ports: &P, cx: &Cx) -> bool {
-        self.speak(Phase::MayRun, cx);
+        self.act(Phase::MayRun, cx);
         true
     }
 
     async fn compute(&mut self, ports: &mut P, cx: &mut Cx) -> Result<()> {
-        self.speak(Phase::Compute, cx);
+        self.act(Phase::Compute, cx);
         (self.turn)(ports, cx)
     }
 
     async fn after(&mut self, _ports: &mut P, cx: &mut Cx) -> Result<()> {
-        self.speak(Phase::After, cx);
+        self.act(Phase::After, cx);
         Ok(())
     }
 
     async fn stop(&mut self, cx: &mut Cx) -> Result<()> {
-        self.speak(Phase::Stop, cx);
+        self.act(Phase::Stop, cx);
         self.stopped.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
 
-/// Three operators, of which one says a word in one of its methods. The flow ends in the way that it says, and by itself
-/// where it says it in the end: how it ended, what the operator has heard first, and how many `stop`s have run.
-async fn spoken(who: usize, at: Phase, word: fn(&Handle)) -> (Result<Report>, Vec<OperatorStatus>, usize) {
-    let (heard, stopped) = (shared(), Arc::new(AtomicUsize::new(0)));
-    fn speaks<P>(
-        at: Option<Speech>,
-        heard: &Shared<Vec<OperatorStatus>>,
+/// Runs a flow of three operators, one of which makes a call on the flow in one of its methods. The call ends the flow;
+/// for `Phase::Stop` the source ends it. Returns the outcome, the first status that the operator saw and the number of
+/// `stop`s.
+async fn run_with(index: usize, at: Phase, call: fn(&Handle)) -> (Result<Report>, Vec<OperatorStatus>, usize) {
+    let (statuses, stopped) = (shared(), Arc::new(AtomicUsize::new(0)));
+    fn probe<P>(
+        at: Option<Action>,
+        statuses: &Shared<Vec<OperatorStatus>>,
         stopped: &Arc<AtomicUsize>,
         turn: impl FnMut(&mut P, &mut Cx) -> Result<()> + Send + 'static,
-    ) -> Speaks<P> {
-        Speaks { at, heard: heard.clone(), stopped: stopped.clone(), turn: Box::new(turn) }
+    ) -> Probe<P> {
+        Probe { at, statuses: statuses.clone(), stopped: stopped.clone(), turn: Box::new(turn) }
     }
-    let at = |number| (who == number).then_some((at, word));
-    let ends = matches!(at(who), Some((Phase::Stop, _)));
+    let at = |number| (index == number).then_some((at, call));
+    let ends = matches!(at(index), Some((Phase::Stop, _)));
     let mut sent = 0;
     let mut flow = Flow::new("l8");
     let first = flow.add(
         "first",
-        speaks(at(0), &heard, &stopped, move |ports: &mut SourcePorts<u32>, cx| {
+        probe(at(0), &statuses, &stopped, move |ports: &mut SourcePorts<u32>, cx| {
             sent += 1;
             if ends && sent == 100 {
                 cx.finish();
@@ -517,18 +519,18 @@ async fn spoken(who: usize, at: Phase, word: fn(&Handle)) -> (Result<Report>, Ve
     );
     let second = flow.add(
         "second",
-        speaks(at(1), &heard, &stopped, |ports: &mut MapPorts<u32, u32>, _cx| {
+        probe(at(1), &statuses, &stopped, |ports: &mut MapPorts<u32, u32>, _cx| {
             let number = ports.input.take()?;
             ports.output.try_send(number).map(|refused| refused.expect("there is room"))
         }),
     );
-    let third = speaks(at(2), &heard, &stopped, |ports: &mut SinkPorts<u32>, _cx| ports.input.take().map(drop));
+    let third = probe(at(2), &statuses, &stopped, |ports: &mut SinkPorts<u32>, _cx| ports.input.take().map(drop));
     let third = flow.add("third", third);
     flow.connect(first.output, second.input);
     flow.connect(second.output, third.input);
     let outcome = within(flow.run()).await;
-    let heard = lock(&heard).first().cloned().expect("it has come to that");
-    (outcome, heard, stopped.load(Ordering::Relaxed))
+    let statuses = lock(&statuses).first().cloned().expect("the phase was reached");
+    (outcome, statuses, stopped.load(Ordering::Relaxed))
 }
 
 const PHASES: [Phase; 5] = [Phase::Start, Phase::MayRun, Phase::Compute, Phase::After, Phase::Stop];
@@ -536,40 +538,43 @@ const PHASES: [Phase; 5] = [Phase::Start, Phase::MayRun, Phase::Compute, Phase::
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l8_a_status_and_a_stop_from_each_method_of_each_operator() {
     for phase in PHASES {
-        for who in 0..3 {
-            let (outcome, heard, stopped) = spoken(who, phase, Handle::stop).await;
-            let case = format!("{phase:?} of operator {who}: {heard:?}");
+        for index in 0..3 {
+            let (outcome, statuses, stopped) = run_with(index, phase, Handle::stop).await;
+            let case = format!("{phase:?} of operator {index}: {statuses:?}");
             let report = outcome.unwrap();
             let sent = report.operator("first").unwrap().messages_out;
-            assert_eq!(report.operator("third").unwrap().messages_in, sent, "it is drained. {case}");
+            assert_eq!(report.operator("third").unwrap().messages_in, sent, "the flow is drained. {case}");
             assert_eq!((report.untaken, stopped), (0, 3), "{case}");
-            assert_eq!(heard.iter().map(|operator| &*operator.name).collect::<Vec<_>>(), ["first", "second", "third"]);
-            let own = &heard[who];
+            assert_eq!(
+                statuses.iter().map(|operator| &*operator.name).collect::<Vec<_>>(),
+                ["first", "second", "third"]
+            );
+            let own = &statuses[index];
             match phase {
                 Phase::Start => {
-                    assert!(heard.iter().all(|operator| (operator.running, operator.runs) == (false, 0)), "{case}")
+                    assert!(statuses.iter().all(|operator| (operator.running, operator.runs) == (false, 0)), "{case}")
                 }
                 Phase::Compute => assert!(own.running && own.status == Status::Ready, "{case}"),
-                Phase::MayRun => assert!(!own.running && own.runs == 0, "its first run is still to come. {case}"),
-                Phase::After => assert_eq!(own.runs, 1, "its run has ended. {case}"),
-                Phase::Stop => assert!(heard.iter().all(|operator| operator.status == Status::Never), "{case}"),
+                Phase::MayRun => assert!(!own.running && own.runs == 0, "the first run has not begun. {case}"),
+                Phase::After => assert_eq!(own.runs, 1, "the run has ended. {case}"),
+                Phase::Stop => assert!(statuses.iter().all(|operator| operator.status == Status::Never), "{case}"),
             }
         }
     }
 }
 
-/// The other end, at once: every `stop` runs, and no method says a word twice.
+/// The same with an abort: every operator's `stop` still runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l4_an_abort_from_each_method_of_each_operator() {
     for phase in PHASES {
-        for who in 0..3 {
-            let (outcome, _, stopped) = spoken(who, phase, Handle::abort).await;
+        for index in 0..3 {
+            let (outcome, _, stopped) = run_with(index, phase, Handle::abort).await;
             match phase {
-                // It has ended by then.
+                // The flow has ended by then.
                 Phase::Stop => _ = outcome.unwrap(),
-                _ => assert!(outcome.unwrap_err().is_cancelled(), "{phase:?} of operator {who}"),
+                _ => assert!(outcome.unwrap_err().is_cancelled(), "{phase:?} of operator {index}"),
             }
-            assert_eq!(stopped, 3, "{phase:?} of operator {who}");
+            assert_eq!(stopped, 3, "{phase:?} of operator {index}");
         }
     }
 }

@@ -1,8 +1,9 @@
-//! What no call waits for: another thread that launches faster than the device works.
+//! No call waits because another thread launches faster than the device works.
 //!
-//! The queue that a driver has for a stream is bounded, and a call that finds it full waits. While one thread keeps a
-//! stream's queue full that a host function holds up, another drops, allocates, awaits and launches beside it: all of that
-//! ends while the stream is held. On a GPU, and on an emulated device whose queues are bounded as a driver's are.
+//! A driver's queue for a stream is bounded, and a call that finds it full blocks. Here a host function blocks a
+//! stream, one thread keeps that stream's queue full, and another thread drops, allocates, awaits and launches. All of
+//! its calls must return while the stream is blocked. The tests run on a GPU and on an emulated device with bounded
+//! queues.
 
 use std::{
     sync::{
@@ -23,18 +24,18 @@ use wakeline::{
     stream::{CompletionMode, Event},
 };
 
-/// Touches no memory: nothing keeps the stream's handle for it.
+/// Uses no memory, so no record of use keeps the stream's handle alive.
 #[kernel(unsafe(cuda = "kernels/nothing.cu"))]
 fn nothing(_n: u32) {}
 
-/// How many pieces the emulated device's queues take.
+/// Capacity of each queue of the emulated device, in operations.
 const DEPTH: u64 = 256;
-/// More than any queue takes.
+/// More operations than any queue holds.
 const MANY: usize = 3_000;
-/// So often does each thing happen beside the full stream.
+/// Repetitions of each action beside the full stream.
 const ROUNDS: usize = 64;
 
-/// As `on_both!`, on an emulated device with bounded queues.
+/// Like `on_both!`, but the emulated device has bounded queues.
 macro_rules! on_both_bounded {
     ($name:ident, $body:expr) => {
         mod $name {
@@ -60,7 +61,7 @@ macro_rules! on_both_bounded {
     };
 }
 
-/// A stream that is held up, and a thread that enqueues there until it is held up, too.
+/// A blocked stream, and a thread that enqueues work there until it blocks, too.
 struct Full {
     hold: Option<Hold>,
     stop: Arc<AtomicBool>,
@@ -81,7 +82,7 @@ impl Full {
             }
         });
         let full = Self { hold: Some(hold), stop, done, thread: Some(thread) };
-        // Held up: it gets no further while this task runs thousands of times.
+        // The thread is blocked if it makes no progress during thousands of polls.
         let (mut last, mut same) = (0, 0);
         until("the queue is full", || {
             let now = full.done.load(Ordering::Relaxed);
@@ -93,7 +94,7 @@ impl Full {
         full
     }
 
-    /// Goes on beside it, on a thread of its own, and is over while the stream is still held up.
+    /// Runs `round` repeatedly on another thread, which must finish while the stream is still blocked.
     async fn beside(&self, what: &str, round: impl FnMut(usize) + Send + 'static) {
         let rounds = tokio::task::spawn_blocking(move || (0..ROUNDS).for_each(round));
         self.within(what, async { rounds.await.unwrap() }).await;
@@ -101,7 +102,7 @@ impl Full {
 
     async fn within(&self, what: &str, future: impl Future<Output = ()>) {
         if tokio::time::timeout(Duration::from_secs(20), future).await.is_err() {
-            panic!("{what}: waits for a stream that another thread keeps full");
+            panic!("{what}: blocked by a stream that another thread keeps full");
         }
         assert!(self.done.load(Ordering::Relaxed) < MANY, "{what}: the stream was never full");
     }
@@ -120,16 +121,15 @@ impl Drop for Full {
     }
 }
 
-/// Increments one buffer, again and again.
 fn increments(stream: &Stream) -> impl FnMut() + Send + 'static {
     let (stream, mut data) = (stream.clone(), stream.alloc::<u32>(64).unwrap());
     stream.fill(&mut data, 0).unwrap();
     move || increment::launch(&stream, &mut data).unwrap()
 }
 
-// `cuMemcpyAsync` itself waits for all that its stream has to do, where the memory of the host is not page-locked.
-on_both_bounded!(copies_of_ordinary_memory_of_the_host_are_enqueued, async |device: Device| {
-    /// More than a driver copies aside: `cuMemcpyAsync` takes up to 64 KiB at once.
+// With host memory that is not page-locked, `cuMemcpyAsync` itself waits for all work on its stream.
+on_both_bounded!(copies_of_pageable_host_memory_are_enqueued, async |device: Device| {
+    /// Larger than the driver's staging: `cuMemcpyAsync` copies up to 64 KiB immediately.
     const LEN: usize = 1 << 18;
     let [stream] = streams(&device);
     let held = hold(&stream);
@@ -140,12 +140,12 @@ on_both_bounded!(copies_of_ordinary_memory_of_the_host_are_enqueued, async |devi
             near.as_mut_slice().unwrap().iter_mut().zip(0..).for_each(|(value, number)| *value = number);
             let [mut there, mut again] = [(); 2].map(|()| stream.alloc::<u32>(LEN).unwrap());
             stream.copy(&near, &mut there).unwrap();
-            // It was copied: it is the host's already.
+            // The data were staged, so the host may use the memory already.
             near.as_mut_slice().unwrap().fill(0);
             let [mut back, mut last] = [(); 2].map(|()| Buffer::<u32>::pinned(&Device::host(), LEN).unwrap());
             stream.copy(&there, &mut back).unwrap();
-            assert!(back.as_slice().is_err(), "it is on its way");
-            // And on from there, before the host has it.
+            assert!(back.as_slice().is_err(), "the copy is in flight");
+            // Copy onwards before the data have reached the host.
             stream.copy(&back, &mut again).unwrap();
             stream.copy(&again, &mut last).unwrap();
             [back, last]
@@ -175,7 +175,7 @@ on_both_bounded!(streams_and_events_are_made_used_and_dropped, async |device: De
     a.completed().await.unwrap();
 });
 
-// Each one's free takes a place in the queue: those that find none are enqueued once there is room.
+// Each free takes a slot in the queue. Frees that find the queue full are enqueued once there is room.
 on_both_bounded!(stream_ordered_memory_is_dropped_while_the_queue_is_full, async |device: Device| {
     let [a] = streams::<1>(&device);
     let pool = Allocator::stream_ordered(&device);
@@ -188,10 +188,10 @@ on_both_bounded!(stream_ordered_memory_is_dropped_while_the_queue_is_full, async
     full.beside("a drop of stream-ordered memory", move |round| memory.truncate(MANY - MANY * (round + 1) / ROUNDS))
         .await;
     full.end().await;
-    until("all of it is given back", || pool.stats().waiting == 0).await;
+    until("all of the memory is freed", || pool.stats().waiting == 0).await;
 });
 
-// A flow for which there is no memory waits for it, with the thread free for others.
+// A flow that lacks memory waits without blocking its thread.
 #[tokio::test]
 async fn a_flow_waits_for_memory_that_was_dropped_while_the_queue_was_full() {
     let device = emulated_with(Emulated::new().workers(4).queue_depth(DEPTH).memory(64 << 10));
@@ -211,13 +211,13 @@ async fn a_flow_waits_for_memory_that_was_dropped_while_the_queue_was_full() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert!(!flow.is_finished(), "there is no memory");
+    assert!(!flow.is_finished(), "the flow lacks memory");
     full.end().await;
     within(flow).await.unwrap().unwrap();
     assert_eq!(*lock(&seen), [[2]]);
 }
 
-/// Streams and events are made and dropped beside a default stream, the handles of which are dropped and made again.
+/// Creates and drops streams and events beside a full default stream whose handles are dropped and created again.
 async fn the_default_stream_is_full(device: &Device, handles: Vec<Device>) {
     let default = Stream::default_of(device).unwrap();
     nothing::launch(&default, 0).unwrap();
@@ -244,7 +244,7 @@ on_both_bounded!(handles_of_the_default_stream_are_dropped, async |device: Devic
     the_default_stream_is_full(&device, vec![device.clone()]).await;
 });
 
-// Handles with the race checker and without it have one default stream.
+// Handles with and without the race checker share one default stream.
 on_both_bounded!(handles_with_the_race_checker_and_without_fill_one_queue, async |device: Device| {
     let plain = if device.is_cuda() {
         Device::cuda(0).unwrap()
@@ -252,7 +252,7 @@ on_both_bounded!(handles_with_the_race_checker_and_without_fill_one_queue, async
         Device::emulated(Emulated::new().workers(4).queue_depth(DEPTH))
     };
     let handles = vec![plain.clone().race_checked(), plain.clone(), plain.clone().race_checked()];
-    // Each stays, so that none of them forgets what it has counted.
+    // Keeps every handle, so that none of them loses its counters.
     let _kept: Vec<_> = handles.iter().map(|handle| Stream::default_of(handle).unwrap()).collect();
     the_default_stream_is_full(&plain, handles).await;
 });
@@ -281,7 +281,7 @@ on_both_bounded!(memory_is_allocated_while_the_full_stream_still_uses_some, asyn
     full.beside("an allocation", move |round| {
         let mut fresh = on.alloc::<u32>(64).unwrap();
         on.fill(&mut fresh, 1).unwrap();
-        // A size that was not used before: new memory of the host's.
+        // A size that was not used before requires new host memory.
         let pinned = Buffer::<u8>::pinned(&of, (round + 3) << 13).unwrap();
         let _ = Allocator::unbounded(&of).stats();
         drop((fresh, pinned));
@@ -298,15 +298,15 @@ on_both_bounded!(work_on_another_stream_is_awaited, async |device: Device| {
     let mut data = b.alloc::<u32>(64).unwrap();
     b.fill(&mut data, 0).unwrap();
     let held = hold(&a);
-    // So that the device's lookout asks the full stream, too.
+    // Makes the device's completion monitor query the full stream, too.
     let waits = tokio::spawn(a.completed());
     let full = Full::of(held, work).await;
-    // Not on this thread: one that is held up here could not say so.
+    // Runs on another thread: the test could not report a failure if its own thread were blocked.
     let on = [b.clone(), c.clone()];
     let each = tokio::spawn(async move {
         let [b, c] = on;
         for round in 0..20 {
-            // In each way, and after another stream.
+            // In each mode, and after another stream.
             c.set_completion_mode(
                 [CompletionMode::Adaptive, CompletionMode::LowLatency, CompletionMode::Quiet][round % 3],
             );
@@ -323,7 +323,7 @@ on_both_bounded!(work_on_another_stream_is_awaited, async |device: Device| {
     assert_eq!(data.unwrap().to_vec(&b).await.unwrap(), [40; 64]);
 });
 
-/// A graph that increments a buffer of its own.
+/// Instantiates a graph that increments a buffer of its own.
 async fn graph(device: &Device) -> Exec {
     let stream = Stream::new(device).unwrap();
     let mut data = Buffer::from_slice(&stream, &[0_u32; 64]).unwrap();
@@ -352,9 +352,9 @@ on_both_bounded!(graphs_are_launched_on_other_streams_and_devices, async |device
     at_rest(&other).await;
 });
 
-// However many threads launch at once: none of them waits for room with a lock that others need.
+// However many threads launch at once, none waits for room in a queue while it holds a lock that others need.
 on_both_bounded!(many_threads_fill_the_queue_and_a_graph_is_launched_beside_them, async |device: Device| {
-    // On an H200: more than what the queue takes beyond the bound at which a launch waits.
+    // On an H200 this exceeds what the queue accepts beyond the bound at which a launch waits.
     let threads = if device.is_cuda() { 400 } else { 64 };
     let device = if device.is_cuda() { device } else { common::emulated_with(Emulated::new().queue_depth(16)) };
     let [a, b] = streams(&device);
@@ -395,16 +395,16 @@ on_both_bounded!(many_threads_fill_the_queue_and_a_graph_is_launched_beside_them
     drop(first);
     at_rest(&device).await;
     at_rest(&other).await;
-    beside.expect("a launch waits for another stream's room").unwrap();
+    beside.expect("a launch waits for room on another stream").unwrap();
 });
 
 on_both_bounded!(page_locked_memory_is_allocated_and_dropped_while_the_device_works, async |device: Device| {
     const MIB: usize = 1 << 20;
     if !device.is_cuda() {
-        // Its memory gives back what is freed, and waits for nothing.
+        // The emulated device's memory returns freed blocks without waiting.
         return;
     }
-    // More than is kept in sizes that are not asked for again.
+    // More than is cached in sizes that are not requested again.
     drop(Buffer::<u8>::pinned(&device, 300 * MIB).unwrap());
     let [a] = streams::<1>(&device);
     let held = hold(&a);
@@ -415,14 +415,15 @@ on_both_bounded!(page_locked_memory_is_allocated_and_dropped_while_the_device_wo
     });
     let allocated = tokio::time::timeout(Duration::from_secs(20), allocated).await;
     drop(held);
-    allocated.expect("an allocation waits for all that the device has to do").unwrap();
+    allocated.expect("an allocation waits for all work on the device").unwrap();
     a.completed().await.unwrap();
 });
 
-// The function of external work runs under no lock, also where a graph uses its memory: a launch of another graph goes on.
+// The closure of external work runs with no lock held, even where a graph uses its memory, so another graph can be
+// launched meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a GPU"]
-async fn a_function_of_external_work_holds_up_no_other_device() {
+async fn a_closure_of_external_work_blocks_no_other_device() {
     let _alone = common::alone().await;
     let device = common::cuda();
     let [a] = streams::<1>(&device);
@@ -436,7 +437,7 @@ async fn a_function_of_external_work_holds_up_no_other_device() {
     let (inside, is_inside) = std::sync::mpsc::channel();
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let calls = tokio::task::spawn_blocking(move || {
-        // SAFETY: it enqueues nothing.
+        // SAFETY: the closure enqueues nothing.
         unsafe {
             a.external("waits").write(&mut data).enqueue(|_, _| {
                 inside.send(()).unwrap();
@@ -457,7 +458,7 @@ async fn a_function_of_external_work_holds_up_no_other_device() {
     launched.expect("a launch on another device waits for it").unwrap().unwrap();
 }
 
-/// The waker of an executor that goes on with its task at once: the task enqueues until that is an error.
+/// The waker of an executor that polls its task from `wake`. The task enqueues work until an error is returned.
 struct Enqueues {
     stream: Stream,
     data: Mutex<Option<Buffer<u32>>>,
@@ -482,7 +483,7 @@ on_both_bounded!(a_waker_on_a_devices_thread_does_not_wait_for_room, async |devi
     a.set_completion_mode(CompletionMode::Quiet);
     let data = b.alloc::<u32>(64).unwrap();
     let held_a = hold(&a);
-    // CUDA has one thread for all host functions, and refuses every call there: `b` need not be full.
+    // CUDA has one thread for all host functions and refuses every call there, so `b` need not be full.
     let held_b = device.is_emulated().then(|| hold(&b));
     let (tell, receiver) = tokio::sync::oneshot::channel();
     let waker = Arc::new(Enqueues { stream: b.clone(), data: Mutex::new(Some(data)), tell: Mutex::new(Some(tell)) });
@@ -492,7 +493,7 @@ on_both_bounded!(a_waker_on_a_devices_thread_does_not_wait_for_room, async |devi
     let error = receiver.await.unwrap();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     assert!(error.to_string().contains("wake a task of a runtime"), "{error}");
-    // The device is well, and the others are served.
+    // The device still works.
     c.host_function(|| ()).unwrap();
     c.completed().await.unwrap();
     drop(held_b);
@@ -512,7 +513,8 @@ on_both_bounded!(a_host_function_that_synchronizes_is_refused, async |device: De
         tell.send(waits.synchronize_blocking()).unwrap();
     };
     a.host_function(function).unwrap();
-    // What it waits for comes after itself. CUDA has one thread for all host functions: another one holds up nothing here.
+    // The host function waits for work behind itself. CUDA has one thread for all host functions, so a second one
+    // cannot block the stream here.
     b.wait_for(&a).unwrap();
     drop(go);
     let error = receiver.await.unwrap().unwrap_err();

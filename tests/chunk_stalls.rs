@@ -1,4 +1,4 @@
-//! A part of a flow that waits for itself alone, and has links to hubs of chunks (Q7, Q8).
+//! Groups of operators that wait only for each other and have links to hubs of chunks (Q7, Q8).
 
 use std::{future::ready, time::Duration};
 
@@ -13,7 +13,6 @@ struct StorePorts {
     numbers: Produce<u32>,
 }
 
-/// Puts what comes into a hub of chunks.
 struct Store;
 
 impl Operator for Store {
@@ -33,7 +32,6 @@ struct FetchPorts {
     number: Output<u32>,
 }
 
-/// Passes on what a hub of chunks has.
 struct Fetch;
 
 impl Operator for Fetch {
@@ -53,7 +51,7 @@ struct CountdownPorts {
     forth: Output<u32>,
 }
 
-/// Sends a number round, one less each time.
+/// Sends a number round a loop and decrements it each time.
 struct Countdown(u32);
 
 impl Operator for Countdown {
@@ -79,7 +77,8 @@ fn chunks_on_the_host() -> ChunkHub<u32> {
     ChunkHub::builder("numbers").elements(1).queue(2).host_envelopes(2).build().unwrap()
 }
 
-/// A blank envelope that an operator has seen, and not taken as it waits for a message, is nothing that it waits for.
+/// An operator that has seen a blank envelope, and did not take it because it waits for a message, does not wait for
+/// the envelope.
 #[tokio::test(start_paused = true)]
 async fn q7_a_quiet_loop_through_a_hub_of_chunks_ends() {
     let (mut flow, hub) = (Flow::new("q7"), chunks_on_the_host());
@@ -104,7 +103,6 @@ struct BothPorts {
     sent: Output<u32>,
 }
 
-/// Waits for one of each, and a blank envelope.
 struct Both;
 
 impl Operator for Both {
@@ -127,7 +125,7 @@ struct LeftFirstPorts {
     right: Output<u32>,
 }
 
-/// Sends to the right once something has come back.
+/// Sends to `right` only after a message has come back.
 struct LeftFirst;
 
 impl Operator for LeftFirst {
@@ -146,7 +144,8 @@ impl Operator for LeftFirst {
     }
 }
 
-/// The same of a deadlock beside a timer: that one of the two could have a blank envelope of a hub that others use is no way out.
+/// Two operators deadlock while another one runs on a timer. The deadlock is found although one of the two could get a
+/// blank envelope of a hub that others use.
 #[tokio::test(start_paused = true)]
 async fn q8_a_deadlock_of_operators_with_room_in_a_hub_of_chunks_is_found() {
     let (mut flow, hub) = (Flow::new("q8"), chunks_on_the_host());
@@ -178,7 +177,6 @@ struct ProducesPorts {
     chunks: Produce<u32>,
 }
 
-/// Counts down in a loop, and produces a chunk in each run.
 struct Produces;
 
 impl Operator for Produces {
@@ -201,7 +199,6 @@ struct ConsumesPorts {
     chunks: Consume<u32>,
 }
 
-/// Takes its time for each chunk.
 struct Consumes;
 
 impl Operator for Consumes {
@@ -214,10 +211,10 @@ impl Operator for Consumes {
     }
 }
 
-/// A loop of which chunks are left to a consumer that is at work, and of which the latest setting is left unread, has stalled no more
-/// than any other that has gone quiet.
+/// A loop that has run dry has not stalled when its chunks are left to a consumer that is still running, and its latest
+/// setting is left unread.
 #[tokio::test(start_paused = true)]
-async fn q7_what_others_take_or_none_need_read_makes_a_quiet_loop_no_stall() {
+async fn q7_chunks_for_others_and_unread_settings_do_not_stall_a_quiet_loop() {
     for (by_hand, stepped) in [(false, false), (false, true), (true, false), (true, true)] {
         let hub = ChunkHub::<u32>::builder("chunks").elements(1).queue(8).host_envelopes(8).build().unwrap();
         let mut flow = Flow::new("q7");
@@ -227,7 +224,7 @@ async fn q7_what_others_take_or_none_need_read_makes_a_quiet_loop_no_stall() {
         flow.connect(begin.output, produces.numbers);
         flow.connect_with(produces.forth, produces.numbers, Hub::bounded(4));
         flow.link(produces.chunks, &hub);
-        // One comes after the loop's last run.
+        // At least one setting arrives after the loop's last run.
         let mut settings = 0..20;
         let settings = source(move || ready(Ok(settings.next())));
         let settings = flow.add("settings", settings).when(every(Duration::from_millis(10)));
@@ -275,7 +272,6 @@ struct NumberAndChunkPorts {
     chunks: Consume<u32>,
 }
 
-/// Takes a number and a chunk in each run.
 struct NumberAndChunk;
 
 impl Operator for NumberAndChunk {
@@ -288,12 +284,12 @@ impl Operator for NumberAndChunk {
     }
 }
 
-/// What a member of the group would have to take itself is left, whoever else has a link to its hub.
+/// A chunk that only a member of the deadlocked group could take counts as left over, whatever other links its hub has.
 #[tokio::test(start_paused = true)]
 async fn q8_a_chunk_that_only_the_group_itself_would_take_is_left() {
     let hub = ChunkHub::<u32>::builder("chunks").elements(1).queue(2).host_envelopes(2).build().unwrap();
     let mut flow = Flow::new("q8");
-    // Its own loop is all that would bring it a number.
+    // Only the operator's own output could bring it a number.
     let both = flow.add("both", NumberAndChunk);
     flow.connect(both.forth, both.numbers);
     flow.link(both.chunks, &hub);

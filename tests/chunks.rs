@@ -1,4 +1,4 @@
-//! Scenarios H, of hubs whose chunks several links see, by hand: with no flow around them.
+//! Scenarios H: hubs whose chunks several links share, used by hand without a flow.
 
 use std::{
     io::Write,
@@ -17,7 +17,7 @@ fn host() -> Device {
     Device::host()
 }
 
-/// Envelopes on the host and on the device.
+/// A hub with `envelopes` envelopes at each place, the host and the device.
 fn hub(device: &Device, elements: usize, queue: usize, envelopes: usize) -> ChunkHub<u32> {
     let hub = ChunkHub::builder("h").elements(elements).queue(queue);
     hub.host_envelopes(envelopes).envelopes(device, envelopes).build().unwrap()
@@ -52,7 +52,7 @@ on_both!(h1_produced_modified_and_peeked_at, async |device: Device| {
     put(&mut produce, &[1, 2, 3]).await;
     add_one(&mut modify, &stream).await;
     assert_eq!(look(&mut peek).await, [2, 3, 4]);
-    assert_eq!(look(&mut peek).await, [2, 3, 4], "it stays");
+    assert_eq!(look(&mut peek).await, [2, 3, 4], "the chunk stays");
     assert_eq!(device.memory_peak(), 12, "one envelope on the device");
     drop((hub, produce, modify, peek, stream));
     freed(&device).await;
@@ -88,15 +88,15 @@ on_both!(h3_four_envelopes_are_all_busy_at_once, async |device: Device| {
     let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&device).unwrap());
     put(&mut produce, &[1]).await;
     let first = consume.next().await.unwrap().unwrap();
-    // One is consumed, one is on the device behind it, one on the host waits, and one is being filled.
+    // One is consumed, one waits on the device, one waits on the host, and one is being filled.
     put(&mut produce, &[2]).await;
     put(&mut produce, &[3]).await;
-    let fourth = produce.next().now_or_never().expect("there is an envelope for it").unwrap();
+    let fourth = produce.next().now_or_never().expect("the fourth envelope is free").unwrap();
     assert_eq!(hub.len(), 3);
-    assert!(produce.next().now_or_never().is_none(), "there is no fifth");
+    assert!(produce.next().now_or_never().is_none(), "no envelope is left");
     drop(fourth);
     first.commit().unwrap();
-    let second = consume.next().now_or_never().expect("it was brought there before").unwrap().unwrap();
+    let second = consume.next().now_or_never().expect("it was copied ahead of time").unwrap().unwrap();
     assert_eq!(second.number(), 2);
 });
 
@@ -139,10 +139,10 @@ on_both!(h4_the_flow_of_data_switches, async |device: Device| {
     hub.flow_to(&[&consume]).unwrap();
     assert_eq!(all(&mut consume).await.concat(), [1, 4, 9, 16, 25]);
     hub.flow_freely();
-    assert!(modify.next().await.unwrap().is_none(), "nothing is left, and nothing comes");
+    assert!(modify.next().await.unwrap().is_none(), "no chunk is left, and none will come");
 });
 
-on_both!(h5_uncommitted_leaves_things_as_they_were, async |device: Device| {
+on_both!(h5_a_guard_that_is_not_committed_changes_nothing, async |device: Device| {
     let hub = hub(&device, 1, 2, 2);
     let stream = Stream::new(&device).unwrap();
     let (mut produce, mut modify) = (hub.produce(&host()).unwrap(), hub.modify(&device).unwrap());
@@ -152,16 +152,16 @@ on_both!(h5_uncommitted_leaves_things_as_they_were, async |device: Device| {
     assert!(hub.is_empty());
     put(&mut produce, &[1]).await;
     put(&mut produce, &[2]).await;
-    assert!(produce.next().now_or_never().is_none(), "its queue is full");
+    assert!(produce.next().now_or_never().is_none(), "the queue is full");
 
     let mut chunk = modify.next().await.unwrap().unwrap();
     increment::launch(&stream, &mut chunk).unwrap();
     drop(chunk);
     let again = modify.next().await.unwrap().unwrap();
-    assert_eq!(again.number(), 2, "the first blank was given back");
+    assert_eq!(again.number(), 2, "the first blank was returned");
     let mut seen = Buffer::<u32>::pinned(&device, 1).unwrap();
     stream.copy(&again, &mut seen).unwrap();
-    assert_eq!(seen.read().await.unwrap(), [1], "as it was");
+    assert_eq!(seen.read().await.unwrap(), [1], "the chunk is unchanged");
     drop((again, modify));
 
     let mut consume = hub.consume(&host()).unwrap();
@@ -169,18 +169,18 @@ on_both!(h5_uncommitted_leaves_things_as_they_were, async |device: Device| {
     assert_eq!((chunk.number(), chunk.read().await.unwrap()), (2, &[1][..]));
     drop(chunk);
     drop(produce);
-    assert_eq!(all(&mut consume).await.concat(), [1, 2], "back at its place");
+    assert_eq!(all(&mut consume).await.concat(), [1, 2], "the chunk is back in its position");
 });
 
 on_both!(h5_a_committed_modification_frees_the_other_copies, async |device: Device| {
     let hub = hub(&device, 1, 2, 1);
-    // Two chunks that stay need three.
+    // Two chunks that stay need three envelopes.
     hub.add_envelopes(&device, 1).unwrap();
     let stream = Stream::new(&device).unwrap();
     let (mut produce, mut modify) = (hub.produce(&host()).unwrap(), hub.modify(&device).unwrap());
     put(&mut produce, &[1]).await;
     let chunk = modify.next().await.unwrap().unwrap();
-    assert!(produce.next().now_or_never().is_none(), "the copy on the host is kept: the modification may be given up");
+    assert!(produce.next().now_or_never().is_none(), "the copy on the host is kept until the commit");
     drop(chunk);
     add_one(&mut modify, &stream).await;
     let mut blank = produce.next().await.unwrap().unwrap();
@@ -196,7 +196,7 @@ async fn h5_peeks_on_several_devices_at_once() {
     let mut peeks = [hub.peek(&one).unwrap(), hub.peek(&two).unwrap(), hub.peek(&one).unwrap()];
     let mut consume = hub.consume(&host()).unwrap();
     put(&mut produce, &[3, 4]).await;
-    assert!(consume.next().now_or_never().is_none(), "they see it before");
+    assert!(consume.next().now_or_never().is_none(), "links that peek come first");
     let mut chunks = Vec::new();
     for peek in &mut peeks {
         chunks.push(peek.next().await.unwrap().unwrap());
@@ -208,10 +208,10 @@ async fn h5_peeks_on_several_devices_at_once() {
         let stream = Stream::new(chunk.device()).unwrap();
         let mut total = Buffer::<u32>::new(chunk.device(), 1).unwrap();
         sum::launch(&stream, chunk, &mut total).unwrap();
-        assert_eq!(total.to_vec(&stream).await.unwrap(), [7], "it is there as long as anybody peeks");
+        assert_eq!(total.to_vec(&stream).await.unwrap(), [7], "the copy exists while a peek guard does");
     }
     put(&mut produce, &[5, 6]).await;
-    assert!(peeks[1].next().now_or_never().is_none(), "its envelope is still peeked at");
+    assert!(peeks[1].next().now_or_never().is_none(), "a guard still holds the envelope");
     chunks.clear();
     assert_eq!(peeks[1].next().await.unwrap().unwrap().number(), 2);
     drop((hub, produce, peeks, consume));
@@ -236,10 +236,10 @@ on_both!(h6_a_buffer_of_the_users_becomes_a_chunk_without_a_copy, async |device:
     let unsent = produce.send(small, "rows").await.unwrap_err();
     assert_eq!(unsent.error().kind(), ErrorKind::Usage);
     assert!(unsent.to_string().contains("room for 3 elements, and this one for 2"), "{unsent}");
-    assert_eq!(unsent.into_envelope().capacity(), 2, "it comes back");
+    assert_eq!(unsent.into_envelope().capacity(), 2, "the buffer is returned");
     let there = Buffer::<u32>::new(&device, 3).unwrap();
     let unsent = produce.send(there, "rows").await.unwrap_err();
-    assert!(unsent.to_string().contains("link where it lies"), "{unsent}");
+    assert!(unsent.to_string().contains("cannot be sent by a link on"), "{unsent}");
 });
 
 on_both!(h6_a_users_vector_passes_and_comes_back, async |device: Device| {
@@ -256,11 +256,11 @@ on_both!(h6_a_users_vector_passes_and_comes_back, async |device: Device| {
     add_one(&mut modify, &stream).await;
     add_one(&mut modify, &stream).await;
     assert_eq!(all(&mut consume).await, [[2, 3, 4], [5, 6, 7]]);
-    assert_eq!(within(back.into_inner()).await.unwrap(), [1, 2, 3], "it was copied, and changed elsewhere");
+    assert_eq!(within(back.into_inner()).await.unwrap(), [1, 2, 3], "only a copy was changed");
     assert_eq!(*within(bytes.into_inner()).await.unwrap(), [4, 5, 6]);
 });
 
-on_both!(h6_what_a_device_makes_of_a_users_memory_comes_back_into_it, async |device: Device| {
+on_both!(h6_a_devices_changes_to_a_users_memory_are_copied_back, async |device: Device| {
     for on_host in [0, 1] {
         let hub = ChunkHub::<u32>::builder("mine").elements(3).queue(2).envelopes(&device, 1);
         let hub = hub.host_envelopes(on_host).build().unwrap();
@@ -277,7 +277,7 @@ on_both!(h6_what_a_device_makes_of_a_users_memory_comes_back_into_it, async |dev
         produce.send_in_place(mine, ()).await.unwrap();
         produce.send_in_place(pinned, ()).await.unwrap();
         drop(produce);
-        // What is given up is not in it.
+        // A modification that was not committed is not in the user's memory.
         let mut chunk = within(modify.next()).await.unwrap().unwrap();
         increment::launch(&stream, &mut chunk).unwrap();
         drop(chunk);
@@ -300,7 +300,7 @@ on_both!(h7_envelopes_are_added_while_running, async |device: Device| {
         put(&mut produce, &[2]).await;
     };
     held.await;
-    // Both envelopes have a chunk: no limit but that.
+    // Both envelopes hold a chunk. The queue itself is unbounded.
     let mut third = Box::pin(produce.next());
     assert!(third.as_mut().now_or_never().is_none());
     let first = consume.next().await.unwrap().unwrap();
@@ -317,14 +317,14 @@ on_both!(h7_envelopes_are_added_while_running, async |device: Device| {
 fn h7_a_capacity_of_0_is_an_error() {
     let error = ChunkHub::<u32>::builder("none").elements(1).queue(0).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    assert!(error.to_string().contains("hub `none`: its queue has 0 places"), "{error}");
+    assert!(error.to_string().contains("hub `none`: its queue has 0 slots"), "{error}");
     let error = ChunkHub::<u32>::builder("none").build().unwrap_err();
     assert!(error.to_string().contains("room for no element"), "{error}");
     let error = ChunkHub::<u32>::builder("much").elements(usize::MAX).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-    let told =
+    let expected =
         format!("hub `much`: out of memory: {} elements of 4 bytes are more than an address space holds", usize::MAX);
-    assert!(error.to_string().contains(&told), "{error}");
+    assert!(error.to_string().contains(&expected), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -375,9 +375,9 @@ on_both!(h8_contents_are_swapped, async |device: Device| {
     let mut mine = Envelope::from(Buffer::<u32>::pinned(&device, 2).unwrap());
     let mut theirs = one.consume(&host()).unwrap().next().await.unwrap().unwrap().into_envelope().unwrap();
     let error = mine.swap(&mut theirs).unwrap_err();
-    assert!(error.to_string().contains("wraps a buffer of the user's"), "{error}");
+    assert!(error.to_string().contains("wraps a user's buffer"), "{error}");
     let mut there = Envelope::from(Buffer::<u32>::new(&device, 2).unwrap());
-    assert!(theirs.swap(&mut there).unwrap_err().to_string().contains("one lies on the host, the other on"));
+    assert!(theirs.swap(&mut there).unwrap_err().to_string().contains("one is on the host, the other on"));
     let mut large = Envelope::from(Buffer::<u32>::pinned(&device, 3).unwrap());
     assert!(theirs.swap(&mut large).unwrap_err().to_string().contains("room for 2 elements, the other for 3"));
 });
@@ -392,17 +392,17 @@ on_both!(h9_only_the_valid_part_is_copied, async |device: Device| {
     assert_eq!((chunk.len(), chunk.capacity()), (3, 1000));
     chunk.commit().unwrap();
     let (there, name) = (device.name(), |text: &str| text.replace("DEVICE", device.name()));
-    let told = [
+    let expected = [
         "h: chunk 1: produced on the host, 12 B",
         "h: chunk 1: 12 B from the host to DEVICE",
         "h: chunk 1: given to a link that consumes it on DEVICE",
         "h: chunk 1: consumed on DEVICE",
     ];
-    assert_eq!(log.lines(), told.map(name), "{there}");
+    assert_eq!(log.lines(), expected.map(name), "{there}");
 });
 
 #[tokio::test]
-async fn h10_no_envelope_where_one_is_needed_is_told() {
+async fn h10_a_place_without_envelopes_is_an_error() {
     let device = emulated();
     let hub = ChunkHub::<u32>::builder("here").elements(1).host_envelopes(1).build().unwrap();
     let (mut produce, mut peek) = (hub.produce(&host()).unwrap(), hub.peek(&device).unwrap());
@@ -435,24 +435,24 @@ on_both!(h13_much_more_than_there_is_room_for_passes, async |device: Device| {
     }
     produced.await.unwrap();
     modified.await.unwrap();
-    assert_eq!(device.memory_peak(), 2 * 4096, "the envelopes, and nothing else");
+    assert_eq!(device.memory_peak(), 2 * 4096, "only the envelopes");
     drop((hub, consume));
     freed(&device).await;
 });
 
-on_both!(h15_an_envelope_goes_home_after_its_last_reader_elsewhere, async |device: Device| {
+on_both!(h15_an_envelope_returns_to_its_hub_after_its_last_reader_elsewhere, async |device: Device| {
     let (first, second) = (hub(&device, 1, 4, 1), hub(&device, 1, 4, 1));
     let (mut produce, mut consume) = (first.produce(&host()).unwrap(), first.consume(&host()).unwrap());
     let (mut pass_on, mut last) = (second.produce(&host()).unwrap(), second.consume(&host()).unwrap());
     put(&mut produce, &[1]).await;
     pass_on.send(consume.next().await.unwrap().unwrap().into_envelope().unwrap(), ()).await.unwrap();
-    assert!(produce.next().now_or_never().is_none(), "it is in the other hub");
+    assert!(produce.next().now_or_never().is_none(), "the envelope is in the other hub");
     let chunk = last.next().await.unwrap().unwrap();
     assert_eq!(chunk.read().await.unwrap(), [1]);
     chunk.commit().unwrap();
     put(&mut produce, &[2]).await;
     let envelope = consume.next().await.unwrap().unwrap().into_envelope().unwrap();
-    // The first hub is gone, and what it lent is not.
+    // The envelope outlives the hub that it came from.
     drop((first, produce, consume));
     pass_on.send(envelope, ()).await.unwrap();
     assert_eq!(last.next().await.unwrap().unwrap().read().await.unwrap(), [2]);
@@ -485,7 +485,7 @@ async fn a_blank_without_a_structure_is_not_committed() {
     let hub = ChunkHub::<u8, String>::builder("named").elements(1).host_envelopes(1).build().unwrap();
     let mut produce = hub.produce(&host()).unwrap();
     let error = produce.next().await.unwrap().unwrap().commit().unwrap_err();
-    assert!(error.to_string().contains("`set_structure` before it is committed"), "{error}");
+    assert!(error.to_string().contains("call `set_structure` before the commit"), "{error}");
     assert!(hub.is_empty());
 }
 
@@ -500,17 +500,17 @@ async fn links_end_when_nothing_is_left_for_them() {
     assert_eq!(look(&mut peek).await, [1]);
     assert!(peek.next().await.unwrap().is_none());
     assert_eq!(all(&mut consume).await, [[1]]);
-    // Another one comes, and all goes on.
+    // A new producer revives the links.
     let mut produce = hub.produce(&host()).unwrap();
     put(&mut produce, &[2]).await;
     assert_eq!(look(&mut peek).await, [2]);
     drop(consume);
-    assert!(produce.next().await.unwrap().is_none(), "nobody consumes any more");
+    assert!(produce.next().await.unwrap().is_none(), "no consumer is left");
     let unsent = produce.send(Buffer::pinned(&host(), 1).unwrap(), ()).await.unwrap_err();
     assert!(unsent.error().is_closed());
 }
 
-/// Who came first is served first.
+/// Waiting links are served first come, first served.
 #[tokio::test]
 async fn modifications_take_turns() {
     let hub = ChunkHub::<u32>::builder("turns").elements(4).host_envelopes(1).build().unwrap();
@@ -534,7 +534,7 @@ async fn modifications_take_turns() {
     assert_eq!(look(&mut hub.peek(&host()).unwrap()).await, [4, 4, 4, 0]);
 }
 
-/// From device to device, each in the order of linking, and back.
+/// Chunks go from device to device in the order in which the links were created, and back to the host.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn modifications_on_several_devices_are_in_the_order_of_linking() {
     let (one, two) = (emulated(), emulated());
@@ -568,7 +568,7 @@ async fn modifications_on_several_devices_are_in_the_order_of_linking() {
     }
 }
 
-/// Several devices share the work: whoever waits has the next.
+/// Several devices share the work: a consumer that waits gets the next chunk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn consumers_on_several_devices_take_turns() {
     let devices = [emulated(), emulated()];
@@ -603,7 +603,7 @@ async fn consumers_on_several_devices_take_turns() {
     assert_eq!(seen, (0..60).collect::<Vec<_>>());
 }
 
-// Chunks that stay are gone round, though the device has room for two of eight.
+// The link cycles through all eight chunks that stay, although the device has room for two.
 on_both!(chunks_that_stay_are_larger_than_the_device, async |device: Device| {
     let hub = ChunkHub::<u32>::builder("round").elements(1).queue(8).host_envelopes(8).envelopes(&device, 2);
     let hub = hub.build().unwrap();
@@ -630,29 +630,29 @@ async fn dropping_a_wait_takes_nothing() {
     let mut first = Box::pin(one.next());
     assert!(first.as_mut().now_or_never().is_none());
     put(&mut produce, &[1]).await;
-    // It was woken, and is gone before it looks.
+    // The future is dropped after it was woken and before it is polled.
     drop(first);
     assert_eq!(within(two.next()).await.unwrap().unwrap().number(), 1);
 }
 
 #[tokio::test]
-async fn a_fault_is_told_to_all_links() {
+async fn a_fault_reaches_all_links() {
     let device = emulated_with(Emulated::new().faults(wakeline::device::Faults::new().fail_copy(1)));
     let hub = hub(&device, 1, 2, 1);
     let (mut produce, mut peek) = (hub.produce(&host()).unwrap(), hub.peek(&device).unwrap());
     put(&mut produce, &[1]).await;
-    // The copy fails while it is enqueued, or after that.
-    let told = match within(peek.next()).await {
+    // The copy fails while it is enqueued or later.
+    let lost = match within(peek.next()).await {
         Ok(chunk) => within(chunk.unwrap().available()).await.unwrap_err(),
         Err(error) => error,
     };
-    assert!(told.is_device_lost(), "{told}");
+    assert!(lost.is_device_lost(), "{lost}");
     for error in [within(peek.next()).await.unwrap_err(), hub.modify(&device).unwrap().next().await.unwrap_err()] {
         assert!(error.is_device_lost(), "{error}");
     }
 }
 
-/// Found under the locks of what is committed, it reaches the hub's other links when those are released.
+/// A fault that is found under the locks of a commit reaches the hub's other links once these locks are released.
 #[tokio::test]
 async fn a_fault_is_found_as_a_chunk_is_committed() {
     let device =
@@ -664,7 +664,7 @@ async fn a_fault_is_found_as_a_chunk_is_committed() {
     blank.set_len(1).unwrap();
     let held = hold(&stream);
     increment::launch(&stream, &mut blank).unwrap();
-    // Dropped with the device's work, of which the host knows nothing yet.
+    // The fault drops the remaining device work, including this function. The host has not noticed the fault yet.
     let (dropped, is_dropped) = std::sync::mpsc::channel::<()>();
     stream.host_function(move || drop(dropped)).unwrap();
     drop(held);
@@ -675,7 +675,7 @@ async fn a_fault_is_found_as_a_chunk_is_committed() {
     assert!(within(peek.next()).await.unwrap_err().is_device_lost());
 }
 
-/// What overlap is worth, on a GPU, as figures: 4 MiB chunks to the device and back through one hub.
+/// Measures the gain from overlap on a GPU: 4 MiB chunks go to the device and back through one hub.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "it measures"]
 async fn h3_overlap_measured() {
@@ -684,7 +684,7 @@ async fn h3_overlap_measured() {
     let Ok(device) = Device::cuda(0) else { return };
     for envelopes in [1, 2, 3, 4] {
         let hub = ChunkHub::<u32>::builder("h").elements(CHUNK / 4).queue(2 * envelopes);
-        // On the host one each for both ways.
+        // On the host, one envelope for each direction.
         let hub = hub.host_envelopes(2 * envelopes).envelopes(&device, envelopes).build().unwrap();
         let stream = Stream::new(&device).unwrap();
         let (mut produce, mut modify) = (hub.produce(&host()).unwrap(), hub.modify(&device).unwrap());
@@ -712,7 +712,6 @@ async fn h3_overlap_measured() {
     }
 }
 
-/// What a hub writes.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -733,9 +732,10 @@ impl Write for Log {
     }
 }
 
-/// Nobody consumes any more, and what lies in the way of the next chunk stays there: who modifies waits for nothing.
+/// Without consumers, the chunk that holds the host's only envelope stays there, so the next chunk cannot reach the
+/// link that modifies. That link ends.
 #[tokio::test]
-async fn h5_without_those_who_consume_the_others_come_to_an_end() {
+async fn h5_without_consumers_the_other_links_end() {
     let gpu = common::emulated();
     let stream = Stream::new(&gpu).unwrap();
     let host = Device::host();

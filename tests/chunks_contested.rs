@@ -1,4 +1,4 @@
-//! Operators that need chunks of two hubs at once, each of which may have what the other one lacks.
+//! Operators that need chunks of two hubs at once and may each hold the chunk that the other one lacks.
 
 use std::{
     future::poll_fn,
@@ -27,7 +27,6 @@ struct ZipPorts {
     right: Consume<u32>,
 }
 
-/// Consumes one chunk of each of two hubs at a time.
 struct Zip(Arc<AtomicUsize>);
 
 impl Operator for Zip {
@@ -41,7 +40,8 @@ impl Operator for Zip {
     }
 }
 
-/// Two operators at different places consume pairs from the same two hubs: they do not carry what the other one lacks to and fro.
+/// Two operators at different places consume pairs from the same two hubs. They must not keep moving the chunk that the
+/// other one lacks back and forth.
 #[tokio::test]
 async fn consumers_of_pairs_from_two_hubs_lose_no_chunk_to_each_other_for_ever() {
     for envelopes in [1, 2] {
@@ -75,8 +75,7 @@ async fn consumers_of_pairs_from_two_hubs_lose_no_chunk_to_each_other_for_ever()
     }
 }
 
-/// The same where more is on the way: of one hub the younger chunks hold all envelopes of a place, and the operators run on two
-/// threads.
+/// The same with two worker threads and more chunks in flight: younger chunks of one hub hold all envelopes of a place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn consumers_of_pairs_lose_no_chunk_to_each_other_behind_younger_chunks() {
     for _ in 0..quick_or_long(30, 150) {
@@ -112,7 +111,8 @@ struct BothPorts {
     right: Modify<u32>,
 }
 
-/// Has a chunk of each of two hubs at a time, so often, and now and then gives one back. The number decides what it does when.
+/// Holds a chunk of each of two hubs in each run and sometimes gives one back. The fields are the number of runs that
+/// are left and a seed.
 struct Both(u32, u32);
 
 impl Operator for Both {
@@ -137,7 +137,7 @@ impl Operator for Both {
     }
 }
 
-/// Where chunks stay, operators that need chunks of two hubs do not evict each other's for ever.
+/// Operators that need chunks of two hubs do not evict each other's chunks for ever where chunks stay in their hubs.
 #[tokio::test]
 async fn operators_with_chunks_that_stay_lose_none_to_each_other_for_ever() {
     for round in 0..quick_or_long(12, 40) {
@@ -163,7 +163,6 @@ async fn operators_with_chunks_that_stay_lose_none_to_each_other_for_ever() {
     }
 }
 
-/// A turn of others now and then.
 async fn breaks(random: &mut StdRng, most: u32) {
     for _ in 0..random.random_range(0..=most) {
         tokio::task::yield_now().await;
@@ -176,7 +175,7 @@ struct FillPorts {
     out: Produce<u32>,
 }
 
-/// Produces so many chunks, each after at most so many breaks.
+/// Produces the given number of chunks and yields at most the given number of times before each.
 struct SlowFill(u32, StdRng, u32);
 
 impl Operator for SlowFill {
@@ -192,7 +191,7 @@ impl Operator for SlowFill {
     }
 }
 
-/// Consumes one chunk of each of two hubs at a time, after at most so many breaks.
+/// [`Zip`] after at most the given number of yields.
 struct SlowZip(StdRng, u32);
 
 impl Operator for SlowZip {
@@ -211,7 +210,6 @@ struct OnePorts {
     left: Consume<u32>,
 }
 
-/// Consumes from one hub.
 struct One;
 
 impl Operator for One {
@@ -222,10 +220,10 @@ impl Operator for One {
     }
 }
 
-/// Two operators that each have a chunk that the other one lacks park while a third one, which comes before them, waits for its gate
-/// for an hour: in a simulation, where each of their turns is a step.
+/// Two operators that each hold a chunk that the other one lacks stay parked while a third one, which is ahead of them,
+/// waits for its gate for an hour. In a simulation each of their polls is a step.
 #[test]
-fn operators_that_contest_chunks_wait_for_another_one_without_a_turn() {
+fn operators_that_contest_chunks_wait_without_being_polled() {
     for seed in 0..quick_or_long(40, 500) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let (simulation, random) = (Simulation::new(seed), &mut StdRng::seed_from_u64(seed));
@@ -263,9 +261,9 @@ fn operators_that_contest_chunks_wait_for_another_one_without_a_turn() {
             running.await
         };
         let mut run = pin!(simulation.run(flow));
-        // What it comes to, with chunks of one hub left over or not, is another matter.
+        // The outcome of the flow, with or without chunks left over, does not matter here.
         runtime.block_on(poll_fn(|cx| {
-            assert!(simulation.steps() < 20_000, "seed {seed}: its operators wake each other, and do nothing");
+            assert!(simulation.steps() < 20_000, "seed {seed}: the operators wake each other without progress");
             run.as_mut().poll(cx).map(drop)
         }));
     }

@@ -1,4 +1,4 @@
-//! Hubs of chunks where they are easily wrong: links that go, chunks that are given back, devices that are lost.
+//! Edge cases of hubs of chunks: links that are dropped, chunks that are given back, devices that are lost.
 
 use std::time::Duration;
 
@@ -34,7 +34,6 @@ struct TotalPorts {
     total: Modify<u32>,
 }
 
-/// Adds what it consumes to what it modifies.
 struct Add;
 
 impl Operator for Add {
@@ -47,9 +46,9 @@ impl Operator for Add {
     }
 }
 
-/// Two operators add what they consume to one chunk that both modify: now and then one is quicker.
+/// Two operators add what they consume to one chunk that both modify, so that a claim sometimes fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_run_that_could_not_claim_all_gives_back_what_it_had() {
+async fn a_run_that_cannot_claim_all_gives_back_its_claims() {
     const COUNT: u32 = 3000;
     let total = of_host(1, 1);
     let mut first = total.produce(&host()).unwrap();
@@ -70,7 +69,7 @@ async fn a_run_that_could_not_claim_all_gives_back_what_it_had() {
     assert_eq!(chunk.as_slice().unwrap()[0], 2 * COUNT);
 }
 
-/// Whether it is a place in the queue that is missing, or an envelope.
+/// The producer waits for a slot in the queue in one case and for an envelope in the other.
 #[tokio::test]
 async fn when_all_readers_have_ended_so_do_producers() {
     for queue in [1, 4] {
@@ -98,14 +97,14 @@ async fn h8_a_chunk_that_was_swapped_with_a_blank_is_not_lost() {
     chunk.swap(&mut blank).unwrap();
     assert!(chunk.structure().is_none());
     let error = chunk.commit().unwrap_err();
-    assert!(error.to_string().contains("`set_structure` before it is committed"), "{error}");
+    assert!(error.to_string().contains("call `set_structure` before the commit"), "{error}");
     drop(blank);
     let again = within(modify.next()).await.unwrap().unwrap();
     assert_eq!((again.number(), again.structure()), (1, Some(&'a')));
 }
 
 #[tokio::test]
-async fn h10_a_link_that_is_told_it_can_have_nothing_takes_nobodys_wake() {
+async fn h10_a_link_that_fails_takes_no_other_links_wake() {
     let (near, far) = (emulated(), emulated());
     let hub = ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(2).envelopes(&near, 1).build().unwrap();
     let (mut on_host, mut on_near) = (hub.produce(&host()).unwrap(), hub.produce(&near).unwrap());
@@ -124,7 +123,7 @@ async fn h10_a_link_that_is_told_it_can_have_nothing_takes_nobodys_wake() {
 }
 
 #[tokio::test]
-async fn f4_a_link_that_is_gone_and_left_a_chunk_is_waited_for_no_more() {
+async fn f4_a_dropped_link_with_a_chunk_is_not_waited_for() {
     let device = emulated();
     let hub =
         ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(4).envelopes(&device, 2).build().unwrap();
@@ -140,7 +139,7 @@ async fn f4_a_link_that_is_gone_and_left_a_chunk_is_waited_for_no_more() {
     drop(seen);
 }
 
-/// Looks at its hub as it goes.
+/// Queries its hub when it is dropped.
 #[derive(Clone)]
 struct Probe(Option<ChunkHub<u32, Probe>>);
 
@@ -153,8 +152,8 @@ impl Drop for Probe {
 }
 
 #[test]
-fn a_structure_may_use_its_hub_as_it_is_dropped() {
-    let (tell, told) = std::sync::mpsc::channel();
+fn a_structure_may_use_its_hub_while_it_is_dropped() {
+    let (finished, is_finished) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         futures::executor::block_on(async {
             let hub = ChunkHub::<u32, Probe>::builder("h").elements(1).host_envelopes(1).build().unwrap();
@@ -169,14 +168,14 @@ fn a_structure_may_use_its_hub_as_it_is_dropped() {
             chunk.commit().unwrap();
             consume.next().await.unwrap().unwrap().commit().unwrap();
         });
-        tell.send(()).unwrap();
+        finished.send(()).unwrap();
     });
-    told.recv_timeout(Duration::from_secs(5)).expect("it hangs");
+    is_finished.recv_timeout(Duration::from_secs(5)).expect("a destructor deadlocked");
 }
 
-/// And nobody has brought it anything.
+/// The link waits for its first chunk.
 #[tokio::test]
-async fn f1_a_link_on_a_device_that_is_lost_is_told() {
+async fn f1_a_waiting_link_on_a_lost_device_fails() {
     let device = emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("increment", 1)));
     let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(1).envelopes(&device, 1).build().unwrap();
     let _produces = hub.produce(&host()).unwrap();
@@ -192,7 +191,7 @@ async fn f1_a_link_on_a_device_that_is_lost_is_told() {
     assert!(within(waits).await.unwrap().unwrap_err().is_device_lost());
 }
 
-/// A device that a kernel's fault is about to end.
+/// A device that is lost in the first launch of `increment`.
 fn doomed() -> Device {
     emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("increment", 1)))
 }
@@ -204,7 +203,8 @@ async fn lose(device: &Device) {
     assert!(stream.completed().await.unwrap_err().is_device_lost());
 }
 
-/// A link on a lost device that asks for nothing is in no other link's way, be the chunk produced before the loss or after.
+/// An idle link on a lost device does not block other links, whether the chunk was produced before the loss or after
+/// it.
 #[tokio::test]
 async fn f1_a_lost_device_leaves_the_hub_to_the_others() {
     for before in [true, false] {
@@ -235,9 +235,9 @@ async fn f1_a_lost_device_leaves_the_hub_to_the_others() {
     }
 }
 
-/// Where the host's only envelope holds a later chunk, another one is made, near a device that is there.
+/// When the host's only envelope holds a later chunk, another one is allocated, near a healthy device.
 #[tokio::test]
-async fn f1_a_lost_device_is_in_the_way_of_no_further_envelope_of_the_host() {
+async fn f1_a_lost_device_does_not_prevent_a_further_host_envelope() {
     let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
     let builder = ChunkHub::<u32>::builder("h").elements(1).queue(2).envelopes(&lost, 1);
     let hub = builder.envelopes(&healthy, 1).host_envelopes(1).build().unwrap();
@@ -257,9 +257,10 @@ async fn f1_a_lost_device_is_in_the_way_of_no_further_envelope_of_the_host() {
     hub.add_envelopes(&host(), 1).unwrap();
 }
 
-/// Where `flow_to` names the consumer that is lost, the chunk waits for the next one: links that peek see it once.
+/// When `flow_to` names a consumer on a lost device, the chunk waits for the next consumer, and links that peek see it
+/// once.
 #[tokio::test]
-async fn f1_a_lost_device_with_the_only_consumer_of_the_flow_sends_no_link_round() {
+async fn f1_a_lost_only_consumer_shows_no_chunk_twice() {
     let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
     let builder = ChunkHub::<u32>::builder("h").elements(1).queue(2).near(&healthy);
     let hub = builder.envelopes(&lost, 2).host_envelopes(2).build().unwrap();
@@ -270,10 +271,10 @@ async fn f1_a_lost_device_with_the_only_consumer_of_the_flow_sends_no_link_round
     lose(&lost).await;
     assert_eq!(within(peek.next()).await.unwrap().unwrap().number(), 1);
     drop(produce);
-    assert!(within(peek.next()).await.unwrap().is_none(), "it has seen all");
+    assert!(within(peek.next()).await.unwrap().is_none(), "the link has seen every chunk");
 }
 
-/// A chunk that another device's lost stream was to write, and that is refused for that, is lost alone.
+/// When a lost device's stream was to write a chunk of another place, only that chunk is lost.
 #[tokio::test]
 async fn f1_a_chunk_that_a_lost_stream_was_to_fill_is_lost_alone() {
     let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
@@ -298,9 +299,10 @@ async fn f1_a_chunk_that_a_lost_stream_was_to_fill_is_lost_alone() {
     assert_eq!(within(consume.next()).await.unwrap().unwrap().read().await.unwrap(), [3]);
 }
 
-/// The chunk that lay on the lost device alone is an error for those who come to it, and the chunks behind it go on.
+/// A chunk whose only copy was on the lost device is an error for each link that reaches it. Later chunks are
+/// unaffected.
 #[tokio::test]
-async fn f1_a_chunk_that_lay_on_a_lost_device_alone_is_an_error_for_its_readers() {
+async fn f1_a_chunk_only_on_a_lost_device_is_an_error_for_its_readers() {
     let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
     let builder = ChunkHub::<u32>::builder("h").elements(1).queue(2).near(&healthy);
     let hub = builder.envelopes(&lost, 2).host_envelopes(2).build().unwrap();
@@ -318,8 +320,8 @@ async fn f1_a_chunk_that_lay_on_a_lost_device_alone_is_an_error_for_its_readers(
     assert!(hub.is_empty());
 }
 
-/// A device is lost in the middle of a copy to the host, which a link has been given by then. Once that is known the chunk is lost:
-/// an error for each link that comes to it, once, and the chunks behind it go on.
+/// A device is lost during a copy to the host, when a link already holds the copy. Once the loss is known, the chunk is
+/// lost: each link that reaches it gets one error, and later chunks are unaffected.
 #[tokio::test]
 async fn f1_a_copy_that_fails_after_it_has_arrived_is_lost() {
     for modifies in [false, true] {
@@ -363,9 +365,9 @@ async fn f1_a_copy_that_fails_after_it_has_arrived_is_lost() {
     }
 }
 
-/// The same, with a sound copy at a third place: the chunk is copied again, from there.
+/// The same with a valid copy at a third place: the chunk is copied again from there.
 #[tokio::test]
-async fn f1_a_copy_that_fails_is_made_again_from_a_sound_one() {
+async fn f1_a_copy_that_fails_is_repeated_from_a_valid_one() {
     let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(1)));
     let builder = ChunkHub::<u32>::builder("h").elements(1).near(&healthy);
     let hub = builder.envelopes(&lost, 1).envelopes(&healthy, 1).host_envelopes(1).build().unwrap();
@@ -375,7 +377,7 @@ async fn f1_a_copy_that_fails_is_made_again_from_a_sound_one() {
     let (mut on_host, mut peek) = (hub.peek(&host()).unwrap(), hub.peek(&healthy).unwrap());
     assert_eq!(within(on_host.next()).await.unwrap().unwrap().read().await.unwrap(), [7]);
     let held = hold(&ours);
-    // Its data come from the lost device, and are not here yet.
+    // The data come from the device that is lost next, and have not arrived yet.
     drop(within(peek.next()).await.unwrap().unwrap());
     lose(&lost).await;
     drop(held);
@@ -385,8 +387,8 @@ async fn f1_a_copy_that_fails_is_made_again_from_a_sound_one() {
     assert_eq!(within(seen.read()).await.unwrap(), [7]);
 }
 
-/// A device that has no place in the hub is lost while it writes to a chunk of another one's: its data are lost, and no
-/// place is.
+/// A device that is no place of the hub is lost while it writes a chunk on another device. The chunk's data are lost,
+/// but no place is.
 #[tokio::test]
 async fn f1_a_chunk_that_a_lost_device_was_writing_is_an_error_for_its_readers() {
     let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
@@ -414,7 +416,7 @@ async fn f1_a_chunk_that_a_lost_device_was_writing_is_an_error_for_its_readers()
 }
 
 #[tokio::test]
-async fn a_producer_ends_when_nobody_reads_and_no_envelope_comes_home() {
+async fn a_producer_ends_when_no_link_reads_and_no_envelope_returns() {
     let hub = ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(2).build().unwrap();
     let mut produce = hub.produce(&host()).unwrap();
     drop(hub.peek(&host()).unwrap());
@@ -426,7 +428,7 @@ async fn a_producer_ends_when_nobody_reads_and_no_envelope_comes_home() {
 /// Elements of an envelope of [`crossed`].
 const LARGE: usize = 1024;
 
-/// A chunk of 7 at one place, one of 8 after it at the other, and no link left. Each place has one envelope.
+/// A hub with a chunk of 7 at one place and then a chunk of 8 at the other, without links. Each place has one envelope.
 async fn crossed(device: &Device, first_on_host: bool) -> ChunkHub<u32> {
     let hub =
         ChunkHub::builder("late").elements(LARGE).queue(3).host_envelopes(1).envelopes(device, 1).build().unwrap();
@@ -446,9 +448,9 @@ async fn crossed(device: &Device, first_on_host: bool) -> ChunkHub<u32> {
     hub
 }
 
-/// Each of the chunks needs the envelope that the other one has.
+/// Each of the chunks needs the envelope that the other one holds.
 #[tokio::test]
-async fn h14_a_link_that_comes_after_the_chunks_is_given_them() {
+async fn h14_a_link_that_is_created_after_the_chunks_receives_them() {
     let device = emulated();
     let stream = Stream::new(&device).unwrap();
     for on_host in [true, false] {
@@ -464,7 +466,7 @@ async fn h14_a_link_that_comes_after_the_chunks_is_given_them() {
         assert_eq!(seen, [7, 8]);
         assert_eq!((hub.envelopes(&place), hub.envelopes(&host()) + hub.envelopes(&device)), (2, 3));
     }
-    // Where chunks stay, and links go round them.
+    // Chunks that stay, through which the link cycles.
     let hub = crossed(&device, false).await;
     let mut peek = hub.peek(&host()).unwrap();
     for n in [7, 8, 7, 8] {
@@ -474,16 +476,16 @@ async fn h14_a_link_that_comes_after_the_chunks_is_given_them() {
     freed(&device).await;
 }
 
-/// It is allocated for one of those that wait, also if another one was woken for it and goes.
+/// The further envelope is allocated for a link that waits, even if another link was woken for it and is dropped.
 #[tokio::test]
-async fn h14_one_that_goes_leaves_the_chunk_to_the_others() {
+async fn h14_a_dropped_wait_leaves_the_chunk_to_the_other_links() {
     let device = emulated();
     let hub = crossed(&device, false).await;
     let mut peek = hub.peek(&device).unwrap();
     let held = within(peek.next()).await.unwrap().unwrap();
     let (mut first, mut second) = (hub.consume(&host()).unwrap(), hub.consume(&host()).unwrap());
     let (mut one, mut other) = (Box::pin(first.next()), Box::pin(second.next()));
-    // While a link has a chunk none is allocated.
+    // No envelope is allocated while a link holds a chunk.
     assert!(futures::poll!(one.as_mut()).is_pending() && futures::poll!(other.as_mut()).is_pending());
     assert_eq!(hub.envelopes(&host()), 1);
     drop(held);
@@ -494,7 +496,7 @@ async fn h14_one_that_goes_leaves_the_chunk_to_the_others() {
 }
 
 #[tokio::test]
-async fn h14_a_link_is_told_that_there_is_no_memory_for_one_more_envelope() {
+async fn h14_a_link_fails_without_memory_for_one_more_envelope() {
     let device = emulated_with(Emulated::new().memory(4 * LARGE as u64));
     let hub = crossed(&device, true).await;
     let mut consume = hub.consume(&device).unwrap();
@@ -503,7 +505,7 @@ async fn h14_a_link_is_told_that_there_is_no_memory_for_one_more_envelope() {
         assert!(error.is_out_of_memory(), "{error}");
         assert!(error.to_string().contains("hub `late` needs 1 envelopes"), "{error}");
     }
-    // It is no failure of the hub: others go on.
+    // The hub itself has not failed, and other links continue.
     drop(consume);
     let mut consume = hub.consume(&host()).unwrap();
     for n in [7, 8] {
@@ -513,16 +515,16 @@ async fn h14_a_link_is_told_that_there_is_no_memory_for_one_more_envelope() {
     }
 }
 
-/// Wherever the first chunk lies: two could not change places.
+/// Wherever the first chunk is, two chunks could not swap places.
 #[tokio::test]
-async fn h10_too_few_envelopes_for_chunks_that_stay_are_told() {
+async fn h10_too_few_envelopes_for_chunks_that_stay_are_an_error() {
     let device = emulated();
     for reader in [host(), device.clone()] {
         let hub = ChunkHub::<u32>::builder("stays").elements(1).queue(4).host_envelopes(1).envelopes(&device, 1);
         let hub = hub.build().unwrap();
         let mut produce = hub.produce(&host()).unwrap();
         put(&mut produce, &[1]).await;
-        // The link that reads comes while the producer waits.
+        // The modifying link is created while the producer waits.
         let mut waits = Box::pin(produce.next());
         assert!(futures::poll!(waits.as_mut()).is_pending());
         let mut modify = hub.modify(&reader).unwrap();
@@ -547,7 +549,7 @@ async fn h10_too_few_envelopes_for_chunks_that_stay_are_told() {
 async fn h4_what_data_cannot_flow_to_is_refused() {
     let (hub, other) = (of_host(1, 1), of_host(1, 1));
     let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&host()).unwrap());
-    // Of hubs with one name, and links with one number.
+    // The hubs have the same name, and the links the same number.
     let (_, elsewhere) = (other.produce(&host()).unwrap(), other.consume(&host()).unwrap());
     let error = hub.flow_to(&[&consume, &elsewhere]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
@@ -580,15 +582,15 @@ async fn a_stall_says_that_the_data_flows_elsewhere() {
     hub.flow_to(&[]).unwrap();
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.is_stalled(), "{error}");
-    for told in [
-        "all of its places are taken, and `flow_to` says whom chunks go to",
-        "a chunk of hub `numbers` on the host: `flow_to` says that they go to others alone",
+    for part in [
+        "all of its places are taken, and `flow_to` restricts the flow",
+        "a chunk of hub `numbers` on the host: `flow_to` does not name this link",
     ] {
-        assert!(error.to_string().contains(told), "{told}: {error}");
+        assert!(error.to_string().contains(part), "{part}: {error}");
     }
 }
 
-/// Produces a chunk with data, one that is said to be empty, and then has nothing more to say.
+/// Produces a chunk with data, two empty ones, and then leaves its blank untouched.
 struct FillAndSayNothing(u32);
 
 impl Operator for FillAndSayNothing {
@@ -609,7 +611,7 @@ impl Operator for FillAndSayNothing {
 }
 
 #[tokio::test]
-async fn a_blank_that_nobody_touched_goes_home_as_the_run_ends() {
+async fn an_untouched_blank_returns_to_the_hub_when_the_run_ends() {
     let hub = of_host(4, 4);
     let mut flow = Flow::new("f");
     let fill = flow.add("fill", FillAndSayNothing(0));
@@ -627,7 +629,7 @@ async fn a_blank_that_nobody_touched_goes_home_as_the_run_ends() {
 }
 
 #[tokio::test]
-async fn one_who_never_commits_is_warned() {
+async fn a_link_that_never_commits_is_warned_about() {
     let warnings = Warnings::default();
     let _hearing = tracing::subscriber::set_default(warnings.clone());
     let hub = of_host(1, 1);
@@ -636,14 +638,14 @@ async fn one_who_never_commits_is_warned() {
     for _ in 0..999 {
         consume.next().await.unwrap().unwrap();
     }
-    assert!(warnings.told().is_empty());
+    assert!(warnings.messages().is_empty());
     for _ in 0..1001 {
         consume.next().await.unwrap().unwrap();
     }
-    let told = warnings.told();
-    assert_eq!(told.len(), 1, "{told:?}");
+    let logged = warnings.messages();
+    assert_eq!(logged.len(), 1, "{logged:?}");
     for part in ["has been given chunk 1 1000 times in a row", "hub=\"numbers\"", "link=\"consumes\""] {
-        assert!(told[0].contains(part), "{part} in: {}", told[0]);
+        assert!(logged[0].contains(part), "{part} in: {}", logged[0]);
     }
 }
 
@@ -656,10 +658,10 @@ async fn the_only_copy_stays_as_written_and_another_does_not() {
     put(&mut produce, &[1]).await;
     modify.next().await.unwrap().unwrap().write().await.unwrap()[0] = 2;
     let mut seen = hub.peek(&host()).unwrap();
-    assert_eq!(seen.next().await.unwrap().unwrap().read().await.unwrap(), [2], "there was no other");
+    assert_eq!(seen.next().await.unwrap().unwrap().read().await.unwrap(), [2], "it was the only copy");
     drop(there.next().await.unwrap());
     modify.next().await.unwrap().unwrap().write().await.unwrap()[0] = 3;
-    assert_eq!(seen.next().await.unwrap().unwrap().read().await.unwrap(), [2], "the device has it as it was");
+    assert_eq!(seen.next().await.unwrap().unwrap().read().await.unwrap(), [2], "the device has an unchanged copy");
 }
 
 #[tokio::test]
@@ -678,7 +680,7 @@ async fn flows_that_share_a_hub_are_held_by_hand() {
     assert_eq!(lock(&seen).concat(), (0..100).collect::<Vec<_>>());
 }
 
-/// A structure whose destructor panics, where it is asked to.
+/// A structure whose destructor panics if the flag is set.
 #[derive(Clone)]
 struct Panics(bool);
 
@@ -691,7 +693,7 @@ impl Drop for Panics {
 }
 
 #[tokio::test]
-async fn an_envelope_that_is_refused_comes_back_though_its_structure_panics() {
+async fn an_envelope_that_is_refused_is_returned_though_its_structure_panics() {
     let hub = ChunkHub::<u32, Panics>::builder("numbers").elements(1).host_envelopes(1).build().unwrap();
     let mut produce = hub.produce(&host()).unwrap();
     let mut consume = hub.consume(&host()).unwrap();
@@ -705,20 +707,20 @@ async fn an_envelope_that_is_refused_comes_back_though_its_structure_panics() {
     let unsent = produce.send(out, Panics(true)).await.unwrap_err();
     assert_eq!(unsent.error().kind(), ErrorKind::Closed);
     assert_eq!(unsent.into_envelope().read().await.unwrap(), [1]);
-    // The hub's only envelope has come home.
+    // The hub's only envelope has returned.
     let _consume = hub.consume(&host()).unwrap();
     assert!(within(produce.next()).await.unwrap().is_some());
 
     let (mine, wrapped) = Buffer::wrap(vec![7_u32; 2]).unwrap();
     let unsent = produce.send(mine, Panics(true)).await.unwrap_err();
-    assert_eq!(unsent.error().kind(), ErrorKind::Usage, "it is too large");
+    assert_eq!(unsent.error().kind(), ErrorKind::Usage, "the buffer is too large");
     drop(unsent);
     assert_eq!(within(wrapped.into_inner()).await.unwrap(), [7, 7]);
 }
 
-/// A copy that its device had finished before it was lost is copied on from, though no link has read it.
+/// A copy from a device that completed before the device was lost serves as a source, though no link has read it.
 #[tokio::test]
-async fn f1_what_a_device_had_finished_before_it_was_lost_is_copied_on() {
+async fn f1_copies_that_completed_before_the_loss_are_used() {
     let (healthy, lost) = (emulated_with(Emulated::new().workers(1)), doomed());
     let builder = ChunkHub::<u32>::builder("h").elements(1).queue(2).near(&healthy);
     let hub = builder.envelopes(&healthy, 1).envelopes(&lost, 3).host_envelopes(2).build().unwrap();
@@ -728,7 +730,7 @@ async fn f1_what_a_device_had_finished_before_it_was_lost_is_copied_on() {
         produce.with(async |blank| blank.set_len(1).and_then(|()| stream.fill(blank, n))).await.unwrap();
     }
     drop(within(on_host.next()).await.unwrap().unwrap());
-    // The copy of the second chunk comes after that of the first.
+    // The copy of the second chunk is ordered after that of the first.
     assert_eq!(within(on_host.next()).await.unwrap().unwrap().read().await.unwrap(), [2]);
     lose(&lost).await;
     let mut peek = hub.peek(&healthy).unwrap();
@@ -739,15 +741,15 @@ async fn f1_what_a_device_had_finished_before_it_was_lost_is_copied_on() {
     assert_eq!(within(seen.read()).await.unwrap(), [1]);
 }
 
-/// Chunks in the user's own memory make no room for others: they are not moved out of it and back for ever.
+/// Chunks in the user's own memory do not make room for others by moving: they would move out of it and back for ever.
 #[tokio::test]
-async fn what_was_sent_in_place_is_in_no_chunks_way() {
+async fn chunks_sent_in_place_block_no_other_chunk() {
     let device = emulated_with(Emulated::new().workers(1));
     let builder = ChunkHub::<u32>::builder("h").elements(1).queue(4);
     let hub = builder.envelopes(&device, 3).host_envelopes(1).build().unwrap();
     let (mut produce, mut on_device) = (hub.produce(&host()).unwrap(), hub.produce(&device).unwrap());
     let (mut modify, mut consume) = (hub.modify(&host()).unwrap(), hub.consume(&host()).unwrap());
-    // The host's only envelope is in use, and the next chunk needs it.
+    // The host's only envelope is in use when the next chunk needs it.
     put(&mut produce, &[1]).await;
     modify.with(async |_| Ok(())).await.unwrap();
     let first = within(consume.next()).await.unwrap().unwrap();
@@ -771,9 +773,9 @@ async fn what_was_sent_in_place_is_in_no_chunks_way() {
     }
 }
 
-/// The same where chunks stay, and a producer waits for a blank that will not come free.
+/// The same with chunks that stay, while a producer waits for a blank.
 #[tokio::test]
-async fn what_was_sent_in_place_and_stays_is_in_no_producers_way() {
+async fn chunks_sent_in_place_that_stay_block_no_producer() {
     let device = emulated_with(Emulated::new().workers(1));
     let builder = ChunkHub::<u32>::builder("h").elements(1).queue(6);
     let hub = builder.envelopes(&device, 4).host_envelopes(1).build().unwrap();
@@ -792,7 +794,7 @@ async fn what_was_sent_in_place_and_stays_is_in_no_producers_way() {
     assert!(within(again.next()).await.unwrap().is_some());
 }
 
-/// A producer that is dropped is gone, though the future of a `next` of its own was forgotten.
+/// A dropped producer no longer counts, even if a future of its `next` was forgotten.
 #[tokio::test]
 async fn a_link_is_gone_though_one_of_its_futures_was_forgotten() {
     let hub = ChunkHub::<u32>::builder("h").elements(1).queue(1).host_envelopes(1).build().unwrap();
@@ -806,9 +808,10 @@ async fn a_link_is_gone_though_one_of_its_futures_was_forgotten() {
     assert!(within(consume.next()).await.unwrap().is_none());
 }
 
-/// A link that modifies comes late, and each of two chunks has what the other one needs: neither is moved to and fro for ever.
+/// A modifying link is created late, when each of two chunks holds the envelope that the other one needs. Neither chunk
+/// may move back and forth for ever.
 #[tokio::test]
-async fn a_link_that_comes_late_moves_no_chunk_for_ever() {
+async fn a_link_that_is_created_late_moves_no_chunk_for_ever() {
     let (a, b) = (emulated_with(Emulated::new().workers(1)), emulated_with(Emulated::new().workers(1)));
     let builder = ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(1);
     let hub = builder.envelopes(&a, 2).envelopes(&b, 2).build().unwrap();
@@ -830,7 +833,7 @@ async fn a_link_that_comes_late_moves_no_chunk_for_ever() {
     let _ = (waits.as_mut().now_or_never(), waits_too.as_mut().now_or_never());
     let mut late = hub.modify(&b).unwrap();
     drop((waits, waits_too));
-    // All pass.
+    // Every link passes on every chunk.
     let modify = async |link: &mut wakeline::hub::Modifier<u32>| {
         while let Some(chunk) = link.next().await.unwrap() {
             chunk.commit().unwrap();

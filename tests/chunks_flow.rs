@@ -1,4 +1,4 @@
-//! Scenarios H, of hubs whose chunks several links see, with ports of a flow's operators.
+//! Scenarios H: hubs whose chunks several links share, used through the ports of a flow's operators.
 
 use common::{
     chunks::{Drain, DrainPorts, Fill, See},
@@ -30,7 +30,7 @@ struct ChangePorts {
     numbers: Modify<u32>,
 }
 
-/// Adds one on its device, so often.
+/// Adds one on its device, in the given number of runs.
 struct AddOne(u32);
 
 impl Operator for AddOne {
@@ -45,7 +45,7 @@ impl Operator for AddOne {
     }
 }
 
-/// Adds one on its device, before all others have it.
+/// Adds one on its device, before other links get the chunk.
 struct AddFirst(ChunkHub<u32>);
 
 impl Operator for AddFirst {
@@ -69,7 +69,7 @@ on_both!(h1_produced_modified_and_peeked_at, async |device: Device| {
     flow.link(fill.numbers, &hub);
     flow.link(add.numbers, &hub);
     flow.link(see.numbers, &hub);
-    // The chunk stays, and who comes first has it first: so it is said.
+    // The chunk stays, and the links would get it in the order in which they wait. `flow_to` puts `add` first.
     hub.flow_to(&[&add.numbers]).unwrap();
     let report = within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [[2, 3, 4]]);
@@ -132,7 +132,7 @@ async fn passes(device: &Device, envelopes: usize) {
     flow.link(drain.numbers, &hub);
     let report = within(flow.run()).await.unwrap();
     assert_eq!(lock(&seen).concat(), (1..=100).collect::<Vec<_>>());
-    assert_eq!(report.operator("add").unwrap().runs, 100, "once each");
+    assert_eq!(report.operator("add").unwrap().runs, 100, "once for each chunk");
     assert_eq!(device.memory_peak(), 16 * envelopes as u64);
     drop((hub, flow));
     freed(device).await;
@@ -141,7 +141,7 @@ async fn passes(device: &Device, envelopes: usize) {
 on_both!(h3_one_envelope_a_place_works, async |device: Device| passes(&device, 1).await);
 on_both!(h3_two_envelopes_a_place_work, async |device: Device| passes(&device, 2).await);
 
-/// Squares so many chunks, and lets the data flow on.
+/// Squares the given number of chunks, and then directs the data to the consumer.
 struct Square(u32, ChunkHub<u32>, LinkHandle<wakeline::hub::role::Consume, u32, ()>);
 
 impl Operator for Square {
@@ -188,7 +188,7 @@ impl Operator for Fails {
     }
 }
 
-on_both!(h5_a_run_that_fails_leaves_things_as_they_were, async |device: Device| {
+on_both!(h5_a_run_that_fails_leaves_the_chunk_unchanged, async |device: Device| {
     let hub = hub(&device, 1, 1);
     let mut produce = hub.produce(&host()).unwrap();
     produce.with(async |blank| blank.fill_from(&[1]).await).await.unwrap();
@@ -202,7 +202,7 @@ on_both!(h5_a_run_that_fails_leaves_things_as_they_were, async |device: Device| 
 });
 
 #[tokio::test]
-async fn h10_what_cannot_work_is_told_before_running_all_at_once() {
+async fn h10_setup_errors_are_reported_before_the_run_all_at_once() {
     let (device, seen) = (emulated(), shared());
     let nowhere = ChunkHub::<u32>::builder("nowhere").elements(1).host_envelopes(1).build().unwrap();
     let empty = ChunkHub::<u32>::builder("empty").elements(1).host_envelopes(1).build().unwrap();
@@ -223,24 +223,24 @@ async fn h10_what_cannot_work_is_told_before_running_all_at_once() {
     flow.link(again.numbers, &nowhere);
     let error = flow.run().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    for told in [
+    for part in [
         "port `alone.numbers` is not linked to a hub: `flow.link(alone.numbers, &hub)`",
-        "port `drain.numbers` is linked more than once: to one hub",
+        "port `drain.numbers` is linked more than once: link it once",
         &format!(
-            "port `add.numbers` modifies chunks of hub `nowhere` on {}, where that has no envelopes: give it some, \
-             `envelopes(&device, 2)`, or `add_envelopes`",
+            "port `add.numbers` modifies chunks of hub `nowhere` on {}, where the hub has no envelopes: add some, \
+             with `envelopes(&device, 2)` or `add_envelopes`",
             device.name()
         ),
-        "no port produces chunks for hub `empty`, and `drain.numbers` would wait for ever",
+        "no port produces chunks for hub `empty`, and `drain.numbers` would wait forever",
         "`again` has several runs at a time",
         "ports `round.points` and `round.sums` of one operator wait for the same chunk of hub `nowhere`",
     ] {
-        assert!(error.to_string().contains(told), "{told}: {error}");
+        assert!(error.to_string().contains(part), "{part}: {error}");
     }
-    assert!(!error.to_string().contains("`round.sums` and `round.sums`"), "linked twice is told once: {error}");
+    assert!(!error.to_string().contains("`round.sums` and `round.sums`"), "a double link is reported once: {error}");
 }
 
-/// Puts one chunk into a hub as it starts, and then adds to it.
+/// Puts one chunk into a hub in `start`, and then adds to it.
 struct Begin(Option<u32>, ChunkHub<u32>, u32);
 
 impl Operator for Begin {
@@ -261,7 +261,7 @@ impl Operator for Begin {
     }
 }
 
-on_both!(an_operator_fills_a_hub_as_it_starts, async |device: Device| {
+on_both!(an_operator_fills_a_hub_in_its_start, async |device: Device| {
     for (number, says) in [(Some(7), true), (None, true), (Some(7), false)] {
         let hub = hub(&device, 1, 1);
         let mut flow = Flow::new("begin");
@@ -280,9 +280,9 @@ on_both!(an_operator_fills_a_hub_as_it_starts, async |device: Device| {
             (_, says) => {
                 let error = ran.unwrap_err();
                 let text = if says {
-                    "operator `begin`: wrong use: `start` committed no chunk to hub `numbers`, which `.fills(&hub)` says"
+                    "operator `begin`: wrong use: `start` committed no chunk to hub `numbers`, although it is marked `.fills(&hub)`"
                 } else {
-                    "or say which operator's `start` puts chunks there, `.fills(&hub)`"
+                    "or mark the operator whose `start` puts chunks there, `.fills(&hub)`"
                 };
                 assert!(error.to_string().contains(text), "{error}");
                 assert_eq!(error.kind(), if says { ErrorKind::Usage } else { ErrorKind::Setup });
@@ -291,7 +291,7 @@ on_both!(an_operator_fills_a_hub_as_it_starts, async |device: Device| {
     }
 });
 
-/// In whatever order the operators run.
+/// Independent of the order in which the operators run.
 #[tokio::test]
 async fn h10_too_few_envelopes_for_chunks_that_stay_fail_every_run() {
     for seed in 0..20 {
@@ -324,7 +324,7 @@ struct RoundPorts {
     sums: Modify<u32>,
 }
 
-/// Adds the points to the sums, so many rounds.
+/// Adds the points to the sums, in the given number of rounds.
 struct Round(u32);
 
 #[kernel]
@@ -364,7 +364,7 @@ async fn h11_one_hub_is_peeked_at_and_another_modified_round_after_round() {
     let seen = sums.peek(&host()).unwrap().next().await.unwrap().unwrap();
     assert_eq!(seen.read().await.unwrap(), [1000, 2000, 3000]);
     let copies = lock(&log).iter().filter(|line| line.contains("from the host to")).count();
-    assert_eq!(copies, 1, "what is peeked at is copied once");
+    assert_eq!(copies, 1, "the chunk that is peeked at is copied once");
 }
 
 struct Lines(Shared<String>);
@@ -388,7 +388,6 @@ struct PassPorts {
     out: Output<Envelope<u32>>,
 }
 
-/// Takes envelopes out and sends them through a queue.
 struct TakeOut;
 
 impl Operator for TakeOut {
@@ -429,7 +428,7 @@ async fn h15_starvation_names_both_hubs() {
     let mut flow = Flow::new("starves");
     let fill = flow.add("fill", Fill::each(1..=20));
     let pass = flow.add("pass", TakeOut);
-    // Three come before any is read, and there are two.
+    // `read` waits for three messages, and the hub has two envelopes.
     let read = flow.add("read", map(async |_: Envelope<u32>| Ok(())));
     let end = flow.add("end", sink(async |(): ()| Ok(())));
     let input = read.input;
@@ -440,13 +439,13 @@ async fn h15_starvation_names_both_hubs() {
     flow.connect(read.output, end.input);
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.is_stalled(), "{error}");
-    let told = "`fill` waits for a blank envelope of hub `numbers` on the host: 2 of the 2 envelopes of hub `numbers` \
+    let text = "`fill` waits for a blank envelope of hub `numbers` on the host: 2 of the 2 envelopes of hub `numbers` \
                 there are in use, 2 of them in hub `pass.out -> read.input`";
-    assert!(error.to_string().contains(told), "{error}");
+    assert!(error.to_string().contains(text), "{error}");
 }
 
 #[tokio::test]
-async fn a_link_outside_holds_the_flow_until_it_is_gone() {
+async fn a_link_outside_keeps_the_flow_until_it_is_dropped() {
     let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(2).host_envelopes(2).build().unwrap();
     let seen = shared();
     let mut produce = hub.produce(&host()).unwrap();
@@ -455,7 +454,7 @@ async fn a_link_outside_holds_the_flow_until_it_is_gone() {
     flow.link(drain.numbers, &hub);
     let mut running = flow.spawn().unwrap();
     for number in 0..3 {
-        until("it waits", || running.status()[0].waits_for == ["a chunk of hub `numbers` on the host"]).await;
+        until("the operator waits", || running.status()[0].waits_for == ["a chunk of hub `numbers` on the host"]).await;
         assert!((&mut running).now_or_never().is_none());
         produce.with(async |blank| blank.fill_from(&[number]).await).await.unwrap();
     }
@@ -474,7 +473,7 @@ async fn a_consumer_outside_takes_what_a_flow_produces() {
     let running = flow.spawn().unwrap();
     let (mut kept, mut seen) = (Vec::new(), Vec::new());
     while let Some(chunk) = within(consume.next()).await.unwrap() {
-        // Its envelope is out, and the flow knows of it.
+        // The envelope is outside the hub, and the flow still accounts for it.
         let envelope = chunk.into_envelope().unwrap();
         seen.extend_from_slice(within(envelope.read()).await.unwrap());
         kept.push(envelope);
@@ -498,16 +497,16 @@ async fn a_flow_that_is_stopped_drains_its_chunks() {
     flow.link(fill.numbers, &hub);
     flow.link(drain.numbers, &hub);
     let running = flow.spawn().unwrap();
-    until("some have passed", || lock(&seen).len() > 20).await;
+    until("some chunks have passed", || lock(&seen).len() > 20).await;
     running.stop();
     let report = within(running).await.unwrap();
     let count = lock(&seen).len() as u64;
-    assert_eq!(report.operator("fill").unwrap().messages_out, count, "nothing is lost");
+    assert_eq!(report.operator("fill").unwrap().messages_out, count, "no chunk is lost");
     assert_eq!((report.hubs[0].passed, report.untaken, hub.len()), (count, 0, 0));
 }
 
 #[tokio::test]
-async fn when_the_consumer_ends_so_do_those_before_it() {
+async fn when_the_consumer_ends_the_other_links_end() {
     let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(2).host_envelopes(4).build().unwrap();
     let seen = shared();
     let mut flow = Flow::new("ends");
@@ -523,7 +522,6 @@ async fn when_the_consumer_ends_so_do_those_before_it() {
     assert_eq!(report.untaken, hub.len() as u64);
 }
 
-/// Takes one out, and ends.
 struct First;
 
 impl Operator for First {
@@ -571,7 +569,7 @@ async fn an_optional_link_is_not_waited_for() {
     let ticks = flow.ingress("ticks", maybe.ticks);
     let running = flow.spawn().unwrap();
     ticks.send(0).await.unwrap();
-    until("it has run", || lock(&seen).len() == 1).await;
+    until("the operator has run", || lock(&seen).len() == 1).await;
     produce.with(async |blank| blank.fill_from(&[7]).await).await.unwrap();
     ticks.send(1).await.unwrap();
     drop((ticks, produce));
@@ -585,7 +583,7 @@ struct LookPorts {
     numbers: Peek<u32>,
 }
 
-/// Gives the hub the envelope that its first run lacks.
+/// Adds to the hub the envelope that its first run lacks.
 struct AddsWhatItLacks(ChunkHub<u32>, Shared<Option<ErrorKind>>);
 
 impl Operator for AddsWhatItLacks {
@@ -607,12 +605,12 @@ impl Operator for AddsWhatItLacks {
     }
 }
 
-/// The error of a port is that of one run: the next has a chunk, once the cause is gone.
+/// A port's error belongs to one run: the next run has a chunk once the cause is removed.
 #[tokio::test]
-async fn a_port_goes_on_once_the_cause_of_its_error_is_gone() {
+async fn a_port_recovers_once_the_cause_of_its_error_is_removed() {
     let device = emulated();
     let hub = ChunkHub::<u32>::builder("numbers").elements(1).envelopes(&device, 1).build().unwrap();
-    // While it is linked, an envelope may come to lie there: the flow may begin.
+    // While this link exists, an envelope could reach the host, so the flow may begin.
     let on_host = hub.produce(&host()).unwrap();
     let mut on_device = hub.produce(&device).unwrap();
     let stream = Stream::new(&device).unwrap();
@@ -663,7 +661,7 @@ async fn h6_an_operator_sends_buffers_of_its_own() {
     assert_eq!(seen, [1, 2, 3, 4, 5].map(|number| (number, "mine")));
 }
 
-/// The same flow again: its links are new, and its hub is the same.
+/// The second run of the flow has new links to the same hub.
 #[tokio::test]
 async fn a_flow_with_links_runs_again() {
     let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(2).host_envelopes(2).build().unwrap();
@@ -674,12 +672,12 @@ async fn a_flow_with_links_runs_again() {
     flow.link(fill.numbers, &hub);
     flow.link(drain.numbers, &hub);
     assert_eq!(within(flow.run()).await.unwrap().hubs[0].passed, 4);
-    // It has nothing left, and produces an empty chunk.
+    // `fill` has no data left and produces an empty chunk.
     assert_eq!(within(flow.run()).await.unwrap().hubs[0].passed, 1);
     assert_eq!(lock(&seen).concat(), [1, 2, 3, 4]);
 }
 
-/// Takes chunks out, two by two.
+/// Takes chunks in pairs.
 struct Pairs(ChunkHub<u32>, Shared<u32>);
 
 impl Operator for Pairs {
@@ -697,7 +695,7 @@ impl Operator for Pairs {
 }
 
 #[tokio::test]
-async fn an_operator_that_refuses_is_asked_again_when_its_hub_changes() {
+async fn may_run_is_called_again_when_the_hub_changes() {
     let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(3).host_envelopes(3).build().unwrap();
     let seen = shared();
     let mut flow = Flow::new("pairs");
@@ -715,7 +713,7 @@ async fn an_operator_that_refuses_is_asked_again_when_its_hub_changes() {
     assert_eq!(*lock(&seen), [0, 1, 2, 3]);
 }
 
-/// Copies are made by the hub itself, between the steps.
+/// The hub itself makes the copies, between the steps.
 #[tokio::test]
 async fn a_flow_with_links_is_stepped_through() {
     let (device, seen) = (emulated(), shared());
@@ -727,9 +725,9 @@ async fn a_flow_with_links_is_stepped_through() {
     flow.link(fill.numbers, &hub);
     flow.link(add.numbers, &hub);
     flow.link(drain.numbers, &hub);
-    let (mut steps, mut told) = (flow.steps().unwrap(), Vec::new());
+    let (mut steps, mut seen_steps) = (flow.steps().unwrap(), Vec::new());
     while let Some(step) = within(steps.next()).await {
-        told.push(step.to_string());
+        seen_steps.push(step.to_string());
     }
     let wanted = [
         "fill: run 1",
@@ -742,12 +740,12 @@ async fn a_flow_with_links_is_stepped_through() {
         "add: ended",
         "drain: ended",
     ];
-    assert_eq!(told, wanted);
+    assert_eq!(seen_steps, wanted);
     assert_eq!(lock(&seen).concat(), [2, 3]);
     within(steps.run_on()).await.unwrap();
 }
 
-/// An envelope that was taken out by hand, by a link that is gone.
+/// Returns an envelope that was taken out by hand by a link that no longer exists.
 async fn taken_out(hub: &ChunkHub<u32>) -> Envelope<u32> {
     let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&host()).unwrap());
     produce.with(async |blank| blank.fill_from(&[7]).await).await.unwrap();
@@ -765,10 +763,10 @@ async fn an_envelope_that_was_taken_out_before_a_flow_begins_is_waited_for() {
         flow.link(fill.numbers, &hub);
         flow.link(drain.numbers, &hub);
         let mut running = flow.spawn().unwrap();
-        until("it waits for the envelope", || !running.status()[0].waits_for.is_empty()).await;
+        until("the operator waits for the envelope", || !running.status()[0].waits_for.is_empty()).await;
         for _ in 0..100 {
             tokio::task::yield_now().await;
-            assert!((&mut running).now_or_never().is_none(), "the envelope will come home");
+            assert!((&mut running).now_or_never().is_none(), "the flow waits for the envelope's return");
         }
         drop(taken);
         within(running).await.unwrap();
@@ -776,9 +774,9 @@ async fn an_envelope_that_was_taken_out_before_a_flow_begins_is_waited_for() {
     }
 }
 
-/// A flow that is paused gives up its turn at a hub that it shares.
+/// A paused flow gives up its position at a hub that it shares.
 #[tokio::test]
-async fn h12_a_flow_that_is_paused_keeps_no_chunk_from_another_one() {
+async fn h12_a_paused_flow_keeps_no_chunk_from_another_one() {
     let hub = ChunkHub::<u32>::builder("food").elements(1).queue(2).host_envelopes(2).build().unwrap();
     let mut produce = hub.produce(&Device::host()).unwrap();
     let eater = |name: &str| {
@@ -789,18 +787,19 @@ async fn h12_a_flow_that_is_paused_keeps_no_chunk_from_another_one() {
         (flow.spawn().unwrap(), seen)
     };
     let (paused, seen_by_paused) = eater("paused");
-    until("it waits", || paused.status().iter().all(|eat| eat.status == wakeline::condition::Status::Wait)).await;
+    until("the operator waits", || paused.status().iter().all(|eat| eat.status == wakeline::condition::Status::Wait))
+        .await;
     paused.pause();
     let (runs, seen) = eater("runs");
     for number in 0..6 {
         within(produce.with(async |blank| blank.fill_from(&[number]).await)).await.unwrap();
     }
-    until("the other flow has all", || lock(&seen).len() == 6).await;
+    until("the other flow has all chunks", || lock(&seen).len() == 6).await;
     assert_eq!(lock(&seen_by_paused).len(), 0);
     paused.resume();
     drop(runs);
     within(produce.with(async |blank| blank.fill_from(&[7]).await)).await.unwrap();
-    until("it goes on", || lock(&seen_by_paused).len() == 1).await;
+    until("the flow continues", || lock(&seen_by_paused).len() == 1).await;
 }
 
 #[derive(Ports)]
@@ -829,7 +828,6 @@ struct MovePorts {
     to: Produce<u32>,
 }
 
-/// Moves chunks from one hub to another, as long as that has room.
 struct Move;
 
 impl Operator for Move {
@@ -841,10 +839,10 @@ impl Operator for Move {
     }
 }
 
-/// One consumer is held up by something else, at the same place as the other one or elsewhere: the other one has all chunks, and
-/// the flow ends.
+/// One of two consumers is blocked by something else, at the same place as the other one or elsewhere. The other one
+/// gets all chunks, and the flow ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_consumer_that_is_held_up_by_something_else_is_in_no_other_ones_way() {
+async fn a_consumer_that_is_blocked_by_something_else_blocks_no_other_one() {
     for on_device in [false, true] {
         for held_by in ["a gate", "a full hub"] {
             let device = emulated();
@@ -879,9 +877,9 @@ async fn a_consumer_that_is_held_up_by_something_else_is_in_no_other_ones_way() 
     }
 }
 
-/// An operator that goes on with something else once it never runs again keeps no chunk from others.
+/// An operator that never runs again, but continues with other work, keeps no chunk from others.
 #[tokio::test]
-async fn a_link_of_an_operator_that_never_runs_again_is_in_no_other_ones_way() {
+async fn a_link_of_an_operator_that_never_runs_again_blocks_no_other_one() {
     let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(2).host_envelopes(2).build().unwrap();
     let mut produce = hub.produce(&host()).unwrap();
     let (never, goes_on) = tokio::sync::oneshot::channel();
@@ -905,7 +903,7 @@ async fn a_link_of_an_operator_that_never_runs_again_is_in_no_other_ones_way() {
     flow.link(last.when(gate.clone()).numbers, &hub);
     let running = flow.spawn().unwrap();
     let handle = running.handle();
-    until("it waits for a chunk", || !handle.status()[0].waits_for.is_empty()).await;
+    until("the operator waits for a chunk", || !handle.status()[0].waits_for.is_empty()).await;
     gate.end();
     within(goes_on).await.unwrap();
     let mut consume = hub.consume(&host()).unwrap();
@@ -916,9 +914,9 @@ async fn a_link_of_an_operator_that_never_runs_again_is_in_no_other_ones_way() {
     within(running).await.unwrap();
 }
 
-/// A link that looks at a copy and does not take it leaves the envelope to a producer that has asked before.
+/// A link that sees a copy and does not take it leaves the envelope to a producer that has waited longer.
 #[tokio::test]
-async fn a_copy_that_was_looked_at_and_not_taken_makes_room_for_a_producer() {
+async fn a_copy_that_was_seen_and_not_taken_makes_room_for_a_producer() {
     let device = emulated();
     let builder = ChunkHub::<u32>::builder("numbers").elements(1).queue(3);
     let hub = builder.host_envelopes(2).envelopes(&device, 1).build().unwrap();
@@ -929,8 +927,8 @@ async fn a_copy_that_was_looked_at_and_not_taken_makes_room_for_a_producer() {
     flow.link(sees.numbers, &hub);
     let running = flow.spawn().unwrap();
     let handle = running.handle();
-    until("it waits for a chunk", || !handle.status()[0].waits_for.is_empty()).await;
-    // Copied to the device, and not looked at before this task waits.
+    until("the operator waits for a chunk", || !handle.status()[0].waits_for.is_empty()).await;
+    // The chunk is copied to the device, and the operator is not polled before this task waits.
     on_host.with(async |blank| blank.fill_from(&[7]).await).await.unwrap().unwrap();
     assert!(within(on_device.next()).await.unwrap().is_some());
     running.abort();
@@ -946,7 +944,6 @@ struct AgainPorts {
     numbers: Produce<u32>,
 }
 
-/// Produces what comes.
 struct Again;
 
 impl Operator for Again {
@@ -966,7 +963,6 @@ struct MarkPorts {
     numbers: Modify<u32>,
 }
 
-/// Writes what comes to a chunk.
 struct Mark;
 
 impl Operator for Mark {
@@ -986,7 +982,6 @@ struct TellPorts {
     seen: Output<u32>,
 }
 
-/// Sends what it consumes.
 struct Tell;
 
 impl Operator for Tell {
@@ -998,13 +993,14 @@ impl Operator for Tell {
     }
 }
 
-/// A cycle may go through a hub of chunks: from a producer to a consumer, or from a link that modifies to one that comes after it.
+/// A cycle may go through a hub of chunks: from a producer to a consumer, or from a link that modifies to a later one.
 #[tokio::test]
 async fn q8_the_check_lists_cycles_through_hubs_of_chunks() {
     let of_host = |queue| ChunkHub::builder("numbers").elements(4).queue(queue).host_envelopes(2).build().unwrap();
     let never = "each waits for a message of the cycle: it begins only if one sends first, in a `run` of its own";
     let fed = "fed by `numbers` with any number: it stalls once they are full";
-    // More places than envelopes hold no more chunks; a link by hand may send envelopes of its own.
+    // Without links by hand, two envelopes bound the chunks in the queue of five. A link by hand may send envelopes of
+    // its own.
     for (by_hand, holds, rest) in [(false, 3, format!("nothing outside feeds it; {never}")), (true, 6, fed.into())] {
         let hub = of_host(5);
         let producer = by_hand.then(|| hub.produce(&host()).unwrap());
@@ -1036,7 +1032,7 @@ async fn q8_the_check_lists_cycles_through_hubs_of_chunks() {
     let text = flow.check().unwrap().to_string();
     assert_eq!(text, format!("`mark`, `tell` form a cycle, whose hubs hold 2 together; {fed}; {never}"));
 
-    // Links that change what stays lead to no other link.
+    // Links that modify chunks that stay form no cycle.
     let mut flow = Flow::new("q8");
     let hub = of_host(1);
     let (fill, one, two) = (flow.add("fill", Fill::each(0..1)), flow.add("one", AddOne(1)), flow.add("two", AddOne(1)));

@@ -1,5 +1,5 @@
-//! A group of operators that comes to wait for itself alone by what another one does, long after the last of them has begun to wait:
-//! it is found all the same (Q8).
+//! A group of operators that begins to wait only for itself because of what another operator does, long after its
+//! members have begun to wait, is still found (Q8).
 
 use std::{future::ready, time::Duration};
 
@@ -40,7 +40,7 @@ struct OtherPorts {
     input: Input<u32>,
 }
 
-/// After a while it takes its message, or not, and ends, or goes on in the same run.
+/// After a delay it takes its message or leaves it, and then ends or continues in the same run.
 #[derive(Clone, Copy, Debug)]
 struct Other {
     takes: bool,
@@ -66,13 +66,13 @@ impl Operator for Other {
     }
 }
 
-/// Later than the flow looks by itself.
+/// Later than the flow's own check for stalls.
 const LATER: Duration = Duration::from_millis(300);
 const FOR_EVER: Duration = Duration::from_secs(100_000);
-/// When it is to be found.
+/// Limit for finding the stall.
 const FOUND: Duration = Duration::from_secs(2);
 
-/// With a way in that is kept: the flow is not at rest.
+/// Runs the flow with an ingress that is kept, so that the flow does not count as idle. Returns the stall's message.
 async fn stalls(mut flow: Flow, stepped: bool) -> String {
     let beside = flow.add("beside", sink(|_: u32| ready(Ok(()))));
     let held = flow.ingress("held", beside.input);

@@ -1,4 +1,4 @@
-//! L7, E4: several runs of one operator at a time.
+//! Scenarios L7 and E4: several concurrent runs of one operator.
 
 use std::{
     collections::HashSet,
@@ -17,7 +17,7 @@ fn numbers(count: u32) -> impl Operator<Ports = SourcePorts<u32>> {
     source(move || std::future::ready(Ok(numbers.next())))
 }
 
-/// What came out, in order.
+/// Runs a flow through the operator and returns its output, in order.
 async fn through<O>(flow_of: u32, operator: O, connect: impl FnOnce(&mut Flow, O) -> Ends) -> Result<Vec<u32>> {
     let mut flow = Flow::new("concurrent");
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -44,7 +44,7 @@ fn add<O: Operator<Ports = MapPorts<u32, u32>>>(flow: &mut Flow, operator: O) ->
     (added.input, added.output)
 }
 
-/// Holds its first run up until all others have ended.
+/// Blocks its first run until all others have ended.
 #[derive(Clone)]
 struct SlowFirst {
     others: Arc<AtomicUsize>,
@@ -71,9 +71,10 @@ fn slow_first(count: usize) -> SlowFirst {
 }
 
 #[tokio::test]
-async fn l7_runs_go_on_at_once_and_their_order_is_kept() {
+async fn l7_runs_are_concurrent_and_their_order_is_kept() {
     within(async {
-        // The first of four ends last. Were there fewer than four at a time, or one held the others up, it never would.
+        // The first of four runs ends last. With fewer than four concurrent runs, or if one blocked the others, it
+        // would never end.
         let seen = through(4, concurrent(4, slow_first(4)), add).await.unwrap();
         assert_eq!(seen, [0, 1, 2, 3]);
     })
@@ -81,7 +82,7 @@ async fn l7_runs_go_on_at_once_and_their_order_is_kept() {
 }
 
 #[tokio::test]
-async fn l7_unordered_messages_come_as_runs_end() {
+async fn l7_unordered_messages_arrive_as_runs_end() {
     within(async {
         let seen = through(20, concurrent(4, slow_first(20)).unordered(), add).await.unwrap();
         assert_eq!(seen.len(), 20);
@@ -102,7 +103,7 @@ async fn l7_every_worker_runs_and_nothing_is_lost() {
                 Ok(n)
             }
         });
-        // `map`'s function is cloned with it.
+        // `map`'s function is cloned with the operator.
         let seen = through(999, concurrent(3, work), add).await.unwrap();
         assert_eq!(seen, (0..999).collect::<Vec<_>>());
     })
@@ -127,7 +128,7 @@ async fn l7_a_run_that_fails_ends_the_flow_though_an_earlier_one_hangs() {
     .await;
 }
 
-/// Counts those that are alive.
+/// Counts its live clones.
 struct Alive(Arc<AtomicUsize>);
 
 impl Clone for Alive {
@@ -166,7 +167,7 @@ impl Operator for Lives {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l4_after_an_abort_all_workers_are_gone_before_stop() {
+async fn l4_an_abort_drops_all_workers_before_stop() {
     within(async {
         let (alive, begun, at_stop) = (Arc::new(AtomicUsize::new(1)), Arc::new(Notify::new()), Arc::default());
         let lives = Lives { alive: Alive(alive.clone()), begun: begun.clone(), at_stop: Arc::clone(&at_stop) };
@@ -180,7 +181,7 @@ async fn l4_after_an_abort_all_workers_are_gone_before_stop() {
         begun.notified().await;
         running.abort();
         assert!(running.await.unwrap_err().is_cancelled());
-        assert_eq!(*at_stop.lock().unwrap(), Some(1), "only the operator itself is left");
+        assert_eq!(*at_stop.lock().unwrap(), Some(1), "all workers were dropped");
         assert_eq!(alive.load(Ordering::SeqCst), 0);
     })
     .await;
@@ -194,7 +195,7 @@ struct FillPorts {
     output: Output<Envelope<u32>>,
 }
 
-/// Writes what it reads, plus one, into an envelope of its own.
+/// Writes each input element plus one into an envelope of its output.
 #[derive(Clone)]
 struct AddOne {
     after: Arc<AtomicUsize>,
@@ -303,7 +304,7 @@ struct BlankMapPorts {
     output: Output<Envelope<u32>>,
 }
 
-/// The first run waits until two later ones have ended; only then it asks for a blank envelope.
+/// The first run asks for a blank envelope only after two later runs have ended.
 #[derive(Clone)]
 struct LateBlank {
     ended: Arc<AtomicUsize>,
@@ -329,7 +330,7 @@ impl Operator for LateBlank {
     }
 }
 
-/// Three runs at a time, with a hub of so many envelopes.
+/// Runs [`LateBlank`] with three concurrent runs and the given hub.
 async fn late_blank(hub: Hub) -> Result<Vec<u32>> {
     let seen = shared();
     let mut flow = Flow::new("blanks");
@@ -343,7 +344,8 @@ async fn late_blank(hub: Hub) -> Result<Vec<u32>> {
     Ok(seen)
 }
 
-/// Later runs keep the envelopes that they have filled: the hub has as many as the first needs besides, or it is said before.
+/// Later runs keep the envelopes that they have filled. The hub must have enough for the first run as well, or the
+/// setup is an error.
 #[tokio::test]
 async fn l7_later_runs_leave_the_first_its_blank_envelope() {
     for hub in [Hub::bounded(1), Hub::bounded(1).envelopes(3)] {
@@ -366,9 +368,9 @@ async fn e4_concurrent_runs_have_no_thread_of_their_own() {
     assert!(error.to_string().contains("`on_own_thread` or `concurrent`"), "{error}");
 }
 
-/// A run has its messages when it begins: more of them do not come, though the source may send more.
+/// A run's messages are fixed when it begins: `recv` yields no others, although the source sends more.
 #[tokio::test]
-async fn l7_recv_in_a_run_gives_what_is_the_runs() {
+async fn l7_recv_in_a_run_yields_only_its_messages() {
     #[derive(Clone)]
     struct TakeAll(Shared<Vec<u32>>);
 
@@ -402,9 +404,9 @@ async fn l7_recv_in_a_run_gives_what_is_the_runs() {
     assert_eq!(seen, [[0, 1], [2, 3], [4, 5], [6, 7]]);
 }
 
-/// What a run leaves is the run's, and nobody else's: it was never taken.
+/// A message that a run does not take goes to no other run and counts as untaken.
 #[tokio::test]
-async fn l7_what_a_run_leaves_is_counted() {
+async fn l7_messages_that_a_run_leaves_are_counted() {
     #[derive(Clone)]
     struct TakeFirst(Shared<u32>);
 
@@ -441,7 +443,7 @@ async fn l7_what_a_run_leaves_is_counted() {
     assert_eq!(report.operator("work").unwrap().messages_in, 3, "{report}");
 }
 
-/// Meets all others that are under way.
+/// Waits in each run for all concurrent runs.
 #[derive(Clone)]
 struct Together(Arc<Barrier>);
 
@@ -456,7 +458,7 @@ impl Operator for Together {
 }
 
 #[tokio::test]
-async fn q8_a_stall_behind_concurrent_runs_that_have_ended_is_told() {
+async fn q8_a_stall_behind_concurrent_runs_that_have_ended_is_reported() {
     for runs in [2, 3, 4] {
         let mut flow = Flow::new("stall");
         let from = flow.add("numbers", numbers(runs as u32));
@@ -470,7 +472,7 @@ async fn q8_a_stall_behind_concurrent_runs_that_have_ended_is_told() {
     }
 }
 
-/// What a run has sent before it closes its output goes out, and so does what others send that are under way.
+/// Messages that a run sent before it closed its output are delivered, and so are those of the other active runs.
 #[tokio::test]
 async fn q6_an_output_that_a_concurrent_run_closes_ends_after_the_others() {
     #[derive(Clone)]
@@ -498,8 +500,8 @@ async fn q6_an_output_that_a_concurrent_run_closes_ends_after_the_others() {
     assert_eq!(seen, [0, 1, 2]);
 }
 
-/// B4-8: the ports of a run are values that it may swap. What it leaves is then counted at another hub than its own, and no more
-/// there than were taken.
+/// B4-8: the ports of a run are values that it may swap. The messages that it leaves are then counted at the other hub,
+/// but never more than were taken there.
 #[tokio::test]
 async fn a_run_that_swaps_its_inputs_ends() {
     #[derive(Ports)]
@@ -531,7 +533,7 @@ async fn a_run_that_swaps_its_inputs_ends() {
     assert!(report.hubs.iter().all(|hub| hub.passed <= 3 && hub.untaken <= 3), "{report}");
 }
 
-/// B4-7: a run that waits for more blank envelopes than there are is a stall, as in a plain operator.
+/// B4-7: a run that waits for more blank envelopes than exist is a stall, as in an operator without concurrency.
 #[tokio::test]
 async fn a_stall_within_a_run_is_reported() {
     #[derive(Ports)]
@@ -578,7 +580,7 @@ async fn a_stall_within_a_run_is_reported() {
     }
 }
 
-/// Takes nothing, and looks before each run at the streams of its messages.
+/// Takes no message, and records the number of its messages' streams before each run.
 #[derive(Clone)]
 struct LooksAndLeaves(Shared<usize>);
 
@@ -598,9 +600,9 @@ impl Operator for LooksAndLeaves {
     }
 }
 
-/// What several runs at a time have left is no message of the next.
+/// Messages that concurrent runs have left do not count as messages of the next run.
 #[tokio::test]
-async fn streams_of_a_run_are_not_counted_by_what_others_have_left() {
+async fn streams_of_a_run_exclude_messages_left_by_others() {
     let seen = shared();
     let mut flow = Flow::new("leaves");
     let mut next = 0..6_u32;

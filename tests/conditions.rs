@@ -1,4 +1,4 @@
-//! Scenarios C: when may an operator run?
+//! Scenarios C: when an operator may run.
 
 use std::{
     future::ready,
@@ -18,14 +18,14 @@ use wakeline::{
     stream::{Event, Ticket},
 };
 
-/// Of an operator that is shown a message when it is done.
+/// The port of an operator that receives a message once the message's device work is done.
 #[derive(Ports)]
 struct DonePorts<M: Message> {
     #[input(done, capacity = 8)]
     input: Input<M>,
 }
 
-/// Notes what each message holds, and that nothing writes it.
+/// Records what each message holds, and checks that no work still writes it.
 struct Note {
     seen: Shared<u32>,
     device: Device,
@@ -39,12 +39,12 @@ impl Operator for Note {
         let is = envelope.state()?;
         let number = first(&envelope, &self.device).await;
         lock(&self.seen).push(number);
-        assert_eq!(is, BufferState::Idle, "it ran before its message was done");
+        assert_eq!(is, BufferState::Idle, "the operator ran before its message was done");
         Ok(())
     }
 }
 
-/// The first number in memory of the device.
+/// Reads the first number of an envelope in device memory.
 async fn first(envelope: &Envelope<u32>, device: &Device) -> u32 {
     let aside = Stream::named(device, "aside").unwrap();
     let mut here = Buffer::<u32>::pinned(device, 64).unwrap();
@@ -52,27 +52,26 @@ async fn first(envelope: &Envelope<u32>, device: &Device) -> u32 {
     here.read().await.unwrap()[0]
 }
 
-/// Memory that a stream is writing `n` to.
+/// A buffer to which the stream writes `n`.
 fn written(stream: &Stream, n: u32) -> Buffer<u32> {
     let mut buffer = Buffer::<u32>::new(stream.device(), 64).unwrap();
     stream.fill(&mut buffer, n).unwrap();
     buffer
 }
 
-/// An operator that sends these and ends.
 fn sends<M: Message>(messages: impl IntoIterator<Item = M>) -> impl Operator<Ports = SourcePorts<M>> {
     let mut messages = messages.into_iter().collect::<Vec<_>>().into_iter();
     source(move || ready(Ok(messages.next())))
 }
 
-/// Time enough for whoever would do something wrong.
+/// Yields often enough for an incorrect run to happen.
 async fn a_while() {
     for _ in 0..2000 {
         tokio::task::yield_now().await;
     }
 }
 
-// Everybody else waits, at a port, for nothing but the device: that is no rest, and no stall.
+// The only operator that is left waits at a port for the device. The flow is then neither idle nor stalled.
 on_both!(c8_stream_an_operator_runs_when_the_work_is_done, async |device: Device| {
     let seen = shared();
     let stream = Stream::named(&device, "writer").unwrap();
@@ -85,7 +84,7 @@ on_both!(c8_stream_an_operator_runs_when_the_work_is_done, async |device: Device
     flow.connect(send.output, note.input);
     let running = flow.spawn().unwrap();
     a_while().await;
-    assert_eq!(*lock(&seen), [0; 0], "not before");
+    assert_eq!(*lock(&seen), [0; 0], "the operator must not run yet");
     drop(held);
     let report = running.await.unwrap();
     assert_eq!(*lock(&seen), [2]);
@@ -93,8 +92,8 @@ on_both!(c8_stream_an_operator_runs_when_the_work_is_done, async |device: Device
     assert_eq!((report.operator("note").unwrap().messages_in, report.untaken), (1, 0));
 });
 
-// Readiness is each message's own: the second waits for its stream, and the first does not, nor does the third wait for
-// what its stream is given later.
+// Each message has its own readiness: the second one waits for its stream, the first one does not, and the third one
+// does not wait for work that its stream gets later.
 on_both!(c8_stream_every_message_waits_for_its_own_work, async |device: Device| {
     let seen = shared();
     let streams: Vec<_> = (0..3).map(|n| Stream::named(&device, format!("writer {n}")).unwrap()).collect();
@@ -105,7 +104,7 @@ on_both!(c8_stream_every_message_waits_for_its_own_work, async |device: Device| 
     }
     let second = hold(&streams[1]);
     increment::launch(&streams[1], &mut buffers[1]).unwrap();
-    // This comes after the message's own work, and never ends as long as the test runs.
+    // This is enqueued behind the message's work and blocks until the end of the test.
     let later = hold(&streams[2]);
 
     let mut flow = Flow::new("c8");
@@ -113,16 +112,16 @@ on_both!(c8_stream_every_message_waits_for_its_own_work, async |device: Device| 
     let note = flow.add("note", Note { seen: seen.clone(), device: device.clone() }).on(&device);
     flow.connect(send.output, note.input);
     let running = flow.spawn().unwrap();
-    until("the first has come", || *lock(&seen) == [1]).await;
+    until("the first message has arrived", || *lock(&seen) == [1]).await;
     a_while().await;
-    assert_eq!(*lock(&seen), [1], "the second is held up, and order is kept");
+    assert_eq!(*lock(&seen), [1], "the second message is blocked, and the order is kept");
     drop(second);
     running.await.unwrap();
     assert_eq!(*lock(&seen), [1, 12, 21]);
     drop(later);
 });
 
-/// Two envelopes of two streams in one message.
+/// A message with two envelopes from two streams.
 #[derive(Message)]
 struct Pair {
     #[envelope]
@@ -154,14 +153,14 @@ on_both!(c8_stream_a_message_of_several_streams, async |device: Device| {
         flow.connect(send.output, look.input);
         let running = flow.spawn().unwrap();
         a_while().await;
-        assert_eq!(ran.load(Ordering::Relaxed), 0, "stream {late} is held up");
+        assert_eq!(ran.load(Ordering::Relaxed), 0, "stream {late} is blocked");
         drop(held);
         running.await.unwrap();
         assert_eq!(ran.load(Ordering::Relaxed), 1);
     }
 });
 
-/// What no stream has to do with is done.
+/// A message that no stream uses is done.
 #[tokio::test]
 async fn c8_stream_no_stream_is_ready() {
     let ran = Arc::new(AtomicUsize::new(0));
@@ -178,7 +177,7 @@ async fn c8_stream_no_stream_is_ready() {
     assert_eq!(ran.load(Ordering::Relaxed), 2);
 }
 
-/// Collects without a single await: what it is shown has arrived.
+/// Collects without an await, since the data of its messages have arrived.
 struct CollectDone(Shared<Vec<u32>>);
 
 impl Operator for CollectDone {
@@ -191,7 +190,7 @@ impl Operator for CollectDone {
     }
 }
 
-// The message waits for its copy into the reader's place, with fewer envelopes than messages.
+// The message waits for its copy to the reader's place. There are fewer envelopes than messages.
 on_both!(c8_stream_a_message_that_is_copied_to_its_reader, async |device: Device| {
     let seen = shared();
     let mut flow = Flow::new("c8");
@@ -206,8 +205,8 @@ on_both!(c8_stream_a_message_that_is_copied_to_its_reader, async |device: Device
     freed(&device).await;
 });
 
-// `try_take`, `len` and `recv` hand out only what is done.
-on_both!(c8_stream_in_a_loop_of_ones_own, async |device: Device| {
+// `try_take`, `len` and `recv` show only messages that are done.
+on_both!(c8_stream_in_an_operators_own_loop, async |device: Device| {
     let stream = Stream::named(&device, "writer").unwrap();
     let mut buffers = [written(&stream, 1), written(&stream, 2)];
     stream.completed().await.unwrap();
@@ -222,18 +221,18 @@ on_both!(c8_stream_in_a_loop_of_ones_own, async |device: Device| {
             let held = held.take();
             let device = cx.device().clone();
             async move {
-                let one = ports.input.recv().await?.expect("there are two");
+                let one = ports.input.recv().await?.expect("two messages were sent");
                 assert_eq!(first(&one, &device).await, 1);
-                assert!(ports.input.recv().now_or_never().is_none(), "it is held up");
-                assert!(ports.input.try_take()?.is_none(), "it is held up");
+                assert!(ports.input.recv().now_or_never().is_none(), "the second message is blocked");
+                assert!(ports.input.try_take()?.is_none(), "the second message is blocked");
                 assert_eq!((ports.input.len(), ports.input.is_empty()), (0, true));
-                let told = ports.input.take().unwrap_err();
-                assert_eq!(told.kind(), ErrorKind::Usage, "{told}");
+                let error = ports.input.take().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
                 drop(held);
-                let two = ports.input.recv().await?.expect("there are two");
+                let two = ports.input.recv().await?.expect("two messages were sent");
                 assert_eq!(two.state()?, BufferState::Idle);
                 assert_eq!(first(&two, &device).await, 3);
-                assert!(ports.input.recv().await?.is_none(), "that was all");
+                assert!(ports.input.recv().await?.is_none(), "no message is left");
                 Ok(())
             }
             .boxed()
@@ -244,9 +243,9 @@ on_both!(c8_stream_in_a_loop_of_ones_own, async |device: Device| {
     flow.run().await.unwrap();
 });
 
-/// A device that is lost while an operator on the host waits for it at a port: it gets the error from `take`.
+/// A device is lost while an operator on the host waits for it at a port. The operator gets the error from `take`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn c8_stream_a_lost_device_is_told_through_take() {
+async fn c8_stream_a_lost_device_is_an_error_of_take() {
     let device = emulated_with(Emulated::new().workers(2).faults(Faults::new().trap_kernel("increment", 2)));
     let stream = Stream::named(&device, "writer").unwrap();
     let mut buffers = [written(&stream, 1), written(&stream, 2)];
@@ -254,13 +253,13 @@ async fn c8_stream_a_lost_device_is_told_through_take() {
     stream.completed().await.unwrap();
     let held = hold(&stream);
     increment::launch(&stream, &mut buffers[1]).unwrap();
-    let (told, ran) = (shared(), Arc::new(AtomicUsize::new(0)));
+    let (errors, ran) = (shared(), Arc::new(AtomicUsize::new(0)));
     let mut flow = Flow::new("c8");
-    // It has nothing to do with that device, but that its messages are there.
+    // The operator is on another device than its messages.
     let send = flow.add("send", sends(buffers.map(Envelope::from))).on(&emulated());
-    let (noted, counted) = (told.clone(), ran.clone());
+    let (noted, counted) = (errors.clone(), ran.clone());
     let take = task(move |ports: &mut DonePorts<Envelope<u32>>, cx: &mut Cx| {
-        let (told, ran) = (noted.clone(), counted.clone());
+        let (errors, ran) = (noted.clone(), counted.clone());
         async move {
             while cx.ready(ports).await {
                 match ports.input.take() {
@@ -268,7 +267,7 @@ async fn c8_stream_a_lost_device_is_told_through_take() {
                         assert_eq!(envelope.as_slice()?, [2; 64]);
                         ran.fetch_add(1, Ordering::Relaxed);
                     }
-                    Err(error) => lock(&told).push(error.to_string()),
+                    Err(error) => lock(&errors).push(error.to_string()),
                 }
             }
             Ok(())
@@ -278,21 +277,21 @@ async fn c8_stream_a_lost_device_is_told_through_take() {
     let take = flow.add("take", take);
     flow.connect_with(send.output, take.input, Hub::default().envelope_bytes(256));
     let running = flow.spawn().unwrap();
-    until("the first was taken", || ran.load(Ordering::Relaxed) == 1).await;
+    until("the first message was taken", || ran.load(Ordering::Relaxed) == 1).await;
     a_while().await;
-    assert_eq!((ran.load(Ordering::Relaxed), lock(&told).len()), (1, 0), "the second is held up");
+    assert_eq!((ran.load(Ordering::Relaxed), lock(&errors).len()), (1, 0), "the second message is blocked");
     drop(held);
-    // The last copy came after the lost device's work: the flow fails as a whole, too.
+    // The last copy was ordered after the lost device's work, so the flow as a whole fails, too.
     let error = within(running).await.unwrap_err();
     assert!(error.is_device_lost(), "{error}");
     assert_eq!(ran.load(Ordering::Relaxed), 1);
-    let told = lock(&told).clone();
-    assert_eq!(told.len(), 1, "once, and then it goes on: {told:?}");
-    assert!(told[0].starts_with("a message of hub `send.output -> take.input`: device lost"), "{told:?}");
-    assert!(told[0].contains("unfinished work on: `writer`"), "{told:?}");
+    let errors = lock(&errors).clone();
+    assert_eq!(errors.len(), 1, "one error, and then the loop continues: {errors:?}");
+    assert!(errors[0].starts_with("a message of hub `send.output -> take.input`: device lost"), "{errors:?}");
+    assert!(errors[0].contains("unfinished work on: `writer`"), "{errors:?}");
 }
 
-/// Whatever the order of events, and whoever is aborted where: see also `f4_abort_at_every_await_point`.
+/// The order of events is random. See also `f4_abort_at_every_await_point`.
 #[tokio::test(start_paused = true)]
 async fn c8_stream_under_simulation() {
     for seed in 0..40 {
@@ -338,7 +337,7 @@ impl Operator for IncrementDone {
     }
 }
 
-/// Every await point of a flow whose operators wait for the device at their ports.
+/// Aborts at every await point of a flow whose operators wait for the device at their ports.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f4_abort_while_ports_wait_for_the_device() {
     let device = emulated();
@@ -363,11 +362,11 @@ async fn f4_abort_while_ports_wait_for_the_device() {
             }
         }
     }
-    assert!(aborted > 0, "none was aborted");
+    assert!(aborted > 0, "no flow was aborted in time");
     freed(&device).await;
 }
 
-/// The device is done with the numbers at `decoded`, and with the rest of it later.
+/// The pixels are written at `decoded`; the device uses them further after that.
 #[derive(Message)]
 struct Frame {
     #[envelope]
@@ -390,7 +389,7 @@ struct ScaledPorts<M: Message> {
     input: Input<M>,
 }
 
-/// Counts its runs, each of which takes what `take` does.
+/// Calls `take` in each run, and counts the runs.
 fn counts<P: Ports>(ran: &Arc<AtomicUsize>, take: fn(&mut P) -> Result<()>) -> impl Operator<Ports = P> + use<P> {
     let ran = ran.clone();
     task(move |ports: &mut P, cx: &mut Cx| {
@@ -406,7 +405,7 @@ fn counts<P: Ports>(ran: &Arc<AtomicUsize>, take: fn(&mut P) -> Result<()>) -> i
     })
 }
 
-/// A frame whose stream is held up after `decoded`, and before `scaled`.
+/// A frame whose stream is blocked between `decoded` and `scaled`.
 fn half_done(device: &Device) -> (Frame, Hold) {
     let stream = Stream::named(device, "writer").unwrap();
     let mut pixels = written(&stream, 1);
@@ -418,8 +417,8 @@ fn half_done(device: &Device) -> (Frame, Hold) {
     (Frame { pixels: pixels.into(), decoded, small }, held)
 }
 
-// Each reader waits for the event that it names, whatever else the message's stream has to do.
-on_both!(c8_event_the_one_that_is_named, async |device: Device| {
+// Each reader waits only for the event that it names, whatever other work the message's stream has.
+on_both!(c8_event_only_the_named_one, async |device: Device| {
     let decoded = Arc::new(AtomicUsize::new(0));
     let scaled = Arc::new(AtomicUsize::new(0));
     let done = Arc::new(AtomicUsize::new(0));
@@ -448,8 +447,8 @@ on_both!(c8_event_the_one_that_is_named, async |device: Device| {
     assert_eq!(counted(), [1, 1, 1]);
 });
 
-// Several of one name, and none at all.
-on_both!(c8_event_all_of_a_list_and_none_this_time, async |device: Device| {
+// A message with several events of one name, and messages without an event.
+on_both!(c8_event_all_of_a_list_and_none, async |device: Device| {
     let (list, none) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let mut later = Vec::new();
     let mut frames = Vec::new();
@@ -476,16 +475,16 @@ on_both!(c8_event_all_of_a_list_and_none_this_time, async |device: Device| {
     flow.connect(a.output, by_all.input);
     flow.connect(b.output, by_none.input);
     let running = flow.spawn().unwrap();
-    until("those without an event are ready", || none.load(Ordering::Relaxed) == 2).await;
+    until("the messages without an event are ready", || none.load(Ordering::Relaxed) == 2).await;
     a_while().await;
-    assert_eq!(list.load(Ordering::Relaxed), 0, "one of three is held up");
+    assert_eq!(list.load(Ordering::Relaxed), 0, "one of three events is blocked");
     drop(last);
     running.await.unwrap();
     assert_eq!(list.load(Ordering::Relaxed), 1);
     drop(later);
 });
 
-// A buffer's state follows from what is done with it.
+// A buffer's state follows the work that uses it.
 on_both!(c8_buffer_shows_its_state, async |device: Device| {
     let (writer, reader) = (Stream::named(&device, "writer").unwrap(), Stream::named(&device, "reader").unwrap());
     let mut buffer = Buffer::<u32>::new(&device, 64).unwrap();
@@ -515,7 +514,7 @@ on_both!(c8_buffer_shows_its_state, async |device: Device| {
     assert_eq!(here.as_slice().unwrap(), [3; 64]);
 });
 
-/// Works on a buffer of its own, and runs again only when that is available.
+/// Works on its own buffer, and runs again only when the buffer is available.
 struct OwnBuffer {
     buffer: Buffer<u32>,
     held: Shared<Hold>,
@@ -542,8 +541,8 @@ impl Operator for OwnBuffer {
     }
 }
 
-// With a message waiting, and only the device to wait for.
-on_both!(c8_buffer_that_no_message_carries, async |device: Device| {
+// A message is queued, and the operator waits only for the device.
+on_both!(c8_buffer_of_an_operator, async |device: Device| {
     let stream = Stream::named(&device, "first").unwrap();
     let buffer = written(&stream, 0);
     stream.completed().await.unwrap();
@@ -555,9 +554,9 @@ on_both!(c8_buffer_that_no_message_carries, async |device: Device| {
     flow.connect_with(send.output, own.input, Hub::bounded(3));
     let running = flow.spawn().unwrap();
     for run in 1..=3 {
-        until("it has run again", || lock(&states).len() == run && !lock(&held).is_empty()).await;
+        until("the operator has run again", || lock(&states).len() == run && !lock(&held).is_empty()).await;
         a_while().await;
-        assert_eq!(lock(&states).len(), run, "its work is held up");
+        assert_eq!(lock(&states).len(), run, "the run's device work is blocked");
         let held = lock(&held).pop();
         drop(held);
     }
@@ -565,7 +564,7 @@ on_both!(c8_buffer_that_no_message_carries, async |device: Device| {
     assert_eq!(*lock(&states), [BufferState::Idle; 3]);
 });
 
-// All conditions are and-ed: a message that is done, another one, and room.
+// All conditions must hold: a message that is done, another message, and room.
 on_both!(c8_with_the_other_conditions, async |device: Device| {
     #[derive(Ports)]
     struct BothPorts {
@@ -615,7 +614,8 @@ struct ManyDonePorts {
     input: Inputs<Envelope<u32>>,
 }
 
-// A port for many: every connection's first message has to be done; in a loop of one's own, whichever is.
+// A port with several connections: for a run, the first message of every connection must be done; in an operator's own
+// loop, `recv_any` returns any that is done.
 on_both!(c8_stream_at_a_port_for_any_number, async |device: Device| {
     for in_a_loop in [false, true] {
         let streams: Vec<_> = (0..3).map(|n| Stream::named(&device, format!("writer {n}")).unwrap()).collect();
@@ -655,7 +655,7 @@ on_both!(c8_stream_at_a_port_for_any_number, async |device: Device| {
         }
         let running = flow.spawn().unwrap();
         if in_a_loop {
-            until("those that are done have come", || lock(&seen).len() == 2).await;
+            until("the messages that are done have arrived", || lock(&seen).len() == 2).await;
         }
         a_while().await;
         let before = lock(&seen).clone();
@@ -668,8 +668,9 @@ on_both!(c8_stream_at_a_port_for_any_number, async |device: Device| {
     }
 });
 
-// A number that an operator on a device sends comes with its stream, and is done when that has done what came before.
-on_both!(c8_stream_that_a_number_came_with, async |device: Device| {
+// A number that an operator on a device sends carries the operator's stream, and is done once the stream's earlier work
+// is.
+on_both!(c8_stream_of_a_number_from_a_device, async |device: Device| {
     let (held, is_held) = tokio::sync::oneshot::channel();
     let (mut held, ran) = (Some(held), Arc::new(AtomicUsize::new(0)));
     let mut flow = Flow::new("c8");
@@ -690,13 +691,13 @@ on_both!(c8_stream_that_a_number_came_with, async |device: Device| {
     let running = flow.spawn().unwrap();
     let held = is_held.await.unwrap();
     a_while().await;
-    assert_eq!(ran.load(Ordering::Relaxed), 0, "it is held up");
+    assert_eq!(ran.load(Ordering::Relaxed), 0, "the stream is blocked");
     drop(held);
     running.await.unwrap();
     assert_eq!(ran.load(Ordering::Relaxed), 1);
 });
 
-/// Loses its second claim, and sets the count to so many runs meanwhile, as any thread could.
+/// Refuses its second claim, and resets the count to `to` at that moment, as any thread could.
 struct Loses {
     count: wakeline::condition::Count,
     to: i64,
@@ -718,7 +719,7 @@ impl wakeline::condition::Condition for Loses {
 }
 
 #[tokio::test]
-async fn a_count_that_is_reset_while_a_claim_is_lost_has_the_runs_of_the_reset() {
+async fn a_count_that_is_reset_while_a_claim_fails_allows_the_runs_of_the_reset() {
     for (whole, to, expected) in [(10, 0, 1), (-1, 0, 1), (10, 3, 4), (-1, 3, 4), (1, 2, 1)] {
         let count = wakeline::condition::count(whole);
         let mut flow = Flow::new("count");
@@ -749,7 +750,7 @@ async fn a_condition_that_another_one_adds_is_checked_before_the_run() {
 
     type Adds = fn(Added<SinkHandles<u32>>);
     struct AddsAnother {
-        /// The test's own: the operator keeps this.
+        /// The test owns the target, because the operator owns this condition.
         to: Weak<Mutex<Added<SinkHandles<u32>>>>,
         left: AtomicUsize,
         adds: Adds,
@@ -777,7 +778,7 @@ async fn a_condition_that_another_one_adds_is_checked_before_the_run() {
         (|to| add(to, 0), 1, Some("waits for 0 messages")),
         (|to| add(to, 1000), 1, Some("1000")),
         (|to| add(to, 1), 1, None),
-        (|to| add(to, 1), usize::MAX, Some("each time that it is checked")),
+        (|to| add(to, 1), usize::MAX, Some("during every check")),
     ];
     for (adds, times, problem) in cases {
         let mut flow = Flow::new("unchecked");

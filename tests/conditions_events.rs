@@ -1,4 +1,4 @@
-//! Scenarios C5, C7, C11 and C12: counts, gates, work elsewhere, futures, predicates, conditions of one's own.
+//! Scenarios C5, C7, C11 and C12: counts, gates, work elsewhere, futures, predicates, user-defined conditions.
 
 use std::{
     future::ready,
@@ -23,14 +23,14 @@ use wakeline::{
     prelude::*,
 };
 
-/// Time enough for whoever would do something wrong.
+/// Yields often enough for an incorrect run to happen.
 async fn a_while() {
     for _ in 0..2000 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Runs on and on, and counts.
+/// An operator that always runs again, and the number of its runs.
 fn counts() -> (Arc<AtomicUsize>, impl Operator<Ports = ()>) {
     let ran = Arc::new(AtomicUsize::new(0));
     let counted = ran.clone();
@@ -42,7 +42,7 @@ fn counts() -> (Arc<AtomicUsize>, impl Operator<Ports = ()>) {
 }
 
 #[tokio::test]
-async fn c5_so_many_runs_and_as_many_again() {
+async fn c5_a_count_applies_anew_in_every_run_of_the_flow() {
     let mut flow = Flow::new("c5");
     let three = flow.add("three", source(|| ready(Ok(Some(1_u32))))).when(count(3));
     let none = flow.add("none", source(|| ready(Ok(Some(1_u32))))).when(count(0));
@@ -64,13 +64,13 @@ async fn c5_a_count_without_end() {
     let endless = count(-1);
     let _ = flow.add("endless", operator).when(endless.clone());
     let running = flow.spawn().unwrap();
-    becomes("it runs on", || ran.load(Ordering::Relaxed) > 1000).await;
+    becomes("the operator keeps running", || ran.load(Ordering::Relaxed) > 1000).await;
     assert_eq!(endless.left(), -1);
     endless.reset(0);
     within(running).await.unwrap();
 }
 
-/// By an operator in its last run, and by another one; two that share one take from each other.
+/// An operator resets its count in its last run. Two operators that share a count use it up together.
 #[tokio::test]
 async fn c5_a_count_can_be_reset_and_shared() {
     let left = count(3);
@@ -94,7 +94,7 @@ async fn c5_a_count_can_be_reset_and_shared() {
     assert_eq!(runs("one") + runs("other"), 100);
 }
 
-/// Holoscan's boolean condition: a reader ends its source, and the end walks on from there.
+/// Holoscan's boolean condition: a reader ends its source, and the end propagates downstream.
 #[tokio::test]
 async fn c5_a_gate_that_ends_is_a_kill_switch() {
     let mut flow = Flow::new("c5");
@@ -116,7 +116,7 @@ async fn c5_a_gate_that_ends_is_a_kill_switch() {
             lock(&noted).push(number);
             if number == 5 {
                 switch.end();
-                switch.resume(); // there is no way back
+                switch.resume(); // has no effect after the end
             }
             ready(Ok(()))
         }),
@@ -125,12 +125,12 @@ async fn c5_a_gate_that_ends_is_a_kill_switch() {
     let report = within(flow.run()).await.unwrap();
     assert!(gate.has_ended() && !gate.is_open());
     let sent = report.operator("send").unwrap().runs;
-    assert!((5..=7).contains(&sent), "one may lie in the queue, and one be under way: {sent}");
+    assert!((5..=7).contains(&sent), "one message may be queued, and one may be in flight: {sent}");
     assert_eq!(*lock(&seen), (1..=sent as u32).collect::<Vec<_>>());
     assert_eq!(report.untaken, 0);
 }
 
-/// Read and set from an operator that knows no more of it than its name.
+/// The gate is read and set by an operator that knows only its name.
 #[tokio::test(start_paused = true)]
 async fn c5_a_gate_by_its_name() {
     let notes = Notes::begin();
@@ -167,7 +167,7 @@ async fn c5_a_gate_by_its_name() {
     assert_eq!(notes.times(), [0, 10, 20, 55, 60, 70]);
 }
 
-/// By a handle, from another thread; one gate for two operators.
+/// The gate of two operators is set through a handle, from another thread.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c5_a_gate_by_a_handle() {
     let gate = Gate::paused();
@@ -196,7 +196,7 @@ async fn c5_a_gate_by_a_handle() {
     within(running).await.unwrap();
 }
 
-/// Asks a thread for something in each run.
+/// Sends a request to a thread in each run.
 struct Ask {
     work: mpsc::Sender<()>,
     state: Asynchronous,
@@ -208,14 +208,14 @@ impl Operator for Ask {
 
     async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
         ports.input.take()?;
-        assert_ne!(self.state.state(), AsyncState::EventWaiting, "its last run's event is still pending");
+        assert_ne!(self.state.state(), AsyncState::EventWaiting, "the last run's event is still pending");
         self.state.set(AsyncState::EventWaiting);
         self.ran.fetch_add(1, Ordering::Relaxed);
-        self.work.send(()).map_err(|_| Error::other("nobody works"))
+        self.work.send(()).map_err(|_| Error::other("the worker thread has ended"))
     }
 }
 
-/// The first run is at once; then one for each answer of a thread, messages or not.
+/// The first run is immediate. Then each answer of the thread allows one run, with or without messages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c7_a_run_for_each_event_from_a_thread() {
     let state = Asynchronous::new();
@@ -250,7 +250,7 @@ async fn c7_a_run_for_each_event_from_a_thread() {
     worker.join().unwrap();
 }
 
-/// Nobody changes a state but who sets it: done stays done, until it is said otherwise.
+/// Only the holder of the handle changes the state: done stays done until it is set otherwise.
 #[tokio::test]
 async fn c7_a_state_stays_as_it_was_set() {
     let (ran, operator) = counts();
@@ -260,11 +260,11 @@ async fn c7_a_state_stays_as_it_was_set() {
     let _ = flow.add("on and on", operator).when(state.clone());
     let running = flow.spawn().unwrap();
     a_while().await;
-    assert_eq!(ran.load(Ordering::Relaxed), 0, "nothing was asked for yet");
+    assert_eq!(ran.load(Ordering::Relaxed), 0, "the state was not set yet");
     for (go, wait) in [(AsyncState::Ready, AsyncState::Wait), (AsyncState::EventDone, AsyncState::EventWaiting)] {
         let before = ran.load(Ordering::Relaxed);
         state.set(go);
-        becomes("it runs on", || ran.load(Ordering::Relaxed) > before + 100).await;
+        becomes("the operator keeps running", || ran.load(Ordering::Relaxed) > before + 100).await;
         assert_eq!(state.state(), go);
         state.set(wait);
         a_while().await;
@@ -272,7 +272,7 @@ async fn c7_a_state_stays_as_it_was_set() {
         a_while().await;
         assert_eq!((ran.load(Ordering::Relaxed), state.state()), (before, wait));
     }
-    // Nobody is left who could set it.
+    // No handle is left that could set the state.
     drop(state);
     let error = within(running).await.unwrap_err();
     assert!(error.is_stalled(), "{error}");
@@ -285,7 +285,7 @@ struct DonePorts {
     input: Input<Envelope<u32>>,
 }
 
-/// Notes that nothing writes what it is given.
+/// Records the state of each message.
 struct Look(Shared<(Instant, BufferState)>);
 
 impl Operator for Look {
@@ -298,13 +298,12 @@ impl Operator for Look {
     }
 }
 
-/// An operator that sends these and ends.
 fn sends(envelopes: Vec<Buffer<u32>>) -> impl Operator<Ports = SourcePorts<Envelope<u32>>> {
     let mut envelopes = envelopes.into_iter().map(Envelope::from);
     source(move || ready(Ok(envelopes.next())))
 }
 
-// Exactly as many runs as the count says, none before its message is done, none before its time.
+// The number of runs equals the count, and no run begins before its message is done or before its time.
 on_both!(c11_a_message_that_is_done_a_count_and_a_period, async |device: Device| {
     let streams: Vec<_> = (0..8).map(|n| Stream::named(&device, format!("writer {n}")).unwrap()).collect();
     let mut held = None;
@@ -332,7 +331,7 @@ on_both!(c11_a_message_that_is_done_a_count_and_a_period, async |device: Device|
         look.status == Status::WaitEvent && !look.waits_for.iter().any(|what| what.contains("tick"))
     })
     .await;
-    assert_eq!(lock(&seen).len(), 2, "the third is held up");
+    assert_eq!(lock(&seen).len(), 2, "the third message is blocked");
     drop(held);
     let report = running.await.unwrap();
     let seen = lock(&seen).clone();
@@ -343,7 +342,7 @@ on_both!(c11_a_message_that_is_done_a_count_and_a_period, async |device: Device|
     }
 });
 
-/// The same in every order of events, to the millisecond.
+/// The same with a random order of events, with exact times.
 #[tokio::test(start_paused = true)]
 async fn c11_under_simulation() {
     for seed in 0..20 {
@@ -366,7 +365,7 @@ async fn c11_under_simulation() {
     }
 }
 
-/// A future for each run; one that has resolved counts until the run that it allowed.
+/// Each run needs a new future. A future that has resolved stays valid until the run that it allows.
 #[tokio::test(start_paused = true)]
 async fn c12_any_future() {
     let notes = Notes::begin();
@@ -389,12 +388,12 @@ async fn c12_any_future() {
     flow.connect_with(send.output, take.input, Hub::bounded(2));
     within(flow.run()).await.unwrap();
     assert_eq!(notes.all(), [(10, 1), (20, 2), (55, 3)]);
-    assert_eq!(made.load(Ordering::Relaxed), 4, "one a run, and one that nobody needed any more");
+    assert_eq!(made.load(Ordering::Relaxed), 4, "one for each run, and one that was not needed");
 }
 
-/// A future that says no is the end; and one of a flow that is run again is another.
+/// A future that resolves to `false` finishes the operator. When the flow is run again, new futures are created.
 #[tokio::test]
-async fn c12_a_future_that_says_no() {
+async fn c12_a_future_that_resolves_to_false() {
     let (ran, operator) = counts();
     let button = Arc::new(Notify::new());
     let (pressed, left) = (button.clone(), Arc::new(AtomicUsize::new(3)));
@@ -423,9 +422,10 @@ async fn c12_a_future_that_says_no() {
     }
 }
 
-/// Asked last; asked again when another operator may have changed the answer, and not all the time.
+/// A predicate is polled last. It is polled again when another operator may have changed its result, and not
+/// continuously.
 #[tokio::test(start_paused = true)]
-async fn c12_a_predicate_is_asked_again_when_something_has_happened() {
+async fn c12_a_predicate_is_polled_again_after_other_runs() {
     let (warm, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let notes = Notes::begin();
     let mut flow = Flow::new("c12");
@@ -454,10 +454,11 @@ async fn c12_a_predicate_is_asked_again_when_something_has_happened() {
     within(flow.run()).await.unwrap();
     assert_eq!(notes.all(), [(0, "oven"), (10, "oven"), (20, "oven"), (20, "bread"), (20, "bread")]);
     let asked = asked.load(Ordering::Relaxed);
-    assert!(asked <= 6, "asked {asked} times for two runs");
+    assert!(asked <= 6, "polled {asked} times for two runs");
 }
 
-/// After a message, too; and a no for ever is the end, or a stall that says whose.
+/// A predicate is also polled after a message. One that stays false ends the flow, or is a stall that names the
+/// operator.
 #[tokio::test(start_paused = true)]
 async fn c12_a_predicate_that_depends_on_messages() {
     let (came, notes) = (Arc::new(AtomicU64::new(0)), Notes::begin());
@@ -489,7 +490,7 @@ async fn c12_a_predicate_that_depends_on_messages() {
     assert!(error.to_string().contains("`take` waits for its predicate to allow it"), "{error}");
 }
 
-/// Notes what is called; refuses to give what it said it had, so many times.
+/// Records the calls that it gets. Fails the given number of claims although it was ready.
 struct Spy {
     name: &'static str,
     pages: Shared<String>,
@@ -529,7 +530,7 @@ impl Condition for Spy {
     }
 
     fn ended(&mut self) {
-        self.note("told");
+        self.note("ended");
     }
 
     fn asked_last(&self) -> bool {
@@ -537,7 +538,7 @@ impl Condition for Spy {
     }
 }
 
-/// Asked, claimed, the run, told; then asked again.
+/// The order is: poll, claim, run, `ended`; then poll again.
 #[tokio::test]
 async fn c12_the_order_of_calls() {
     let pages = shared();
@@ -547,17 +548,17 @@ async fn c12_the_order_of_calls() {
         lock(&noted).push("run".to_owned());
         Ok(())
     });
-    // The one that is asked last was given first.
+    // The condition that is polled last was added first.
     let last = Spy { last: true, ..Spy::new("last", &pages) };
     let _ = flow.add("operator", operator).when(last).when(Spy::new("first", &pages)).when(count(2));
     for _ in 0..2 {
         lock(&pages).clear();
         within(flow.run()).await.unwrap();
-        let run = ["first asked", "last asked", "first claimed", "last claimed", "run", "first told", "last told"];
+        let run = ["first asked", "last asked", "first claimed", "last claimed", "run", "first ended", "last ended"];
         let mut started = lock(&pages).drain(..2).collect::<Vec<_>>();
         started.sort_unstable();
         assert_eq!(started, ["first started", "last started"]);
-        // The count is over: nothing but that is asked what would be asked later.
+        // The count is used up, so the conditions that come after it are not polled.
         assert_eq!(*lock(&pages), [&run[..], &run, &["first asked"]].concat());
     }
 }
@@ -568,7 +569,7 @@ struct PatientPorts {
     input: Input<u32>,
 }
 
-/// One that cannot give what it said: all others give back what they gave, and nothing has happened.
+/// When one condition's claim fails, all others take back their claims, and the attempt has no effect.
 #[tokio::test(start_paused = true)]
 async fn c12_a_claim_that_fails_gives_everything_back() {
     let (pages, notes) = (shared(), Notes::begin());
@@ -594,7 +595,7 @@ async fn c12_a_claim_that_fails_gives_everything_back() {
         .when(Spy::new("after", &pages));
     flow.connect_with(send.output, input, Hub::bounded(9));
     let report = within(flow.run()).await.unwrap();
-    // The interval counts from the last run that took place, and so does the period.
+    // The interval and the period both count from the last run that took place.
     assert_eq!(notes.all(), [(25, 1), (50, 2)]);
     assert_eq!((report.operator("take").unwrap().runs, left.left()), (2, 0));
     let claims: Vec<_> = lock(&pages).iter().filter(|page| !page.ends_with("asked")).skip(4).cloned().collect();
@@ -605,16 +606,16 @@ async fn c12_a_claim_that_fails_gives_everything_back() {
         "before claimed",
         "refuses claimed",
         "after claimed",
-        "either told",
-        "before told",
-        "refuses told",
-        "after told",
+        "either ended",
+        "before ended",
+        "refuses ended",
+        "after ended",
     ]
     .as_slice();
     assert_eq!(claims, [refused, refused, run, run].concat());
 }
 
-/// Of either-or, whoever said it was ready and has nothing more is passed over; only if all are, is there no run.
+/// In an either-or, a condition whose claim fails is skipped. The run is given up only if every claim fails.
 #[tokio::test]
 async fn c12_a_claim_that_fails_in_one_of_two() {
     let pages = shared();
@@ -628,14 +629,14 @@ async fn c12_a_claim_that_fails_in_one_of_two() {
     let claims: Vec<_> = lock(&pages).iter().filter(|page| !page.ends_with("asked")).skip(2).cloned().collect();
     let wanted = [
         "one refused",
-        "other refused", // no run
+        "other refused", // no run takes place
         "one refused",
         "other claimed",
-        "other told",
+        "other ended",
         "one claimed",
         "other claimed",
-        "one told",
-        "other told",
+        "one ended",
+        "other ended",
     ];
     assert_eq!(claims, wanted);
 }

@@ -1,4 +1,4 @@
-//! Scenarios C0 to C4: no condition at all, messages at one port and at several, batches, room downstream.
+//! Scenarios C0 to C4: no condition, messages at one port and at several, batches, room downstream.
 
 use std::{
     future::ready,
@@ -16,7 +16,7 @@ use wakeline::{
     prelude::*,
 };
 
-/// Runs on and on; nobody else's turn is taken by it.
+/// An operator without conditions always runs again, and does not starve other tasks.
 #[tokio::test]
 async fn c0_without_conditions_an_operator_runs_again_and_again() {
     let ran: [Arc<AtomicUsize>; 2] = Default::default();
@@ -31,8 +31,8 @@ async fn c0_without_conditions_an_operator_runs_again_and_again() {
         );
     }
     let running = flow.spawn().unwrap();
-    // On one thread: this task has its turns, too, and so have both operators.
-    until("both have run", || ran.iter().all(|ran| ran.load(Ordering::Relaxed) > 1000)).await;
+    // All on one thread: this task and both operators make progress.
+    until("both operators have run", || ran.iter().all(|ran| ran.load(Ordering::Relaxed) > 1000)).await;
     running.stop();
     let report = within(running).await.unwrap();
     assert_eq!(report.operator("one").unwrap().runs, ran[0].load(Ordering::Relaxed) as u64);
@@ -44,7 +44,6 @@ struct FourPorts {
     input: Input<u32>,
 }
 
-/// Notes the batches that it is given.
 fn batches(notes: &Notes<Vec<u32>>) -> impl Operator<Ports = FourPorts> + use<> {
     let notes = notes.clone();
     runs(move |ports: &mut FourPorts, _cx: &mut Cx| {
@@ -71,7 +70,7 @@ struct AnyConnectionPorts {
     input: Inputs<u32>,
 }
 
-/// Of all connections together, each with a queue of one: that is room enough.
+/// The minimum counts the messages of all connections together. Each has a queue of one, which suffices.
 #[tokio::test(start_paused = true)]
 async fn c1_so_many_messages_of_several_connections() {
     let notes = Notes::begin();
@@ -100,7 +99,7 @@ struct FrontPorts {
     input: Input<u32>,
 }
 
-/// Not more than two: with three it is somebody else's turn.
+/// The operator runs only while at most two messages are queued.
 #[tokio::test(start_paused = true)]
 async fn c1_at_most_so_many_messages() {
     let notes = Notes::begin();
@@ -117,13 +116,13 @@ async fn c1_at_most_so_many_messages() {
     flow.connect(send.output, take.input);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(notes.all(), [(0, vec![1]), (10, vec![2, 3])]);
-    assert_eq!(error.kind(), ErrorKind::Stalled, "three lie there, and nobody else takes them");
+    assert_eq!(error.kind(), ErrorKind::Stalled, "three messages are queued, and no other operator takes them");
     assert!(error.to_string().contains("`take` waits for 1 to 2 messages at `input`"), "{error}");
 }
 
-/// Three are too many for it, until somebody opens the gate.
+/// Three messages are too many for the operator until another operator opens the gate.
 #[tokio::test(start_paused = true)]
-async fn c1_at_most_so_many_messages_or_somebody_says_so() {
+async fn c1_at_most_so_many_messages_or_an_open_gate() {
     let (notes, gate) = (Notes::begin(), Gate::paused());
     let mut flow = Flow::new("c1");
     let send = flow.add("send", at_until(30, [(0, 1), (10, 2), (10, 3), (10, 4)]));
@@ -162,7 +161,8 @@ struct SettingsPorts {
     settings: Input<&'static str>,
 }
 
-/// Its operator does not wait for it, not for its end either; `take` says that nothing was promised.
+/// The operator waits neither for messages at an optional input nor for its end. `take` on an empty one is a usage
+/// error.
 #[tokio::test(start_paused = true)]
 async fn c1_an_optional_input_is_not_waited_for() {
     let notes = Notes::begin();
@@ -175,7 +175,7 @@ async fn c1_an_optional_input_is_not_waited_for() {
         runs(move |ports: &mut SettingsPorts, _cx: &mut Cx| {
             let tick = ports.ticks.take()?;
             let setting = ports.settings.try_take()?;
-            assert_eq!(ports.settings.take().unwrap_err().kind(), ErrorKind::Usage, "none is left");
+            assert_eq!(ports.settings.take().unwrap_err().kind(), ErrorKind::Usage, "no message is left");
             noted.add((tick, setting));
             Ok(())
         }),
@@ -186,14 +186,14 @@ async fn c1_an_optional_input_is_not_waited_for() {
     assert_eq!(notes.all(), [(0, (0, None)), (10, (1, Some("dark"))), (20, (2, None)), (30, (3, None))]);
 }
 
-/// What is said when adding replaces what the port says: no operator has to be touched.
+/// Conditions that are set when an operator is added replace those of the port, without a change to the operator.
 #[tokio::test(start_paused = true)]
 async fn c1_from_outside_a_condition_is_added_or_replaced() {
     let notes = Notes::begin();
     let mut flow = Flow::new("c1");
     let send = flow.add("send", at_until(50, [(0, 1), (10, 2), (20, 3)]));
     let take = flow.add("take", batches(&notes));
-    // A queue of one, where the port asks for four.
+    // A queue of one, although the port's attribute asks for four messages.
     let take = take.clone().when(at_least(take.input, 1));
     flow.connect_with(send.output, take.input, Hub::bounded(1));
 
@@ -204,7 +204,7 @@ async fn c1_from_outside_a_condition_is_added_or_replaced() {
         "both",
         both(move |ports, _cx| {
             noted.add(vec![ports.ticks.take()?]);
-            assert_eq!(ports.settings.take()?, "dark", "it is promised now");
+            assert_eq!(ports.settings.take()?, "dark", "the condition guarantees a message");
             Ok(())
         }),
     );
@@ -221,12 +221,12 @@ struct RoomPorts {
     output: Output<u32>,
 }
 
-/// Everything that can never be is told before anything runs, all of it at once.
+/// All conditions that can never hold are reported before any operator runs, all of them at once.
 #[tokio::test]
 async fn c1_a_minimum_above_the_queue_is_an_error_before_running() {
     let mut flow = Flow::new("c1");
     let send: [_; 4] = std::array::from_fn(|n| {
-        flow.add(format!("send {n}"), runs(|_: &mut SourcePorts<u32>, _: &mut Cx| unreachable!("nothing runs")))
+        flow.add(format!("send {n}"), runs(|_: &mut SourcePorts<u32>, _: &mut Cx| unreachable!("no operator runs")))
     });
     let notes = Notes::begin();
     let four = flow.add("four", batches(&notes));
@@ -241,12 +241,12 @@ async fn c1_a_minimum_above_the_queue_is_an_error_before_running() {
     flow.connect(send[3].output, both.right);
     let room_for_three = flow.add("room", runs(|_: &mut RoomPorts, _: &mut Cx| Ok(())));
     let end = flow.add("end", sink(|_: u32| ready(Ok(()))));
-    // The first is its own input, and an output; the second another operator's.
+    // The first condition asks for room at an input, the second one names a port of another operator.
     let end = end.clone().when(room(end.input, 1)).when(at_least(three.input, 1)).when(every(ms(0)));
     flow.connect(room_for_three.output, end.input);
     let error = flow.run().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    let told = error.to_string();
+    let text = error.to_string();
     for wanted in [
         "port `four.input` waits for 4 messages, and its queue holds 3: give the hub a capacity of 4 or more",
         "operator `three` port `input` waits for 3 messages, and its queue holds 1",
@@ -258,7 +258,7 @@ async fn c1_a_minimum_above_the_queue_is_an_error_before_running() {
         "operator `end` has a condition on a port of another operator",
         "operator `end` runs every 0 seconds",
     ] {
-        assert!(told.contains(wanted), "{wanted}\n\n{told}");
+        assert!(text.contains(wanted), "{wanted}\n\n{text}");
     }
 }
 
@@ -268,7 +268,8 @@ struct BatchPorts {
     input: Input<u32>,
 }
 
-/// Full, or as many as there are once the oldest has waited; what it left has waited since it came.
+/// A run gets a full batch, or whatever is queued once the oldest message has waited for its time. A message that a
+/// batch leaves has waited since it arrived.
 #[tokio::test(start_paused = true)]
 async fn c2_a_batch_or_what_is_there_in_time() {
     let notes = Notes::begin();
@@ -292,12 +293,12 @@ async fn c2_a_batch_or_what_is_there_in_time() {
         (48, vec![38]),
         (50, vec![50, 50, 50]),
         (60, vec![50, 56]),
-        (70, vec![70]), // the end: at once
+        (70, vec![70]), // immediately, at the end
     ];
     assert_eq!(notes.all(), wanted);
 }
 
-/// The same from outside, at a port that says nothing of it, beside another condition on it that comes first.
+/// The same as a value at a port without the attribute, after another condition on the port.
 #[tokio::test(start_paused = true)]
 async fn c2_a_batch_from_outside() {
     let notes = Notes::begin();
@@ -329,7 +330,7 @@ struct ArrivedPorts {
     input: Input<Envelope<u32>>,
 }
 
-/// Takes what is there, and works on it for some time.
+/// Takes the queued messages, and works on them for some time.
 fn holds<P: Ports>(
     notes: &Notes<usize>,
     take: fn(&mut P) -> Result<Vec<Envelope<u32>>>,
@@ -348,7 +349,8 @@ fn holds<P: Ports>(
     Holds(notes.clone(), take)
 }
 
-/// A second message is sent at once, and arrives when the only envelope of its reader's device is free again.
+/// The second message is sent immediately, but arrives only when the sole envelope on the reader's device is free
+/// again.
 #[tokio::test(start_paused = true)]
 async fn c2_since_a_message_was_sent_or_since_it_arrived() {
     for (since, wanted) in [(Since::Sent, [(10, 1), (17, 1)]), (Since::Arrived, [(10, 1), (27, 1)])] {
@@ -424,7 +426,7 @@ async fn c3_so_many_messages_at_several_ports_together() {
     flow.connect(left.output, take.left);
     flow.connect(right.output, take.right);
     let report = within(flow.run()).await.unwrap();
-    // The last two come short, once nobody can send a third.
+    // The last batch has two messages, since no sender of a third is left.
     assert_eq!(notes.all(), [(2, vec![1, 2, 10]), (10, vec![11, 12, 13]), (40, vec![3, 4])]);
     assert_eq!(report.untaken, 0);
 }
@@ -436,7 +438,7 @@ struct EachPorts {
     left: Input<u32>,
     #[input(capacity = 4)]
     right: Input<u32>,
-    /// Keeps its own condition.
+    /// A port that keeps its own condition.
     #[input]
     other: Input<u32>,
 }
@@ -472,7 +474,8 @@ struct PatientPorts {
     right: Input<u32>,
 }
 
-/// The interval counts from its own last run, whatever that was for; with nobody left to send, nothing is waited for.
+/// The interval counts from the operator's last run, whatever the reason for that run. When no sender is left, the
+/// operator does not wait.
 #[tokio::test(start_paused = true)]
 async fn c3_so_many_messages_or_an_interval() {
     let notes = Notes::begin();
@@ -502,7 +505,7 @@ impl AlonePorts {
     const PATIENCE: std::time::Duration = ms(10);
 }
 
-/// By attribute, and by value in two ways.
+/// Set by attribute, and by value in two ways.
 #[tokio::test(start_paused = true)]
 async fn c3_one_port_alone_with_an_interval() {
     for way in 0..3 {
@@ -538,7 +541,7 @@ async fn c3_one_port_alone_with_an_interval() {
     }
 }
 
-/// A batch that may take long, and an interval that is shorter: whichever comes first.
+/// A batch with a long limit and a shorter interval: the first one that holds allows the run.
 #[tokio::test(start_paused = true)]
 async fn c3_a_batch_or_an_interval() {
     let notes = Notes::begin();
@@ -580,13 +583,13 @@ impl Operator for Both {
     }
 }
 
-/// As attributes do; and a flow that is run again has the conditions that it had.
+/// Conditions as values work like attributes, and a flow that is run again keeps them.
 #[tokio::test(start_paused = true)]
 async fn c3_several_ports_from_outside() {
     let notes = Notes::begin();
     let mut flow = Flow::new("c3");
     let mut sent = 0;
-    // Three, the end; and three more when it is run again.
+    // Three messages, the end, and three more when the flow is run again.
     let left = flow.add(
         "left",
         source(move || {
@@ -611,7 +614,7 @@ struct TwoOutPorts {
     output: Output<u32>,
 }
 
-/// Two messages a run, and never a wait in the middle of one.
+/// Each run sends two messages and never waits for room.
 #[tokio::test(start_paused = true)]
 async fn c4_room_for_so_many_messages() {
     for from_outside in [false, true] {
@@ -654,7 +657,7 @@ struct OptionalOutPorts {
     output: Output<u32>,
 }
 
-/// Switched off: it runs whether there is room or not, and is told what became of its message.
+/// With an optional output the operator runs with or without room, and `try_send` returns what does not fit.
 #[tokio::test(start_paused = true)]
 async fn c4_an_optional_output_is_not_waited_for() {
     let notes = Notes::begin();

@@ -1,5 +1,5 @@
-//! Scenarios C13 and C14, what operators wait for as others see it, and what that costs; and when a flow whose operators
-//! all wait is at its end.
+//! Scenarios C13 and C14: the visible status of operators that wait, the cost of waiting, and the end of a flow whose
+//! operators all wait.
 
 use std::{
     future::ready,
@@ -27,7 +27,7 @@ use wakeline::{
     prelude::*,
 };
 
-/// Sends what comes from outside, until nobody sends there.
+/// An operator that sends what arrives from the channel, until all of the channel's senders are dropped.
 fn fed<M: wakeline::Message>() -> (mpsc::Sender<M>, impl Operator<Ports = SourcePorts<M>>) {
     let (feed, fed) = mpsc::channel(8);
     let fed = Arc::new(tokio::sync::Mutex::new(fed));
@@ -39,17 +39,17 @@ fn fed<M: wakeline::Message>() -> (mpsc::Sender<M>, impl Operator<Ports = Source
 }
 
 fn one(flow: &Handle, name: &str) -> OperatorStatus {
-    flow.status().into_iter().find(|operator| &*operator.name == name).expect("it was added")
+    flow.status().into_iter().find(|operator| &*operator.name == name).expect("the operator was added")
 }
 
-/// Everybody has done what there is to do now, and no time has passed.
+/// Lets all tasks finish the work that is ready, without advancing the time.
 async fn settled() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Holoscan's states in Holoscan's order: Never, WaitEvent, Wait, WaitTime, Ready.
+/// Holoscan's states in Holoscan's order of precedence: Never, WaitEvent, Wait, WaitTime, Ready.
 #[tokio::test(start_paused = true)]
 async fn c14_what_an_operator_waits_for_can_be_read_at_any_time() {
     let gate = Gate::paused();
@@ -62,14 +62,14 @@ async fn c14_what_an_operator_waits_for_can_be_read_at_any_time() {
     let running = flow.spawn().unwrap();
     let flow = running.handle();
     let take = || one(&flow, "take");
-    assert_eq!((take().status, take().running, take().runs), (Status::Ready, false, 0), "before its first turn");
+    assert_eq!((take().status, take().running, take().runs), (Status::Ready, false, 0), "before the first poll");
 
     settled().await;
     let message = "a message in hub `send.output -> take.input`";
-    assert_eq!(take().status, Status::WaitEvent, "the gate before the message");
+    assert_eq!(take().status, Status::WaitEvent, "the gate takes precedence over the message");
     assert_eq!(take().waits_for, [message, "its gate to be resumed"]);
     let send = one(&flow, "send");
-    assert!(send.running && send.waits_for.is_empty(), "what a run awaits is its own affair: {send:?}");
+    assert!(send.running && send.waits_for.is_empty(), "waits within a run are not listed: {send:?}");
 
     gate.resume();
     settled().await;
@@ -82,7 +82,11 @@ async fn c14_what_an_operator_waits_for_can_be_read_at_any_time() {
     assert!(take().waits_for.is_empty());
 
     sleep(ms(4)).await;
-    assert_eq!((take().status, take().running, take().runs), (Status::Wait, false, 1), "the message before the time");
+    assert_eq!(
+        (take().status, take().running, take().runs),
+        (Status::Wait, false, 1),
+        "the message takes precedence over the time"
+    );
     assert_eq!(take().waits_for, [message, "its next tick, one every 10ms"]);
 
     feed.send(2).await.unwrap();
@@ -98,7 +102,7 @@ async fn c14_what_an_operator_waits_for_can_be_read_at_any_time() {
     assert_eq!(report.untaken, 1);
 }
 
-/// Of several times the latest: they are all waited for.
+/// With several times the status has the latest one, since all of them must pass.
 #[tokio::test(start_paused = true)]
 async fn c14_the_moment_that_an_operator_waits_for() {
     let mut flow = Flow::new("c14");
@@ -125,7 +129,7 @@ struct SeveralPorts {
     two: Output<u32>,
 }
 
-/// Ports say themselves what they lack; those that are not waited at are not named.
+/// Each port describes what it lacks. Ports that the operator does not wait at are not listed.
 #[tokio::test(start_paused = true)]
 async fn c14_what_ports_wait_for_in_words() {
     let mut flow = Flow::new("c14");
@@ -142,7 +146,6 @@ async fn c14_what_ports_wait_for_in_words() {
             Ok(())
         }),
     );
-    // Neither reads what it is sent.
     let gate = Gate::paused();
     let whatever = flow.add("whatever", sink(|_: u32| ready(Ok(())))).when(gate.clone());
     let two = flow.add("two", sink(|_: u32| ready(Ok(())))).when(gate.clone());
@@ -191,15 +194,15 @@ async fn c14_what_ports_wait_for_in_words() {
     assert!(within(running).await.unwrap_err().is_cancelled());
 }
 
-/// What was waited for before and is there now is not named any longer.
+/// A condition that holds now is no longer listed.
 #[tokio::test]
-async fn c14_nothing_of_yesterday() {
+async fn c14_conditions_that_hold_are_not_listed() {
     #[derive(Ports)]
     struct TickPorts {
         #[input]
         input: Input<u32>,
     }
-    /// Its first run leaves something behind that the second one waits for.
+    /// Each run leaves device work on the buffer that the next one waits for.
     struct Own(Buffer<u32>, Shared<Hold>);
     impl Operator for Own {
         type Ports = TickPorts;
@@ -227,22 +230,23 @@ async fn c14_nothing_of_yesterday() {
     let running = flow.spawn().unwrap();
     let flow = running.handle();
     let message = "a message in hub `send.output -> own.input`";
-    becomes("it waits for a message", || one(&flow, "own").waits_for == [message]).await;
+    becomes("the operator waits for a message", || one(&flow, "own").waits_for == [message]).await;
     feed.send(1).await.unwrap();
-    becomes("it waits for its buffer, too", || one(&flow, "own").waits_for == [message, "a buffer's data"]).await;
+    becomes("the operator waits for its buffer, too", || one(&flow, "own").waits_for == [message, "a buffer's data"])
+        .await;
     assert_eq!(one(&flow, "own").status, Status::WaitEvent);
     lock(&held).clear();
-    becomes("it waits for a message", || one(&flow, "own").waits_for == [message]).await;
+    becomes("the operator waits for a message", || one(&flow, "own").waits_for == [message]).await;
     assert_eq!(one(&flow, "own").status, Status::Wait);
     running.handle().pause();
-    becomes("it is paused", || one(&flow, "own").status == Status::WaitEvent).await;
+    becomes("the operator is paused", || one(&flow, "own").status == Status::WaitEvent).await;
     assert_eq!(one(&flow, "own").waits_for, [message, "the flow to be resumed"]);
     running.handle().resume();
     drop(feed);
     within(running).await.unwrap();
 }
 
-/// Every operator as it stands, then each change, to the end.
+/// The stream yields every operator's current status, then each change, until the end.
 #[tokio::test(start_paused = true)]
 async fn c14_changes_as_a_stream() {
     let gate = Gate::paused();
@@ -280,27 +284,27 @@ async fn c14_changes_as_a_stream() {
         (Status::Ready, true),
         (Status::Never, false),
     ];
-    // The first may have been over before it was looked at.
+    // The first status may have changed before the stream was polled.
     assert_eq!(take[take.len() - 4..], wanted[1..]);
     let send: Vec<_> = of("send");
     assert_eq!(send.last(), Some(&(Status::Never, false)), "{send:?}");
 
-    // Of a flow that has ended: how it stood then, and the end.
+    // After the flow's end, the stream yields the final statuses and ends.
     let all: Vec<_> = within(handle.changes().collect()).await;
     let all: Vec<_> = all.iter().map(|operator| (&*operator.name, operator.status)).collect();
     assert_eq!(all, [("send", Status::Never), ("take", Status::Never)]);
 }
 
-/// A paused gate whose last handle is gone opens no more, and whoever would run but for that never will.
+/// A paused gate whose last handle was dropped can never open, so an operator that waits only for it has stalled.
 #[tokio::test(start_paused = true)]
-async fn c5_a_paused_gate_that_nobody_can_resume_is_a_stall() {
+async fn c5_a_paused_gate_without_handles_is_a_stall() {
     let gate = Gate::paused();
     let mut flow = Flow::new("c5");
     let send = flow.add("send", source(|| ready(Ok(Some(1_u32))))).when(gate.clone());
     let take = flow.add("take", sink(|_: u32| ready(Ok(()))));
     flow.connect(send.output, take.input);
     let mut running = flow.spawn().unwrap();
-    // A week later there is still somebody who may resume it.
+    // After a week, the remaining handle may still resume the gate.
     assert!(timeout(ms(7 * 86_400_000), &mut running).await.is_err());
     let status = running.status();
     assert_eq!([status[0].status, status[1].status], [Status::WaitEvent, Status::Wait]);
@@ -310,9 +314,9 @@ async fn c5_a_paused_gate_that_nobody_can_resume_is_a_stall() {
     assert!(error.to_string().contains("`send` waits for its gate to be resumed"), "{error}");
 }
 
-/// The same before a message that is there: that is a stall, and said to be one.
+/// The same when a message is queued: the error is a stall and says so.
 #[tokio::test(start_paused = true)]
-async fn c5_a_paused_gate_that_nobody_can_resume_is_a_stall_before_a_message() {
+async fn c5_a_paused_gate_without_handles_is_a_stall_before_a_message() {
     let mut flow = Flow::new("c5");
     let send = flow.add("send", at([(0, 1_u32)]));
     let take = flow.add("take", sink(|_: u32| ready(Ok(())))).when(Gate::paused());
@@ -322,7 +326,8 @@ async fn c5_a_paused_gate_that_nobody_can_resume_is_a_stall_before_a_message() {
     assert!(error.to_string().contains("`take` waits for its gate to be resumed"), "{error}");
 }
 
-/// A gate that a flow knows by its name has no handle by that: but an operator's, which holds one, keeps the flow.
+/// The flow's own entry for a named gate does not count as a handle. A handle that an operator holds does keep the
+/// flow.
 #[tokio::test(start_paused = true)]
 async fn c5_a_gate_by_its_name_keeps_no_flow_from_ending() {
     let mut flow = Flow::new("c5");
@@ -333,21 +338,21 @@ async fn c5_a_gate_by_its_name_keeps_no_flow_from_ending() {
     assert_eq!(error.kind(), ErrorKind::Stalled);
 }
 
-/// It waits for a message and for a future. None can come: the future alone does not keep the flow.
+/// An operator waits for a message and for a future. No message can arrive, and the future alone does not keep the
+/// flow.
 #[tokio::test(start_paused = true)]
 async fn c12_a_future_keeps_no_flow_in_which_no_message_can_come() {
     let mut flow = Flow::new("c12");
     let pass = flow.add("pass", pass_on::<u32>()).when(until(std::future::pending::<()>));
-    // Round and round, if ever there were one.
     flow.connect(pass.output, pass.input);
     let tick = flow.add("tick", pass_on::<u32>()).when(every(ms(10))).when(Gate::open());
     flow.connect(tick.output, tick.input);
-    // At its end, where a cycle that never began is an error.
+    // The flow ends, and a cycle that never began is an error.
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.to_string().contains("`pass` is connected to itself and never ran"), "{error}");
 }
 
-/// The message is there: the future is all that is waited for, and somebody may resolve it.
+/// The message has arrived, so the operator waits only for the future, which may still resolve.
 #[tokio::test(start_paused = true)]
 async fn c12_a_future_keeps_a_flow_that_waits_for_nothing_else() {
     let button = Arc::new(Notify::new());
@@ -368,12 +373,12 @@ async fn c12_a_future_keeps_a_flow_that_waits_for_nothing_else() {
     assert_eq!(report.operator("take").unwrap().runs, 1);
 }
 
-/// One of two ways is enough to keep a flow, and to end it.
+/// One side of an either-or suffices to keep a flow, and to end it.
 #[tokio::test(start_paused = true)]
 async fn c10_either_of_two_keeps_a_flow() {
     let gate = Gate::paused();
     let mut flow = Flow::new("c10");
-    // Nothing ever comes to it from itself.
+    // No message can arrive from the operator itself.
     let pass = flow.add(
         "pass",
         runs(|_: &mut MapPorts<u32, u32>, cx: &mut Cx| {
@@ -393,16 +398,16 @@ async fn c10_either_of_two_keeps_a_flow() {
     assert_eq!(report.operator("pass").unwrap().runs, 1);
 }
 
-/// A predicate that says no for ever, with nothing left to do.
+/// A predicate that stays false ends a flow that has no other work.
 #[tokio::test(start_paused = true)]
-async fn c12_a_predicate_that_says_no_is_the_end() {
+async fn c12_a_predicate_that_stays_false_ends_an_idle_flow() {
     let mut flow = Flow::new("c12");
     let _ = flow.add("never", runs(|(): &mut (), _cx: &mut Cx| Ok(()))).when(predicate(|| false)).when(every(ms(10)));
     let report = within(flow.run()).await.unwrap();
     assert_eq!(report.operator("never").unwrap().runs, 0);
 }
 
-/// Whatever its operators wait for: a flow that is stopped ends, and at once.
+/// A flow that is stopped ends immediately, whatever its operators wait for.
 #[tokio::test(start_paused = true)]
 async fn c14_a_stop_ends_every_wait() {
     let begun = Instant::now();
@@ -413,7 +418,7 @@ async fn c14_a_stop_ends_every_wait() {
     let _ = flow.add("future", idle()).when(until(std::future::pending::<()>));
     let _ = flow.add("time", idle()).when(every(ms(1_000_000)));
     let _ = flow.add("endless", idle()).when(count(-1)).when(any_of(gate.clone(), every(ms(1_000_000))));
-    // Its messages have long ended.
+    // The source of this operator's messages has already ended.
     let end = flow.add("end", source(|| ready(Ok(None::<u32>))));
     let either = flow.add("either", sink(|_: u32| ready(Ok(()))));
     let either = either.clone().when(any_of(at_least(either.input, 1), gate.clone()));
@@ -430,9 +435,10 @@ async fn c14_a_stop_ends_every_wait() {
     assert_eq!((report.operator("take").unwrap().messages_in, report.untaken), (1, 0));
 }
 
-/// Whatever else an operator waits for: that it is paused shows at once, and that it is to run no more ends it at once.
+/// Whatever else an operator waits for, a pause shows immediately, and a condition that becomes `Never` ends it
+/// immediately.
 #[tokio::test(start_paused = true)]
-async fn c14_what_is_said_to_one_who_waits_for_something_else() {
+async fn c14_changes_reach_an_operator_that_waits_for_something_else() {
     let state = Asynchronous::new();
     let (gate, left) = (Gate::open(), count(-1));
     let conditions: [fn(&Gate, &Count, &Asynchronous) -> When; 3] = [
@@ -463,7 +469,7 @@ async fn c14_what_is_said_to_one_who_waits_for_something_else() {
     assert!(report.operators.iter().all(|operator| operator.runs == 1));
 }
 
-/// Of this thread: nanoseconds of a processor, and how often it has gone to sleep by itself.
+/// This thread's CPU time in nanoseconds, and the number of its voluntary context switches.
 #[cfg(target_os = "linux")]
 fn used() -> (u64, u64) {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/thread-self/{file}")).unwrap();
@@ -473,13 +479,13 @@ fn used() -> (u64, u64) {
     (nanos, switches.trim().parse().unwrap())
 }
 
-/// Not known here.
+/// Not available on this platform.
 #[cfg(not(target_os = "linux"))]
 fn used() -> (u64, u64) {
     (0, 0)
 }
 
-/// A condition that counts how often it is asked, and says yes to nobody.
+/// A condition that counts its polls and is never ready.
 struct Asked(Arc<AtomicUsize>);
 
 impl Condition for Asked {
@@ -489,9 +495,9 @@ impl Condition for Asked {
     }
 }
 
-/// 10,000 operators, each in one of four waits, all on this thread; then two seconds of a clock that nobody pauses.
+/// 10,000 operators on this thread, each in one of four kinds of wait, for two seconds of real time.
 #[tokio::test]
-async fn c13_who_waits_uses_no_processor() {
+async fn c13_operators_that_wait_use_no_cpu_time() {
     const QUARTER: usize = 2500;
     let (gate, asked) = (Gate::paused(), Arc::new(AtomicUsize::new(0)));
     let mut flow = Flow::new("c13");
@@ -519,15 +525,15 @@ async fn c13_who_waits_uses_no_processor() {
     let (nanos, switches) = used();
     sleep(ms(2000)).await;
     let (nanos, switches) = (used().0 - nanos, used().1 - switches);
-    assert_eq!(asked.load(Ordering::Relaxed), asked_before, "nobody is asked");
-    // As little as it is, other tests of this process may add to it: one that loses a device is heard of by all flows.
-    assert!(nanos < 200_000_000, "{nanos} ns of 2 s are more than one in ten");
+    assert_eq!(asked.load(Ordering::Relaxed), asked_before, "no condition was polled");
+    // The limits allow for other tests of this process: a test that loses a device wakes all flows.
+    assert!(nanos < 200_000_000, "{nanos} ns of 2 s is more than a tenth");
     assert!(switches < 20, "woken {switches} times");
     running.abort();
     assert!(within(running).await.unwrap_err().is_cancelled());
 }
 
-/// The flow's runtime ends, and what another one awaits of the flow ends with it.
+/// Drops the flow's runtime. Futures of the flow that another runtime awaits must then end.
 fn end_without_it(runtime: tokio::runtime::Runtime, running: Running, mut changes: impl futures::Stream + Unpin) {
     drop(runtime);
     let own = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -568,9 +574,9 @@ fn c14_changes_end_with_a_runtime_that_never_polled_the_flow() {
     end_without_it(runtime, running, changes);
 }
 
-/// Looking on wakes every operator, and moves nothing.
+/// An observer of the flow's changes wakes every operator, which makes no progress.
 #[test]
-fn c14_a_stall_is_a_stall_though_somebody_looks_on() {
+fn c14_a_stall_is_found_while_the_flow_is_observed() {
     struct KeepAll(Vec<Envelope<u32>>);
 
     impl Operator for KeepAll {

@@ -1,4 +1,4 @@
-//! Scenarios C6 and C10: periods, to the millisecond, and conditions of which one is enough.
+//! Scenarios C6 and C10: periods, to the millisecond, and conditions of which one suffices.
 
 use std::{task::Context, time::Duration};
 
@@ -10,7 +10,7 @@ use wakeline::{
     prelude::*,
 };
 
-/// Notes when it runs; its runs last as long as is said, then no time.
+/// Records the times of its runs. The first runs last as long as the list says, the others no time.
 struct Ticks {
     notes: Notes<()>,
     last: std::slice::Iter<'static, u64>,
@@ -32,9 +32,9 @@ impl Operator for Ticks {
     }
 }
 
-/// The second run takes from 10 to 35: the ticks at 20 and 30 are missed.
+/// The second run lasts from 10 to 35, so the ticks at 20 and 30 are missed.
 #[tokio::test(start_paused = true)]
-async fn c6_what_becomes_of_ticks_that_a_run_was_too_long_for() {
+async fn c6_ticks_missed_because_of_a_long_run() {
     for (missed, wanted) in [
         (MissedTicks::CatchUp, [0, 10, 35, 35, 40, 50, 60]),
         (MissedTicks::Spaced, [0, 10, 35, 45, 55, 65, 75]),
@@ -48,9 +48,9 @@ async fn c6_what_becomes_of_ticks_that_a_run_was_too_long_for() {
     }
 }
 
-/// By default they are made up for, and the first run is at once, each time that the flow is run.
+/// By default missed ticks are made up for. The first run is immediate, each time that the flow is run.
 #[tokio::test(start_paused = true)]
-async fn c6_the_first_run_is_at_once_in_every_run_of_the_flow() {
+async fn c6_the_first_run_is_immediate_in_every_run_of_the_flow() {
     let notes = Notes::begin();
     let mut flow = Flow::new("c6");
     let _ = flow.add("tick", Ticks::new(&notes, &[25])).when(every(ms(10))).when(count(4));
@@ -60,9 +60,9 @@ async fn c6_the_first_run_is_at_once_in_every_run_of_the_flow() {
     assert_eq!(notes.times(), [0, 25, 25, 30, 30, 40, 50, 60]);
 }
 
-/// What it waits for beside the time comes at 35.
+/// The message that the operator needs in addition to the time arrives at 35.
 #[tokio::test(start_paused = true)]
-async fn c6_what_becomes_of_ticks_that_a_message_was_too_late_for() {
+async fn c6_ticks_missed_because_of_a_late_message() {
     for (missed, wanted) in [
         (MissedTicks::CatchUp, [0, 35, 35, 35, 40, 50]),
         (MissedTicks::Spaced, [0, 35, 45, 55, 65, 75]),
@@ -86,9 +86,9 @@ async fn c6_what_becomes_of_ticks_that_a_message_was_too_late_for() {
     }
 }
 
-/// A long time, and none left over: nothing overflows.
+/// The longest possible period does not overflow.
 #[tokio::test(start_paused = true)]
-async fn c6_a_period_that_no_clock_knows() {
+async fn c6_a_period_beyond_the_range_of_the_clock() {
     let notes = Notes::begin();
     let mut flow = Flow::new("c6");
     for (name, missed) in
@@ -103,7 +103,7 @@ async fn c6_a_period_that_no_clock_knows() {
     assert_eq!(notes.times(), [0, 0, 0]);
 }
 
-/// The earlier of two times; a run at 30 is for both.
+/// The earlier of two times applies. The run at 30 counts for the longer period.
 #[tokio::test(start_paused = true)]
 async fn c10_the_earlier_of_two_times() {
     let notes = Notes::begin();
@@ -114,7 +114,7 @@ async fn c10_the_earlier_of_two_times() {
     assert_eq!(notes.times(), [0, 20, 30, 40, 60, 80, 90]);
 }
 
-/// One that is over is no end while there is another.
+/// A condition that has ended does not end the operator while the other one has not.
 #[tokio::test(start_paused = true)]
 async fn c10_never_does_not_win() {
     let notes = Notes::begin();
@@ -128,7 +128,7 @@ async fn c10_never_does_not_win() {
     let mut flow = Flow::new("c10");
     let _ = flow.add("tick", Ticks::new(&notes, &[])).when(any_of(count(2), any_of(count(0), count(1))));
     let report = within(flow.run()).await.unwrap();
-    assert_eq!(report.operator("tick").unwrap().runs, 2, "and when all are over, that is the end");
+    assert_eq!(report.operator("tick").unwrap().runs, 2, "the operator ends when all of them have ended");
 }
 
 #[derive(Ports)]
@@ -139,7 +139,7 @@ struct BothPorts {
     right: Input<u32>,
 }
 
-/// Whichever comes; and when one's sender is gone, the other's messages still do.
+/// A message at either port allows a run. When one port's sender is dropped, messages at the other port still do.
 #[tokio::test(start_paused = true)]
 async fn c10_a_message_at_one_port_or_at_another() {
     let notes = Notes::begin();
@@ -169,7 +169,7 @@ async fn c10_a_message_at_one_port_or_at_another() {
     assert_eq!(report.untaken, 0);
 }
 
-/// A group in it: a message and its time, or somebody who says so.
+/// An either-or with a group: a message and its time, or an open gate.
 #[tokio::test(start_paused = true)]
 async fn c10_all_of_some_or_another() {
     let notes = Notes::begin();
@@ -202,8 +202,8 @@ async fn c10_all_of_some_or_another() {
     assert_eq!(notes.all(), [(5, Some(1)), (25, Some(2)), (40, None)]);
 }
 
-/// An operator that runs for a message or a tick would tick for ever: a flow that is stopped ends all the same, once the
-/// messages that are under way have come.
+/// An operator that runs for a message or a tick would tick for ever. When the flow is stopped, it still ends once the
+/// messages in flight have arrived.
 #[tokio::test(start_paused = true)]
 async fn c10_a_stop_ends_what_runs_for_a_message_or_a_tick() {
     let notes = Notes::begin();
@@ -236,9 +236,10 @@ async fn c10_a_stop_ends_what_runs_for_a_message_or_a_tick() {
     assert_eq!(report.untaken, 0);
 }
 
-/// A count that is used up is one side that is over, until somebody resets it: then at once, and not at the next tick.
+/// A used-up count is an ended side of the either-or until it is reset. The reset takes effect immediately, not at the
+/// next tick.
 #[tokio::test(start_paused = true)]
-async fn c5_a_count_in_either_or_is_heard_when_it_is_reset() {
+async fn c5_a_count_in_either_or_takes_effect_when_it_is_reset() {
     let (notes, left) = (Notes::begin(), count(2));
     let mut flow = Flow::new("c5");
     let either = any_of(left.clone(), every(ms(10)));
@@ -254,14 +255,14 @@ async fn c5_a_count_in_either_or_is_heard_when_it_is_reset() {
     });
     let _ = flow.add("resets", resets);
     within(flow.run()).await.unwrap();
-    // The tick at 10 was one of the others; those at 15 are the count's own.
+    // The run at 10 is from the period, and the runs at 15 are from the count.
     assert_eq!(notes.times(), [0, 0, 10, 15, 15, 15, 20, 30]);
     assert_eq!(left.left(), 0);
 }
 
-/// Two that share a count: the last run of the one is the end of the other, which waits for something that never comes.
+/// Two operators share a count. The last run of one ends the other, which waits for a gate that never opens.
 #[tokio::test(start_paused = true)]
-async fn c5_a_count_that_another_has_used_up_ends_who_shares_it() {
+async fn c5_a_shared_count_that_is_used_up_ends_the_other_operator() {
     let (notes, left, gate) = (Notes::begin(), count(3), Gate::paused());
     let mut flow = Flow::new("c5");
     let _ = flow.add("runs", Ticks::new(&notes, &[10, 10, 10])).when(left.clone());
@@ -271,11 +272,11 @@ async fn c5_a_count_that_another_has_used_up_ends_who_shares_it() {
     assert_eq!((report.operator("waits").unwrap().runs, gate.is_open()), (0, false));
 }
 
-/// A condition of one's own that knows when it may run, and sets no timer: one run a period.
+/// A user-defined condition that allows one run for each period and sets no timer.
 struct Own {
     period: Duration,
     due: Option<Instant>,
-    /// It looks at the clock itself; otherwise it answers the same moment before and after.
+    /// Whether it reads the clock itself. Otherwise it returns the same time before and after that time.
     looks: bool,
     last: bool,
 }
@@ -306,9 +307,9 @@ impl Condition for Own {
     }
 }
 
-/// The flow sets the timer, wherever the condition is asked.
+/// The flow sets the timer, wherever the condition is polled.
 #[tokio::test(start_paused = true)]
-async fn c12_a_time_that_a_condition_of_ones_own_waits_for() {
+async fn c12_a_time_that_a_user_defined_condition_waits_for() {
     let closed = Gate::paused();
     let conditions: [(&str, When, &[u64]); 7] = [
         ("alone", own(ms(10)).into_condition(), &[10, 20, 30]),
@@ -328,7 +329,7 @@ async fn c12_a_time_that_a_condition_of_ones_own_waits_for() {
     }
 }
 
-/// It is shown, and a moment that no timer knows is waited for as any other.
+/// The status shows the time, and a time beyond the range of timers is waited for like any other.
 #[tokio::test(start_paused = true)]
 async fn c12_a_time_that_no_clock_reaches() {
     let notes = Notes::begin();
@@ -354,7 +355,8 @@ async fn c12_a_time_that_no_clock_reaches() {
     assert_eq!(notes.times(), [0; 0]);
 }
 
-/// A runtime without timers is found before the flow runs, for each operator that waits for a time: not as a panic in it.
+/// A runtime without timers is an error before the flow runs, for each operator that waits for a time, and not a panic
+/// later.
 #[test]
 fn c6_a_runtime_without_timers_is_an_error_before_the_flow_runs() {
     #[derive(Ports)]
@@ -406,6 +408,6 @@ fn c6_a_runtime_without_timers_is_an_error_before_the_flow_runs() {
         format!("\n  - {line} and this tokio runtime has no timers: build it with `enable_time` or `enable_all`")
     });
     assert_eq!(error.to_string(), format!("flow `c6`: wrong setup: 3 problems:{}", lines.concat()));
-    // Outside of a runtime there is none to ask.
+    // Outside a runtime, timers cannot be checked.
     flow(true).check().unwrap();
 }

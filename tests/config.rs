@@ -57,7 +57,6 @@ tags = ["a", "b"]
 rate = 1
 "#;
 
-/// A file of its own for each test.
 fn file(text: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("app.toml");
@@ -65,7 +64,7 @@ fn file(text: &str) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// What goes wrong when a file with that text is asked for `[upper]`.
+/// The error of reading `[upper]` from a file with that text.
 fn wrong(text: &str) -> String {
     let (_folder, path) = file(text);
     let error = Config::file(path).unwrap().get::<UpperParams>("upper").unwrap_err();
@@ -73,7 +72,7 @@ fn wrong(text: &str) -> String {
     error.to_string()
 }
 
-/// Runs a test's body in a process with those variables: its own environment no test may change.
+/// Runs a test's body in a process with these variables, since a test must not change its own environment.
 fn with_variables(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os("CONFIG_CHILD").is_some() {
         return body();
@@ -85,7 +84,7 @@ fn with_variables(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
         .output()
         .unwrap();
     assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
-    assert!(String::from_utf8_lossy(&child.stdout).contains("1 passed"), "there is a test of that name");
+    assert!(String::from_utf8_lossy(&child.stdout).contains("1 passed"), "no test has that name");
 }
 
 #[test]
@@ -96,12 +95,12 @@ fn config_gives_each_operator_its_section() {
     let window = Some(Window { size: 16, tags: vec!["a".into(), "b".into()] });
     let expected = UpperParams { rate: 3, gain: 1.5, name: "shout".into(), window, mode: Mode::Loud, steps: vec![] };
     assert_eq!(upper, expected);
-    // One value alone, a part of a section, all of it as a map.
+    // A single value, a part of a section, a whole section as a map.
     assert_eq!(config.get::<u64>("lower.rate").unwrap(), 1);
     assert_eq!(config.get::<Window>("upper.window").unwrap().size, 16);
     assert_eq!(config.get::<BTreeMap<String, u8>>("lower").unwrap()["rate"], 1);
 
-    // A date is a text.
+    // A date is read as a string.
     let (_folder, path) = file("since = 2024-02-29\n[times]\nall = [07:30:00, 08:00:00]\n");
     let config = Config::file(path).unwrap();
     assert_eq!(config.get::<String>("since").unwrap(), "2024-02-29");
@@ -109,7 +108,7 @@ fn config_gives_each_operator_its_section() {
 }
 
 #[test]
-fn config_the_later_lies_on_top() {
+fn config_later_layers_take_precedence() {
     let variables = [
         ("WAKELINE_TEST_UPPER__RATE", "4"),
         ("WAKELINE_TEST_UPPER__GAIN", "2"),
@@ -119,7 +118,7 @@ fn config_the_later_lies_on_top() {
         ("WAKELINE_TEST_UPPER__STEPS", "[{ by = 1 }, { by = -2 }]"),
         ("WAKELINE_TESTING_UPPER__RATE", "99"),
     ];
-    with_variables("config_the_later_lies_on_top", &variables, || {
+    with_variables("config_later_layers_take_precedence", &variables, || {
         let (_folder, path) = file(APP);
         let (_other, on_top) = file("[upper]\nrate = 5\ngain = 5\n");
         let config = Config::file(&path).unwrap().with_file(on_top).unwrap();
@@ -128,47 +127,48 @@ fn config_the_later_lies_on_top() {
         let steps = vec![Step { by: 1 }, Step { by: -2 }];
         let expected = UpperParams { rate: 6, gain: 2.0, name: "7".into(), window, mode: Mode::Quiet, steps };
         assert_eq!(config.get::<UpperParams>("upper").unwrap(), expected);
-        assert_eq!(config.get::<u8>("lower.rate").unwrap(), 1, "what nobody has changed stays");
+        assert_eq!(config.get::<u8>("lower.rate").unwrap(), 1, "values that no later layer sets are kept");
 
-        // In another order another lies on top.
+        // Another order changes the precedence.
         let config = Config::new().set("upper.rate", 6).unwrap().env("WAKELINE_TEST").unwrap();
         assert_eq!(config.get::<u8>("upper.rate").unwrap(), 4);
     });
 }
 
 #[test]
-fn config_a_wrong_type_is_told_with_file_line_and_key() {
-    let told = wrong("[upper]\ngain = 1.0\nrate = \"fast\"\n");
+fn config_a_wrong_type_is_reported_with_file_line_and_key() {
+    let text = wrong("[upper]\ngain = 1.0\nrate = \"fast\"\n");
     assert!(
-        told.contains("`upper.rate` in ") && told.contains("app.toml:3 is string \"fast\", and u32 is expected"),
-        "{told}"
+        text.contains("`upper.rate` in ") && text.contains("app.toml:3 is string \"fast\", but u32 is expected"),
+        "{text}"
     );
-    // Nothing is made to fit.
-    assert!(wrong("[upper]\nrate = 2.5\ngain = 1\n").contains("is float `2.5`, and u32 is expected"));
-    assert!(wrong("[upper]\nrate = -1\ngain = 1\n").contains("-1`, and u32 is expected"));
-    assert!(wrong("[upper]\nrate = true\ngain = 1\n").contains("is bool true, and u32 is expected"));
-    let told = wrong("[upper]\nrate = 1\ngain = 1\n\n[upper.window]\nsize = 256\n");
-    assert!(told.contains("`upper.window.size` in ") && told.contains("app.toml:6 is "), "{told}");
-    let told = wrong("[upper]\nrate = 1\ngain = 1\nwindow = { size = 1, tags = ['a', 5] }\n");
-    assert!(told.contains("`upper.window.tags.1` in ") && told.contains("app.toml:4 is "), "{told}");
-    let told = wrong("[upper]\nrate = 1\ngain = 1\nmode = 'medium'\n");
-    assert!(told.contains("app.toml:4 is `medium`, and one of `quiet`, `loud` is expected"), "{told}");
-    let told = wrong("upper = 5\n");
-    assert!(told.contains("`upper` in ") && told.contains("app.toml:1 is "), "{told}");
+    // Values are not converted.
+    assert!(wrong("[upper]\nrate = 2.5\ngain = 1\n").contains("is float `2.5`, but u32 is expected"));
+    assert!(wrong("[upper]\nrate = -1\ngain = 1\n").contains("-1`, but u32 is expected"));
+    assert!(wrong("[upper]\nrate = true\ngain = 1\n").contains("is bool true, but u32 is expected"));
+    let text = wrong("[upper]\nrate = 1\ngain = 1\n\n[upper.window]\nsize = 256\n");
+    assert!(text.contains("`upper.window.size` in ") && text.contains("app.toml:6 is "), "{text}");
+    let text = wrong("[upper]\nrate = 1\ngain = 1\nwindow = { size = 1, tags = ['a', 5] }\n");
+    assert!(text.contains("`upper.window.tags.1` in ") && text.contains("app.toml:4 is "), "{text}");
+    let text = wrong("[upper]\nrate = 1\ngain = 1\nmode = 'medium'\n");
+    assert!(text.contains("app.toml:4 is `medium`, but one of `quiet`, `loud` is expected"), "{text}");
+    let text = wrong("upper = 5\n");
+    assert!(text.contains("`upper` in ") && text.contains("app.toml:1 is "), "{text}");
 }
 
 #[test]
-fn config_an_unknown_field_is_told_with_those_that_there_are() {
-    let told = wrong("[upper]\nrate = 1\ngain = 1\nvolume = 2\n");
-    let expected = "app.toml:4 is no parameter: there are `rate`, `gain`, `name`, `window`, `mode`, `steps`";
-    assert!(told.contains("`upper.volume` in ") && told.contains(expected), "{told}");
-    // In an optional part, and in one of a list.
-    let told = wrong("[upper]\nrate = 1\ngain = 1\nwindow = { size = 1, sise = 2 }\n");
-    assert!(told.contains("`upper.window.sise` in ") && told.contains("there are `size`, `tags`"), "{told}");
-    let told = wrong("[upper]\nrate = 1\ngain = 1\nsteps = [{ by = 1 }, { by = 2, buy = 3 }]\n");
-    assert!(told.contains("`upper.steps.1.buy` in ") && told.contains("there are `by`"), "{told}");
+fn config_an_unknown_field_is_reported_with_the_known_ones() {
+    let text = wrong("[upper]\nrate = 1\ngain = 1\nvolume = 2\n");
+    let expected =
+        "app.toml:4 is not a parameter: the parameters are `rate`, `gain`, `name`, `window`, `mode`, `steps`";
+    assert!(text.contains("`upper.volume` in ") && text.contains(expected), "{text}");
+    // In an optional part, and in an element of a list.
+    let text = wrong("[upper]\nrate = 1\ngain = 1\nwindow = { size = 1, sise = 2 }\n");
+    assert!(text.contains("`upper.window.sise` in ") && text.contains("the parameters are `size`, `tags`"), "{text}");
+    let text = wrong("[upper]\nrate = 1\ngain = 1\nsteps = [{ by = 1 }, { by = 2, buy = 3 }]\n");
+    assert!(text.contains("`upper.steps.1.buy` in ") && text.contains("the parameters are `by`"), "{text}");
 
-    /// One that says so itself.
+    /// A type that denies unknown fields itself.
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Strict {
@@ -177,43 +177,43 @@ fn config_an_unknown_field_is_told_with_those_that_there_are() {
     }
 
     let config = Config::new().set("strict.rate", 1).unwrap().set("strict.rat", 1).unwrap();
-    let told = config.get::<Strict>("strict").unwrap_err().to_string();
-    assert!(told.contains("`strict.rat` in the program, tests/config.rs:"), "{told}");
-    assert!(told.ends_with("there are `rate`"), "{told}");
-    let told = config.get::<BTreeMap<String, Strict>>("").unwrap_err().to_string();
-    assert!(told.contains("`strict.rat` in "), "{told}");
+    let text = config.get::<Strict>("strict").unwrap_err().to_string();
+    assert!(text.contains("`strict.rat` in the program, tests/config.rs:"), "{text}");
+    assert!(text.ends_with("the parameters are `rate`"), "{text}");
+    let text = config.get::<BTreeMap<String, Strict>>("").unwrap_err().to_string();
+    assert!(text.contains("`strict.rat` in "), "{text}");
 }
 
 #[test]
-fn config_a_missing_field_is_told_with_the_ways_to_set_it() {
+fn config_a_missing_field_is_reported_with_the_ways_to_set_it() {
     let (_folder, path) = file("[upper]\ngain = 1\n");
     let config = Config::file(&path).unwrap().env("WAKELINE_TEST").unwrap();
-    let told = config.get::<UpperParams>("upper").unwrap_err().to_string();
+    let text = config.get::<UpperParams>("upper").unwrap_err().to_string();
     let expected = format!(
         "`upper.rate` is missing: set it in {}, or by the variable `WAKELINE_TEST_UPPER__RATE`",
         path.display()
     );
-    assert!(told.ends_with(&expected), "{told}");
+    assert!(text.ends_with(&expected), "{text}");
     for key in ["lower.rate", "lower"] {
-        let told = config.get::<u32>(key).unwrap_err().to_string();
-        assert!(told.contains(&format!("`{key}` is missing")), "{told}");
+        let text = config.get::<u32>(key).unwrap_err().to_string();
+        assert!(text.contains(&format!("`{key}` is missing")), "{text}");
     }
-    let told = Config::new().get::<u32>("rate").unwrap_err().to_string();
-    assert!(told.ends_with("`rate` is missing: set it by `Config::set`"), "{told}");
+    let text = Config::new().get::<u32>("rate").unwrap_err().to_string();
+    assert!(text.ends_with("`rate` is missing: set it by `Config::set`"), "{text}");
 }
 
-/// A slip in a name is two mistakes: the one is unknown, the other is missing.
+/// A misspelt name is two problems: an unknown parameter and a missing one.
 #[test]
-fn config_all_that_is_wrong_is_told_at_once() {
-    let told = wrong("[upper]\nrat = 1\ngian = 1\nwindow = { size = 1, sise = 2 }\n");
+fn config_all_problems_are_reported_at_once() {
+    let text = wrong("[upper]\nrat = 1\ngian = 1\nwindow = { size = 1, sise = 2 }\n");
     for what in ["`upper.rat`", "`upper.gian`", "`upper.window.sise`", "`upper.rate` is missing"] {
-        assert!(told.contains(what), "missing: {what}\nin: {told}");
+        assert!(text.contains(what), "missing: {what}\nin: {text}");
     }
-    assert!(told.contains("4 problems"), "{told}");
+    assert!(text.contains("4 problems"), "{text}");
 }
 
 #[test]
-fn config_a_section_that_is_not_there_is_an_empty_one() {
+fn config_a_missing_section_is_an_empty_one() {
     #[derive(Debug, PartialEq, Deserialize)]
     struct Easy {
         #[serde(default)]
@@ -238,22 +238,25 @@ fn config_a_wrong_variable_is_named() {
     with_variables("config_a_wrong_variable_is_named", &variables, || {
         let (_folder, path) = file("[upper]\nrate = 1\ngain = 1\n[lower]\nrate = 1\ngain = 1\n");
         let config = Config::file(path).unwrap().env("WAKELINE_TEST").unwrap();
-        let told = config.get::<UpperParams>("upper").unwrap_err().to_string();
+        let text = config.get::<UpperParams>("upper").unwrap_err().to_string();
         let expected =
-            "`upper.rate` in the variable `WAKELINE_TEST_UPPER__RATE` is string \"fast\", and u32 is expected";
-        assert!(told.ends_with(expected), "{told}");
-        let told = config.get::<UpperParams>("lower").unwrap_err().to_string();
+            "`upper.rate` in the variable `WAKELINE_TEST_UPPER__RATE` is string \"fast\", but u32 is expected";
+        assert!(text.ends_with(expected), "{text}");
+        let text = config.get::<UpperParams>("lower").unwrap_err().to_string();
         assert!(
-            told.contains("`WAKELINE_TEST_LOWER__NAME` is ") && told.contains("a string is expected: put it in quotes"),
-            "{told}"
+            text.contains("`WAKELINE_TEST_LOWER__NAME` is ") && text.contains("a string is expected: put it in quotes"),
+            "{text}"
         );
-        assert!(told.contains("`lower.level` in the variable `WAKELINE_TEST_LOWER__LEVEL` is no parameter"), "{told}");
+        assert!(
+            text.contains("`lower.level` in the variable `WAKELINE_TEST_LOWER__LEVEL` is not a parameter"),
+            "{text}"
+        );
         assert_eq!(config.get::<String>("date").unwrap(), "2024-02-29");
     });
 }
 
 #[test]
-fn config_what_nobody_uses_is_found() {
+fn config_unused_keys_are_found() {
     let (_folder, path) =
         file("debug = true\n[upper]\nrate = 3\ngain = 1\n[uper]\nrate = 4\n[deep.a]\nx = 1\n[deep.b]\ny = 2\n");
     let config = Config::file(&path).unwrap().set("lower.rate", 1).unwrap();
@@ -263,12 +266,12 @@ fn config_what_nobody_uses_is_found() {
     assert_eq!(config.unused(), ["debug", "deep.b", "lower", "uper"]);
     let error = config.deny_unused().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    let told = error.to_string();
+    let text = error.to_string();
     let at = path.display();
     for what in
         [&format!("`debug` in {at}:1 and "), &format!("`uper` in {at}:5"), "`lower` in the program, tests/config.rs:"]
     {
-        assert!(told.contains(what), "missing: {what}\nin: {told}");
+        assert!(text.contains(what), "missing: {what}\nin: {text}");
     }
     for key in ["debug", "uper.rate", "lower"] {
         let _ = config.get::<serde::de::IgnoredAny>(key);
@@ -304,23 +307,26 @@ fn config_a_file_that_cannot_be_read_is_an_error() {
 }
 
 #[test]
-fn config_what_cannot_be_set_is_an_error() {
+fn config_an_invalid_key_or_value_is_an_error() {
     for key in ["", "upper.", "upper..rate", ".rate"] {
         let error = Config::new().set(key, 1).unwrap_err();
-        assert!(error.to_string().contains("tests/config.rs:") && error.to_string().contains("is no key"), "{error}");
+        assert!(
+            error.to_string().contains("tests/config.rs:") && error.to_string().contains("is not a key"),
+            "{error}"
+        );
     }
     for key in ["upper.", "upper..rate", ".rate", "."] {
         let error = Config::new().set("upper.rate", 1).unwrap().get::<Option<u32>>(key).unwrap_err();
-        assert!(error.to_string().contains(&format!("`{key}` is no key")), "{error}");
+        assert!(error.to_string().contains(&format!("`{key}` is not a key")), "{error}");
     }
     let error = Config::new().set("upper", BTreeMap::from([((1, 2), 3)])).unwrap_err();
-    assert!(error.to_string().contains("sets `upper` to what no file could say"), "{error}");
-    // A whole section at once.
+    assert!(error.to_string().contains("sets `upper` to a value that a TOML file cannot express"), "{error}");
+    // A whole section can be set at once.
     let config = Config::new().set("upper", BTreeMap::from([("rate", 1.0), ("gain", 2.0)])).unwrap();
     assert_eq!(config.get::<f32>("upper.gain").unwrap(), 2.0);
 }
 
-/// A value that says it has so many parts, and has none.
+/// A value that claims the given number of parts and has none.
 struct Claims(usize, fn(usize) -> Shape);
 
 enum Shape {
@@ -354,16 +360,16 @@ fn config_a_value_that_claims_many_parts_gets_no_memory_for_them() {
     }
 }
 
-/// Values may be secrets.
+/// Values may be secret, so `Debug` does not show them.
 #[test]
 fn config_is_shown_without_its_values() {
     let shown = format!("{:?}", Config::new().set("api.secret", "hunter2").unwrap());
     assert!(shown.contains("tests/config.rs") && !shown.contains("hunter2"), "{shown}");
 }
 
-/// From a file to an operator that runs.
+/// Passes parameters from a file to a running operator.
 #[tokio::test]
-async fn config_operators_run_with_what_the_file_says() {
+async fn config_operators_run_with_the_files_parameters() {
     #[derive(Deserialize)]
     struct Count {
         from: u32,
@@ -401,7 +407,7 @@ async fn config_operators_run_with_what_the_file_says() {
     assert_eq!(*lock(&seen), [3, 4, 5]);
 }
 
-/// A value of so many levels.
+/// A value with the given number of levels.
 fn nested(levels: usize) -> serde_json::Value {
     (1..levels).fold(serde_json::json!(1), |inner, _| serde_json::json!([inner]))
 }
@@ -415,7 +421,7 @@ enum Deep {
     Variant,
 }
 
-/// A number, so many levels further in.
+/// A number, nested by the given number of levels.
 struct Level(Deep, usize);
 
 impl Serialize for Level {
@@ -432,7 +438,7 @@ impl Serialize for Level {
     }
 }
 
-/// Each key and each value has fewer levels than a parser refuses, and all together more than a stack holds.
+/// Each key and each value has fewer levels than the parser refuses, but together they have more than a stack holds.
 #[test]
 fn config_a_file_of_any_depth_is_read_or_refused() {
     fn read_all() {
@@ -448,12 +454,12 @@ fn config_a_file_of_any_depth_is_read_or_refused() {
             assert_eq!(error.kind(), ErrorKind::Setup);
             let (error, place) = (error.to_string(), format!("app.toml:{line}: "));
             assert!(error.contains(&place) && error.contains("more than 64 levels deep"), "{error}");
-            // What is no TOML is that first.
+            // Invalid TOML is reported before the depth.
             let (_folder, path) = file(&format!("{text}y = \n"));
             let error = Config::file(&path).unwrap_err().to_string();
             assert!(error.contains("TOML parse error"), "{error}");
         }
-        // The deepest there may be.
+        // The greatest depth that is allowed.
         let key = format!("{}b", "a.".repeat(63));
         let (_folder, path) = file(&format!("{key} = 1\n"));
         let config = Config::file(&path).unwrap();
@@ -464,7 +470,7 @@ fn config_a_file_of_any_depth_is_read_or_refused() {
             let error = Config::new().set(key, nested(levels + 1)).unwrap_err().to_string();
             assert!(error.contains("tests/config.rs:") && error.contains("more than 64 levels deep"), "{error}");
         }
-        // A serializer calls itself for each level, and so do these.
+        // A serializer recurses for each level, and so do these values.
         for kind in [Deep::List, Deep::Map, Deep::Some, Deep::Newtype, Deep::Variant] {
             let error = Config::new().set("a", Level(kind, 100_000)).unwrap_err().to_string();
             assert!(error.contains("more than 64 levels deep"), "{error}");
@@ -481,7 +487,7 @@ fn config_a_file_of_any_depth_is_read_or_refused() {
 fn config_a_variable_of_any_depth_is_read_or_refused() {
     let part = "a.".repeat(70);
     let deep = (0..70).fold("1".to_string(), |inner, _| format!("{{ {part}b = {inner} }}"));
-    // Beside the two parts of its key.
+    // In addition to the two parts of the key.
     let [most, more] = [62, 63].map(|levels| format!("{}1{}", "[".repeat(levels), "]".repeat(levels)));
     let variables = [("TOO_A__B", &*deep), ("ONE_MORE_A__B", &*more), ("DEEPEST_A__B", &*most)];
     with_variables("config_a_variable_of_any_depth_is_read_or_refused", &variables, || {
@@ -513,7 +519,7 @@ fn config_a_name_with_a_dot_is_no_key() {
     assert!(error.contains("`\"upper.rate\"` in ") && error.contains("app.toml:1"), "{error}");
 }
 
-/// The time that reading takes grows with the file, and not with its square: then this would take minutes.
+/// The time to read a file is linear in its length. If it were quadratic, this would take minutes.
 #[test]
 fn config_a_long_file_is_read_in_time_and_its_lines_are_right() {
     let keys = 40_000;

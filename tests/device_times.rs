@@ -1,4 +1,4 @@
-//! Where the time went: the device's time for each operator's runs, apart from the host's.
+//! `Flow::device_times`: the device time of each operator's runs, measured separately from host time.
 
 use std::{
     sync::{
@@ -15,11 +15,11 @@ use wakeline::{
     prelude::*,
 };
 
-/// In its run `nth` its stream is busy until it is told to go on; it says when that begins.
+/// Blocks its stream in run `nth` until `go_on` is signalled. `began` receives the time at which that starts.
 struct Busy {
     nth: u32,
     run: u32,
-    /// Every so many runs put nothing into the stream.
+    /// Every run whose number is a multiple of this enqueues nothing.
     idle_every: u32,
     began: Option<tokio::sync::oneshot::Sender<Instant>>,
     go_on: Option<mpsc::Receiver<()>>,
@@ -46,13 +46,13 @@ impl Operator for Busy {
     }
 }
 
-/// What it needs to be busy, and who hears of it and lets it go on.
+/// The operator, the receiver of the start time, and the sender that unblocks the stream.
 fn busy(nth: u32, idle_every: u32) -> (Busy, tokio::sync::oneshot::Receiver<Instant>, mpsc::Sender<()>) {
     let ((began, has_begun), (go, go_on)) = (tokio::sync::oneshot::channel(), mpsc::channel());
     (Busy { nth, run: 0, idle_every, began: Some(began), go_on: Some(go_on) }, has_begun, go)
 }
 
-/// Has something of its own to do first, which need not wait for the message's work.
+/// First enqueues work on its own buffer, which need not wait for the message's work.
 struct Next(Buffer<u32>);
 
 impl Operator for Next {
@@ -66,7 +66,7 @@ impl Operator for Next {
     }
 }
 
-// The time is that of whoever's work it was: not that of the next, whose stream waits for it.
+// Device time belongs to the operator whose work ran, not to the next one, whose stream waits for it.
 on_both!(device_time_is_each_operators_own, async |device: Device| {
     let (busy, has_begun, go) = busy(3, 4);
     let mut flow = Flow::new("times");
@@ -81,32 +81,32 @@ on_both!(device_time_is_each_operators_own, async |device: Device| {
     flow.connect(next.output, consume.input);
     let running = flow.spawn().unwrap();
     let began = has_begun.await.unwrap();
-    // This is no wait for something to happen: it is the time that is measured.
+    // Not a wait for an event: this is the duration that is measured.
     tokio::time::sleep(Duration::from_millis(100)).await;
     let took = began.elapsed();
     drop(go);
     let report = running.await.unwrap();
 
     let busy = report.operator("busy").unwrap().device.unwrap();
-    // A GPU's clock is another than the host's.
+    // The GPU's clock and the host's clock differ.
     assert!(busy.longest >= took.mul_f64(0.99), "{:?} in {took:?}", busy.longest);
     assert!(busy.total >= busy.longest && busy.mean() <= busy.longest, "{busy:?}");
-    assert_eq!((busy.runs, busy.missed), (6, 0), "two of eight put nothing into the stream");
+    assert_eq!((busy.runs, busy.missed), (6, 0), "two of eight runs enqueue nothing");
     let next = report.operator("next").unwrap().device.unwrap();
     assert_eq!((next.runs, next.missed), (8, 0));
-    assert!(next.total < took.mul_f64(0.9), "it did not work while it waited: {next:?} in {took:?}");
+    assert!(next.total < took.mul_f64(0.9), "waiting is not counted as device time: {next:?} in {took:?}");
     assert!(next.total > Duration::ZERO, "{next:?}");
     for on_host in ["produce", "consume"] {
         assert_eq!(report.operator(on_host).unwrap().device, None);
     }
-    let told = report.to_string();
-    let line = |name: &str| told.lines().find(|line| line.starts_with(name)).unwrap().to_string();
-    assert!(line("operator").ends_with("busy ms    device ms"), "{told}");
-    assert!(line("consume").ends_with(" -"), "{told}");
-    assert!(!line("next").ends_with(" -"), "{told}");
+    let text = report.to_string();
+    let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap().to_string();
+    assert!(line("operator").ends_with("busy ms    device ms"), "{text}");
+    assert!(line("consume").ends_with(" -"), "{text}");
+    assert!(!line("next").ends_with(" -"), "{text}");
 });
 
-/// Two hundred runs, of which the first is held up.
+/// Two hundred runs; the first one's work is held.
 struct Ahead {
     buffer: Buffer<u32>,
     hold: Option<tokio::sync::oneshot::Sender<Hold>>,
@@ -129,8 +129,8 @@ impl Operator for Ahead {
     }
 }
 
-// A device that is far behind is not waited for, and the room for what it has to tell has an end.
-on_both!(device_time_of_more_runs_than_there_is_room_for, async |device: Device| {
+// The flow does not wait for a device that is far behind, and the storage for its timestamps is bounded.
+on_both!(device_time_of_more_runs_than_are_stored, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let buffer = Buffer::from_slice(&stream, &[0_u32; 64]).unwrap();
     stream.completed().await.unwrap();
@@ -141,7 +141,7 @@ on_both!(device_time_of_more_runs_than_there_is_room_for, async |device: Device|
     let _ = flow.add("ahead", Ahead { buffer, hold: Some(hold), runs: runs.clone() }).on(&device);
     let running = flow.spawn().unwrap();
     let held = is_held.await.unwrap();
-    until("all runs are over, and none is done", || runs.load(Ordering::Relaxed) == 200).await;
+    until("all runs have returned, and none of their work is done", || runs.load(Ordering::Relaxed) == 200).await;
     drop(held);
     let report = running.await.unwrap();
     let ahead = report.operator("ahead").unwrap();
@@ -151,7 +151,6 @@ on_both!(device_time_of_more_runs_than_there_is_room_for, async |device: Device|
     assert!(times.missed > 0 && times.runs >= 100, "{times:?}");
 });
 
-// Where nobody asks for it there is nothing.
 on_both!(device_time_is_off_by_default, async |device: Device| {
     let mut flow = Flow::new("times");
     let produce = flow.add("produce", SendEach::new([vec![1_u32; 64]]));
@@ -163,13 +162,13 @@ on_both!(device_time_is_off_by_default, async |device: Device| {
     assert!(report.operators.iter().all(|operator| operator.device.is_none()));
     assert!(report.to_string().lines().skip(1).take(3).all(|line| line.ends_with(" -")), "{report}");
 
-    // The same flow, the next time.
+    // The next run of the same flow.
     flow.device_times(true);
     let report = flow.run().await.unwrap();
-    assert_eq!(report.operator("add").unwrap().device.unwrap().runs, 0, "it had nothing to do");
+    assert_eq!(report.operator("add").unwrap().device.unwrap().runs, 0, "there is no work to time");
 });
 
-/// A fault at any launch: timing hangs nowhere, and hides nothing.
+/// A fault at any launch: timing neither hangs nor hides the error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f1_a_fault_while_runs_are_timed() {
     for nth in 1..=5 {

@@ -1,4 +1,4 @@
-//! What flows do with devices: memory, streams, graphs, faults, simulations. See `flows.rs`.
+//! Tests of flows with devices: memory, streams, graphs, faults, simulations. See `flows.rs`.
 
 mod concurrency;
 mod device_times;

@@ -1,4 +1,4 @@
-//! Scenarios Q2, Q3 and Q4: hubs that hold nobody up, and count what they drop.
+//! Scenarios Q2, Q3 and Q4: hubs that never block their writer and that count dropped messages.
 
 use std::{future::ready, marker::PhantomData};
 
@@ -12,7 +12,7 @@ use wakeline::{
     prelude::*,
 };
 
-/// Sends the numbers from 0 on, and then says so.
+/// Sends the numbers 0 to `last`, exclusive, and then signals `sent`.
 fn numbers(last: u64, sent: oneshot::Sender<()>) -> impl Operator<Ports = SourcePorts<u64>> {
     let mut sent = Some(sent);
     task(move |ports: &mut SourcePorts<u64>, cx| {
@@ -20,9 +20,9 @@ fn numbers(last: u64, sent: oneshot::Sender<()>) -> impl Operator<Ports = Source
         async move {
             for number in 0..last {
                 assert!(cx.ready(ports).await);
-                assert!(ports.output.try_send(number)?.is_ok(), "it is never held up");
+                assert!(ports.output.try_send(number)?.is_ok(), "there is always room");
             }
-            // Nobody listens where the reader does not wait for it.
+            // Not every test keeps the receiver.
             let _ = sent.send(());
             Ok(())
         }
@@ -45,7 +45,7 @@ async fn q3(hub: Hub) -> (Vec<u64>, Report) {
 #[tokio::test]
 async fn q3_drop_oldest_counts_exactly() {
     let (seen, report) = q3(Hub::drop_oldest(3)).await;
-    assert_eq!(seen, [7, 8, 9], "the newest are left");
+    assert_eq!(seen, [7, 8, 9], "the newest are kept");
     let hub = report.hub("write.output -> read.input").unwrap();
     assert_eq!((hub.passed, hub.dropped, hub.untaken), (3, 7, 0));
     assert!(report.to_string().contains("hub `write.output -> read.input`: 3 messages passed, 7 dropped"), "{report}");
@@ -54,13 +54,13 @@ async fn q3_drop_oldest_counts_exactly() {
 #[tokio::test]
 async fn q3_drop_newest_counts_exactly() {
     let (seen, report) = q3(Hub::drop_newest(3)).await;
-    assert_eq!(seen, [0, 1, 2], "the oldest are left");
+    assert_eq!(seen, [0, 1, 2], "the oldest are kept");
     let hub = report.hub("write.output -> read.input").unwrap();
     assert_eq!((hub.passed, hub.dropped, hub.untaken), (3, 7, 0));
 }
 
 #[tokio::test]
-async fn q3_what_holds_back_drops_nothing() {
+async fn q3_a_bounded_hub_drops_nothing() {
     let seen = shared();
     let mut flow = Flow::new("q3");
     let mut next = 0..10;
@@ -81,7 +81,7 @@ async fn q3_what_holds_back_drops_nothing() {
     assert!(!report.to_string().contains("dropped"), "{report}");
 }
 
-/// Takes one a run: its condition says that it is there.
+/// Takes one message in each run; its condition guarantees that there is one.
 struct TakesOne(Shared<u64>);
 
 impl Operator for TakesOne {
@@ -94,7 +94,7 @@ impl Operator for TakesOne {
     }
 }
 
-/// Writer and reader on threads of their own: what a run was promised is there, whatever is sent meanwhile.
+/// Writer and reader run on separate threads: a message that made a run ready is there, whatever is sent meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn q3_what_a_run_was_promised_is_not_dropped() {
     const SENT: u64 = 40_000;
@@ -107,7 +107,7 @@ async fn q3_what_a_run_was_promised_is_not_dropped() {
         let _write = write.on_own_thread();
         let report = within(flow.run()).await.unwrap();
         let seen = lock(&seen);
-        assert!(seen.is_sorted_by(|one, next| one < next), "in order, none twice");
+        assert!(seen.is_sorted_by(|one, next| one < next), "in order, without duplicates");
         let counts = &report.hubs[0];
         assert_eq!(counts.passed, seen.len() as u64);
         assert_eq!(counts.passed + counts.dropped, SENT, "{hub:?}");
@@ -117,9 +117,9 @@ async fn q3_what_a_run_was_promised_is_not_dropped() {
     }
 }
 
-/// What was there is dropped for what is newer, and `recv` waits for that: `None` is the end.
+/// Queued messages are replaced by newer ones. `recv` waits for these, and returns `None` only at the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn q3_recv_goes_on_behind_what_was_dropped() {
+async fn q3_recv_continues_after_dropped_messages() {
     const SENT: u64 = 300_000;
     let seen = shared();
     let mut flow = Flow::new("q3");
@@ -135,7 +135,7 @@ async fn q3_recv_goes_on_behind_what_was_dropped() {
     assert_eq!((counts.passed + counts.dropped, counts.untaken), (SENT, 0));
 }
 
-/// Sends `chunks` envelopes, each as soon as it is lent one, and then says so.
+/// Sends `chunks` envelopes, each as soon as one is available, and then signals `sent`.
 fn chunks(chunks: u32, sent: oneshot::Sender<()>) -> impl Operator<Ports = SourcePorts<Envelope<u32>>> {
     let mut sent = Some(sent);
     task(move |ports: &mut SourcePorts<Envelope<u32>>, _| {
@@ -154,7 +154,7 @@ fn chunks(chunks: u32, sent: oneshot::Sender<()>) -> impl Operator<Ports = Sourc
     })
 }
 
-/// Adds one to each on its device. The first is in its hands until it is told to go on.
+/// Adds one to each envelope on its device. Holds the first one until `go` is signalled.
 fn held_increment(go: oneshot::Receiver<()>) -> impl Operator<Ports = MapPorts<Envelope<u32>, Envelope<u32>>> {
     let mut go = Some(go);
     task(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
@@ -174,7 +174,7 @@ fn held_increment(go: oneshot::Receiver<()>) -> impl Operator<Ports = MapPorts<E
     })
 }
 
-on_both!(q3_envelopes_that_are_dropped_go_home, async |device: Device| {
+on_both!(q3_dropped_envelopes_return_to_the_pool, async |device: Device| {
     for (hub, wanted) in [(Hub::drop_oldest(2), [0, 18, 19]), (Hub::drop_newest(2), [0, 1, 2])] {
         let (sent, is_sent) = oneshot::channel();
         let seen = shared();
@@ -189,7 +189,7 @@ on_both!(q3_envelopes_that_are_dropped_go_home, async |device: Device| {
         let counts = &report.hubs[0];
         assert_eq!(counts.passed as usize, first.len());
         assert_eq!(counts.passed + counts.dropped, 20);
-        // The reader may take its first after any number of them; what is left then is the same.
+        // The reader may take its first message after any number of sends; the last three are the same.
         assert!(first.len() <= 3 && first.last() >= Some(&(wanted[2] + 1 - u32::from(first.len() < 3))), "{first:?}");
         lock(&seen).iter().for_each(|chunk| assert!(chunk.iter().all(|x| *x == chunk[0]), "torn: {chunk:?}"));
         assert_eq!(device.memory_peak(), 4 * 64, "two in the queue, one for the writer and one for the reader");
@@ -198,17 +198,17 @@ on_both!(q3_envelopes_that_are_dropped_go_home, async |device: Device| {
     }
 });
 
-/// How the reader of a hub that drops its oldest comes by its messages.
+/// How the reader of a hub that drops the oldest receives its messages.
 #[derive(Clone, Copy, PartialEq)]
 enum Reads {
-    /// By runs that are promised one.
+    /// In runs whose condition guarantees a message.
     Runs,
-    /// In a loop of its own.
+    /// In a `recv` loop.
     Waits,
 }
 
-/// As between operators on the host; but of what is newest only a copy that has been made can be taken.
-async fn q3_on_its_way(device: Device, reads: Reads) {
+/// As between operators on the host, except that only a message whose copy has been enqueued can be taken.
+async fn q3_while_copying(device: Device, reads: Reads) {
     const SENT: u32 = quick_or_long(4_000, 100_000);
     let (sent, _is_sent) = oneshot::channel();
     let mut flow = Flow::new("q3");
@@ -231,20 +231,18 @@ async fn q3_on_its_way(device: Device, reads: Reads) {
     let _produce = produce.on_own_thread();
     let report = flow.run().await.unwrap();
     let counts = &report.hubs[0];
-    assert_eq!(
-        (counts.passed + counts.dropped, counts.untaken),
-        (u64::from(SENT), 0),
-        "it heard of no end before that"
-    );
+    assert_eq!((counts.passed + counts.dropped, counts.untaken), (u64::from(SENT), 0), "the reader saw no early end");
     drop(flow);
     freed(&device).await;
 }
 
-on_both!(q3_a_run_has_the_message_it_was_promised_while_the_next_is_on_its_way, async |device| {
-    q3_on_its_way(device, Reads::Runs).await;
+on_both!(q3_a_run_has_its_message_while_the_next_is_being_copied, async |device| {
+    q3_while_copying(device, Reads::Runs).await;
 });
 
-on_both!(q3_recv_goes_on_while_the_next_is_on_its_way, async |device| q3_on_its_way(device, Reads::Waits).await);
+on_both!(q3_recv_continues_while_the_next_message_is_being_copied, async |device| {
+    q3_while_copying(device, Reads::Waits).await;
+});
 
 #[tokio::test]
 async fn q3_too_few_envelopes_are_an_error_before_running() {
@@ -254,13 +252,13 @@ async fn q3_too_few_envelopes_are_an_error_before_running() {
     flow.connect_with(produce.output, consume.input, Hub::drop_oldest(4).envelopes(3).envelope_bytes(4));
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    let told = error.to_string();
-    assert!(told.contains("`produce.output -> consume.input`") && told.contains("its 3 envelopes"), "{told}");
-    assert!(told.contains("it needs 6"), "{told}");
+    let message = error.to_string();
+    assert!(message.contains("`produce.output -> consume.input`") && message.contains("with 3 envelopes"), "{message}");
+    assert!(message.contains("it needs 6"), "{message}");
 }
 
 #[tokio::test]
-async fn q3_a_queue_of_none_is_an_error_before_running() {
+async fn q3_a_capacity_of_zero_is_an_error_before_running() {
     for hub in [Hub::drop_oldest(0), Hub::drop_newest(0)] {
         let mut flow = Flow::new("q3");
         let write = flow.add("write", numbers(1, oneshot::channel().0));
@@ -271,9 +269,9 @@ async fn q3_a_queue_of_none_is_an_error_before_running() {
     }
 }
 
-/// The fast reader gets all while the slow one, which asked for no more, is stuck.
+/// The fast reader receives every message while the slow one, whose hub drops messages, is stuck.
 #[tokio::test]
-async fn q4_a_slow_branch_that_drops_holds_nobody() {
+async fn q4_a_slow_branch_that_drops_does_not_block_the_others() {
     for (hub, wanted) in [(Hub::drop_oldest(2), [8, 9]), (Hub::drop_newest(2), [0, 1])] {
         let (sent, is_sent) = oneshot::channel();
         let (fast, slow) = (shared(), shared());
@@ -291,8 +289,8 @@ async fn q4_a_slow_branch_that_drops_holds_nobody() {
     }
 }
 
-// The slow reader holds on to what it is given, and the copies for it are made from what it has not taken yet.
-on_both!(q4_a_slow_branch_of_envelopes_holds_nobody, async |device: Device| {
+// The slow reader keeps the envelope that it has taken. The copies for it go to the envelopes that it has not taken.
+on_both!(q4_a_slow_branch_of_envelopes_does_not_block_the_others, async |device: Device| {
     for hub in [Hub::drop_oldest(2), Hub::drop_newest(2)] {
         let (sent, is_sent) = oneshot::channel();
         let (fast, slow) = (shared(), shared());
@@ -307,11 +305,11 @@ on_both!(q4_a_slow_branch_of_envelopes_holds_nobody, async |device: Device| {
         flow.connect(reads_slow.output, end.input);
         let report = flow.run().await.unwrap();
         let wanted: Vec<_> = (1..=20).map(|n| vec![n; 16]).collect();
-        assert_eq!(*lock(&fast), wanted, "it gets all");
+        assert_eq!(*lock(&fast), wanted, "the fast reader gets all");
         let slow_hub = report.hub("pass.output -> slow.input").unwrap();
         assert_eq!(slow_hub.passed + slow_hub.dropped, 20);
         assert_eq!(lock(&slow).len() as u64, slow_hub.passed);
-        assert!(lock(&slow).iter().all(|chunk| chunk.iter().all(|x| *x == chunk[0])), "none is torn");
+        assert!(lock(&slow).iter().all(|chunk| chunk.iter().all(|x| *x == chunk[0])), "no chunk mixes two messages");
         assert!(lock(&slow).is_sorted());
         drop(flow);
         freed(&device).await;
@@ -319,7 +317,7 @@ on_both!(q4_a_slow_branch_of_envelopes_holds_nobody, async |device: Device| {
 });
 
 #[tokio::test]
-async fn q3_an_offer_tells_what_was_dropped() {
+async fn q3_an_offer_reports_what_was_dropped() {
     let (sent, is_sent) = oneshot::channel();
     let mut sent = Some(sent);
     let seen = [shared(), shared()];
@@ -332,7 +330,7 @@ async fn q3_an_offer_tells_what_was_dropped() {
                 assert_eq!(ports.output.offer(0)?.outcomes, [Outcome::Sent, Outcome::Sent]);
                 let offer = ports.output.offer(1)?;
                 assert_eq!(offer.outcomes, [Outcome::Full, Outcome::Dropped]);
-                assert_eq!(offer.kept, None, "one of them was done with it");
+                assert_eq!(offer.kept, None, "one reader has ended");
                 sent.send(()).unwrap();
                 Ok(())
             }
@@ -355,8 +353,8 @@ struct DonePorts {
     input: Input<Envelope<u32>>,
 }
 
-// The first message's work does not end; the second takes its place, is done, and the reader gets that.
-on_both!(q3_a_message_that_is_waited_for_may_be_dropped, async |device: Device| {
+// The first message's work is held. The second message replaces it, its work completes, and the reader takes it.
+on_both!(q3_a_message_whose_work_is_awaited_may_be_dropped, async |device: Device| {
     let (got, has_got) = oneshot::channel::<()>();
     let (mut got, mut has_got) = (Some(got), Some(has_got));
     let mut flow = Flow::new("q3");
@@ -371,7 +369,7 @@ on_both!(q3_a_message_that_is_waited_for_may_be_dropped, async |device: Device| 
                     let mut buffer = Buffer::new(cx.device(), 4)?;
                     stream.fill(&mut buffer, number)?;
                     ports.output.send(buffer.into()).await?;
-                    // The reader has asked about it, and waits.
+                    // Lets the reader poll the message and wait.
                     for _ in 0..100 {
                         tokio::task::yield_now().await;
                     }
@@ -414,7 +412,7 @@ struct TwoDonePorts {
     input: Input<Envelope<u32>>,
 }
 
-/// Notes how many each run is given.
+/// Records how many messages each run takes.
 struct TwoDone(Shared<usize>);
 
 impl Operator for TwoDone {
@@ -427,8 +425,9 @@ impl Operator for TwoDone {
     }
 }
 
-// Two are done, and before the run begins one of them is dropped for a third, which is not: the run waits for that.
-on_both!(q3_a_batch_that_a_drop_has_made_too_small_is_waited_for, async |device: Device| {
+// Two messages are done. Before the run begins, a third one replaces one of them, and its work is not done: the run
+// waits for it.
+on_both!(q3_a_run_waits_again_if_a_drop_makes_its_batch_too_small, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let write = move |stream: &Stream, number| {
         let mut buffer = Buffer::<u32>::new(stream.device(), 4).unwrap();
@@ -440,7 +439,7 @@ on_both!(q3_a_batch_that_a_drop_has_made_too_small_is_waited_for, async |device:
     let read = flow.add("read", TwoDone(runs.clone())).on(&device);
     let ingress = flow.ingress_with("write", read.input, Hub::drop_oldest(2).envelope_bytes(16));
     let mut third = Some((ingress.clone(), stream.clone(), holds.clone()));
-    // Asked when all else is ready.
+    // Polled once all other conditions are ready.
     let _read = read.when(predicate(move || {
         if let Some((ingress, stream, holds)) = third.take() {
             lock(&holds).push(hold(&stream));
@@ -483,7 +482,7 @@ struct FollowPorts {
     done: Output<u64>,
 }
 
-/// Notes the setting of each tick.
+/// Records the setting at each tick.
 struct Follow(Shared<(u64, u64)>);
 
 impl Operator for Follow {
@@ -491,15 +490,15 @@ impl Operator for Follow {
 
     async fn compute(&mut self, ports: &mut FollowPorts, _cx: &mut Cx) -> Result<()> {
         let (setting, tick) = (ports.setting.take()?, ports.tick.take()?);
-        assert_eq!(ports.setting.take()?, setting, "as often as it likes");
-        assert_eq!(ports.setting.try_take()?, None, "but new it is once");
+        assert_eq!(ports.setting.take()?, setting, "a latest value can be taken repeatedly");
+        assert_eq!(ports.setting.try_take()?, None, "it is new only once");
         lock(&self.0).push((setting, tick));
         ports.done.send(tick).await
     }
 }
 
 #[tokio::test]
-async fn q2_the_reader_always_has_the_newest_and_reads_the_old_again() {
+async fn q2_the_reader_has_the_latest_and_may_read_it_again() {
     let seen = shared();
     let mut flow = Flow::new("q2");
     let drive = flow.add(
@@ -509,12 +508,12 @@ async fn q2_the_reader_always_has_the_newest_and_reads_the_old_again() {
                 let plan: [&[u64]; 5] = [&[1], &[], &[2, 3], &[], &[4, 5, 6]];
                 for (tick, settings) in plan.iter().enumerate() {
                     for setting in *settings {
-                        assert!(ports.setting.try_send(*setting)?.is_ok(), "it is never held up");
+                        assert!(ports.setting.try_send(*setting)?.is_ok(), "there is always room");
                     }
                     ports.tick.send(tick as u64).await?;
                     ports.done.recv().await?;
                 }
-                // Nobody sees it.
+                // The reader never takes it.
                 ports.setting.send(7).await
             }
             .boxed()
@@ -527,7 +526,7 @@ async fn q2_the_reader_always_has_the_newest_and_reads_the_old_again() {
     let report = within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [(1, 0), (1, 1), (3, 2), (3, 3), (6, 4)]);
     let hub = report.hub("drive.setting -> follow.setting").unwrap();
-    assert_eq!((hub.passed, hub.dropped, hub.untaken), (3, 3, 1), "each once, however often it was read");
+    assert_eq!((hub.passed, hub.dropped, hub.untaken), (3, 3, 1), "each counts once, however often it was read");
     assert_eq!(report.untaken, 1);
 }
 
@@ -550,7 +549,7 @@ impl Operator for Scale {
     }
 }
 
-/// Whoever sends it once has ended long before it is used last.
+/// The writer sends one value and ends long before the value's last use.
 #[tokio::test]
 async fn q2_the_newest_outlasts_its_writer() {
     let seen = shared();
@@ -565,9 +564,9 @@ async fn q2_the_newest_outlasts_its_writer() {
     assert_eq!(*lock(&seen), (0..100).map(|n| 3 * n).collect::<Vec<_>>());
 }
 
-/// An operator all of whose inputs keep the latest: it ends when all their writers have.
+/// An operator whose inputs all keep the latest value ends when all of their writers have ended.
 #[tokio::test]
-async fn q2_readers_of_nothing_but_the_newest_end_with_the_last_writer() {
+async fn q2_readers_of_latest_values_only_end_with_the_last_writer() {
     for last in 0..2 {
         let seen = shared();
         let mut flow = Flow::new("q2");
@@ -581,7 +580,7 @@ async fn q2_readers_of_nothing_but_the_newest_end_with_the_last_writer() {
                     async move {
                         for number in 1..=count {
                             ports.output.send(number).await?;
-                            // The other has sent its only one.
+                            // The other writer has sent its only message.
                             until("it is read", || lock(&seen).last() >= Some(&number)).await;
                         }
                         Ok(())
@@ -605,7 +604,7 @@ struct LatestOrQueued {
     queued: Input<u64>,
 }
 
-/// The newest, and a queue that the operator does not wait for: it ends when both have, and has read all of the queue.
+/// A latest value and an optional queue: the operator ends when both writers have, after it has drained the queue.
 #[tokio::test]
 async fn q2_the_newest_beside_an_optional_queue_ends_with_both() {
     for condition in [false, true] {
@@ -632,13 +631,13 @@ async fn q2_the_newest_beside_an_optional_queue_ends_with_both() {
     }
 }
 
-/// Sends these, and then ends.
+/// Sends these numbers and ends.
 fn sends(numbers: impl Into<Vec<u64>>) -> impl Operator<Ports = SourcePorts<u64>> {
     let mut numbers = numbers.into().into_iter();
     source(move || ready(Ok(numbers.next())))
 }
 
-/// Calls this with its ports in each run.
+/// Calls the closure with its ports in each run.
 struct InRuns<P, F>(F, PhantomData<fn(P)>);
 
 impl<P: Ports, F: FnMut(&mut P) -> Result<()> + Send + 'static> Operator for InRuns<P, F> {
@@ -671,9 +670,10 @@ struct AtMostsPorts {
     input: Inputs<u64>,
 }
 
-/// `at_most` at the port itself, at one that waits for work, and at one for several connections: it ends with its writer.
+/// `at_most` on a plain port, on one that waits for work, and on one with several connections: the operator ends with
+/// its writer.
 #[tokio::test]
-async fn q2_a_port_that_says_how_many_ends_with_the_writer_of_the_newest() {
+async fn q2_a_port_with_at_most_ends_with_the_writer_of_the_latest() {
     let seen: [Shared<u64>; 3] = Default::default();
     let mut flow = Flow::new("q2");
     let notes = seen.clone();
@@ -710,7 +710,7 @@ async fn q2_a_port_that_says_how_many_ends_with_the_writer_of_the_newest() {
     }
 }
 
-/// Conditions on ports that keep the newest: each operator ends when all of its writers have.
+/// Conditions on ports that keep the latest value: each operator ends when all of its writers have.
 #[tokio::test]
 async fn q2_conditions_on_the_newest_end_with_its_writers() {
     for which in 0..4 {
@@ -731,7 +731,7 @@ async fn q2_conditions_on_the_newest_end_with_its_writers() {
     }
 }
 
-/// Of several ports: the last of each is read, also where one of them never has any, or has a queue.
+/// A sum over several ports: the last value of each is read, also where one port never receives any or has a queue.
 #[tokio::test]
 async fn q2_a_sum_ends_with_the_writers_of_the_newest() {
     for least in [1, 2] {
@@ -773,7 +773,7 @@ struct FactorsPorts {
     number: Input<u64>,
 }
 
-/// The newest of each connection of a port stays as long as another input has not ended.
+/// The latest value of each connection of a port stays readable until the other input ends.
 #[tokio::test]
 async fn q2_the_newest_of_several_connections_outlasts_its_writers() {
     let seen = shared();
@@ -839,7 +839,7 @@ impl Operator for CountsTo {
     }
 }
 
-/// A hub of chunks is another input.
+/// The other input is a chunk hub.
 #[tokio::test]
 async fn q2_the_newest_outlasts_its_writer_while_chunks_come() {
     let seen = shared();
@@ -856,7 +856,7 @@ async fn q2_the_newest_outlasts_its_writer_while_chunks_come() {
     assert_eq!(report.untaken, 0);
 }
 
-/// Nobody ever sends: there is nothing to read, and nothing will come.
+/// The writer ends without sending: there is no value to read, and none will come.
 #[tokio::test]
 async fn q2_a_writer_that_never_sends_ends_its_reader() {
     let seen = shared();
@@ -871,9 +871,9 @@ async fn q2_a_writer_that_never_sends_ends_its_reader() {
     assert!(lock(&seen).is_empty());
 }
 
-/// `recv` waits for news, and ends when there will be none.
+/// `recv` waits for a new value, and ends when there will be none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn q2_recv_gives_each_once() {
+async fn q2_recv_returns_each_value_once() {
     for _ in 0..50 {
         let seen = shared();
         let mut flow = Flow::new("q2");
@@ -891,19 +891,19 @@ async fn q2_recv_gives_each_once() {
 }
 
 #[tokio::test]
-async fn q2_two_messages_of_a_hub_that_keeps_one_are_an_error_before_running() {
+async fn q2_waiting_for_two_messages_of_a_latest_hub_is_an_error_before_running() {
     let mut flow = Flow::new("q2");
     let write = flow.add("write", numbers(1, oneshot::channel().0));
     let read = flow.add("read", TakesOne(shared()));
     flow.connect_with(write.output, read.input, Hub::latest());
     let input = read.input;
     let _read = read.when(at_least(input, 2));
-    let told = within(flow.run()).await.unwrap_err().to_string();
-    assert!(told.contains("port `input` waits for 2 messages, and `Hub::latest` holds one"), "{told}");
-    assert!(told.contains("another hub, as `Hub::bounded(2)`"), "{told}");
+    let message = within(flow.run()).await.unwrap_err().to_string();
+    assert!(message.contains("port `input` waits for 2 messages, and `Hub::latest` holds one"), "{message}");
+    assert!(message.contains("another hub, such as `Hub::bounded(2)`"), "{message}");
 }
 
-/// One branch keeps the newest, the other gets all.
+/// One branch keeps the latest message, the other receives all.
 #[tokio::test]
 async fn q4_one_branch_keeps_the_newest() {
     let (all, seen) = (shared(), shared());
@@ -928,7 +928,7 @@ struct EachPorts {
     all: Inputs<u64>,
 }
 
-/// Notes one of each connection.
+/// Records one message of each connection.
 struct Each(Shared<Vec<u64>>);
 
 impl Operator for Each {
@@ -941,7 +941,7 @@ impl Operator for Each {
     }
 }
 
-/// Connections of one port may be of different kinds: one keeps the newest, one drops, one holds back.
+/// Connections of one port may be of different kinds: one keeps the latest, one drops, one applies back pressure.
 #[tokio::test]
 async fn q5_connections_of_different_kinds_at_one_port() {
     let seen = shared();
@@ -960,9 +960,9 @@ async fn q5_connections_of_different_kinds_at_one_port() {
     assert_eq!(report.hubs.iter().map(|hub| hub.passed).collect::<Vec<_>>(), [1, 10, 10]);
 }
 
-/// The newest is there while a newer one takes its place.
+/// The latest value stays readable while a newer one replaces it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn q5_the_newest_is_there_while_it_is_replaced() {
+async fn q5_the_latest_is_readable_while_it_is_replaced() {
     let seen = shared();
     let mut flow = Flow::new("q5");
     let each = flow.add("each", Each(seen.clone()));

@@ -1,4 +1,4 @@
-//! What a flow must withstand beside the scenarios: found by review, each once a defect.
+//! Regression tests beside the scenarios: each was once a defect, found by review.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -10,7 +10,7 @@ use wakeline::{
     prelude::*,
 };
 
-/// The last operator only enqueues, and nobody waits for its work: it may still have failed.
+/// The last operator only enqueues, and nothing waits for its work; the work may still fail.
 #[tokio::test]
 async fn a_fault_in_the_last_work_of_a_flow_is_its_error() {
     let device = emulated_with(Emulated::new().faults(Faults::new().trap_kernel("increment", 3)));
@@ -41,9 +41,9 @@ impl Drop for PanicsInDrop {
     }
 }
 
-/// What an aborted operator drops may panic: the flow ends all the same.
+/// A destructor that panics while its operator is aborted does not keep the flow from ending.
 #[tokio::test]
-async fn a_panic_in_what_an_abort_drops_hangs_nobody() {
+async fn a_panic_in_a_drop_during_an_abort_does_not_hang_the_flow() {
     let mut flow = Flow::new("dropped");
     flow.add(
         "sleeper",
@@ -70,32 +70,32 @@ impl Operator for PanicsAsAnOperator {
     }
 }
 
-/// The destructor of an operator that has run panics where the flow is dropped: it does not leave that, and the log has the
-/// operator's name.
+/// An operator's destructor panics when the flow is dropped: the panic does not propagate, and the log names the
+/// operator.
 #[tokio::test]
 async fn an_operator_whose_destructor_panics_under_run_is_named() {
     let warnings = Warnings::default();
     let _hearing = tracing::subscriber::set_default(warnings.clone());
     let mut flow = Flow::new("dropped");
-    flow.add("ill", PanicsAsAnOperator(PanicsInDrop));
-    flow.add("ill too", PanicsAsAnOperator(PanicsInDrop));
+    flow.add("first", PanicsAsAnOperator(PanicsInDrop));
+    flow.add("second", PanicsAsAnOperator(PanicsInDrop));
     within(flow.run()).await.unwrap();
     drop(flow);
-    let logged = warnings.told();
+    let logged = warnings.messages();
     assert_eq!(logged.len(), 2, "{logged:?}");
-    for (line, operator) in logged.iter().zip(["ill", "ill too"]) {
+    for (line, operator) in logged.iter().zip(["first", "second"]) {
         for part in [&format!("operator=\"{operator}\""), "flow=\"dropped\"", "panicked: in a drop", "`stop`"] {
             assert!(line.contains(part), "{part} in: {line}");
         }
     }
-    // By `spawn` it is the flow's own failure.
+    // With `spawn` the flow fails with that panic.
     let mut flow = Flow::new("dropped");
-    flow.add("ill", PanicsAsAnOperator(PanicsInDrop));
+    flow.add("first", PanicsAsAnOperator(PanicsInDrop));
     let error = within(flow.spawn().unwrap()).await.unwrap_err();
-    assert_eq!(error.to_string(), "operator `ill`: panicked: in a drop");
+    assert_eq!(error.to_string(), "operator `first`: panicked: in a drop");
 }
 
-/// Elements that do not divide an envelope's size.
+/// The element size does not divide the envelope size.
 #[tokio::test]
 async fn an_envelope_need_not_be_full_to_the_last_byte() {
     let seen = shared();
@@ -108,12 +108,12 @@ async fn an_envelope_need_not_be_full_to_the_last_byte() {
 }
 
 #[tokio::test]
-async fn more_than_the_host_has_is_an_error() {
+async fn allocating_more_than_the_host_has_is_an_error() {
     let error = Buffer::<u8>::pinned(&emulated(), 1 << 50).unwrap_err();
     assert!(error.is_out_of_memory(), "{error}");
 }
 
-/// Switching the race checker on twice is switching it on.
+/// Switching the race checker on twice has the same effect as once.
 #[tokio::test]
 async fn a_device_is_checked_once() {
     let device = emulated().race_checked().race_checked();
@@ -122,7 +122,7 @@ async fn a_device_is_checked_once() {
     assert_eq!(within(buffer.to_vec(&stream)).await.unwrap(), [1, 2, 3]);
 }
 
-/// An operator without ports or end lets others have a turn, under simulation too.
+/// An endless operator without ports yields to other tasks, also under simulation.
 #[tokio::test(start_paused = true)]
 async fn an_operator_that_is_always_ready_can_be_stopped_under_simulation() {
     let simulation = Simulation::new(1);
@@ -146,9 +146,9 @@ impl Operator for Busy {
     }
 }
 
-/// A stream that only ever came after another stream's finished work still came after the device behind that.
+/// A stream that waited only for finished work of another stream still depends on the device behind that stream.
 #[tokio::test]
-async fn a_lost_devices_work_is_not_called_done_two_streams_on() {
+async fn a_lost_devices_work_is_not_reported_done_two_streams_away() {
     let first = emulated_with(Emulated::new().faults(Faults::new().trap_kernel("increment", 1)));
     let second = emulated();
     let (on_first, x, y) = (
@@ -159,7 +159,7 @@ async fn a_lost_devices_work_is_not_called_done_two_streams_on() {
     let mut there = Buffer::from_slice(&on_first, &[1_u32; 16]).unwrap();
     let mut here = Buffer::<u32>::new(&second, 16).unwrap();
     increment::launch(&on_first, &mut there).unwrap();
-    // Where the fault is heard of at once, nothing is handed out at all.
+    // If the fault is noticed at once, the call fails and no data can be read.
     if x.copy(&there, &mut here).is_err() {
         return;
     }
@@ -173,7 +173,7 @@ struct Pair {
     both: Vec<Envelope<u32>>,
 }
 
-/// A message with several envelopes: each is brought to where the reader is.
+/// A message with several envelopes: each one is copied to the reader's device.
 #[tokio::test]
 async fn envelopes_in_a_vector_are_moved() {
     let device = emulated();
@@ -237,18 +237,20 @@ async fn sizes_that_make_no_sense_are_reported_before_running() {
     let plain = flow.add("plain", source(|| std::future::ready(Ok(Some(1_u32)))));
     let sink = flow.add("sink", sink(async |_: u32| Ok(())));
     flow.connect_with(plain.output, sink.input, Hub::default().envelope_bytes(64));
-    let told = flow.run().await.unwrap_err().to_string();
+    let message = flow.run().await.unwrap_err().to_string();
     assert!(
-        told.contains("2 problems") && told.contains("hold no element of 4") && told.contains("carry none"),
-        "{told}"
+        message.contains("2 problems")
+            && message.contains("hold no element of 4")
+            && message.contains("carry no envelopes"),
+        "{message}"
     );
 }
 
-/// A message that is left where it is allows the next run at once. Who leaves it a thousand times is warned of, once; who
-/// takes or sends something now and then is not.
+/// A message that is not taken makes the next run ready at once. An operator that leaves it in place a thousand times
+/// is logged once; one that takes or sends a message now and then is not.
 #[tokio::test]
-async fn an_operator_that_takes_nothing_is_warned_of() {
-    /// Takes, or sends, in every so many runs.
+async fn an_operator_that_takes_nothing_is_logged() {
+    /// Takes a message in every run that is a multiple of `takes`, and sends one in every multiple of `sends`.
     struct Lazy {
         runs: u32,
         takes: u32,
@@ -292,22 +294,22 @@ async fn an_operator_that_takes_nothing_is_warned_of() {
         flow.connect(lazy.output, end.input);
         let report = within(flow.run()).await.unwrap();
         assert_eq!(report.operator("lazy").unwrap().runs, 5000);
-        let told = warnings.told();
-        assert_eq!(told.len(), usize::from(warned), "takes {takes}, sends {sends}: {told:?}");
+        let logged = warnings.messages();
+        assert_eq!(logged.len(), usize::from(warned), "takes {takes}, sends {sends}: {logged:?}");
         if warned {
             for part in ["has run 1024 times in a row", "operator=\"lazy\"", "port=\"input\""] {
-                assert!(told[0].contains(part), "{part} in: {}", told[0]);
+                assert!(logged[0].contains(part), "{part} in: {}", logged[0]);
             }
         }
     }
 }
 
-/// An operator that leaves a message that it waits for where it is, run after run, would do so for ever: it fails, and the error
-/// says at which input. Not one that waits for nothing there, that reads the newest again, or that waits for something else
-/// in its runs.
+/// An operator that leaves a message that it waits for in the queue, run after run, would spin for ever: it fails, and
+/// the error names the input. An operator does not fail if the input is optional or keeps the latest value, or if its
+/// runs wait for something else.
 #[tokio::test]
 async fn an_operator_that_never_takes_what_it_waits_for_fails() {
-    /// It would end by itself after so many runs.
+    /// The operator ends by itself after this many runs.
     const RUNS: u32 = 200_000;
 
     #[derive(Ports)]
@@ -396,7 +398,7 @@ async fn an_operator_that_never_takes_what_it_waits_for_fails() {
     }
 }
 
-/// A condition that is ready and refuses every claim: its operator would look again for ever.
+/// A condition that is ready and refuses every claim: its operator would poll for ever.
 #[tokio::test]
 async fn an_operator_whose_condition_refuses_every_claim_fails() {
     struct Refuses(u32);
@@ -408,8 +410,8 @@ async fn an_operator_whose_condition_refuses_every_claim_fails() {
 
         fn claim(&mut self) -> bool {
             self.0 += 1;
-            assert!(self.0 < 200_000, "it goes on");
-            // The third run is never to be had; those before it are, now and then.
+            assert!(self.0 < 200_000, "the operator keeps polling");
+            // The claims for the first two runs succeed after some attempts, the one for the third never.
             self.0.is_multiple_of(1000) && self.0 < 3000
         }
 
@@ -426,21 +428,22 @@ async fn an_operator_whose_condition_refuses_every_claim_fails() {
     assert_eq!(
         error.to_string(),
         "operator `send`: wrong use: its condition (a token) is ready, and has refused 131072 claims in a row: \
-         what `poll_status` says is there, `claim` has to give; what is not to be had any more, `poll_status` has to wait for"
+         `claim` must succeed for what `poll_status` reports as ready, and `poll_status` must wait for what is not \
+         available any more"
     );
 }
 
-/// An operator that blocks its worker is warned of, once, with its name and what to do. Not one that has a thread of its own,
-/// nor one that waits as long.
+/// An operator that blocks its worker is logged once, with its name and a remedy. One with its own thread is not, and
+/// neither is one that waits asynchronously for as long.
 #[tokio::test]
-async fn an_operator_that_blocks_its_worker_is_warned_of() {
+async fn an_operator_that_blocks_its_worker_is_logged() {
     #[derive(Ports)]
     struct WaitsPorts {
         #[input(optional)]
         input: Input<u32>,
     }
 
-    /// Waits in its runs.
+    /// Awaits messages in its runs.
     struct Waits(u32);
 
     impl Operator for Waits {
@@ -459,7 +462,7 @@ async fn an_operator_that_blocks_its_worker_is_warned_of() {
         let mut left = 4;
         source(move || {
             left -= 1;
-            // What is tried out is a thread that blocks.
+            // The thread blocks on purpose.
             std::thread::sleep(Duration::from_millis(110));
             std::future::ready(Ok((left > 0).then_some(left)))
         })
@@ -476,20 +479,20 @@ async fn an_operator_that_blocks_its_worker_is_warned_of() {
             let _ = blocks.on_own_thread();
         }
         within(flow.run()).await.unwrap();
-        let told = warnings.told();
-        assert_eq!(told.len(), usize::from(!own_thread), "{told:?}");
-        for part in told.iter().flat_map(|told| {
-            ["operator=\"blocks\"", "took=1", "blocks its worker", "`.on_own_thread()`"].map(|part| (part, told))
+        let logged = warnings.messages();
+        assert_eq!(logged.len(), usize::from(!own_thread), "{logged:?}");
+        for part in logged.iter().flat_map(|line| {
+            ["operator=\"blocks\"", "took=1", "blocks its worker", "`.on_own_thread()`"].map(|part| (part, line))
         }) {
             assert!(part.1.contains(part.0), "{part:?}");
         }
     }
 }
 
-/// An operator waits for room and for a device's work at once. The room comes first, and nobody else has anything left to
-/// do: the flow is not at its end, since the work comes by itself.
+/// An operator waits for room and for device work at once. The room is available first, and all other operators are
+/// idle: the flow has not ended, since the work completes by itself.
 #[tokio::test]
-async fn room_that_comes_before_the_work_of_a_message_is_heard_of() {
+async fn room_that_is_available_before_a_messages_work_is_noticed() {
     #[derive(Ports)]
     struct DonePorts {
         #[input(done)]

@@ -1,4 +1,4 @@
-//! Scenario E3: flows on every kind of runtime, beside each other, on one thread, and in `select!`.
+//! Scenario E3: flows on every kind of runtime, several at once, on one thread, and in `select!`.
 
 use std::{
     cell::RefCell,
@@ -22,8 +22,8 @@ use tokio::{
 };
 use wakeline::{device::Simulation, flow::LocalFlow, operator::LocalOperator, prelude::*};
 
-/// The same wherever a flow on one thread can run: in a `LocalSet` on a runtime of one thread and on one of several, and
-/// on a `LocalRuntime`.
+/// Runs the body wherever a single-threaded flow can run: in a `LocalSet` on a current-thread and on a multi-thread
+/// runtime, and on a `LocalRuntime`.
 fn on_one_thread(body: impl AsyncFn()) {
     for mut builder in [Builder::new_current_thread(), Builder::new_multi_thread()] {
         let runtime = builder.worker_threads(2).enable_all().build().unwrap();
@@ -32,7 +32,7 @@ fn on_one_thread(body: impl AsyncFn()) {
     LocalRuntime::new().unwrap().block_on(within(body()));
 }
 
-/// What the operators of one flow share.
+/// State that the operators of one flow share.
 #[derive(Default)]
 struct Board {
     numbers: Vec<u32>,
@@ -42,7 +42,7 @@ struct Board {
 
 type Shares = Rc<RefCell<Board>>;
 
-/// Passes on what it is given and writes it down, without a lock, and nothing but the thread keeps that in order.
+/// Forwards each number and records it on the shared board without a lock, as all operators run on one thread.
 struct Writes {
     board: Shares,
     most: usize,
@@ -60,7 +60,7 @@ impl LocalOperator for Writes {
     }
 }
 
-/// `count -> a -> b -> last`, of which the middle ones share a board.
+/// `count -> a -> b -> last`, where `a` and `b` share a board.
 fn shared_board(to: u32, board: &Shares) -> (LocalFlow, Shared<u32>) {
     let seen = shared();
     let (noted, mut numbers) = (seen.clone(), 1..=to);
@@ -95,15 +95,15 @@ fn e3_operators_on_one_thread_share_state_without_locks() {
         assert_eq!(report.operator("a").unwrap().runs, 100);
         assert_eq!(report.operator("b").unwrap().messages_out, 100);
         drop(flow);
-        assert_eq!(Rc::strong_count(&board), 1, "nothing is left of it");
+        assert_eq!(Rc::strong_count(&board), 1, "the flow has dropped its clones");
     });
 }
 
-/// Writes each of its phases down, and fails in one of them if it is to.
+/// Records each of its phases, and fails in the one given by `fails`, if any: `true` panics, `false` is an error.
 struct Phases {
     board: Shares,
     fails: Option<(&'static str, bool)>,
-    /// What it waits for, in its second run, is dropped there.
+    /// Notified when the second run starts to wait for ever, to be interrupted there.
     interrupted: Option<oneshot::Sender<()>>,
     runs: u32,
 }
@@ -172,7 +172,7 @@ fn phases(board: &Shares) -> Vec<String> {
 }
 
 #[test]
-fn e3_a_local_operator_has_all_phases_of_any_other() {
+fn e3_a_local_operator_has_all_phases() {
     on_one_thread(async || {
         let board = Shares::default();
         let mut flow = LocalFlow::new("e3");
@@ -185,7 +185,7 @@ fn e3_a_local_operator_has_all_phases_of_any_other() {
 }
 
 #[test]
-fn e3_a_failure_of_a_local_operator_is_named_and_everybody_stops() {
+fn e3_a_failure_of_a_local_operator_is_named_and_all_operators_stop() {
     on_one_thread(async || {
         for at in ["start", "compute", "after", "stop"] {
             for panics in [false, true] {
@@ -205,9 +205,9 @@ fn e3_a_failure_of_a_local_operator_is_named_and_everybody_stops() {
     });
 }
 
-/// Its methods beside a `run` of its own would never be called, and it hears of that.
+/// A local operator with its own `run` and other methods, which would never be called, is an error.
 #[test]
-fn e3_a_local_operators_run_is_checked_like_any_others() {
+fn e3_a_local_operators_run_is_checked() {
     struct RunsItself;
 
     impl LocalOperator for RunsItself {
@@ -244,7 +244,7 @@ fn e3_abort_stop_and_drop_on_one_thread() {
             let _ = flow.add_local("phases", Phases { interrupted: Some(waits), ..Phases::new(&board) });
             if how == "drop the run" {
                 tokio::select! {
-                    _ = flow.run() => panic!("it has no end"),
+                    _ = flow.run() => panic!("an endless flow ended"),
                     waits = does_wait => waits.unwrap(),
                 }
             } else {
@@ -259,38 +259,39 @@ fn e3_abort_stop_and_drop_on_one_thread() {
                     _ => thread::spawn(move || drop(running)).join().unwrap(),
                 }
             }
-            until("it has stopped", || Rc::strong_count(&board) == 1).await;
-            assert_eq!(board.borrow().dropped, 1, "{how}: what it was at is dropped");
+            until("the operators are dropped", || Rc::strong_count(&board) == 1).await;
+            assert_eq!(board.borrow().dropped, 1, "{how}: the interrupted run is dropped");
             assert_eq!(phases(&board).last().unwrap(), "stop", "{how}");
         }
 
         let board = Shares::default();
         let (flow, seen) = shared_board(u32::MAX, &board);
         let running = flow.spawn().unwrap();
-        until("it runs", || lock(&seen).len() > 20).await;
+        until("the flow runs", || lock(&seen).len() > 20).await;
         running.stop();
         let report = running.await.unwrap();
         assert_eq!(report.operator("count").unwrap().messages_out, lock(&seen).len() as u64, "drained");
-        assert_eq!(Rc::strong_count(&board), 1, "the operators are gone when it has ended");
+        assert_eq!(Rc::strong_count(&board), 1, "the operators are dropped when the flow has ended");
     });
 }
 
-/// Who waits for it may do so elsewhere: the operators stay, and are dropped, where they are.
+/// `Running` may be awaited on another thread: the operators stay on their thread and are dropped there.
 #[test]
 fn e3_the_end_of_a_flow_on_one_thread_can_be_awaited_on_another() {
     on_one_thread(async || {
         let board = Shares::default();
         let (flow, _) = shared_board(20, &board);
         let running = flow.spawn().unwrap();
-        let (tell, told) = oneshot::channel();
-        let waits = thread::spawn(move || _ = tell.send(futures::executor::block_on(running)));
-        assert_eq!(told.await.unwrap().unwrap().operator("a").unwrap().runs, 20);
+        let (sender, receiver) = oneshot::channel();
+        let waits = thread::spawn(move || _ = sender.send(futures::executor::block_on(running)));
+        assert_eq!(receiver.await.unwrap().unwrap().operator("a").unwrap().runs, 20);
         waits.join().unwrap();
         assert_eq!(Rc::strong_count(&board), 1);
     });
 }
 
-/// Outside of what could keep its tasks on this thread it is an error, and so is a thread of its own for one of them.
+/// Running a local flow outside a `LocalSet` or `LocalRuntime` is an error, and so is `on_own_thread` for a local
+/// operator.
 #[tokio::test]
 async fn e3_what_cannot_stay_on_one_thread_is_an_error() {
     let board = Shares::default();
@@ -300,7 +301,7 @@ async fn e3_what_cannot_stay_on_one_thread_is_an_error() {
     assert!(error.to_string().contains("LocalSet::new().run_until(flow.run())"), "{error}");
     assert!(lock(&seen).is_empty());
     LocalSet::new().run_until(flow.run()).await.unwrap();
-    assert_eq!(*lock(&seen), [1, 2, 3], "nothing was lost by it");
+    assert_eq!(*lock(&seen), [1, 2, 3], "the failed run lost no message");
 
     let mut flow = LocalFlow::new("e3");
     let _ = flow.add_local("stays", Phases::new(&board)).on_own_thread();
@@ -309,9 +310,9 @@ async fn e3_what_cannot_stay_on_one_thread_is_an_error() {
     assert!(error.to_string().contains("`stays` is to have a thread of its own"), "{error}");
 }
 
-/// One that can be sent may block, beside those that cannot.
+/// An operator that is `Send` may have its own thread, and block there, in a flow with local operators.
 #[test]
-fn e3_one_of_a_flow_on_one_thread_may_own_another() {
+fn e3_a_send_operator_of_a_local_flow_may_have_its_own_thread() {
     on_one_thread(async || {
         let board = Shares::default();
         let here = thread::current().id();
@@ -335,7 +336,7 @@ fn e3_one_of_a_flow_on_one_thread_may_own_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn e3_a_flow_on_one_thread_is_simulated_like_any_other() {
+async fn e3_a_flow_on_one_thread_can_be_simulated() {
     let run = async |seed| {
         let simulation = Simulation::new(seed);
         let board = Shares::default();
@@ -349,10 +350,10 @@ async fn e3_a_flow_on_one_thread_is_simulated_like_any_other() {
         assert_eq!(run(seed).await, run(seed).await, "seed {seed}");
         orders.insert(run(seed).await.0);
     }
-    assert!(orders.len() > 1, "each seed has its own");
+    assert!(orders.len() > 1, "different seeds give different orders");
 }
 
-/// On the device, and reads there what is not its own.
+/// Adds a number from the shared board on the device.
 struct AddsTheBoard(Shares);
 
 impl LocalOperator for AddsTheBoard {
@@ -400,7 +401,7 @@ fn e3_a_flow_on_one_thread_uses_a_gpu() {
     on_one_thread(async || a_device_on_one_thread(device.clone()).await);
 }
 
-/// Sums what it is sent.
+/// A flow that sums the numbers up to `to`.
 fn sums(name: &str, to: u64) -> (Flow, Arc<AtomicUsize>) {
     let (sum, mut numbers) = (Arc::new(AtomicUsize::new(0)), 1..=to);
     let summed = sum.clone();
@@ -419,7 +420,7 @@ fn sums(name: &str, to: u64) -> (Flow, Arc<AtomicUsize>) {
     (flow, sum)
 }
 
-/// On three runtimes at once, several on each, on one device: each has what is its own.
+/// Several flows on each of three runtimes at once, all on one device: none affects another.
 #[test]
 fn e3_several_flows_in_one_process_on_every_runtime() {
     let device = emulated();
@@ -474,8 +475,8 @@ struct MergePorts {
     merged: Output<Counted>,
 }
 
-/// Takes what comes first, and passes it on; ports, a timer and a channel of its own, all in one `select!`, whose other
-/// branches are dropped each time.
+/// Forwards the message that arrives first. Polls its ports, a timer and its own channel in one `select!`, which drops
+/// the other branches each time.
 struct Merge {
     words: tokio::sync::mpsc::Receiver<&'static str>,
     heard: Shared<&'static str>,
@@ -515,7 +516,7 @@ impl Operator for Merge {
     }
 }
 
-/// A flow in a `select!`, which goes on after each of its other branches, and ports in one.
+/// A flow in a `select!` continues after each other branch, and so do ports.
 #[test]
 fn e3_select_over_everything() {
     for mut builder in [Builder::new_current_thread(), Builder::new_multi_thread()] {
@@ -554,10 +555,10 @@ fn e3_select_over_everything() {
                 }
             };
             let (left, right): (Vec<u64>, Vec<u64>) = lock(&seen).iter().partition(|number| **number < 1000);
-            assert_eq!(left, (0..100).collect::<Vec<_>>(), "none is lost, none is out of its order");
+            assert_eq!(left, (0..100).collect::<Vec<_>>(), "none is lost or reordered");
             assert_eq!(right, (1000..1100).collect::<Vec<_>>());
             assert_eq!((report.operator("merge").unwrap().messages_in, report.untaken, census.live()), (200, 0, 0));
-            assert!(lock(&heard).len() >= 3, "its own channel is heard as well");
+            assert!(lock(&heard).len() >= 3, "the operator's own channel is received too");
             let again = running.await.unwrap_err();
             assert_eq!(again.kind(), ErrorKind::Usage, "{again}");
         }));

@@ -1,11 +1,11 @@
-//! Scenarios H11 and H12: the examples that compute something compare it with the host's result, and fail if it differs.
+//! Scenarios H11 and H12: examples that compute something compare it with the host's result, and fail if it differs.
 
 use common::{
     example::{command, text},
     on_each_device, quick_or_long,
 };
 
-/// Runs an example on a device. What it says in its one line.
+/// Runs an example on a device, and passes its single output line to `then`.
 fn run(name: &str, device: &str, options: &[&str], then: impl Fn(&str)) {
     let output = command(name).args(["--device", device]).args(options).output().expect("it starts");
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -31,14 +31,14 @@ on_each_device!(h12_a_chain_of_matrices_agrees_with_float64, |device| {
         assert!(line.starts_with("12 matrices to "), "{line}");
         assert!(line.ends_with(" of float64\n"), "{line}");
     });
-    // One is the product itself.
+    // With one matrix the product is the matrix itself.
     run("matmul_chain", device, &["-n", "5", "--count", "1"], |line| {
         assert!(line.starts_with("1 matrices to "), "{line}")
     });
 });
 
 #[test]
-fn examples_say_in_one_line_what_is_wrong() {
+fn examples_report_errors_in_one_line() {
     for (name, options) in [("kmeans", ["-k", "20000"]), ("matmul_chain", ["--device", "cuda:99"])] {
         let output = command(name).args(options).output().expect("it starts");
         assert_eq!(output.status.code(), Some(1));

@@ -1,7 +1,7 @@
 //! Scenarios S5 and S9: work that other libraries enqueue, streams of another library, events, and the current stream.
 //!
-//! On a GPU the other library is the driver itself, called through cudarc's plain bindings; on the emulated device what
-//! stands in for it.
+//! On a GPU the other library is the driver itself, called through cudarc's raw bindings; on the emulated device it is
+//! the replacement that `emulated` provides.
 
 use std::{ffi::c_void, time::Duration};
 
@@ -14,7 +14,7 @@ use wakeline::{
     stream::Event,
 };
 
-/// `value` in every element, enqueued by somebody else.
+/// Sets every element to `value`, as external work.
 fn set<'a>(stream: &'a Stream, to: &'a mut Buffer<u32>, value: u32) -> Result<()> {
     let len = to.len();
     let call = stream.external("set").write(to).emulated(move |[mut to]| to.as_mut_slice::<u32>().fill(value));
@@ -22,7 +22,7 @@ fn set<'a>(stream: &'a Stream, to: &'a mut Buffer<u32>, value: u32) -> Result<()
     unsafe { call.enqueue(|stream, [to]| cuda::set(stream, to, value, len)) }
 }
 
-/// A copy, enqueued by somebody else.
+/// A copy, as external work.
 fn copy<'a>(stream: &'a Stream, from: &'a Buffer<u32>, to: &'a mut Buffer<u32>) -> Result<()> {
     let bytes = 4 * from.len().min(to.len());
     let call = stream.external("copy").read(from).write(to).emulated(|[from, mut to]| {
@@ -73,7 +73,7 @@ on_both!(s5_external_work_is_ordered_like_a_kernel, async |device: Device| {
     // After a kernel on another stream, before one on a third.
     increment::launch(&one, &mut a).unwrap();
     copy(&two, &a, &mut b).unwrap();
-    // A write waits for it as for any reader.
+    // A write waits for the copy as for any reader.
     set(&three, &mut a, 7).unwrap();
     increment::launch(&three, &mut a).unwrap();
     for stream in [&two, &three] {
@@ -86,8 +86,8 @@ on_both!(s5_external_work_is_ordered_like_a_kernel, async |device: Device| {
     freed(&device).await;
 });
 
-// What is dropped while external work uses it is kept until that is done.
-on_both!(s5_what_external_work_uses_is_kept, async |device: Device| {
+// Memory that is dropped while external work uses it is kept until the work is done.
+on_both!(s5_memory_in_use_by_external_work_is_kept, async |device: Device| {
     let stream = Stream::named(&device, "stream").unwrap();
     let mut a = Buffer::from_slice(&stream, &[1_u32; 64]).unwrap();
     let mut b = Buffer::<u32>::new(&device, 64).unwrap();
@@ -111,20 +111,20 @@ on_both!(m12_the_checker_sees_external_work, async |device: Device| {
     one.completed().await.unwrap();
     device.switch_tracking_off();
     set(&one, &mut a, 2).unwrap();
-    // Refused before it is called: b is as it was.
+    // Refused before the call: `b` is unchanged.
     let error = copy(&two, &a, &mut b).unwrap_err();
     assert!(error.is_race(), "{error}");
-    let told = error.to_string();
+    let message = error.to_string();
     for part in [
         "external work `copy` on `two`",
         "external work `copy` on stream `two` reads bytes 0..256",
         "which external work `set` on stream `one` writes",
-        "missing is a wait of `two` for `one`",
+        "make `two` wait for `one`",
     ] {
-        assert!(told.contains(part), "{part} in: {told}");
+        assert!(message.contains(part), "{part} in: {message}");
     }
     assert_eq!(b.to_vec(&two).await.unwrap(), [5; 64]);
-    // A kernel after external work, the other way round.
+    // The reverse: a kernel after external work.
     let error = increment::launch(&two, &mut a).unwrap_err();
     assert!(error.is_race() && error.to_string().contains("external work `set` on stream `one` writes"), "{error}");
     two.wait_for(&one).unwrap();
@@ -132,12 +132,12 @@ on_both!(m12_the_checker_sees_external_work, async |device: Device| {
     assert_eq!(b.to_vec(&two).await.unwrap(), [2; 64]);
 });
 
-/// What has a function of the host's in place of the driver's.
+/// External work without a replacement for the emulated device.
 fn failing<'a>(stream: &'a Stream, a: &'a mut Buffer<u32>) -> External<'a, [u64; 1]> {
     stream.external("failing").write(a)
 }
 
-/// The function's error comes back, with the place; it may have enqueued something, so its slices count as used.
+/// The function's error is returned with its location. It may have enqueued something, so its slices count as used.
 #[tokio::test]
 #[ignore = "needs a GPU"]
 async fn s5_an_error_of_external_work_is_passed_on() {
@@ -155,23 +155,23 @@ async fn s5_an_error_of_external_work_is_passed_on() {
     assert_eq!(stream.ticket().number(), before + 1);
     let in_use = device.memory_in_use();
     drop(a);
-    assert_eq!(device.memory_in_use(), in_use, "something may still use it");
+    assert_eq!(device.memory_in_use(), in_use, "work that was enqueued may still use it");
     drop(held);
     freed(&device).await;
 }
 
-/// On the emulated device: what stands in is asked for, it runs in its turn, and is held to what was declared.
+/// The emulated device requires a replacement, runs it in stream order, and checks it against the declaration.
 #[tokio::test]
-async fn s5_what_stands_in_for_external_work() {
+async fn s5_the_replacement_of_external_work() {
     let device = emulated();
     let stream = Stream::named(&device, "stream").unwrap();
     let mut a = Buffer::from_slice(&stream, &[1_u32; 4]).unwrap();
     // SAFETY: it enqueues nothing.
     let error = unsafe { failing(&stream, &mut a).enqueue(|_, _| Ok::<_, Error>(())) }.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
-    assert!(error.to_string().contains("say with `.emulated(..)` what stands in for it"), "{error}");
+    assert!(error.to_string().contains("provide a replacement with `.emulated(..)`"), "{error}");
 
-    // Host memory is no slice of a device; another device's is not this one's.
+    // Host memory and another device's memory are not slices of this device.
     let mut pinned = Buffer::pinned(&device, 4).unwrap();
     let error = set(&stream, &mut pinned, 1).unwrap_err();
     assert!(error.to_string().contains("external work `set` on `stream`: wrong use"), "{error}");
@@ -194,12 +194,12 @@ async fn s5_what_stands_in_for_external_work() {
         unsafe { call.enqueue(|_, _| Ok::<_, Error>(())) }.unwrap();
         let error = within(stream.completed()).await.unwrap_err();
         assert!(error.is_device_lost());
-        let told = if wrong { "declared with elements of `u32`, not `f32`" } else { "declared with `read`" };
-        assert!(format!("{error}").contains(told), "{told} in: {error}");
+        let expected = if wrong { "declared with elements of `u32`, not `f32`" } else { "declared with `read`" };
+        assert!(format!("{error}").contains(expected), "{expected} in: {error}");
     }
 }
 
-/// A fault can be planned for it, as for a kernel.
+/// A fault can be injected into external work, as into a kernel.
 #[tokio::test]
 async fn s5_external_work_may_trap() {
     let device = emulated_with(Emulated::new().faults(Faults::new().trap_kernel("set", 2)));
@@ -211,7 +211,7 @@ async fn s5_external_work_may_trap() {
     assert!(within(stream.completed()).await.unwrap_err().is_device_lost());
 }
 
-// In a flow: somebody else's work is part of the message's, without a call more.
+// In a flow, external work becomes part of the message's work without a further call.
 struct SetAndIncrement;
 
 impl Operator for SetAndIncrement {
@@ -241,7 +241,7 @@ on_both!(s5_external_work_in_a_flow, async |device: Device| {
     assert_eq!(*lock(&seen), vec![vec![42; 64]; 20]);
 });
 
-/// Streams of cudarc's, in and out.
+/// Conversion from and to cudarc's streams.
 #[cfg(feature = "cuda")]
 mod of_cudarc {
     use super::*;
@@ -253,7 +253,8 @@ mod of_cudarc {
         let device = common::cuda();
         let context = CudaContext::new(0).unwrap();
         let theirs = context.new_stream().unwrap();
-        // SAFETY: nobody captures it, and what the test puts into it itself touches memory of cudarc's.
+        // SAFETY: the stream is not captured, and the work that the test itself enqueues there touches only memory of
+        // cudarc's.
         let ours = unsafe { Stream::from_cudarc(&device, theirs.clone()) }.unwrap();
         assert_eq!(ours.device(), &device);
         let other = Stream::named(&device, "other").unwrap();
@@ -268,7 +269,7 @@ mod of_cudarc {
         }
         assert_eq!(a.to_vec(&ours).await.unwrap(), [61; 64]);
         assert_eq!(b.to_vec(&other).await.unwrap(), [60; 64]);
-        // What they do themselves with memory of their own: whoever waits for the stream waits for that too.
+        // cudarc's own work with its own memory: a wait for the stream includes it.
         let host = vec![9_u32; 1 << 20];
         let mut slice = theirs.alloc_zeros::<u32>(1 << 20).unwrap();
         theirs.memcpy_htod(&host, &mut slice).unwrap();
@@ -276,35 +277,35 @@ mod of_cudarc {
         within(ours.completed()).await.unwrap();
         assert!(before.has_passed());
         assert_eq!(theirs.clone_dtoh(&slice).unwrap(), host);
-        // Ours outlives theirs.
+        // The wakeline stream outlives cudarc's handle.
         drop((slice, theirs));
         increment::launch(&ours, &mut a).unwrap();
         assert_eq!(a.to_vec(&ours).await.unwrap(), [62; 64]);
 
-        // And out again.
+        // Back to cudarc.
         // SAFETY: `ours` outlives it, and it touches no memory of wakeline's.
         let again = unsafe { ours.to_cudarc() }.unwrap();
         again.synchronize().unwrap();
         drop(again);
-        assert_eq!(a.to_vec(&ours).await.unwrap(), [62; 64], "cudarc does not end it");
+        assert_eq!(a.to_vec(&ours).await.unwrap(), [62; 64], "cudarc does not destroy the stream");
         drop((a, b));
         freed(&device).await;
     }
 
     #[tokio::test]
     #[ignore = "needs a GPU"]
-    async fn s5_a_stream_that_cannot_be_taken_in() {
+    async fn s5_a_stream_that_cannot_be_imported() {
         let device = common::cuda();
         let context = CudaContext::new(0).unwrap();
-        // SAFETY: as above; so in all that follow.
+        // SAFETY: as above; this holds for all that follow.
         let null = unsafe { Stream::from_cudarc(&device, context.default_stream()) }.unwrap();
         assert_eq!(null, Stream::default_of(&device).unwrap());
         // SAFETY: as above.
         let error = unsafe { Stream::from_cudarc(&device, context.per_thread_stream()) }.unwrap_err();
-        assert!(error.to_string().contains("is another one on each thread"), "{error}");
+        assert!(error.to_string().contains("is a different one on each thread"), "{error}");
         // SAFETY: as above.
         let error = unsafe { Stream::from_cudarc(&emulated(), context.new_stream().unwrap()) }.unwrap_err();
-        assert!(error.to_string().contains("is no CUDA device"), "{error}");
+        assert!(error.to_string().contains("is not a CUDA device"), "{error}");
         if Device::cuda_count() > 1 {
             let other = CudaContext::new(1).unwrap();
             // SAFETY: as above.
@@ -314,17 +315,17 @@ mod of_cudarc {
     }
 
     #[test]
-    fn s5_an_emulated_stream_is_none_of_cudarcs() {
+    fn s5_an_emulated_stream_has_no_cudarc_stream() {
         let stream = Stream::new(&emulated()).unwrap();
-        // SAFETY: there is none.
+        // SAFETY: the call fails and returns no stream.
         let error = unsafe { stream.to_cudarc() }.unwrap_err();
-        assert!(error.to_string().contains("is no CUDA device: cudarc has no stream there"), "{error}");
+        assert!(error.to_string().contains("is not a CUDA device: cudarc has no stream there"), "{error}");
     }
 }
 
 // S9: events.
 
-on_both!(s9_an_event_is_recorded_waited_for_and_asked, async |device: Device| {
+on_both!(s9_an_event_is_recorded_awaited_and_queried, async |device: Device| {
     let (one, two) = (Stream::named(&device, "one").unwrap(), Stream::named(&device, "two").unwrap());
     let event = Event::new();
     assert!(event.query().unwrap(), "nothing is recorded");
@@ -339,7 +340,7 @@ on_both!(s9_an_event_is_recorded_waited_for_and_asked, async |device: Device| {
     assert!(!event.query().unwrap());
     assert!(event.completed().now_or_never().is_none());
     event.wait(&two).unwrap();
-    // Only its order, and it is enough.
+    // The wait for the event is the only ordering, and it is sufficient.
     increment::launch(&two, &mut a).unwrap();
     assert!(!two.ticket().has_passed());
     drop(held);
@@ -348,8 +349,8 @@ on_both!(s9_an_event_is_recorded_waited_for_and_asked, async |device: Device| {
     assert_eq!(a.to_vec(&two).await.unwrap(), [3; 64]);
 });
 
-// Recorded again: who waited for the old record keeps it, on the device and on the host.
-on_both!(s9_a_later_record_leaves_earlier_waits_alone, async |device: Device| {
+// An event is recorded again: earlier waits keep the earlier record, on the device and on the host.
+on_both!(s9_a_later_record_does_not_change_earlier_waits, async |device: Device| {
     for event in [Event::new(), Event::timed()] {
         let [one, two, three, four] = ["one", "two", "three", "four"].map(|name| Stream::named(&device, name).unwrap());
         let [mut a, mut b] = [0, 1].map(|_| Buffer::<u32>::new(&device, 64).unwrap());
@@ -362,7 +363,7 @@ on_both!(s9_a_later_record_leaves_earlier_waits_alone, async |device: Device| {
         event.wait(&four).unwrap();
         assert!(!event.query().unwrap());
         old.await.unwrap();
-        // Not functions of the host: a GPU's driver may have one thread for all of them, and that is held.
+        // Not host functions: a GPU's driver may run all of them on one thread, and that thread is held.
         three.fill(&mut a, 0).unwrap();
         three.completed().await.unwrap();
         four.fill(&mut b, 0).unwrap();
@@ -372,8 +373,8 @@ on_both!(s9_a_later_record_leaves_earlier_waits_alone, async |device: Device| {
     }
 });
 
-// The same on one stream, where the device's own event may be recorded again.
-on_both!(s9_a_later_record_of_the_same_stream_leaves_earlier_waits_alone, async |device: Device| {
+// The same on one stream, where the device's event itself may be recorded again.
+on_both!(s9_a_later_record_of_the_same_stream_does_not_change_earlier_waits, async |device: Device| {
     for somebody_waits in [false, true] {
         let [one, two, three] = ["one", "two", "three"].map(|name| Stream::named(&device, name).unwrap());
         let [mut a, mut b, mut c] = [0, 1, 2].map(|_| Buffer::<u32>::new(&device, 64).unwrap());
@@ -413,19 +414,19 @@ on_both!(s9_the_time_between_two_events, async |device: Device| {
     let (first, second, all) = (first.await.unwrap(), second.await.unwrap(), all.await.unwrap());
     assert!(all > Duration::ZERO);
     let parts = first + second;
-    // The device's clock has a resolution.
+    // The device's clock has a limited resolution.
     assert!(parts.abs_diff(all) < Duration::from_micros(5), "{first:?} + {second:?} = {all:?}");
     assert_eq!(begin.since(&end).await.unwrap(), Duration::ZERO, "the other way round");
 
-    let told = async |from: &Event, to: &Event| to.since(from).await.unwrap_err().to_string();
-    assert!(told(&Event::new(), &end).await.contains("make it with `Event::timed`"));
-    assert!(told(&begin, &Event::timed()).await.contains("never recorded"));
+    let since_error = async |from: &Event, to: &Event| to.since(from).await.unwrap_err().to_string();
+    assert!(since_error(&Event::new(), &end).await.contains("create it with `Event::timed`"));
+    assert!(since_error(&begin, &Event::timed()).await.contains("never recorded"));
     let (elsewhere, late) = (common::emulated(), Event::timed());
     late.record(&Stream::new(&elsewhere).unwrap()).unwrap();
-    assert!(told(&begin, &late).await.contains("is not defined"));
+    assert!(since_error(&begin, &late).await.contains("is not defined"));
 });
 
-/// A fault ends whoever waits for an event.
+/// A fault fails every wait for an event.
 #[tokio::test]
 async fn s9_an_event_on_a_lost_device() {
     let device = emulated_with(Emulated::new().faults(Faults::new().trap_kernel("increment", 1)));
@@ -449,7 +450,7 @@ on_both!(s9_a_scope_sets_the_current_stream, async |device: Device| {
     assert_eq!(name(), None);
     let seen = outer.scope(|| (name(), inner.scope(name), name()));
     assert_eq!(seen, (Some("outer".into()), Some("inner".into()), Some("outer".into())));
-    // Async: it goes where the future goes, and not to what runs beside it.
+    // Async: the scope moves with the future, and does not affect tasks that run beside it.
     let other = inner.scoped(async {
         for _ in 0..100 {
             tokio::task::yield_now().await;
@@ -465,12 +466,12 @@ on_both!(s9_a_scope_sets_the_current_stream, async |device: Device| {
     });
     let (spawned, ()) = futures::join!(other, this);
     assert_eq!((spawned, name()), (None, None));
-    // Also where a scope ends with a panic.
+    // The scope is restored after a panic too.
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| outer.scope(|| panic!("on purpose"))));
     assert!(panicked.is_err() && name().is_none());
 });
 
-// MindSpore's example of events as it is meant, and as it is printed: with functions that take the current stream.
+// MindSpore's example of events, as intended and as published, with functions that use the current stream.
 on_both!(s7_mindspores_events_with_a_current_stream, async |device: Device| {
     fn increment_here(a: &mut Buffer<u32>) -> Result<()> {
         increment::launch(&Stream::current().expect("a scope"), a)
@@ -492,7 +493,7 @@ on_both!(s7_mindspores_events_with_a_current_stream, async |device: Device| {
         let done = main.scope(|| increment_here(&mut a));
         if wrong {
             let error = done.unwrap_err();
-            assert!(error.is_race() && error.to_string().contains("missing is a wait of `main` for `side`"), "{error}");
+            assert!(error.is_race() && error.to_string().contains("make `main` wait for `side`"), "{error}");
             side.completed().await.unwrap();
         } else {
             done.unwrap();

@@ -1,4 +1,4 @@
-//! Scenarios Q4, C4 and the ends of Q6 where one output has several readers.
+//! Scenarios Q4, C4 and the ends of Q6: one output with several readers.
 
 use std::{
     future::ready,
@@ -21,7 +21,7 @@ use wakeline::{
     prelude::*,
 };
 
-/// Sends the numbers from 0 on.
+/// Sends the numbers 0 to `last`, exclusive.
 fn numbers(last: u64) -> impl Operator<Ports = SourcePorts<u64>> {
     let mut next = 0..last;
     source(move || ready(Ok(next.next())))
@@ -37,12 +37,12 @@ async fn q4_all(readers: usize) {
     let report = within(flow.run()).await.unwrap();
     let wanted: Vec<_> = (0..1000).collect();
     all.iter().for_each(|seen| assert_eq!(*lock(seen), wanted, "each once, in order"));
-    assert_eq!(report.operator("write").unwrap().messages_out, 1000, "a send counts once, whoever gets it");
+    assert_eq!(report.operator("write").unwrap().messages_out, 1000, "a send counts once for all readers");
     assert_eq!(report.operator("write").unwrap().bytes_out, 8000);
     assert_eq!(report.untaken, 0);
 }
 
-/// Of a derived message the data that its fields point to counts, too.
+/// The size of a derived message includes the data that its fields point to.
 #[tokio::test]
 async fn q4_the_report_counts_what_a_message_carries() {
     #[derive(Message)]
@@ -84,9 +84,9 @@ async fn q4_every_reader_gets_every_message_on_two_threads() {
     }
 }
 
-/// An output may be connected again and again, as where readers are added in a loop.
+/// An output may be connected repeatedly, for example when readers are added in a loop.
 #[tokio::test]
-async fn q4_connected_one_after_the_other() {
+async fn q4_an_output_connected_in_a_loop() {
     let mut flow = Flow::new("q4");
     let write = flow.add("write", numbers(3));
     let all = [shared(), shared()];
@@ -99,7 +99,7 @@ async fn q4_connected_one_after_the_other() {
 }
 
 #[tokio::test]
-async fn q4_a_slow_branch_holds_the_fast_one_if_its_hub_is_bounded() {
+async fn q4_a_slow_branch_with_a_bounded_hub_blocks_the_fast_one() {
     let (go, may_go) = oneshot::channel();
     let (fast, slow) = (shared(), shared());
     let mut flow = Flow::new("q4");
@@ -109,18 +109,18 @@ async fn q4_a_slow_branch_holds_the_fast_one_if_its_hub_is_bounded() {
     flow.connect(write.output, (reads_fast.input, reads_slow.input.with(Hub::bounded(5))));
     let running = flow.spawn().unwrap();
     until("the slow one's queue is full", || lock(&fast).len() == 7).await;
-    // Nothing else moves here: one thread, and all have had their turns.
+    // One thread, and all tasks have been polled: nothing else can change.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert_eq!((lock(&fast).len(), lock(&slow).len()), (7, 2), "two were taken, five lie in its queue");
+    assert_eq!((lock(&fast).len(), lock(&slow).len()), (7, 2), "two were taken, five are queued");
     go.send(()).unwrap();
     within(running).await.unwrap();
     let wanted: Vec<_> = (0..100).collect();
     assert_eq!((&*lock(&fast), &*lock(&slow)), (&wanted, &wanted));
 }
 
-/// Takes so many, and ends.
+/// Takes `count` messages and ends.
 fn first(count: usize, seen: &Shared<u64>) -> impl Operator<Ports = SinkPorts<u64>> + use<> {
     let seen = seen.clone();
     task(move |ports: &mut SinkPorts<u64>, _| {
@@ -136,9 +136,9 @@ fn first(count: usize, seen: &Shared<u64>) -> impl Operator<Ports = SinkPorts<u6
     })
 }
 
-/// Whichever it is: the one that is sent the message itself, or one that is sent a clone.
+/// Holds for every reader: the one that is sent the message itself and those that are sent a clone.
 #[tokio::test]
-async fn q6_a_reader_that_has_ended_is_passed_over() {
+async fn q6_a_reader_that_has_ended_is_skipped() {
     for early in 0..3 {
         let all = [shared(), shared(), shared()];
         let mut flow = Flow::new("q6");
@@ -173,10 +173,10 @@ async fn q6_the_writer_ends_when_all_its_readers_have() {
     assert_eq!((lock(&left).len(), lock(&right).len()), (3, 30));
 }
 
-/// The operator between them waits for a message, and has always had room: it ends as soon as its reader has.
+/// The operator in the middle waits for a message and always has room: it ends as soon as its reader has.
 #[tokio::test]
-async fn q6_the_end_walks_up_past_one_that_waits_for_a_message() {
-    // A combinator comes with a waker of its own, and that may be the first.
+async fn q6_the_end_propagates_upstream_past_an_operator_that_waits_for_a_message() {
+    // A combinator uses its own waker, which may be the first one registered.
     for (readers, combined) in [(1, false), (2, false), (1, true), (2, true)] {
         let mut flow = Flow::new("q6");
         let quiet = flow.add(
@@ -242,8 +242,8 @@ async fn q6_what_was_not_taken_is_counted_for_each_reader() {
     assert_eq!(report.operator("write").unwrap().messages_out, 4);
 }
 
-// Each has an envelope of its own: what one does to it no other sees.
-on_both!(q4_an_envelope_goes_to_readers_here_and_there, async |device: Device| {
+// Each reader has its own envelope and does not see what another one writes.
+on_both!(q4_an_envelope_goes_to_readers_on_the_device_and_on_the_host, async |device: Device| {
     let (here, there) = ([shared(), shared()], shared());
     let mut flow = Flow::new("q4");
     let produce = flow.add("produce", SendEach::new((0..20_u32).map(|n| vec![n; 64])));
@@ -266,17 +266,17 @@ on_both!(q4_an_envelope_goes_to_readers_here_and_there, async |device: Device| {
     let report = flow.run().await.unwrap();
     let wanted = |plus: u32| (0..20).map(|n| vec![n + plus; 64]).collect::<Vec<_>>();
     assert_eq!(*lock(&there), wanted(1));
-    here.iter().for_each(|seen| assert_eq!(*lock(seen), wanted(2), "each has its own to add to"));
+    here.iter().for_each(|seen| assert_eq!(*lock(seen), wanted(2), "each reader adds to its own envelope"));
     assert_eq!(report.operator("first").unwrap().messages_out, 20);
     assert_eq!(report.operator("first").unwrap().bytes_out, 20 * 256);
-    // Two arrive, and two are for the third's copies.
+    // Two envelopes for arriving messages, and two for the third operator's copies.
     assert_eq!(device.memory_peak(), 4 * 256);
     drop(flow);
     freed(&device).await;
 });
 
-// From the host to two on a device and one on the host: a copy over there for each, and none here.
-on_both!(q4_envelopes_of_the_host_go_to_a_device_and_stay, async |device: Device| {
+// From the host to two readers on a device and one on the host: one copy per reader on the device, none on the host.
+on_both!(q4_host_envelopes_go_to_readers_on_a_device_and_on_the_host, async |device: Device| {
     let (stays, goes) = (shared(), [shared(), shared()]);
     let mut flow = Flow::new("q4");
     let produce = flow.add("produce", SendEach::new((0..20_u32).map(|n| vec![n; 16])));
@@ -298,8 +298,8 @@ on_both!(q4_envelopes_of_the_host_go_to_a_device_and_stay, async |device: Device
     freed(&device).await;
 });
 
-// What comes off the device is passed on before it is there: the host copies it once it is.
-on_both!(q4_the_host_copies_what_has_arrived, async |device: Device| {
+// An envelope from the device is forwarded before its data has arrived; the host copies it once it has.
+on_both!(q4_the_host_copies_after_the_data_has_arrived, async |device: Device| {
     let seen = [shared(), shared()];
     let mut flow = Flow::new("q4");
     let produce = flow.add("produce", SendEach::new((0..20_u32).map(|n| vec![n; 16])));
@@ -316,7 +316,7 @@ on_both!(q4_the_host_copies_what_has_arrived, async |device: Device| {
     freed(&device).await;
 });
 
-// Also the one that was sent the messages themselves.
+// This includes the reader that is sent the messages themselves.
 on_both!(q6_readers_of_envelopes_end_one_after_the_other, async |device: Device| {
     for early in 0..3 {
         let seen = [shared(), shared(), shared()];
@@ -355,7 +355,7 @@ on_both!(q6_readers_of_envelopes_end_one_after_the_other, async |device: Device|
     }
 });
 
-/// A message of the user's own: its envelopes are copied, its fields are cloned, its events are the same.
+/// A user-defined message: its envelopes are copied, its fields are cloned, and its events are shared.
 #[derive(Message)]
 struct Frame {
     number: usize,
@@ -373,7 +373,7 @@ struct ShowPorts {
     frames: Input<Frame>,
 }
 
-/// On the device: brings what it is given to the host, and notes it.
+/// Runs on the device, copies each message to the host and records it.
 struct Show(Shared<(usize, u32, u32)>);
 
 impl Operator for Show {
@@ -443,12 +443,12 @@ async fn q4_more_envelopes_than_can_be_copied_is_an_error() {
     let (one, other) = (flow.add("one", keep(&all[0])), flow.add("other", keep(&all[1])));
     flow.connect_with(write.output, [one.input, other.input], Hub::default().envelope_bytes(4));
     let error = within(flow.run()).await.unwrap_err();
-    let told = error.to_string();
-    assert!(told.contains("3 envelopes") && told.contains("`write.output -> other.input`"), "{told}");
-    assert!(told.contains("Hub::envelopes"), "{told}");
+    let message = error.to_string();
+    assert!(message.contains("3 envelopes") && message.contains("`write.output -> other.input`"), "{message}");
+    assert!(message.contains("Hub::envelopes"), "{message}");
 }
 
-/// It keeps all it is given, and its hub has no envelope left to copy to: nobody is sent anything any more.
+/// A reader keeps every envelope, so its hub has none left to copy to: no reader is sent further messages.
 #[tokio::test]
 async fn q8_a_reader_that_keeps_its_envelopes_is_named() {
     let device = emulated();
@@ -462,17 +462,17 @@ async fn q8_a_reader_that_keeps_its_envelopes_is_named() {
     flow.connect(pass.output, [keeps.input, reads.input]);
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.is_stalled(), "{error}");
-    let told = error.to_string();
-    assert!(told.contains("`pass` waits for an envelope on emulated"), "{told}");
-    assert!(told.contains("2 of the 2 envelopes of hub `pass.output -> keeps.input` there are in use"), "{told}");
+    let message = error.to_string();
+    assert!(message.contains("`pass` waits for an envelope on emulated"), "{message}");
+    assert!(message.contains("2 of the 2 envelopes of hub `pass.output -> keeps.input` there are in use"), "{message}");
     lock(&kept).clear();
     drop(flow);
     freed(&device).await;
 }
 
-/// It keeps one of each two, and its hub's last envelope is one too few to copy the next two to.
+/// A reader keeps one of each two envelopes, and its hub's last envelope is not enough to copy the next two to.
 #[tokio::test]
-async fn q8_the_second_of_two_envelopes_that_is_not_there_is_a_stall() {
+async fn q8_a_missing_second_envelope_is_a_stall() {
     let kept = shared();
     let mut flow = Flow::new("q8");
     let mut left = 5;
@@ -496,12 +496,15 @@ async fn q8_the_second_of_two_envelopes_that_is_not_there_is_a_stall() {
     flow.connect_with(write.output, [one.input, half.input], Hub::bounded(1).envelopes(3).envelope_bytes(4));
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
-    let told = error.to_string();
-    assert!(told.contains("`write` waits for 2 envelopes on the host to copy to: 2 of the 3 envelopes"), "{told}");
+    let message = error.to_string();
+    assert!(
+        message.contains("`write` waits for 2 envelopes on the host to copy to: 2 of the 3 envelopes"),
+        "{message}"
+    );
     assert_eq!(lock(&kept).len(), 2);
 }
 
-/// A copy for one of them fails: that is the flow's error, with the hub's name, and nothing hangs.
+/// A copy for one reader fails: the flow fails with the hub's name in the error, and nothing hangs.
 #[tokio::test]
 async fn q4_a_copy_for_one_reader_that_fails_stops_the_flow() {
     let device = emulated_with(Emulated::new().faults(wakeline::device::Faults::new().fail_copy(3)));
@@ -517,11 +520,11 @@ async fn q4_a_copy_for_one_reader_that_fails_stops_the_flow() {
     assert!(error.is_device_lost(), "{error}");
 }
 
-/// Sends `count` a run, each with `try_send`: there must be room for all.
+/// Sends `count` messages in each run with `try_send`: there must be room for all.
 fn bursts(count: u64, runs: Shared<u64>) -> impl FnMut(&mut BurstPorts) -> Result<()> {
     move |ports| {
         for number in 0..count {
-            assert!(ports.output.try_send(number)?.is_ok(), "its condition promised room for {count}");
+            assert!(ports.output.try_send(number)?.is_ok(), "its condition guarantees room for {count}");
         }
         lock(&runs).push(count);
         Ok(())
@@ -574,14 +577,17 @@ async fn c4_more_room_than_a_queue_has_is_an_error_before_running() {
     flow.connect(burst.output, [one.input.with(Hub::bounded(2)), other.input.into()]);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    let told = error.to_string();
-    assert!(told.contains("hub `burst.output -> one.input`: `burst.output` waits for room for 3 messages"), "{told}");
-    assert!(told.contains("its queue holds 2") && !told.contains("other"), "{told}");
+    let message = error.to_string();
+    assert!(
+        message.contains("hub `burst.output -> one.input`: `burst.output` waits for room for 3 messages"),
+        "{message}"
+    );
+    assert!(message.contains("its queue holds 2") && !message.contains("other"), "{message}");
     assert!(lock(&runs).is_empty());
 }
 
-/// What is said from outside takes the attribute's place: room for less is there in a smaller queue, and for any number
-/// where messages are dropped.
+/// A condition from outside replaces the attribute: room for fewer fits a smaller queue, and room for any number fits
+/// a hub that drops messages.
 #[tokio::test]
 async fn c4_room_from_outside_replaces_the_attributes() {
     for (hub, wanted) in [(Hub::bounded(1), 1), (Hub::drop_oldest(1), 3)] {
@@ -607,9 +613,9 @@ async fn c4_more_room_from_outside_than_there_are_envelopes_is_an_error_before_r
     let _make = make.when(room(output, 3));
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    let told = error.to_string();
+    let message = error.to_string();
     let wanted = "`make.output` waits for room for 3 messages, and it has 2 envelopes: give it 3 or more";
-    assert!(told.contains(wanted), "{told}");
+    assert!(message.contains(wanted), "{message}");
 }
 
 #[derive(Ports)]
@@ -619,7 +625,7 @@ struct AnywayPorts {
 }
 
 #[tokio::test]
-async fn c4_an_optional_output_is_told_what_happened_at_each_reader() {
+async fn c4_an_offer_on_an_optional_output_reports_each_reader() {
     let (go, may_go) = oneshot::channel();
     let (ended, has_ended) = oneshot::channel::<()>();
     let (mut go, mut ended, mut has_ended) = (Some(go), Some(ended), Some(has_ended));
@@ -635,9 +641,9 @@ async fn c4_an_optional_output_is_told_what_happened_at_each_reader() {
                     assert!(cx.ready(ports).await);
                     assert_eq!(ports.output.offer(number)?.outcomes, [Sent, Sent]);
                 }
-                // The second takes no more than those two.
+                // The second reader takes only those two.
                 has_ended.await.unwrap();
-                until("its end has arrived", || matches!(ports.output.offer(7).unwrap().outcomes[1], Closed)).await;
+                until("the second end is seen", || matches!(ports.output.offer(7).unwrap().outcomes[1], Closed)).await;
                 assert!(cx.ready(ports).await, "whether there is room or not");
                 let offer = ports.output.offer(8)?;
                 assert_eq!((&offer.outcomes[..], offer.kept), (&[Full, Closed][..], Some(8)));
@@ -672,7 +678,7 @@ async fn c4_an_optional_output_is_told_what_happened_at_each_reader() {
     assert_eq!(report.untaken, 0);
 }
 
-/// Nobody is left to offer to: the operator ends, whatever it waits for otherwise.
+/// When no reader is left to offer to, the operator ends, whatever else it waits for.
 #[tokio::test]
 async fn c4_an_optional_output_ends_with_its_readers() {
     struct Offers;
@@ -693,7 +699,7 @@ async fn c4_an_optional_output_ends_with_its_readers() {
     assert_eq!((lock(&seen[0]).len(), lock(&seen[1]).len()), (2, 3));
 }
 
-/// A message whose second fork goes wrong, if it is said to.
+/// A message whose second fork fails, if `Failure` is set.
 struct Picky {
     data: Envelope<u32>,
     fails: Option<Failure>,
@@ -732,7 +738,7 @@ struct PickyPorts {
     output: Output<Picky>,
 }
 
-/// Sends three messages, of which the second goes wrong.
+/// Sends three messages; the fork of the second fails.
 struct SendsPicky(u32, Failure);
 
 impl Operator for SendsPicky {
@@ -752,9 +758,9 @@ impl Operator for SendsPicky {
     }
 }
 
-/// The forks that were made before it go home.
+/// The envelopes of forks that were made before the failure return to their pool.
 #[tokio::test]
-async fn q4_a_fork_that_goes_wrong_costs_its_message_and_no_envelope() {
+async fn q4_a_failed_fork_loses_its_message_and_no_envelope() {
     for failure in [Failure::Error, Failure::Panic] {
         let mut flow = Flow::new("q4");
         let sends = flow.add("sends", SendsPicky(0, failure));
@@ -771,7 +777,7 @@ async fn q4_a_fork_that_goes_wrong_costs_its_message_and_no_envelope() {
         });
         let mut number = 0..;
         let inputs = readers.map(|reader| flow.add(format!("read {:?}", number.next()), reader).input);
-        // One envelope each: one that is kept would be missed.
+        // One envelope per hub: a leaked one would stall the flow.
         flow.connect_with(sends.output, inputs, Hub::bounded(1).envelopes(1).envelope_bytes(16));
         within(flow.run()).await.unwrap();
         all.iter().for_each(|seen| assert_eq!(*lock(seen), [1, 3]));
@@ -801,8 +807,8 @@ impl Operator for SendsUnwritten {
     }
 }
 
-/// The host copies for the second reader, once it can. Until then the flow's tasks sleep: otherwise the paused clock would not
-/// advance, and the device never be let go.
+/// The host copies for the second reader once the data has arrived. Until then the flow's tasks sleep: otherwise the
+/// paused clock would not advance, and the hold on the device would never be released.
 #[test]
 fn q4_a_concurrent_operator_sleeps_until_the_host_can_copy() {
     common::alone::within_bound(|| {

@@ -3,7 +3,7 @@
 use common::a_fault;
 use wakeline::prelude::*;
 
-/// x += 1, and a write far beyond its end where x is `what`. The emulated device has the fault planned.
+/// x += 1, and a write far beyond its end where x is `what`. On the emulated device the fault is injected.
 #[kernel(unsafe(cuda = "kernels/write_nowhere.cu"))]
 fn write_nowhere(x: &mut [u32], _what: u32) {
     for x in x {

@@ -1,12 +1,12 @@
 //! Scenario F1: a kernel whose assertion fails. See `common/fault.rs`.
 //!
-//! A GPU tells of it once all else that runs there has ended (H200, driver 580.159.04: with a kernel of 30 s beside it,
-//! after 30 s; other faults are told of within half a second). So here it has nothing else to do.
+//! A GPU reports a failed assertion only once all other work there has ended (H200, driver 580.159.04: after 30 s with
+//! a kernel of 30 s beside it; other faults are reported within half a second). So this test runs no other work.
 
 use common::a_fault;
 use wakeline::prelude::*;
 
-/// x += 1, and a failed assertion where x is `what`. The emulated device has the fault planned.
+/// x += 1, and a failed assertion where x is `what`. On the emulated device the fault is injected.
 #[kernel(unsafe(cuda = "kernels/assert_not.cu"))]
 fn assert_not(x: &mut [u32], _what: u32) {
     for x in x {

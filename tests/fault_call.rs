@@ -1,9 +1,9 @@
-//! Scenario F1: a kernel that calls a function where there is none. See `common/fault.rs`.
+//! Scenario F1: a kernel that calls an address without code. See `common/fault.rs`.
 
 use common::a_fault;
 use wakeline::prelude::*;
 
-/// x += 1, and a call of nothing where x is `what`. The emulated device has the fault planned.
+/// x += 1, and a call of an invalid address where x is `what`. On the emulated device the fault is injected.
 #[kernel(unsafe(cuda = "kernels/call_nowhere.cu"))]
 fn call_nowhere(x: &mut [u32], _what: u32) {
     for x in x {

@@ -6,7 +6,7 @@ use wakeline::{graph::Graph, prelude::*};
 mod node {
     use super::*;
 
-    /// x += 1, and a trap where x is `what`. The emulated device has the fault planned.
+    /// x += 1, and a trap where x is `what`. On the emulated device the fault is injected.
     #[kernel(unsafe(cuda = "kernels/trap_at.cu"))]
     pub(super) fn trap_at(x: &mut [u32], _what: u32) {
         for x in x {
@@ -15,11 +15,11 @@ mod node {
     }
 }
 
-/// In place of the kernel's own.
+/// Replaces the kernel's own module.
 mod trap_at {
     use super::*;
 
-    /// As a graph, whose exec is dropped while it runs.
+    /// Launches the kernel as a graph whose exec is dropped while it runs.
     pub(super) fn launch(stream: &Stream, x: &mut Envelope<u32>, what: u32) -> Result<()> {
         let capture = |capture: &mut wakeline::graph::Capturing| node::trap_at::launch(capture.stream(), x, what);
         let (graph, ()) = Graph::capture(stream.device(), capture)?;

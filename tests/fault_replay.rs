@@ -1,5 +1,5 @@
-//! Scenario F2: a kernel that traps in a replayed graph. As `common/fault.rs` for streams, and for the same reason a test
-//! executable of its own.
+//! Scenario F2: a kernel that traps in a replayed graph. The counterpart of `common/fault.rs`, and for the same reason
+//! a separate test executable.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ fn trap_at(x: &mut [u32], what: u32) {
     }
 }
 
-/// Keeps a GPU busy; the emulated device is held up in another way.
+/// Keeps a GPU busy. The emulated device is held in another way.
 #[kernel(unsafe(cuda = "kernels/spin_for.cu"))]
 fn spin_for(x: &mut [u32], _nanoseconds: u64) {
     x[0] += 1;
@@ -53,7 +53,7 @@ async fn body(device: Device) {
     let mut word = Buffer::from_slice(&bystander, &[0_u32]).unwrap();
     bystander.completed().await.unwrap();
     let held = match device.is_cuda() {
-        // Half a minute: longer than anything here takes.
+        // 30 s: longer than anything in this test takes.
         true => spin_for::launch(&bystander, &mut word, 30_000_000_000).map(|()| None).unwrap(),
         false => Some(hold(&bystander)),
     };
@@ -72,15 +72,15 @@ async fn body(device: Device) {
     let since = Instant::now();
     let error = within(flow.run()).await.unwrap_err();
     let waiter = within(waits).await.unwrap().unwrap_err();
-    // The whole run took no longer, hubs and capture included.
+    // The bound covers the whole run, hubs and capture included.
     assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
     assert!(error.is_device_lost() && waiter.is_device_lost(), "{error}, {waiter}");
-    let told = error.to_string();
-    assert!(told.contains("unfinished work on:") && told.contains("`net (one, two)`"), "{told}");
-    // The seventh message, which traps, is long replayed.
+    let message = error.to_string();
+    assert!(message.contains("unfinished work on:") && message.contains("`net (one, two)`"), "{message}");
+    // The seventh message, which traps, is replayed by then.
     let arrived = lock(&seen).len() as u32;
-    assert!(arrived <= 6, "what faulted has not arrived");
-    assert_eq!(*lock(&seen), (0..arrived).map(|n| vec![n + 2; 16]).collect::<Vec<_>>(), "what has is right");
+    assert!(arrived <= 6, "the faulted message has not arrived");
+    assert_eq!(*lock(&seen), (0..arrived).map(|n| vec![n + 2; 16]).collect::<Vec<_>>(), "arrived messages are correct");
     drop(held);
     drop((flow, word, bystander));
     freed(&device).await;

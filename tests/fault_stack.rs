@@ -3,7 +3,7 @@
 use common::a_fault;
 use wakeline::prelude::*;
 
-/// x += 1, and a recursion deeper than any stack where x is `what`. The emulated device has the fault planned.
+/// x += 1, and a recursion deeper than any stack where x is `what`. On the emulated device the fault is injected.
 #[kernel(unsafe(cuda = "kernels/overflow_at.cu"))]
 fn overflow_at(x: &mut [u32], _what: u32) {
     for x in x {

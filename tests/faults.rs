@@ -1,4 +1,4 @@
-//! Scenarios F: faults and cancellation, planned on the emulated device.
+//! Scenarios F: faults and cancellation, injected on the emulated device.
 
 use std::{
     future::ready,
@@ -43,7 +43,7 @@ impl Operator for Double {
     }
 }
 
-/// Polls a future so many times, with a turn for everybody else in between. What is left of it is dropped.
+/// Polls a future at most `times` times, and yields to other tasks in between. Drops it if it is still pending.
 async fn polled<F: Future>(future: F, times: usize) -> Option<F::Output> {
     let mut future = Box::pin(future);
     for _ in 0..times {
@@ -55,7 +55,7 @@ async fn polled<F: Future>(future: F, times: usize) -> Option<F::Output> {
     None
 }
 
-/// Increments, and holds its stream up from the run `nth` on; the hold goes to whoever listens.
+/// Increments, and holds its stream from run `nth` on; the hold is sent over a channel.
 struct HoldsAt {
     nth: u32,
     run: u32,
@@ -99,7 +99,7 @@ async fn f1_a_trap_in_the_middle_of_a_flow() {
         "consume",
         sink(move |envelope: Envelope<u32>| {
             taken += 1;
-            // All that the third message needs is enqueued by now, and held up.
+            // All work for the third message is enqueued by now, and held.
             let held = if taken == 3 { is_held.take() } else { None };
             let noted = noted.clone();
             async move {
@@ -116,7 +116,7 @@ async fn f1_a_trap_in_the_middle_of_a_flow() {
     flow.connect(traps.output, after.input);
     flow.connect(after.output, consume.input);
 
-    // Others on that device, who have nothing to do with it: one is held up by itself, and never let go.
+    // Unrelated work on the same device: one stream is held, and never released.
     let bystander = Stream::named(&device, "bystander").unwrap();
     let buffer = Buffer::<u32>::from_slice(&bystander, &[1, 2, 3]).unwrap();
     bystander.completed().await.unwrap();
@@ -125,7 +125,7 @@ async fn f1_a_trap_in_the_middle_of_a_flow() {
         let bystander = bystander.clone();
         [tokio::spawn(bystander.completed()), tokio::spawn(async move { buffer.to_vec(&bystander).await.map(drop) })]
     };
-    // And a flow on another device, which goes on.
+    // A flow on another device, which continues.
     let other = emulated();
     let census = Census::default();
     let numbers = census.clone();
@@ -139,13 +139,13 @@ async fn f1_a_trap_in_the_middle_of_a_flow() {
     let error = within(flow.run()).await.unwrap_err();
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
-    let told = error.to_string();
-    assert!(told.contains("(noticed by operator `"), "{told}");
+    let message = error.to_string();
+    assert!(message.contains("(noticed by operator `"), "{message}");
     for unfinished in ["`traps`", "`after`", "`bystander`"] {
-        assert!(told.contains(unfinished), "whose work is not done: {unfinished} in {told}");
+        assert!(message.contains(unfinished), "unfinished work: {unfinished} in {message}");
     }
-    assert!(told.contains("kernel `increment` on stream `traps`"), "what it was: {told}");
-    assert_eq!(*lock(&seen), [[2; 64], [4; 64]], "what came before it has arrived");
+    assert!(message.contains("kernel `increment` on stream `traps`"), "the failed kernel is named: {message}");
+    assert_eq!(*lock(&seen), [[2; 64], [4; 64]], "the messages before it have arrived");
     assert!(stopped.load(Ordering::Relaxed));
 
     for waiting in waiting {
@@ -157,7 +157,7 @@ async fn f1_a_trap_in_the_middle_of_a_flow() {
     assert!(Stream::new(&device).unwrap_err().is_device_lost());
     assert!(Buffer::<u8>::new(&device, 1).unwrap_err().is_device_lost());
     assert!(bystander.completed().await.unwrap_err().is_device_lost());
-    assert!(within(flow.run()).await.unwrap_err().is_device_lost(), "nor does the flow run again");
+    assert!(within(flow.run()).await.unwrap_err().is_device_lost(), "the flow cannot run again on a lost device");
 
     assert!(other.lost().is_none());
     beside.stop();
@@ -166,7 +166,7 @@ async fn f1_a_trap_in_the_middle_of_a_flow() {
     freed(&device).await;
 }
 
-/// Two operators on a device between two on the host, over envelopes that are too few.
+/// Two operators on a device between two on the host, with fewer envelopes than messages.
 fn two_steps(device: &Device, chunks: u32) -> (Flow, Shared<Vec<u32>>, Vec<Vec<u32>>) {
     let seen = shared();
     let mut flow = Flow::new("two steps");
@@ -180,7 +180,7 @@ fn two_steps(device: &Device, chunks: u32) -> (Flow, Shared<Vec<u32>>, Vec<Vec<u
     (flow, seen, (0..chunks).map(|n| vec![2 * (n + 1); 64]).collect())
 }
 
-/// Every launch of a flow traps once; what arrived before is right, and nothing hangs.
+/// Each launch of a flow traps in turn: messages that arrived before are correct, and nothing hangs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f1_a_trap_at_every_launch() {
     for kernel in ["increment", "double"] {
@@ -199,7 +199,7 @@ async fn f1_a_trap_at_every_launch() {
                 assert!(error.to_string().contains(&format!("kernel `{kernel}` on stream")), "{error}");
                 assert!(error.to_string().contains(&format!("` (kernel `{kernel}`)")), "{error}");
                 assert!(error.to_string().contains("unfinished work on: `"), "{error}");
-                assert!(seen.len() < nth as usize, "what trapped has not arrived");
+                assert!(seen.len() < nth as usize, "the trapped message has not arrived");
             }
             drop(flow);
             freed(&device).await;
@@ -207,7 +207,7 @@ async fn f1_a_trap_at_every_launch() {
     }
 }
 
-/// Traps, and sees to it that its device is lost before it goes on.
+/// Traps, and returns only once its device is lost.
 struct TrapsAlone {
     fails_itself: bool,
     stopped: Arc<AtomicBool>,
@@ -219,7 +219,7 @@ impl Operator for TrapsAlone {
     async fn compute(&mut self, _ports: &mut (), cx: &mut Cx) -> Result<()> {
         let mut data = Buffer::<u32>::new(cx.device(), 64)?;
         increment::launch(cx.stream()?, &mut data)?;
-        // It asks nothing that would tell wakeline of the fault, and in the first case gives nobody else a turn.
+        // This call does not report the fault to wakeline, and the loop does not yield to other tasks.
         while cx.device().memory().is_ok() {
             std::thread::yield_now();
         }
@@ -237,28 +237,28 @@ impl Operator for TrapsAlone {
     }
 }
 
-/// The first to hear of the fault may be the flow itself: it tells everybody, and stops everybody.
+/// The flow itself may be the first to notice the fault: it fails all pending futures and stops all operators.
 #[tokio::test]
-async fn f1_a_fault_that_no_call_has_met() {
+async fn f1_a_fault_that_no_call_has_reported() {
     for fails_itself in [false, true] {
         let device = faulty(Faults::new().trap_kernel("increment", 1));
         let stopped = Arc::new(AtomicBool::new(false));
         let mut flow = Flow::new("f1");
         let _ = flow.add("alone", TrapsAlone { fails_itself, stopped: stopped.clone() }).on(&device);
         let error = within(flow.run()).await.unwrap_err();
-        let told = error.to_string();
+        let message = error.to_string();
         if fails_itself {
-            assert_eq!(told, "operator `alone`: for a reason of its own");
+            assert_eq!(message, "operator `alone`: for a reason of its own");
         } else {
-            assert!(error.is_device_lost(), "{told}");
-            assert!(told.contains("unfinished work on: `alone`"), "{told}");
+            assert!(error.is_device_lost(), "{message}");
+            assert!(message.contains("unfinished work on: `alone`"), "{message}");
             assert!(device.lost().is_some());
         }
         assert!(stopped.load(Ordering::Relaxed), "its stop has run, fails_itself: {fails_itself}");
     }
 }
 
-/// Callbacks that never come: whoever awaits is told all the same.
+/// Host callbacks are lost: awaited completions resolve nevertheless.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f3_a_callback_that_never_comes() {
     let lost = (1..=100).fold(Faults::new(), |faults, nth| faults.lose_host_function(nth));
@@ -277,9 +277,9 @@ async fn f3_a_callback_that_never_comes() {
     freed(&device).await;
 }
 
-/// A stream is dropped before its callback: nobody is woken who should not be, and memory comes back.
+/// A stream is dropped before its callback: no unrelated task is woken, and memory is returned.
 #[tokio::test]
-async fn f3_a_callback_after_its_stream_is_gone() {
+async fn f3_a_callback_after_its_stream_is_dropped() {
     let device = emulated();
     for _ in 0..100 {
         let stream = Stream::named(&device, "short").unwrap();
@@ -297,8 +297,8 @@ on_both!(f4_a_dropped_completion, async |device: Device| {
     let held = hold(&stream);
     increment::launch(&stream, &mut data).unwrap();
     for times in 0..20 {
-        assert!(polled(stream.completed(), times).await.is_none(), "it is held up");
-        assert!(polled(data.to_vec(&stream), times).await.is_none(), "it is held up");
+        assert!(polled(stream.completed(), times).await.is_none(), "the stream is held");
+        assert!(polled(data.to_vec(&stream), times).await.is_none(), "the stream is held");
     }
     let kept = stream.completed();
     drop(held);
@@ -306,15 +306,16 @@ on_both!(f4_a_dropped_completion, async |device: Device| {
     assert_eq!(data.to_vec(&stream).await.unwrap(), [2; 64]);
 });
 
-// Memory whose future and owner are both gone while the device uses it: kept until it is done, then given back.
-on_both!(f4_dropped_with_all_it_waited_for, async |device: Device| {
+// The future and the owner of memory are both dropped while the device uses it: it is kept until the work is done, and
+// then returned.
+on_both!(f4_dropped_with_the_memory_it_waited_for, async |device: Device| {
     let stream = Stream::named(&device, "stream").unwrap();
     let held = hold(&stream);
     let mut here = Buffer::<u32>::pinned(&device, 64).unwrap();
     let mut there = Buffer::<u32>::new(&device, 64).unwrap();
     increment::launch(&stream, &mut there).unwrap();
     stream.copy(&there, &mut here).unwrap();
-    assert!(here.as_slice().is_err(), "not without waiting");
+    assert!(here.as_slice().is_err(), "the copy has not completed");
     assert!(polled(here.read(), 3).await.is_none());
     drop((here, there));
     assert_eq!(device.memory_in_use(), 256);
@@ -322,7 +323,7 @@ on_both!(f4_dropped_with_all_it_waited_for, async |device: Device| {
     freed(&device).await;
 });
 
-/// Every second message's read is dropped in the middle, with its envelope; the others are right.
+/// The read of every second message is dropped while pending, with its envelope; the others return the right data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f4_a_dropped_read_of_an_envelope() {
     let device = emulated();
@@ -355,7 +356,7 @@ async fn f4_a_dropped_read_of_an_envelope() {
             number += 1;
             async move {
                 let held = is_held.lock().await.recv().await.unwrap();
-                assert!(polled(envelope.read(), this as usize % 5).await.is_none(), "it is held up");
+                assert!(polled(envelope.read(), this as usize % 5).await.is_none(), "the stream is held");
                 if this % 2 == 0 {
                     drop(envelope);
                     drop(held);
@@ -375,7 +376,7 @@ async fn f4_a_dropped_read_of_an_envelope() {
     freed(&device).await;
 }
 
-/// A send that is given up drops its message and no other; a receive that is given up drops none.
+/// A cancelled send drops its own message and no other; a cancelled receive drops none.
 #[tokio::test]
 async fn f4_dropped_sends_and_receives() {
     let (census, sent, received) = (Census::default(), shared(), shared());
@@ -421,7 +422,7 @@ async fn f4_dropped_sends_and_receives() {
     flow.connect_with(write.output, read.input, Hub::bounded(2));
     let report = within(flow.run()).await.unwrap();
     let (sent, received) = (lock(&sent), lock(&received));
-    assert!(sent.len() > 100 && sent.len() < 1000, "some were given up, and some were not: {}", sent.len());
+    assert!(sent.len() > 100 && sent.len() < 1000, "some were cancelled, and some were not: {}", sent.len());
     assert_eq!(*sent, *received);
     assert_eq!(report.operator("write").unwrap().messages_out, sent.len() as u64);
     assert_eq!(census.live(), 0);
@@ -436,7 +437,7 @@ async fn f4_a_dropped_blank_loses_no_envelope() {
             async move {
                 for _ in 0..10 {
                     let (one, two) = (ports.output.blank().await?, ports.output.blank().await?);
-                    assert!(polled(ports.output.blank(), 3).await.is_none(), "there are two");
+                    assert!(polled(ports.output.blank(), 3).await.is_none(), "both envelopes are in use");
                     drop((one, two));
                 }
                 Ok(())
@@ -449,8 +450,8 @@ async fn f4_a_dropped_blank_loses_no_envelope() {
     within(flow.run()).await.unwrap();
 }
 
-/// An operator that asks whether it may run, gives that up and does something else, is still at work: its flow does not
-/// take it for one that waits.
+/// An operator that polls `ready`, drops the future and does something else is still active: its flow does not count it
+/// as waiting.
 #[tokio::test]
 async fn f4_a_dropped_ready() {
     #[derive(Ports)]
@@ -471,9 +472,9 @@ async fn f4_a_dropped_ready() {
         task(move |ports: &mut BothPorts, cx| {
             let (may_go, asked) = (may_go.take().unwrap(), asked.take().unwrap());
             async move {
-                assert!(cx.ready(ports).now_or_never().is_none(), "nothing has come");
+                assert!(cx.ready(ports).now_or_never().is_none(), "no message has arrived");
                 asked.send(()).unwrap();
-                // Somebody outside takes their time.
+                // A task outside the flow signals this later.
                 may_go.await.unwrap();
                 for number in 0..3 {
                     ports.output.send(number).await?;
@@ -498,13 +499,13 @@ async fn f4_a_dropped_ready() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    go.send(()).expect("it is still there");
+    go.send(()).expect("the operator still waits");
     let report = within(running).await.unwrap();
     assert_eq!(*lock(&seen), [0, 1, 2]);
     assert_eq!(report.operator("busy").unwrap().messages_out, 3);
 }
 
-/// A flow is aborted after every number of steps that it can take; whatever each operator was awaiting, nothing is left.
+/// A flow is aborted after every possible number of steps: whatever each operator was awaiting, nothing leaks.
 #[tokio::test]
 async fn f4_abort_at_every_await_point() {
     let device = emulated();
@@ -527,7 +528,7 @@ async fn f4_abort_at_every_await_point() {
     assert!(device.lost().is_none());
 }
 
-/// Needs memory of its own in every run, and keeps it: what is dropped would be used again.
+/// Allocates memory in every run and keeps it, since dropped memory would be reused.
 struct Scratch {
     stopped: Arc<AtomicUsize>,
     kept: Vec<Buffer<u32>>,
@@ -553,7 +554,7 @@ impl Operator for Scratch {
     }
 }
 
-/// Every allocation of a flow fails once.
+/// Each allocation of a flow fails in turn.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f5_an_allocation_fails() {
     // Two envelopes, and one buffer in each of four runs.
@@ -575,20 +576,20 @@ async fn f5_an_allocation_fails() {
             assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
             let place = if nth <= 2 { "hub `produce.output -> scratch.input`" } else { "operator `scratch`" };
             assert!(error.to_string().starts_with(place), "{nth}: {error}");
-            assert!(error.to_string().contains("256"), "with the numbers: {error}");
-            assert!(device.lost().is_none(), "the device goes on");
+            assert!(error.to_string().contains("256"), "the sizes are in the message: {error}");
+            assert!(device.lost().is_none(), "the device is not lost");
         }
         assert_eq!(stopped.load(Ordering::Relaxed), 1, "{nth}");
         freed(&device).await;
         if nth < 7 {
-            within(flow.run()).await.expect("the next run has its memory");
+            within(flow.run()).await.expect("the next run can allocate");
             drop(flow);
             freed(&device).await;
         }
     }
 }
 
-/// Every copy of a flow fails once: that is the end of the device, and everybody is told.
+/// Each copy of a flow fails in turn: the device is lost, and all pending futures fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f5_a_copy_fails() {
     for nth in 1..=9 {
@@ -596,7 +597,7 @@ async fn f5_a_copy_fails() {
         let (mut flow, seen, wanted) = two_steps(&device, 4);
         let outcome = within(flow.run()).await;
         let seen = std::mem::take(&mut *lock(&seen));
-        assert_eq!(seen, wanted[..seen.len()], "what has arrived is right");
+        assert_eq!(seen, wanted[..seen.len()], "arrived messages are correct");
         if nth == 9 {
             outcome.expect("there are eight copies");
         } else {

@@ -1,6 +1,7 @@
-//! What messages do in a flow: conditions, hubs, chunks, requests and ends. With `devices.rs` these are all tests that share a
-//! process; those that need a process for themselves are executables of their own, which `Cargo.toml` lists with the reasons.
-//! Two, because the compiler works on one executable with one thread for half of its time.
+//! Tests of messages in a flow: conditions, hubs, chunks, requests and ends. This executable and `devices.rs` contain all
+//! tests that can share a process; each test that needs its own process is a separate executable, which `Cargo.toml`
+//! lists with the reason. There are two shared executables because rustc compiles one executable on a single thread for
+//! half of the time.
 
 mod after;
 mod calls_that_wait;

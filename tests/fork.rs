@@ -1,6 +1,7 @@
-//! A process that forks after it has opened a device: in the child that device, and every other, is an error that says so.
+//! A process forks after it has opened a device: in the child, every use of this or another device is an error that
+//! names the fork.
 //!
-//! One test, so that no other thread holds a lock at the fork. The functions that fork are C's own: Rust has none.
+//! One test, so that no other thread holds a lock at the fork. The fork uses C functions, as Rust's library has none.
 
 #![cfg(unix)]
 
@@ -16,11 +17,12 @@ unsafe extern "C" {
     fn alarm(seconds: u32) -> u32;
 }
 
-/// What `work` says in a fork of this process.
+/// Runs `work` in a fork of this process and returns its text.
 fn in_a_fork(work: impl FnOnce() -> String) -> String {
     let (mut read, mut write) = pipe().unwrap();
-    // SAFETY: the child runs `work` on its only thread and leaves by `_exit`: no destructor of the parent's runs there. The
-    // parent's other threads sleep, so none of them holds a lock that the child could wait for; should it, the alarm ends it.
+    // SAFETY: the child runs `work` on its only thread and leaves by `_exit`: no destructor of the parent runs there.
+    // The parent's other threads sleep, so none of them holds a lock that the child could wait for; if one does, the
+    // alarm ends the child.
     match unsafe { fork() } {
         0 => {
             // SAFETY: it sets a timer.
@@ -38,7 +40,7 @@ fn in_a_fork(work: impl FnOnce() -> String) -> String {
             read.read_to_string(&mut said).unwrap();
             // SAFETY: the child is this process's own, and `status` outlives the call.
             assert_eq!(unsafe { waitpid(child, &mut status, 0) }, child);
-            assert_eq!(status, 0, "the child was killed: it hangs. It had said: {said}");
+            assert_eq!(status, 0, "the child was killed: it hung. Its output: {said}");
             said
         }
     }
@@ -46,7 +48,7 @@ fn in_a_fork(work: impl FnOnce() -> String) -> String {
 
 fn says<T>(outcome: Result<T>) -> String {
     match outcome {
-        Ok(_) => "nothing is wrong".into(),
+        Ok(_) => "ok".into(),
         Err(error) => format!("{:?}: {error}", error.kind()),
     }
 }
@@ -56,7 +58,7 @@ fn is_lost(said: &str) {
     assert!(said.starts_with("DeviceLost: ") && said.contains("forked from process"), "{said}");
 }
 
-/// What a child may try with a device of its parent's.
+/// The uses of a parent's device that a child may try.
 fn tried_in_a_fork(device: &Device) {
     let stream = Stream::new(device).unwrap();
     let known = Buffer::from_slice(&stream, &[1_u32; 64]).unwrap();
@@ -68,19 +70,20 @@ fn tried_in_a_fork(device: &Device) {
     is_lost(&in_a_fork(|| says(Allocator::blocks(device, 1 << 10, 2))));
     is_lost(&in_a_fork(|| says(StreamPool::builder(device).reserved(1).build())));
     is_lost(&in_a_fork(|| {
-        // Once it is known, it is known everywhere, and a drop waits for no thread that is not there.
+        // Once the loss is noticed, all calls report it, and a drop does not wait for a thread that the child does not
+        // have.
         drop(Stream::new(device));
-        let lost = device.lost().map_or("it is not lost".into(), |error| says::<()>(Err(error)));
+        let lost = device.lost().map_or("not lost".into(), |error| says::<()>(Err(error)));
         drop((known, stream, device.clone()));
         lost
     }));
 
-    // Work in flight, whose completion never reaches the child.
+    // Work in flight; its completion never reaches the child.
     let stream = Stream::new(device).unwrap();
     let held = hold(&stream);
     is_lost(&in_a_fork(|| says(futures::executor::block_on(stream.completed()))));
     is_lost(&in_a_fork(|| says(stream.synchronize_blocking())));
-    // More than the device's queue takes.
+    // More work than the device's queue holds.
     let mut data = Buffer::<u32>::new(device, 4).unwrap();
     is_lost(&in_a_fork(|| says((0..4096).try_for_each(|_| stream.fill(&mut data, 1)))));
     drop(held);
@@ -90,23 +93,23 @@ fn tried_in_a_fork(device: &Device) {
 }
 
 #[test]
-fn devices_are_lost_in_a_fork_and_say_so() {
-    assert_eq!(in_a_fork(|| says(Stream::new(&Device::emulated(Emulated::new())))), "nothing is wrong");
+fn devices_are_lost_in_a_fork_with_a_clear_error() {
+    assert_eq!(in_a_fork(|| says(Stream::new(&Device::emulated(Emulated::new())))), "ok");
 
     let device = Device::emulated(Emulated::new().workers(1).queue_depth(64));
     tried_in_a_fork(&device);
     is_lost(&in_a_fork(|| says(Stream::new(&Device::emulated(Emulated::new())))));
     is_lost(&in_a_fork(|| {
         let own = Device::emulated(Emulated::new());
-        let lost = own.lost().map_or("it is not lost".into(), |error| says::<()>(Err(error)));
+        let lost = own.lost().map_or("not lost".into(), |error| says::<()>(Err(error)));
         drop(own);
         lost
     }));
-    // These have no threads, and nothing to lose.
+    // Host and simulated devices have no threads, and cannot be lost.
     let host = in_a_fork(|| {
         says(Buffer::<u8>::pinned(&Device::host(), 16).and_then(|mut mine| mine.as_mut_slice().map(drop)))
     });
-    assert_eq!(host, "nothing is wrong");
+    assert_eq!(host, "ok");
     let simulated = in_a_fork(|| {
         let simulation = Simulation::new(1);
         let device = Device::simulated(&simulation, Emulated::new());
@@ -115,12 +118,12 @@ fn devices_are_lost_in_a_fork_and_say_so() {
             async { Buffer::from_slice(&Stream::new(&device)?, &[1_u8; 4])?.to_vec(&Stream::new(&device)?).await };
         says(runtime.block_on(simulation.run(run)))
     });
-    assert_eq!(simulated, "nothing is wrong");
+    assert_eq!(simulated, "ok");
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn gpus_are_lost_in_a_fork_and_say_so() {
+fn gpus_are_lost_in_a_fork_with_a_clear_error() {
     let device = common::cuda();
     tried_in_a_fork(&device);
     is_lost(&in_a_fork(|| says(Device::cuda(0))));

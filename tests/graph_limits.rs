@@ -1,4 +1,4 @@
-//! What graphs cannot do, said before the driver does, and what they hold while they can: on both devices alike.
+//! Limits of graphs, which are reported before the driver would, and what graphs keep: the same on both devices.
 
 use std::{
     sync::{Arc, mpsc},
@@ -12,7 +12,7 @@ use wakeline::{
     stream::Event,
 };
 
-/// Puts work into a stream as it is dropped.
+/// Enqueues work on a stream when it is dropped.
 struct Enqueues(Stream);
 
 impl Drop for Enqueues {
@@ -21,14 +21,14 @@ impl Drop for Enqueues {
     }
 }
 
-/// What waits for itself does so on a thread that is left behind.
+/// Runs `work` on a thread that is left behind if it deadlocks.
 fn apart(work: impl FnOnce() + Send + 'static) {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         work();
-        let _ = tell.send(());
+        let _ = sender.send(());
     });
-    told.recv_timeout(Duration::from_secs(20)).expect("it waits for itself, or has panicked");
+    receiver.recv_timeout(Duration::from_secs(20)).expect("the thread deadlocked or panicked");
 }
 
 async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
@@ -37,7 +37,7 @@ async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
     buffer
 }
 
-/// Takes one from each element.
+/// Subtracts one from each element.
 #[kernel(unsafe(cuda = "kernels/decrement.cu"))]
 fn decrement(x: &mut [u32]) {
     x.iter_mut().for_each(|x| *x -= 1);
@@ -61,7 +61,7 @@ on_both!(a_graph_with_conditions_has_one_exec_at_a_time, async |device: Device| 
     assert!(second.to_string().contains("has conditions has one exec at a time"), "{second}");
     exec.launch(&stream).unwrap();
     assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64]);
-    // The next one, once its launches are done.
+    // The next exec, once the launches of the first are done.
     drop(exec);
     graph.instantiate().unwrap().launch(&stream).unwrap();
     assert_eq!(data.to_vec(&stream).await.unwrap(), [2; 64]);
@@ -74,12 +74,12 @@ on_both!(a_graph_with_conditions_is_no_child, async |device: Device| {
     let mut outer = Graph::builder(&device).unwrap();
     let refused = outer.child(&[], &inner).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Usage, "{refused}");
-    assert!(refused.to_string().contains("has conditions is no child"), "{refused}");
-    // Nothing of it was added.
+    assert!(refused.to_string().contains("has conditions cannot be a child"), "{refused}");
+    // No node was added.
     assert!(outer.build().unwrap().nodes().is_empty());
 });
 
-on_both!(a_graph_that_makes_memory_has_one_exec_and_is_no_child, async |device: Device| {
+on_both!(a_graph_that_allocates_has_one_exec_and_is_no_child, async |device: Device| {
     let mut graph = Graph::builder(&device).unwrap();
     let (_, mut scratch) = graph.alloc::<u32>(&[], 64).unwrap();
     graph.add(&[], |stream| stream.fill(&mut scratch, 1)).unwrap();
@@ -93,7 +93,7 @@ on_both!(a_graph_that_makes_memory_has_one_exec_and_is_no_child, async |device: 
     }
 });
 
-// It would stay in the graph, and read memory that nobody keeps for it.
+// The copy would stay in the graph and read memory that is not kept for it.
 on_both!(a_copy_of_an_input_to_the_host_is_an_error, async |device: Device| {
     let mut host = [(); 3].map(|()| Buffer::<u32>::pinned(&device, 64).unwrap());
     let [input, output, constant] = &mut host;
@@ -105,7 +105,7 @@ on_both!(a_copy_of_an_input_to_the_host_is_an_error, async |device: Device| {
     let error = copied.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     assert!(error.to_string().contains("node 0 copies input 0 to the host"), "{error}");
-    // Of other memory it is a constant's, which is kept.
+    // A copy from other memory is that of a constant, which is kept.
     constant.as_mut_slice().unwrap().fill(7);
     let (graph, ()) = Graph::capture(&device, |capture| {
         capture.input(input)?;
@@ -119,7 +119,7 @@ on_both!(a_copy_of_an_input_to_the_host_is_an_error, async |device: Device| {
     assert_eq!(output.to_vec(&stream).await.unwrap(), [7; 64]);
 });
 
-on_both!(a_callback_that_was_replaced_is_let_go_when_no_launch_calls_it, async |device: Device| {
+on_both!(a_replaced_callback_is_dropped_when_no_launch_calls_it, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let (graph, ()) = Graph::capture(&device, |capture| capture.stream().host_callback(|| ())).unwrap();
     let (exec, node) = (graph.instantiate().unwrap(), graph.nodes()[0].node);
@@ -130,7 +130,7 @@ on_both!(a_callback_that_was_replaced_is_let_go_when_no_launch_calls_it, async |
         exec.set(node, |stream| stream.host_callback(move || _ = &captured)).unwrap();
         exec.launch(&stream).unwrap().completed().await.unwrap();
     }
-    // The last one may be called again. One that is not set to be called by a launch goes, too.
+    // The last callback may be called again. A callback that was set but never launched is dropped too.
     assert_eq!(owners(), [1, 1, 2, 1]);
     let captured = owned[3].clone();
     let refused = exec.set(node, |stream| {
@@ -139,14 +139,14 @@ on_both!(a_callback_that_was_replaced_is_let_go_when_no_launch_calls_it, async |
     });
     assert!(refused.is_err());
     assert_eq!(owners(), [1, 1, 2, 1]);
-    // Nor does an update leave it there.
+    // An update drops it too.
     let (other, ()) = Graph::capture(&device, |capture| capture.stream().host_callback(|| ())).unwrap();
     exec.update(&other).unwrap();
     assert_eq!(owners(), [1; 4]);
     exec.launch(&stream).unwrap().completed().await.unwrap();
 });
 
-on_both!(a_callback_of_a_graph_that_an_exec_was_is_let_go, async |device: Device| {
+on_both!(a_callback_of_an_execs_former_graph_is_dropped, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let owned: Vec<_> = (0..3).map(|_| Arc::new(())).collect();
     let capture = |owned: &Arc<()>| {
@@ -158,19 +158,19 @@ on_both!(a_callback_of_a_graph_that_an_exec_was_is_let_go, async |device: Device
         exec.update(&capture(owned)).unwrap();
         exec.launch(&stream).unwrap().completed().await.unwrap();
     }
-    // Its own graph keeps the first.
+    // The first one is kept by its own graph.
     assert_eq!(owned.iter().map(Arc::strong_count).collect::<Vec<_>>(), [2, 1, 2]);
 });
 
 #[test]
-fn what_a_refused_host_function_owns_is_dropped_without_the_streams_lock() {
+fn a_refused_host_function_is_dropped_without_the_streams_lock() {
     apart(|| {
         let device = emulated();
         let (graph, ()) = Graph::capture(&device, |capture| {
             let stream = capture.stream();
             let owned = Enqueues(stream.clone());
             let refused = stream.host_function(move || _ = &owned).unwrap_err();
-            assert!(refused.to_string().contains("say `host_callback`"), "{refused}");
+            assert!(refused.to_string().contains("use `host_callback`"), "{refused}");
             stream.host_callback(|| ())
         })
         .unwrap();
@@ -184,7 +184,7 @@ fn what_a_refused_host_function_owns_is_dropped_without_the_streams_lock() {
     });
 }
 
-/// Panics as it is dropped.
+/// Panics when it is dropped.
 struct Bomb;
 
 impl Drop for Bomb {
@@ -209,15 +209,15 @@ fn a_refused_host_function_that_panics_as_it_is_dropped_is_an_error() {
     assert_eq!(refused.kind(), ErrorKind::Usage);
 }
 
-/// Whoever goes on after that has its nodes in the graph, and in order with his own.
+/// A caller that continues after the failure has the body's nodes in the graph, in order with later nodes.
 #[test]
-fn nodes_come_after_a_body_that_failed_half_way() {
+fn later_nodes_come_after_the_nodes_of_a_failed_body() {
     let device = emulated();
     let (flag, mut data) = (Buffer::<u32>::new(&device, 1).unwrap(), Buffer::<u32>::new(&device, 64).unwrap());
     let mut graph = Graph::builder(&device).unwrap();
     let failed = graph.run_if(&[], &flag, |body| {
         body.add(&[], |stream| stream.fill(&mut data, 1))?;
-        Err("no more of this".into())
+        Err("given up".into())
     });
     assert!(failed.is_err());
     let next = graph.add(&[], |stream| stream.fill(&mut data, 2)).unwrap();
@@ -225,7 +225,7 @@ fn nodes_come_after_a_body_that_failed_half_way() {
     assert!(graph.comes_after(next, graph.nodes()[0].node), "{:?}", graph.nodes());
 }
 
-on_both!(a_time_within_a_graph_is_that_of_its_last_launch, async |device: Device| {
+on_both!(timed_events_in_a_graph_measure_its_last_launch, async |device: Device| {
     let [one, two] = ["one", "two"].map(|name| Stream::named(&device, name).unwrap());
     let (begin, end) = (Event::timed(), Event::timed());
     let mut data = Buffer::from_slice(&one, &[0_u32; 64]).unwrap();
@@ -250,10 +250,10 @@ on_both!(a_time_within_a_graph_is_that_of_its_last_launch, async |device: Device
     }
 });
 
-/// Callbacks of an exec that was dropped in flight may make another exec as they go: whoever makes one ends those first, and
-/// callbacks go with what launches use, when nothing is locked.
+/// Callbacks of an exec that was dropped in flight may instantiate another exec in their destructors. `instantiate`
+/// first finishes dropped execs; callbacks are dropped with the memory of their launches, while no lock is held.
 #[test]
-fn a_callback_that_makes_an_exec_as_it_is_dropped_does_not_wait_for_itself() {
+fn a_callback_whose_drop_makes_an_exec_does_not_deadlock() {
     struct Instantiates(Graph);
     impl Drop for Instantiates {
         fn drop(&mut self) {
@@ -280,9 +280,9 @@ fn a_callback_that_makes_an_exec_as_it_is_dropped_does_not_wait_for_itself() {
     });
 }
 
-/// A thread that goes on with a stream of a capture while that ends: all copies of its input are taken out.
+/// A thread uses a stream of a capture while the capture ends: all copies of its input are removed from the graph.
 #[test]
-fn no_copy_of_an_input_comes_after_they_were_taken_out() {
+fn no_copy_of_an_input_is_added_after_they_were_removed() {
     let device = emulated();
     for _ in 0..200 {
         let host = Arc::new(Buffer::<u32>::pinned(&device, 64).unwrap());
@@ -290,7 +290,7 @@ fn no_copy_of_an_input_comes_after_they_were_taken_out() {
         let (of_thread, input) = (device.clone(), host.clone());
         let other = std::thread::spawn(move || {
             let stream = given.recv().unwrap();
-            // Each to memory of its own.
+            // Each copy has its own destination.
             let mut copies = Vec::new();
             while copies.last().is_none_or(|(_, done)| *done) {
                 let mut data = Buffer::<u32>::new(&of_thread, 64).unwrap();
@@ -317,35 +317,35 @@ fn no_copy_of_an_input_comes_after_they_were_taken_out() {
     }
 }
 
-/// What the driver would do with a graph that two threads use at once, nobody knows.
+/// The driver's behaviour is undefined if two threads use one graph at once.
 #[tokio::test]
 #[ignore = "needs a GPU"]
 async fn a_capture_does_not_end_while_another_thread_captures_into_it() {
     let _alone = alone().await;
-    // The emulated device calls no other library.
+    // The emulated device does not call external functions.
     let device = cuda();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let (go, went) = mpsc::channel::<()>();
     let mut other = None;
     let captured = Graph::capture(&device, |capture| {
         let stream = capture.stream().clone();
         other = Some(std::thread::spawn(move || {
             let call = move |_: *mut std::ffi::c_void, _: [u64; 0]| {
-                tell.send(()).unwrap();
+                sender.send(()).unwrap();
                 went.recv().unwrap();
                 Ok(())
             };
             // SAFETY: it enqueues nothing.
             unsafe { stream.external("slow").enqueue(call) }
         }));
-        told.recv().unwrap();
+        receiver.recv().unwrap();
         Ok(())
     });
     let error = captured.map(drop).unwrap_err();
     assert!(error.to_string().contains("another thread still captures"), "{error}");
     go.send(()).unwrap();
     let _ = other.unwrap().join().unwrap();
-    // Others are as good as ever.
+    // Other streams are not affected.
     let stream = Stream::new(&device).unwrap();
     let mut data = Buffer::from_slice(&stream, &[0_u32; 64]).unwrap();
     let (graph, ()) = Graph::capture(&device, |capture| increment::launch(capture.stream(), &mut data)).unwrap();
@@ -353,7 +353,7 @@ async fn a_capture_does_not_end_while_another_thread_captures_into_it() {
     assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64]);
 }
 
-/// An increment of each of two buffers, beside each other.
+/// An increment of each of two buffers, unordered.
 fn beside(device: &Device, [left, right]: [&mut Buffer<u32>; 2]) -> (Graph, [Node; 2]) {
     let mut graph = Graph::builder(device).unwrap();
     let one = graph.add(&[], |stream| increment::launch(stream, left)).unwrap();
@@ -361,7 +361,7 @@ fn beside(device: &Device, [left, right]: [&mut Buffer<u32>; 2]) -> (Graph, [Nod
     (graph.build().unwrap(), [one, two])
 }
 
-on_both!(a_node_is_not_set_to_memory_of_one_beside_it, async |device: Device| {
+on_both!(a_node_cannot_be_set_to_the_memory_of_an_unordered_node, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let (mut a, mut b) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
     let (mut c, mut d) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
@@ -377,14 +377,14 @@ on_both!(a_node_is_not_set_to_memory_of_one_beside_it, async |device: Device| {
     let text = refused(one, &mut b);
     assert!(text.contains("node 1, `increment` uses the same memory, and no edge orders the two"), "{text}");
     refused(two, &mut a);
-    // It counts what the other node does by now.
+    // The check uses the other node's current memory.
     exec.set(two, |stream| increment::launch(stream, &mut c)).unwrap();
     refused(one, &mut c);
     exec.set(one, |stream| increment::launch(stream, &mut b)).unwrap();
     refused(two, &mut b);
     exec.set(two, |stream| increment::launch(stream, &mut a)).unwrap();
     exec.launch(&stream).unwrap();
-    // And what an update has made of it.
+    // And its memory after an update.
     exec.update(&beside(&device, [&mut c, &mut d]).0).unwrap();
     refused(one, &mut d);
     exec.set(one, |stream| increment::launch(stream, &mut b)).unwrap();
@@ -394,7 +394,7 @@ on_both!(a_node_is_not_set_to_memory_of_one_beside_it, async |device: Device| {
     }
 });
 
-on_both!(a_node_is_not_set_to_memory_within_one_beside_it, async |device: Device| {
+on_both!(a_node_cannot_be_set_to_memory_within_an_unordered_node, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let (mut flag, mut a, mut b) = (buffer(&stream, 1).await, buffer(&stream, 0).await, buffer(&stream, 0).await);
     let (mut d, mut e) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
@@ -425,9 +425,9 @@ on_both!(a_node_is_not_set_to_memory_within_one_beside_it, async |device: Device
     }
 });
 
-/// A thread that goes on with a stream of a capture while that ends: what it was told is in the graph is kept.
+/// A thread uses a stream of a capture while the capture ends: memory of every call that succeeded is kept.
 #[test]
-fn what_another_thread_uses_as_the_capture_ends_is_kept() {
+fn memory_that_another_thread_uses_as_the_capture_ends_is_kept() {
     let device = emulated();
     for _ in 0..500 {
         let (give, given) = mpsc::sync_channel::<Stream>(1);

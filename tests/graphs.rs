@@ -1,4 +1,4 @@
-//! Scenarios G1 to G8, G11 and G12: graphs, captured and built node by node, launched in order with everything else.
+//! Scenarios G1 to G8, G11 and G12: graphs, captured or built node by node, and launched in order with other work.
 
 use std::{
     collections::BTreeSet,
@@ -17,7 +17,7 @@ use wakeline::{
     stream::Event,
 };
 
-/// Takes one from each element.
+/// Subtracts one from each element.
 #[kernel(unsafe(cuda = "kernels/decrement.cu"))]
 fn decrement(x: &mut [u32]) {
     x.iter_mut().for_each(|x| *x -= 1);
@@ -26,7 +26,7 @@ fn decrement(x: &mut [u32]) {
 fn node(graph: &Graph, name: &str) -> Node {
     let nodes = graph.nodes();
     let found: Vec<_> = nodes.iter().filter(|node| node.name == name).collect();
-    assert_eq!(found.len(), 1, "nodes of the name `{name}` in {nodes:?}");
+    assert_eq!(found.len(), 1, "nodes named `{name}` in {nodes:?}");
     found[0].node
 }
 
@@ -37,14 +37,14 @@ on_both!(g1_a_capture_forks_and_joins, async |device: Device| {
         let side = capture.fork("side")?;
         capture.stream().fill(&mut left, 1)?;
         increment::launch(&side, &mut right)?;
-        // Joined by the data that it reads.
+        // Joined by the data dependency.
         add_to::launch(capture.stream(), &mut left, &right)
     })
     .unwrap();
     let (fill, inc, add) = (node(&graph, "fill of 256 bytes"), node(&graph, "increment"), node(&graph, "add_to"));
     assert!(graph.comes_after(add, fill) && graph.comes_after(add, inc));
-    assert!(!graph.comes_after(inc, fill) && !graph.comes_after(fill, inc), "the branches are parallel");
-    // Nothing has run.
+    assert!(!graph.comes_after(inc, fill) && !graph.comes_after(fill, inc), "the branches are unordered");
+    // The capture has run nothing.
     assert_eq!(left.to_vec(&stream).await.unwrap(), [0; 64]);
     let exec = graph.instantiate().unwrap();
     for round in 1..4 {
@@ -67,7 +67,7 @@ on_both!(g1_a_branch_that_is_not_joined_is_an_error, async |device: Device| {
         capture.stream().wait_for(&side)
     });
     assert!(captured.is_ok());
-    // The buffer is as it was.
+    // The buffer is unchanged.
     increment::launch(&stream, &mut data).unwrap();
     assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64]);
 });
@@ -79,18 +79,18 @@ on_both!(g1_a_capture_ends_whatever_happens_in_it, async |device: Device| {
     let failed = Graph::capture(&device, |capture| {
         kept = Some(capture.stream().clone());
         increment::launch(capture.stream(), &mut data)?;
-        Err::<(), _>("no more of this".into())
+        Err::<(), _>("given up".into())
     });
-    assert!(failed.unwrap_err().to_string().contains("no more of this"));
+    assert!(failed.unwrap_err().to_string().contains("given up"));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _ = Graph::capture(&device, |_| -> Result<()> { panic!("planned") });
     }));
     assert!(panicked.is_err());
-    // A stream that was kept is of no use, and says so; allocations are everybody's again.
+    // A capture stream that outlives the capture returns errors; allocation works again for all streams.
     let kept = kept.unwrap();
     refused(increment::launch(&kept, &mut data), &["its capture is over"]);
-    let told = format!("the capture of stream `{}` is over, and none of its work runs there", kept.name());
-    refused(kept.synchronize_blocking(), &[&told]);
+    let expected = format!("the capture of stream `{}` is over, and none of its work runs there", kept.name());
+    refused(kept.synchronize_blocking(), &[&expected]);
     let scratch = Buffer::<u32>::new(&device, 64).unwrap();
     drop(scratch);
     increment::launch(&stream, &mut data).unwrap();
@@ -107,19 +107,19 @@ on_both!(g1_what_a_capture_cannot_hold_is_an_error_of_the_call, async |device: D
         let own = capture.stream();
         increment::launch(own, &mut data)?;
         refused(own.synchronize_blocking(), &["captured"]);
-        let waited = futures::FutureExt::now_or_never(own.completed()).expect("it says so at once");
+        let waited = futures::FutureExt::now_or_never(own.completed()).expect("the error is immediate");
         refused(waited, &["captured", "host can neither wait"]);
-        refused(increment::launch(&outside, &mut data), &["`outside`", "takes no part in the capture"]);
+        refused(increment::launch(&outside, &mut data), &["`outside`", "is not part of the capture"]);
         refused(ordered.alloc::<u32>(own, 64), &["stream-ordered memory"]);
         refused(own.host_function(|| ()), &["host_callback"]);
         own.copy(&data, &mut host)?;
-        refused(host.as_slice(), &["captured"]);
-        let read = futures::FutureExt::now_or_never(host.read()).expect("it says so at once");
+        refused(host.as_slice(), &["a capture"]);
+        let read = futures::FutureExt::now_or_never(host.read()).expect("the error is immediate");
         refused(read, &["captured"]);
         Err::<(), Error>("seen".into())
     })
     .unwrap_err();
-    // Afterwards all of that is possible.
+    // After the capture all of that is possible.
     stream.copy(&data, &mut host).unwrap();
     assert_eq!(host.read().await.unwrap(), [0; 64]);
 });
@@ -156,16 +156,16 @@ on_both!(g2_nodes_of_every_kind, async |device: Device| {
     }
 });
 
-on_both!(g2_memory_that_nodes_make_and_give_back, async |device: Device| {
+on_both!(g2_memory_that_nodes_allocate_and_free, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let mut sum = buffer(&stream, 0).await;
     let mut graph = Graph::builder(&device).unwrap();
     let (made, mut x) = graph.alloc::<u32>(&[], 64).unwrap();
     graph.add(&[], |stream| stream.fill(&mut x, 4)).unwrap();
     let used = graph.add(&[], |stream| add_to::launch(stream, &mut sum, &x)).unwrap();
-    refused(stream.fill(&mut x, 1), &["memory that a node of a graph makes"]);
+    refused(stream.fill(&mut x, 1), &["memory that a node of a graph allocates"]);
     let freed = graph.free(&[], x).unwrap();
-    // This one is given back by itself.
+    // This memory is freed automatically.
     let (_, mut y) = graph.alloc::<u32>(&[freed], 64).unwrap();
     graph.add(&[], |stream| stream.fill(&mut y, 5)).unwrap();
     let last = graph.add(&[], |stream| add_to::launch(stream, &mut sum, &y)).unwrap();
@@ -208,7 +208,7 @@ on_both!(g2_events_within_a_graph, async |device: Device| {
         let held = hold(&two);
         go.record(&two).unwrap();
         let launched = exec.launch(&one).unwrap();
-        assert!(calls.load(Ordering::SeqCst) < 2 * round, "it waits for the other stream");
+        assert!(calls.load(Ordering::SeqCst) < 2 * round, "the launch waits for the other stream");
         drop(held);
         launched.completed().await.unwrap();
         assert_eq!(calls.load(Ordering::SeqCst), 2 * round);
@@ -216,17 +216,17 @@ on_both!(g2_events_within_a_graph, async |device: Device| {
         begun.wait(&two).unwrap();
         two.completed().await.unwrap();
     }
-    // As the last launch has recorded them, and after the graph is gone.
+    // The events hold the records of the last launch, also after the graph is dropped.
     drop((exec, graph));
     to.since(&from).await.unwrap();
 });
 
-on_both!(g2_graphs_within_nodes_run_as_a_flag_says, async |device: Device| {
+on_both!(g2_graphs_within_nodes_run_according_to_a_flag, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let (mut left, mut sum) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
     let (mut flag, one) = (buffer(&stream, 0).await, buffer(&stream, 1).await);
     let mut graph = Graph::builder(&device).unwrap();
-    // Both after what comes before on their data, though nobody says so.
+    // Both come after earlier nodes on their data, without explicit edges.
     let before = graph.add(&[], |stream| stream.fill(&mut sum, 0)).unwrap();
     let maybe =
         graph.run_if(&[], &flag, |body| body.add(&[], |stream| add_to::launch(stream, &mut sum, &one)).map(drop));
@@ -246,7 +246,7 @@ on_both!(g2_graphs_within_nodes_run_as_a_flag_says, async |device: Device| {
     }
 });
 
-on_both!(g2_children_are_in_order_with_what_uses_their_memory, async |device: Device| {
+on_both!(g2_children_are_ordered_with_other_uses_of_their_memory, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let mut data = buffer(&stream, 0).await;
     let (child, ()) = Graph::capture(&device, |capture| {
@@ -272,7 +272,7 @@ on_both!(g2_children_are_in_order_with_what_uses_their_memory, async |device: De
     assert_eq!(data.to_vec(&stream).await.unwrap(), [14; 64]);
 });
 
-on_both!(g2_order_that_the_data_asks_for_need_not_be_said, async |device: Device| {
+on_both!(g2_data_dependencies_need_no_explicit_edges, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let (mut a, mut b) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
     let mut graph = Graph::builder(&device).unwrap();
@@ -314,7 +314,7 @@ on_both!(g3_launches_are_ordered_with_streams, async |device: Device| {
     let (graph, ()) = Graph::capture(&device, |capture| increment::launch(capture.stream(), &mut data)).unwrap();
     let exec = graph.instantiate().unwrap();
     let held = hold(&one);
-    // After a fill that has not run, before a kernel on a third stream; and the other way round.
+    // After a fill that has not run, before a kernel on a third stream; and in reverse.
     one.fill(&mut data, 10).unwrap();
     let launched = exec.launch(&two).unwrap();
     add_to::launch(&three, &mut sum, &data).unwrap();
@@ -338,7 +338,7 @@ on_both!(g3_work_from_before_the_capture_comes_first, async |device: Device| {
         add_to::launch(capture.stream(), &mut sum, &data)
     })
     .unwrap();
-    // Who uses it streamed, before the first launch, comes after the fill as well.
+    // A use on a stream before the first launch comes after the fill too.
     let mut other = Buffer::<u32>::new(&device, 64).unwrap();
     three.copy(&data, &mut other).unwrap();
     let exec = graph.instantiate().unwrap();
@@ -365,7 +365,7 @@ on_both!(g4_execs_are_updated_and_their_nodes_changed, async |device: Device| {
     let total = async |stream: &Stream, sum: &Buffer<u32>| sum.to_vec(stream).await.unwrap()[0];
     exec.launch(&stream).unwrap();
     assert_eq!(total(&stream, &sum).await, 1);
-    // As a whole, with another buffer, whose owner drops it: it is the exec's now.
+    // Updates the whole graph to another buffer. Its owner drops it, and the exec keeps it.
     exec.update(&chain(&mut b, 10, &mut sum)).unwrap();
     drop(b);
     exec.launch(&stream).unwrap();
@@ -375,11 +375,11 @@ on_both!(g4_execs_are_updated_and_their_nodes_changed, async |device: Device| {
     exec.set(node(&graph, "add_to"), |stream| add_to::launch(stream, &mut sum, &c)).unwrap();
     exec.launch(&stream).unwrap();
     assert_eq!(total(&stream, &sum).await, 111);
-    // Streamed work is ordered with what it is now.
+    // Work on streams is ordered with the node's current memory.
     stream.fill(&mut c, 1000).unwrap();
     exec.launch(&stream).unwrap();
     assert_eq!(total(&stream, &sum).await, 1111);
-    // Off, and on again.
+    // Disabled and enabled again.
     exec.enable(node(&graph, "add_to"), false).unwrap();
     exec.launch(&stream).unwrap();
     assert_eq!(total(&stream, &sum).await, 1111);
@@ -413,7 +413,7 @@ on_both!(g4_what_cannot_be_updated_is_an_error_that_names_the_node, async |devic
         add_to::launch(capture.stream(), &mut sum, &a)
     });
     refused(exec.update(&other.unwrap().0), &["the exec is not updated"]);
-    // It does what it did.
+    // The exec is unchanged.
     exec.launch(&stream).unwrap();
     assert_eq!(sum.to_vec(&stream).await.unwrap(), [1; 64]);
 });
@@ -424,7 +424,7 @@ on_both!(g4_a_node_is_set_to_one_piece_of_work_or_not_at_all, async |device: Dev
     let (graph, ()) = Graph::capture(&device, |capture| square::launch(capture.stream(), &a, &mut b, 8)).unwrap();
     let exec = graph.instantiate().unwrap();
     let square_node = node(&graph, "square");
-    // Whatever becomes of the second one's error.
+    // Even if the closure ignores the second call's error.
     let two = exec.set(square_node, |stream| {
         square::launch(stream, &a, &mut c, 8)?;
         let _ = square::launch(stream, &a, &mut c, 8);
@@ -433,14 +433,14 @@ on_both!(g4_a_node_is_set_to_one_piece_of_work_or_not_at_all, async |device: Dev
     refused(two, &["node 0, `square`", "one piece of work"]);
     exec.launch(&stream).unwrap();
     assert_eq!((b.to_vec(&stream).await.unwrap()[0], c.to_vec(&stream).await.unwrap()[0]), (32, 0));
-    // Its arguments are the node's, slices and scalars.
+    // The arguments become the node's, slices and scalars.
     let n = std::hint::black_box(4);
     exec.set(square_node, |stream| square::launch(stream, &a, &mut c, n)).unwrap();
     exec.launch(&stream).unwrap();
     assert_eq!(c.to_vec(&stream).await.unwrap()[..16], [16; 16]);
 });
 
-on_both!(g4_launches_come_after_what_a_set_came_after, async |device: Device| {
+on_both!(g4_launches_are_ordered_after_the_dependencies_of_a_set, async |device: Device| {
     let [one, two] = streams(&device);
     let (graph, ()) = Graph::capture(&device, |capture| capture.stream().host_callback(|| ())).unwrap();
     let exec = graph.instantiate().unwrap();
@@ -456,7 +456,7 @@ on_both!(g4_launches_come_after_what_a_set_came_after, async |device: Device| {
     let launched = exec.launch(&one).unwrap();
     drop(held);
     launched.completed().await.unwrap();
-    assert!(seen.load(Ordering::SeqCst), "it was set to work that comes after another stream's");
+    assert!(seen.load(Ordering::SeqCst), "the node was set to work that comes after another stream's work");
 });
 
 on_both!(g5_several_execs_of_one_graph_on_several_streams, async |device: Device| {
@@ -475,7 +475,7 @@ on_both!(g5_several_execs_of_one_graph_on_several_streams, async |device: Device
     assert_eq!(sum.to_vec(&two).await.unwrap(), [153; 64]);
 });
 
-on_both!(g6_copies_of_inputs_are_the_callers, async |device: Device| {
+on_both!(g6_copies_of_inputs_are_made_by_the_caller, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let (mut host_in, mut host_out) =
         (Buffer::<u32>::pinned(&device, 64).unwrap(), Buffer::<u32>::pinned(&device, 64).unwrap());
@@ -484,7 +484,7 @@ on_both!(g6_copies_of_inputs_are_the_callers, async |device: Device| {
         capture.input(&host_in)?;
         capture.output(&mut host_out)?;
         let stream = capture.stream();
-        // A constant, made on the way.
+        // A constant, created during the capture.
         let bias = Buffer::from_slice(stream, &[1000_u32; 64])?;
         let mut x = stream.alloc::<u32>(64)?;
         stream.copy(&host_in, &mut x)?;
@@ -493,7 +493,7 @@ on_both!(g6_copies_of_inputs_are_the_callers, async |device: Device| {
     })
     .unwrap();
     let copies = graph.nodes().into_iter().filter(|node| node.kind == NodeKind::Copy).count();
-    assert_eq!(copies, 2, "the constant's and the output's");
+    assert_eq!(copies, 2, "one of the constant and one of the output");
     let [input] = graph.inputs() else { panic!("{:?}", graph.inputs()) };
     assert_eq!((input.input(), input.offset(), input.bytes()), (0, 0, 256));
     let exec = graph.instantiate().unwrap();
@@ -503,17 +503,17 @@ on_both!(g6_copies_of_inputs_are_the_callers, async |device: Device| {
         input.copy(&stream, &other).unwrap();
         exec.launch(&stream).unwrap();
         assert_eq!(host_out.to_vec(&stream).await.unwrap(), [1000 + value; 64]);
-        refused(host_out.as_slice(), &["memory that a graph writes", "to_vec"]);
+        refused(host_out.as_slice(), &["memory that a graph or a capture writes", "to_vec"]);
     }
     refused(input.copy(&stream, &Buffer::<u32>::pinned(&device, 8).unwrap()), &["256 bytes"]);
 });
 
-on_both!(g6_other_copies_mean_that_work_on_the_host_was_missed, async |device: Device| {
+on_both!(g6_other_host_copies_are_an_error, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let mut x = buffer(&stream, 0).await;
     let [mut one, mut two] = [(); 2].map(|()| Buffer::<u32>::pinned(&device, 64).unwrap());
     let captured = Graph::capture(&device, |capture| capture.stream().copy(&x, &mut one));
-    refused(captured, &["copies 256 bytes to the host, to no output"]);
+    refused(captured, &["copies 256 bytes to host memory that is no output"]);
     let captured = Graph::capture(&device, |capture| capture.output(&mut one));
     refused(captured, &["output 0 is copied to 0 times"]);
     let captured = Graph::capture(&device, |capture| {
@@ -529,10 +529,10 @@ on_both!(g6_other_copies_mean_that_work_on_the_host_was_missed, async |device: D
         capture.stream().copy(&x, &mut one)?;
         capture.stream().copy(&one, &mut x)
     });
-    refused(captured, &["copies from the host what another copies to it"]);
+    refused(captured, &["copies from host memory that another node copies to"]);
 });
 
-on_both!(g7_what_the_nodes_use_stays, async |device: Device| {
+on_both!(g7_memory_that_nodes_use_is_kept, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let mut sum = buffer(&stream, 0).await;
     let before = device.memory_stats().in_use;
@@ -540,7 +540,7 @@ on_both!(g7_what_the_nodes_use_stays, async |device: Device| {
     let (graph, ()) = Graph::capture(&device, |capture| add_to::launch(capture.stream(), &mut sum, &constant)).unwrap();
     let exec = graph.instantiate().unwrap();
     drop((constant, graph));
-    // Whoever asks for as much now gets other memory.
+    // An allocation of the same size gets other memory.
     let mut other = Buffer::<u32>::new(&device, 64).unwrap();
     stream.fill(&mut other, 1).unwrap();
     exec.launch(&stream).unwrap();
@@ -548,14 +548,14 @@ on_both!(g7_what_the_nodes_use_stays, async |device: Device| {
     let held = hold(&stream);
     let launched = exec.launch(&stream).unwrap();
     drop((exec, other));
-    assert!(device.memory_stats().in_use > before, "while a launch runs");
+    assert!(device.memory_stats().in_use > before, "the memory is kept while a launch runs");
     drop(held);
     launched.completed().await.unwrap();
-    until("the constant is given back", || device.memory_stats().in_use == before).await;
+    until("the constant is freed", || device.memory_stats().in_use == before).await;
     assert_eq!(sum.to_vec(&stream).await.unwrap(), [14; 64]);
 });
 
-on_both!(g7_memory_is_used_again_only_where_edges_order_the_uses, async |device: Device| {
+on_both!(g7_memory_is_reused_only_where_edges_order_the_uses, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let mut sum = buffer(&stream, 0).await;
     let mut addresses = Vec::new();
@@ -571,7 +571,7 @@ on_both!(g7_memory_is_used_again_only_where_edges_order_the_uses, async |device:
         let side = capture.fork("side")?;
         addresses.push(step(&own, &mut sum, 1)?);
         addresses.push(step(&own, &mut sum, 2)?);
-        // Beside it: nothing orders the two.
+        // On a parallel branch: nothing orders the two.
         addresses.push(step(&side, &mut side_sum, 3)?);
         own.wait_for(&side)?;
         // Another size.
@@ -580,11 +580,11 @@ on_both!(g7_memory_is_used_again_only_where_edges_order_the_uses, async |device:
         Ok(())
     })
     .unwrap();
-    assert_eq!(addresses[0], addresses[1], "in a line it is used again");
-    assert_ne!(addresses[1], addresses[2], "on a branch beside it is not");
-    assert!(addresses[..3].contains(&addresses[3]), "behind the join it is");
+    assert_eq!(addresses[0], addresses[1], "ordered nodes reuse memory");
+    assert_ne!(addresses[1], addresses[2], "a parallel branch does not");
+    assert!(addresses[..3].contains(&addresses[3]), "after the join it is reused");
     assert_eq!(graph.own_bytes(), (2 * 256 + 260_u64.next_multiple_of(4)).max(graph.own_bytes()));
-    // The memory is the graph's: a stream is given other memory.
+    // The graph owns the memory: an allocation on a stream gets other memory.
     let scratch = stream.alloc::<u32>(64).unwrap();
     assert!(!addresses.contains(&scratch.device_address().unwrap()));
     let exec = graph.instantiate().unwrap();
@@ -592,7 +592,7 @@ on_both!(g7_memory_is_used_again_only_where_edges_order_the_uses, async |device:
     exec.launch(&stream).unwrap();
     assert_eq!(sum.to_vec(&stream).await.unwrap(), [14; 64]);
     assert_eq!(side_sum.to_vec(&stream).await.unwrap(), [6; 64]);
-    // Two graphs share none.
+    // Two graphs share no memory.
     let (other, address) = Graph::capture(&device, |capture| step(&capture.stream().clone(), &mut sum, 1)).unwrap();
     assert!(!addresses.contains(&address));
     drop(other);
@@ -621,7 +621,7 @@ on_both!(g7_the_next_launch_waits_for_the_readers_of_the_last_outputs, async |de
     assert_eq!(output.to_vec(&one).await.unwrap(), [5; 64]);
 });
 
-on_both!(g8_a_registry_of_models, async |device: Device| {
+on_both!(g8_a_registry_launches_and_removes_models, async |device: Device| {
     let streams = [0, 1, 2].map(|n| Stream::named(&device, format!("stream {n}")).unwrap());
     let registry = Registry::new();
     let one = buffer(&streams[0], 1).await;
@@ -641,7 +641,7 @@ on_both!(g8_a_registry_of_models, async |device: Device| {
     refused(registry.launch("product", 0, &streams[0]), &["no model `product`", "`sum`"]);
     // While one of its launches is in flight.
     registry.remove("sum").unwrap();
-    refused(registry.remove("sum"), &["no model `sum`", "there is none"]);
+    refused(registry.remove("sum"), &["no model `sum`", "the registry is empty"]);
     drop((one, held));
     for (sum, stream) in sums.iter().zip(&streams) {
         assert_eq!(sum.to_vec(stream).await.unwrap(), [1; 64]);
@@ -679,7 +679,7 @@ on_both!(g11_threads_capture_at_once_while_others_work, async |device: Device| {
                         let mut x = own.alloc::<u32>(64)?;
                         own.fill(&mut x, value)?;
                         add_to::launch(own, &mut sum, &x)?;
-                        // The other thread captures, too.
+                        // Lets the other thread capture too.
                         std::thread::yield_now();
                     }
                     Ok(sum)
@@ -699,7 +699,7 @@ on_both!(g11_threads_capture_at_once_while_others_work, async |device: Device| {
 });
 
 #[test]
-fn g12_a_graph_is_drawn() {
+fn g12_a_graph_is_drawn_as_dot() {
     let device = common::emulated();
     let (mut a, mut b) = (Buffer::<u32>::new(&device, 64).unwrap(), Buffer::<u32>::new(&device, 64).unwrap());
     let mut graph = Graph::builder(&device).unwrap();
@@ -723,7 +723,7 @@ fn g12_a_graph_is_drawn() {
     assert_eq!(graph.build().unwrap().to_dot(), expected);
 }
 
-on_both!(capturing_again_and_again_keeps_nothing, async |device: Device| {
+on_both!(capturing_repeatedly_leaks_nothing, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let mut sum = buffer(&stream, 0).await;
     let mut known = BTreeSet::new();

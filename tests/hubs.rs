@@ -638,7 +638,7 @@ async fn h15_a_window_that_keeps_envelopes_hears_how_many_its_hub_needs() {
         match within(flow.run()).await {
             Err(error) if fails => assert_eq!(
                 error.to_string(),
-                "stalled: nothing can move any more:\n  \
+                "stalled: no operator can make progress:\n  \
                  - `produce` waits for a blank envelope: 2 of the 2 envelopes of hub `produce.output -> window.input` there are in \
                  use; `window` keeps 2 of them: `.envelopes(4)`\n  \
                  - `window` waits for a message in hub `produce.output -> window.input`"

@@ -1,4 +1,4 @@
-//! Scenario E2: ways into a flow and out of it, from any task or thread.
+//! Scenario E2: ingress and egress handles of a flow, used from any task or thread.
 
 use std::{
     cell::RefCell,
@@ -18,7 +18,7 @@ use futures::{FutureExt, SinkExt, StreamExt, future::join_all, poll, stream};
 use tokio::sync::{Notify, oneshot};
 use wakeline::{Egress, Ingress, Running, condition::Status, hub::RawEnvelope, prelude::*};
 
-/// An operator that doubles, and holds each message until it is told to go on.
+/// An operator that doubles each number, and holds each message until `gate` is notified.
 fn gated(gate: &Arc<Notify>) -> impl Operator<Ports = MapPorts<u32, u32>> + use<> {
     let gate = gate.clone();
     map(move |n: u32| {
@@ -34,7 +34,7 @@ fn double() -> impl Operator<Ports = MapPorts<u32, u32>> {
     map(|n: u32| ready(Ok(2 * n)))
 }
 
-/// `numbers -> double -> doubled`, with a hub of so many places at its beginning.
+/// `numbers -> double -> doubled`; the first hub has the given capacity.
 fn doubling(places: usize) -> (Flow, Ingress<u32>, Egress<u32>) {
     let mut flow = Flow::new("doubling");
     let double = flow.add("double", double());
@@ -52,14 +52,18 @@ async fn e2_ingress_is_a_sink_and_egress_a_stream() {
     is_sync(&doubled);
     let running = flow.spawn().unwrap();
     let other = numbers.clone();
-    // `forward` drops the handle at its end.
+    // `forward` drops the handle when it ends.
     let sent = stream::iter(0..100).map(Ok).forward(numbers);
     let (sent, also, seen) =
         within(futures::future::join3(sent, async move { other.send(1000).await }, doubled.collect::<Vec<_>>())).await;
     sent.unwrap();
     also.unwrap();
     let wanted: Vec<_> = (0..100).map(|n| 2 * n).collect();
-    assert_eq!(seen.iter().copied().filter(|n| *n != 2000).collect::<Vec<_>>(), wanted, "each handle's in order");
+    assert_eq!(
+        seen.iter().copied().filter(|n| *n != 2000).collect::<Vec<_>>(),
+        wanted,
+        "each handle's messages in order"
+    );
     assert_eq!(seen.len(), 101);
     let report = within(running).await.unwrap();
     assert_eq!(report.operator("numbers").unwrap().messages_out, 101);
@@ -93,9 +97,9 @@ async fn e2_what_is_sent_before_the_flow_runs_waits() {
     assert_eq!(within(doubled.recv()).await, None);
 }
 
-/// Room is the hub's; whoever waits is served in the order of asking.
+/// Capacity is the hub's; waiting senders are served first come, first served.
 #[tokio::test]
-async fn e2_back_pressure_reaches_whoever_sends() {
+async fn e2_back_pressure_reaches_the_senders() {
     let gate = Arc::new(Notify::new());
     let mut flow = Flow::new("e2");
     let slow = flow.add("slow", gated(&gate));
@@ -105,16 +109,16 @@ async fn e2_back_pressure_reaches_whoever_sends() {
     for n in 0..3 {
         within(numbers.send(n)).await.unwrap();
         if n == 0 {
-            // The operator has one in its hands, two lie in the hub.
-            until("one is taken", || running.status().iter().any(|status| status.running)).await;
+            // The operator holds one message, two are in the hub.
+            until("one message is taken", || running.status().iter().any(|status| status.running)).await;
         }
     }
-    assert_eq!(numbers.try_send(9).unwrap(), Err(9), "it comes back");
+    assert_eq!(numbers.try_send(9).unwrap(), Err(9), "a full hub returns the message");
     let mut waiting: Vec<_> = (3..8).map(|n| Box::pin(numbers.send(n))).collect();
     for send in &mut waiting {
         assert!(poll!(send.as_mut()).is_pending());
     }
-    // One that gives up holds nobody up.
+    // A cancelled send does not block the others.
     drop(waiting.remove(1));
     let sending = async { join_all(waiting).await.into_iter().collect::<Result<Vec<_>, _>>().map(drop) };
     let taking = async {
@@ -132,9 +136,9 @@ async fn e2_back_pressure_reaches_whoever_sends() {
     within(running).await.unwrap();
 }
 
-/// A handle that was ready has a place that nobody else gets; dropped, it is the next one's.
+/// A handle that is ready owns a slot; when it is dropped, the next sender gets the slot.
 #[tokio::test]
-async fn e2_a_place_that_is_not_used_is_given_back() {
+async fn e2_an_unused_slot_is_released() {
     let gate = Arc::new(Notify::new());
     let mut flow = Flow::new("e2");
     let slow = flow.add("slow", gated(&gate));
@@ -142,11 +146,11 @@ async fn e2_a_place_that_is_not_used_is_given_back() {
     let mut out = flow.egress("out", slow.output);
     let running = flow.spawn().unwrap();
     within(numbers.send(1)).await.unwrap();
-    until("it is taken", || running.status().iter().any(|status| status.running)).await;
+    until("the message is taken", || running.status().iter().any(|status| status.running)).await;
 
     within(futures::future::poll_fn(|cx| numbers.poll_ready_unpin(cx))).await.unwrap();
     let other = numbers.clone();
-    assert_eq!(other.try_send(2).unwrap(), Err(2), "the only place is kept");
+    assert_eq!(other.try_send(2).unwrap(), Err(2), "the only slot is reserved");
     let mut waiting = Box::pin(other.send(2));
     assert!(poll!(waiting.as_mut()).is_pending());
     numbers.start_send_unpin(3).unwrap();
@@ -167,19 +171,19 @@ async fn e2_a_place_that_is_not_used_is_given_back() {
     gate.notify_one();
     assert_eq!(within(out.recv()).await, Some(8));
 
-    // A sink that is closed is a handle that is dropped.
+    // Closing a sink releases its slot as dropping the handle does.
     let mut last = other.clone();
     drop(other);
-    assert!(last.start_send_unpin(1).is_err(), "it was not asked whether it is ready");
+    assert!(last.start_send_unpin(1).is_err(), "`start_send` without `poll_ready`");
     last.close().await.unwrap();
     assert!(last.is_closed());
     assert_eq!(last.send(1).await.unwrap_err().into_message(), Some(1));
     within(running).await.unwrap();
 }
 
-/// Many senders, on threads of their own too, over few places: each message arrives once.
+/// Many senders, some on their own threads, over a small hub: each message arrives once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn e2_many_senders_of_any_thread() {
+async fn e2_many_senders_on_any_thread() {
     const EACH: u32 = quick_or_long(500, 20_000);
     for places in [1, 3] {
         let (flow, numbers, doubled) = doubling(places);
@@ -190,14 +194,14 @@ async fn e2_many_senders_of_any_thread() {
             tasks.push(tokio::spawn(async move {
                 for n in 0..EACH {
                     let mut n = sender * EACH + n;
-                    // All ways to send.
+                    // Every way to send.
                     match n % 3 {
                         0 => numbers.send(n).await.unwrap(),
                         1 => numbers.clone().feed(n).await.unwrap(),
                         _ => {
                             while let Err(back) = numbers.try_send(n).unwrap() {
                                 n = back;
-                                // Asked, and given up.
+                                // Polled once and dropped.
                                 let _ = numbers.send(1_000_000_000).now_or_never().map(|sent| sent.unwrap());
                                 tokio::task::yield_now().await;
                             }
@@ -233,10 +237,10 @@ async fn e2_a_dropped_egress_ends_the_flow_upwards() {
             within(numbers.send(1)).await.unwrap();
         } else {
             let idle = || running.status().iter().all(|status| status.status != Status::Ready);
-            until("all wait", idle).await;
+            until("all operators wait", idle).await;
         }
         drop(doubled);
-        until("the way out has ended", || running.status().iter().any(|status| status.status == Status::Never)).await;
+        until("the egress has ended", || running.status().iter().any(|status| status.status == Status::Never)).await;
         let _ = numbers.try_send(3);
         within(running).await.unwrap();
         let unsent = within(numbers.send(5)).await.unwrap_err();
@@ -247,7 +251,7 @@ async fn e2_a_dropped_egress_ends_the_flow_upwards() {
     }
 }
 
-/// What was accepted is not lost: it drains, and those who still wait for room get their messages back.
+/// Accepted messages drain, and senders that still wait for room get their messages back.
 #[tokio::test]
 async fn e2_stop_closes_the_ingress_and_drains() {
     let gate = Arc::new(Notify::new());
@@ -274,9 +278,9 @@ async fn e2_stop_closes_the_ingress_and_drains() {
     assert_eq!(report.untaken, 0);
 }
 
-/// Whoever waits for a place is told when there will never be one.
+/// Senders that wait for room get their messages back after an abort.
 #[tokio::test]
-async fn e2_an_abort_gives_messages_back() {
+async fn e2_an_abort_returns_unsent_messages() {
     for dropped in [false, true] {
         let gate = Arc::new(Notify::new());
         let mut flow = Flow::new("e2");
@@ -302,7 +306,7 @@ async fn e2_an_abort_gives_messages_back() {
     }
 }
 
-// Envelopes of the hub's, filled outside, by more than there are; nothing is copied but to the device and back.
+// More callers than envelopes fill the hub's envelopes outside the flow; the only copies are to the device and back.
 on_both!(e2_blank_envelopes, async |device: Device| {
     let mut flow = Flow::new("e2");
     let first = flow.add("first", Increment).on(&device);
@@ -316,7 +320,7 @@ on_both!(e2_blank_envelopes, async |device: Device| {
         tokio::spawn(async move {
             let mut blank = chunks.blank().await.unwrap();
             assert!(blank.is_empty() && blank.capacity() == 64 && blank.is_host());
-            // Given up while it has one: it goes home, and others go on.
+            // Dropped while it has an envelope: the envelope returns to the pool, and other callers continue.
             drop(chunks.blank().now_or_never());
             blank.space().await.unwrap()[..8].fill(n);
             blank.set_len(8).unwrap();
@@ -343,9 +347,9 @@ on_both!(e2_blank_envelopes, async |device: Device| {
     freed(&device).await;
 });
 
-/// Two envelopes that come home at once are for two who wait, also if the first does nothing with its own.
+/// Two envelopes that return at once go to two waiting callers, even if the first one does not poll.
 #[tokio::test]
-async fn e2_blank_envelopes_are_for_all_who_wait() {
+async fn e2_blank_envelopes_go_to_all_waiting_callers() {
     let mut flow = Flow::new("e2");
     let sink = flow.add("sink", sink(|_: Envelope<u32>| ready(Ok(()))));
     let chunks = flow.ingress_with("chunks", sink.input, Hub::bounded(4).envelopes(2).envelope_bytes(64));
@@ -362,9 +366,9 @@ async fn e2_blank_envelopes_are_for_all_who_wait() {
     within(running).await.unwrap();
 }
 
-/// A caller is polled when there is an envelope for it, and hardly ever else.
+/// A caller is polled when there is an envelope for it, and rarely otherwise.
 #[tokio::test]
-async fn e2_an_envelope_that_comes_home_wakes_one_of_those_who_wait() {
+async fn e2_a_returned_envelope_wakes_one_waiting_caller() {
     const CALLERS: usize = 300;
     let mut flow = Flow::new("e2");
     let sink = flow.add("sink", sink(|_: Envelope<u32>| ready(Ok(()))));
@@ -382,7 +386,7 @@ async fn e2_an_envelope_that_comes_home_wakes_one_of_those_who_wait() {
     };
     let both = (within(chunks.blank()).await.unwrap(), within(chunks.blank()).await.unwrap());
     let callers: Vec<_> = (0..CALLERS).map(|_| tokio::spawn(call(chunks.clone(), polls.clone()))).collect();
-    until("all wait", || polls.load(Ordering::Relaxed) >= CALLERS).await;
+    until("all callers wait", || polls.load(Ordering::Relaxed) >= CALLERS).await;
     drop(both);
     within(join_all(callers)).await.into_iter().for_each(|caller| caller.unwrap());
     let polls = polls.load(Ordering::Relaxed);
@@ -400,9 +404,10 @@ impl Wake for Woken {
     }
 }
 
-/// One that was woken for it is dropped, or is never polled again: the next one has it, with nothing else going on in the flow.
+/// The caller that was woken is dropped or never polled again: the next one gets the envelope, although nothing else
+/// happens in the flow.
 #[tokio::test]
-async fn e2_a_blank_envelope_comes_past_those_who_do_not_take_it() {
+async fn e2_a_blank_envelope_skips_callers_that_do_not_take_it() {
     let mut flow = Flow::new("e2");
     let sink = flow.add("sink", sink(|_: Envelope<u32>| ready(Ok(()))));
     let chunks = flow.ingress_with("chunks", sink.input, Hub::bounded(4).envelopes(1).envelope_bytes(64));
@@ -415,7 +420,7 @@ async fn e2_a_blank_envelope_comes_past_those_who_do_not_take_it() {
         assert!(first.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         assert!(poll!(second.as_mut()).is_pending());
         drop(held);
-        until("the first is woken", || woken.0.load(Ordering::Relaxed)).await;
+        until("the first caller is woken", || woken.0.load(Ordering::Relaxed)).await;
         if drops {
             drop(first);
             within(second).await.unwrap();
@@ -429,7 +434,7 @@ async fn e2_a_blank_envelope_comes_past_those_who_do_not_take_it() {
 }
 
 #[tokio::test]
-async fn e2_a_hub_without_blank_envelopes_says_so() {
+async fn e2_a_hub_without_blank_envelopes_is_an_error() {
     let mut flow = Flow::new("e2");
     let sink = flow.add("sink", sink(|_: Envelope<u32>| ready(Ok(()))));
     let chunks = flow.ingress("chunks", sink.input);
@@ -453,7 +458,7 @@ async fn e2_a_cancelled_recv_loses_nothing() {
     let mut seen = Vec::new();
     let all = async {
         loop {
-            // Begun, and dropped.
+            // Polled once and dropped.
             match doubled.recv().now_or_never() {
                 Some(Some(n)) => seen.push(n),
                 Some(None) => break,
@@ -466,9 +471,9 @@ async fn e2_a_cancelled_recv_loses_nothing() {
     within(running).await.unwrap();
 }
 
-/// Somebody who only listens keeps no flow from its end: a cycle that has gone quiet.
+/// An idle cycle whose only caller outside receives: the egress handle does not keep the flow from ending.
 #[tokio::test]
-async fn e2_one_who_listens_does_not_keep_a_quiet_flow() {
+async fn e2_an_egress_does_not_keep_an_idle_flow_running() {
     #[derive(Ports)]
     struct LoopPorts {
         #[input]
@@ -515,21 +520,21 @@ async fn e2_one_who_listens_does_not_keep_a_quiet_flow() {
     within(running).await.unwrap();
 }
 
-/// Messages that nobody has taken out yet are no stall, and it shows who is waited for.
+/// Messages that wait in an egress are not a stall, and the status names what the flow waits for.
 #[tokio::test]
-async fn e2_a_flow_waits_for_who_is_outside() {
+async fn e2_a_flow_waits_for_callers_outside() {
     let (flow, numbers, mut doubled) = doubling(1);
     let running = flow.spawn().unwrap();
     let status = |name: &str| running.status().into_iter().find(|status| &*status.name == name).unwrap();
-    until("it waits for somebody", || status("numbers").status == Status::WaitEvent).await;
-    assert_eq!(status("numbers").waits_for, ["somebody outside of the flow"]);
-    // In the hub, in the next one, and in the egress.
+    until("it waits for a caller", || status("numbers").status == Status::WaitEvent).await;
+    assert_eq!(status("numbers").waits_for, ["a caller outside of the flow"]);
+    // One in each of the two hubs, one in the egress.
     for n in 0..3 {
         within(numbers.send(n)).await.unwrap();
     }
     drop(numbers);
-    until("all is full", || status("doubled").status == Status::WaitEvent).await;
-    assert_eq!(status("doubled").waits_for, ["somebody outside to take what has come out"]);
+    until("every hub is full", || status("doubled").status == Status::WaitEvent).await;
+    assert_eq!(status("doubled").waits_for, ["the egress handle to take a message"]);
     let mut seen = Vec::new();
     while let Some(n) = within(doubled.recv()).await {
         seen.push(n);
@@ -539,7 +544,8 @@ async fn e2_a_flow_waits_for_who_is_outside() {
     within(running).await.unwrap();
 }
 
-/// Whoever listens and holds an envelope is as a slow operator: it comes home some time, and the flow goes on.
+/// A receiver outside that holds an envelope is like a slow operator: the envelope returns later, and the flow
+/// continues.
 #[tokio::test(start_paused = true)]
 async fn e2_a_flow_waits_for_envelopes_that_are_outside() {
     let mut flow = Flow::new("e2");
@@ -548,7 +554,7 @@ async fn e2_a_flow_waits_for_envelopes_that_are_outside() {
     let running = flow.spawn().unwrap();
     let mut seen = Vec::new();
     while let Some(envelope) = within(out.recv()).await {
-        // The next one lies there, its writer has none to write to, and nobody in the flow can do anything.
+        // The next envelope is queued, its writer has none left, and no operator of the flow can run.
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(running.handle().failure().is_none(), "{}", running.handle().failure().unwrap());
         seen.push(envelope.as_slice().unwrap()[0]);
@@ -557,9 +563,9 @@ async fn e2_a_flow_waits_for_envelopes_that_are_outside() {
     within(running).await.unwrap();
 }
 
-/// An envelope that was sent into its flow again is that one's own: who keeps it there stalls the flow.
+/// An envelope that is sent back into its flow no longer counts as outside: an operator that keeps it stalls the flow.
 #[tokio::test]
-async fn e2_an_envelope_that_comes_back_is_not_outside() {
+async fn e2_an_envelope_that_is_sent_back_is_not_outside() {
     struct KeepAll(Vec<Envelope<u32>>);
 
     impl Operator for KeepAll {
@@ -586,9 +592,9 @@ async fn e2_an_envelope_that_comes_back_is_not_outside() {
     assert!(error.is_stalled(), "{error}");
 }
 
-/// Whoever waits for a flow to run hears that it will not.
+/// Senders that wait for a flow to run fail when it never will.
 #[tokio::test]
-async fn e2_a_flow_that_never_comes_to_run() {
+async fn e2_a_flow_that_never_runs() {
     struct NotToday;
 
     impl Operator for NotToday {
@@ -611,14 +617,14 @@ async fn e2_a_flow_that_never_comes_to_run() {
     assert!(poll!(early.as_mut()).is_pending());
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.to_string().contains("not today"), "{error}");
-    // The flow is still there.
+    // The flow still exists.
     let unsent = within(early).await.unwrap_err();
     assert_eq!(unsent.error().kind(), ErrorKind::Operator, "{unsent}");
     assert_eq!(unsent.into_message(), Some(1));
     assert_eq!(within(out.recv()).await, None);
 }
 
-/// Ends after one message: so the flow does, and can be run again.
+/// Ends after one message, and with it the flow, which can be run again.
 struct OneARun;
 
 impl Operator for OneARun {
@@ -643,14 +649,14 @@ async fn e2_a_flow_that_runs_again_is_open_again() {
         ran.unwrap();
         assert_eq!(within(out.recv()).await, None);
     }
-    // Dropped in the middle of a run: the operators are gone, and everybody knows.
+    // Dropped in the middle of a run: the operators are dropped, and all handles are closed.
     assert!(flow.run().now_or_never().is_none());
-    until("all know", || numbers.is_closed()).await;
+    until("the handle is closed", || numbers.is_closed()).await;
     assert!(within(numbers.send(1)).await.is_err());
     assert_eq!(within(out.recv()).await, None);
 }
 
-/// `numbers -> once -> out`, with one message a run.
+/// `numbers -> once -> out`, with one message per run.
 fn one_a_run() -> (Flow, Ingress<u32>, Egress<u32>) {
     let mut flow = Flow::new("e2");
     let once = flow.add("once", OneARun);
@@ -659,7 +665,7 @@ fn one_a_run() -> (Flow, Ingress<u32>, Egress<u32>) {
     (flow, numbers, out)
 }
 
-/// Between two runs as before the first: all ways to send wait for the next run.
+/// Between two runs, as before the first, every way to send waits for the next run.
 #[tokio::test]
 async fn e2_what_is_sent_between_two_runs_waits_for_the_next() {
     let (mut flow, mut numbers, mut out) = one_a_run();
@@ -686,7 +692,7 @@ async fn e2_what_is_sent_between_two_runs_waits_for_the_next() {
     fed.unwrap();
     assert_eq!(within(out.recv()).await, Some(6));
 
-    // No further run comes.
+    // There is no further run.
     let mut between = Box::pin(numbers.send(4));
     assert!(poll!(between.as_mut()).is_pending());
     drop(flow);
@@ -697,7 +703,7 @@ async fn e2_what_is_sent_between_two_runs_waits_for_the_next() {
     assert!(within(numbers.send(5)).await.unwrap_err().error().is_closed());
 }
 
-/// A run that was stopped, or has failed, refuses what waits for it; what is sent afterwards is for the next run.
+/// A run that was stopped or has failed refuses waiting sends; a later send is for the next run.
 #[tokio::test]
 async fn e2_what_is_sent_after_a_stop_or_a_failure_waits_for_the_next_run() {
     let mut flow = Flow::new("e2");
@@ -706,12 +712,12 @@ async fn e2_what_is_sent_after_a_stop_or_a_failure_waits_for_the_next_run() {
     let numbers = flow.ingress("numbers", keep.input);
     let failing = async {
         numbers.send(0).await.unwrap();
-        // As long as this run is there.
+        // Until this run ends.
         while numbers.send(1).await.is_ok() {}
     };
     let (ran, ()) = within(futures::future::join(flow.run(), failing)).await;
     assert!(ran.unwrap_err().to_string().contains("meant to fail"));
-    // The last handle goes with it.
+    // The future owns the last handle.
     let mut between = Box::pin(async move { numbers.send(2).await });
     assert!(poll!(between.as_mut()).is_pending());
     let (ran, sent) = within(futures::future::join(flow.run(), between)).await;
@@ -719,9 +725,9 @@ async fn e2_what_is_sent_after_a_stop_or_a_failure_waits_for_the_next_run() {
     assert_eq!(ran.unwrap().operator("keep").unwrap().runs, 1);
 }
 
-/// A send that races the beginning of a run is for that run.
+/// A send that races with the start of a run belongs to that run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn e2_a_send_that_races_the_next_run_is_not_lost() {
+async fn e2_a_send_that_races_with_the_next_run_is_not_lost() {
     let (mut flow, numbers, mut out) = one_a_run();
     for n in 0..200 {
         let (numbers, begin) = (numbers.clone(), Arc::new(std::sync::Barrier::new(2)));
@@ -737,7 +743,7 @@ async fn e2_a_send_that_races_the_next_run_is_not_lost() {
     }
 }
 
-/// A service is an ingress in that, too.
+/// A service behaves like an ingress between runs.
 #[tokio::test]
 async fn e2_a_request_between_two_runs_waits_for_the_next() {
     let mut flow = Flow::new("e2");
@@ -758,7 +764,7 @@ async fn e2_a_request_between_two_runs_waits_for_the_next() {
 }
 
 #[tokio::test]
-async fn e2_what_has_come_out_of_the_second_run_is_there_too() {
+async fn e2_the_output_of_the_second_run_is_received_too() {
     let mut flow = Flow::new("e2");
     let mut next = 0;
     let from = flow.add(
@@ -775,7 +781,7 @@ async fn e2_what_has_come_out_of_the_second_run_is_there_too() {
     }
 }
 
-/// Sends one more as it is dropped.
+/// Sends another message when it is dropped.
 struct SendsAnother(Option<Ingress<SendsAnother>>);
 
 impl Message for SendsAnother {}
@@ -788,11 +794,11 @@ impl Drop for SendsAnother {
     }
 }
 
-/// Whatever a hub drops for a message that is sent, no lock is held meanwhile. On a thread of its own: one that locks itself
-/// out is seen.
+/// A hub that drops a message to make room holds no lock meanwhile. Runs on its own thread, so that a deadlock is
+/// noticed.
 #[test]
 fn e2_a_message_that_is_dropped_may_use_its_ingress() {
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         for hub in [Hub::drop_oldest(1), Hub::drop_newest(1)] {
@@ -808,14 +814,14 @@ fn e2_a_message_that_is_dropped_may_use_its_ingress() {
                 drop(running);
             });
         }
-        tell.send(()).unwrap();
+        sender.send(()).unwrap();
     });
-    told.recv_timeout(Duration::from_secs(60)).expect("it locks itself out");
+    receiver.recv_timeout(Duration::from_secs(60)).expect("the send deadlocked");
 }
 
-/// From the moment on at which the flow was stopped, and not only when its operators have heard of it.
+/// Sends are refused from the call of `stop` on, not only once the operators have noticed it.
 #[tokio::test]
-async fn e2_nothing_is_let_in_once_the_flow_was_stopped() {
+async fn e2_nothing_is_accepted_once_the_flow_was_stopped() {
     let (flow, numbers, doubled) = doubling(8);
     let mut sink = numbers.clone();
     let running = flow.spawn().unwrap();
@@ -828,7 +834,7 @@ async fn e2_nothing_is_let_in_once_the_flow_was_stopped() {
     assert!(unsent.error().is_closed() && unsent.to_string().contains("was stopped"), "{unsent}");
     assert_eq!(unsent.into_message(), Some(3));
     assert_eq!(
-        numbers.send(4).now_or_never().expect("there is nothing to wait for").unwrap_err().into_message(),
+        numbers.send(4).now_or_never().expect("a stopped flow refuses at once").unwrap_err().into_message(),
         Some(4)
     );
     assert_eq!(sink.start_send_unpin(5).unwrap_err().into_message(), Some(5));
@@ -836,7 +842,7 @@ async fn e2_nothing_is_let_in_once_the_flow_was_stopped() {
     within(running).await.unwrap();
 }
 
-/// Where a thread blocks in a message's own code.
+/// The call of a message's code in which a thread blocks.
 struct Blocks {
     calls_before: usize,
     blocked: oneshot::Sender<()>,
@@ -847,7 +853,7 @@ thread_local! {
     static BLOCKS: RefCell<Option<Blocks>> = const { RefCell::new(None) };
 }
 
-/// A message whose own code blocks, on a thread that has said in which call of it.
+/// A message whose code blocks on a thread that has set `BLOCKS`.
 struct Blocking(Envelope<u8>);
 
 impl Blocking {
@@ -877,8 +883,8 @@ impl Message for Blocking {
     }
 }
 
-/// A thread sends a message and blocks in the message's code, after `calls_before` calls of it. Meanwhile the flow is stopped
-/// and does what it can. Whether the message was accepted; `None` if there was no such call.
+/// A thread sends a message and blocks in the message's code, after `calls_before` calls of it. Meanwhile the flow is
+/// stopped and runs as far as it can. Returns whether the message was accepted; `None` if there was no such call.
 async fn stopped_in_a_send(
     calls_before: usize,
     running: Running,
@@ -888,13 +894,13 @@ async fn stopped_in_a_send(
     let sends = std::thread::spawn(move || {
         BLOCKS.set(Some(Blocks { calls_before, blocked, goes_on }));
         let sent = send();
-        // What has not blocked drops the channel.
+        // Drops the channel if no call has blocked.
         BLOCKS.take();
         sent
     });
     let has_blocked = within(has_blocked).await.is_ok();
     running.stop();
-    // More than its tasks need: there is one thread for them, and for this.
+    // More yields than its tasks need: they share one thread with this test.
     for _ in 0..200 {
         tokio::task::yield_now().await;
     }
@@ -908,35 +914,35 @@ async fn stopped_in_a_send(
     has_blocked.then_some(accepted)
 }
 
-/// A message is in the hub, and its sender in the middle of having it copied to its reader, as the flow is stopped: it goes to
-/// its end, and the flow ends well.
+/// The flow is stopped while a message is in the hub and its sender is enqueueing the copy to the reader: the message
+/// is delivered, and the flow ends without an error.
 #[tokio::test]
-async fn e2_a_stop_waits_for_a_message_on_its_way_in() {
+async fn e2_a_stop_waits_for_a_message_that_is_being_sent() {
     let mut outcomes = Vec::new();
     for calls_before in 0.. {
-        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
         let mut flow = Flow::new("e2");
         let end = sink(move |_: Blocking| {
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
             ready(Ok(()))
         });
         let end = flow.add("end", end).on(&emulated());
         let messages = flow.ingress_with("messages", end.input, Hub::bounded(2).envelope_bytes(16));
         let running = flow.spawn().unwrap();
         within(messages.send(Blocking::new())).await.unwrap();
-        within(told.recv()).await.unwrap();
+        within(receiver.recv()).await.unwrap();
         let send = move || Ok(messages.try_send(Blocking::new())?.is_ok());
         let Some(accepted) = stopped_in_a_send(calls_before, running, send).await else { break };
-        assert_eq!(told.recv().await.is_some(), accepted, "after {calls_before} calls");
+        assert_eq!(receiver.recv().await.is_some(), accepted, "after {calls_before} calls");
         outcomes.push(accepted);
     }
-    // Its code is called before it is in, and as it is copied.
+    // The message's code is called before it is accepted, and while it is copied.
     assert!(outcomes.contains(&false) && outcomes.contains(&true), "{outcomes:?}");
 }
 
-/// The same for a request of a service, which is answered.
+/// The same for a request to a service, which is answered.
 #[tokio::test]
-async fn e2_a_stop_waits_for_a_request_on_its_way_in() {
+async fn e2_a_stop_waits_for_a_request_that_is_being_sent() {
     let mut outcomes = Vec::new();
     for calls_before in 0.. {
         let mut flow = Flow::new("e2");

@@ -1,5 +1,5 @@
-//! Scenario Q5: any number of senders on one port, and what an operator can do with them; and Q9: metadata, which the
-//! messages of several senders bring together.
+//! Scenario Q5: any number of senders on one port, and the ways to take their messages; and Q9: metadata, which is
+//! merged from the messages of several senders.
 
 use std::sync::{
     Arc, OnceLock,
@@ -24,7 +24,7 @@ struct MergePorts {
     parts: Inputs<u64>,
 }
 
-/// Sends these, and ends.
+/// Sends these numbers and ends.
 fn numbers(
     numbers: impl IntoIterator<Item = u64, IntoIter: Send + 'static>,
 ) -> impl Operator<Ports = SourcePorts<u64>> {
@@ -32,7 +32,7 @@ fn numbers(
     source(move || std::future::ready(Ok(numbers.next())))
 }
 
-/// Keeps what one `take` gave, a list a run.
+/// Records the result of `take` in each run.
 struct Rows(Shared<Vec<u64>>);
 
 impl Operator for Rows {
@@ -44,12 +44,12 @@ impl Operator for Rows {
     }
 }
 
-/// One message of each connection a run, in the order of connecting; whoever has ended counts no longer.
+/// One message of each connection per run, in the order of connecting; ended connections are skipped.
 #[tokio::test]
-async fn q5_one_of_each_in_the_order_of_connecting() {
+async fn q5_one_message_of_each_in_the_order_of_connecting() {
     let rows = shared();
     let mut flow = Flow::new("q5");
-    // Added and run in another order than connected.
+    // The order of adding differs from that of connecting.
     let merge = flow.add("merge", Rows(rows.clone()));
     let parts: Vec<_> =
         [3, 1, 2].map(|n| (n, flow.add(format!("{n}"), numbers((0..n).map(move |at| 10 * n + at))))).into();
@@ -62,7 +62,7 @@ async fn q5_one_of_each_in_the_order_of_connecting() {
     assert_eq!(report.untaken, 0);
 }
 
-/// Any number: a hundred, each one's order kept.
+/// A hundred senders; the order of each one's messages is kept.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn q5_a_hundred_senders() {
     const SENDERS: u64 = 100;
@@ -79,10 +79,9 @@ async fn q5_a_hundred_senders() {
     assert_eq!(*lock(&rows), wanted);
 }
 
-/// Whichever is there: a sender that has nothing to say holds up nobody, and one that always has does not push others
-/// aside.
+/// Any message: an idle sender does not block the others, and a busy one does not starve them.
 #[tokio::test]
-async fn q5_whichever_is_there() {
+async fn q5_idle_senders_do_not_block_and_busy_ones_do_not_starve_others() {
     let seen = shared();
     let hold_back = Arc::new(AtomicBool::new(true));
     let mut flow = Flow::new("q5");
@@ -93,7 +92,7 @@ async fn q5_whichever_is_there() {
             let (list, held) = (list.clone(), held.clone());
             async move {
                 assert_eq!(ports.parts.connections(), 3);
-                // Both that speak have two in their queues before any is taken.
+                // Both active senders have two messages queued before any is taken.
                 until("two of each", || ports.parts.len_of(0) == 2 && ports.parts.len_of(2) == 2).await;
                 assert_eq!((ports.parts.len(), ports.parts.len_of(1), ports.parts.len_of(9)), (4, 0, 0));
                 while let Some((connection, message)) = ports.parts.recv_any().await? {
@@ -113,7 +112,7 @@ async fn q5_whichever_is_there() {
     let silent = source(move || {
         let (held, last) = (hold_back.clone(), last.take());
         async move {
-            until("it may speak", || !held.load(Ordering::Acquire)).await;
+            until("it may send", || !held.load(Ordering::Acquire)).await;
             Ok(last)
         }
     });
@@ -126,7 +125,7 @@ async fn q5_whichever_is_there() {
     assert_eq!(*lock(&seen), [(0, 1), (2, 11), (0, 2), (2, 12), (1, 9)]);
 }
 
-/// A second `take` in one run is refused, and takes nothing: what is there can still be taken one by one.
+/// A second `take` in one run is refused and takes nothing: the queued messages can still be taken one by one.
 #[tokio::test]
 async fn q5_a_take_that_is_refused_takes_nothing() {
     struct Twice;
@@ -134,7 +133,7 @@ async fn q5_a_take_that_is_refused_takes_nothing() {
         type Ports = MergePorts;
 
         async fn compute(&mut self, ports: &mut MergePorts, cx: &mut Cx) -> Result<()> {
-            until("two from the second", || ports.parts.len_of(1) == 2).await;
+            until("two messages of the second sender", || ports.parts.len_of(1) == 2).await;
             assert_eq!(ports.parts.take()?.collect::<Vec<_>>(), [1, 11]);
             let error = ports.parts.take().map(drop).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage);
@@ -152,8 +151,8 @@ async fn q5_a_take_that_is_refused_takes_nothing() {
     let quiet = task(|ports: &mut SourcePorts<u64>, _cx| {
         async move {
             ports.output.send(1).await?;
-            // Neither ends nor says any more.
-            until("the reader has gone", || ports.output.is_closed()).await;
+            // Sends nothing more and does not end.
+            until("the reader has ended", || ports.output.is_closed()).await;
             Ok(())
         }
         .boxed()
@@ -164,7 +163,7 @@ async fn q5_a_take_that_is_refused_takes_nothing() {
     within(flow.run()).await.unwrap();
 }
 
-/// What is wrong with such a port is known before anything runs.
+/// Wrong connections of such a port are reported before anything runs.
 #[tokio::test]
 async fn q5_never_connected_is_an_error_before_running() {
     let mut flow = Flow::new("q5");
@@ -179,13 +178,13 @@ async fn q5_never_connected_is_an_error_before_running() {
     flow.connect(twice.output, merge.parts);
     flow.connect(twice.output, once.input);
     flow.connect(twice.output, once.input);
-    let told = flow.run().await.unwrap_err().to_string();
-    assert!(told.contains("port `twice.output` is connected more than once"), "{told}");
-    assert!(told.contains("port `once.input` is connected more than once: an `Inputs<..>` can be"), "{told}");
-    assert!(!told.contains("merge.parts"), "it can be: {told}");
+    let message = flow.run().await.unwrap_err().to_string();
+    assert!(message.contains("port `twice.output` is connected more than once"), "{message}");
+    assert!(message.contains("port `once.input` is connected more than once: use an `Inputs<..>`"), "{message}");
+    assert!(!message.contains("merge.parts"), "it can be: {message}");
 }
 
-/// Envelopes of several senders, on a device; the same flow twice.
+/// Envelopes of several senders, on a device; the flow runs twice.
 #[derive(Ports)]
 struct SumPorts {
     #[input]
@@ -227,13 +226,13 @@ on_both!(q5_envelopes_of_several_senders, async |device: Device| {
     freed(&device).await;
 });
 
-/// A connection of which nothing can come holds the others' messages up: the stall names the hub that lacks one.
+/// A connection that can never deliver blocks the others' messages: the stall names the hub that lacks a message.
 #[tokio::test]
 async fn q5_a_stall_names_the_connection() {
     let mut flow = Flow::new("q5");
     let merge = flow.add("merge", Rows(shared()));
     let one = flow.add("one", numbers([1]));
-    // A loop that waits for its own first message, beside one that has come.
+    // A loop that waits for its own first message, beside a sender whose message has arrived.
     let (begin, ring, round) =
         (flow.add("begin", numbers([1])), flow.add("ring", looped()), flow.add("round", pass_on::<u64>()));
     flow.connect(one.output, merge.parts);
@@ -242,18 +241,18 @@ async fn q5_a_stall_names_the_connection() {
     flow.connect(round.output, ring.parts);
     flow.connect(ring.other, merge.parts);
     let text = within(flow.run()).await.unwrap_err().to_string();
-    // And no other: the first has sent its message.
+    // Only that hub: the first sender has sent its message.
     assert!(text.contains("`merge` waits for a message in hub `ring.other -> merge.parts` (`parts` waits"), "{text}");
 }
 
-/// An operator that waits for a loop's messages with others queued goes on without it, where the loop can end; that the loop never ran
-/// is the error.
+/// An operator that waits for a loop's messages, with others queued, continues without the loop once the loop ends.
+/// The error is that the loop never ran.
 #[tokio::test]
-async fn q5_a_loop_that_never_begins_is_named_and_not_who_waits_for_it() {
+async fn q5_a_loop_that_never_begins_is_named_and_not_its_reader() {
     let mut flow = Flow::new("q5");
     let rows = shared();
     let (merge, one) = (flow.add("merge", Rows(rows.clone())), flow.add("one", numbers([1])));
-    // Each waits for the other's first message.
+    // Each operator waits for the other's first message.
     let (ring, round) = (flow.add("ring", pass_on::<u64>()), flow.add("round", Fork));
     flow.connect(one.output, merge.parts);
     flow.connect(ring.output, round.input);
@@ -264,7 +263,7 @@ async fn q5_a_loop_that_never_begins_is_named_and_not_who_waits_for_it() {
     assert_eq!(*lock(&rows), [[1]]);
 }
 
-/// Takes a message of each connection, and sends none.
+/// Takes a message of each connection and sends none.
 fn looped() -> impl Operator<Ports = LoopPorts> {
     runs(|ports: &mut LoopPorts, _cx: &mut Cx| {
         ports.parts.take_batch()?.for_each(drop);
@@ -272,10 +271,11 @@ fn looped() -> impl Operator<Ports = LoopPorts> {
     })
 }
 
-/// A loop that waits for its own first message: the stall says what such a port waits for, once, and how it runs on any.
+/// A loop that waits for its own first message: the stall says once what such a port waits for, and how to run on any
+/// message.
 #[tokio::test]
-async fn q5_a_stall_says_that_each_connection_is_waited_for() {
-    async fn told(at_least: bool) -> String {
+async fn q5_a_stall_says_that_the_port_waits_for_each_connection() {
+    async fn outcome(at_least: bool) -> String {
         let mut flow = Flow::new("q5");
         let merge = flow.add("merge", looped());
         let merge = if at_least { merge.clone().when(condition::at_least(merge.parts, 1)) } else { merge };
@@ -288,8 +288,8 @@ async fn q5_a_stall_says_that_each_connection_is_waited_for() {
     }
     let wanted = "`merge` waits for a message in hub `merge.one -> merge.parts` and for a message in hub \
                   `merge.other -> merge.parts` (`parts` waits for one of each connection; `at_least = 1` runs on any)";
-    assert!(told(false).await.contains(wanted), "{}", told(false).await);
-    assert_eq!(told(true).await, "0");
+    assert!(outcome(false).await.contains(wanted), "{}", outcome(false).await);
+    assert_eq!(outcome(true).await, "0");
 }
 
 #[derive(Ports)]
@@ -330,9 +330,9 @@ struct AnyPorts {
     parts: Inputs<u64>,
 }
 
-/// A number that is said is of all connections together, also if it is one: nobody waits for who is silent.
+/// An explicit number counts all connections together, even if it is one: silent senders are not waited for.
 #[tokio::test(start_paused = true)]
-async fn c1_one_message_of_whichever_connection() {
+async fn c1_one_message_of_any_connection() {
     let notes = Notes::begin();
     let noted = notes.clone();
     let mut flow = Flow::new("c1");
@@ -350,7 +350,7 @@ async fn c1_one_message_of_whichever_connection() {
     assert_eq!(notes.all(), [(10, vec![1]), (20, vec![2]), (30, vec![3])]);
 }
 
-/// Sends numbers, each with metadata: itself under a name of its sender's, and under one that all use.
+/// Sends numbers, each with itself as metadata under the sender's name and under a common name.
 fn labelled(name: &'static str, mut numbers: std::ops::Range<u64>) -> impl Operator<Ports = SourcePorts<u64>> {
     runs(move |ports: &mut SourcePorts<u64>, cx: &mut Cx| {
         let Some(number) = numbers.next() else {
@@ -373,8 +373,8 @@ fn named(values: &[(&str, u64)]) -> Vec<(String, u64)> {
     values.iter().map(|(name, value)| (name.to_string(), *value)).collect()
 }
 
-/// From operator to operator, to every reader of a fan-out, changed on the way; and no message takes along what came with
-/// another.
+/// Metadata travels from operator to operator and to every reader of a fan-out, and may be changed on the way. No
+/// message carries the metadata of another.
 #[tokio::test]
 async fn q9_metadata_travels_with_its_message() {
     let mut flow = Flow::new("q9");
@@ -410,7 +410,8 @@ async fn q9_metadata_travels_with_its_message() {
     assert_eq!(*lock(&two), wanted);
 }
 
-/// Two messages of one run, both with a value of one name: the later's counts, the earlier's, or it is the operator's error.
+/// Two messages of one run have values of the same name: the later one wins, the earlier one wins, or the operator
+/// fails.
 #[tokio::test]
 async fn q9_metadata_merges_by_the_operators_policy() {
     let run = async |policy: Option<MergePolicy>| {
@@ -444,12 +445,12 @@ async fn q9_metadata_merges_by_the_operators_policy() {
         assert_eq!(seen, wanted, "{policy:?}");
     }
     let (outcome, seen) = run(Some(MergePolicy::Raise)).await;
-    let told = outcome.unwrap_err().to_string();
-    assert!(told.starts_with("operator `merge`: ") && told.contains("metadata `number`"), "{told}");
+    let message = outcome.unwrap_err().to_string();
+    assert!(message.starts_with("operator `merge`: ") && message.contains("metadata `number`"), "{message}");
     assert!(seen.is_empty());
 }
 
-/// While a batch is taken, each of its messages sends another one as it is counted.
+/// While a batch is taken, each of its messages sends another one when its size is counted.
 struct Feed(Arc<Feeding>);
 
 #[derive(Default)]
@@ -461,9 +462,9 @@ struct Feeding {
 
 impl Message for Feed {
     fn size_in_bytes(&self) -> usize {
-        // Not for those that it sends, which are counted as they are sent.
+        // Not for the messages that it sends itself, which are counted as they are sent.
         if self.0.taking.swap(false, Ordering::Relaxed) {
-            // Else a batch without an end would be one.
+            // Bounds the test if the batch never ends.
             if self.0.sent.fetch_add(1, Ordering::Relaxed) < 1000 {
                 let _ = self.0.ingress.get().unwrap().try_send(Self(self.0.clone()));
             }
@@ -485,9 +486,9 @@ struct ManyPorts {
     many: Inputs<Feed>,
 }
 
-/// A batch of all that is there ends, though others go on sending for as long as it is taken.
+/// A batch of all queued messages ends, although senders keep sending while it is taken.
 #[tokio::test]
-async fn q5_a_batch_has_what_was_there_as_it_began() {
+async fn q5_a_batch_has_the_messages_that_were_queued_when_it_began() {
     async fn batches(many: bool) -> Vec<usize> {
         let (feeding, seen) = (Arc::new(Feeding::default()), shared());
         let mut flow = Flow::new("q5");
@@ -531,7 +532,7 @@ async fn q5_a_batch_has_what_was_there_as_it_began() {
     assert_eq!(batches(true).await, [4, 4, 4]);
 }
 
-/// Take all that is there, once.
+/// Takes all queued messages, once.
 #[derive(Clone)]
 struct TakesOne(Shared<usize>);
 
@@ -555,9 +556,9 @@ macro_rules! takes_all {
 takes_all!(TakesOne, OnePorts, one);
 takes_all!(TakesMany, ManyPorts, many);
 
-/// The same where runs are handed their messages.
+/// The same for a concurrent operator, whose runs are given their messages.
 #[tokio::test]
-async fn q5_a_batch_of_a_concurrent_operator_has_what_was_there_as_it_began() {
+async fn q5_a_batch_of_a_concurrent_operator_has_the_messages_that_were_queued() {
     async fn batch(many: bool) -> usize {
         let (feeding, seen, gate) = (Arc::new(Feeding::default()), shared(), Gate::paused());
         let mut flow = Flow::new("q5");
@@ -582,8 +583,7 @@ async fn q5_a_batch_of_a_concurrent_operator_has_what_was_there_as_it_began() {
     assert_eq!(batch(true).await, 2);
 }
 
-/// Runs a flow whose tasks all are this thread's, and fails if it goes on for more turns than it can have use for: by the
-/// scheduler's turns, and not by the clock.
+/// Runs a flow on this thread, and fails if it takes more scheduler turns than it can need. Counts turns, not time.
 async fn ends(flow: Flow, turns: usize) -> Report {
     let mut running = flow.spawn().unwrap();
     for _ in 0..turns {
@@ -595,11 +595,11 @@ async fn ends(flow: Flow, turns: usize) -> Report {
     panic!("it spins: {:?}", running.status());
 }
 
-/// A port that nothing is waited for at is asked whether it has a message: by the look for operators that run to no purpose,
-/// once in 128 turns, and by `recv` in a run. That promises no run anything, though its hub drops messages: a run whose
-/// promise is never renewed could never be claimed.
+/// An optional port is queried for a message: by the detection of operators that spin, once in 128 turns, and by `recv`
+/// in a run. The query must not reserve a message for a run, even if the hub drops messages: a run whose reservation is
+/// never renewed could never be claimed.
 #[tokio::test]
-async fn q5_a_question_promises_no_run_anything() {
+async fn q5_a_query_reserves_no_message_for_a_run() {
     #[derive(Ports)]
     struct BesidePorts {
         #[input]
@@ -648,9 +648,10 @@ async fn q5_a_question_promises_no_run_anything() {
     }
 }
 
-/// What a run was promised of a hub that drops the oldest stays until it is taken, also when the run waits for a message there.
+/// A message that a hub which drops the oldest has reserved for a run stays until it is taken, even when the run awaits
+/// a message there.
 #[tokio::test]
-async fn q5_a_run_that_waits_at_a_port_keeps_what_it_was_promised_there() {
+async fn q5_a_run_that_waits_at_a_port_keeps_its_reserved_message() {
     #[derive(Ports)]
     struct ThreePorts {
         #[input(at_least = 3, capacity = 3)]
@@ -686,11 +687,11 @@ async fn q5_a_run_that_waits_at_a_port_keeps_what_it_was_promised_there() {
     assert_eq!(lock(&taken)[..3], [1, 2, 3]);
 }
 
-/// Flows of random shape: an operator with inputs that it needs and others that it does not, each from a hub of a random kind,
-/// with writers that end at a random moment, and any way to take what comes. Each flow ends, none spins, and no message is
-/// counted twice or not at all.
+/// Random flows: an operator with required and optional inputs, each from a hub of a random kind, with writers that end
+/// at random times and a random way to take messages. Each flow ends, none spins, and each message is counted exactly
+/// once.
 #[tokio::test]
-async fn q5_whatever_hubs_and_needs_a_flow_has_it_ends() {
+async fn q5_random_flows_end() {
     #[derive(Ports)]
     struct AnyPorts {
         #[input]

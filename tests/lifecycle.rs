@@ -14,7 +14,7 @@ use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::prelude::*;
 
-/// An operator that writes down what is called, and fails where it is told to.
+/// An operator that records the calls of its methods, and fails in a given phase.
 struct Diary<P> {
     name: &'static str,
     pages: Shared<String>,
@@ -64,7 +64,7 @@ impl<P> Diary<P> {
     }
 
     fn is_time(&self, phase: Phase) -> Result<()> {
-        // In compute: in the third run, when messages are under way.
+        // In `compute`: the third run, when messages are in flight.
         match self.fails {
             Some((at, way)) if at == phase && (phase != Phase::Compute || self.runs == 3) => match way {
                 Way::Error => Err(Error::other(Cause(phase))),
@@ -75,7 +75,7 @@ impl<P> Diary<P> {
     }
 }
 
-/// What a diary does with its ports.
+/// How a `Diary` uses its ports.
 trait Turn: wakeline::operator::Ports {
     fn turn(&mut self, run: u32, census: &Census, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send;
 }
@@ -123,7 +123,7 @@ impl<P: Turn> Operator for Diary<P> {
     }
 }
 
-/// `a -> b -> c`, of which one fails.
+/// `a -> b -> c`, one of which fails.
 fn diaries(fails: Option<(&str, Phase, Way)>, census: &Census) -> (Flow, Shared<String>) {
     fn made<P: Turn>(
         name: &'static str,
@@ -152,7 +152,7 @@ fn noted(pages: &Shared<String>, what: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l1_starts_then_ticks_then_stops() {
+async fn l1_starts_then_runs_then_stops() {
     let census = Census::default();
     let (mut flow, pages) = diaries(None, &census);
     let report = within(flow.run()).await.unwrap();
@@ -180,7 +180,7 @@ async fn l1_stop_runs_after_an_error() {
 
 /// An error and a panic, in each phase, of each operator.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn l2_errors_and_panics_are_named_and_everybody_stops() {
+async fn l2_errors_and_panics_are_named_and_all_operators_stop() {
     for who in ["a", "b", "c"] {
         for phase in [Phase::Start, Phase::Compute, Phase::Stop] {
             for way in [Way::Error, Way::Panic] {
@@ -188,9 +188,9 @@ async fn l2_errors_and_panics_are_named_and_everybody_stops() {
                 let census = Census::default();
                 let (mut flow, pages) = diaries(Some((who, phase, way)), &census);
                 let error = within(flow.run()).await.expect_err(&case);
-                let told = error.to_string();
-                assert!(told.starts_with(&format!("operator `{who}`: ")), "{case}: {told}");
-                assert!(told.contains(&format!("in {phase:?}")), "{case}: {told}");
+                let message = error.to_string();
+                assert!(message.starts_with(&format!("operator `{who}`: ")), "{case}: {message}");
+                assert!(message.contains(&format!("in {phase:?}")), "{case}: {message}");
                 match way {
                     Way::Error => {
                         assert_eq!(error.kind(), ErrorKind::Operator, "{case}");
@@ -204,7 +204,7 @@ async fn l2_errors_and_panics_are_named_and_everybody_stops() {
                     assert!(noted(&pages, "compute").is_empty(), "{case}: nothing has run");
                     let before = ["a start", "b start", "c start"].into_iter().take_while(|at| !at.starts_with(who));
                     let starts: Vec<_> = before.map(String::from).chain([format!("{who} start")]).collect();
-                    assert_eq!(noted(&pages, "start"), starts, "{case}: those after it do not start");
+                    assert_eq!(noted(&pages, "start"), starts, "{case}: later operators do not start");
                 }
                 assert_eq!(census.live(), 0, "{case}: messages in flight are freed");
             }
@@ -212,7 +212,7 @@ async fn l2_errors_and_panics_are_named_and_everybody_stops() {
     }
 }
 
-/// The first failure is told, not what comes of it.
+/// The first failure is reported, not its consequences.
 #[tokio::test]
 async fn l2_the_first_failure_wins() {
     let census = Census::default();
@@ -227,10 +227,10 @@ async fn l2_the_first_failure_wins() {
     assert_eq!(noted(&pages, "stop"), ["a stop", "b stop"]);
 }
 
-/// What ran before the failure is in the report that the error carries, with the numbers.
+/// The error carries a report with the counts up to the failure.
 #[tokio::test]
 async fn l2_the_error_of_a_failed_flow_has_its_report() {
-    // `b` fails in its third run: `a` has sent three by then, and `c` has taken two.
+    // `b` fails in its third run: `a` has sent three messages by then, and `c` has taken two.
     for way in [Way::Error, Way::Panic] {
         let census = Census::default();
         let (mut flow, _) = diaries(Some(("b", Phase::Compute, way)), &census);
@@ -246,27 +246,27 @@ async fn l2_the_error_of_a_failed_flow_has_its_report() {
         assert_eq!((second.passed, second.passed + second.untaken), (c.messages_in, b.messages_out), "{report}");
         assert_eq!(report.untaken, first.untaken + second.untaken);
         assert!(report.untaken > 0 && report.elapsed > report.setup, "{report}");
-        // A copy of the error has it, too; the text stays one line.
+        // A copy of the error has the report too; the text stays one line.
         assert!(error.again().report().is_some());
         assert!(!error.to_string().contains('\n'), "{error}");
     }
-    // In its `stop` all has been done.
+    // A failure in `stop`: all runs are done.
     let census = Census::default();
     let (flow, _) = diaries(Some(("c", Phase::Stop, Way::Error)), &census);
     let error = within(flow.spawn().unwrap()).await.unwrap_err();
     let report = error.at("program").report().map(|report| report.operator("c").unwrap().runs);
-    assert_eq!(report, Some(3), "also with a place put before it, and from a spawned flow");
-    // In a `start`: nothing has run.
+    assert_eq!(report, Some(3), "also with a prefix in the message, and from a spawned flow");
+    // A failure in `start`: nothing has run.
     let (mut flow, _) = diaries(Some(("b", Phase::Start, Way::Error)), &census);
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.report().unwrap().operators.iter().all(|operator| operator.runs == 0));
-    // Before that there is none.
+    // Without a run there is no report.
     let mut flow = Flow::new("l2");
     let _ = flow.add("alone", sink(async |_: u32| Ok(())));
     assert!(flow.run().await.unwrap_err().report().is_none());
 }
 
-/// An abort and another flow's error are failures like any other.
+/// An abort and another flow's error carry a report like other failures.
 #[tokio::test]
 async fn l2_the_report_is_that_of_the_flow_that_was_awaited() {
     let census = Census::default();
@@ -276,7 +276,7 @@ async fn l2_the_report_is_that_of_the_flow_that_was_awaited() {
     let error = within(running).await.unwrap_err();
     assert!(error.is_cancelled() && error.report().is_some_and(|report| report.operators.len() == 3), "{error}");
 
-    // The inner flow's error goes through an operator of the outer one: the report is the outer one's.
+    // The inner flow's error passes through an operator of the outer flow: the report is the outer flow's.
     let mut outer = Flow::new("outer");
     outer.add(
         "inner",
@@ -293,7 +293,7 @@ async fn l2_the_report_is_that_of_the_flow_that_was_awaited() {
     assert_eq!(&*error.report().unwrap().operators[0].name, "inner");
 }
 
-/// Who has nothing to do with a failure, and would never end, is cancelled by it.
+/// A failure cancels unrelated operators that would never end.
 #[tokio::test]
 async fn l2_the_others_are_cancelled() {
     struct Waits(Arc<AtomicBool>);
@@ -333,7 +333,7 @@ async fn l2_the_others_are_cancelled() {
     assert!(waited.load(Ordering::Relaxed), "all stops have run");
 }
 
-/// An operator that is on a device and fails there when it has `after` runs behind it.
+/// An operator on a device that fails after `after` runs.
 struct FailsAfter {
     after: u32,
     panics: bool,
@@ -347,8 +347,8 @@ impl Operator for FailsAfter {
         increment::launch(cx.stream()?, &mut envelope)?;
         match self.after.checked_sub(1) {
             Some(left) => self.after = left,
-            None if self.panics => panic!("with an envelope in its hands"),
-            None => return Err("with an envelope in its hands".into()),
+            None if self.panics => panic!("while it owns an envelope"),
+            None => return Err("while it owns an envelope".into()),
         }
         ports.output.send(envelope).await
     }
@@ -369,18 +369,18 @@ on_both!(l2_device_memory_in_flight_is_freed_after_a_failure, async |device: Dev
             assert_eq!(error.kind(), if panics { ErrorKind::Panicked } else { ErrorKind::Operator });
             assert_eq!(device.memory_peak(), 3 * 256);
             freed(&device).await;
-            assert!(device.lost().is_none(), "the device has nothing to do with it");
+            assert!(device.lost().is_none(), "the failure is not the device's");
         }
     }
 });
 
 #[tokio::test]
-async fn l3_run_twice_goes_on_from_where_it_is() {
+async fn l3_a_second_run_continues_with_the_operators_state() {
     let seen = shared();
     let noted = seen.clone();
     let mut next = 0;
     let mut flow = Flow::new("l3");
-    // Ends after every third number, and has no end of its own.
+    // Ends the run after every third number; the source itself is endless.
     let count = flow.add(
         "count",
         source(move || {
@@ -401,7 +401,7 @@ async fn l3_run_twice_goes_on_from_where_it_is() {
     let second = within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [1, 2, 3, 5, 6, 7]);
     for report in [first, second] {
-        assert_eq!(report.operator("keep").unwrap().messages_in, 3, "each run counts anew");
+        assert_eq!(report.operator("keep").unwrap().messages_in, 3, "each run counts from zero");
     }
 }
 
@@ -411,7 +411,7 @@ async fn l3_a_flow_that_failed_runs_again() {
     let (mut flow, pages) = diaries(Some(("b", Phase::Compute, Way::Panic)), &census);
     within(flow.run()).await.unwrap_err();
     lock(&pages).clear();
-    // It fails in its third run only, and `a` has sent its three. From its fourth on it sends without an end.
+    // `b` fails only in its third run, when `a` has sent three messages. From its fourth run on, `a` sends for ever.
     tokio::select! {
         _ = flow.run() => panic!("it ended"),
         () = until("it computes again", || noted(&pages, "c compute").len() > 3) => (),
@@ -434,7 +434,7 @@ on_both!(l3_many_runs_leave_no_memory, async |device: Device| {
         flow.run().await.unwrap();
         assert_eq!(*lock(&seen), (1..5).map(|n| vec![n + round; 8]).collect::<Vec<_>>());
     }
-    // What was dropped while it was in use may be freed a little later, but it does not pile up.
+    // Memory that was dropped while in use may be freed a little later, but it does not accumulate.
     let runs_at_once = device.memory_peak() / 64;
     assert!(runs_at_once < 20, "memory of {runs_at_once} runs at once");
     freed(&device).await;
@@ -443,7 +443,7 @@ on_both!(l3_many_runs_leave_no_memory, async |device: Device| {
     }
 });
 
-/// Without an end.
+/// An endless source.
 fn endless(census: &Census) -> impl Operator<Ports = SourcePorts<Counted>> + use<> {
     let (census, mut next) = (census.clone(), 0);
     source(move || {
@@ -452,7 +452,7 @@ fn endless(census: &Census) -> impl Operator<Ports = SourcePorts<Counted>> + use
     })
 }
 
-/// Says when it has stopped.
+/// Counts its stops.
 struct Stopped<P> {
     stopped: Arc<AtomicUsize>,
     seen: Arc<AtomicUsize>,
@@ -474,7 +474,7 @@ impl Operator for Stopped<SinkPorts<Counted>> {
     }
 }
 
-/// An endless flow, how often its sink has stopped, and what it has seen.
+/// An endless flow, the number of stops of its sink, and the number of messages that the sink has seen.
 fn endless_flow(census: &Census) -> (Flow, Arc<AtomicUsize>, Arc<AtomicUsize>) {
     let (stopped, seen) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let mut flow = Flow::new("endless");
@@ -493,11 +493,11 @@ async fn l4_stop_drains() {
         let census = Census::default();
         let (flow, stopped, seen) = endless_flow(&census);
         let running = flow.spawn().unwrap();
-        until("it runs", || seen.load(Ordering::Relaxed) >= round).await;
+        until("the flow runs", || seen.load(Ordering::Relaxed) >= round).await;
         running.stop();
         let report = within(running).await.unwrap();
         let sent = report.operator("source").unwrap().messages_out;
-        assert_eq!(report.operator("sink").unwrap().messages_in, sent, "what was sent has arrived");
+        assert_eq!(report.operator("sink").unwrap().messages_in, sent, "every sent message has arrived");
         assert_eq!(seen.load(Ordering::Relaxed) as u64, sent);
         assert_eq!((report.untaken, census.live(), stopped.load(Ordering::Relaxed)), (0, 0, 1));
     }
@@ -509,7 +509,7 @@ async fn l4_abort_ends_at_once() {
         let census = Census::default();
         let (flow, stopped, seen) = endless_flow(&census);
         let running = flow.spawn().unwrap();
-        until("it runs", || seen.load(Ordering::Relaxed) >= round).await;
+        until("the flow runs", || seen.load(Ordering::Relaxed) >= round).await;
         running.abort();
         let error = within(running).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
@@ -524,26 +524,26 @@ async fn l4_dropping_the_handle_aborts() {
         let census = Census::default();
         let (flow, stopped, seen) = endless_flow(&census);
         let running = flow.spawn().unwrap();
-        until("it runs", || seen.load(Ordering::Relaxed) >= round).await;
+        until("the flow runs", || seen.load(Ordering::Relaxed) >= round).await;
         drop(running);
         until("it has stopped, in the background", || stopped.load(Ordering::Relaxed) == 1 && census.live() == 0).await;
     }
 }
 
 #[tokio::test]
-async fn l4_dropping_the_run_aborts_and_the_operators_are_gone() {
+async fn l4_dropping_the_run_aborts_and_drops_the_operators() {
     let census = Census::default();
     let (mut flow, stopped, seen) = endless_flow(&census);
     tokio::select! {
-        _ = flow.run() => panic!("it has no end"),
-        () = until("it runs", || seen.load(Ordering::Relaxed) > 10) => (),
+        _ = flow.run() => panic!("an endless flow ended"),
+        () = until("the flow runs", || seen.load(Ordering::Relaxed) > 10) => (),
     }
     until("it has stopped", || stopped.load(Ordering::Relaxed) == 1 && census.live() == 0).await;
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
 }
 
-/// An operator that never gives a sign of life can be aborted all the same.
+/// An operator that never returns can be aborted.
 #[tokio::test]
 async fn l4_abort_in_start_and_in_compute() {
     struct Sleeper {
@@ -588,7 +588,7 @@ async fn l4_abort_in_start_and_in_compute() {
 }
 
 on_both!(l4_abort_while_completions_are_pending, async |device: Device| {
-    // The device is held up: its work cannot end before the flow has.
+    // The stream is held: its work cannot end before the flow has ended.
     let (held, is_held) = oneshot::channel::<Hold>();
     let mut held = Some(held);
     let mut flow = Flow::new("l4");
@@ -618,7 +618,7 @@ on_both!(l4_abort_while_completions_are_pending, async |device: Device| {
             waiting.store(true, Ordering::Relaxed);
             async move {
                 envelope.read().await?;
-                panic!("the device is held up")
+                panic!("the stream is held")
             }
         }),
     );
@@ -626,10 +626,10 @@ on_both!(l4_abort_while_completions_are_pending, async |device: Device| {
     flow.connect(stuck.output, consume.input);
     let running = flow.spawn().unwrap();
     let hold = is_held.await.unwrap();
-    until("somebody waits for the device", || waits.load(Ordering::Relaxed)).await;
+    until("the operator waits for the device", || waits.load(Ordering::Relaxed)).await;
     running.abort();
     assert!(running.await.unwrap_err().is_cancelled());
-    assert!(device.memory_in_use() >= 256, "what the device may still touch is not freed");
+    assert!(device.memory_in_use() >= 256, "memory that the device may still use is not freed");
     drop(hold);
     freed(&device).await;
 });
@@ -697,22 +697,26 @@ async fn l6_all_mistakes_are_reported_at_once_and_nothing_runs() {
 
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    let told = error.to_string();
-    assert!(told.starts_with("flow `l6`: "), "{told}");
+    let message = error.to_string();
+    assert!(message.starts_with("flow `l6`: "), "{message}");
     for what in [
         "two operators are named `twin`",
         "input `lonely.input` is not connected",
         "port `twice.output` is connected more than once",
         "port `once.input` is connected more than once",
-        "port `abroad.output` is connected to one of another flow",
+        "port `abroad.output` is connected to a port of another flow",
         "hub `tight.output -> narrow.input`: its capacity is 0",
         "hub `empty.output -> poor.input`: its number of envelopes is 0",
-        "hub `vague.output -> far.input`: nobody says how large its envelopes are",
+        "hub `vague.output -> far.input`: the size of its envelopes is not set",
     ] {
-        assert!(told.contains(what), "missing: {what}\nin: {told}");
+        assert!(message.contains(what), "missing: {what}\nin: {message}");
     }
-    assert_eq!(told.matches("two operators are named").count(), 1, "each once: {told}");
-    assert_eq!(told.matches("nobody says how large").count(), 2, "its own and the one behind it: {told}");
+    assert_eq!(message.matches("two operators are named").count(), 1, "each once: {message}");
+    assert_eq!(
+        message.matches("the size of its envelopes is not set").count(),
+        2,
+        "the hub itself and the next one: {message}"
+    );
     assert!(lock(&pages).is_empty(), "nothing has run");
     let _ = lonely;
 
@@ -720,7 +724,7 @@ async fn l6_all_mistakes_are_reported_at_once_and_nothing_runs() {
     assert_eq!(flow.spawn().unwrap_err().kind(), ErrorKind::Setup);
 }
 
-/// `run` where there is no tokio is an error, and no panic.
+/// `run` outside a tokio runtime is an error, not a panic.
 #[test]
 fn l6_no_runtime_is_an_error() {
     let (flow, _, _) = endless_flow(&Census::default());
@@ -780,7 +784,7 @@ async fn l2_a_condition_that_panics_at_start_is_an_error() {
 }
 
 #[tokio::test]
-async fn l2_a_condition_that_panics_at_its_end_lets_every_stop_run() {
+async fn l2_a_condition_that_panics_at_its_end_does_not_prevent_stops() {
     let stopped = Arc::new(AtomicUsize::new(0));
     let mut flow = Flow::new("l2");
     let _ = flow.add("one", CountsStops(stopped.clone())).when(Panics(Where::Rest));
@@ -788,7 +792,7 @@ async fn l2_a_condition_that_panics_at_its_end_lets_every_stop_run() {
     for run in 1..=2 {
         let error = within(flow.run()).await.unwrap_err();
         assert_eq!(stopped.load(Ordering::SeqCst), 2 * run, "{error}");
-        assert_eq!(error.kind(), ErrorKind::Panicked, "the condition is still there in run {run}: {error}");
+        assert_eq!(error.kind(), ErrorKind::Panicked, "the condition still exists in run {run}: {error}");
     }
 }
 
@@ -810,14 +814,14 @@ impl Operator for Elsewhere {
             ports.a.offer(1)?;
             tokio::task::yield_now().await;
         }
-        // Another flow, which is gone: that is this operator's failure.
+        // The other flow is dropped, so the send is this operator's failure.
         self.0.send(1).await?;
         ports.b.send(1).await
     }
 }
 
 #[tokio::test]
-async fn l2_an_error_of_another_flow_is_not_swallowed_as_an_end() {
+async fn l2_an_error_of_another_flow_does_not_count_as_the_operators_end() {
     let mut other = Flow::new("other");
     let print = other.add("print", sink(async |_: u32| Ok(())));
     let dead = other.ingress("in", print.input);
@@ -832,5 +836,5 @@ async fn l2_an_error_of_another_flow_is_not_swallowed_as_an_end() {
     flow.connect(work.a, first.input);
     flow.connect(work.b, rest.input);
     let out = within(flow.run()).await;
-    assert!(out.is_err(), "the operator failed with `Closed`, and the flow has ended well: {}", out.unwrap());
+    assert!(out.is_err(), "the operator failed with `Closed`, but the flow returned a report: {}", out.unwrap());
 }

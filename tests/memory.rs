@@ -1,4 +1,4 @@
-//! Memory across streams: when it is handed out again, to whom, and what is said where there is none. Section M.
+//! Section M: memory across streams: when and where it is reused, and the errors when none is free.
 
 use std::sync::{
     Arc,
@@ -17,7 +17,7 @@ use wakeline::{
 const LEN: usize = 1024;
 const BYTES: u64 = 4 * LEN as u64;
 
-/// An allocator of its own: nobody else's memory is in its numbers.
+/// A separate allocator, whose statistics include no other memory.
 fn own(device: &Device) -> Allocator {
     Allocator::unbounded(device).maximum(64 << 20)
 }
@@ -26,8 +26,8 @@ fn waiting(stats: MemoryStats) -> (u64, u64) {
     (stats.in_use, stats.waiting)
 }
 
-// Freed while another stream, which is held up, still reads it: neither that stream's neighbours nor the host get it.
-on_both!(m1_memory_that_a_stream_still_uses_is_not_handed_out, async |device: Device| {
+// Freed while another stream, which is held, still reads it: neither other streams nor the host get it.
+on_both!(m1_memory_that_a_stream_still_uses_is_not_reused, async |device: Device| {
     let [a, b] = streams(&device);
     let memory = own(&device);
     let mut out = memory.alloc::<u32>(&b, LEN).unwrap();
@@ -37,7 +37,7 @@ on_both!(m1_memory_that_a_stream_still_uses_is_not_handed_out, async |device: De
     add_one::launch(&b, &data, &mut out).unwrap();
     drop(data);
     assert_eq!(waiting(memory.stats()), (BYTES, BYTES));
-    // As much again, on the stream that it was made for: it is other memory.
+    // An allocation of the same size on the same stream gets other memory.
     let mut mess = memory.alloc::<u32>(&a, LEN).unwrap();
     a.fill(&mut mess, 1000).unwrap();
     a.completed().await.unwrap();
@@ -49,8 +49,8 @@ on_both!(m1_memory_that_a_stream_still_uses_is_not_handed_out, async |device: De
     freed(&device).await;
 });
 
-// The stream is ordered after all uses: it gets it at once, though nothing has passed.
-on_both!(m1_a_stream_that_comes_after_gets_it_at_once, async |device: Device| {
+// A stream that is ordered after all uses gets the memory at once, although no use has completed.
+on_both!(m1_a_stream_that_is_ordered_after_gets_it_at_once, async |device: Device| {
     let [a, b] = streams(&device);
     let memory = own(&device);
     let held = hold(&a);
@@ -67,8 +67,8 @@ on_both!(m1_a_stream_that_comes_after_gets_it_at_once, async |device: Device| {
     freed(&device).await;
 });
 
-// Used by `b` before the wait and after it: the wait drops the first of the two bindings, the second stays.
-on_both!(m2_a_wait_back_drops_what_came_before_it, async |device: Device| {
+// `b` uses two buffers, one before and one after the wait: the wait removes the first binding, the second stays.
+on_both!(m2_a_wait_removes_earlier_bindings_only, async |device: Device| {
     let [a, b] = streams(&device);
     let memory = own(&device);
     let (mut early, mut late) = (memory.alloc::<u32>(&a, LEN).unwrap(), memory.alloc::<u32>(&a, LEN).unwrap());
@@ -79,20 +79,20 @@ on_both!(m2_a_wait_back_drops_what_came_before_it, async |device: Device| {
     drop((early, late));
     assert_eq!(waiting(memory.stats()), (0, 2 * BYTES));
     let first = memory.alloc::<u32>(&a, LEN).unwrap();
-    assert_eq!(memory.stats().from_driver, 2, "the early one");
+    assert_eq!(memory.stats().from_driver, 2, "the early buffer is reused");
     let second = memory.alloc::<u32>(&a, LEN).unwrap();
-    assert_eq!(memory.stats().from_driver, 3, "not the late one");
-    // Another wait, for all of it.
+    assert_eq!(memory.stats().from_driver, 3, "the late buffer is not reused");
+    // Another wait, which covers all work.
     a.wait_for(&b).unwrap();
     let third = memory.alloc::<u32>(&a, LEN).unwrap();
-    assert_eq!(memory.stats().from_driver, 3, "the late one");
+    assert_eq!(memory.stats().from_driver, 3, "the late buffer is reused");
     drop(held);
     drop((first, second, third));
     freed(&device).await;
 });
 
 // `c` waits for `b`, which has waited for `a`.
-on_both!(m3_so_do_transitive_waits, async |device: Device| {
+on_both!(m3_transitive_waits_count, async |device: Device| {
     let [a, b, c] = streams(&device);
     let memory = own(&device);
     let held = hold(&a);
@@ -110,36 +110,36 @@ on_both!(m3_so_do_transitive_waits, async |device: Device| {
     freed(&device).await;
 });
 
-// And what it is used for elsewhere comes after its old life, too.
-on_both!(m3_memory_takes_its_past_along, takes_its_past_along);
+// Uses of reused memory on other streams come after its earlier uses too.
+on_both!(m3_reused_memory_keeps_its_dependencies, keeps_its_dependencies);
 
-async fn takes_its_past_along(device: Device) {
+async fn keeps_its_dependencies(device: Device) {
     let [a, b] = streams(&device);
     let memory = own(&device);
     let held = hold(&a);
     let mut data = memory.alloc::<u32>(&a, LEN).unwrap();
     a.fill(&mut data, 1).unwrap();
     drop(data);
-    // On the same stream at once; but then it is another stream that uses it.
+    // Reused on the same stream at once, and then used by another stream.
     let mut again = memory.alloc::<u32>(&a, LEN).unwrap();
     assert_eq!(memory.stats().from_driver, 1);
     b.fill(&mut again, 9).unwrap();
-    assert!(b.completed().now_or_never().is_none(), "it waits for `a`");
+    assert!(b.completed().now_or_never().is_none(), "`b` waits for `a`");
     drop(held);
     assert_eq!(again.to_vec(&b).await.unwrap(), [9; LEN]);
     drop(again);
     freed(&device).await;
 }
 
-/// The same where no checker asks for more: what the memory takes along is all that orders it.
+/// The same without the race checker: the dependencies that the memory keeps are its only ordering.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a GPU"]
-async fn m3_memory_takes_its_past_along_unchecked() {
+async fn m3_reused_memory_keeps_its_dependencies_unchecked() {
     let _alone = common::alone().await;
-    // With its kernels loaded.
+    // Loads the kernels.
     let _checked = common::cuda();
     let device = Device::cuda(0).unwrap();
-    takes_its_past_along(device.clone()).await;
+    keeps_its_dependencies(device.clone()).await;
     common::at_rest(&device).await;
 }
 
@@ -147,7 +147,7 @@ on_both!(m4_the_same_stream_gets_it_at_once_and_the_driver_is_not_called, async 
     let [a, b] = streams(&device);
     let memory = own(&device);
     let held = hold(&a);
-    // What others have freed meanwhile stands in nobody's way.
+    // Memory that other streams free meanwhile does not interfere.
     let others: Vec<_> = (0..40).map(|_| memory.alloc::<u32>(&b, LEN).unwrap()).collect();
     let stuck = hold(&b);
     for mut other in others {
@@ -180,14 +180,15 @@ on_both!(m5_freed_while_bound_counts_as_waiting, async |device: Device| {
     assert_eq!(device.memory_stats().waiting - before.waiting, BYTES);
     assert_eq!(device.memory_in_use(), BYTES);
     drop(held);
-    until("it is idle", || memory.stats().cached == BYTES).await;
+    until("the memory is idle", || memory.stats().cached == BYTES).await;
     assert!(memory.stats().is_at_rest());
     assert_eq!(memory.trim(), BYTES);
     assert_eq!(memory.stats().cached, 0);
     freed(&device).await;
 });
 
-// Two thirds of it are bound and too small: the driver has to get them back before there is so much in one piece.
+// Two thirds of the memory are in bound blocks that are too small: they must go back to the driver before there is
+// enough in one piece.
 on_both!(m6_out_of_memory_waits_for_the_bound_and_retries, async |device: Device| {
     let [a] = streams(&device);
     let memory = Allocator::unbounded(&device).maximum(3 * BYTES);
@@ -206,29 +207,30 @@ on_both!(m6_out_of_memory_waits_for_the_bound_and_retries, async |device: Device
     drop(held);
     let all = waits.await.unwrap();
     assert_eq!(waiting(memory.stats()), (3 * BYTES, 0));
-    // What nobody could ever have is not waited for.
+    // A size that can never be available fails at once.
     let error = memory.alloc_when_free::<u32>(&a, 3 * LEN + 1).await.unwrap_err();
     assert!(error.is_out_of_memory(), "{error}");
     drop(all);
     freed(&device).await;
 });
 
-// Of blocks the numbers are in blocks, however little of them was asked for; and what nobody can have is no matter of waiting.
+// The numbers of a block allocator are in blocks, whatever the request's size; and a size that can never be available
+// fails at once.
 on_both!(m6_blocks_are_counted_in_blocks, async |device: Device| {
     let [a] = streams(&device);
     let memory = Allocator::blocks(&device, BYTES, 2).unwrap();
     let mut first = memory.alloc::<u8>(&a, 1).unwrap();
     let second = memory.alloc::<u8>(&a, 1).unwrap();
-    let told = |len: usize| memory.alloc::<u8>(&a, len).unwrap_err().to_string();
-    let advice = "; `alloc_when_free` waits until there is some";
+    let refusal = |len: usize| memory.alloc::<u8>(&a, len).unwrap_err().to_string();
+    let advice = "; `alloc_when_free` waits for memory";
     let expected = format!("asked for 1 bytes; 2 of 2 blocks are in use, 0 wait for streams{advice}");
-    assert!(told(1).ends_with(&expected), "{}", told(1));
-    assert!(told(BYTES as usize + 1).ends_with("make them larger"), "{}", told(BYTES as usize + 1));
+    assert!(refusal(1).ends_with(&expected), "{}", refusal(1));
+    assert!(refusal(BYTES as usize + 1).ends_with("use larger blocks"), "{}", refusal(BYTES as usize + 1));
     let little = Allocator::unbounded(&device).maximum(1000);
     let all = little.alloc::<u8>(&a, 1000).unwrap();
     let never = little.alloc::<u8>(&a, 1001).unwrap_err().to_string();
     assert!(never.ends_with("asked for 1001 bytes; 1000 are in use, 0 wait for streams, of 1000"), "{never}");
-    // What was freed counts as done as soon as it is.
+    // Freed memory counts as available as soon as its work is done.
     let held = hold(&a);
     a.fill(&mut first, 1).unwrap();
     drop((first, second));
@@ -239,36 +241,36 @@ on_both!(m6_blocks_are_counted_in_blocks, async |device: Device| {
     freed(&device).await;
 });
 
-/// The device itself is full: of what is kept in other sizes, of what others keep, and of what is bound.
+/// The device itself is full: of cached memory of other sizes, of other allocators' caches, and of bound memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn m6_a_full_device_gives_back_what_is_kept() {
+async fn m6_a_full_device_releases_cached_memory() {
     let device = emulated_with(Emulated::new().memory(4096).workers(4));
     let [a, b] = streams(&device);
     let other = Allocator::unbounded(&device).maximum(1024);
     drop((0..8).map(|_| a.alloc::<u8>(256).unwrap()).collect::<Vec<_>>());
     drop(other.alloc::<u8>(&a, 1024).unwrap());
     assert_eq!(device.memory_stats().cached, 2048 + 1024);
-    assert_eq!(device.memory().unwrap().free, 4096, "what is kept is free");
-    let all = a.alloc::<u8>(4096).expect("what was kept was given back");
+    assert_eq!(device.memory().unwrap().free, 4096, "cached memory counts as free");
+    let all = a.alloc::<u8>(4096).expect("the cache was released");
     let error = b.alloc::<u8>(1).unwrap_err();
-    let told = "asked for 1 bytes; 4096 are in use, 0 wait for streams, of 4096; the driver has 0 left";
-    assert!(error.to_string().ends_with(told), "{error}");
+    let expected = "asked for 1 bytes; 4096 are in use, 0 wait for streams, of 4096; the driver has 0 left";
+    assert!(error.to_string().ends_with(expected), "{error}");
     drop(all);
-    // And where it is bound, the next stream comes after that, on the device.
+    // If the memory is bound, the next stream waits for it on the device.
     let held = hold(&a);
     let mut all = a.alloc::<u8>(4096).unwrap();
     a.fill(&mut all, 1).unwrap();
     drop(all);
     let mut again = b.alloc::<u8>(4096).unwrap();
     b.fill(&mut again, 2).unwrap();
-    assert!(b.completed().now_or_never().is_none(), "it waits for `a`");
+    assert!(b.completed().now_or_never().is_none(), "`b` waits for `a`");
     drop(held);
     assert_eq!(again.to_vec(&b).await.unwrap(), [2; 4096]);
     drop(again);
     freed(&device).await;
 }
 
-on_both!(m7_what_the_host_saw_pass_is_free_for_everybody, async |device: Device| {
+on_both!(m7_memory_is_free_for_all_streams_once_the_host_saw_completion, async |device: Device| {
     let [a, b] = streams(&device);
     let memory = own(&device);
     let mut data = memory.alloc::<u32>(&a, LEN).unwrap();
@@ -281,17 +283,18 @@ on_both!(m7_what_the_host_saw_pass_is_free_for_everybody, async |device: Device|
     freed(&device).await;
 });
 
-// Nobody waited for the other stream, but it is done: the device is asked before the driver is.
-on_both!(m7_what_has_passed_is_found_by_asking, async |device: Device| {
+// No stream waited for the other one, but its work is done: the device is queried before more memory is requested from
+// the driver.
+on_both!(m7_completed_work_is_found_by_a_query, async |device: Device| {
     let [a, b] = streams(&device);
     let memory = own(&device);
     let mut data = memory.alloc::<u32>(&a, LEN).unwrap();
     a.fill(&mut data, 1).unwrap();
     drop(data);
-    let (tell, told) = tokio::sync::oneshot::channel();
-    a.host_function(move || _ = tell.send(())).unwrap();
-    told.await.unwrap();
-    until("it is handed out", || {
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    a.host_function(move || _ = sender.send(())).unwrap();
+    receiver.await.unwrap();
+    until("the memory is reused", || {
         let again = memory.alloc::<u32>(&b, LEN).unwrap();
         drop(again);
         memory.stats().reused > 0
@@ -300,8 +303,8 @@ on_both!(m7_what_has_passed_is_found_by_asking, async |device: Device| {
     freed(&device).await;
 });
 
-// A wait for an older point, or for the same again, frees nothing more and takes nothing back.
-on_both!(m8_an_older_or_repeated_wait_is_nothing, async |device: Device| {
+// A wait for an older point, or a repeated wait, has no effect.
+on_both!(m8_an_older_or_repeated_wait_has_no_effect, async |device: Device| {
     let [a, b] = streams(&device);
     let memory = own(&device);
     let held = hold(&b);
@@ -319,13 +322,13 @@ on_both!(m8_an_older_or_repeated_wait_is_nothing, async |device: Device| {
     assert_eq!(memory.stats().from_driver, 3, "the late one is not covered");
     drop(early);
     let again = memory.alloc::<u32>(&a, LEN).unwrap();
-    assert_eq!(memory.stats().from_driver, 3, "the early one is");
+    assert_eq!(memory.stats().from_driver, 3, "the early one is covered");
     drop(held);
     drop((other, again));
     freed(&device).await;
 });
 
-// Three streams, four sizes, freed in the middle of it all.
+// Three streams, four sizes, freed while work is in flight.
 on_both!(m9_statistics_return_to_zero, async |device: Device| {
     let [a, b, c] = streams(&device);
     let memories =
@@ -341,14 +344,14 @@ on_both!(m9_statistics_return_to_zero, async |device: Device| {
         assert!(memory.stats().peak >= BYTES, "{:?}", memory);
     }
     for memory in &memories {
-        until("nothing is used or waits", || memory.stats().is_at_rest()).await;
+        until("no memory is used or bound", || memory.stats().is_at_rest()).await;
         assert_eq!(memory.stats().allocations, 20);
     }
     until("pinned memory too", || device.pinned_memory_stats().is_at_rest()).await;
     freed(&device).await;
 });
 
-/// Leaked and counted, never used again, and whoever waits for some is told.
+/// Memory in use is leaked, counted and never reused, and waits for memory fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m11_after_a_fault_memory_is_leaked_and_counted() {
     let device = emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("increment", 2)));
@@ -370,7 +373,7 @@ async fn m11_after_a_fault_memory_is_leaked_and_counted() {
     assert!(memory.alloc::<u32>(&a, LEN).unwrap_err().is_device_lost());
 }
 
-// Without the tracking memory is handed out as it comes: the checker says whose work it still is.
+// Without tracking, memory is reused without regard to its uses: the checker names the unfinished work.
 on_both!(m12_without_tracking_the_checker_finds_the_early_reuse, async |device: Device| {
     let [a, b] = streams(&device);
     let memory = own(&device);
@@ -382,14 +385,14 @@ on_both!(m12_without_tracking_the_checker_finds_the_early_reuse, async |device: 
     device.switch_tracking_off();
     let error = memory.alloc::<u32>(&b, LEN).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Race, "{error}");
-    for part in ["handing out again on stream `b`", "kernel `increment` on stream `a`"] {
+    for part in ["reuse of memory on stream `b`", "kernel `increment` on stream `a`"] {
         assert!(error.to_string().contains(part), "{error}");
     }
     drop(held);
     freed(&device).await;
 });
 
-on_both!(m13_blocks_are_no_more_and_no_less, async |device: Device| {
+on_both!(m13_the_number_of_blocks_is_fixed, async |device: Device| {
     let [a] = streams(&device);
     let memory = Allocator::blocks(&device, BYTES, 2).unwrap();
     assert_eq!((memory.stats().cached, memory.stats().capacity), (2 * BYTES, Some(2 * BYTES)));
@@ -400,8 +403,8 @@ on_both!(m13_blocks_are_no_more_and_no_less, async |device: Device| {
     assert!(error.is_out_of_memory(), "{error}");
     let error = memory.alloc::<u32>(&a, LEN + 1).unwrap_err();
     assert!(error.to_string().contains("its blocks have 4096"), "{error}");
-    assert_eq!(memory.trim(), 0, "they stay");
-    // Those who wait are served in their order, and one that goes holds nobody up.
+    assert_eq!(memory.trim(), 0, "blocks are not trimmed");
+    // Waiters are served in order, and a dropped one does not block the others.
     let mut first = Box::pin(memory.alloc_when_free::<u8>(&a, 1));
     let mut second = Box::pin(memory.alloc_when_free::<u8>(&a, 2));
     let mut third = Box::pin(memory.alloc_when_free::<u8>(&a, 3));
@@ -409,7 +412,7 @@ on_both!(m13_blocks_are_no_more_and_no_less, async |device: Device| {
     assert!((&mut second).now_or_never().is_none());
     assert!((&mut third).now_or_never().is_none());
     drop(one);
-    assert!((&mut second).now_or_never().is_none(), "it is the first one's");
+    assert!((&mut second).now_or_never().is_none(), "the block goes to the first waiter");
     drop(first);
     let second = second.await.unwrap();
     assert!((&mut third).now_or_never().is_none());
@@ -421,7 +424,7 @@ on_both!(m13_blocks_are_no_more_and_no_less, async |device: Device| {
     freed(&device).await;
 });
 
-on_both!(m13_page_locked_memory_is_used_again_when_all_has_passed, async |device: Device| {
+on_both!(m13_page_locked_memory_is_reused_when_all_work_is_done, async |device: Device| {
     let [a] = streams(&device);
     let memory = Allocator::pinned_blocks(&device, BYTES, 1).unwrap();
     let mut there = Buffer::<u32>::new(&device, LEN).unwrap();
@@ -431,7 +434,7 @@ on_both!(m13_page_locked_memory_is_used_again_when_all_has_passed, async |device
     here.as_mut_slice().unwrap().fill(5);
     a.copy(&here, &mut there).unwrap();
     drop(here);
-    // The host would write to it at once, whatever stream it is for.
+    // The host may write to it at once, whatever stream it is for.
     let error = memory.alloc::<u32>(&a, LEN).unwrap_err();
     assert!(error.is_out_of_memory(), "{error}");
     drop(held);
@@ -439,15 +442,15 @@ on_both!(m13_page_locked_memory_is_used_again_when_all_has_passed, async |device
     here.as_mut_slice().unwrap().fill(6);
     assert_eq!(there.to_vec(&a).await.unwrap(), [5; LEN]);
     drop((here, there));
-    until("it is at rest", || memory.stats().is_at_rest()).await;
+    until("the allocator is at rest", || memory.stats().is_at_rest()).await;
     let unbounded = Allocator::pinned(&device);
     drop(unbounded.alloc::<u32>(&a, LEN).unwrap());
     until("pinned memory too", || device.pinned_memory_stats().is_at_rest()).await;
     freed(&device).await;
 });
 
-// The driver's pool, or what stands in for it: the memory is there from a point of the stream on, and until another.
-on_both!(m13_stream_ordered_memory_comes_and_goes_with_its_stream, async |device: Device| {
+// The driver's pool, or its emulation: the memory exists from one point of the stream to another.
+on_both!(m13_stream_ordered_memory_is_allocated_and_freed_in_stream_order, async |device: Device| {
     let [a, b] = streams(&device);
     let memory = Allocator::stream_ordered(&device).maximum(2 * BYTES);
     let held = hold(&a);
@@ -463,14 +466,14 @@ on_both!(m13_stream_ordered_memory_comes_and_goes_with_its_stream, async |device
     let again = within(memory.alloc_when_free::<u32>(&a, LEN)).await.unwrap();
     assert_eq!(out.to_vec(&b).await.unwrap(), [2; LEN]);
     drop((again, out));
-    until("it is at rest", || memory.stats().is_at_rest()).await;
+    until("the allocator is at rest", || memory.stats().is_at_rest()).await;
     freed(&device).await;
 });
 
-// Threads free memory of an allocator that nobody has a handle to any more, and look through all that is freed meanwhile: the
-// allocator goes with the last of it, whoever comes last.
+// Threads free memory of an allocator without handles, and scan all freed memory meanwhile: the allocator is destroyed
+// with its last memory, whichever thread frees it.
 #[tokio::test]
-async fn m13_an_allocator_goes_with_the_last_of_its_memory() {
+async fn m13_an_allocator_is_destroyed_with_the_last_of_its_memory() {
     let device = Device::emulated(Emulated::new());
     let [a] = streams(&device);
     for _ in 0..200 {
@@ -483,29 +486,29 @@ async fn m13_an_allocator_goes_with_the_last_of_its_memory() {
                 a.fill(&mut data, 1).unwrap();
                 scope.spawn(move || {
                     drop(data);
-                    // No device has so much: so whatever has passed is looked for first.
+                    // No device has this much memory, so the allocator first scans for completed work.
                     assert!(Buffer::<u8>::new(device, 1 << 45).unwrap_err().is_out_of_memory());
                 });
             }
         });
     }
-    // Each gave the driver back what it kept.
-    until("nothing is kept", || device.memory_stats().cached == 0).await;
+    // Each allocator has returned its cache to the driver.
+    until("nothing is cached", || device.memory_stats().cached == 0).await;
     freed(&device).await;
 }
 
-/// Asks for memory in a task of its own, and waits there.
+/// Spawns a task that waits for memory.
 async fn asks(memory: &Allocator, stream: &Stream, bytes: usize) -> tokio::task::JoinHandle<Result<()>> {
     let (memory, stream) = (memory.clone(), stream.clone());
     let task = tokio::spawn(async move { memory.alloc_when_free::<u8>(&stream, bytes).await.map(drop) });
     tokio::task::yield_now().await;
-    assert!(!task.is_finished(), "there is none");
+    assert!(!task.is_finished(), "no memory is free");
     task
 }
 
-// What is reserved goes back to the driver with its allocator, and others wait for just that.
+// Reserved memory goes back to the driver when its allocator is dropped, which wakes tasks of other allocators.
 #[tokio::test]
-async fn m13_who_waits_hears_of_an_allocator_that_is_gone() {
+async fn m13_waiters_are_woken_when_an_allocator_is_dropped() {
     let device = emulated_with(Emulated::new().memory(8192));
     let [a] = streams(&device);
     let blocks = Allocator::blocks(&device, 4096, 1).unwrap();
@@ -517,7 +520,7 @@ async fn m13_who_waits_hears_of_an_allocator_that_is_gone() {
     common::at_rest(&device).await;
 }
 
-/// A graph of which nodes make 4,096 bytes, and give them back.
+/// A graph whose nodes allocate 4,096 bytes and free them.
 fn makes_memory(device: &Device) -> Graph {
     let mut graph = Graph::builder(device).unwrap();
     let (_, mut scratch) = graph.alloc::<u8>(&[], 4096).unwrap();
@@ -525,9 +528,9 @@ fn makes_memory(device: &Device) -> Graph {
     graph.build().unwrap()
 }
 
-// The driver has the memory of a graph's nodes back when the graph and its exec are gone.
+// The driver gets the memory of a graph's nodes back when the graph and its exec are dropped.
 #[tokio::test]
-async fn m13_the_tasks_that_wait_are_woken_when_a_graph_gives_memory_back() {
+async fn m13_waiters_are_woken_when_a_graph_frees_memory() {
     for last in ["exec", "graph", "launch", "builder"] {
         let device = emulated_with(Emulated::new().memory(8192));
         let [a, b] = streams(&device);
@@ -552,7 +555,7 @@ async fn m13_the_tasks_that_wait_are_woken_when_a_graph_gives_memory_back() {
             "graph" => drop((exec, graph)),
             _ => drop((graph, exec)),
         }
-        // Not before the launch is done.
+        // The memory is free only once the launch is done.
         drop(held);
         within(waits).await.unwrap().unwrap();
         drop(some);
@@ -560,7 +563,7 @@ async fn m13_the_tasks_that_wait_are_woken_when_a_graph_gives_memory_back() {
     }
 }
 
-// Nothing else is in use that could come back.
+// The graph's memory is the only memory that can be freed.
 #[tokio::test]
 async fn m13_memory_of_a_graph_that_was_dropped_while_it_runs_is_waited_for() {
     let device = emulated_with(Emulated::new().memory(8192));
@@ -576,9 +579,9 @@ async fn m13_memory_of_a_graph_that_was_dropped_while_it_runs_is_waited_for() {
     common::at_rest(&device).await;
 }
 
-// Whoever has the memory need not drop it for that.
+// The wait fails although the owner of the memory does not drop it.
 #[tokio::test]
-async fn f1_who_waits_for_memory_of_a_lost_device_is_told() {
+async fn f1_a_wait_for_memory_of_a_lost_device_fails() {
     let device = emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("increment", 1)));
     let [a] = streams(&device);
     let blocks = Allocator::blocks(&device, BYTES, 1).unwrap();
@@ -591,9 +594,9 @@ async fn f1_who_waits_for_memory_of_a_lost_device_is_told() {
     drop(data);
 }
 
-// The first of the line may be one that is not polled any more.
+// The first waiter may be one that is no longer polled.
 #[tokio::test]
-async fn f1_all_who_wait_for_memory_of_a_lost_device_are_told() {
+async fn f1_all_waits_for_memory_of_a_lost_device_fail() {
     let device = emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("increment", 1)));
     let [a] = streams(&device);
     let blocks = Allocator::blocks(&device, BYTES, 1).unwrap();
@@ -607,7 +610,10 @@ async fn f1_all_who_wait_for_memory_of_a_lost_device_are_told() {
     for waits in waits {
         assert!(within(waits).await.unwrap().unwrap_err().is_device_lost());
     }
-    assert!(within(blocks.alloc_when_free::<u8>(&a, 1)).await.unwrap_err().is_device_lost(), "it joins no line");
+    assert!(
+        within(blocks.alloc_when_free::<u8>(&a, 1)).await.unwrap_err().is_device_lost(),
+        "a new wait fails at once"
+    );
     assert!(within(first).await.unwrap_err().is_device_lost());
     drop(data);
 }
@@ -622,9 +628,9 @@ async fn m13_blocks_are_not_free_for_others() {
     assert_eq!(device.memory().unwrap().free, 8192);
 }
 
-/// Sizes that no allocator can ever hold are an error at once, and hold up none of those who wait there.
+/// Sizes that no allocator can ever hold are an error at once, and block no waiter.
 #[tokio::test]
-async fn m13_what_can_never_be_there_is_not_waited_for() {
+async fn m13_a_size_that_can_never_be_available_fails_at_once() {
     let device = Device::emulated(Emulated::new().memory(1 << 20));
     let stream = Stream::new(&device).unwrap();
     let (pinned, bounded) = (Allocator::pinned(&device), Allocator::unbounded(&device).maximum(1 << 40));
@@ -637,9 +643,9 @@ async fn m13_what_can_never_be_there_is_not_waited_for() {
     }
 }
 
-// It counts as in use until the driver has answered: a task that looks meanwhile looks again.
+// A request counts as in use until the driver has answered: a task that checks meanwhile must check again.
 #[tokio::test(flavor = "multi_thread")]
-async fn m13_a_request_that_the_driver_refuses_holds_up_no_task() {
+async fn m13_a_request_that_the_driver_refuses_blocks_no_task() {
     let device = emulated_with(Emulated::new().memory(64 << 10));
     let stream = Stream::new(&device).unwrap();
     for memory in [Allocator::unbounded(&device), Allocator::stream_ordered(&device)] {
@@ -662,14 +668,14 @@ async fn m13_a_request_that_the_driver_refuses_holds_up_no_task() {
     }
 }
 
-// Neither has any: each is refused, and is not taken by the other for one that will give some back.
+// Neither task owns memory: each is refused, and does not count for the other as one that will free memory.
 #[tokio::test]
 async fn m13_two_tasks_do_not_wait_for_what_the_driver_refuses_both() {
     let device = emulated_with(Emulated::new().memory(64 << 10));
     let stream = Stream::new(&device).unwrap();
-    // More than there is, and not more than there could be.
+    // Requests exceed the free memory, but not the device's memory: the blocks take a part of it.
     let blocks = Allocator::blocks(&device, 16 << 10, 2).unwrap();
-    // One that goes would tell the other.
+    // Both are kept to the end: dropping one would wake the other's waiter.
     let both = [1 << 20, 2 << 20].map(|maximum| Allocator::unbounded(&device).maximum(maximum));
     let tasks = both.clone().map(|memory| {
         let stream = stream.clone();
@@ -686,9 +692,9 @@ async fn m13_two_tasks_do_not_wait_for_what_the_driver_refuses_both() {
     drop((blocks, both));
 }
 
-// The first example of README in a loop, with the device busy: memory for work on a stream comes back to it at once.
+// The README's first example in a loop, with the device busy: a stream reuses its memory at once.
 #[test]
-fn m13_a_buffer_made_of_a_slice_is_used_again_on_its_stream() {
+fn m13_a_buffer_made_from_a_slice_is_reused_on_its_stream() {
     let device = emulated_with(Emulated::new().memory(1 << 20));
     let stream = Stream::new(&device).unwrap();
     let (go, wait) = std::sync::mpsc::channel::<()>();
@@ -702,9 +708,9 @@ fn m13_a_buffer_made_of_a_slice_is_used_again_on_its_stream() {
     stream.synchronize_blocking().unwrap();
 }
 
-/// The blocks of an allocator that is gone are there for others as soon as work on the last of them is done.
+/// The blocks of a dropped allocator are available to others as soon as the work on the last of them is done.
 #[test]
-fn m13_what_an_allocator_had_that_is_gone_is_there_at_once() {
+fn m13_memory_of_a_dropped_allocator_is_available_at_once() {
     const BLOCK: u64 = 64 << 10;
     let device = emulated_with(Emulated::new().memory(16 * BLOCK));
     let stream = Stream::new(&device).unwrap();
@@ -720,7 +726,8 @@ fn m13_what_an_allocator_had_that_is_gone_is_there_at_once() {
         stream.synchronize_blocking().unwrap();
         Allocator::blocks(&device, BLOCK, 10).unwrap();
     }
-    // The same for memory that is no block; and while the thread that watches the device's streams may be the one that gives it back.
+    // The same for memory that is not a block, and while the thread that monitors the device's streams may be the one
+    // that returns it.
     for _ in 0..1000 {
         let blocks = Allocator::blocks(&device, BLOCK, 10).unwrap();
         let mut memory = blocks.alloc::<u8>(&stream, BLOCK as usize).unwrap();
@@ -731,7 +738,7 @@ fn m13_what_an_allocator_had_that_is_gone_is_there_at_once() {
     }
 }
 
-/// The driver refuses memory that is there, once, and nothing is in use that could come back: it is asked again.
+/// The driver refuses free memory once, and no memory is in use that could be freed: the driver is asked again.
 #[tokio::test]
 async fn m13_a_wait_outlives_a_refusal_of_the_driver() {
     let device = emulated_with(Emulated::new().memory(1 << 20).faults(Faults::new().fail_alloc(2)));
@@ -740,6 +747,6 @@ async fn m13_a_wait_outlives_a_refusal_of_the_driver() {
     let memory = Allocator::unbounded(&device).maximum(1 << 19);
     let (first, second) = (memory.alloc_when_free::<u32>(&stream, 16), memory.alloc_when_free::<u32>(&stream, 16));
     let (first, second) = within(futures::future::join(first, second)).await;
-    assert!(first.is_ok() && second.is_ok(), "those behind the first have theirs, too");
+    assert!(first.is_ok() && second.is_ok(), "the waiters behind the first are served too");
     drop(weights);
 }

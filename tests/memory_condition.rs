@@ -1,4 +1,4 @@
-//! Memory as a condition of an operator's runs: C9, and what M13 says of flows.
+//! Scenario C9: memory as a condition of an operator's runs; and the parts of M13 on flows.
 
 use std::{sync::Arc, task::Context};
 
@@ -8,7 +8,7 @@ use common::{
 use futures::FutureExt;
 use tokio::sync::{Semaphore, mpsc};
 use wakeline::{
-    condition::{Condition, IntoCondition, MemoryThere, Status, When, all_of, any_of, count, memory},
+    condition::{Condition, IntoCondition, MemoryAvailable, Status, When, all_of, any_of, count, memory},
     device::Emulated,
     memory::Allocator,
     operator::{concurrent, map, sink, source},
@@ -18,7 +18,7 @@ use wakeline::{
 const BLOCK: u64 = 4096;
 const LEN: usize = BLOCK as usize;
 
-/// Sends memory of its own, a number in each byte, so many times.
+/// Sends pages of its own memory, filled with the page's number.
 struct Pages {
     next: u8,
     each: usize,
@@ -39,7 +39,7 @@ fn pages(each: usize) -> Pages {
     Pages { next: 0, each }
 }
 
-/// Keeps what comes until it is told to let one go.
+/// Keeps the pages that it receives, and drops one per permit of `go`.
 fn keep(go: &Arc<Semaphore>, seen: &Shared<u8>) -> impl Operator<Ports = SinkPorts<Envelope<u8>>> + use<> {
     let (go, seen) = (go.clone(), seen.clone());
     sink(move |page: Envelope<u8>| {
@@ -53,7 +53,7 @@ fn keep(go: &Arc<Semaphore>, seen: &Shared<u8>) -> impl Operator<Ports = SinkPor
     })
 }
 
-/// Three pages, of which each is copied to the host; what comes of it.
+/// Runs a flow of three pages, each of which is copied to the host, and returns its outcome.
 async fn three_pages(device: &Device, allocator: &Allocator, bytes: u64, each: usize) -> Result<Report> {
     let (seen, go) = (shared(), Arc::new(Semaphore::new(8)));
     let mut flow = Flow::new("pages");
@@ -65,17 +65,17 @@ async fn three_pages(device: &Device, allocator: &Allocator, bytes: u64, each: u
     Ok(report)
 }
 
-on_both!(c9_exactly_what_there_is_runs, async |device: Device| {
+on_both!(c9_a_condition_on_all_memory_runs, async |device: Device| {
     let all = Allocator::unbounded(&device).maximum(1000);
     let report = three_pages(&device, &all, 1000, 1000).await.unwrap();
     assert_eq!(report.operator("write").unwrap().runs, 3);
     assert_eq!(report.operator("write").unwrap().memory_peak, 1000);
-    // The run has returned: there is nothing else to wait for.
+    // The run has returned: nothing else is pending.
     assert!(all.stats().is_at_rest(), "{:?}", all.stats());
     freed(&device).await;
 });
 
-on_both!(c9_one_byte_over_can_never_be, async |device: Device| {
+on_both!(c9_one_byte_over_is_an_error, async |device: Device| {
     for (allocator, bytes) in [
         (Allocator::unbounded(&device).maximum(1000), 1001),
         (Allocator::unbounded(&device), device.memory().unwrap().total + 1),
@@ -83,8 +83,8 @@ on_both!(c9_one_byte_over_can_never_be, async |device: Device| {
     ] {
         let error = three_pages(&device, &allocator, bytes, 1).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Setup, "{error}");
-        let told = format!("operator `write` waits for {bytes} bytes of {allocator}, which never has more than");
-        assert!(error.to_string().contains(&told), "{error}");
+        let expected = format!("operator `write` waits for {bytes} bytes of {allocator}, which never has more than");
+        assert!(error.to_string().contains(&expected), "{error}");
     }
     let error = three_pages(&device, &Allocator::unbounded(&device), 0, 1).await.unwrap_err();
     assert!(error.to_string().contains("waits for 0 bytes"), "{error}");
@@ -99,7 +99,7 @@ on_both!(c9_two_of_two_blocks_run_and_three_never_do, async |device: Device| {
     let error = three_pages(&device, &blocks, 3 * BLOCK, LEN).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup, "{error}");
     assert!(error.to_string().contains("never has more than 8192"), "{error}");
-    until("it is all given back", || blocks.stats().is_at_rest()).await;
+    until("all blocks are returned", || blocks.stats().is_at_rest()).await;
     freed(&device).await;
 });
 
@@ -107,7 +107,7 @@ fn status(running: &wakeline::Running, name: &str) -> wakeline::flow::OperatorSt
     running.status().into_iter().find(|status| &*status.name == name).unwrap()
 }
 
-/// How many pages were written while none was let go, and the peak of all.
+/// The number of pages that were written while none was dropped, and the peak memory.
 async fn ahead(device: &Device, count_of_blocks: usize) -> (u64, u64) {
     let blocks = Allocator::blocks(device, BLOCK, count_of_blocks).unwrap();
     let (seen, go) = (shared(), Arc::new(Semaphore::new(0)));
@@ -123,8 +123,8 @@ async fn ahead(device: &Device, count_of_blocks: usize) -> (u64, u64) {
     })
     .await;
     let ahead = write().runs;
-    let told = write().waits_for;
-    assert!(told.iter().any(|told| told.contains("4096 bytes of")), "{told:?}");
+    let waits_for = write().waits_for;
+    assert!(waits_for.iter().any(|text| text.contains("4096 bytes of")), "{waits_for:?}");
     go.add_permits(8);
     let report = within(running).await.unwrap();
     assert_eq!(*lock(&seen), [1, 2, 3, 4]);
@@ -132,7 +132,7 @@ async fn ahead(device: &Device, count_of_blocks: usize) -> (u64, u64) {
     (ahead, report.operator("write").unwrap().memory_peak)
 }
 
-/// On the device: looks at each page, and lets it go, when it is told to.
+/// Runs on the device: reads each page and drops it, one per permit of `go`.
 fn hold_back(go: &Arc<Semaphore>, seen: &Shared<u8>) -> impl Operator<Ports = SinkPorts<Envelope<u8>>> + use<> {
     struct HoldBack(Arc<Semaphore>, Shared<u8>);
     impl Operator for HoldBack {
@@ -159,8 +159,8 @@ on_both!(m13_with_one_block_the_next_run_waits_with_two_they_overlap, async |dev
     freed(&device).await;
 });
 
-// The run that was waited for begins when the block is dropped, and its work comes after the other stream's.
-on_both!(c9_a_block_that_a_stream_still_uses_is_waited_for_on_the_device, async |device: Device| {
+// The waiting run begins when the block is dropped, and its work comes after the other stream's.
+on_both!(c9_a_run_waits_on_the_device_for_a_block_that_a_stream_still_uses, async |device: Device| {
     let blocks = Allocator::blocks(&device, BLOCK, 1).unwrap();
     let other = Stream::named(&device, "other").unwrap();
     let mut page = blocks.alloc::<u8>(&other, LEN).unwrap();
@@ -174,19 +174,19 @@ on_both!(c9_a_block_that_a_stream_still_uses_is_waited_for_on_the_device, async 
     flow.connect(write.output, pass.input);
     let running = flow.spawn().unwrap();
     let write = || status(&running, "write");
-    // Somebody outside of the flow has it: that is waited for.
-    until("it waits", || write().status == Status::WaitEvent).await;
+    // A holder outside the flow has the block: the run waits for it.
+    until("the operator waits", || write().status == Status::WaitEvent).await;
     drop(page);
-    until("it has run", || write().runs == 1).await;
+    until("the operator has run", || write().runs == 1).await;
     assert!(lock(&seen).is_empty(), "its work waits on the device");
     drop(held);
     within(running).await.unwrap();
     assert_eq!(*lock(&seen), [1]);
-    until("it is all given back", || blocks.stats().is_at_rest()).await;
+    until("all blocks are returned", || blocks.stats().is_at_rest()).await;
     freed(&device).await;
 });
 
-// What is limited in bytes is counted in bytes: what a stream may still use is none of what is there. It comes by itself.
+// A limit in bytes is counted in bytes: memory that a stream may still use is not available, and becomes so by itself.
 on_both!(c9_bytes_that_a_stream_still_uses_are_waited_for_as_an_event, async |device: Device| {
     let all = Allocator::unbounded(&device).maximum(1000);
     let other = Stream::named(&device, "other").unwrap();
@@ -202,16 +202,16 @@ on_both!(c9_bytes_that_a_stream_still_uses_are_waited_for_as_an_event, async |de
     flow.connect(write.output, pass.input);
     let running = flow.spawn().unwrap();
     let write = || status(&running, "write");
-    until("it waits", || write().status == Status::WaitEvent).await;
-    assert!(write().waits_for.iter().any(|told| told.contains("600 wait for streams")), "{:?}", write());
+    until("the operator waits", || write().status == Status::WaitEvent).await;
+    assert!(write().waits_for.iter().any(|text| text.contains("600 wait for streams")), "{:?}", write());
     drop(held);
     within(running).await.unwrap();
     assert_eq!(*lock(&seen), [1]);
     freed(&device).await;
 });
 
-// Of two that are ready for the same memory one has it; and what its run leaves is given back.
-on_both!(c9_what_is_set_apart_is_one_operators, async |device: Device| {
+// Of two operators that are ready for the same memory one gets it. The part that its run does not use is returned.
+on_both!(c9_reserved_memory_belongs_to_one_operator, async |device: Device| {
     let all = Allocator::unbounded(&device).maximum(1000);
     let runs = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let (most, seen) = (Arc::new(std::sync::atomic::AtomicU64::new(0)), shared());
@@ -243,7 +243,7 @@ on_both!(c9_what_is_set_apart_is_one_operators, async |device: Device| {
     assert!(all.stats().is_at_rest());
 });
 
-/// An operator of the flow has it, and does not give it back: the flow says who waits for what.
+/// An operator of the flow keeps the memory: the flow reports which operator waits for what.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c9_memory_that_never_comes_back_is_a_stall() {
     struct Hoard(Vec<Buffer<u8>>);
@@ -270,9 +270,9 @@ async fn c9_memory_that_never_comes_back_is_a_stall() {
     freed(&device).await;
 }
 
-/// An allocator of another device, and several runs at a time: both told before running.
+/// An allocator of another device and several runs at a time are both errors before running.
 #[tokio::test]
-async fn c9_what_cannot_be_is_an_error_before_running() {
+async fn c9_impossible_conditions_are_errors_before_running() {
     let (device, other) = (emulated(), emulated_with(Emulated::new().name("other")));
     let blocks = Allocator::blocks(&other, BLOCK, 1).unwrap();
     let mut flow = Flow::new("wrong");
@@ -291,14 +291,14 @@ async fn c9_what_cannot_be_is_an_error_before_running() {
     assert!(error.to_string().contains("operator `pass` has several runs at a time"), "{error}");
 }
 
-/// One run would take from itself what it waits for: told before running, once.
+/// A run would consume the memory that it waits for: one error before running.
 #[tokio::test]
 async fn c9_several_conditions_on_one_allocator_are_an_error_before_running() {
     let device = emulated();
     let blocks = Allocator::blocks(&device, BLOCK, 1).unwrap();
     let again = || memory(&blocks.clone(), 70);
-    let told = "operator `write` waits for 60 and for 70 bytes of 1 block of 4096 bytes on";
-    type Shape = fn(MemoryThere, MemoryThere) -> (When, Option<When>);
+    let expected = "operator `write` waits for 60 and for 70 bytes of 1 block of 4096 bytes on";
+    type Shape = fn(MemoryAvailable, MemoryAvailable) -> (When, Option<When>);
     let shapes: [Shape; 4] = [
         |one, other| (one.into_condition(), Some(other.into_condition())),
         |one, other| (any_of(one, other), None),
@@ -315,10 +315,10 @@ async fn c9_several_conditions_on_one_allocator_are_an_error_before_running() {
         let _ = write;
         let error = within(flow.run()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Setup, "{error}");
-        assert_eq!(error.to_string().matches(told).count(), 1, "{error}");
-        assert!(error.to_string().contains("write one, `.when(memory(..))`, for as much"), "{error}");
+        assert_eq!(error.to_string().matches(expected).count(), 1, "{error}");
+        assert!(error.to_string().contains("combine them into one `.when(memory(..))`"), "{error}");
     }
-    // Of other allocators there may be others.
+    // Conditions on different allocators are allowed.
     let others = Allocator::blocks(&device, BLOCK, 1).unwrap();
     let mut flow = Flow::new("once");
     let _ =
@@ -326,9 +326,10 @@ async fn c9_several_conditions_on_one_allocator_are_an_error_before_running() {
     within(flow.run()).await.unwrap();
 }
 
-// What was set apart serves the run, whoever's it is: the operator's own first; and then its own allocator.
-on_both!(c9_a_run_draws_from_all_that_is_set_apart_for_it, async |device: Device| {
-    /// Takes three pages, and tells whose they are: of the first allocator, and of the second.
+// A run allocates from the memory reserved for it, first of the operator's own allocator, then of the other; and after
+// that from its own allocator.
+on_both!(c9_a_run_allocates_from_all_memory_reserved_for_it, async |device: Device| {
+    /// Allocates three pages, and sends how many of them are of the first allocator and of the second.
     struct Three([Allocator; 2], mpsc::UnboundedSender<[u64; 2]>);
     impl Operator for Three {
         type Ports = ();
@@ -344,25 +345,25 @@ on_both!(c9_a_run_draws_from_all_that_is_set_apart_for_it, async |device: Device
     }
     let both = [2, 2].map(|count| Allocator::blocks(&device, BLOCK, count).unwrap());
     let [one, other] = &both;
-    type Given = fn(&Allocator, &Allocator) -> (Option<Allocator>, Vec<MemoryThere>);
+    type Given = fn(&Allocator, &Allocator) -> (Option<Allocator>, Vec<MemoryAvailable>);
     let cases: [(Given, [[u64; 2]; 3]); 4] = [
-        // Its own has no condition: what is set apart of the other comes first.
+        // Its own allocator has no condition: the memory reserved of the other comes first.
         (|one, other| (Some(one.clone()), vec![memory(other, BLOCK)]), [[0, 1], [1, 1], [2, 1]]),
         (|one, other| (Some(one.clone()), vec![memory(other, BLOCK), memory(one, BLOCK)]), [[1, 0], [1, 1], [2, 1]]),
         (|one, other| (None, vec![memory(other, BLOCK), memory(one, BLOCK)]), [[0, 1], [1, 1], [1, 2]]),
         (|one, other| (None, vec![memory(one, 2 * BLOCK), memory(other, BLOCK)]), [[1, 0], [2, 0], [2, 1]]),
     ];
     for (given, expected) in cases {
-        let (tell, mut told) = mpsc::unbounded_channel();
+        let (sender, mut receiver) = mpsc::unbounded_channel();
         let (own, conditions) = given(one, other);
         let mut flow = Flow::new("three");
-        let mut three = flow.add("three", Three(both.clone(), tell)).on(&device).when(count(1));
+        let mut three = flow.add("three", Three(both.clone(), sender)).on(&device).when(count(1));
         if let Some(own) = own {
             three = three.allocator(&own);
         }
         let _ = conditions.into_iter().fold(three, |three, condition| three.when(condition));
         within(flow.run()).await.unwrap();
-        let drawn: Vec<_> = std::iter::from_fn(|| told.try_recv().ok()).collect();
+        let drawn: Vec<_> = std::iter::from_fn(|| receiver.try_recv().ok()).collect();
         assert_eq!(drawn, expected);
         assert!(both.iter().all(|from| from.stats().is_at_rest()));
     }
@@ -370,8 +371,8 @@ on_both!(c9_a_run_draws_from_all_that_is_set_apart_for_it, async |device: Device
     freed(&device).await;
 });
 
-/// A flow's hubs want memory that a stream still uses: the flow waits for that; and where nobody will give any back, it says
-/// how much there is.
+/// A flow's hubs need memory that a stream still uses: the flow waits for it. If no memory will be freed, the error
+/// gives the numbers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m6_a_flow_waits_for_memory_that_a_stream_still_uses() {
     let device = emulated_with(Emulated::new().memory(2 * BLOCK).workers(4));
@@ -390,21 +391,22 @@ async fn m6_a_flow_waits_for_memory_that_a_stream_still_uses() {
     let error = within(run().0).await.unwrap_err();
     assert!(error.is_out_of_memory(), "{error}");
     assert!(error.to_string().contains("8192 are in use"), "{error}");
-    // Once, and nothing that a hub cannot do.
+    // Only once, and without advice that a hub cannot follow.
     assert_eq!(error.to_string().matches("asked for").count(), 1, "{error}");
     assert!(!error.to_string().contains("alloc_when_free"), "{error}");
     let held = hold(&stream);
     stream.fill(&mut all, 1).unwrap();
     drop(all);
     let (mut running, seen) = run();
-    assert!((&mut running).now_or_never().is_none(), "it waits");
+    assert!((&mut running).now_or_never().is_none(), "the flow waits");
     drop(held);
     within(running).await.unwrap();
     assert_eq!(*lock(&seen), [[2_u32; LEN / 4]]);
     freed(&device).await;
 }
 
-// An operator without a condition draws from what it was given, on its own stream; one on the host from the host.
+// An operator without a condition uses the allocator that it was given, on its own stream; one on the host uses host
+// memory.
 on_both!(m13_operators_have_allocators, async |device: Device| {
     let blocks = Allocator::blocks(&device, BLOCK, 2).unwrap();
     let (seen, go) = (shared(), Arc::new(Semaphore::new(8)));
@@ -418,7 +420,7 @@ on_both!(m13_operators_have_allocators, async |device: Device| {
     assert!(report.device(device.name()).unwrap().memory_peak >= BLOCK);
     assert!(report.to_string().contains("bytes of memory in use"), "{report}");
 
-    let (tell, mut told) = mpsc::unbounded_channel();
+    let (sender, mut receiver) = mpsc::unbounded_channel();
     struct OnHost(mpsc::UnboundedSender<bool>);
     impl Operator for OnHost {
         type Ports = ();
@@ -432,15 +434,15 @@ on_both!(m13_operators_have_allocators, async |device: Device| {
         }
     }
     let mut flow = Flow::new("host");
-    flow.add("host", OnHost(tell));
+    flow.add("host", OnHost(sender));
     let report = within(flow.run()).await.unwrap();
-    assert_eq!(told.recv().now_or_never(), Some(Some(true)));
+    assert_eq!(receiver.recv().now_or_never(), Some(Some(true)));
     assert_eq!(report.operator("host").unwrap().memory_peak, 32);
-    until("it is all given back", || blocks.stats().is_at_rest()).await;
+    until("all blocks are returned", || blocks.stats().is_at_rest()).await;
     freed(&device).await;
 });
 
-/// Uses so much.
+/// Allocates this many bytes in each run.
 struct Scratch(usize);
 
 impl Operator for Scratch {
@@ -453,7 +455,7 @@ impl Operator for Scratch {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn c9_the_condition_knows_of_another_ones_blocks() {
+async fn c9_a_condition_waits_for_blocks_of_another_operator() {
     let device = emulated_with(Emulated::new().memory(8192));
     let blocks = Allocator::blocks(&device, 4096, 1).unwrap();
     let mut flow = Flow::new("scratch");
@@ -463,12 +465,12 @@ async fn c9_the_condition_knows_of_another_ones_blocks() {
         .when(memory(&Allocator::unbounded(&device), 8192))
         .when(count(1));
     let running = flow.spawn().unwrap();
-    until("it waits", || status(&running, "scratch").status == Status::WaitEvent).await;
+    until("the operator waits", || status(&running, "scratch").status == Status::WaitEvent).await;
     drop(blocks);
     within(running).await.unwrap();
 }
 
-/// Panics once, where it is set to.
+/// Panics once, in `claim` or in `ended`.
 struct PanicsOnce {
     in_claim: bool,
     in_ended: bool,
@@ -489,10 +491,10 @@ impl Condition for PanicsOnce {
     }
 }
 
-/// B4-6: another flow, and the next run of the same one, can have what was reserved before a condition panicked.
+/// B4-6: memory that was reserved before a condition panicked is available to another flow and to the next run.
 #[tokio::test]
 async fn a_condition_that_panics_leaves_no_memory_reserved() {
-    type Conditions = fn(MemoryThere, PanicsOnce) -> [When; 2];
+    type Conditions = fn(MemoryAvailable, PanicsOnce) -> [When; 2];
     let both: Conditions = |memory, panics| [memory.into_condition(), panics.into_condition()];
     let reversed: Conditions = |memory, panics| [panics.into_condition(), memory.into_condition()];
     let grouped: Conditions = |memory, panics| [all_of(memory, panics), count(9).into_condition()];
@@ -523,7 +525,7 @@ async fn a_condition_that_panics_leaves_no_memory_reserved() {
     }
 }
 
-/// B4-6: as a condition panics, those that have claimed give back, and those that are still to hear of the end of the run do.
+/// B4-6: when a condition panics, the others' claims are given back, and the others' `ended` is still called.
 #[tokio::test]
 async fn a_condition_that_panics_keeps_no_other_from_its_calls() {
     struct Notes(Shared<&'static str>);
@@ -550,7 +552,7 @@ async fn a_condition_that_panics_keeps_no_other_from_its_calls() {
         let mut flow = Flow::new("notes");
         let (own, panics) = (Notes(notes.clone()), PanicsOnce { in_claim, in_ended: !in_claim });
         let source = flow.add("source", source(async || Ok(Some(()))));
-        // The one that panics is called after the other's `claim`, and before its `ended`.
+        // The condition that panics is called after the other's `claim`, and before the other's `ended`.
         let source = if in_claim { source.when(own).when(panics) } else { source.when(panics).when(own) };
         let sink = flow.add("sink", sink(async |()| Ok(())));
         flow.connect(source.output, sink.input);

@@ -1,4 +1,5 @@
-//! The layers of `examples/more/mlp`, cuBLAS on a GPU: at the same padded shape a replay gives the bytes that the streamed way gives.
+//! The layers of `examples/more/mlp`, with cuBLAS on a GPU: at the same padded shape, replayed and streamed execution
+//! give the same bytes.
 
 #[path = "../examples/more/mlp/linear.rs"]
 mod linear;
@@ -17,20 +18,20 @@ use wakeline::{
 };
 
 const BUCKETS: [usize; 2] = [2, 8];
-/// Rows of the requests.
+/// The number of rows of each request.
 const SIZES: [usize; 6] = [1, 2, 3, 8, 5, 1];
 
 fn bucket(rows: usize) -> usize {
     BUCKETS.into_iter().find(|bucket| *bucket >= rows).unwrap()
 }
 
-/// Rows that are sent, each request's own, and so many rows of zeros behind them.
+/// The rows of a request, which differ between requests, followed by `zeros` rows of zeros.
 fn request(number: usize, rows: usize, zeros: usize) -> Vec<f16> {
     let values = (0..rows * WIDTH).map(|at| f16::from_f32(((number + 7 * at) % 16) as f32 / 16.0));
     values.chain(std::iter::repeat_n(f16::ZERO, zeros * WIDTH)).collect()
 }
 
-/// The answers, as bits; and, if it is replayed, how many were.
+/// The answers, as bits, and the number of replayed rounds.
 async fn answers(device: &Device, net: &Arc<Net>, requests: Vec<Vec<f16>>, replay: bool) -> (Vec<Vec<u16>>, u64) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let mut requests = requests.into_iter();
@@ -75,7 +76,7 @@ async fn answers(device: &Device, net: &Arc<Net>, requests: Vec<Vec<f16>>, repla
     (seen, replayed)
 }
 
-on_both!(a_replay_gives_the_bytes_of_the_streamed_way_at_the_padded_shape, async |device: Device| {
+on_both!(a_replay_gives_the_streamed_bytes_at_the_padded_shape, async |device: Device| {
     let net = Arc::new(Net::random(7));
     let requests = SIZES.into_iter().enumerate();
     let as_they_are = requests.clone().map(|(number, rows)| request(number, rows, 0)).collect();

@@ -127,7 +127,7 @@ on_both!(what_an_operator_makes_in_a_capture_it_cannot_keep, async |device: Devi
         .boxed()
     });
     let told = refused(&device, true, false, lazy).await;
-    says(&told, &["memory that was made in the capture", "is kept beyond it", "made before, in `start`"]);
+    says(&told, &["memory that was allocated in the capture", "is kept after it", "allocate it earlier, in `start`"]);
 
     // The difference to the message before, which replays would take from the same one for ever.
     let differs = does(None, |before: &mut Option<Envelope<u32>>, ports, cx| {
@@ -146,7 +146,7 @@ on_both!(what_an_operator_makes_in_a_capture_it_cannot_keep, async |device: Devi
         .boxed()
     });
     let told = refused(&device, false, false, differs).await;
-    says(&told, &["memory that was made in the capture", "is kept beyond it"]);
+    says(&told, &["memory that was allocated in the capture", "is kept after it"]);
 });
 
 on_both!(checked_a_section_uses_the_same_memory_in_every_run, async |device: Device| {
@@ -722,7 +722,7 @@ on_both!(a_stream_that_is_none_of_the_flows_is_in_no_capture, async |device: Dev
         .boxed()
     });
     let told = refused(&device, false, false, counts).await;
-    says(&told, &["it puts work into a stream that it has kept from an earlier run, or made"]);
+    says(&told, &["it enqueues work on a stream that it has kept from an earlier run, or made"]);
 });
 
 #[test]

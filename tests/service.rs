@@ -210,7 +210,7 @@ async fn e1_a_client_that_goes_away_frees_its_slot() {
 
     let mut none = service.clone().limit(0);
     let error = within(none.ready()).await.unwrap_err();
-    assert!(error.to_string().contains("limited to 0"), "{error}");
+    assert!(error.to_string().contains("a limit of 0"), "{error}");
     assert!(within(none.ask(1)).await.is_err());
     drop((service, other, late, none));
     within(running).await.unwrap();

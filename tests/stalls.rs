@@ -261,7 +261,7 @@ async fn q8_a_deadlock_in_a_service_is_a_stall_and_answers_the_callers() {
     assert_eq!(handle.failure().unwrap().kind(), ErrorKind::Stalled);
     let text = within(running).await.unwrap_err().to_string();
     for wait in [
-        "these operators wait for each other alone",
+        "these operators wait only for each other",
         "`exchange` waits for a message in hub `echo.output -> exchange.back`",
         "`echo` waits for a message in hub `exchange.forth -> echo.input`",
     ] {
@@ -294,7 +294,7 @@ async fn q8_a_stall_that_is_a_warning_leaves_the_others_at_work_until_the_flow_i
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(ticks.load(Ordering::Relaxed) > 499);
     assert!(running.handle().failure().is_none() && !asked.is_finished());
-    let warned = warnings.told();
+    let warned = warnings.messages();
     assert_eq!(warned.iter().filter(|text| text.contains("`exchange` waits for")).count(), 1, "{warned:?}");
     running.stop();
     assert_eq!(within(running).await.unwrap_err().kind(), ErrorKind::Stalled);

@@ -647,7 +647,7 @@ async fn l5_an_operator_that_waits_for_another_one_between_its_runs_is_passed_ov
         let runs = made.iter().filter(|step| step.starts_with("awaits: run")).count();
         assert_eq!((runs, heard.load(Ordering::SeqCst)), (6, true), "{wait:?}: {made:?}");
         within(steps.run_on()).await.unwrap();
-        let passed_over = log.get().contains(&"  awaits: goes on by itself".to_string());
+        let passed_over = log.get().contains(&"  awaits: continues by itself".to_string());
         assert!(passed_over || wait == Wait::Kept, "{wait:?}: {:?}", log.get());
     }
 }

@@ -63,7 +63,7 @@ fn assert_race(error: &Error, second: (&str, &str), first: (&str, &str)) {
         told.find(&side).unwrap_or_else(|| panic!("no word of {side} in: {told}"))
     };
     assert!(at(second) < at(first), "the second comes first: {told}");
-    let missing = format!("missing is a wait of `{}` for `{}`", second.1, first.1);
+    let missing = format!("make `{}` wait for `{}`", second.1, first.1);
     assert!(told.contains(&missing), "{missing} in: {told}");
 }
 
@@ -235,7 +235,7 @@ on_both!(m12_a_race_in_a_flow_names_the_operator, async |device: Device| {
                 assert!(error.is_race(), "{error}");
                 let told = error.to_string();
                 assert!(told.starts_with("operator `"), "{told}");
-                assert!(told.contains("nothing orders them: missing is a wait of"), "{told}");
+                assert!(told.contains("nothing orders them: make"), "{told}");
             }
         }
     }
@@ -309,8 +309,7 @@ async fn s4_a_pool_and_no_stream_of_its_own_is_an_error_before_running() {
     assert_eq!(error.kind(), ErrorKind::Setup);
     let told = error.to_string();
     for name in ["one", "two"] {
-        let part =
-            format!("operator `{name}` is given the pool of streams `narrow` and is to have no stream of its own");
+        let part = format!("operator `{name}` has the pool of streams `narrow` and is to have no stream of its own");
         assert!(told.contains(&part), "{part}\n{told}");
     }
 }
@@ -465,10 +464,10 @@ async fn s1_a_pool_smaller_than_its_sharers_is_warned_of_before_running() {
         flow.connect(one.output, two.input);
         flow.connect(two.output, consume.input);
         let running = flow.spawn().unwrap();
-        let told = warnings.told();
+        let told = warnings.messages();
         assert_eq!(told.len(), usize::from(warned), "before anything has run: {told:?}");
         if warned {
-            for part in ["narrow", "maximum=1", "one, two", "fewer than the operators that share it"] {
+            for part in ["narrow", "maximum=1", "one, two", "fewer streams than operators that share it"] {
                 assert!(told[0].contains(part), "{part} in: {}", told[0]);
             }
         }
@@ -488,7 +487,7 @@ async fn s1_a_pool_of_another_device_is_an_error_before_running() {
     let error = flow.run().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
     let told = error.to_string();
-    let far = format!("and its pool of streams `far` is one of {other}");
+    let far = format!("and its pool of streams `far` is on {other}");
     for part in [
         format!("operator `one` is on {device}, {far}"),
         format!("operator `two` is on the host, {far}"),

@@ -67,7 +67,7 @@ async fn devices_of_different_makes_are_an_error_before_running() {
     flow.connect(b.output, consume.input);
     let error = flow.run().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    assert!(error.to_string().contains("different makes"), "{error}");
+    assert!(error.to_string().contains("no copy path between"), "{error}");
 }
 
 /// A device that is sound, and one that is lost while work of the first is still to be done: its own was to come after that.

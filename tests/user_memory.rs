@@ -147,7 +147,7 @@ async fn h6_what_is_read_only_refuses_writes() {
         stream.copy(&there, &mut bytes).unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
-        assert!(error.to_string().contains("read only"), "{error}");
+        assert!(error.to_string().contains("read-only"), "{error}");
     }
     assert_eq!(bytes.read().await.unwrap(), b"read only");
     assert_eq!(bytes.to_vec(&stream).await.unwrap(), b"read only");
@@ -165,7 +165,7 @@ async fn h6_a_wrong_size_is_an_error() {
     let mut there = Buffer::<u32>::new(&device, 8).unwrap();
     let (mine, _wrapped) = Buffer::wrap(vec![0_u32; 7]).unwrap();
     let error = stream.copy(&mine, &mut there).unwrap_err();
-    assert!(error.to_string().contains("7 elements into 8"), "{error}");
+    assert!(error.to_string().contains("7 elements to 8"), "{error}");
     let error = Buffer::<u32>::wrap(Vec::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     // Larger than the hub's envelopes on the device.

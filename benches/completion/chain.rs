@@ -1,4 +1,4 @@
-//! What completions cost the stream: kernels back to back, with nobody waiting and with every one awaited.
+//! Cost of completions for the stream: kernels back to back, without an await and with every one awaited.
 
 use std::time::{Duration, Instant};
 
@@ -15,20 +15,19 @@ use crate::{
 const KERNELS: usize = 2000;
 const LENGTH: Duration = Duration::from_micros(10);
 const ROUNDS: usize = 5;
-/// Enqueued and not yet known to be done, at most.
+/// The maximum of kernels enqueued and not yet known to be done.
 const AHEAD: usize = 64;
 
-/// Who awaits the completions.
 #[derive(Clone, Copy)]
 enum Awaited {
     No,
-    /// The task that launches, in order.
+    /// In the task that launches, in order.
     Here,
-    /// A task for each.
+    /// In a task for each.
     There,
 }
 
-/// Microseconds a kernel.
+/// Microseconds per kernel.
 fn per_kernel(began: Instant) -> f64 {
     began.elapsed().as_secs_f64() * 1e6 / KERNELS as f64
 }
@@ -53,7 +52,7 @@ async fn ours(mut waiter: OurWaiter, awaited: Awaited) -> (OurWaiter, f64) {
             for _ in 0..KERNELS {
                 waiter.launch(LENGTH);
                 open.push_back(waiter.stream.completed());
-                // Each is polled behind its own launch, also while there is room for more.
+                // Each is polled after its own launch, even while there is room for more.
                 let done = if open.len() < AHEAD { open.next().now_or_never().flatten() } else { open.next().await };
                 done.transpose().expect("a device that works");
             }
@@ -104,7 +103,7 @@ pub(crate) fn run(bench: &Bench) {
             }
         }
         for (_, place, awaited, times) in &mut each {
-            let own = place.take().expect("it comes back after each turn");
+            let own = place.take().expect("it is returned after each turn");
             let (own, took) = bench.runtime.block_on(bench.runtime.spawn(ours(own, *awaited))).expect("no panic");
             *place = Some(own);
             if round > 0 {

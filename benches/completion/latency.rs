@@ -1,4 +1,4 @@
-//! One task that waits: from just before the launch until the await has returned, less the kernel's own time.
+//! Latency of one waiting task: from just before the launch until the await has returned, less the kernel's own time.
 
 use std::time::{Duration, Instant};
 
@@ -10,11 +10,11 @@ use crate::{
     source::{BareWaiter, Source, Waiter},
 };
 
-/// Microseconds that the kernel runs, and how many of them each source is measured with.
+/// Run times of the kernel in microseconds, and the number of launches per source.
 const LENGTHS: [(u64, usize); 5] = [(1, 1000), (20, 1000), (200, 1000), (1000, 600), (5000, 300)];
-/// The sources take turns after so many.
+/// The sources alternate after so many launches.
 const BATCH: usize = 20;
-/// At the beginning of each turn, not measured.
+/// Launches at the beginning of each turn that are not measured.
 const WARM: usize = 2;
 
 #[derive(Default)]
@@ -71,11 +71,11 @@ pub(crate) fn run(bench: &Bench) {
         let rounds = count.div_ceil(BATCH);
         for round in 0..=rounds {
             for (_, place, outcome) in &mut each {
-                let waiter = place.take().expect("it comes back after each turn");
+                let waiter = place.take().expect("it is returned after each turn");
                 let (waiter, measured) =
                     bench.runtime.block_on(bench.runtime.spawn(batch(waiter, length, own))).expect("no panic");
                 *place = Some(waiter);
-                // The first turn is for learning.
+                // The first turn is a warm-up, in which forecasts are learned.
                 if round > 0 {
                     outcome.add(measured);
                 }
@@ -93,7 +93,7 @@ fn print(micros: u64, mut each: Vec<(Source, Outcome)>) {
         figure(&format!("{name}.p50"), outcome.percentile(50), "us", floor[0]);
         figure(&format!("{name}.p99"), outcome.percentile(99), "us", floor[1]);
         let spins = source.is_bare() || *source == Source::Ours(CompletionMode::LowLatency);
-        // Under a fifth of a core where work is long.
+        // The target: under a fifth of a core for long work.
         let cores = if micros == 5000 && !spins { 0.2 } else { floor[2] };
         figure(&format!("{name}.cores"), outcome.cores(), "cores", cores);
     }

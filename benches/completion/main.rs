@@ -1,4 +1,5 @@
-//! What learning of an end costs: bare ways with plain driver calls, and ours in each mode, in one process, in turn.
+//! Cost of noticing a completion: bare implementations with plain driver calls, and wakeline in each mode, alternating
+//! in one process.
 //!
 //! ```text
 //! cargo bench -p wakeline-benches --bench completion                             everything
@@ -7,8 +8,8 @@
 //!                                                            adaptive, lowlatency, quiet
 //! ```
 //!
-//! Needs a CUDA device. With `WAKELINE_DEVICE=emulated` ours runs on the emulated device, which says that the bench works
-//! and nothing of what it measures; limits are then 0.
+//! Needs a CUDA device. With `WAKELINE_DEVICE=emulated` wakeline runs on the emulated device, which only checks that
+//! the bench works; limits are then 0.
 
 mod chain;
 #[path = "../support/cpu.rs"]
@@ -36,11 +37,10 @@ use source::{Bare, Source, Waiter};
 
 const PARTS: [&str; 4] = ["latency", "many", "chain", "idle"];
 
-/// What every part uses.
 pub(crate) struct Bench {
     runtime: Runtime,
     device: Device,
-    /// None on the emulated device.
+    /// `None` on the emulated device.
     bare: Option<Bare>,
     sources: Vec<Source>,
 }
@@ -51,7 +51,7 @@ impl Bench {
     }
 }
 
-/// What the command line asks for: all that it does not name, if it names none of a kind.
+/// The parts and sources named on the command line; all of a kind if none of it is named.
 fn wanted() -> (Vec<&'static str>, Vec<Source>) {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
     for word in &words {
@@ -72,7 +72,7 @@ fn wanted() -> (Vec<&'static str>, Vec<Source>) {
     (parts, sources)
 }
 
-/// Percent of a core that the process uses while nothing goes on.
+/// Percent of a core that the process uses while idle.
 fn idle(time: Duration) -> f64 {
     thread::sleep(Duration::from_millis(300));
     let (cpu, began) = (cpu::used(), Instant::now());
@@ -95,17 +95,17 @@ fn main() {
     let gpu = (!emulated).then(Gpu::open);
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     if let Some(gpu) = gpu.clone() {
-        // The bare ways call the driver on the workers.
+        // The bare implementations call the driver on the workers.
         builder.on_thread_start(move || gpu.enter());
     }
     let runtime = builder.worker_threads(4).enable_all().build().expect("a runtime");
-    // With a context and nothing of ours.
+    // With a context, but without wakeline.
     let idle_limit = if gpu.is_some() && parts.contains(&"idle") { idle(Duration::from_secs(2)) } else { 0.0 };
 
     let device = if emulated { Device::emulated(Emulated::new()) } else { Device::cuda(0).expect("the device") };
     source::spin::kernel().load_blocking(&device).expect("a kernel that compiles");
     let bare = gpu.map(|gpu| {
-        println!("completion: a thread that synchronises waits so: {}", gpu.schedule());
+        println!("completion: how a synchronising thread waits: {}", gpu.schedule());
         Bare::new(gpu)
     });
     if bare.is_none() {
@@ -119,7 +119,7 @@ fn main() {
             "many" => many::run(&bench),
             "chain" => chain::run(&bench),
             _ => {
-                // Streams that have had work, and that live on.
+                // Streams that have had work, and stay alive.
                 let mut waiters: Vec<_> = bench.sources.iter().map(|source| bench.waiter(*source)).collect();
                 for waiter in &mut waiters {
                     bench.runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! Many tasks that wait, each on a stream of its own, one await in flight a task.
+//! Many waiting tasks, each on a stream of its own, one await in flight per task.
 
 use std::{
     sync::{
@@ -22,16 +22,15 @@ const ROUNDS: usize = 3;
 const WARM: Duration = Duration::from_millis(60);
 const MEASURED: Duration = Duration::from_millis(200);
 
-/// The rounds of one source.
 #[derive(Default)]
 struct Outcome {
-    /// Awaits a second.
+    /// Awaits per second.
     rates: Vec<f64>,
-    /// Microseconds of processor time an await.
+    /// Microseconds of processor time per await.
     cpus: Vec<f64>,
 }
 
-/// Runs all waiters for a while; awaits a second, and microseconds of processor time an await.
+/// Runs all waiters for a while; returns awaits per second, and microseconds of processor time per await.
 fn turn(bench: &Bench, waiters: &mut Vec<Waiter>, length: Duration) -> (f64, f64) {
     let (done, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let tasks: Vec<_> = waiters
@@ -42,7 +41,7 @@ fn turn(bench: &Bench, waiters: &mut Vec<Waiter>, length: Duration) -> (f64, f64
                 while !stop.load(Ordering::Relaxed) {
                     waiter.once(length).await;
                     done.fetch_add(1, Ordering::Relaxed);
-                    // Where an await never waits, the others have to have a turn too.
+                    // An await that never waits must still let the other tasks run.
                     tokio::task::consume_budget().await;
                     if let Waiter::Bare(bare) = &waiter
                         && bare.blocks()

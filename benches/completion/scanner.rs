@@ -1,4 +1,4 @@
-//! One thread that asks all events again and again, and sleeps only once there has been none for a while.
+//! One thread that queries all events in a loop, and sleeps only after some idle time.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -21,11 +21,11 @@ struct Inbox {
     asleep: bool,
 }
 
-/// How long it looks on with nothing to look at.
+/// How long it keeps scanning without any events.
 const LINGER: Duration = Duration::from_micros(100);
 
 impl Scanner {
-    /// It runs until the process ends.
+    /// Runs until the process ends.
     pub(crate) fn start(gpu: Gpu) -> Arc<Self> {
         let scanner = Arc::new(Self { inbox: Mutex::default(), wake: Condvar::new() });
         let own = scanner.clone();

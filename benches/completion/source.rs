@@ -1,4 +1,4 @@
-//! The ways to learn of an end: five bare ones, and ours in each of its modes.
+//! The implementations of a completion: five bare ones, and wakeline in each of its modes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
 };
 use tokio::sync::oneshot;
 
-/// Runs for so long, on one thread.
+/// Runs for this long, on one thread.
 #[kernel(unsafe(cuda = "spin.cu"))]
 pub(crate) fn spin(count: &mut [u64], nanoseconds: u64) {
     let began = std::time::Instant::now();
@@ -22,15 +22,15 @@ pub(crate) fn spin(count: &mut [u64], nanoseconds: u64) {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// `cuStreamSynchronize`: the floor.
+    /// `cuStreamSynchronize`: the lower bound.
     Sync,
-    /// The awaiting task asks an event, and yields in between.
+    /// The awaiting task queries an event, and yields in between.
     Poll,
-    /// One thread asks the events of all and answers through a channel.
+    /// One thread queries the events of all tasks and answers through a channel.
     Scan,
     /// A host function on the work's own stream.
     Callback,
-    /// A host function on a stream at its side, which waits for an event.
+    /// A host function on a second stream, which waits for an event.
     Side,
     Ours(CompletionMode),
 }
@@ -65,7 +65,6 @@ impl Source {
     }
 }
 
-/// What the bare ways need.
 #[derive(Clone)]
 pub(crate) struct Bare {
     pub(crate) gpu: Gpu,
@@ -82,7 +81,7 @@ impl Bare {
     }
 }
 
-/// One task's stream, and how it waits there.
+/// One task's stream, and how the task waits for it.
 pub(crate) enum Waiter {
     Bare(BareWaiter),
     Ours(OurWaiter),
@@ -97,7 +96,6 @@ impl Waiter {
         }
     }
 
-    /// Launches one kernel of this length and waits for its end.
     pub(crate) async fn once(&mut self, length: Duration) {
         match self {
             Self::Bare(waiter) => waiter.once(length).await,
@@ -150,19 +148,19 @@ impl BareWaiter {
     }
 
     pub(crate) fn launch(&self, length: Duration) {
-        // SAFETY: memory for one count, which is never freed, how many there are, and a time.
+        // SAFETY: the arguments are memory for one count, which is never freed, its length, and a time.
         unsafe { self.stream.launch(self.bare.kernel, 1, &[self.count, 1, length.as_nanos() as u64]) };
     }
 
-    /// True if its waits hold the thread.
+    /// Whether its waits block the thread.
     pub(crate) fn blocks(&self) -> bool {
         self.source == Source::Sync
     }
 
     async fn once(&mut self, length: Duration) {
         self.launch(length);
-        let (tell, told) = oneshot::channel();
-        let answer = move || _ = tell.send(());
+        let (sender, receiver) = oneshot::channel();
+        let answer = move || _ = sender.send(());
         match (self.source, &self.side) {
             (Source::Poll, _) => {
                 self.stream.record(&self.event);
@@ -183,11 +181,11 @@ impl BareWaiter {
             }
             _ => return self.stream.synchronize(),
         }
-        told.await.expect("an answer");
+        receiver.await.expect("an answer");
     }
 
-    /// Microseconds that a kernel of this length takes on the device, with what lies between it and the next: the mean
-    /// of many in a row, which were all enqueued before the first began.
+    /// Microseconds that a kernel of this length takes on the device, including the gap to the next: the mean of many
+    /// in a row, which are all enqueued before the first begins.
     pub(crate) fn own_time(&self, length: Duration) -> f64 {
         let count = if length < Duration::from_millis(2) { 100 } else { 20 };
         let (from, to) = (gpu::Event::timed(), gpu::Event::timed());

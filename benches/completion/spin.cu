@@ -1,4 +1,4 @@
-// Runs for so long by the device's own clock, on one thread.
+// Runs for this long by the device's own clock, on one thread.
 __global__ void spin(unsigned long long *count, unsigned long long len, unsigned long long nanoseconds) {
     unsigned long long began, now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));

@@ -1,8 +1,9 @@
-//! A chain of 32 operators, each a small kernel in place: host time a message, streamed and replayed as one graph.
+//! A chain of 32 operators, each a small kernel in place: host time per message, streamed and replayed as one graph.
 //!
-//! Processor time of the whole process from one message's end to a later one's, within one run on a runtime of one thread: what
-//! runs cost besides, and the wait for the device at their ends, is not in it. The messages are so few that no stream is ever
-//! full: then the driver would spin until the device has made room, and that be counted.
+//! Measures processor time of the whole process from the end of one message to the end of a later one, within one run
+//! on a single-threaded runtime: the other costs of a run, and the wait for the device at its end, are excluded. The
+//! messages are so few that no stream is ever full: otherwise the driver would spin until the device has made room, and
+//! that would be counted.
 
 use std::{
     sync::{Arc, Mutex},
@@ -21,7 +22,7 @@ use crate::{
 };
 
 const STAGES: usize = 32;
-/// Of a message: one warp.
+/// Per message: one warp.
 const ELEMENTS: usize = 32;
 const ROUNDS: usize = 15;
 
@@ -30,7 +31,7 @@ fn step(x: &mut [u32]) {
     x.iter_mut().for_each(|x| *x += 1);
 }
 
-/// Sends so many envelopes, with whatever is in them: a message is to cost what the chain costs.
+/// Sends so many envelopes without writing them: a message should cost only what the chain costs.
 struct Feed(u32);
 
 impl Operator for Feed {
@@ -59,10 +60,9 @@ impl Operator for Step {
     }
 }
 
-/// Where messages end.
 struct End {
     seen: u32,
-    /// After so many messages the time is taken.
+    /// The processor time is recorded after these numbers of messages.
     at: [u32; 2],
     used: Arc<Mutex<Vec<Duration>>>,
 }
@@ -79,7 +79,7 @@ impl Operator for End {
     }
 }
 
-/// Microseconds of processor time a message, of those after the first `few`.
+/// Microseconds of processor time per message, for the messages after the first `few`.
 fn each(device: &Device, [few, many]: [u32; 2], replay: bool) -> Result<f64> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let mut flow = Flow::new("chain");

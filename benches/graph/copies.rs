@@ -1,5 +1,5 @@
-//! What goes into a graph and what comes out of it, by the driver's calls: copies on the stream around a launch, against copies
-//! that are nodes and told other ends before each. 128 bytes within the device; the graph between is 32 empty kernels.
+//! Input and output of a graph, by the driver's calls: copies on the stream around a launch, against copy nodes whose
+//! addresses are updated before each launch. 128 bytes within the device; the graph in between is 32 empty kernels.
 
 use std::{mem::MaybeUninit, ptr};
 
@@ -14,7 +14,7 @@ use crate::{
 const BYTES: usize = 128;
 const ROUNDS: usize = 9;
 
-/// A graph with a copy before its kernels and one after, and those two nodes.
+/// A graph with a copy before its kernels and one after, and these two nodes.
 struct Copying {
     exec: sys::CUgraphExec,
     nodes: Vec<(sys::CUgraphNode, sys::CUDA_MEMCPY3D)>,
@@ -26,8 +26,8 @@ impl Copying {
         let raw = stream.raw().cast();
         let (mut graph, mut exec, mut context) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let (mut nodes, mut count) = ([ptr::null_mut(); 64], 64);
-        // SAFETY: a live stream of the current context, captured by this thread alone; the memory is never given back; all that
-        // is written to outlives its call. A kernel without arguments.
+        // SAFETY: a live stream of the current context, captured by this thread only; the memory is never freed; every
+        // output argument outlives its call. The kernel has no arguments.
         unsafe {
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             sys::cuStreamBeginCapture_v2(raw, mode).result().expect("begins a capture");
@@ -36,14 +36,15 @@ impl Copying {
             sys::cuMemcpyAsync(to, within, BYTES, raw).result().expect("copies");
             sys::cuStreamEndCapture(raw, &mut graph).result().expect("a capture that ends well");
             sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0).result().expect("a graph that can be launched");
-            sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count).result().expect("its nodes");
+            sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count).result().expect("the graph's nodes");
             sys::cuCtxGetCurrent(&mut context).result().expect("a context");
         }
         let copy = |node: &sys::CUgraphNode| {
             let mut params = MaybeUninit::<sys::CUDA_MEMCPY3D>::zeroed();
-            // SAFETY: a node of the graph; the driver refuses one that is no copy, and else writes its parameters.
+            // SAFETY: a node of the graph; the driver returns an error for a node that is not a copy, and otherwise
+            // writes its parameters.
             let asked = unsafe { sys::cuGraphMemcpyNodeGetParams(*node, params.as_mut_ptr()) };
-            // SAFETY: it has written them.
+            // SAFETY: the call succeeded and has written them.
             asked.result().ok().map(|()| (*node, unsafe { params.assume_init() }))
         };
         let nodes: Vec<_> = nodes[..count].iter().filter_map(copy).collect();
@@ -51,13 +52,13 @@ impl Copying {
         Self { exec, nodes, context }
     }
 
-    /// Where the first copies from and the second to.
-    fn tell(&mut self, [from, to]: [u64; 2]) {
+    /// Sets the source of the first copy and the destination of the second.
+    fn set_ends(&mut self, [from, to]: [u64; 2]) {
         (self.nodes[0].1.srcDevice, self.nodes[1].1.dstDevice) = (from, to);
         for (node, params) in &self.nodes {
-            // SAFETY: a live exec and nodes of its graph; both ends are memory of the device that stays.
+            // SAFETY: a live exec and nodes of its graph; both addresses are device memory that is never freed.
             let set = unsafe { sys::cuGraphExecMemcpyNodeSetParams(self.exec, *node, params, self.context) };
-            set.result().expect("another end");
+            set.result().expect("another address");
         }
     }
 
@@ -77,7 +78,7 @@ pub(crate) fn measure(gpu: &Gpu) {
     (0..shapes::NODES).for_each(|_| unsafe { stream.launch(kernel, 1, &[]) });
     let plain = stream.end_capture();
     let copy = |to: u64, from: u64| {
-        // SAFETY: memory of the device that stays, and a live stream.
+        // SAFETY: device memory that is never freed, and a live stream.
         unsafe { sys::cuMemcpyAsync(to, from, BYTES, stream.raw().cast()).result().expect("copies") };
     };
     let drain = || stream.synchronize();
@@ -98,7 +99,7 @@ pub(crate) fn measure(gpu: &Gpu) {
             shapes::timed(
                 || {
                     other ^= BYTES as u64;
-                    copying.tell([from + other, to + other]);
+                    copying.set_ends([from + other, to + other]);
                     copying.launch(&stream);
                 },
                 drain,

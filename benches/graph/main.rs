@@ -1,15 +1,15 @@
-//! Graphs: what a launch costs the host and the device, against streams and against the driver's own calls.
+//! Graphs: host and device cost of a launch, against streams and against the driver's own calls.
 //!
 //! ```text
 //! cargo bench -p wakeline-benches --bench graph                        everything
 //! cargo bench -p wakeline-benches --bench graph -- shapes              32 empty kernels: in a line, in two branches, forked and joined
-//! cargo bench -p wakeline-benches --bench graph -- copies              into a graph and out of it: on the stream, and as nodes whose address is set
-//! cargo bench -p wakeline-benches --bench graph -- chain               32 operators, streamed and replayed: host time a message
-//! cargo bench -p wakeline-benches --bench graph -- mlp                 a perceptron with cuBLAS: queries a second
+//! cargo bench -p wakeline-benches --bench graph -- copies              input and output: copies on the stream, and copy nodes with new addresses
+//! cargo bench -p wakeline-benches --bench graph -- chain               32 operators, streamed and replayed: host time per message
+//! cargo bench -p wakeline-benches --bench graph -- mlp                 a perceptron with cuBLAS: queries per second
 //! ```
 //!
-//! All in one process, alternating. Needs a CUDA device. With `WAKELINE_DEVICE=emulated` ours runs on the emulated device,
-//! which says that the bench works and nothing of what it measures; limits are then 0.
+//! All in one process, alternating. Needs a CUDA device. With `WAKELINE_DEVICE=emulated` wakeline runs on the emulated
+//! device, which only checks that the bench works; limits are then 0.
 
 mod chain;
 mod copies;
@@ -46,7 +46,7 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let Some((device, gpu)) = device()? else {
-        println!("no CUDA device: nothing is measured (WAKELINE_DEVICE=emulated tries the bench itself)");
+        println!("no CUDA device: nothing is measured (WAKELINE_DEVICE=emulated checks that the bench works)");
         return Ok(());
     };
     println!("{}", device.description());

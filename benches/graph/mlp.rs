@@ -1,7 +1,8 @@
-//! Queries a second of a perceptron: 4 layers of 512 x 512 in float16 with ReLU, at batches of 64, 200, 800 and 1600 rows.
+//! Queries per second of a perceptron: 4 layers of 512 x 512 in float16 with ReLU, at batches of 64, 200, 800 and 1600
+//! rows.
 //!
 //! - replayed: three graphs on three streams, launched in turn by one task that awaits each launch;
-//! - bare: the same calls of cuBLAS, captured, launched and awaited by the driver's own calls;
+//! - bare: the same calls of cuBLAS, captured, launched and awaited with the driver's own calls;
 //! - streamed: 1, 3 and 8 callers, each with a stream, on 1, 3 and all launching threads; the best of these.
 
 use std::{collections::VecDeque, thread, time::Instant};
@@ -23,9 +24,9 @@ use crate::{
 const WIDTH: usize = 512;
 const LAYERS: usize = 4;
 const GRAPHS: usize = 3;
-/// Launches that may be under way.
+/// The maximum of launches in flight.
 const IN_FLIGHT: usize = 24;
-/// On the emulated device, where nothing is measured, a few.
+/// Only a few on the emulated device, where nothing is measured.
 const QUERIES: [usize; 2] = [6000, 12];
 const ROUNDS: usize = 5;
 
@@ -48,7 +49,7 @@ impl Net {
         let layers = layers.collect::<Result<Vec<_>>>()?;
         let input = Buffer::from_slice(&stream, &numbers(rows * WIDTH, 1.0))?;
         let mut net = Self { stream, layers, input, rows };
-        // What is done once, is done now.
+        // Does one-time work now.
         let stream = net.stream.clone();
         net.forward(&stream)?;
         net.stream.synchronize_blocking()?;
@@ -66,7 +67,7 @@ impl Net {
         last.ok_or_else(|| "no layers".into())
     }
 
-    /// As a graph, and where its answers are.
+    /// Captured as a graph; returns it with the buffer of its results.
     fn exec(&mut self, device: &Device) -> Result<(Exec, Buffer<f16>)> {
         let (graph, output) = Graph::capture(device, |capture| self.forward(&capture.stream().clone()))?;
         let exec = graph.instantiate()?;
@@ -75,7 +76,6 @@ impl Net {
     }
 }
 
-/// Queries a second.
 fn a_second(queries: usize, begun: Instant) -> f64 {
     queries as f64 / begun.elapsed().as_secs_f64()
 }
@@ -121,7 +121,6 @@ async fn stream_done((done, _output): (wakeline::stream::Completed, Buffer<f16>)
     done.await
 }
 
-/// So many callers on so many launching threads.
 fn streamed(queries: usize, device: &Device, rows: usize, callers: usize, threads: usize) -> Result<f64> {
     let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
     let nets = (0..callers).map(|_| Net::new(device, rows)).collect::<Result<Vec<_>>>()?;
@@ -137,7 +136,6 @@ fn streamed(queries: usize, device: &Device, rows: usize, callers: usize, thread
     })
 }
 
-/// By the driver's calls alone.
 struct Bare {
     streams: Vec<gpu::Stream>,
     graphs: Vec<gpu::Graph>,
@@ -156,7 +154,7 @@ impl Bare {
             let mut from = net.input.device_address()?;
             for (at, layer) in net.layers.iter_mut().enumerate() {
                 let to = if at % 2 == 0 { one } else { two };
-                // SAFETY: all of it is as large as the layer's shape asks for, and never freed before the graph.
+                // SAFETY: all buffers are as large as the layer's shape requires, and are not freed before the graph.
                 unsafe { layer.forward_bare(stream.raw(), [from, to, workspace], net.rows) }?;
                 from = to;
             }

@@ -1,15 +1,16 @@
-//! 32 empty kernels in three shapes, as in NVIDIA's talk on TensorFlow's CUDA graphs. It does not draw them, but says what
-//! they take: two branches 0.55 of a straight line, fork and join 0.76, which is 17 and 24 kernels one after the other. And
-//! two branches that begin apart: a graph with two beginnings costs the driver itself half as much again to launch.
+//! 32 empty kernels in three shapes, as in NVIDIA's talk on TensorFlow's CUDA graphs. The talk does not draw them, but
+//! gives their times: two branches 0.55 of a straight line, fork and join 0.76, which is 17 and 24 kernels in sequence.
+//! A fourth shape has two separate branches: the driver itself takes half as long again to launch a graph with two
+//! roots.
 //!
 //! ```text
 //!   straight   o─o─o ... ─o      branches   o─┬─o ... ─o      fork   o─┬─o─┬─o ... o─┬─o─┬─o      apart   o─o ... ─o
 //!                                             └─o ... ─o               └─o─┘         └─o─┘                o─o ... ─o
 //! ```
 //!
-//! Four ways: the driver's streams, the driver's graph, wakeline's streams, wakeline's graph. `host` is the time of the
-//! calls, `device` the time until all is done, each a launch, of many launches one behind the other. Each launch of a graph
-//! has its completion: an event behind it.
+//! Four implementations: the driver's streams, the driver's graph, wakeline's streams, wakeline's graph. `host` is the
+//! time of the calls, `device` the time until all work is done, each per launch, of many launches in sequence. Each
+//! launch of a graph has a completion: an event after it.
 
 use std::{cell::RefCell, time::Instant};
 
@@ -40,15 +41,13 @@ enum Shape {
     Apart,
 }
 
-/// What both ways of enqueueing have in common: two streams, and order between them.
+/// The interface that both kinds of enqueueing share: two streams, and order between them.
 trait Lanes {
-    /// A kernel on the first stream or the second.
     fn launch(&mut self, lane: usize);
-    /// One stream waits for the other.
     fn wait(&mut self, lane: usize, other: usize);
 }
 
-/// All of it, so that the first stream comes after the whole.
+/// Enqueues the shape, so that the first stream ends after all of it.
 fn enqueue(shape: Shape, lanes: &mut impl Lanes) {
     match shape {
         Shape::Straight => (0..NODES).for_each(|_| lanes.launch(0)),
@@ -74,7 +73,7 @@ fn enqueue(shape: Shape, lanes: &mut impl Lanes) {
     }
 }
 
-/// Microseconds a launch: of the calls, and until all is done.
+/// Microseconds per launch: of the calls, and until all work is done.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Took {
     pub(crate) host: f64,
@@ -82,7 +81,7 @@ pub(crate) struct Took {
 }
 
 pub(crate) fn timed(mut launch: impl FnMut(), drain: impl Fn()) -> Took {
-    // The way before has left the caches to itself.
+    // The previous implementation has left its own data in the caches.
     (0..WARM).for_each(|_| launch());
     drain();
     let begun = Instant::now();
@@ -93,7 +92,6 @@ pub(crate) fn timed(mut launch: impl FnMut(), drain: impl Fn()) -> Took {
     Took { host: each(host), device: each(begun.elapsed()) }
 }
 
-/// The driver's calls.
 struct Bare {
     kernel: gpu::Kernel,
     streams: [gpu::Stream; 2],
@@ -144,7 +142,6 @@ impl Bare {
     }
 }
 
-/// Wakeline's.
 struct Ours {
     streams: [Stream; 2],
 }

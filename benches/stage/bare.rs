@@ -1,4 +1,4 @@
-//! The limit: a loop of plain driver calls, on each thread for a chain of its own.
+//! The limit: a loop of plain driver calls, with a chain of its own on each thread.
 
 use std::{sync::atomic::Ordering, thread, time::Instant};
 
@@ -10,11 +10,11 @@ use crate::{
 /// The same operators as a loop.
 struct Chain {
     kernel: Kernel,
-    /// One a stage, or one.
+    /// One per stage, or one.
     streams: Vec<Stream>,
-    /// One a stage but the last.
+    /// One per stage but the last.
     passed: Vec<Event>,
-    /// The last stage's: one a buffer, since whoever uses a buffer again comes after its last use.
+    /// Of the last stage: one per buffer, since the next use of a buffer must come after its last use.
     ended: Vec<Event>,
     buffers: Vec<u64>,
 }
@@ -42,7 +42,7 @@ impl Chain {
             if self.streams.len() > 1 {
                 stream.wait(before);
             }
-            // SAFETY: a buffer of so many elements, which is never freed.
+            // SAFETY: a buffer of this many elements, which is never freed.
             unsafe { stream.launch(self.kernel, ELEMENTS as u32, &[self.buffers[at], ELEMENTS as u64]) };
             before = self.passed.get(stage).unwrap_or(&self.ended[at]);
             stream.record(before);
@@ -62,7 +62,6 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// As many chains as threads, made once.
 pub(crate) struct Bare {
     gpu: Gpu,
     chains: Vec<Chain>,
@@ -76,7 +75,7 @@ impl Bare {
     pub(crate) fn measure(&self) -> Window {
         let watch = Watch::new(self.chains.len());
         let seen = thread::scope(|scope| {
-            // However this ends: the scope waits for its threads.
+            // Stops the threads even on a panic: the scope waits for them.
             let _stop = Stop(&watch);
             for (chain, passed) in self.chains.iter().zip(&watch.passed) {
                 let (gpu, watch) = (&self.gpu, &watch);

@@ -1,21 +1,22 @@
-//! What a stage costs the host: 16 operators in a chain, each launching one small kernel in place, against a loop of
-//! plain driver calls (wait for the stage before where its stream is another, launch, record). Both in this process,
+//! Host cost of a stage: 16 operators in a chain, each launching one small kernel in place, against a loop of plain
+//! driver calls (wait for the previous stage if it is on another stream, launch, record). Both in this process,
 //! alternating, on 1, 3, 8 and all threads, each thread with a chain of its own.
 //!
 //! ```text
 //! cargo bench -p wakeline-benches --bench stage                                  everything
 //! cargo bench -p wakeline-benches --bench stage -- own 3                         own or shared (streams); 1, 3, 8 or all (threads)
-//! cargo bench -p wakeline-benches --bench stage -- allocations                   heap allocations a message
+//! cargo bench -p wakeline-benches --bench stage -- allocations                   heap allocations per message
 //! ```
 //!
-//! Needs a CUDA device. With `WAKELINE_DEVICE=emulated` ours runs on the emulated device, which says that the bench works
-//! and nothing of what it measures (it allocates for each piece of work, too); limits are then 0.
+//! Needs a CUDA device. With `WAKELINE_DEVICE=emulated` wakeline runs on the emulated device, which only checks that
+//! the bench works (it also allocates for each operation); limits are then 0.
 //!
-//! Streams share the few channels that a context has to its device, 8 if nobody says otherwise, and in one channel a wait
-//! holds up what is behind it. So the bench asks for 32: the device is not to be the limit.
+//! Streams share the few channels between a context and its device, 8 by default, and in one channel a wait blocks what
+//! follows it. So the bench requests 32: the device must not be the limit.
 //!
-//! Host time a stage is time x threads / (stages x messages), and `cpu` the processor time of it. `lag` is how long the device still works after the host has
-//! stopped: where it is long (a stream holds 1024 launches), the device was the limit and not the host.
+//! Host time per stage is time x threads / (stages x messages), and `cpu` is its processor time. `lag` is how long the
+//! device still works after the host has stopped: where it is long (a stream holds 1024 launches), the device was the
+//! limit and not the host.
 
 #[path = "../support/allocations.rs"]
 mod allocations;
@@ -42,26 +43,26 @@ use gpu::{Gpu, Kernel};
 use ours::Ours;
 
 const STAGES: usize = 16;
-/// Of a message: one warp.
+/// Per message: one warp.
 const ELEMENTS: usize = 32;
-/// Under way in one chain, at most.
+/// The maximum in flight in one chain.
 const ENVELOPES: usize = 64;
 /// Messages that a hub queues.
 const CAPACITY: usize = 8;
 const ROUNDS: usize = 5;
-/// Messages of each chain before it counts as warm, and time after that.
+/// Messages of each chain before it counts as warm, and the time after that.
 const WARM: (u64, Duration) = (300, Duration::from_millis(50));
 const MEASURED: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Streams {
-    /// A stream a stage.
+    /// One stream per stage.
     Own,
-    /// A stream a chain.
+    /// One stream per chain.
     Shared,
 }
 
-/// On a line of its own.
+/// On a cache line of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct Counter(AtomicU64);
@@ -85,7 +86,7 @@ impl Watch {
     fn window(&self, pass: impl Fn(Duration)) -> Seen {
         let began = Instant::now();
         while self.passed.iter().any(|chain| chain.0.load(Ordering::Relaxed) < WARM.0) {
-            assert!(began.elapsed() < Duration::from_secs(60), "nothing passes");
+            assert!(began.elapsed() < Duration::from_secs(60), "no message passes");
             pass(Duration::from_millis(5));
         }
         pass(WARM.1);
@@ -95,19 +96,17 @@ impl Watch {
     }
 }
 
-/// What passed in one window.
 struct Seen {
     messages: u64,
     took: Duration,
     cpu: Duration,
 }
 
-/// What came of it.
 #[derive(Clone, Copy, Default)]
 struct Window {
-    /// Host time a stage, in microseconds.
+    /// Host time per stage, in microseconds.
     stage: f64,
-    /// Processor time a stage, in microseconds.
+    /// Processor time per stage, in microseconds.
     cpu: f64,
     /// In milliseconds.
     lag: f64,
@@ -137,7 +136,7 @@ fn measure(name: &str, device: &Device, bare: Option<(&Gpu, Kernel)>, streams: S
     if bare.is_some() {
         figure(&format!("{name}.ratio"), own.ratio, "x", 1.0);
     }
-    // The first round is thrown away.
+    // The first round is discarded.
     let of = |windows: &[Window], part: fn(&Window) -> f64| median(windows[1..].iter().map(part).collect());
     let beside = |what: &str, unit: &str, part: fn(&Window) -> f64| {
         figure(&format!("{name}.{what}"), of(&owns, part), unit, of(&limits, part));
@@ -151,7 +150,7 @@ fn main() {
         return;
     }
     if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
-        // SAFETY: no other thread has been started that could read the environment, and no driver has been loaded.
+        // SAFETY: no other thread that could read the environment has been started, and no driver has been loaded.
         unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
     }
     let all = thread::available_parallelism().map_or(4, |cores| cores.get());
@@ -163,7 +162,7 @@ fn main() {
         word == "allocations" || threads.iter().any(|(name, _)| *name == word) || streams.iter().any(|s| s.0 == word)
     };
     if let Some(word) = words.iter().find(|word| !known(word)) {
-        eprintln!("stage: `{word}` is none of its words: see the top of benches/stage/main.rs");
+        eprintln!("stage: `{word}` is not an argument: see the top of benches/stage/main.rs");
         std::process::exit(2);
     }
     let any_threads = !threads.iter().any(|(name, _)| named(name));

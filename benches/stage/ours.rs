@@ -1,4 +1,4 @@
-//! Ours: flows of a source, the stages and a sink, all on the device.
+//! wakeline: flows of a source, the stages and a sink, all on the device.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -11,7 +11,6 @@ use wakeline::{Running, kernel::Grid, prelude::*};
 
 use crate::{CAPACITY, ELEMENTS, ENVELOPES, STAGES, Streams, Watch, Window, allocations};
 
-/// x += 1
 #[kernel(unsafe(cuda = "step.cu"))]
 pub(crate) fn step(x: &mut [u32]) {
     x.iter_mut().for_each(|x| *x = x.wrapping_add(1));
@@ -23,7 +22,7 @@ struct FeedPorts {
     out: Output<Envelope<u32>>,
 }
 
-/// Sends blank envelopes as they are.
+/// Sends blank envelopes unchanged.
 struct Feed;
 
 impl Operator for Feed {
@@ -44,7 +43,7 @@ struct StagePorts {
     out: Output<Envelope<u32>>,
 }
 
-/// Takes, launches, sends: on its own stream, or on one that was given to it.
+/// Takes, launches, sends: on its own stream, or on the given one.
 struct Stage(Option<Stream>);
 
 impl Operator for Stage {
@@ -68,7 +67,7 @@ struct DrainPorts {
     input: Input<Envelope<u32>>,
 }
 
-/// Sends envelopes home.
+/// Returns envelopes to the hub.
 struct Drain {
     watch: Arc<Watch>,
     chain: usize,
@@ -126,11 +125,11 @@ impl Ours {
         let watch = Arc::new(Watch::new(self.threads));
         let chains = (0..self.threads).map(|number| chain(&self.device, self.streams, &watch, number));
         let _inside = self.runtime.enter();
-        let running = chains.map(|flow| flow.spawn().expect("a flow that is put together well")).collect();
+        let running = chains.map(|flow| flow.spawn().expect("a valid flow")).collect();
         (watch, running)
     }
 
-    /// Lets time pass: with one thread, it is this one that runs the flow.
+    /// Waits: with one thread, this thread runs the flow meanwhile.
     fn pass(&self, time: Duration) {
         if self.threads == 1 {
             self.runtime.block_on(async { tokio::time::sleep(time).await });
@@ -156,7 +155,7 @@ impl Ours {
         Window::new(self.threads, &seen, self.end(running))
     }
 
-    /// Heap allocations a message, from the source to the sink.
+    /// Heap allocations per message, from the source to the sink.
     pub(crate) fn allocations(&self) -> f64 {
         let (watch, running) = self.start();
         watch.window(|time| self.pass(time));

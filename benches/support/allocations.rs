@@ -1,4 +1,4 @@
-//! Counts heap allocations and their bytes while it is told to, and otherwise only asks whether it is.
+//! Counts heap allocations and their bytes while enabled; otherwise it only checks the flag.
 
 #![allow(dead_code)]
 
@@ -11,7 +11,7 @@ struct Counting;
 
 static ON: AtomicBool = AtomicBool::new(false);
 static COUNT: AtomicU64 = AtomicU64::new(0);
-/// What was allocated less what was given back.
+/// Allocated bytes less freed bytes.
 static BYTES: AtomicI64 = AtomicI64::new(0);
 
 #[global_allocator]
@@ -24,7 +24,7 @@ fn count(bytes: i64) {
     }
 }
 
-// SAFETY: each call goes to the system's allocator as it is.
+// SAFETY: each call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
@@ -52,25 +52,24 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// From now on.
 pub(crate) fn begin() {
     COUNT.store(0, Ordering::Relaxed);
     BYTES.store(0, Ordering::Relaxed);
     ON.store(true, Ordering::Relaxed);
 }
 
-/// How many there were, on all threads.
+/// Stops counting; returns the number of allocations on all threads.
 pub(crate) fn end() -> u64 {
     ON.store(false, Ordering::Relaxed);
     COUNT.load(Ordering::Relaxed)
 }
 
-/// How many there were so far, on all threads. Goes on counting.
+/// The number of allocations so far, on all threads. Counting continues.
 pub(crate) fn so_far() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
 
-/// Bytes that were allocated and not given back, on all threads. Goes on counting.
+/// Bytes allocated and not freed, on all threads. Counting continues.
 pub(crate) fn held() -> i64 {
     BYTES.load(Ordering::Relaxed)
 }

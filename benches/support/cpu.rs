@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-/// What all its threads have used so far, those that have ended too.
+/// The time used so far by all threads, including those that have ended.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 pub(crate) fn used() -> Duration {
     #[repr(C)]
@@ -23,7 +23,7 @@ pub(crate) fn used() -> Duration {
     Duration::new(time.seconds as u64, time.nanoseconds as u32)
 }
 
-/// Not known here.
+/// Not available on this system.
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 pub(crate) fn used() -> Duration {
     Duration::ZERO

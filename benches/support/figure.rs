@@ -1,4 +1,4 @@
-//! Figures: measured beside their limit, in one process, alternating.
+//! Figures: each is measured together with its limit, in one process, alternating.
 
 #![allow(dead_code)]
 
@@ -7,16 +7,15 @@ pub(crate) fn asked() -> bool {
     std::env::args().any(|arg| arg == "--bench")
 }
 
-/// Prints a line that tools can read.
+/// Prints a machine-readable line.
 pub(crate) fn figure(name: &str, value: f64, unit: &str, limit: f64) {
     println!("figure {name} = {value:.4} {unit} (limit {limit:.4})");
 }
 
-/// What came of several rounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     pub(crate) median: f64,
-    /// The median of this over the limit, round by round: a machine that slows down slows both.
+    /// The median of the measurement over the limit, round by round: a machine that slows down slows both.
     pub(crate) ratio: f64,
 }
 
@@ -25,7 +24,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Runs the limit and ours in turn; the first round of each is thrown away.
+/// Runs the limit and the measurement alternately; the first round of each is discarded.
 pub(crate) fn alternate(
     rounds: usize,
     mut limit: impl FnMut() -> f64,

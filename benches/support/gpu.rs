@@ -1,7 +1,7 @@
-//! A GPU by plain driver calls, as a program without wakeline would make them: what limits are measured with.
+//! A GPU used by plain driver calls, as in a program without wakeline: limits are measured with it.
 //!
-//! Everything panics where the driver says no: a limit that is wrong is worse than none. The context is the device's
-//! primary one, which is wakeline's too; it must be current on each thread that calls (`Gpu::enter`).
+//! Every driver error panics: a wrong limit is worse than none. The context is the device's primary one, which wakeline
+//! uses, too; it must be current on each calling thread (`Gpu::enter`).
 
 #![allow(dead_code)]
 
@@ -16,22 +16,20 @@ use cudarc::{
     nvrtc,
 };
 
-/// The first GPU.
 #[derive(Clone)]
 pub(crate) struct Gpu(Arc<CudaContext>);
 
 impl Gpu {
-    /// There must be one: see `Device::cuda_count`.
+    /// Panics if there is no GPU: see `Device::cuda_count`.
     pub(crate) fn open() -> Self {
         Self(CudaContext::new(0).expect("the primary context"))
     }
 
-    /// Makes it this thread's.
+    /// Makes the context current on this thread.
     pub(crate) fn enter(&self) {
         self.0.bind_to_thread().expect("a context to make current");
     }
 
-    /// How a thread that synchronises waits.
     pub(crate) fn schedule(&self) -> &'static str {
         let mut flags = 0;
         // SAFETY: the context is current; `flags` outlives the call, which writes one int.
@@ -45,7 +43,7 @@ impl Gpu {
         }
     }
 
-    /// A kernel, compiled behind its prototype: the sources of wakeline's kernels say nothing of their linkage.
+    /// A kernel, compiled behind its prototype: the sources of wakeline's kernels do not declare their linkage.
     pub(crate) fn kernel(&self, name: &str, parameters: &str, source: &str) -> Kernel {
         let source = format!("extern \"C\" __global__ void {name}({parameters});\n{source}");
         let code = nvrtc::compile_ptx(source).expect("a kernel that compiles");
@@ -58,7 +56,7 @@ impl Gpu {
         }
     }
 
-    /// So many bytes, never freed: all zero.
+    /// Zeroed device memory of this size, never freed.
     pub(crate) fn memory(&self, bytes: usize) -> u64 {
         // SAFETY: fresh memory of that size.
         unsafe {
@@ -90,7 +88,8 @@ impl Stream {
     }
 
     /// # Safety
-    /// The arguments are the kernel's: each 8 bytes, each pointer to memory that is there until the kernel is done.
+    /// The arguments are the kernel's: each of 8 bytes, each pointer to memory that stays valid until the kernel is
+    /// done.
     pub(crate) unsafe fn launch(&self, kernel: Kernel, threads: u32, arguments: &[u64]) {
         let mut pointers = [ptr::null_mut::<c_void>(); 4];
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
@@ -113,18 +112,18 @@ impl Stream {
         unsafe { result::stream::wait_event(self.0, event.0, flags).expect("waits") };
     }
 
-    /// Calls `function`, on a thread of the driver's, when the work before it is done. It must not call the driver.
+    /// Calls `function`, on a driver thread, when the work before it is done. It must not call the driver.
     pub(crate) fn host_function<F: FnOnce() + Send + 'static>(&self, function: F) {
         unsafe extern "C" fn call<F: FnOnce()>(function: *mut c_void) {
-            // SAFETY: boxed below, for this one call.
+            // SAFETY: boxed below, and taken by this one call.
             unsafe { Box::from_raw(function.cast::<F>())() }
         }
         let function = Box::into_raw(Box::new(function));
-        // SAFETY: a live stream; `call` takes what it is given, once.
+        // SAFETY: a live stream; `call` takes its argument once.
         unsafe { result::stream::launch_host_function(self.0, call::<F>, function.cast()).expect("enqueues") };
     }
 
-    /// As other libraries take it.
+    /// The handle as other libraries take it.
     pub(crate) fn raw(&self) -> *mut c_void {
         self.0.cast()
     }
@@ -136,14 +135,13 @@ impl Stream {
 }
 
 impl Stream {
-    /// What this thread enqueues here from now on, and on what waits for it, becomes a graph.
+    /// Starts a capture: later work of this thread on this stream, and on streams that wait for it, becomes a graph.
     pub(crate) fn begin_capture(&self) {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: it is live.
         unsafe { result::stream::begin_capture(self.0, mode).expect("begins a capture") };
     }
 
-    /// That graph.
     pub(crate) fn end_capture(&self) -> Graph {
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         // SAFETY: its capture has begun on this thread; the graph lives as long as its exec.
@@ -156,7 +154,6 @@ impl Stream {
     }
 }
 
-/// A graph that can be launched.
 pub(crate) struct Graph(sys::CUgraphExec);
 
 // SAFETY: used by one thread at a time.
@@ -171,14 +168,14 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made by `end_capture`, used by nobody after this.
+        // SAFETY: created by `end_capture`, and not used after this.
         unsafe { result::graph::exec_destroy(self.0).expect("ends") };
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, used by nobody after this.
+        // SAFETY: created by `new`, and not used after this.
         unsafe { result::stream::destroy(self.0).expect("ends") };
     }
 }
@@ -214,7 +211,7 @@ impl Event {
         }
     }
 
-    /// Microseconds from `earlier` to this one. Both are timed, and done.
+    /// Microseconds from `earlier` to this event. Both must be timed, and done.
     pub(crate) fn since(&self, earlier: &Self) -> f64 {
         // SAFETY: both are live.
         f64::from(unsafe { result::event::elapsed(earlier.0, self.0).expect("a time") }) * 1e3
@@ -223,7 +220,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by `new` or `timed`, used by nobody after this.
+        // SAFETY: created by `new` or `timed`, and not used after this.
         unsafe { result::event::destroy(self.0).expect("ends") };
     }
 }

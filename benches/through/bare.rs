@@ -1,4 +1,4 @@
-//! The limit: bare copies of page-locked memory, in both directions at once, by plain driver calls.
+//! The limit: bare copies of page-locked memory, in both directions at once, with plain driver calls.
 
 use std::{
     sync::{Arc, Barrier},
@@ -17,7 +17,7 @@ pub(crate) struct Pairs {
     streams: [sys::CUstream; 2],
 }
 
-// SAFETY: page-locked memory and handles that any thread may use, with the context current (`copy` sees to it).
+// SAFETY: page-locked memory and handles that any thread may use with the context current, which `copy` ensures.
 unsafe impl Sync for Pairs {}
 
 impl Pairs {
@@ -38,7 +38,7 @@ impl Pairs {
         }
     }
 
-    /// So many bytes each way. Seconds.
+    /// Copies so many bytes each way. Returns seconds.
     pub(crate) fn copy(&self, total: usize) -> f64 {
         self.context.bind_to_thread().expect("current");
         let began = Instant::now();
@@ -57,14 +57,14 @@ impl Pairs {
             }
         }
         for stream in self.streams {
-            // SAFETY: made in `new`.
+            // SAFETY: created in `new`.
             unsafe { result::stream::synchronize(stream).expect("synchronises") };
         }
         began.elapsed().as_secs_f64()
     }
 }
 
-/// The same on several devices at once, a thread each: the time until the last is done.
+/// The same on several devices at once, one thread each: the time until the last is done.
 pub(crate) fn copy_on_all(pairs: &[Pairs], total: usize) -> f64 {
     let ready = Barrier::new(pairs.len());
     thread::scope(|scope| {
@@ -80,7 +80,7 @@ pub(crate) fn copy_on_all(pairs: &[Pairs], total: usize) -> f64 {
 impl Drop for Pairs {
     fn drop(&mut self) {
         self.context.bind_to_thread().expect("current");
-        // SAFETY: made in `new`; everything was synchronised.
+        // SAFETY: created in `new`; all work was synchronised.
         unsafe {
             self.host.iter().flatten().for_each(|host| result::free_host(host.cast()).expect("frees"));
             self.device.iter().flatten().for_each(|device| result::free_sync(*device).expect("frees"));

@@ -1,4 +1,4 @@
-//! Against the bus: chunks of several sizes, several devices, and what 64 GiB leave behind.
+//! Against the bus: chunks of several sizes, several devices, and memory growth over 64 GiB.
 
 use tokio::runtime::Runtime;
 use wakeline::Device;
@@ -23,10 +23,10 @@ fn first() -> Option<Device> {
     Device::cuda(0).inspect_err(|error| println!("through: not measured: {error}")).ok()
 }
 
-/// Rates each way, both ways at once.
+/// Rates per direction, with both directions at once.
 pub(crate) fn sizes(runtime: &Runtime) {
     let Some(device) = first() else { return };
-    // Small chunks are limited by what a copy and a launch cost the host: fewer of them are enough.
+    // Small chunks are limited by the host cost of a copy and a launch: fewer of them are enough.
     let sizes = [
         ("64KiB", 64 * KIB, 32, GIB / 2),
         ("256KiB", 256 * KIB, 32, 2 * GIB),
@@ -65,19 +65,19 @@ pub(crate) fn devices(runtime: &Runtime) {
     }
 }
 
-/// 64 GiB in 16 flows one after the other: memory after the first against memory after the last, and the most that the
-/// device ever held.
+/// 64 GiB in 16 flows in sequence: memory after the first against memory after the last, and the peak memory of the
+/// device.
 pub(crate) fn constant(runtime: &Runtime) {
     let Some(device) = first() else { return };
     let (chunk, envelopes, part) = (4 * MIB, 8, 4 * GIB);
     let run = || runtime.block_on(pass(std::slice::from_ref(&device), part, chunk, envelopes));
     let peak_before = device.memory_peak();
     run();
-    let (host, free) = (memory::resident(), device.memory().expect("the driver says").free);
+    let (host, free) = (memory::resident(), device.memory().expect("the driver's answer").free);
     for _ in 1..64 * GIB / part {
         run();
     }
-    let (host_after, free_after) = (memory::resident(), device.memory().expect("the driver says").free);
+    let (host_after, free_after) = (memory::resident(), device.memory().expect("the driver's answer").free);
     figure("through.constant.host_growth", (host_after as f64 - host as f64) / MIB as f64, "MiB", 0.0);
     figure("through.constant.device_growth", (free as f64 - free_after as f64) / MIB as f64, "MiB", 0.0);
     // On the device each chunk has one envelope: it is written, touched and read in place.
@@ -86,6 +86,6 @@ pub(crate) fn constant(runtime: &Runtime) {
     if peak_before <= peak / 2 {
         figure("through.constant.device_peak", peak as f64 / MIB as f64, "MiB", envelopes);
     } else {
-        println!("through.constant.device_peak: not measured: something larger ran before: ask for `constant` alone");
+        println!("through.constant.device_peak: not measured: a larger part ran before: run `constant` alone");
     }
 }

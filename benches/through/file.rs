@@ -1,8 +1,8 @@
-//! File to file: what reading and writing take by themselves, and what they take with a device in between.
+//! File to file: the time of reading and writing alone, and with a device in between.
 //!
 //! ```text
 //!   limit   read ──> {queue} ──> write                                   two threads, page-locked buffers
-//!   ours    read ──> {hub} ──> touch, on the device ──> {hub} ──> write     files block: these two have threads of their own
+//!   ours    read ──> {hub} ──> touch, on the device ──> {hub} ──> write     on threads of their own: file operations block
 //! ```
 
 use std::{
@@ -76,7 +76,7 @@ async fn through(device: &Device, from: &Path, to: &Path) -> Result<f64> {
     Ok(seconds(&flow.run().await?))
 }
 
-/// The same files by two threads, with as many buffers. Seconds, and those that each of the two was busy.
+/// Copies the same files with two threads and as many buffers. Returns seconds, in total and busy in each of the two.
 fn bare(device: &Device, from: &Path, to: &Path) -> Result<(f64, f64, f64)> {
     let (mut from, mut to) = (File::open(from)?, File::create(to)?);
     let (full, to_write) = mpsc::channel::<(Buffer<u8>, usize)>();
@@ -103,7 +103,7 @@ fn bare(device: &Device, from: &Path, to: &Path) -> Result<(f64, f64, f64)> {
             let began = Instant::now();
             to.write_all(&buffer.as_slice()?[..len])?;
             writing += began.elapsed().as_secs_f64();
-            // The reader may have come to the end.
+            // The reader may have reached the end.
             let _ = empty.send(buffer);
         }
         let reading = reader.join().map_err(|_| Error::from("the reading thread panicked"))??;

@@ -1,4 +1,4 @@
-//! The flow that is measured: chunks that already lie in page-locked envelopes go to the device, through a kernel and back.
+//! The measured flow: chunks that are already in page-locked envelopes go to the device, through a kernel and back.
 
 use wakeline::{flow::Report, kernel::Grid, operator::MapPorts, prelude::*};
 
@@ -9,7 +9,7 @@ fn touch(data: &mut [u8]) {
     data.iter_mut().step_by(4096).for_each(|byte| *byte = byte.wrapping_add(1));
 }
 
-/// Sends blank envelopes as they are: whole, and filled by nobody.
+/// Sends blank envelopes unchanged: whole, and never filled.
 struct Feed(usize);
 
 impl Operator for Feed {
@@ -26,7 +26,6 @@ impl Operator for Feed {
     }
 }
 
-/// One element of each 4 KiB, in place.
 pub(crate) struct Touch;
 
 impl Operator for Touch {
@@ -40,7 +39,7 @@ impl Operator for Touch {
     }
 }
 
-/// Waits for each chunk's arrival, as whoever reads it must.
+/// Waits for each chunk's arrival, as a reader must.
 struct Eat;
 
 impl Operator for Eat {
@@ -53,8 +52,8 @@ impl Operator for Eat {
     }
 }
 
-/// So many bytes through each device, at once. The time of it, without what is made before the first chunk.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "what it is measured against are CUDA devices"))]
+/// Sends so many bytes through each device, at once. Returns the time, without the setup before the first chunk.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only measured on CUDA devices"))]
 pub(crate) async fn pass(devices: &[Device], total: usize, chunk: usize, envelopes: usize) -> f64 {
     let mut flow = Flow::new("through");
     for (at, device) in devices.iter().enumerate() {

@@ -1,17 +1,16 @@
-//! What passing through a device costs, against what the bus, or the files, would allow. Both in this process, alternating.
+//! Cost of passing through a device, against the limit of the bus or the files. Both in this process, alternating.
 //!
 //! ```text
-//! cargo bench -p wakeline-benches --bench through                    everything that the machine has
+//! cargo bench -p wakeline-benches --bench through                    all parts that this machine supports
 //! cargo bench -p wakeline-benches --bench through -- sizes           chunks of 64 KiB to 16 MiB, in both directions at once
 //! cargo bench -p wakeline-benches --bench through -- devices         on all GPUs at once, if there are several
-//! cargo bench -p wakeline-benches --bench through -- constant        64 GiB, and what memory grows by meanwhile
-//! cargo bench -p wakeline-benches --bench through -- file            file to file; the files' own time apart
+//! cargo bench -p wakeline-benches --bench through -- constant        64 GiB, and the growth of memory meanwhile
+//! cargo bench -p wakeline-benches --bench through -- file            file to file; with the time of the files alone
 //! cargo bench -p wakeline-benches --bench through -- timeline        a picture: ten chunks produced, copied in, computed, copied out, consumed
 //! ```
 //!
-//! The first three need CUDA devices. `file` and `timeline` also run on the emulated device, where they say that they work
-//! and nothing of what they measure. `WAKELINE_BENCH_DIR` says where files are written, else it is the folder for temporary
-//! ones.
+//! The first three need CUDA devices. `file` and `timeline` also run on the emulated device, which only checks that
+//! they work. Files are written to `WAKELINE_BENCH_DIR`, by default to the temporary folder.
 
 #[cfg(feature = "cuda")]
 mod bare;
@@ -25,7 +24,7 @@ mod flow;
 mod memory;
 mod timeline;
 
-/// Where files are written.
+/// The folder for files.
 fn folder() -> std::path::PathBuf {
     std::env::var_os("WAKELINE_BENCH_DIR").map_or_else(std::env::temp_dir, Into::into)
 }
@@ -40,7 +39,7 @@ fn main() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");
     #[cfg(feature = "cuda")]
     {
-        // Before anything larger: it looks at the peak of the device's memory.
+        // Before anything larger: it reads the peak of the device's memory.
         if wants("constant") {
             bus::constant(&runtime);
         }

@@ -1,7 +1,7 @@
-//! A picture of what overlaps: ten chunks, each produced, copied in, computed, copied out and consumed.
+//! A picture of the overlap: ten chunks, each produced, copied in, computed, copied out and consumed.
 //!
-//! Ends are seen by tasks that await them, some microseconds late. A copy or a kernel begins when what it needs is there
-//! and the one before it is done: that is how begins are found.
+//! Ends are seen by tasks that await them, some microseconds late. Begins are derived: a copy or a kernel begins when
+//! its input is complete and the previous one is done.
 
 use std::{
     fmt::Write,
@@ -17,7 +17,7 @@ use wakeline::{memory::HostAccess, operator::MapPorts, prelude::*};
 use crate::flow::{SinkPorts, SourcePorts};
 
 const CHUNKS: usize = 10;
-/// They pass before, so that everything is warm.
+/// Chunks that pass first, as a warm-up.
 const WARM: usize = 4;
 const ENVELOPES: usize = 3;
 const STAGES: [&str; 5] = ["produce", "copy in", "compute", "copy out", "consume"];
@@ -32,12 +32,11 @@ fn churn(data: &mut [u32], rounds: u32) {
     }
 }
 
-/// From when to when.
+/// Begin and end.
 type Span = (Duration, Duration);
-/// Those of one chunk.
 type Stages = [Span; STAGES.len()];
 
-/// When each stage of each chunk began and ended.
+/// Records when each stage of each chunk began and ended.
 #[derive(Clone)]
 struct Clock {
     began: Instant,
@@ -53,7 +52,7 @@ impl Clock {
         self.seen.lock().expect("no panic")[chunk][stage] = (from, self.now());
     }
 
-    /// Notes when it is over.
+    /// Records when it ends.
     fn watch(&self, stage: usize, chunk: usize, end: HostAccess) {
         let clock = self.clone();
         tokio::spawn(async move {
@@ -151,7 +150,7 @@ async fn measure(device: &Device, bytes: usize, rounds: u32) -> Result<Vec<Stage
     flow.connect(arrive.output, consume.input);
     flow.run().await?;
     let mut spans = clock.seen.lock().expect("no panic").to_vec();
-    // What is enqueued begins when its input is there and the one before it has ended.
+    // Enqueued work begins when its input is complete and the previous one has ended.
     for number in 0..spans.len() {
         for stage in 1..4 {
             let before = number.checked_sub(1).map_or(Duration::ZERO, |before| spans[before][stage].1);
@@ -163,7 +162,7 @@ async fn measure(device: &Device, bytes: usize, rounds: u32) -> Result<Vec<Stage
     Ok(spans.split_off(WARM))
 }
 
-/// A line a stage; where it was busy stands the number of the chunk.
+/// One line per stage; where it was busy, the line shows the number of the chunk.
 fn text(spans: &[Stages]) -> String {
     const WIDTH: usize = 96;
     let (from, to) = range(spans);
@@ -186,7 +185,6 @@ fn range(spans: &[Stages]) -> Span {
     (all().map(|span| span.0).min().unwrap_or_default(), all().map(|span| span.1).max().unwrap_or_default())
 }
 
-/// As an SVG file.
 fn draw(spans: &[Stages], device: &Device, bytes: usize, to: &Path) -> Result<()> {
     let wrong = |error: DrawingAreaErrorKind<_>| Error::other(std::io::Error::other(error.to_string()));
     let (begin, end) = range(spans);

@@ -1,4 +1,4 @@
-// Which centroid each point is nearest to. Each operation is rounded by itself, as on the host: so both find the same.
+// The nearest centroid of each point. Each operation is rounded by itself, as on the host, so that both find the same.
 __global__ void assign(const float *points, unsigned long long points_len, const float *centroids,
                        unsigned long long centroids_len, unsigned int *assignments, unsigned long long n) {
     unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;

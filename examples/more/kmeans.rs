@@ -1,4 +1,4 @@
-//! k-means on a device and the host together: hubs whose chunks stay, and are peeked and modified where they are needed.
+//! k-means on a device and the host together: hubs with chunks that stay, and are peeked and modified where needed.
 //!
 //! `cargo run --release -p wakeline-more-examples --example kmeans -- [--device cuda:0|emulated] [-n 10000] [-k 3] [--rounds 1000] [--picture k.png]`
 //!
@@ -9,7 +9,8 @@
 //!   {assignments}  modified <── (device)   (host) <── peeked
 //! ```
 //!
-//! The two take turns. Whoever has run says that the data flows to the other now; the hubs copy it there.
+//! The two take turns. Each operator, after its run, sets the other place as the data's destination; the hubs copy it
+//! there.
 
 use std::{
     path::{Path, PathBuf},
@@ -28,19 +29,19 @@ use wakeline::{
     prelude::*,
 };
 
-/// Clusters random points on a GPU and compares with the host's result.
+/// Clusters random points on a GPU and compares the result with the host's.
 #[derive(Parser)]
 struct Args {
-    /// cuda:0, cuda:1, ... or emulated; the first GPU if left out, emulated where there is no driver.
+    /// cuda:0, cuda:1, ... or emulated; default: the first GPU, or emulated where there is no driver.
     #[arg(long)]
     device: Option<String>,
-    /// Points.
+    /// Number of points.
     #[arg(short, default_value_t = 10_000)]
     n: usize,
-    /// Clusters.
+    /// Number of clusters.
     #[arg(short, default_value_t = 3)]
     k: usize,
-    /// Rounds.
+    /// Number of rounds.
     #[arg(long, default_value_t = 1000)]
     rounds: usize,
     /// Seed of the points.
@@ -51,7 +52,7 @@ struct Args {
     picture: Option<PathBuf>,
 }
 
-/// Which centroid each point is nearest to. Points and centroids are pairs of coordinates.
+/// The nearest centroid of each point. Points and centroids are pairs of coordinates.
 #[kernel(unsafe(cuda = "kmeans.cu"))]
 fn assign(points: &[f32], centroids: &[f32], assignments: &mut [u32]) {
     for (point, assignment) in points.chunks_exact(2).zip(assignments) {
@@ -69,7 +70,7 @@ fn assign(points: &[f32], centroids: &[f32], assignments: &mut [u32]) {
     }
 }
 
-/// Each centroid to the middle of its points; one without any stays.
+/// Moves each centroid to the middle of its points; one without points stays.
 fn update(points: &[f32], assignments: &[u32], centroids: &mut [f32]) {
     let mut sums = vec![(0.0_f64, 0.0_f64, 0_u32); centroids.len() / 2];
     for (point, cluster) in points.chunks_exact(2).zip(assignments) {
@@ -86,7 +87,7 @@ fn update(points: &[f32], assignments: &[u32], centroids: &mut [f32]) {
     }
 }
 
-/// Whose turn it is: where the data flows.
+/// Switches turns, by setting the destination of the data.
 struct Turns {
     centroids: ChunkHub<f32>,
     assignments: ChunkHub<u32>,
@@ -170,7 +171,7 @@ impl Operator for Update {
     }
 }
 
-/// The clusters: which one each point is in, and their centroids.
+/// The cluster of each point, and the centroids.
 type Clusters = (Vec<u32>, Vec<f32>);
 
 async fn with_hubs(device: &Device, points: &[f32], k: usize, rounds: usize) -> Result<Clusters> {
@@ -201,13 +202,13 @@ async fn with_hubs(device: &Device, points: &[f32], k: usize, rounds: usize) -> 
 
     centroids.flow_freely();
     assignments.flow_freely();
-    let gone = || Error::from("its chunk is gone");
+    let gone = || Error::from("the chunk was consumed");
     let centroids = centroids.peek(&host)?.next().await?.ok_or_else(gone)?.read().await?.to_vec();
     let assignments = assignments.peek(&host)?.next().await?.ok_or_else(gone)?.read().await?.to_vec();
     Ok((assignments, centroids))
 }
 
-/// The same, one after the other.
+/// The same on the host, step by step.
 fn on_host(points: &[f32], k: usize, rounds: usize) -> Clusters {
     let (mut assignments, mut centroids) = (vec![0; points.len() / 2], points[..2 * k].to_vec());
     for _ in 0..rounds {
@@ -217,7 +218,7 @@ fn on_host(points: &[f32], k: usize, rounds: usize) -> Clusters {
     (assignments, centroids)
 }
 
-/// Around as many centres as there are clusters.
+/// Random points around as many centres as there are clusters.
 fn random_points(args: &Args) -> Vec<f32> {
     let mut random = StdRng::seed_from_u64(args.seed);
     let centres: Vec<[f32; 2]> = (0..args.k).map(|_| [random.random(), random.random()]).collect();
@@ -253,7 +254,7 @@ async fn cluster(args: &Args) -> Result<String> {
     };
     let (n, k, rounds) = (args.n, args.k, args.rounds);
     if k == 0 || k > n || rounds == 0 {
-        return Err(format!("{n} points in {k} clusters in {rounds} rounds: at least one of each, and k points").into());
+        return Err(format!("-n {n} -k {k} --rounds {rounds}: each must be at least 1, and k at most n").into());
     }
     let points = random_points(args);
     let began = Instant::now();
@@ -263,9 +264,9 @@ async fn cluster(args: &Args) -> Result<String> {
     let others = clusters.0.iter().zip(&expected.0).filter(|(here, there)| here != there).count();
     let furthest = clusters.1.iter().zip(&expected.1).map(|(here, there)| (here - there).abs()).fold(0.0, f32::max);
     if others > 0 || furthest > 1e-4 {
-        return Err(format!("{others} points are in other clusters than on the host, centroids {furthest} away").into());
+        return Err(format!("{others} points differ from the host's clusters, centroids by up to {furthest}").into());
     }
-    let mut told = format!(
+    let mut line = format!(
         "{n} points, {k} clusters, {rounds} rounds in {:.1} ms on {device} ({}): the host's clusters, centroids within \
          {furthest:.1e}",
         took.as_secs_f64() * 1e3,
@@ -273,9 +274,9 @@ async fn cluster(args: &Args) -> Result<String> {
     );
     if let Some(picture) = &args.picture {
         draw(&points, &clusters, picture)?;
-        told.push_str(&format!(", drawn into {}", picture.display()));
+        line.push_str(&format!(", drawn into {}", picture.display()));
     }
-    Ok(told)
+    Ok(line)
 }
 
 #[tokio::main]

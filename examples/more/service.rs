@@ -1,4 +1,4 @@
-//! A device flow inside a web server: texts are posted to `/shout`, and come back in capitals.
+//! A device flow inside a web server: texts are posted to `/shout`, and returned in upper case.
 //!
 //! `cargo run --release -p wakeline-more-examples --example service -- [--listen 127.0.0.1:3000] [--device emulated] [--overload shed|wait]`
 //!
@@ -7,9 +7,10 @@
 //!                                       host     device    host
 //! ```
 //!
-//! The service is a `tower::Service`: a request is let in when the flow has room for it. What happens to those that it has
-//! none for is a layer in front. `GET /health` says how far the operators are, and turns red (503) when the device is lost or
-//! the flow has failed. Clients are given kinds of failures and no names from inside: those are in the log, on stderr. SIGTERM and ctrl-c end it in order: no new connections, all answers, the flow, the process.
+//! The service is a `tower::Service`: it accepts a request when the flow has room for it. A layer in front handles
+//! overload. `GET /health` returns the status of the operators, and fails (503) when the device is lost or the flow has
+//! failed. Clients receive only the kind of a failure, without internal names: those are in the log, on stderr. SIGTERM
+//! and ctrl-c shut it down in order: no new connections, all responses, the flow, the process.
 
 use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
@@ -27,25 +28,25 @@ use tokio::{net::TcpListener, signal, time::timeout};
 use tower::{BoxError, ServiceBuilder, ServiceExt, load_shed::error::Overloaded, util::BoxCloneSyncService};
 use wakeline::{Report, Running, flow::Handle, operator::map, prelude::*};
 
-/// Capitalises texts on a GPU, over HTTP.
+/// Converts texts to upper case on a GPU, over HTTP.
 #[derive(Parser)]
 pub(crate) struct Args {
-    /// Where to listen; port 0 is any that is free.
+    /// The address to listen on; port 0 selects a free port.
     #[arg(long, default_value = "127.0.0.1:3000")]
     pub(crate) listen: SocketAddr,
-    /// cuda:0, cuda:1, ... or emulated; the first GPU if left out, emulated where there is no driver.
+    /// cuda:0, cuda:1, ... or emulated; default: the first GPU, or emulated where there is no driver.
     #[arg(long)]
     pub(crate) device: Option<String>,
-    /// What becomes of a request that there is no room for: refused at once (503), or kept waiting.
+    /// What happens to a request under overload: shed with 503 at once, or kept waiting.
     #[arg(long, value_enum, default_value_t = Overload::Wait)]
     pub(crate) overload: Overload,
-    /// Requests that there is room for before the flow takes them.
+    /// Requests that are queued before the flow takes them.
     #[arg(long, default_value_t = 64)]
     pub(crate) places: usize,
-    /// Bytes of the longest text.
+    /// The maximum length of a text, in bytes.
     #[arg(long, default_value_t = 65_536)]
     pub(crate) longest: usize,
-    /// Seconds that a request may take, waiting included.
+    /// The time limit of a request in seconds, waiting included.
     #[arg(long, default_value_t = 30)]
     pub(crate) patience: u64,
 }
@@ -70,7 +71,7 @@ struct LoadPorts {
     loaded: Output<Envelope<u8>>,
 }
 
-/// Puts texts into envelopes, which are copied to the device from there.
+/// Copies texts into envelopes, which the hub copies to the device.
 struct Load;
 
 impl Operator for Load {
@@ -105,7 +106,6 @@ impl Operator for Upper {
     }
 }
 
-/// What the handlers share.
 #[derive(Clone)]
 struct App {
     shout: BoxCloneSyncService<Bytes, Bytes, BoxError>,
@@ -114,7 +114,7 @@ struct App {
     flow: Handle,
 }
 
-/// The flow, at work, and the routes that lead to it.
+/// Starts the flow; returns the routes that use it, and the running flow.
 pub(crate) async fn start(device: &Device, args: &Args) -> Result<(Router, Running)> {
     let mut flow = Flow::new("shout");
     let load = flow.add("load", Load);
@@ -125,9 +125,9 @@ pub(crate) async fn start(device: &Device, args: &Args) -> Result<(Router, Runni
     flow.connect_with(upper.shouted, unload.input, envelopes);
     let shout = flow.service_with("shout", load.texts, unload.output, Hub::bounded(args.places));
     let running = flow.spawn()?;
-    // Nobody is sent away while kernels are compiled; and what does not come to run says so here.
+    // Waits until kernels are compiled, so that no request is shed meanwhile; also reports a flow that does not start.
     if let Err(error) = shout.clone().ready().await {
-        // That one is for clients; the flow's own says what it was.
+        // This error is for clients; the flow's own has the cause.
         return Err(running.await.err().unwrap_or(error));
     }
 
@@ -149,7 +149,7 @@ async fn shout_it(State(app): State<App>, text: Bytes) -> Response {
     match timeout(app.patience, app.shout.oneshot(text)).await {
         Ok(Ok(shouted)) => shouted.into_response(),
         Ok(Err(error)) => (refusal(&error), format!("{error}\n")).into_response(),
-        Err(_) => (StatusCode::GATEWAY_TIMEOUT, "it took too long\n").into_response(),
+        Err(_) => (StatusCode::GATEWAY_TIMEOUT, "the request timed out\n").into_response(),
     }
 }
 
@@ -167,15 +167,14 @@ async fn health(State(app): State<App>) -> Response {
             "runs": operator.runs,
         })
     });
-    let told = json!({
+    let body = json!({
         "failure": failure.as_ref().map(|failure| failure.kind().to_string()),
         "operators": operators.collect::<Vec<_>>(),
     });
     let code = if failure.is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
-    (code, Json(told)).into_response()
+    (code, Json(body)).into_response()
 }
 
-/// SIGTERM, or ctrl-c.
 async fn asked_to_end() {
     #[cfg(unix)]
     let terminated = async {
@@ -201,7 +200,7 @@ async fn serve(args: &Args) -> Result<Report> {
     let listener = TcpListener::bind(args.listen).await.map_err(at_address)?;
     let (router, running) = start(&device, args).await?;
     println!("listening on http://{}, with {device}", listener.local_addr()?);
-    // Those who are connected get their answers before the flow ends, which then has nothing left to do.
+    // Connected clients get their responses before the flow stops, which then has no work left.
     axum::serve(listener, router).with_graceful_shutdown(asked_to_end()).await?;
     running.stop();
     running.await
@@ -216,7 +215,7 @@ async fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            // What ran before the failure.
+            // The report of the operators up to the failure.
             error.report().into_iter().for_each(|report| eprintln!("{report}"));
             eprintln!("service: {error}");
             ExitCode::FAILURE

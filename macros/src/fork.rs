@@ -1,9 +1,9 @@
-//! What `#[derive(Message)]` says of [`Fork`]: a message forks field by field, those that hold envelopes by their own
-//! `fork`, all others by `clone`.
+//! The implementation of [`Fork`] by `#[derive(Message)]`: a message is forked field by field; fields that hold
+//! envelopes by their own `fork`, all others by `clone`.
 //!
-//! Whether the fields can do that is for whoever gives a message to several readers to know, and not for the derive: a
-//! message with a field that is not `Clone` is one all the same. So each field's bound stands in the `where` clause behind
-//! a `for<'..>`, which keeps the compiler from deciding it where it is written.
+//! Only code that sends a message to several readers needs these bounds. A message with a field that is not `Clone` is
+//! still a message, so the derive must not require them. Each field's bound is therefore a `where` clause behind a
+//! `for<'..>`, which keeps the compiler from checking it at the declaration.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
@@ -11,7 +11,7 @@ use syn::{Data, DeriveInput, Fields, Generics, Index, Member, Meta, parse_quote}
 
 use crate::errors;
 
-/// `impl Fork`; nothing for a type whose fields cannot be borrowed.
+/// Generates `impl Fork`, or nothing for a type whose fields cannot be borrowed.
 pub(crate) fn expand(item: &DeriveInput, mut generics: Generics) -> Option<TokenStream> {
     if is_packed(item) {
         return None;
@@ -37,7 +37,6 @@ pub(crate) fn expand(item: &DeriveInput, mut generics: Generics) -> Option<Token
         });
     }
     let arms: Vec<_> = variants.iter().map(|(path, fields)| arm(path, fields)).collect();
-    // Of an enum without variants there is no value.
     let matched = if arms.is_empty() { quote_spanned!(site=> *self) } else { quote_spanned!(site=> self) };
     let name = &item.ident;
     let (impl_generics, ty_generics, where_clause) = generics.split_for_impl();
@@ -91,8 +90,8 @@ mod tests {
     }
 
     #[test]
-    fn envelopes_are_forked_and_all_else_is_cloned() {
-        let told = expanded(parse_quote!(
+    fn envelopes_are_forked_and_other_fields_are_cloned() {
+        let code = expanded(parse_quote!(
             struct Frame {
                 number: u64,
                 #[envelope]
@@ -100,7 +99,7 @@ mod tests {
             }
         ));
         let clause = quote!(where for<'__fork> u64: ::core::clone::Clone, for<'__fork> Envelope<u8>: ::wakeline::Fork);
-        assert!(told.contains(&clause.to_string()), "{told}");
+        assert!(code.contains(&clause.to_string()), "{code}");
     }
 
     #[test]

@@ -1,13 +1,13 @@
-//! `#[kernel(..)]`: a function that is a kernel's Rust body, and beside it a type of the same name that launches it.
+//! `#[kernel(..)]`: a function that is a kernel's Rust body, and a type of the same name that launches it.
 //!
-//! The function lives in the namespace of values and the type in that of types, so that `saxpy(..)` runs it here and
-//! `saxpy::launch(..)` enqueues it, wherever the kernel is declared and however it is imported. `source.rs` reads the
-//! attribute, `signature.rs` the function, and `launcher.rs` makes the type.
+//! The function is in the value namespace and the type in the type namespace, so that `saxpy(..)` runs the body on the
+//! host and `saxpy::launch(..)` enqueues it, wherever the kernel is declared and however it is imported. `source.rs`
+//! reads the attribute, `signature.rs` the function, and `launcher.rs` generates the type.
 //!
-//! Why launching may be safe: the launches, the prototype for the device code and the call of the Rust body are all made
-//! from one list of arguments, in its order. What nobody can check, that the device code keeps to it, is vouched for
-//! with the `unsafe` of the attribute, and that very token is what the generated block is marked with. So `unsafe_code`
-//! lints see it at the place where the user wrote it.
+//! Why launching is safe: the launches, the prototype for the device code and the call of the Rust body are all
+//! generated from one list of arguments, in its order. The compiler cannot check that the device code matches; the
+//! author asserts it with the `unsafe` of the attribute, and that very token marks the generated block. So
+//! `unsafe_code` lints report it at the place where the user wrote it.
 
 mod launcher;
 mod signature;
@@ -28,14 +28,14 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> syn::Result<T
         let arguments = signature::check(&function.sig, &mut errors);
         errors.finish()?;
         let launcher = Launcher { function: &function, arguments, code }.expand();
-        // The function as it was written, token for token: parsed and printed it might differ.
+        // The function is emitted as it was written, token for token: parsed and printed, it might differ.
         return Ok(quote!(#item #launcher));
     }
     Err(errors.finish().expect_err("a function that could not be read"))
 }
 
-/// What is left of the item where the macro failed. A function is kept, so that what calls it is not reported as well,
-/// but not one that the compiler would refuse for the very reason that was given.
+/// The part of the item that is emitted if the macro fails. A function is kept, so that its callers do not fail as
+/// well, but not one that the compiler would reject for the reason already reported.
 pub(crate) fn kept(item: TokenStream) -> TokenStream {
     let refused = match read_function(item.clone()) {
         Ok(function) => function.sig.receiver().is_some(),
@@ -50,7 +50,7 @@ fn read_function(item: TokenStream) -> syn::Result<ItemFn> {
     if let Ok(bodiless) = syn::parse2::<syn::ForeignItemFn>(item.clone()) {
         return Err(syn::Error::new_spanned(
             bodiless.semi_token,
-            "a kernel has a Rust body too: it is what the emulated device runs, and what its tests compare with",
+            "a kernel needs a Rust body, which the emulated device runs and tests compare with",
         ));
     }
     if let Ok(other) = syn::parse2::<syn::Item>(item.clone())
@@ -117,8 +117,8 @@ mod tests {
             (quote!(unsafe(cuda)), "name the file"),
             (quote!(unsafe(cuda = "")), "empty"),
             (quote!(unsafe(cuda = 3)), "known to the compiler"),
-            (quote!(unsafe(cuda = "a", ptx = "b")), "one source is enough"),
-            (quote!(unsafe(cuda = "a"), unsafe(ptx = "b")), "one source is enough"),
+            (quote!(unsafe(cuda = "a", ptx = "b")), "only one source is allowed"),
+            (quote!(unsafe(cuda = "a"), unsafe(ptx = "b")), "only one source is allowed"),
             (quote!(file = "a"), "there is no source `file`"),
         ] {
             let messages = messages(expand(
@@ -155,7 +155,7 @@ mod tests {
             "`&[u8]`",
             "lifetime",
             "plain name",
-            "always there",
+            "cannot be conditional",
         ];
         assert_eq!(messages.len(), wanted.len(), "{messages:#?}");
         for (message, wanted) in messages.iter().zip(wanted) {
@@ -181,7 +181,7 @@ mod tests {
                     fn f();
                 )
             ))[0]
-                .contains("has a Rust body too")
+                .contains("needs a Rust body")
         );
     }
 }

@@ -1,12 +1,12 @@
 //! The derive and attribute macros of wakeline: [`Ports`](macro@Ports), [`Message`](macro@Message) and [`kernel`](macro@kernel).
 //!
-//! Use them through `wakeline` (`use wakeline::prelude::*`), never from here: what they generate names `::wakeline`.
-//! Each of them lives in a file of its own, takes a declaration apart, collects every mistake it finds (`errors.rs`), and
-//! only then generates anything. A mistake points at the field, argument or option that it is about and says what to
-//! write instead; what only the compiler can know (is this type an input?) is asked of it with that type's own span.
+//! Use them through `wakeline` (`use wakeline::prelude::*`), not from this crate: the generated code names
+//! `::wakeline`. Each macro is in a file of its own. It takes a declaration apart, collects every error (`errors.rs`),
+//! and only then generates code. An error points at the field, argument or option in question and says what to write
+//! instead. Questions that only the compiler can answer (is this type an input?) are asked with that type's own span.
 //!
-//! What is generated uses absolute paths and hygienic names, so that nothing a user imports or calls an argument can
-//! get in its way.
+//! Generated code uses absolute paths and hygienic names, so that names that a user imports or gives to arguments
+//! cannot conflict with it.
 
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
@@ -19,77 +19,80 @@ mod ports;
 
 use proc_macro::TokenStream;
 
-/// Declares the ports of an operator: the envelopes and values that it takes and sends.
+/// Declares the ports of an operator: the envelopes and values that it receives and sends.
 ///
-/// It goes on a struct whose fields are all ports, each marked `#[input]` or `#[output]`, or as one that is linked to a hub
-/// of chunks. A struct without fields
-/// declares an operator without ports. The struct becomes `Operator::Ports`, which `compute` is given; beside it stands
-/// a struct of handles, which `Flow::add` returns and `Flow::connect` takes. It has the same fields, visibility and
-/// documentation, and is named after the struct: `UpperPorts` has `UpperHandles`, `Upper` has `UpperHandles` too.
+/// Use it on a struct whose fields are all ports, each marked `#[input]`, `#[output]`, or as a link to a hub of chunks.
+/// A struct without fields declares an operator without ports. The struct becomes `Operator::Ports`, which is passed to
+/// `compute`. The macro adds a struct of handles, which `Flow::add` returns and `Flow::connect` takes. It has the same
+/// fields, visibility and documentation, and is named after the struct: `UpperPorts` has `UpperHandles`, `Upper` has
+/// `UpperHandles` too.
 ///
 #[cfg_attr(not(doctest), doc = include_str!("examples/ports.md"))]
 ///
 /// # On a field
 ///
-/// - `#[input]`: messages come in; the field is an `Input<..>`.
-/// - `#[output]`: messages go out; the field is an `Output<..>`.
+/// - `#[input]`: receives messages; the field is an `Input<..>`.
+/// - `#[output]`: sends messages; the field is an `Output<..>`.
 /// - `#[produce]`, `#[consume]`, `#[peek]`, `#[modify]`: linked to a hub of chunks; the field is a `Produce<..>`,
 ///   `Consume<..>`, `Peek<..>` or `Modify<..>`.
 ///
-/// The values of their options are expressions of type `usize`, if nothing else is said, which may name the struct's own
-/// constants and const parameters. A time is a string (`"5ms"`, `"1s 500ms"`) or an expression of type `Duration`.
+/// The values of their options are expressions of type `usize`, unless stated otherwise, which may name the struct's
+/// own constants and const parameters. A duration is a string (`"5ms"`, `"1s 500ms"`) or an expression of type
+/// `Duration`.
 ///
-/// | option | on | what it says |
+/// | option | on | meaning |
 /// |---|---|---|
-/// | `capacity = 4` | both | messages that its queue holds, at least 1, where the connection does not say |
+/// | `capacity = 4` | both | messages that its queue holds, at least 1, unless the connection sets it |
 /// | `envelope_bytes = 1 << 20` | `#[output]` | bytes of each envelope that the hub allocates for it |
 /// | `envelopes = 3` | `#[output]` | how many envelopes the hub allocates at each location |
-/// | `at_least = 4` | `#[input]` | its operator runs when so many messages are there |
-/// | `at_most = 8` | `#[input]` | its operator runs while no more than so many are there |
-/// | `batch = 8`, `within = "5ms"` | `#[input]` | so many, or fewer once the oldest has waited so long |
-/// | `since = Sent` | `#[input]` | `within` counts from when a message was sent; `Arrived`, as it does without: from when it arrived |
-/// | `room = 3` | `#[output]` | its operator runs when there is room for so many messages |
-/// | `by_hand` | `#[produce]`, `#[consume]`, `#[modify]` | its chunk is committed by `commit`, and not as the run ends |
-/// | `optional` | all | its operator runs whether there is a message, or room, or not |
+/// | `at_least = 4` | `#[input]` | the operator runs when there are at least so many messages |
+/// | `at_most = 8` | `#[input]` | the operator runs while there are at most so many messages |
+/// | `batch = 8`, `within = "5ms"` | `#[input]` | the operator runs with so many messages, or with fewer once the oldest has waited so long |
+/// | `since = Sent` | `#[input]` | `within` counts from when a message was sent; `Arrived`, the default: from when it arrived |
+/// | `room = 3` | `#[output]` | the operator runs when there is room for so many messages |
+/// | `by_hand` | `#[produce]`, `#[consume]`, `#[modify]` | the chunk is committed by `commit`, and not at the end of the run |
+/// | `optional` | all | the operator runs whether or not there is a message, or room |
 /// | `done` | `#[input]` | a message counts once the work that wrote it is done |
-/// | `event = "decoded"` | `#[input]` | a message counts once its event of that name has passed; a literal, and a name that the message has |
+/// | `event = "decoded"` | `#[input]` | a message counts once its event of that name has passed; a literal that names an event of the message |
 ///
 /// # On the struct
 ///
-/// - `#[ports(handles = Name)]`: another name for the struct of handles.
-/// - `#[ports(sum(left, right) = 3)]`: the operator runs when these inputs have so many messages together.
+/// - `#[ports(handles = Name)]`: sets the name of the struct of handles.
+/// - `#[ports(sum(left, right) = 3)]`: the operator runs when these inputs have so many messages in total.
 /// - `#[ports(each(left = 2, right = 1))]`: it runs when each of these has so many.
-/// - `or_after = "10ms"` in the same brackets: or so long after its last run began.
+/// - `or_after = "10ms"` in the same brackets: it also runs this long after its last run began.
 ///
-/// Any number of attributes, each with one such condition at most. An input in one of them has no condition of its own.
+/// There may be any number of attributes, each with at most one such condition. An input in one of them has no
+/// condition of its own.
 ///
-/// Type and const parameters, bounds and where clauses are kept. Lifetimes are refused: ports belong to a task, which
-/// may outlive what they borrow.
+/// Type and const parameters, bounds and where clauses are kept. Lifetimes are rejected: ports belong to a task, which
+/// may outlive borrowed data.
 #[proc_macro_derive(Ports, attributes(input, output, produce, consume, peek, modify, ports))]
 pub fn derive_ports(item: TokenStream) -> TokenStream {
     errors::or_report(ports::expand(item.into())).into()
 }
 
-/// Makes a struct or an enum of your own something that ports can carry.
+/// Makes a struct or an enum a message, which ports can carry.
 ///
-/// Plain data needs nothing else. A field that holds envelopes (an `Envelope<..>`, or another message that has some) is
-/// marked `#[envelope]`: then wakeline finds them there, brings them to the device of whoever reads them next and counts
-/// their bytes.
+/// Plain data needs nothing else. Mark a field that holds envelopes (an `Envelope<..>`, or another message that
+/// contains some) `#[envelope]`: then wakeline finds them there, copies them to the device of the next reader and
+/// counts their bytes.
 ///
 #[cfg_attr(not(doctest), doc = include_str!("examples/message.md"))]
 ///
 /// # On a field
 ///
 /// - `#[envelope]`: the field's type is itself a `Message`, and its envelopes are this message's.
-/// - `#[event]`, `#[event("decoded")]`: the field is an `Event` (or a `Ticket`, or an `Option` of one), of that
-///   name or of the field's, which an input can wait for with `#[input(event = "decoded")]`.
+/// - `#[event]`, `#[event("decoded")]`: the field is an `Event` (or a `Ticket`, or an `Option` of one). The event has
+///   that name, or the field's; an input can wait for it with `#[input(event = "decoded")]`.
 ///
 /// A generic type is a message where it is `Send + 'static` and its marked fields are messages.
 ///
-/// The report counts what lies on the stack, its marked fields as messages of their own, and the data of fields that are
-/// strings, byte strings, an `Arc`, a `Box`, a `Vec` or a `VecDeque`: see `Message::size_in_bytes`.
+/// The size in the report is that of the value itself, its marked fields as messages of their own, and the data of
+/// fields that are strings, byte strings, an `Arc`, a `Box`, a `Vec` or a `VecDeque`: see `Message::size_in_bytes`.
 ///
-/// The type is also `Fork`, so that it can go to several readers, where its marked fields are and all others are `Clone`.
+/// The type is also `Fork`, so that it can go to several readers, if its marked fields are `Fork` and all others are
+/// `Clone`.
 #[proc_macro_derive(Message, attributes(envelope, event))]
 pub fn derive_message(item: TokenStream) -> TokenStream {
     errors::or_report(message::expand(item.into())).into()
@@ -119,26 +122,27 @@ pub fn derive_message(item: TokenStream) -> TokenStream {
 /// }
 /// ```
 ///
-/// # Where the device code comes from
+/// # The source of the device code
 ///
 /// | attribute | device code |
 /// |---|---|
-/// | `#[kernel(unsafe(cuda = "saxpy.cu"))]` | CUDA C++, compiled when it is first needed |
+/// | `#[kernel(unsafe(cuda = "saxpy.cu"))]` | CUDA C++, compiled on first use |
 /// | `#[kernel(unsafe(ptx = "saxpy.ptx"))]` | PTX |
 /// | `#[kernel(unsafe(cubin = "saxpy.cubin"))]` | machine code for one architecture |
-/// | `#[kernel]` | none: the kernel runs on the emulated device alone |
+/// | `#[kernel]` | none: the kernel runs only on the emulated device |
 ///
-/// The file becomes part of the program. Its path is relative to the Rust file, as in [`include_str!`]; it may be built from
-/// `concat!` and `env!`, to find what a build script made: `ptx = concat!(env!("OUT_DIR"), "/saxpy.ptx")`.
+/// The file is included in the program. Its path is relative to the Rust file, as in [`include_str!`]; it may be built
+/// with `concat!` and `env!`, to find a build script's output: `ptx = concat!(env!("OUT_DIR"), "/saxpy.ptx")`.
 ///
-/// `unsafe` is said here, once, so that launching is safe. With it you vouch that the device code keeps to the
-/// signature: it has the same name and parameters, stays within its slices, only reads a `&[T]`, leaves valid values in a
-/// `&mut [T]`, and its threads do not race with each other. For CUDA C++ a declaration made from the signature stands before your code, so
-/// that different parameters do not compile. `#![forbid(unsafe_code)]` refuses it, as any other `unsafe`.
+/// `unsafe` is written here, once, so that launching is safe. With it you assert that the device code matches the
+/// signature: it has the same name and parameters, stays within its slices, only reads a `&[T]`, leaves valid values in
+/// a `&mut [T]`, and its threads do not race with each other. For CUDA C++ a declaration generated from the signature
+/// precedes your code, so that different parameters do not compile. `#![forbid(unsafe_code)]` rejects it, like any
+/// other `unsafe`.
 ///
 /// # The signature
 ///
-/// A free function that returns nothing; not generic, `async`, `const`, `unsafe` or `extern`. Its arguments are
+/// A free function that returns nothing; not generic, `async`, `const`, `unsafe` or `extern`. Its arguments are:
 ///
 /// - `&[T]`: memory that is read; the device code gets `const T *` and its length, an `unsigned long long`;
 /// - `&mut [T]`: memory that is read and written; `T *` and its length;
@@ -146,15 +150,15 @@ pub fn derive_message(item: TokenStream) -> TokenStream {
 ///
 /// `T` is a `KernelType`: a number, or plain data of your own.
 ///
-/// # What it makes
+/// # Generated items
 ///
-/// The function stays as it is: call it on the host, for example in a test. A type of the same name carries
+/// The function is unchanged: call it on the host, for example in a test. A type of the same name has:
 ///
-/// - `saxpy::launch(stream, ..)`: enqueues it, with a grid made from the number of elements;
-/// - `saxpy::launch_with(grid, stream, ..)`: the same with your own grid;
-/// - `saxpy::kernel()`: the kernel itself, to load it ahead of time.
+/// - `saxpy::launch(stream, ..)`: enqueues it, with a grid derived from the number of elements;
+/// - `saxpy::launch_with(grid, stream, ..)`: the same with the given grid;
+/// - `saxpy::kernel()`: the kernel itself, for loading it ahead of time.
 ///
-/// The two launches take a device's memory (`&Buffer<T>`, `&mut Envelope<T>`, ..) where the function takes slices.
+/// The two launches take device memory (`&Buffer<T>`, `&mut Envelope<T>`, ..) where the function takes slices.
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let item = proc_macro2::TokenStream::from(item);

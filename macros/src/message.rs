@@ -1,7 +1,7 @@
-//! `#[derive(Message)]`: what ports can carry, and where in it the envelopes are.
+//! `#[derive(Message)]`: makes a type a message, and finds the envelopes in it.
 //!
-//! Structs and enums are read as the same thing, a list of variants with their marked fields, and each method is one
-//! `match` over those. Where no field is marked for it, the trait's own method will do. How it forks is in `fork.rs`.
+//! Structs and enums are read as a list of variants with their marked fields, and each method is one `match` over
+//! those. Where no field is marked, the trait's default method is used. `fork.rs` generates `Fork`.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
@@ -16,7 +16,7 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
     let item: DeriveInput = syn::parse2(item)?;
     let mut variants = read(&item)?;
     if crate::fork::is_packed(&item) {
-        // Its fields cannot be borrowed.
+        // The fields of a packed struct cannot be borrowed.
         variants.iter_mut().for_each(|variant| variant.others.clear());
     }
     let site = Span::mixed_site();
@@ -63,7 +63,7 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
     })
 }
 
-/// What it has on the stack, the sizes of its marked fields, and what its other fields have on the heap.
+/// The size on the stack, the sizes of the marked fields, and the heap data of the other fields.
 fn size(variants: &[Variant]) -> Option<TokenStream> {
     let site = Span::mixed_site();
     let sum = |chosen: fn(&Variant) -> &Vec<(Member, Type)>, of_field: &dyn Fn(&Ident, &Type) -> TokenStream| {
@@ -104,7 +104,7 @@ fn size(variants: &[Variant]) -> Option<TokenStream> {
     })
 }
 
-/// The names of all events, its own and those of the messages in it, and the method that shows those of one name.
+/// The names of all events, its own and those of nested messages, and the method that visits those of one name.
 fn events(variants: &[Variant]) -> Option<TokenStream> {
     let site = Span::mixed_site();
     let marked: Vec<_> = variants.iter().flat_map(|variant| &variant.envelopes).map(|(_, ty)| ty).collect();
@@ -173,17 +173,15 @@ fn events(variants: &[Variant]) -> Option<TokenStream> {
     })
 }
 
-/// A variant of an enum, or a struct, with the fields that are marked.
 struct Variant {
     /// `Self::Drawn`, or `Self`.
     path: TokenStream,
     envelopes: Vec<(Member, Type)>,
     events: Vec<Event>,
-    /// Fields that are not marked and may have something on the heap.
+    /// Fields that are not marked and may have heap data.
     others: Vec<(Member, Type)>,
 }
 
-/// A field that is an event.
 struct Event {
     member: Member,
     ty: Type,
@@ -230,14 +228,14 @@ fn read(item: &DeriveInput) -> syn::Result<Vec<Variant>> {
             }
         }
         Data::Union(data) => {
-            errors.at(data.union_token, "a union cannot be a message: nobody can tell which of its fields is there");
+            errors.at(data.union_token, "a union cannot be a message: it is unknown which of its fields is valid");
         }
     }
     errors.finish()?;
     Ok(variants)
 }
 
-/// A number, a character or a truth value, or an array of them: nothing of it is on the heap.
+/// A number, a `char` or a `bool`, or an array of them: it has no heap data.
 fn is_number(ty: &Type) -> bool {
     const NUMBERS: [&str; 16] = [
         "bool", "char", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "u8", "u16", "u32", "u64", "u128",
@@ -254,7 +252,7 @@ fn is_envelope(field: &Field, errors: &mut Errors) -> bool {
     let mut seen = false;
     for attribute in field.attrs.iter().filter(|attribute| attribute.path().is_ident("envelope")) {
         if !matches!(attribute.meta, Meta::Path(_)) {
-            errors.at(attribute, "`#[envelope]` has no options: write just that");
+            errors.at(attribute, "`#[envelope]` takes no options");
         } else if seen {
             errors.at(attribute, "`#[envelope]` is here twice: remove one");
         }
@@ -267,7 +265,7 @@ fn is_envelope(field: &Field, errors: &mut Errors) -> bool {
     seen
 }
 
-/// `#[event]`: the field's own name; `#[event("scaled")]`: that one.
+/// `#[event]`: the field's own name; `#[event("scaled")]`: that name.
 fn event_name(field: &Field, errors: &mut Errors) -> Option<LitStr> {
     let mut attributes = field.attrs.iter().filter(|attribute| attribute.path().is_ident("event"));
     let attribute = attributes.next()?;
@@ -300,7 +298,7 @@ fn misplaced(attributes: &[Attribute], errors: &mut Errors) {
     }
 }
 
-/// The bounds that make a generic type a message: as a whole it can go to another thread, and what is marked is a
+/// The bounds that make a generic type a message: the whole can be sent to another thread, and each marked field is a
 /// message where that depends on a parameter.
 fn bounded(mut generics: Generics, marked: &[&Type]) -> Generics {
     if generics.params.is_empty() {
@@ -325,7 +323,7 @@ fn mentions(tokens: TokenStream, names: &[Ident]) -> bool {
     })
 }
 
-/// One arm for each variant that has such fields, and one for all the others.
+/// One arm for each variant that has such fields, and one for all others.
 fn arms<F: AsRef<[(Member, Type)]>>(
     variants: &[Variant],
     chosen: impl Fn(&'_ Variant) -> F,

@@ -1,7 +1,7 @@
-//! [`Alarm`]: one timer for whatever a condition waits for next.
+//! [`Alarm`]: one timer for the next moment that a condition waits for.
 //!
-//! It is made when it is needed first, and set again rather than made again: an operator that never waits for a time has
-//! none, and one that does has one.
+//! It is created when first needed, and then reset, not created again: an operator that never waits for a time has
+//! none.
 
 use std::{
     pin::Pin,
@@ -13,11 +13,11 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::sync::ProxyWaker;
 
-/// A timer that can be set to another time.
 #[derive(Debug, Default)]
 pub(crate) struct Alarm(Option<Box<Timer>>);
 
-/// Tokio wakes by the proxy: a waker of the user's that panics ends no worker of the runtime, and keeps no other timer from its wake.
+/// Tokio wakes through the proxy: a panicking user waker neither ends a worker of the runtime nor keeps other timers
+/// from being woken.
 #[derive(Debug)]
 struct Timer {
     sleep: Pin<Box<Sleep>>,
@@ -28,7 +28,7 @@ impl Alarm {
     /// True from `due` on. Before that the waker is kept.
     ///
     /// # Panics
-    /// As tokio's timers do on a runtime without them. A flow is not run there: its check reports what needs timers.
+    /// As tokio's timers do on a runtime without them. A flow does not run there: its check reports what needs timers.
     pub(crate) fn has_passed(&mut self, due: Instant, cx: &mut Context<'_>) -> bool {
         let now = Instant::now();
         if now >= due {
@@ -40,21 +40,21 @@ impl Alarm {
         if sleep.deadline() != due {
             sleep.as_mut().reset(due);
         }
-        // Not a matter of the task's budget: a condition is asked again and again without anything being done.
+        // Outside the task's cooperative budget: a condition is polled repeatedly without making progress.
         let mut sleep = std::pin::pin!(tokio::task::coop::unconstrained(sleep.as_mut()));
         sleep.as_mut().poll(&mut proxy.stand_in(cx)) == Poll::Ready(())
     }
 
-    /// Wakes nobody any more.
+    /// Cancels the timer.
     pub(crate) fn rest(&mut self) {
         self.0 = None;
     }
 }
 
-/// Thirty years: far enough. Timers round up and would overflow at the clock's end.
+/// Thirty years. Timers round up, and would overflow at the end of the clock's range.
 const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
 
-/// `span` after `at`; where no clock goes that far, in thirty years.
+/// `span` after `at`, at most thirty years; `at` itself if the clock does not reach that far.
 pub(crate) fn after(at: Instant, span: Duration) -> Instant {
     at.checked_add(span.min(FAR)).unwrap_or(at)
 }

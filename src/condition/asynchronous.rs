@@ -1,31 +1,31 @@
-//! Asynchronous, `.when(event.clone())`: an operator whose work goes on elsewhere, in a thread or a service of its own.
+//! Asynchronous, `.when(event.clone())`: for an operator whose work continues elsewhere, in a thread or a service.
 //!
 //! ```text
-//!            the operator, in its run                  whoever does the work
+//!            the operator, in its run                  the thread that does the work
 //!   Ready ──────────────────────────> EventWaiting ──────────────────────────> EventDone ──> the next run
 //!     │                                                                            │
-//!     └──> Wait (nothing asked for yet)        Never (nothing will be any more) <──┘
+//!     └──> Wait (nothing requested yet)       Never (nothing more will come)    <──┘
 //! ```
 //!
-//! The states are Holoscan's, and whoever sets one is who knows: nothing changes it by itself. Nothing polls in any of
-//! them. The first run is at once.
+//! The states are Holoscan's. A state changes only when it is set, and nothing polls in any of them. The first run is
+//! at once.
 
 use std::{borrow::Cow, task::Context};
 
 use super::{
     Condition, IntoCondition, Status, When,
-    told::{Heard, Told, Value},
+    watch::{Watch, WatchReader, WatchValue},
 };
 
-/// How the work elsewhere stands. See [`Asynchronous`].
+/// The state of the work elsewhere. See [`Asynchronous`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AsyncState {
     /// The operator may run: its first run is still to come.
     #[default]
     Ready,
-    /// Nothing was asked for yet; it waits for somebody to change this.
+    /// No work was requested yet; the operator waits for another state.
     Wait,
-    /// Something was asked for, and is not done.
+    /// Work was requested, and is not done.
     EventWaiting,
     /// It is done: the operator may run.
     EventDone,
@@ -33,8 +33,7 @@ pub enum AsyncState {
     Never,
 }
 
-/// A state that anybody may set, from any thread or task, and that an operator waits for. It begins as
-/// [`AsyncState::Ready`].
+/// A state that can be set from any thread or task, and that an operator waits for. It begins as [`AsyncState::Ready`].
 ///
 /// ```
 /// use wakeline::{condition::{AsyncState, Asynchronous}, prelude::*};
@@ -46,7 +45,7 @@ pub enum AsyncState {
 ///
 ///     async fn compute(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
 ///         let done = self.0.clone();
-///         done.set(AsyncState::EventWaiting);               // no run before the answer is there
+///         done.set(AsyncState::EventWaiting);               // no run before the answer
 ///         std::thread::spawn(move || done.set(AsyncState::EventDone));
 ///         Ok(())
 ///     }
@@ -57,29 +56,28 @@ pub enum AsyncState {
 /// flow.add("ask", Ask(event.clone())).when(event);
 /// ```
 ///
-/// While it waits, the flow does not end as long as somebody has a clone and may change that: the operator itself, too, if it
-/// keeps one as this does. Whoever does the work sets it in any case, also where the work has failed; otherwise the flow
-/// waits on until it is stopped.
+/// While it waits, the flow does not end as long as a clone exists that may change the state, including one that the
+/// operator keeps, as here. The thread that does the work must set the state in any case, also if the work has failed;
+/// otherwise the flow waits until it is stopped.
 #[derive(Clone, Debug)]
-pub struct Asynchronous(Told<AsyncState>);
+pub struct Asynchronous(Watch<AsyncState>);
 
-impl Value for AsyncState {
+impl WatchValue for AsyncState {
     fn is_awaited(self) -> bool {
         matches!(self, Self::Wait | Self::EventWaiting)
     }
 }
 
-/// The condition.
 #[derive(Debug)]
-struct Waits(Heard<AsyncState>);
+struct Waits(WatchReader<AsyncState>);
 
 impl Asynchronous {
-    /// In the state [`AsyncState::Ready`].
+    /// Creates one in the state [`AsyncState::Ready`].
     pub fn new() -> Self {
-        Self(Told::new(AsyncState::Ready))
+        Self(Watch::new(AsyncState::Ready))
     }
 
-    /// Sets the state, and wakes who waits for it.
+    /// Sets the state, and wakes the operators that wait for it.
     pub fn set(&self, now: AsyncState) {
         self.0.set(|_| now);
     }
@@ -96,10 +94,10 @@ impl Default for Asynchronous {
     }
 }
 
-/// The condition itself is no clone that may change the state.
+/// The condition itself is not a clone that may change the state.
 impl IntoCondition for Asynchronous {
     fn into_condition(self) -> When {
-        When::own(Waits(self.0.heard()))
+        When::own(Waits(self.0.reader()))
     }
 }
 

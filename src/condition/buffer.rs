@@ -1,8 +1,8 @@
-//! The buffer condition, [`Cx::run_after`](crate::Cx::run_after): the next run waits until a buffer's data is available.
+//! The buffer condition, [`Cx::run_after`](crate::Cx::run_after): the next run waits for a buffer's data.
 //!
-//! For a buffer that no message carries: weights that a stream is still uploading, an operator's own scratch memory. A
-//! buffer in a message has its condition on the port ([`stream`](super::stream)). A fault makes it ready: the operator
-//! meets the error where it uses the buffer.
+//! For a buffer that no message carries: weights that a stream is still uploading, or an operator's own scratch memory.
+//! A buffer in a message has its condition on the port ([`stream`](super::stream)). A fault makes it ready: the
+//! operator gets the error when it uses the buffer.
 
 use std::{
     pin::Pin,

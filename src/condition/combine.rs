@@ -1,6 +1,6 @@
-//! Either-or, `.when(any_of(a, b))`, and groups within it ([`all_of`]).
+//! Disjunction, `.when(any_of(a, b))`, and groups within it ([`all_of`]).
 //!
-//! The conditions of one operator are and-ed anyway; a tree of them is [`When`].
+//! The conditions of one operator are combined with "and" by default; a tree of them is [`When`].
 
 use std::{borrow::Cow, collections::VecDeque, sync::Arc, task::Context};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{memory::Reservation, sync::discard};
 
-/// A condition, or several as one: what `.when(..)` takes. Made from whatever is a [`Condition`], from a
+/// What `.when(..)` takes: a condition, or several combined into one. Made from any [`Condition`], from a
 /// [`Gate`](super::Gate), from conditions on ports, and by [`any_of`] and [`all_of`].
 #[derive(Debug)]
 #[must_use = "give it to an operator with `.when(..)`"]
@@ -35,15 +35,16 @@ impl IntoCondition for When {
     }
 }
 
-/// Ready when either is: at the earlier of two times; while the other one is `Never`, that does not matter. A run that it
-/// allows counts for those that were ready.
+/// Ready when either is: of two times, at the earlier one. A side that is `Never` has no effect while the other is not.
+/// A run claims the sides that were ready.
 ///
-/// So with a period on one side the operator runs on when its messages have ended, and its flow with it. For "so many
-/// messages, or after so long" there is [`batch`](super::batch), and [`or_after`](super::OnPorts::or_after) for several ports:
-/// they end. A run that the other side has allowed may find no message: [`try_take`](crate::Input::try_take).
+/// If one side is a period, the operator and its flow continue to run after its messages have ended. For "this many
+/// messages, or after this long" use [`batch`](super::batch), and [`or_after`](super::OnPorts::or_after) for several
+/// ports: they end. A run that was allowed by the other side may find no message: use
+/// [`try_take`](crate::Input::try_take).
 ///
-/// Any number of `any_of` within each other are one level, and so are any number of [`all_of`]. The flow's check refuses more
-/// than 64 levels of both in turns.
+/// Directly nested `any_of` form one level, and so do directly nested [`all_of`]. The flow's check rejects more than 64
+/// alternating levels.
 ///
 /// ```
 /// use std::time::Duration;
@@ -59,19 +60,19 @@ pub fn any_of(one: impl IntoCondition, other: impl IntoCondition) -> When {
     When::several(true, one.into_condition(), other.into_condition())
 }
 
-/// Ready when both are, as an operator's conditions are anyway: for one of the sides of [`any_of`].
+/// Ready when both are, as an operator's conditions are by default: for one side of [`any_of`].
 pub fn all_of(one: impl IntoCondition, other: impl IntoCondition) -> When {
     When::several(false, one.into_condition(), other.into_condition())
 }
 
-/// Those of these conditions that set tokio's timers, in words.
+/// Describes those of these conditions that set tokio's timers.
 pub(crate) fn needing_timers(conditions: &[When]) -> Vec<Cow<'static, str>> {
     let mut all = Vec::new();
     conditions.iter().for_each(|when| when.needing_timers(&mut all));
     all
 }
 
-/// What these conditions set apart for an operator's runs.
+/// The memory that these conditions reserve for an operator's runs.
 pub(crate) fn reservations(conditions: &[When]) -> Vec<Arc<Reservation>> {
     let mut all = Vec::new();
     conditions.iter().for_each(|when| when.reservations(&mut |reservation| all.push(reservation.clone())));
@@ -84,17 +85,17 @@ pub(super) enum Tree {
     Ports(OnPorts),
     Several {
         any: bool,
-        /// Never one with the same `any`: the parts of that are parts of this one.
+        /// Never contains one with the same `any`: its parts are merged into this one.
         all: VecDeque<Part>,
-        /// 1, or one more than that of the deepest part.
+        /// 1, or one more than the depth of the deepest part.
         depth: usize,
     },
 }
 
-/// [`any_of`] and [`all_of`] in turns, each within the other: no more than so many, since all that is done with them calls itself.
+/// The limit of alternating levels of [`any_of`] and [`all_of`], since every operation on them is recursive.
 const MOST_DEPTH: usize = 64;
 
-/// In the place of conditions that are nested too deeply.
+/// Replaces conditions that are nested too deeply.
 struct TooDeep;
 
 impl Condition for TooDeep {
@@ -104,7 +105,7 @@ impl Condition for TooDeep {
 
     fn problem(&self) -> Option<String> {
         Some(format!(
-            "has `any_of` and `all_of` in turns within each other, more than {MOST_DEPTH} levels deep: use fewer, or one \
+            "nests `any_of` and `all_of` more than {MOST_DEPTH} levels deep: use fewer levels, or one \
              `Condition` of your own"
         ))
     }
@@ -136,14 +137,14 @@ impl Own {
     }
 }
 
-/// An operator's conditions are dropped together: a panic of one destructor ends there.
+/// An operator's conditions are dropped together: a panic of one destructor is contained here.
 impl Drop for Own {
     fn drop(&mut self) {
         discard(std::mem::replace(&mut self.condition, Box::new(Gone)));
     }
 }
 
-/// In the place of a condition that is dropped.
+/// Replaces a condition that is being dropped.
 struct Gone;
 
 impl Condition for Gone {
@@ -155,7 +156,7 @@ impl Condition for Gone {
 #[derive(Debug)]
 pub(super) struct Part {
     when: When,
-    /// As it was asked last.
+    /// The result of the last poll.
     ready: bool,
 }
 
@@ -167,18 +168,17 @@ impl Part {
 
 impl When {
     pub(super) fn own(condition: impl Condition) -> Self {
-        // Here alone: code of the user's, which may answer otherwise the next time.
+        // Called only here: it is user code, which may answer differently the next time.
         let asked_last = condition.asked_last();
         Self(Tree::Own(Own { condition: Box::new(condition), asked_last, alarm: Alarm::default() }))
     }
 
-    /// `any_of` or `all_of`.
     fn several(any: bool, one: Self, other: Self) -> Self {
         let depth = one.depth(any).max(other.depth(any));
         if depth > MOST_DEPTH {
             return Self::own(TooDeep);
         }
-        // Made in a loop, the longer one is on either side.
+        // If built in a loop, the longer side may be either one.
         let all = match (one.0, other.0) {
             (Tree::Several { any: a, mut all, .. }, Tree::Several { any: b, all: mut more, .. })
                 if a == any && b == any =>
@@ -204,7 +204,7 @@ impl When {
         Self(Tree::Several { any, all, depth })
     }
 
-    /// That of one of these with this as a part.
+    /// The depth of an `any_of` or `all_of` that contains this.
     fn depth(&self, within_any: bool) -> usize {
         match &self.0 {
             Tree::Several { any, depth, .. } => depth + usize::from(*any != within_any),
@@ -212,7 +212,6 @@ impl When {
         }
     }
 
-    /// Before a flow's first run.
     pub(crate) fn start(&mut self) {
         match &mut self.0 {
             Tree::Own(own) => own.condition.start(),
@@ -225,7 +224,7 @@ impl When {
         match &mut self.0 {
             Tree::Own(own) => own.poll(cx),
             Tree::Ports(ports) => ports.poll(show, cx),
-            // All are asked, so that each keeps the waker.
+            // All are polled, so that each keeps the waker.
             Tree::Several { any, all, .. } => {
                 let asked = all.iter_mut().map(|part| {
                     let status = part.when.poll(show, cx);
@@ -235,7 +234,7 @@ impl When {
                 if *any {
                     asked.reduce(Status::or).unwrap_or(Status::Never)
                 } else {
-                    // One that needs another operator to act needs it whatever else it waits for.
+                    // A wait for another operator remains one, whatever else is waited for.
                     let both = |one: Status, other: Status| match one.and(other) {
                         Status::WaitEvent if one == Status::Wait || other == Status::Wait => Status::Wait,
                         status => status,
@@ -246,7 +245,7 @@ impl When {
         }
     }
 
-    /// The run begins. False if it cannot be had any more; then nothing has changed.
+    /// The run begins. False if it is no longer possible; then nothing has changed.
     pub(crate) fn claim(&mut self) -> bool {
         match &mut self.0 {
             Tree::Own(own) => own.condition.claim(),
@@ -257,7 +256,7 @@ impl When {
             Tree::Several { any, all, .. } => {
                 let any = *any;
                 let claim = |part: &mut Part| {
-                    // Of several of which one is enough, one that refuses is left out.
+                    // In an `any_of`, a part that rejects the claim is left out.
                     let claimed = part.ready && part.when.claim();
                     part.ready &= claimed || !any;
                     claimed || any
@@ -273,7 +272,6 @@ impl When {
         }
     }
 
-    /// The run that was claimed does not take place.
     pub(crate) fn give_back(&mut self) {
         match &mut self.0 {
             Tree::Own(own) => own.condition.give_back(),
@@ -284,7 +282,6 @@ impl When {
         }
     }
 
-    /// The run has ended.
     pub(crate) fn ended(&mut self) {
         match &mut self.0 {
             Tree::Own(own) => own.condition.ended(),
@@ -293,7 +290,6 @@ impl When {
         }
     }
 
-    /// It is not waited for, until it is asked again.
     pub(crate) fn rest(&mut self) {
         match &mut self.0 {
             Tree::Own(own) => own.rest(),
@@ -321,7 +317,7 @@ impl When {
         }
     }
 
-    /// What is set apart for runs by the conditions in it.
+    /// Visits the memory that its conditions reserve for runs.
     pub(crate) fn reservations(&self, visit: &mut dyn FnMut(&Arc<Reservation>)) {
         match &self.0 {
             Tree::Own(own) => own.condition.reservation().into_iter().for_each(visit),
@@ -330,7 +326,7 @@ impl When {
         }
     }
 
-    /// It is about nothing but ports.
+    /// True if it concerns only ports.
     pub(crate) fn is_on_ports(&self) -> bool {
         match &self.0 {
             Tree::Own(_) => false,
@@ -339,7 +335,7 @@ impl When {
         }
     }
 
-    /// The conditions in it that set timers, in words.
+    /// Describes its conditions that set timers.
     fn needing_timers(&self, all: &mut Vec<Cow<'static, str>>) {
         match &self.0 {
             Tree::Own(own) => all.extend(own.condition.needs_timers().then(|| own.condition.describe())),
@@ -348,7 +344,7 @@ impl When {
         }
     }
 
-    /// Shows the conditions on ports in it.
+    /// Visits its conditions on ports.
     pub(crate) fn on_ports<'a>(&'a self, visit: &mut dyn FnMut(&'a OnPorts)) {
         match &self.0 {
             Tree::Own(_) => {}
@@ -357,12 +353,13 @@ impl When {
         }
     }
 
-    /// What is wrong with it, before a flow runs; what an operator `has`, `runs`, `waits for`.
-    pub(crate) fn problems(&self, facts: &dyn Fn(PortId) -> Option<PortFacts>, told: &mut Vec<String>) {
+    /// Collects its configuration errors before a flow runs, each as the rest of a sentence about the operator: `has`,
+    /// `runs`, `waits for`.
+    pub(crate) fn problems(&self, facts: &dyn Fn(PortId) -> Option<PortFacts>, problems: &mut Vec<String>) {
         match &self.0 {
-            Tree::Own(own) => told.extend(own.condition.problem()),
-            Tree::Ports(ports) => ports.problems(facts, told),
-            Tree::Several { all, .. } => all.iter().for_each(|part| part.when.problems(facts, told)),
+            Tree::Own(own) => problems.extend(own.condition.problem()),
+            Tree::Ports(ports) => ports.problems(facts, problems),
+            Tree::Several { all, .. } => all.iter().for_each(|part| part.when.problems(facts, problems)),
         }
     }
 }
@@ -382,12 +379,12 @@ mod tests {
     use super::*;
     use crate::sync::{Mutex, lock};
 
-    /// A condition that does what it is told, and notes what it has given.
+    /// A condition that is set by the test, and counts its open claims.
     #[derive(Clone, Default)]
-    struct Leaf(Arc<Mutex<Told>>);
+    struct Leaf(Arc<Mutex<LeafState>>);
 
     #[derive(Default)]
-    struct Told {
+    struct LeafState {
         is_ready: bool,
         refuses: bool,
         /// Claims that were neither given back nor used.
@@ -395,9 +392,9 @@ mod tests {
     }
 
     impl Leaf {
-        fn tell(&self, is_ready: bool, refuses: bool) {
-            let mut told = lock(&self.0);
-            (told.is_ready, told.refuses) = (is_ready, refuses);
+        fn set(&self, is_ready: bool, refuses: bool) {
+            let mut state = lock(&self.0);
+            (state.is_ready, state.refuses) = (is_ready, refuses);
         }
 
         fn open(&self) -> i32 {
@@ -411,10 +408,10 @@ mod tests {
         }
 
         fn claim(&mut self) -> bool {
-            let mut told = lock(&self.0);
-            assert!(told.is_ready && told.open == 0);
-            told.open += i32::from(!told.refuses);
-            !told.refuses
+            let mut state = lock(&self.0);
+            assert!(state.is_ready && state.open == 0);
+            state.open += i32::from(!state.refuses);
+            !state.refuses
         }
 
         fn give_back(&mut self) {
@@ -443,7 +440,7 @@ mod tests {
             Just(Self::Leaf(0)).prop_recursive(4, 12, 2, move |shape| several(shape.boxed()))
         }
 
-        /// Gives each leaf a number of its own; false if there are too many.
+        /// Gives each leaf a unique number; false if there are too many.
         fn number(&mut self, next: &mut usize) -> bool {
             match self {
                 Self::Leaf(at) => {
@@ -463,30 +460,30 @@ mod tests {
             }
         }
 
-        fn is_ready(&self, told: &[(bool, bool)]) -> bool {
+        fn is_ready(&self, leaves: &[(bool, bool)]) -> bool {
             match self {
-                Self::Leaf(at) => told[*at].0,
-                Self::Several { any: true, both } => both.iter().any(|shape| shape.is_ready(told)),
-                Self::Several { any: false, both } => both.iter().all(|shape| shape.is_ready(told)),
+                Self::Leaf(at) => leaves[*at].0,
+                Self::Several { any: true, both } => both.iter().any(|shape| shape.is_ready(leaves)),
+                Self::Several { any: false, both } => both.iter().all(|shape| shape.is_ready(leaves)),
             }
         }
 
-        /// Those that give something for a run; `None` if it does not take place.
-        fn claims(&self, told: &[(bool, bool)]) -> Option<Vec<usize>> {
-            let ready = |shape: &&Self| shape.is_ready(told);
+        /// The leaves that claim something for a run; `None` if it does not take place.
+        fn claims(&self, leaves: &[(bool, bool)]) -> Option<Vec<usize>> {
+            let ready = |shape: &&Self| shape.is_ready(leaves);
             match self {
-                Self::Leaf(at) => (!told[*at].1).then(|| vec![*at]),
+                Self::Leaf(at) => (!leaves[*at].1).then(|| vec![*at]),
                 Self::Several { any: true, both } => {
-                    let claims = both.iter().filter(ready).filter_map(|shape| shape.claims(told));
+                    let claims = both.iter().filter(ready).filter_map(|shape| shape.claims(leaves));
                     claims.reduce(|one, other| [one, other].concat())
                 }
-                Self::Several { any: false, both } => Some([both[0].claims(told)?, both[1].claims(told)?].concat()),
+                Self::Several { any: false, both } => Some([both[0].claims(leaves)?, both[1].claims(leaves)?].concat()),
             }
         }
     }
 
     proptest! {
-        /// All or nothing of what is and-ed, whatever is there of what is or-ed; and all of it is given back or used up.
+        /// All or nothing of an `all_of`, anything available of an `any_of`; and all of it is given back or used up.
         #[test]
         fn what_is_claimed_is_given_back_or_used(
             mut shape in Shape::any(),
@@ -497,14 +494,14 @@ mod tests {
             let open = || (0..LEAVES).filter(|at| leaves[*at].open() == 1).collect::<Vec<_>>();
             let mut when = shape.when(&leaves);
             let mut cx = Context::from_waker(std::task::Waker::noop());
-            for (told, runs) in steps {
-                leaves.iter().zip(told).for_each(|(leaf, (is_ready, refuses))| leaf.tell(is_ready, refuses));
+            for (states, runs) in steps {
+                leaves.iter().zip(states).for_each(|(leaf, (is_ready, refuses))| leaf.set(is_ready, refuses));
                 let status = when.poll(&mut |_, _| unreachable!("there are no ports"), &mut cx);
-                prop_assert_eq!(status == Status::Ready, shape.is_ready(&told));
+                prop_assert_eq!(status == Status::Ready, shape.is_ready(&states));
                 if status != Status::Ready {
                     continue;
                 }
-                let claims = shape.claims(&told);
+                let claims = shape.claims(&states);
                 prop_assert_eq!(when.claim(), claims.is_some());
                 prop_assert_eq!(open(), claims.clone().unwrap_or_default());
                 if claims.is_some() {

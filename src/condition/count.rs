@@ -1,28 +1,28 @@
-//! Count, `.when(count(100))`: so many runs, then never again.
+//! Count, `.when(count(100))`: a number of runs, then never again.
 
 use std::{borrow::Cow, fmt, task::Context};
 
 use super::{
     Condition, IntoCondition, Status, When,
-    told::{Heard, Told, Value},
+    watch::{Watch, WatchReader, WatchValue},
 };
 
-/// How many runs are left. A handle: its clones are the same count, and two operators that are given one share its runs.
+/// The number of runs left. A handle: clones are the same count, and two operators that are given one share its runs.
 ///
-/// An operator ends when its count is used up, as it does at [`Status::Never`] of any of its conditions; what is said later
-/// does not bring it back. Where the count is one side of [`any_of`](super::any_of), the operator goes on with the other
-/// side, and with the count again once it is [`reset`](Self::reset). A count that is used up keeps no flow from ending.
+/// An operator ends when its count is used up, as at [`Status::Never`] of any of its conditions; a later change does
+/// not restart it. If the count is one side of [`any_of`](super::any_of), the operator continues with the other side,
+/// and with the count again once it is [`reset`](Self::reset). A used-up count does not keep its flow from ending.
 #[derive(Clone)]
 pub struct Count {
-    left: Told<Left>,
+    left: Watch<Left>,
     whole: i64,
 }
 
 #[derive(Clone, Copy)]
 struct Left {
-    /// Runs; negative: without end.
+    /// Runs; negative: unlimited.
     runs: i64,
-    /// How often that was set: what was claimed before is not given back to what was set after.
+    /// How often this was set: a claim is not given back to a count that was set after it.
     resets: u64,
 }
 
@@ -32,15 +32,14 @@ impl Left {
     }
 }
 
-/// The condition.
 struct Counts {
-    left: Heard<Left>,
+    left: WatchReader<Left>,
     whole: i64,
-    /// The number of resets at the claim that took a run away.
+    /// The number of resets at the claim that took a run.
     claimed: Option<u64>,
 }
 
-/// So many runs: 0 is never, a negative number without end. Each time the flow is run it begins anew.
+/// A number of runs: 0 is never, a negative number is unlimited. It restarts each time the flow is run.
 ///
 /// ```
 /// use wakeline::{Flow, condition::count, operator::source};
@@ -57,24 +56,24 @@ struct Counts {
 /// # }).unwrap();
 /// ```
 pub fn count(runs: i64) -> Count {
-    Count { left: Told::new(Left { runs, resets: 0 }), whole: runs }
+    Count { left: Watch::new(Left { runs, resets: 0 }), whole: runs }
 }
 
 impl Count {
-    /// From now on there are so many runs left, as for [`count`]. With 0 its operators end, whatever else they wait for. An
-    /// operator that had none left has ended, and stays so.
+    /// Sets the number of runs left, as for [`count`]. With 0 its operators end, whatever else they wait for. An
+    /// operator that had none left has ended, and is not restarted.
     pub fn reset(&self, runs: i64) {
         self.left.set(|left| left.reset(runs));
     }
 
-    /// How many runs are left; negative: without end.
+    /// The number of runs left; negative: unlimited.
     pub fn left(&self) -> i64 {
         self.left.get().runs
     }
 }
 
-impl Value for Left {
-    /// None left is the end, and some are no reason to wait.
+impl WatchValue for Left {
+    /// With none left it is `Never`, with some left it is ready: it never waits.
     fn is_awaited(self) -> bool {
         false
     }
@@ -82,7 +81,7 @@ impl Value for Left {
 
 impl IntoCondition for Count {
     fn into_condition(self) -> When {
-        When::own(Counts { left: self.left.heard(), whole: self.whole, claimed: None })
+        When::own(Counts { left: self.left.reader(), whole: self.whole, claimed: None })
     }
 }
 
@@ -102,7 +101,7 @@ impl Condition for Counts {
             1.. => Some(Left { runs: left.runs - 1, ..left }),
             _ => Some(left),
         };
-        // The last one: those that share it have none.
+        // After the last one, operators that share the count have none.
         let left = self.left.change(one_less, |left| left.runs == 0);
         self.claimed = left.filter(|left| left.runs >= 0).map(|left| left.resets);
         left.is_some()

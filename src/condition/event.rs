@@ -1,26 +1,26 @@
-//! The event condition, `#[input(event = "decoded")]`: a message counts once the event of that name in it has passed.
+//! The event condition, `#[input(event = "decoded")]`: a message counts once its event of that name has passed.
 //!
-//! A message carries an [`Event`](crate::stream::Event) as a field that is marked `#[event]`, recorded on whatever stream,
-//! and is waited for as it is recorded when the message is asked about. A [`Ticket`] does as well; it is marked when the
-//! message is sent, so what its stream was given until then is waited for, too. A message that carries several of one name (a list of frames) waits for all of them, one that carries none this time (an
-//! event without a record, a field that is `None`, another variant) waits for nothing. A name that messages of this type never have is an error
-//! when the port is compiled.
+//! A message carries an [`Event`](crate::stream::Event) in a field marked `#[event]`, recorded on any stream; the
+//! record at the time of the check is waited for. The field may also be a [`Ticket`], which is marked when the message
+//! is sent, so work that its stream is given before then is waited for, too. A message with several events of one name
+//! (a list of frames) waits for all of them; one without any this time (an event without a record, a field that is
+//! `None`, another variant) waits for nothing. A name that messages of this type never have is an error when the port
+//! is compiled.
 
 use crate::{
     hub::Message,
     stream::{Event, Ticket},
 };
 
-/// The events of this name.
 pub(super) fn named<M: Message>(message: &mut M, name: &str, visit: &mut dyn FnMut(&Ticket)) {
     message.events(name, &mut |ticket| visit(ticket));
 }
 
-/// What a field marked `#[event]` can be.
+/// The types of fields that may be marked `#[event]`.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an event",
-    label = "`#[event]` stands on an `Event` or a `Ticket`, or on an `Option` of one"
+    label = "`#[event]` marks an `Event`, a `Ticket`, or an `Option` of one"
 )]
 pub trait EventField {
     #[doc(hidden)]
@@ -47,7 +47,7 @@ impl<E: EventField> EventField for Option<E> {
     }
 }
 
-/// Whether messages with `events` know this name. For the compiler.
+/// Whether messages with `events` have this name. Evaluated at compile time.
 #[doc(hidden)]
 pub const fn knows_event(events: &[&str], name: &str) -> bool {
     let mut at = 0;
@@ -74,7 +74,7 @@ const fn same(one: &[u8], other: &[u8]) -> bool {
     true
 }
 
-/// The names of the events of a message that has other messages in it, each once. For the compiler.
+/// The event names of a message that contains other messages, each once. Evaluated at compile time.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct EventNames {
@@ -83,7 +83,7 @@ pub struct EventNames {
 }
 
 impl EventNames {
-    /// More are refused by the compiler.
+    /// More are a compile-time error.
     const MOST: usize = 64;
 
     #[doc(hidden)]
@@ -95,7 +95,10 @@ impl EventNames {
             while at < lists[list].len() {
                 let name = lists[list][at];
                 if !knows_event(all.get(), name) {
-                    assert!(all.count < Self::MOST, "a message has events of more than 64 names: leave some unmarked");
+                    assert!(
+                        all.count < Self::MOST,
+                        "a message has events with more than 64 names: leave some unmarked"
+                    );
                     all.names[all.count] = name;
                     all.count += 1;
                 }
@@ -125,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_several_messages_are_there_once() {
+    fn names_of_several_messages_are_listed_once() {
         assert_eq!(EventNames::of_all(&[&["a", "b"], &[], &["c", "a"]]).get(), ["a", "b", "c"]);
         assert_eq!(EventNames::of_all(&[]).get(), [""; 0]);
     }

@@ -1,18 +1,18 @@
 //! Any future, `.when(until(|| async { .. }))`: an operator runs once it has resolved.
 //!
-//! A future resolves once, and a condition is asked again and again: so it comes from a function, which is called when the
-//! operator waits for a run and none of its futures is under way. Once it has resolved it counts as ready until the run
-//! that it allowed; the run after that has a future of its own.
+//! A future resolves once, but a condition is polled repeatedly. So the future is created by a function, which is
+//! called when the operator waits for a run and no future is pending. A resolved future counts as ready until the run
+//! that it allows; the next run has a new future.
 //!
 //! ```text
-//!            asked: the function is called             resolved
+//!            polled: the function is called            resolved
 //!   NONE ──────────────────────────────> PENDING ─────────────────> READY      false: NEVER
 //!     ^                                                               │ a run begins
 //!     └───────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A future is a promise that something will happen: while it is all that its operator waits for, the flow is not at rest.
-//! One that waits for a message, too, could not run for the future alone.
+//! A pending future counts as an event: while its operator waits for nothing else, the flow is not idle. An operator
+//! that also waits for a message could not run for the future alone.
 
 use std::{
     borrow::Cow,
@@ -24,7 +24,7 @@ use std::{
 use super::{Condition, Status};
 use crate::sync::Discarded;
 
-/// What a future says at its end.
+/// The output of the future.
 pub trait Verdict: Send + 'static {
     /// Whether the operator may run; if not, it never runs again.
     fn allows(self) -> bool;
@@ -50,7 +50,7 @@ pub struct Until<F: 'static, R: 'static> {
     state: State<R>,
 }
 
-/// The future is a user's, as the function is: a panic of one destructor leaves the other.
+/// The future and the function are user code: a panic of one destructor does not affect the other.
 enum State<R: 'static> {
     None,
     Pending(Discarded<Pin<Box<R>>>),
@@ -58,7 +58,7 @@ enum State<R: 'static> {
     Never,
 }
 
-/// Before each run a future of the function's has to resolve. One that gives `false` is the operator's end.
+/// Before each run, a future from the function has to resolve. An output of `false` ends the operator.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -74,9 +74,8 @@ enum State<R: 'static> {
 /// }));
 /// ```
 ///
-/// # Cancel safety
-/// An operator that gives up its wait for the next run ([`Cx::ready`](crate::Cx::ready)) keeps the future, and goes on with
-/// it when it waits again. It is dropped with the operator, or when the flow is run again.
+/// If an operator stops waiting for the next run ([`Cx::ready`](crate::Cx::ready)), the future is kept, and polled
+/// further when it waits again. It is dropped with the operator, or when the flow is run again.
 pub fn until<F, R>(make: F) -> Until<F, R>
 where
     F: FnMut() -> R + Send + 'static,

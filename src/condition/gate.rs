@@ -1,25 +1,25 @@
-//! A gate, `.when(gate.clone())`: somebody else says whether an operator runs.
+//! A gate, `.when(gate.clone())`: code outside of an operator decides whether it runs.
 //!
 //! ```text
 //!            pause                      end
 //!   OPEN <──────────> PAUSED ────────────────────> ENDED      (from `OPEN`, too)
 //!   ready    resume   waits for an event           never
 //!                     │ the last handle is dropped
-//!                     └──> waits, and with all others at rest the flow has stalled
+//!                     └──> waits; if all other operators are idle, the flow has stalled
 //! ```
 //!
-//! Holoscan's boolean condition is the way from `OPEN` to `ENDED`: a kill switch. A gate that is paused keeps its flow from
-//! ending while somebody has a handle and may resume it.
+//! Holoscan's boolean condition corresponds to the transition from `OPEN` to `ENDED`: a kill switch. A paused gate
+//! keeps its flow from ending while a handle exists that may resume it.
 
 use std::{borrow::Cow, collections::BTreeMap, task::Context};
 
 use super::{
     Condition, IntoCondition, Status, When,
-    told::{Heard, Told, Value},
+    watch::{Watch, WatchReader, WatchValue},
 };
 use crate::error::{Error, ErrorKind, Result};
 
-/// Pauses, resumes and ends the operators that it was given to with `.when(gate.clone())`, from any thread or task.
+/// Pauses, resumes and ends the operators that were given it with `.when(gate.clone())`, from any thread or task.
 ///
 /// ```
 /// use wakeline::{Flow, condition::Gate, operator::source};
@@ -31,94 +31,93 @@ use crate::error::{Error, ErrorKind, Result};
 /// assert!(gate.is_open());
 /// ```
 ///
-/// An operator finds it by name, with [`Cx::gate`](crate::Cx::gate), where it was made by
-/// [`Flow::gate`](crate::Flow::gate).
+/// If it was created by [`Flow::gate`](crate::Flow::gate), an operator can look it up by name with
+/// [`Cx::gate`](crate::Cx::gate).
 #[derive(Clone, Debug)]
-pub struct Gate(Told<State>);
+pub struct Gate(Watch<GateState>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum GateState {
     Open,
     Paused,
     Ended,
 }
 
-impl Value for State {
+impl WatchValue for GateState {
     fn is_awaited(self) -> bool {
         self == Self::Paused
     }
 }
 
-/// The condition.
 #[derive(Debug)]
-struct Gated(Heard<State>);
+struct Gated(WatchReader<GateState>);
 
 impl Gate {
-    /// A gate that is open.
+    /// An open gate.
     pub fn open() -> Self {
-        Self(Told::new(State::Open))
+        Self(Watch::new(GateState::Open))
     }
 
-    /// A gate that waits to be resumed.
+    /// A gate that is paused until it is resumed.
     pub fn paused() -> Self {
-        Self(Told::new(State::Paused))
+        Self(Watch::new(GateState::Paused))
     }
 
-    /// No run begins until it is resumed. One that is under way goes to its end.
+    /// No run begins until the gate is resumed. A run in progress continues to its end.
     pub fn pause(&self) {
-        self.set(State::Paused);
+        self.set(GateState::Paused);
     }
 
     /// Runs may begin again.
     pub fn resume(&self) {
-        self.set(State::Open);
+        self.set(GateState::Open);
     }
 
-    /// No run begins ever again: its operators end, and the end walks on from there. There is no way back.
+    /// No further run begins: its operators end, and then those downstream. This cannot be undone.
     pub fn end(&self) {
-        self.set(State::Ended);
+        self.set(GateState::Ended);
     }
 
     /// True unless it is paused or ended.
     pub fn is_open(&self) -> bool {
-        self.0.get() == State::Open
+        self.0.get() == GateState::Open
     }
 
     /// True once it has ended.
     pub fn has_ended(&self) -> bool {
-        self.0.get() == State::Ended
+        self.0.get() == GateState::Ended
     }
 
-    fn set(&self, now: State) {
-        self.0.set(|before| if before == State::Ended { before } else { now });
+    fn set(&self, now: GateState) {
+        self.0.set(|before| if before == GateState::Ended { before } else { now });
     }
 }
 
-/// The gates of a flow, by their names. Kept so, they are no handles.
+/// The gates of a flow, by name. It keeps readers, which are not handles.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Gates(BTreeMap<String, Heard<State>>);
+pub(crate) struct Gates(BTreeMap<String, WatchReader<GateState>>);
 
 impl Gates {
-    /// The gate of that name: a new one, which is open, if there is none.
+    /// The gate of that name; a new, open one if there is none.
     pub(crate) fn get(&mut self, name: String) -> Gate {
         if let Some(known) = self.0.get(&name) {
-            return Gate(known.teller());
+            return Gate(known.writer());
         }
         let gate = Gate::open();
-        self.0.insert(name, gate.0.heard());
+        self.0.insert(name, gate.0.reader());
         gate
     }
 
     /// The gate of that name.
     pub(crate) fn find(&self, name: &str) -> Result<Gate> {
         if let Some(known) = self.0.get(name) {
-            return Ok(Gate(known.teller()));
+            return Ok(Gate(known.writer()));
         }
         let known: Vec<_> = self.0.keys().map(|name| format!("`{name}`")).collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
         Err(Error::new(
             ErrorKind::Usage,
-            format!("the flow has no gate `{name}`: make it with `flow.gate(\"{name}\")`; it has {known}"),
+            format!("the flow has no gate `{name}`: create it with `flow.gate(\"{name}\")`; it has {known}"),
         ))
     }
 }
@@ -126,7 +125,7 @@ impl Gates {
 /// The condition itself holds no handle.
 impl IntoCondition for Gate {
     fn into_condition(self) -> When {
-        When::own(Gated(self.0.heard()))
+        When::own(Gated(self.0.reader()))
     }
 }
 
@@ -134,9 +133,9 @@ impl Condition for Gated {
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
         let seen = self.0.poll(cx.waker());
         match seen.value {
-            State::Open => Status::Ready,
-            State::Ended => Status::Never,
-            State::Paused => Status::wait_for_event(seen.may_change),
+            GateState::Open => Status::Ready,
+            GateState::Ended => Status::Never,
+            GateState::Paused => Status::wait_for_event(seen.may_change),
         }
     }
 
@@ -159,7 +158,7 @@ mod tests {
     use super::{Gate, Gated};
     use crate::condition::{Condition, Status};
 
-    /// Calls back as it is woken or dropped, and panics then.
+    /// Calls back when it is woken or dropped, and then panics.
     struct Hostile {
         gate: Gate,
         woken: Arc<AtomicUsize>,
@@ -207,7 +206,7 @@ mod tests {
         for when_dropped in [false, true] {
             let gate = Gate::paused();
             let woken = Arc::new(AtomicUsize::new(0));
-            let mut all = [0, 1, 2].map(|_| Gated(gate.0.heard()));
+            let mut all = [0, 1, 2].map(|_| Gated(gate.0.reader()));
             for gated in &mut all {
                 assert_eq!(poll(gated, Hostile::waker(&gate, &woken, when_dropped)), Status::WaitEvent);
             }

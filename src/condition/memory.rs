@@ -1,35 +1,37 @@
-//! Memory is there, `.when(memory(&allocator, bytes))`: an operator runs once so much can be had.
+//! Available memory, `.when(memory(&allocator, bytes))`: an operator runs once that much can be allocated.
 //!
 //! ```text
-//!   WAITING ── so much could be set apart ──> READY ── a run begins ──> RESERVED ── the run ends ──> WAITING
-//!      ^                                        │                          │  Cx::alloc draws from it
-//!      └── somebody else was quicker ───────────┘                          └─ what is left is given back
+//!   WAITING ── enough is available ──> READY ── a run begins ──> RESERVED ── the run ends ──> WAITING
+//!      ^                                 │                          │  Cx::alloc draws from it
+//!      └── another operator was first ───┘                          └─ what is left is released
 //! ```
 //!
-//! Asking sets nothing apart, so several operators may be ready for the same memory; the first whose run begins has it, and
-//! the others wait on. What a stream may still use counts as there only where it can be had without the host's waiting:
-//! of [blocks](Allocator::blocks), which the operator's stream waits for on the device. For all else the device is waited
-//! for, as for an event; and so is whoever has the memory and may be outside of the flow. Where none but operators of the
-//! flow have any, made with [`Cx::alloc`](crate::Cx::alloc), it waits for those: if they all wait, the flow has stalled.
+//! Polling reserves nothing, so several operators may be ready for the same memory; the first whose run begins gets it,
+//! and the others wait again. Memory that a stream may still use counts as available only if it can be reused without a
+//! wait of the host: this applies to [blocks](Allocator::blocks), which the operator's stream waits for on the device.
+//! Otherwise the operator waits for the device, as for an event, or for a holder of the memory outside of the flow,
+//! also as for an event. If only operators of the flow hold the memory, allocated with [`Cx::alloc`](crate::Cx::alloc),
+//! it waits for these: if they all wait, the flow has stalled.
 
 use std::{borrow::Cow, sync::Arc, task::Context};
 
 use super::{Condition, Status};
-use crate::memory::{Allocator, Lacks, Reservation, Wait};
+use crate::memory::{Allocator, Reservation, ReserveBlocker, Wait};
 
 /// See [`memory`].
 #[derive(Debug)]
-pub struct MemoryThere {
+pub struct MemoryAvailable {
     reservation: Arc<Reservation>,
     wait: Wait,
 }
 
-/// So much memory of this allocator can be had. It is set apart for the run, which draws from it with
-/// [`Cx::alloc`](crate::Cx::alloc); what it leaves is given back when it has ended. Of blocks, `bytes` are as many whole
-/// blocks as hold them.
+/// Ready once this allocator has that much memory. It is reserved for the run, which draws from it with
+/// [`Cx::alloc`](crate::Cx::alloc); the rest is released when the run has ended. For blocks, `bytes` is rounded up to
+/// whole blocks.
 ///
-/// More than there can ever be is an error before the flow runs; so are several conditions of one operator on one allocator,
-/// in [`any_of`](super::any_of) and [`all_of`](super::all_of) too: write one for as much as a run needs in all.
+/// More than the allocator can ever have is an error before the flow runs; so are several conditions of one operator on
+/// one allocator, also within [`any_of`](super::any_of) and [`all_of`](super::all_of): write one for the total that a
+/// run needs.
 ///
 /// ```
 /// use wakeline::{prelude::*, condition::memory, memory::Allocator};
@@ -44,7 +46,7 @@ pub struct MemoryThere {
 ///     type Ports = DecodePorts;
 ///
 ///     async fn compute(&mut self, ports: &mut DecodePorts, cx: &mut Cx) -> Result<()> {
-///         let mut frame = cx.alloc::<u8>(1 << 20)?;           // it is there: the condition said so
+///         let mut frame = cx.alloc::<u8>(1 << 20)?;           // the condition has reserved it
 ///         cx.stream()?.fill(&mut frame, 0)?;
 /// #       cx.finish();
 ///         ports.frames.send(frame.into()).await
@@ -62,30 +64,30 @@ pub struct MemoryThere {
 /// # Ok::<(), wakeline::Error>(())
 /// # }).unwrap();
 /// ```
-pub fn memory(allocator: &Allocator, bytes: u64) -> MemoryThere {
-    MemoryThere { reservation: Arc::new(Reservation::new(allocator, bytes)), wait: Wait::default() }
+pub fn memory(allocator: &Allocator, bytes: u64) -> MemoryAvailable {
+    MemoryAvailable { reservation: Arc::new(Reservation::new(allocator, bytes)), wait: Wait::default() }
 }
 
-impl Condition for MemoryThere {
+impl Condition for MemoryAvailable {
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
         let allocator = self.reservation.allocator();
-        // Kept first: what comes free while this looks is seen, or told.
+        // Registered first: memory that is released meanwhile is either seen here or reported to the waker.
         self.wait.watch(allocator, cx);
         let lacks = loop {
             match self.reservation.lacks() {
-                // The host finds out, and looks again.
-                Lacks::Streams if self.wait.poll_oldest(allocator, cx) => {}
+                // The host finds that a use is over, and checks again.
+                ReserveBlocker::Streams if self.wait.poll_oldest(allocator, cx) => {}
                 lacks => break lacks,
             }
         };
         match lacks {
-            Lacks::Nothing => {
-                // If somebody else is quicker, its claim says so.
+            ReserveBlocker::Nothing => {
+                // If another operator is first, the claim fails.
                 self.wait.rest(allocator);
                 Status::Ready
             }
-            Lacks::OwnFlow => Status::Wait,
-            Lacks::Streams | Lacks::Others => Status::WaitEvent,
+            ReserveBlocker::OwnFlow => Status::Wait,
+            ReserveBlocker::Streams | ReserveBlocker::Others => Status::WaitEvent,
         }
     }
 
@@ -118,7 +120,7 @@ impl Condition for MemoryThere {
     }
 }
 
-impl Drop for MemoryThere {
+impl Drop for MemoryAvailable {
     fn drop(&mut self) {
         self.rest();
         self.reservation.release();

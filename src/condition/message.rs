@@ -1,11 +1,11 @@
 //! Messages available: an input's condition. [`Need`] is how many.
 //!
-//! By default an input is ready while there is one message to take. `#[input(at_least = 4)]` asks for more,
-//! `#[input(at_most = 8)]` for no more than so many, and `#[input(optional)]` asks for none at all. When the last sender is
-//! gone, what is left is handed out, fewer than were asked for, and then the input is `Never`.
+//! By default an input is ready while there is a message to take. `#[input(at_least = 4)]` asks for more,
+//! `#[input(at_most = 8)]` for no more than this many, and `#[input(optional)]` for none at all. When the last sender
+//! has closed, the remaining messages are handed out, even if fewer than asked for, and then the input is `Never`.
 //!
-//! `#[input(batch = 8, within = "5ms")]` is for those who would rather have fewer than wait: the input is ready with eight
-//! messages, or once the oldest has waited that long.
+//! `#[input(batch = 8, within = "5ms")]` bounds the wait for a batch: the input is ready with eight messages, or once
+//! the oldest has waited that long.
 //!
 //! ```text
 //!                    at least n (or the last ones)       more than at most
@@ -27,12 +27,13 @@ use crate::hub::Since;
 pub(crate) struct Need {
     pub(crate) least: usize,
     pub(crate) most: Option<usize>,
-    /// Fewer than `least` will do once the oldest has waited so long.
+    /// Fewer than `least` suffice once the oldest has waited this long.
     pub(crate) within: Option<Duration>,
     pub(crate) since: Since,
-    /// It waits for none.
+    /// True if it waits for no message.
     pub(crate) optional: bool,
-    /// The number was said: of several connections, of all together, also where it is 1. If not, one of each.
+    /// True if the number was set explicitly, even to 1: it then applies to all connections together. Otherwise one
+    /// message of each connection is needed.
     pub(crate) together: bool,
 }
 
@@ -47,7 +48,7 @@ impl Need {
         Self { least, together: true, ..Self::default() }
     }
 
-    /// About how many messages a port is to be asked.
+    /// How many messages to ask a port about.
     pub(crate) fn asks(&self) -> usize {
         self.most.map_or(self.least, |most| self.least.max(most.saturating_add(1)))
     }
@@ -56,30 +57,31 @@ impl Need {
         *self == Self::default()
     }
 
-    /// What a hub has to write down for it.
+    /// The times that a hub has to record for it.
     pub(crate) fn times(&self) -> Option<Since> {
         self.within.map(|_| self.since)
     }
 
-    /// What is wrong with it where the queue holds `capacity` messages; `latest`: only ever one, the newest.
+    /// A configuration error, if its queue holds `capacity` messages; with `latest`, the queue holds only the newest.
     pub(crate) fn problem(&self, capacity: usize, latest: bool) -> Option<String> {
         let Self { least, most, within, .. } = *self;
         match most {
-            _ if least == 0 => Some("waits for 0 messages: write `optional`, or at least 1".into()),
+            _ if least == 0 => Some("waits for 0 messages: write `optional`, or ask for at least 1".into()),
             _ if least > capacity && latest => Some(format!(
                 "waits for {least} messages, and `Hub::latest` holds one, the newest: wait for one, or give it another \
-                 hub, as `Hub::bounded({least})`"
+                 hub, such as `Hub::bounded({least})`"
             )),
             _ if least > capacity => Some(format!(
                 "waits for {least} messages, and its queue holds {capacity}: give the hub a capacity of {least} or more"
             )),
             Some(most) if most < least => Some(format!("waits for at least {least} and at most {most} messages")),
-            _ if within == Some(Duration::ZERO) => Some("waits for a batch no time at all: leave it out".into()),
+            _ if within == Some(Duration::ZERO) => {
+                Some("waits for a batch within 0 seconds: leave out the time".into())
+            }
             _ => None,
         }
     }
 
-    /// What it waits for, in words.
     pub(crate) fn describe(&self) -> String {
         let Self { least, most, within, .. } = *self;
         match (most, within) {
@@ -90,8 +92,7 @@ impl Need {
         }
     }
 
-    /// `counted` messages are there; `more` says why there are no more, if there are fewer than needed; `oldest`: since when
-    /// the first has waited.
+    /// The readiness with `counted` messages. `oldest`: when the first began to wait.
     pub(crate) fn readiness(
         &self,
         counted: Counted,
@@ -107,7 +108,7 @@ impl Need {
             return Readiness::READY;
         }
         match (self.within, oldest()) {
-            // No more were asked about: the hub has failed, and whoever takes is told so.
+            // The port was asked for no more: the hub has failed, and the next take returns the error.
             _ if more.is_ready() => more,
             (Some(within), Some(oldest)) if ready > 0 => {
                 let alarm = alarm.get_or_insert_default();
@@ -122,27 +123,27 @@ impl Need {
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct Counted {
-    /// How many can be taken, up to as many as were asked about; more, if that is known.
+    /// How many messages can be taken, up to the number asked for; more, if that is known.
     pub(crate) ready: usize,
-    /// Why there are no more than that: `Ready` if nobody asked about more.
+    /// Why there are no more: `Ready` if no more were asked for.
     pub(crate) more: Readiness,
-    /// How many of `ready` were read before, and are in a hub that keeps the latest and whose writer has ended.
+    /// How many of `ready` were read before, in a latest-value hub whose writer has ended.
     pub(crate) kept: usize,
-    /// Some of the connections do not keep the latest.
+    /// True if some of the connections are not latest-value hubs.
     pub(crate) once: bool,
 }
 
 impl Counted {
-    /// Of no connection.
+    /// For no connection.
     pub(crate) const NONE: Self = Self { ready: 0, more: Readiness::NEVER, kept: 0, once: false };
 
-    /// At a port that is no input of a flow's hubs.
+    /// For a port that is not an input of a flow's hubs.
     pub(crate) fn new(ready: usize, more: Readiness) -> Self {
         Self { ready, more, kept: 0, once: true }
     }
 
-    /// Of several connections; `ask` asks all of them. With nothing but what is kept, they have ended: if one of them does not
-    /// keep the latest, at once; if not, with the operator's other inputs.
+    /// For several connections; `ask` polls all of them. If only kept values remain, the connections have ended: at
+    /// once if one of them is not a latest-value hub, otherwise together with the operator's other inputs.
     pub(crate) fn of_all(mut ask: impl FnMut() -> Self) -> Self {
         let counted = ask();
         if !counted.more.is_never() || counted.ready == 0 || counted.kept < counted.ready {
@@ -151,22 +152,22 @@ impl Counted {
         if counted.once {
             return Self { ready: 0, kept: 0, ..counted };
         }
-        // Only after the first question is it known in all of these hubs that the others have ended.
+        // Only after the first poll is it known in all of these hubs that the others have ended.
         ask()
     }
 
-    /// Of a port that was asked about one message.
+    /// For a port that was asked for one message.
     pub(crate) fn of_one(self) -> Readiness {
         if self.ready > 0 { Readiness::READY } else { self.more }
     }
 
-    /// Of two connections: of both together.
+    /// Combines two connections.
     pub(crate) fn and(self, other: Self) -> Self {
-        // Open while one of them is.
+        // Open while either of them is.
         let more = match (self.more.is_never(), other.more.is_never()) {
             (true, _) => other.more,
             (_, true) => self.more,
-            // Whichever comes first.
+            // The one that ends without another operator is reported.
             (false, false) if self.more.needs_others() => other.more,
             (false, false) => self.more,
         };

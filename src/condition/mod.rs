@@ -1,41 +1,42 @@
-//! Conditions: when may an operator run?
+//! Conditions: they decide when an operator may run.
 //!
-//! A condition is level-triggered and asking it changes nothing: the same question gets the same answer until somebody
-//! acts. It answers a [`Status`]; while it is not ready it keeps a waker, and nothing polls. All conditions of an operator
-//! are and-ed; [`any_of`] or-s. When one pass finds all of them ready, what the run needs is claimed at once, without an
-//! await; a claim that fails gives all of it back and waits on.
+//! A condition is level-triggered, and polling it has no side effect: the answer stays the same until something acts.
+//! It answers a [`Status`]; while it is not ready it keeps a waker, and nothing polls. The conditions of an operator
+//! are combined with "and"; [`any_of`] combines with "or". When one pass finds all of them ready, what the run needs is
+//! claimed at once, without an await; if one claim fails, all are given back and the operator waits again.
 //!
-//! By default every input waits for a message and every output for room (and, where its hub has blank envelopes, for
-//! one of those). Attributes on ports and values when adding change, replace or add to that:
+//! By default every input waits for a message and every output for room (and, if its hub has blank envelopes, for one
+//! of them). Attributes on ports, and conditions given when an operator is added, change, replace or extend that:
 //!
 //! | ready when | on a port | when adding |
 //! |---|---|---|
-//! | a message is there | by default; [`Inputs`](crate::Inputs): one of each connection | [`at_least`]`(op.input, 1)` |
-//! | n messages are there | `#[input(at_least = 4)]` | [`at_least`]`(op.input, 4)` |
-//! | no more than n lie there | `#[input(at_most = 8)]` | [`at_most`]`(op.input, 8)` |
-//! | n, or the oldest has waited | `#[input(batch = 8, within = "5ms")]` | [`batch`]`(op.input, 8, time)` |
-//! | n at several inputs together | `#[ports(sum(left, right) = 3)]` | [`sum`]`([..], 3)` |
-//! | so many at each of several | `#[ports(each(left = 2, right = 1))]` | [`each`]`([..])` |
+//! | a message is queued | by default; [`Inputs`](crate::Inputs): one of each connection | [`at_least`]`(op.input, 1)` |
+//! | n messages are queued | `#[input(at_least = 4)]` | [`at_least`]`(op.input, 4)` |
+//! | at most n are queued | `#[input(at_most = 8)]` | [`at_most`]`(op.input, 8)` |
+//! | n are queued, or the oldest has waited | `#[input(batch = 8, within = "5ms")]` | [`batch`]`(op.input, 8, time)` |
+//! | n are queued at several inputs together | `#[ports(sum(left, right) = 3)]` | [`sum`]`([..], 3)` |
+//! | a number at each of several inputs | `#[ports(each(left = 2, right = 1))]` | [`each`]`([..])` |
 //! | these, or an interval has passed | `#[ports(sum(left, right) = 3, or_after = "10ms")]` | [`sum`]`(..).`[`or_after`](OnPorts::or_after)`(time)` |
-//! | always: none | `#[input(optional)]`, `#[output(optional)]` | |
+//! | always | `#[input(optional)]`, `#[output(optional)]` | |
 //! | there is room for n | `#[output(room = 2)]` | [`room`]`(op.output, 2)` |
-//! | a chunk of its hub is there, or a blank one | `#[consume]`, `#[peek]`, `#[modify]`, `#[produce]` | |
+//! | the hub has a chunk, or a blank one | `#[consume]`, `#[peek]`, `#[modify]`, `#[produce]` | |
 //! | the work that wrote a message is done | `#[input(done)]` | |
 //! | an event that a message carries has passed | `#[input(event = "decoded")]` | |
 //! | a buffer's data is available | | [`Cx::run_after`](crate::Cx::run_after) |
-//! | so much memory can be had | | [`memory`]`(&allocator, 1 << 20)` |
-//! | so many runs are left | | [`count`]`(100)` |
-//! | somebody allows it | | a [`Gate`] |
+//! | memory can be allocated | | [`memory`]`(&allocator, 1 << 20)` |
+//! | runs are left | | [`count`]`(100)` |
+//! | it is opened by hand | | a [`Gate`] |
 //! | a period has passed | | [`every`]`(time)` |
 //! | work elsewhere is done | | an [`Asynchronous`] |
 //! | a future has resolved | | [`until`]`(..)` |
-//! | a question is answered yes | [`Operator::may_run`](crate::Operator::may_run) | [`predicate`]`(..)` |
-//! | either of two is | | [`any_of`]`(a, b)` |
-//! | whatever you write | | a [`Condition`] |
+//! | a function returns true | [`Operator::may_run`](crate::Operator::may_run) | [`predicate`]`(..)` |
+//! | either of two is ready | | [`any_of`]`(a, b)` |
+//! | your own code says so | | a [`Condition`] |
 //!
-//! A port that is named when adding loses its default, the others keep theirs. An operator without any condition runs again
-//! and again, and lets others have their turns in between. So does one whose inputs are all `optional`: it ends when it says so,
-//! with [`Cx::finish`](crate::Cx::finish) once they [have ended](crate::Input::has_ended).
+//! A port that is named by a condition when the operator is added loses its default condition; the others keep theirs.
+//! An operator without any condition runs again and again, and yields to other tasks in between. So does one whose
+//! inputs are all `optional`: it ends by calling [`Cx::finish`](crate::Cx::finish) once they [have
+//! ended](crate::Input::has_ended).
 
 mod alarm;
 mod asynchronous;
@@ -43,7 +44,6 @@ mod buffer;
 mod combine;
 mod count;
 mod event;
-mod front;
 mod future;
 mod gate;
 mod memory;
@@ -51,11 +51,12 @@ mod message;
 mod periodic;
 mod port;
 mod predicate;
+mod ready_prefix;
 mod room;
 mod set;
 mod status;
 mod stream;
-mod told;
+mod watch;
 
 use std::{borrow::Cow, task::Context};
 
@@ -67,11 +68,10 @@ pub use combine::{IntoCondition, When, all_of, any_of};
 pub(crate) use combine::{needing_timers, reservations};
 pub use count::{Count, count};
 pub use event::{EventField, EventNames, knows_event};
-pub(crate) use front::{Front, Wanted};
 pub use future::{Until, Verdict, until};
 pub use gate::Gate;
 pub(crate) use gate::Gates;
-pub use memory::{MemoryThere, memory};
+pub use memory::{MemoryAvailable, memory};
 #[doc(hidden)]
 pub use message::Counted;
 pub(crate) use message::Need;
@@ -81,6 +81,7 @@ pub use port::PortState;
 pub use port::{OnPorts, PortId, at_least, at_most, batch, each, room, sum};
 pub(crate) use port::{PortFacts, count_at, named};
 pub use predicate::{Predicate, predicate};
+pub(crate) use ready_prefix::{ReadyPrefix, Wanted};
 pub(crate) use room::{Room, look_for_room, room_for, room_problem};
 pub(crate) use set::Conditions;
 #[doc(hidden)]
@@ -90,24 +91,24 @@ pub use status::Status;
 /// A condition of your own, for [`Added::when`](crate::flow::Added::when).
 ///
 /// ```text
-///   start ──> [ asked, again and again ──> claimed ──> the run ──> told that it has ended ]*
-///                                             └──> given back, if another condition's claim failed
+///   start ──> [ polled repeatedly ──> claimed ──> the run ──> ended ]*
+///                                        └──> given back, if another condition's claim failed
 /// ```
 ///
-/// Everything is called from the operator's task.
+/// All methods are called from the operator's task.
 ///
 /// ```
 /// use std::{borrow::Cow, task::Context};
 /// use wakeline::condition::{Condition, Status};
 ///
-/// /// No more than so many runs at a stretch; then somebody has to top it up.
+/// /// One run for each token received.
 /// struct Tokens(futures::channel::mpsc::Receiver<()>, bool);
 ///
 /// impl Condition for Tokens {
 ///     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
 ///         use futures::StreamExt;
 ///         if self.1 {
-///             return Status::Ready;           // asking again changes nothing
+///             return Status::Ready;           // polling again has no side effect
 ///         }
 ///         match self.0.poll_next_unpin(cx) {
 ///             std::task::Poll::Pending => Status::WaitEvent,
@@ -133,26 +134,27 @@ pub use status::Status;
 /// }
 /// ```
 pub trait Condition: Send + 'static {
-    /// Before the flow's operators run: each time that the flow is run.
+    /// Called before the flow's operators run, each time that the flow is run.
     fn start(&mut self) {}
 
-    /// May the operator run? Asking changes nothing. Unless it is ready, never again, or waits for a time, the waker is kept,
-    /// and woken when the answer may have changed. One that may change its answer at any time keeps it always: then an operator that waits
-    /// for something else hears of it at once.
+    /// Whether the operator may run. Polling has no side effect. Unless the answer is ready, never or a time, the waker
+    /// is kept, and woken when the answer may have changed. A condition whose answer may change at any time always
+    /// keeps it, so that an operator that waits for something else is notified at once.
     ///
-    /// [`Status::Wait`] says that another operator has to act, so that a flow in which all wait so has stalled, or is at its
-    /// end; [`Status::WaitEvent`] and [`Status::WaitTime`] that it comes by itself.
+    /// [`Status::Wait`] means that another operator has to act: a flow in which all operators wait this way has stalled
+    /// or is at its end. [`Status::WaitEvent`] and [`Status::WaitTime`] mean that the wait ends without any operator.
     ///
-    /// [`Status::WaitTime`] needs no waker: the flow sets a timer for that moment of [`tokio::time`]'s clock, and the operator
-    /// may run once it has passed, whether or not this is called again before [`claim`](Self::claim). It is asked again when
-    /// something else changes, and may then answer an earlier or a later moment. The runtime needs its timers (`enable_time`).
+    /// [`Status::WaitTime`] needs no waker: the flow sets a timer for that moment of [`tokio::time`]'s clock, and the
+    /// operator may run once it has passed, whether or not this is called again before [`claim`](Self::claim). It is
+    /// polled again when something else changes, and may then answer an earlier or a later moment. The runtime must
+    /// have its timers enabled (`enable_time`).
     ///
     /// ```
     /// use std::{task::Context, time::Duration};
     /// use tokio::time::Instant;
     /// use wakeline::condition::{Condition, Status};
     ///
-    /// /// Twice the time before each run.
+    /// /// Doubles the time before each run.
     /// struct BackOff(Duration, Instant);
     ///
     /// impl Condition for BackOff {
@@ -169,29 +171,31 @@ pub trait Condition: Send + 'static {
     /// ```
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status;
 
-    /// A run begins, for which this and all other conditions were ready: takes what the run needs. False if that is not to
-    /// be had any more: then the condition is asked again. An operator whose condition is ready and refuses each claim fails.
+    /// A run for which all conditions were ready begins: takes what the run needs. False if that is no longer
+    /// available; the condition is then polled again. An operator whose condition is ready but rejects every claim
+    /// fails.
     fn claim(&mut self) -> bool {
         true
     }
 
-    /// The run that was claimed does not take place.
+    /// The claimed run does not take place.
     fn give_back(&mut self) {}
 
-    /// The run has ended: `compute` has returned, with an error or without. The next question comes after it.
+    /// The run has ended: `compute` has returned, with or without an error. The next poll comes after this call.
     fn ended(&mut self) {}
 
-    /// Nobody waits for it, until it is asked again: what it keeps for that may go.
+    /// The operator no longer waits for it, until it is polled again: resources that are kept for waiting may be
+    /// released.
     fn rest(&mut self) {}
 
-    /// True for a plain question without a waker: it is asked when all others are ready, and after [`Status::Wait`] again
-    /// when a message or room comes to one of the operator's ports, or all of the flow has come to rest. Called once, when the
-    /// condition is given to its operator.
+    /// True for a check without a waker. It is polled once all other conditions are ready, and after [`Status::Wait`]
+    /// polled again when a message or room arrives at one of the operator's ports, or the whole flow has become idle.
+    /// Called once, when the condition is given to its operator.
     fn asked_last(&self) -> bool {
         false
     }
 
-    /// What is wrong with it, told before the flow runs, as the rest of a sentence that begins with the operator:
+    /// A configuration error, reported before the flow runs, as the rest of a sentence that begins with the operator:
     /// "runs every 0 seconds".
     fn problem(&self) -> Option<String> {
         None
@@ -202,13 +206,13 @@ pub trait Condition: Send + 'static {
         std::any::type_name::<Self>().into()
     }
 
-    /// It sets tokio's timers.
+    /// True if it sets tokio's timers.
     #[doc(hidden)]
     fn needs_timers(&self) -> bool {
         false
     }
 
-    /// Memory that it sets apart for the operator's runs.
+    /// Memory that it reserves for the operator's runs.
     #[doc(hidden)]
     fn reservation(&self) -> Option<&std::sync::Arc<crate::memory::Reservation>> {
         None

@@ -3,13 +3,13 @@
 //! ```text
 //!            0         10        20        30        40        50        60 ms
 //!   due      |         |         |         |         |         |         |
-//!   CatchUp  x         x════════════════════════xx   x         x         x      none is left out
+//!   CatchUp  x         x════════════════════════xx   x         x         x      no tick is lost
 //!   Spaced   x         x════════════════════════x         x         x           10 ms from one to the next
-//!   Skip     x         x════════════════════════x    x         x         x      one run for all that were missed
+//!   Skip     x         x════════════════════════x    x         x         x      one run for all missed ticks
 //! ```
 //!
-//! Time is tokio's: with a paused clock every run is exactly on time, and otherwise within its timers' millisecond. A period
-//! below that comes in bursts, where ticks are made up for.
+//! Time is tokio's: with a paused clock every run is exactly on time, otherwise within the timers' resolution of a
+//! millisecond. With a shorter period, runs come in bursts if missed ticks are made up for.
 
 use std::{borrow::Cow, task::Context, time::Duration};
 
@@ -17,15 +17,15 @@ use tokio::time::Instant;
 
 use super::{Condition, Status, alarm::after};
 
-/// What becomes of the ticks that a run, or a wait for something else, was too long for.
+/// What happens to ticks that are missed because of a long run or a wait for something else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissedTicks {
-    /// They are made up for: a run for each of them, one right after the other. Holoscan's `CatchUpMissedTicks`.
+    /// They are made up for: one run for each of them, in immediate succession. Holoscan's `CatchUpMissedTicks`.
     #[default]
     CatchUp,
-    /// Between the begin of one run and the next there is at least the period. Holoscan's `MinTimeBetweenTicks`.
+    /// There is at least one period between the starts of two runs. Holoscan's `MinTimeBetweenTicks`.
     Spaced,
-    /// One run, at once, stands for all of them; those after it are at multiples of the period after the first run again.
+    /// One immediate run replaces all of them; later runs are again at multiples of the period after the first run.
     /// Holoscan's `NoCatchUpMissedTicks`.
     Skip,
 }
@@ -37,11 +37,12 @@ pub struct Every {
     missed: MissedTicks,
     /// `None` before the first run.
     due: Option<Instant>,
-    /// Before the present run.
+    /// The value of `due` before the current run.
     before: Option<Instant>,
 }
 
-/// One run a period, the first at once. Missed ticks are made up for unless [`missed`](Every::missed) says otherwise.
+/// One run a period, the first at once. Missed ticks are made up for unless [`missed`](Every::missed) sets another
+/// policy.
 ///
 /// ```
 /// use std::time::Duration;
@@ -53,13 +54,14 @@ pub struct Every {
 ///     .when(every(Duration::from_millis(10)).missed(MissedTicks::Skip));
 /// ```
 ///
-/// A period of 0 is an error when the flow is run, and so is a runtime without timers (`enable_all` or `enable_time` has them).
+/// A period of 0 is an error when the flow is run, and so is a runtime without timers (`enable_all` or `enable_time`
+/// enables them).
 pub fn every(period: Duration) -> Every {
     Every { period, missed: MissedTicks::default(), due: None, before: None }
 }
 
 impl Every {
-    /// What becomes of missed ticks.
+    /// Sets what happens to missed ticks.
     #[must_use]
     pub fn missed(mut self, missed: MissedTicks) -> Self {
         self.missed = missed;
@@ -99,7 +101,7 @@ impl Condition for Every {
     }
 
     fn problem(&self) -> Option<String> {
-        self.period.is_zero().then(|| "runs every 0 seconds: give it a period, or no such condition".into())
+        self.period.is_zero().then(|| "runs every 0 seconds: give it a period, or remove the condition".into())
     }
 
     fn needs_timers(&self) -> bool {

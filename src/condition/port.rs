@@ -1,17 +1,17 @@
-//! Conditions on ports that are said from outside, `.when(at_least(upper.lines, 4))`, and those over several ports,
-//! `.when(sum([..], 3))` or `#[ports(sum(left, right) = 3)]`.
+//! Conditions on ports that are given when an operator is added, `.when(at_least(upper.lines, 4))`, and conditions over
+//! several ports, `.when(sum([..], 3))` or `#[ports(sum(left, right) = 3)]`.
 //!
-//! A port that stands in one of them loses its default condition, others keep theirs. A condition knows its ports by
-//! number; what it may ask of them is [`PortState`].
+//! A port that one of them names loses its default condition, others keep theirs. A condition identifies its ports by
+//! number; what it may query about them is [`PortState`].
 //!
 //! ```text
-//!   sum    as many messages at all of them together
-//!   each   so many at this one, so many at that
-//!   or_after   or an interval since the operator's last run, with as many messages as there are
+//!   sum    this many messages at all of them together
+//!   each   this many at one, that many at another
+//!   or_after   or an interval since the operator's last run, with as many messages as have arrived
 //! ```
 //!
-//! When the senders of all of a sum's ports are gone, what is left is handed out, and then it is `Never`; of `each`, when
-//! those of one are.
+//! When the senders of all ports of a `sum` have closed, the remaining messages are handed out, and then it is `Never`;
+//! for `each`, when the senders of one port have.
 
 use std::{borrow::Cow, task::Context, time::Duration};
 
@@ -23,7 +23,8 @@ use super::{
 };
 use crate::clock;
 
-/// Which port of which operator of which flow, whatever it carries: what a handle becomes for a condition over several.
+/// Identifies a port of an operator of a flow, whatever message type it carries: conditions over several ports convert
+/// handles to this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortId {
     pub(crate) flow: u64,
@@ -32,33 +33,33 @@ pub struct PortId {
     pub(crate) name: &'static str,
 }
 
-/// What a condition may ask of a port.
+/// What a condition may query about a port.
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub trait PortState {
-    /// Messages at an input, asked about `most` of them; the waker is kept if there are fewer. A question: it promises nothing.
+    /// Counts messages at an input, up to `most`; the waker is kept if there are fewer. Reserves nothing.
     fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted;
-    /// As `poll_count`, for a condition of the operator's next run: the messages that it finds are promised to that run.
+    /// As `poll_count`, for a condition of the operator's next run: the messages found are reserved for that run.
     fn poll_promised(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
         self.poll_count(most, cx)
     }
-    /// Room for so many messages at an output.
+    /// Whether an output has room for this many messages.
     fn poll_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness;
-    /// Since when the first message has waited, where its hub writes that down.
+    /// When the first message began to wait, if its hub records that.
     fn oldest(&self) -> Option<Instant>;
 }
 
 /// What is known of a port before a flow runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortFacts {
-    /// Of its hub; of an input with several connections, of all their hubs together.
+    /// The capacity of its hub; of an input with several connections, of all their hubs together.
     pub(crate) capacity: usize,
     pub(crate) is_input: bool,
-    /// An input whose hubs keep the latest.
+    /// True for an input whose hubs keep the latest value.
     pub(crate) latest: bool,
 }
 
-/// Shows an operator's port of this number.
+/// Visits the operator's port with this number.
 pub(crate) type Show<'a> = &'a mut dyn FnMut(usize, &mut dyn FnMut(&mut dyn PortState));
 
 /// A condition on ports. See [`at_least`], [`at_most`], [`batch`], [`room`], [`sum`] and [`each`].
@@ -68,9 +69,9 @@ pub struct OnPorts {
     what: What,
     or_after: Option<Duration>,
     last_run: Instant,
-    /// Before the present one.
+    /// The value of `last_run` before the current run.
     run_before: Instant,
-    /// Of a batch, and of the interval.
+    /// For a batch, and for the interval.
     alarms: [Option<Box<Alarm>>; 2],
 }
 
@@ -88,14 +89,15 @@ impl OnPorts {
         Self { what, or_after: None, last_run: now, run_before: now, alarms: [None, None] }
     }
 
-    /// Or this long after the operator's last run has begun (the first: after the flow has), with as many messages as there are
-    /// then, none included. Once all senders are gone and nothing is left it is `Never` all the same.
+    /// Or this long after the operator's last run began (for the first run: after the flow began), with as many
+    /// messages as have arrived, possibly none. Once all senders have closed and no message is left, it is `Never`
+    /// nevertheless.
     pub fn or_after(mut self, interval: Duration) -> Self {
         self.or_after = Some(interval);
         self
     }
 
-    /// Of [`batch`]: since when a message has waited.
+    /// For [`batch`]: from when a message's wait is measured.
     pub fn since(mut self, since: Since) -> Self {
         if let What::Messages(_, need) = &mut self.what {
             need.since = since;
@@ -170,7 +172,6 @@ impl OnPorts {
         if of_interval.get_or_insert_default().has_passed(passes, cx) {
             return Status::Ready;
         }
-        // Whichever comes first.
         match due {
             Some(due) if asked == Readiness::WAIT_TIME => Status::WaitTime(due.min(passes)),
             _ => Status::WaitTime(passes),
@@ -185,38 +186,37 @@ impl OnPorts {
         }
     }
 
-    /// What a port is waited for by this, if that is messages at it alone.
+    /// What it needs of the port, if it only waits for messages at one port.
     fn need(&self) -> Option<Need> {
         if let What::Messages(_, need) = &self.what { Some(*need) } else { None }
     }
 
-    /// How many messages, or room for how many, this waits for at a port.
+    /// How many messages, or room for how many, it waits for at a port.
     fn count_at(&self, port: PortId) -> usize {
         match &self.what {
             What::Messages(at, need) if *at == port => need.least,
             What::Room(at, count) if *at == port => *count,
-            // All may come to one of them.
+            // All of them may arrive at one port.
             What::Sum(ports, count) if ports.contains(&port) => *count,
             What::Each(ports) => ports.iter().filter(|(at, _)| *at == port).map(|(_, count)| *count).max().unwrap_or(0),
             _ => 0,
         }
     }
 
-    /// What is wrong with it, before the flow runs.
-    pub(super) fn problems(&self, facts: &dyn Fn(PortId) -> Option<PortFacts>, told: &mut Vec<String>) {
+    pub(super) fn problems(&self, facts: &dyn Fn(PortId) -> Option<PortFacts>, problems: &mut Vec<String>) {
         let ports = self.ports();
         if ports.is_empty() {
-            told.push("has a condition over no port at all".into());
+            problems.push("has a condition that names no port".into());
         }
         for (at, port) in ports.iter().enumerate() {
             if ports[..at].contains(port) {
-                told.push("has a condition that names one port twice".into());
+                problems.push("has a condition that names one port twice".into());
             }
         }
         let mut capacities = 0_usize;
         for (at, port) in ports.iter().enumerate() {
             let Some(PortFacts { capacity, is_input, latest }) = facts(*port) else {
-                told.push("has a condition on a port of another operator: name its own".into());
+                problems.push("has a condition on a port of another operator: name one of its own ports".into());
                 continue;
             };
             let name = port.name;
@@ -224,7 +224,7 @@ impl OnPorts {
             let room = matches!(self.what, What::Room(..));
             if is_input == room {
                 let (is, wants) = if is_input { ("input", "room") } else { ("output", "messages") };
-                told.push(format!("has a condition on {wants} at its {is} `{name}`"));
+                problems.push(format!("has a condition on {wants} at its {is} `{name}`"));
             }
             let problem = match &self.what {
                 What::Messages(_, need) => need.problem(capacity, latest),
@@ -232,15 +232,15 @@ impl OnPorts {
                 What::Room(_, count) => room_problem(*count, capacity),
                 What::Sum(..) => None,
             };
-            told.extend(problem.map(|problem| format!("port `{name}` {problem}")));
+            problems.extend(problem.map(|problem| format!("port `{name}` {problem}")));
         }
         if let What::Sum(_, least) = self.what
             && let Some(problem) = Need::at_least(least).problem(capacities, false)
         {
-            told.push(format!("has a sum of messages that {problem}"));
+            problems.push(format!("has a sum of messages that {problem}"));
         }
         if self.or_after == Some(Duration::ZERO) {
-            told.push("runs after 0 seconds without messages: give it an interval".into());
+            problems.push("runs after 0 seconds without messages: give it an interval".into());
         }
     }
 
@@ -251,7 +251,7 @@ impl OnPorts {
     pub(super) fn describe(&self) -> Cow<'static, str> {
         let names =
             |ports: &[PortId]| ports.iter().map(|port| format!("`{}`", port.name)).collect::<Vec<_>>().join(", ");
-        let mut told = match &self.what {
+        let mut text = match &self.what {
             What::Messages(port, need) => format!("{} at `{}`", need.describe(), port.name),
             What::Room(port, count) => format!("room for {} at `{}`", messages(*count), port.name),
             What::Sum(ports, least) => format!("{} at {} together", messages(*least), names(ports)),
@@ -261,9 +261,9 @@ impl OnPorts {
             }
         };
         if let Some(interval) = self.or_after {
-            told.push_str(&format!(", or {interval:?} since its last run"));
+            text.push_str(&format!(", or {interval:?} since its last run"));
         }
-        told.into()
+        text.into()
     }
 }
 
@@ -276,7 +276,7 @@ pub(crate) fn named(conditions: &[When]) -> Vec<(PortId, Option<Need>)> {
     named
 }
 
-/// The most messages, or room for the most, that any condition waits for at a port; 0 if none names it.
+/// The highest number of messages, or of room, that any condition waits for at a port; 0 if none names it.
 pub(crate) fn count_at(conditions: &[When], port: PortId) -> usize {
     let mut most = 0;
     for when in conditions {
@@ -291,7 +291,7 @@ impl IntoCondition for OnPorts {
     }
 }
 
-/// At least `count` messages at an input; when its senders are gone, what is left.
+/// At least `count` messages at an input; when its senders have closed, the remaining ones.
 ///
 /// ```
 /// use wakeline::{Flow, condition::at_least, operator::sink};
@@ -304,8 +304,8 @@ pub fn at_least(input: impl Into<PortId>, count: usize) -> OnPorts {
     OnPorts::new(What::Messages(input.into(), Need::at_least(count)))
 }
 
-/// At least one message at an input, and at most `count`: for an operator that does not take all that comes, and is not to
-/// run while more lie there. Holoscan's `front_stage_max_size`.
+/// At least one message at an input, and at most `count`: for an operator that does not take every message, and must
+/// not run while more are queued. Holoscan's `front_stage_max_size`.
 pub fn at_most(input: impl Into<PortId>, count: usize) -> OnPorts {
     OnPorts::new(What::Messages(input.into(), Need { most: Some(count), ..Need::default() }))
 }
@@ -317,7 +317,7 @@ pub fn batch(input: impl Into<PortId>, count: usize, within: Duration) -> OnPort
     OnPorts::new(What::Messages(input.into(), Need { within: Some(within), ..Need::at_least(count) }))
 }
 
-/// Room for `count` messages at an output, in each of the queues that it is connected to.
+/// Room for `count` messages at an output, in each of its connected queues.
 pub fn room(output: impl Into<PortId>, count: usize) -> OnPorts {
     OnPorts::new(What::Room(output.into(), count))
 }
@@ -348,7 +348,7 @@ pub fn sum(inputs: impl IntoIterator<Item = PortId>, count: usize) -> OnPorts {
     OnPorts::new(What::Sum(inputs.into_iter().collect(), count))
 }
 
-/// At each of these inputs at least so many messages.
+/// A minimum number of messages at each of these inputs.
 pub fn each(inputs: impl IntoIterator<Item = (PortId, usize)>) -> OnPorts {
     OnPorts::new(What::Each(inputs.into_iter().collect()))
 }

@@ -1,9 +1,9 @@
-//! A predicate, `.when(predicate(|| ..))`: a question of one's own, without a waker.
+//! A predicate, `.when(predicate(|| ..))`: a function without a waker.
 //!
-//! Nobody says when its answer changes. So it is asked last, when all that has a waker is ready, and after a no again
-//! whenever something happens that the operator could see: a message comes to one of its inputs or room to one of its
-//! outputs, its own run has ended, or all of the flow has come to rest, since another operator may have changed the answer.
-//! This is [`Operator::may_run`](crate::Operator::may_run) from outside.
+//! Nothing reports when its answer changes. So it is called last, once everything with a waker is ready; and after a
+//! `false` again whenever something happens that the operator can see: a message arrives at one of its inputs or room
+//! at one of its outputs, its own run has ended, or the whole flow has become idle, since another operator may have
+//! changed the answer. It is the external form of [`Operator::may_run`](crate::Operator::may_run).
 
 use std::{borrow::Cow, fmt, task::Context};
 
@@ -12,8 +12,8 @@ use super::{Condition, Status};
 /// See [`predicate`].
 pub struct Predicate<F>(F);
 
-/// The operator runs only if the function says `true`, asked right before the run would begin. It should change nothing:
-/// it may be asked more often than the operator runs.
+/// The operator runs only if the function returns `true`, called right before the run would begin. It should have no
+/// side effects: it may be called more often than the operator runs.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,8 +25,7 @@ pub struct Predicate<F>(F);
 /// let bread = flow.add("bread", source(async || Ok(Some("bread")))).when(predicate(|| WARM.load(Ordering::Relaxed)));
 /// ```
 ///
-/// One that should keep books of the runs implements [`Condition`] and says that it is
-/// [asked last](Condition::asked_last).
+/// To keep track of the runs, implement [`Condition`] with [`asked_last`](Condition::asked_last) instead.
 pub fn predicate<F: FnMut() -> bool + Send + 'static>(function: F) -> Predicate<F> {
     Predicate(function)
 }

@@ -1,9 +1,9 @@
-//! Downstream affordable: an output's condition.
+//! Room downstream: an output's condition.
 //!
-//! Ready while every hub that it is connected to has room for a message, and a blank envelope where there are such.
-//! `#[output(room = 3)]` asks for more of both, for an operator that sends several messages a run;
-//! `#[output(optional)]` switches it off, for one that [offers](crate::Output::offer) them. Hubs whose readers have
-//! ended are passed over; when all have, it is `Never`.
+//! Ready while every connected hub has room for a message, and a blank envelope if it has such. `#[output(room = 3)]`
+//! asks for more of both, for an operator that sends several messages a run; `#[output(optional)]` disables it, for one
+//! that [offers](crate::Output::offer) messages. Hubs whose readers have ended are ignored; when all readers have, it
+//! is `Never`.
 
 use std::task::Context;
 
@@ -13,9 +13,9 @@ use crate::hub::{Message, outlet::Outlet};
 /// What an output waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Room for so many messages.
+    /// Room for this many messages.
     For(usize),
-    /// Nothing but its readers' end.
+    /// Nothing, but the end of its readers.
     Unconditional,
 }
 
@@ -25,10 +25,10 @@ impl Default for Room {
     }
 }
 
-/// What is wrong with a wait for so much room in a queue that holds `capacity` messages.
+/// A configuration error, if it waits for `count` messages' room in a queue that holds `capacity`.
 pub(crate) fn room_problem(count: usize, capacity: usize) -> Option<String> {
     match count {
-        0 => Some("waits for room for 0 messages: at least 1".into()),
+        0 => Some("waits for room for 0 messages: ask for at least 1".into()),
         _ if count > capacity => Some(format!(
             "waits for room for {count} messages, and its queue holds {capacity}: give the hub a capacity of {count} or \
              more"
@@ -46,7 +46,7 @@ pub(crate) fn room_for<M: Message>(output: &Outlet<M>, room: Room, cx: &mut Cont
     answer.into()
 }
 
-/// As [`room_for`], of an operator that waits for something else and asks again after that.
+/// As [`room_for`], for an operator that waits for something else and polls again after that.
 #[inline]
 pub(crate) fn look_for_room<M: Message>(output: &Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
     let answer = match room {

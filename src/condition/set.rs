@@ -1,4 +1,4 @@
-//! [`Conditions`]: those that an operator was given when it was added, as its task asks them.
+//! [`Conditions`]: the conditions that an operator was given when it was added, as its task polls them.
 
 use std::{
     borrow::Cow,
@@ -11,22 +11,22 @@ use tokio::time::Instant;
 use super::{Readiness, Status, When, port::Show};
 use crate::sync::contained;
 
-/// Beside those of its ports.
+/// Besides those of its ports.
 #[derive(Debug)]
 pub(crate) struct Conditions {
-    /// Those with a waker, then those that are asked last.
+    /// Those with a waker, then those that are polled last.
     all: Vec<When>,
     last: usize,
-    /// What they answered; what was not asked is ready.
+    /// Their last answers; a condition that was not polled counts as ready.
     answers: Vec<Status>,
-    /// A run has claimed what they promise.
+    /// True while a run holds their claims.
     running: bool,
-    /// The one that has refused the last claim.
+    /// The one that rejected the last claim.
     refused: Option<usize>,
 }
 
-/// Calls user code for each of them. A panic keeps none of the others from its call: the first panic is resumed after the last
-/// call, any further one is logged.
+/// Calls user code for each of them. A panic does not keep the others from being called: the first panic is resumed
+/// after the last call, later ones are logged.
 pub(super) fn for_each<T>(all: impl IntoIterator<Item = T>, mut call: impl FnMut(T)) {
     let mut first = None;
     for one in all {
@@ -41,8 +41,8 @@ pub(super) fn for_each<T>(all: impl IntoIterator<Item = T>, mut call: impl FnMut
     }
 }
 
-/// Claims one condition after the other. `claim` has false for the first that refuses, whose number this is; then, and after a
-/// panic, those before it give back, the last first. `None`: none has refused.
+/// Claims one condition after the other. If `claim` returns false, returns the index of that condition; then, and after
+/// a panic, those before it are given back in reverse order. `None` if all claims succeeded.
 pub(super) fn claim_all<T>(
     all: &mut [T],
     mut claim: impl FnMut(&mut T) -> bool,
@@ -65,7 +65,7 @@ pub(super) fn claim_all<T>(
         }
         Err(panic) => {
             before.for_each(|one| {
-                contained("a condition panicked as it gave back a claim", || give_back(one));
+                contained("a condition panicked while giving back a claim", || give_back(one));
             });
             resume_unwind(panic)
         }
@@ -73,7 +73,6 @@ pub(super) fn claim_all<T>(
 }
 
 impl Conditions {
-    /// `None` if there are none.
     pub(crate) fn new(all: Vec<When>) -> Option<Box<Self>> {
         if all.is_empty() {
             return None;
@@ -85,12 +84,11 @@ impl Conditions {
         Some(Box::new(Self { all, last, answers, running: false, refused: None }))
     }
 
-    /// The flow begins.
     pub(crate) fn start(&mut self) {
         for_each(&mut self.all, When::start);
     }
 
-    /// Asks all that have a waker, so that each keeps it.
+    /// Polls all that have a waker, so that each keeps it.
     pub(crate) fn poll(&mut self, show: Show<'_>, cx: &mut Context<'_>) -> Readiness {
         self.answers.fill(Status::Ready);
         self.ask(0..self.last, show, cx)
@@ -100,7 +98,7 @@ impl Conditions {
         self.last < self.all.len()
     }
 
-    /// Asks those that are asked when all others are ready.
+    /// Polls those that are polled once all others are ready.
     pub(crate) fn poll_last(&mut self, show: Show<'_>, cx: &mut Context<'_>) -> Readiness {
         self.ask(self.last..self.all.len(), show, cx)
     }
@@ -121,45 +119,42 @@ impl Conditions {
         self.answers.iter().filter_map(due).max()
     }
 
-    /// What is waited for, in words.
+    /// Describes the conditions that are not ready.
     pub(crate) fn lacks(&self) -> Vec<String> {
         let all = self.all.iter().zip(&self.answers);
         all.filter(|(_, status)| **status != Status::Ready).map(|(when, _)| when.describe().into_owned()).collect()
     }
 
-    /// Whether one of those that are waited for is about anything else than the operator's ports.
+    /// Whether a condition that is not ready concerns more than the operator's ports.
     pub(crate) fn wait_elsewhere(&self) -> bool {
         let mut all = self.all.iter().zip(&self.answers);
         all.any(|(when, status)| *status != Status::Ready && !when.is_on_ports())
     }
 
-    /// A run begins, if all can give what it needs.
+    /// A run begins, if every claim succeeds.
     pub(crate) fn claim(&mut self) -> bool {
         self.refused = claim_all(&mut self.all, When::claim, When::give_back);
         self.running = self.refused.is_none();
         self.running
     }
 
-    /// What has refused the last claim, in words: `None` where that was a port, or nothing.
+    /// Describes the condition that rejected the last claim; `None` if a port did, or if none was rejected.
     pub(crate) fn refused(&self) -> Option<Cow<'static, str>> {
         self.refused.map(|at| self.all[at].describe())
     }
 
-    /// The run that was claimed does not take place.
     pub(crate) fn give_back(&mut self) {
         if std::mem::take(&mut self.running) {
             for_each(self.all.iter_mut().rev(), When::give_back);
         }
     }
 
-    /// The run has ended.
     pub(crate) fn ended(&mut self) {
         if std::mem::take(&mut self.running) {
             for_each(&mut self.all, When::ended);
         }
     }
 
-    /// They are not waited for, until they are asked again.
     pub(crate) fn rest(&mut self) {
         for_each(&mut self.all, When::rest);
     }

@@ -1,29 +1,30 @@
-//! [`Status`]: what an operator waits for, in words that are also for people; and [`Readiness`], the same for machines.
+//! [`Status`]: what an operator waits for, as shown to users; and [`Readiness`], its internal form.
 
 use std::{fmt, ops::BitOr};
 
 use tokio::time::Instant;
 
-/// What a condition answers, and what an operator shows of all its conditions together.
+/// The answer of a condition, and the combined status that an operator shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
     /// It may run.
     Ready,
-    /// It may run from this moment on, by [`tokio::time`]'s clock, which tests can pause
-    /// ([`Instant::from_std`] converts one of the standard library's). Where a condition answers this, the flow sets the
-    /// timer, and once the moment has passed the answer counts as [`Ready`](Self::Ready).
+    /// It may run from this moment on, by [`tokio::time`]'s clock, which tests can pause ([`Instant::from_std`]
+    /// converts from the standard library's). If a condition answers this, the flow sets the timer, and once the moment
+    /// has passed the answer counts as [`Ready`](Self::Ready).
     WaitTime(Instant),
-    /// It may run once another operator of the flow has acted: sent a message, taken one, said something.
+    /// It may run once another operator of the flow has acted: sent or taken a message, or set a value.
     Wait,
-    /// It may run once something has happened that needs no operator: a device is done, somebody outside acts.
+    /// It may run once something has happened that needs no operator: a device is done, or code outside of the flow
+    /// acts.
     WaitEvent,
     /// It never runs again.
     Never,
 }
 
 impl Status {
-    /// Both conditions: the first of `Never`, `WaitEvent`, `Wait`, `WaitTime` (the later) and `Ready` that one of them
-    /// answers.
+    /// Combines two conditions with "and": the first of `Never`, `WaitEvent`, `Wait`, `WaitTime` (the later) and
+    /// `Ready` that either of them answers.
     ///
     /// ```
     /// use wakeline::condition::Status;
@@ -41,8 +42,8 @@ impl Status {
         }
     }
 
-    /// Either condition: ready when one is, `Never` only if both are. Of two times the earlier counts; of two waits the
-    /// one that ends by itself.
+    /// Combines two conditions with "or": ready when either is, `Never` only if both are. Of two times the earlier one
+    /// counts; of two waits the one that needs no operator.
     ///
     /// ```
     /// use wakeline::condition::Status;
@@ -66,7 +67,8 @@ impl Status {
         }
     }
 
-    /// A wait for a value that is set from outside. Without a handle left that may set it, only operators can end the wait.
+    /// A wait for a value that is set from outside. If no handle is left that may set it, only operators can end the
+    /// wait.
     pub(super) fn wait_for_event(may_change: bool) -> Self {
         if may_change { Self::WaitEvent } else { Self::Wait }
     }
@@ -94,9 +96,9 @@ impl fmt::Display for Status {
     }
 }
 
-/// The answers of any number of conditions, and-ed: which of the four others than `Ready` were among them. All of them
-/// are kept, since an operator that waits for another one and for an event is shown as waiting for the event, and yet
-/// does nothing unless the other one acts.
+/// The combined answers of any number of conditions: which of the four other than `Ready` were among them. All of them
+/// are kept, since an operator that waits for another operator and for an event is shown as waiting for the event, but
+/// cannot run unless the other one acts.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -120,7 +122,7 @@ impl Readiness {
         self.0 & Self::NEVER.0 != 0
     }
 
-    /// Nothing happens unless another operator acts.
+    /// True if another operator has to act.
     #[inline]
     pub fn needs_others(self) -> bool {
         self.0 & Self::WAIT.0 != 0
@@ -138,7 +140,7 @@ impl Readiness {
     }
 }
 
-/// Both.
+/// Combines both with "and".
 impl BitOr for Readiness {
     type Output = Self;
 
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn or_is_whatever_comes_first_by_itself() {
+    fn or_is_the_first_that_needs_no_operator() {
         let now = Instant::now();
         let later = now + Duration::from_secs(1);
         assert_eq!(WaitTime(now).or(WaitTime(later)), WaitTime(now));

@@ -1,22 +1,22 @@
 //! The stream condition, `#[input(done)]`: a message counts once the work that wrote it is done.
 //!
-//! By default an operator runs as soon as a message is there, while the device may still be at work on it: what the
-//! operator enqueues comes after that by itself, and nobody waits. An operator that must not wait even when it looks at
-//! the data, one that reads it on the host, or has a time limit of its own, asks for the message when it is done.
+//! By default an operator runs as soon as a message arrives, while the device may still be working on it: what the
+//! operator enqueues is ordered after that automatically, without a wait. An operator that must not wait when it
+//! accesses the data, because it reads it on the host or has a deadline, asks for messages that are done.
 //!
-//! Readiness is per message, never per stream: each envelope knows the ticket of its last write, and the message counts
-//! when all of those have passed, whatever else their streams have to do. An envelope that was copied to where the
-//! reader is has the copy as its last write, and that came after what it copied. An envelope that no stream has written is
-//! done. A message without envelopes is done when the stream that it came with has done what it was given before the
-//! message was sent, and at once if it came with none, as from an operator on the host.
+//! Readiness is per message, not per stream: each envelope knows the ticket of its last write, and the message counts
+//! when all of these have passed, whatever other work their streams have. For an envelope that was copied to the
+//! reader's location the last write is the copy, which is ordered after its source. An envelope that no stream has
+//! written is done. A message without envelopes is done when the stream that it came with has finished the work
+//! enqueued before the message was sent; if it came with none, as from an operator on the host, at once.
 //!
-//! Where others look at the state of a message's buffer (Holoscan's `CudaBufferAvailableCondition`) and wait for "data
-//! available", that is this same condition here: the state follows from the tracked uses, and nobody sets it. What is
-//! left of it, a buffer that no message carries, is in [`buffer`](super::buffer).
+//! Holoscan's `CudaBufferAvailableCondition` checks the state of a message's buffer for "data available". Here that is
+//! this same condition: the state follows from the tracked uses, and is never set by hand. The remaining case, a buffer
+//! that no message carries, is in [`buffer`](super::buffer).
 
 use crate::{hub::Message, stream::Ticket};
 
-/// The last write of every envelope; where it has none, the message's stamp.
+/// Visits the last write of every envelope; without envelopes, the message's stamp.
 pub(super) fn written<M: Message>(message: &mut M, stamp: Option<&Ticket>, visit: &mut dyn FnMut(&Ticket)) {
     let mut any = false;
     if M::CARRIES_ENVELOPES {

@@ -1,20 +1,19 @@
-//! [`Document`]: parsed TOML of any depth. What is made of it (a [`Dict`](figment::value::Dict)) is read, merged and dropped by
-//! recursion, so its depth is measured before, and the document itself is dropped without recursion.
+//! [`Document`]: parsed TOML of any depth. A [`Dict`](figment::value::Dict) made of it is read, merged and dropped
+//! recursively, so the depth is checked first. The document itself is dropped without recursion.
 
 use std::mem;
 
 use figment::value::Value;
 use toml::de::{DeTable, DeValue, Error};
 
-/// Tables and arrays within each other at most. The parser limits each key and each value, and not both together.
+/// The maximum nesting of tables and arrays. The parser limits each key and each value, but not both together.
 pub(super) const MOST: usize = 64;
 
-/// See the module.
 pub(super) struct Document<'i>(DeTable<'i>);
 
 impl<'i> Document<'i> {
     pub(super) fn parse(text: &'i str) -> Result<Self, Error> {
-        // The other function drops what it has parsed by recursion where it finds an error.
+        // `DeTable::parse` drops the parsed part recursively on an error.
         let (table, errors) = DeTable::parse_recoverable(text);
         let document = Self(table.into_inner());
         errors.into_iter().next().map_or(Ok(document), Err)
@@ -24,7 +23,7 @@ impl<'i> Document<'i> {
         &self.0
     }
 
-    /// The byte at which a key or an element begins that lies deeper than this. A key at the top lies 1 deep.
+    /// The offset of a key or an element that is nested deeper than `most`. A top-level key has depth 1.
     pub(super) fn beyond(&self, most: usize) -> Option<usize> {
         let mut open: Vec<_> = self.0.iter().map(|(name, value)| (1, name.span().start, value)).collect();
         while let Some((depth, start, value)) = open.pop() {
@@ -58,7 +57,7 @@ impl Drop for Document<'_> {
     }
 }
 
-/// Whether a value has others in it that lie deeper than this, itself being 1 deep.
+/// True if a value contains others that are nested deeper than `most`. The value itself has depth 1.
 pub(super) fn is_beyond(value: &Value, most: usize) -> bool {
     let mut open = vec![(1, value)];
     while let Some((depth, value)) = open.pop() {

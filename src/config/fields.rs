@@ -1,7 +1,7 @@
-//! Which fields a type has, for the error about one that it does not have.
+//! Finds the fields of a type, for the error about an unknown field.
 //!
-//! The type is deserialized from a [`Guide`], which gives it nothing but the keys on the way to the struct in question,
-//! and ends there, with the names that this one says it wants.
+//! The type is deserialized from a [`Guide`], which supplies only the keys on the path to the struct in question. It
+//! stops there, with the field names that the struct asks for.
 
 use std::{cell::Cell, iter::once};
 
@@ -15,10 +15,10 @@ use serde::{
 
 type Names = &'static [&'static str];
 
-/// The fields of the struct to which that path leads from a `T`. `None` if there is none, or if it takes all names.
+/// The fields of the struct at this path within a `T`. `None` if there is none, or if it accepts all names.
 pub(super) fn of<T: DeserializeOwned>(path: &[String]) -> Option<Names> {
     let found = Cell::new(None);
-    // It never comes to a `T`.
+    // This never produces a `T`.
     let _ = T::deserialize(Guide { path, found: &found });
     found.get()
 }
@@ -30,9 +30,9 @@ struct Guide<'a> {
 }
 
 impl<'a> Guide<'a> {
-    /// The next key, and what leads on from there.
+    /// The next key, and the guide for the rest of the path.
     fn step(self) -> Result<(&'a str, Self), Error> {
-        let (first, path) = self.path.split_first().ok_or_else(|| Error::custom("this is the place"))?;
+        let (first, path) = self.path.split_first().ok_or_else(|| Error::custom("end of the path"))?;
         Ok((first, Self { path, ..self }))
     }
 }

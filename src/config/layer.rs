@@ -1,4 +1,4 @@
-//! [`Layer`]: what one source says, and where in it.
+//! [`Layer`]: the values of one source, and their locations in it.
 
 use std::{
     cell::Cell,
@@ -22,29 +22,26 @@ use super::{
 };
 use crate::error::{Error, ErrorKind, Result};
 
-/// How `toml` gives a date to somebody who does not know it.
+/// The key under which `toml` passes a date to deserializers of other types.
 const DATE: &str = "$__toml_private_datetime";
 
-/// Where values are from.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(super) enum SourceLocation {
     File(PathBuf),
-    /// Its prefix.
+    /// All variables with this prefix.
     Environment(String),
     Variable(String),
     Program(&'static Location<'static>),
 }
 
-/// What one source says.
 pub(super) struct Layer {
-    place: Place,
+    place: SourceLocation,
     values: Dict,
-    /// By key: the line that it stands on.
     lines: BTreeMap<String, usize>,
 }
 
 impl Layer {
-    pub(super) fn nothing(place: Place) -> Self {
+    pub(super) fn nothing(place: SourceLocation) -> Self {
         Self { place, values: Dict::new(), lines: BTreeMap::new() }
     }
 
@@ -63,19 +60,18 @@ impl Layer {
         let mut lines = BTreeMap::new();
         let ends: Vec<_> = text.match_indices('\n').map(|(at, _)| at).collect();
         note_lines(&ends, "", document.table(), &mut lines);
-        Ok(Self { place: Place::File(path.into()), values, lines })
+        Ok(Self { place: SourceLocation::File(path.into()), values, lines })
     }
 
-    /// One value under a key.
-    fn one(key: &str, value: Value, place: Place) -> Result<Self> {
+    fn one(key: &str, value: Value, place: SourceLocation) -> Result<Self> {
         let mut names = key.rsplit('.');
         if key.split('.').any(str::is_empty) {
-            let text = format!("{place} sets `{key}`, which is no key: names joined by dots, none of them empty");
+            let text = format!("{place} sets `{key}`, which is not a key: a key is non-empty names joined by dots");
             return Err(Error::new(ErrorKind::Setup, text));
         }
         if key.split('.').nth(document::MOST).is_some() {
             let most = document::MOST;
-            let text = format!("{place} sets a key of more than {most} parts: there are no settings that deep");
+            let text = format!("{place} sets a key of more than {most} parts: no setting is that deep");
             return Err(Error::new(ErrorKind::Setup, text));
         }
         let mut values = Dict::new();
@@ -87,14 +83,14 @@ impl Layer {
     }
 
     pub(super) fn set(key: &str, value: impl Serialize, caller: &'static Location<'static>) -> Result<Self> {
-        let place = Place::Program(caller);
+        let place = SourceLocation::Program(caller);
         let too_deep = || Error::new(ErrorKind::Setup, too_deep(&format!("{place} sets `{key}`")));
         let beyond = Cell::new(false);
         let value = Value::serialize(Limited::new(value, &beyond)).map_err(|error| {
             if beyond.get() {
                 return too_deep();
             }
-            let text = format!("{place} sets `{key}` to what no file could say");
+            let text = format!("{place} sets `{key}` to a value that a TOML file cannot express");
             Error::new(ErrorKind::Setup, text).because(error)
         })?;
         if is_beyond(&value, levels_left(key)) {
@@ -103,7 +99,7 @@ impl Layer {
         Self::one(key, value, place)
     }
 
-    /// Where a key stands, if this says something of it.
+    /// The location of a key, if this layer sets it.
     pub(super) fn at(&self, keys: &[String]) -> Option<String> {
         find(&self.values, keys)?;
         Some(match self.lines.get(&joined(keys)) {
@@ -113,30 +109,30 @@ impl Layer {
     }
 
     pub(super) fn is_variable(&self) -> bool {
-        matches!(self.place, Place::Variable(_))
+        matches!(self.place, SourceLocation::Variable(_))
     }
 
-    /// How it could say something of a key.
+    /// Describes how this source could set a key.
     pub(super) fn way_to_set(&self, keys: &[String]) -> Option<String> {
         match &self.place {
-            Place::File(path) => Some(format!("in {}", path.display())),
-            Place::Environment(prefix) => {
+            SourceLocation::File(path) => Some(format!("in {}", path.display())),
+            SourceLocation::Environment(prefix) => {
                 Some(format!("by the variable `{prefix}_{}`", keys.join("__").to_ascii_uppercase()))
             }
-            Place::Variable(_) | Place::Program(_) => None,
+            SourceLocation::Variable(_) | SourceLocation::Program(_) => None,
         }
     }
 }
 
-/// A layer for each variable with that prefix, in the order of their names.
+/// One layer for each variable with this prefix, sorted by name.
 pub(super) fn variables(prefix: &str, all: impl Iterator<Item = (OsString, OsString)>) -> Result<Vec<Layer>> {
     let mut found = BTreeMap::new();
     for (name, value) in all {
         let Some(name) = name.to_str() else { continue };
         let Some(key) = name.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_')) else { continue };
-        let place = Place::Variable(name.into());
+        let place = SourceLocation::Variable(name.into());
         let Some(value) = value.to_str() else {
-            return Err(Error::new(ErrorKind::Setup, format!("{place} is no UTF-8")));
+            return Err(Error::new(ErrorKind::Setup, format!("{place} is not UTF-8")));
         };
         let key = key.to_ascii_lowercase().replace("__", ".");
         let Some(value) = parsed(value, levels_left(&key)) else {
@@ -147,7 +143,7 @@ pub(super) fn variables(prefix: &str, all: impl Iterator<Item = (OsString, OsStr
     Ok(found.into_values().collect())
 }
 
-/// Levels that a value under this key may have. At least one: a key that is too long is an error of its own.
+/// The number of levels that a value under this key may have. At least one: a key that is too long is a separate error.
 fn levels_left(key: &str) -> usize {
     (document::MOST + 1).saturating_sub(key.split('.').count()).max(1)
 }
@@ -155,12 +151,12 @@ fn levels_left(key: &str) -> usize {
 fn too_deep(place: &str) -> String {
     let most = document::MOST;
     format!(
-        "{place}: tables and arrays within each other more than {most} levels deep, the parts of their key included: no \
-         setting is that deep, so use fewer levels"
+        "{place}: tables and arrays are nested more than {most} levels deep, counting the parts of their key: no setting \
+         is that deep, so use fewer levels"
     )
 }
 
-/// A variable's value: as in a file, or a text. `None` for one of more levels than this.
+/// Parses a variable's value as TOML or, if it is not TOML, takes it as a string. `None` if it has more than `levels`.
 fn parsed(text: &str, levels: usize) -> Option<Value> {
     let line = format!("value = {text}");
     let document = Document::parse(&line).ok().filter(|document| document.table().len() == 1);
@@ -173,7 +169,7 @@ fn parsed(text: &str, levels: usize) -> Option<Value> {
     Some(value)
 }
 
-/// A date is a text to whoever reads it.
+/// Replaces dates by their text.
 fn dates(value: &mut Value) {
     match value {
         Value::Dict(_, values) => match values.get(DATE).and_then(Value::as_str) {
@@ -185,13 +181,12 @@ fn dates(value: &mut Value) {
     }
 }
 
-/// The value of these keys, one within the other.
 pub(super) fn find<'v>(values: &'v Dict, keys: &[String]) -> Option<&'v Value> {
     let (first, rest) = keys.split_first()?;
     rest.iter().try_fold(values.get(first)?, |value, key| value.as_dict()?.get(key))
 }
 
-/// The key of these names. One with a dot in it stands in quotes, as in a file.
+/// Joins names to a key. A name with a dot in it is quoted, as in a file.
 pub(super) fn joined(names: &[String]) -> String {
     names.iter().fold(String::new(), |key, name| within(&key, name))
 }
@@ -201,7 +196,7 @@ pub(super) fn within(section: &str, name: &str) -> String {
     if name.contains('.') { format!("{section}{dot}\"{name}\"") } else { format!("{section}{dot}{name}") }
 }
 
-/// `ends`: where the lines end, in order.
+/// Notes the line of each key. `ends`: the offsets of the line ends, in order.
 fn note_lines(ends: &[usize], section: &str, table: &DeTable<'_>, lines: &mut BTreeMap<String, usize>) {
     for (name, value) in table {
         let key = within(section, name.get_ref());
@@ -212,7 +207,6 @@ fn note_lines(ends: &[usize], section: &str, table: &DeTable<'_>, lines: &mut BT
     }
 }
 
-/// The line that a byte lies on, counted from 1.
 fn line_of(text: &str, at: usize) -> usize {
     1 + text.get(..at).unwrap_or_default().matches('\n').count()
 }
@@ -227,13 +221,13 @@ impl Provider for Layer {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::File(path) => path.display().fmt(f),
-            Place::Environment(prefix) => write!(f, "the variables `{prefix}_..`"),
-            Place::Variable(name) => write!(f, "the variable `{name}`"),
-            Place::Program(caller) => write!(f, "the program, {}:{}", caller.file(), caller.line()),
+            SourceLocation::File(path) => path.display().fmt(f),
+            SourceLocation::Environment(prefix) => write!(f, "the variables `{prefix}_..`"),
+            SourceLocation::Variable(name) => write!(f, "the variable `{name}`"),
+            SourceLocation::Program(caller) => write!(f, "the program, {}:{}", caller.file(), caller.line()),
         }
     }
 }

@@ -1,20 +1,20 @@
-//! [`Limited`]: a value that is serialized to a depth. A serializer calls itself for each level, so what is too deep for the
-//! stack is refused on the way.
+//! [`Limited`]: serializes a value to a limited depth. A serializer recurses for each level, so a value that is too
+//! deep for the stack is refused during serialization.
 
 use std::cell::Cell;
 
 use serde::ser::{self, Error, Serialize, Serializer};
 
-/// Values within each other at most, counted with each `Some` and newtype around one. Of these, all but
-/// [`MOST`](super::document::MOST) may be such wrappers. A level takes less than 2 KiB of stack in a debug build.
+/// The maximum nesting of values, where each `Some` and newtype counts as a level. All but
+/// [`MOST`](super::document::MOST) of the levels may be such wrappers. A level takes less than 2 KiB of stack in a
+/// debug build.
 const MOST: usize = 256;
 
-/// The number of parts that the serializer allocates memory for: a value may claim any.
+/// Limits the length for which the serializer allocates memory: a value may claim any length.
 fn believed(len: usize) -> usize {
     len.min(MOST)
 }
 
-/// See the module.
 pub(super) struct Limited<'b, T> {
     value: T,
     left: usize,
@@ -34,7 +34,7 @@ impl<T: Serialize> Serialize for Limited<'_, T> {
     }
 }
 
-/// A serializer, or what it gave for the parts of a value, and how many levels are left.
+/// A serializer (or its state for the parts of a value) and the number of remaining levels.
 struct Levels<'b, S> {
     within: S,
     left: usize,
@@ -42,7 +42,7 @@ struct Levels<'b, S> {
 }
 
 impl<'b, S> Levels<'b, S> {
-    /// A part of the value, one level further in.
+    /// Wraps a part of the value, one level deeper.
     fn part<'v, T: ?Sized, E: Error>(&self, value: &'v T) -> Result<Limited<'b, &'v T>, E> {
         let Some(left) = self.left.checked_sub(1) else {
             self.beyond.set(true);

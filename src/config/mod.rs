@@ -1,14 +1,14 @@
-//! Configuration: an operator's parameters from a file, the environment and the program. Feature `config`.
+//! Configuration: operators' parameters from files, the environment and the program. Feature `config`.
 //!
 //! ```text
 //!   app.toml ──┐
-//!   variables ─┼─> layers, the later before the earlier ──> get("upper"): a section as a type of the user's
-//!   overrides ─┘                                      └──> deny_unused: what nobody asked for
+//!   variables ─┼─> layers, later ones override earlier ones ──> get("upper"): a section as a user's type
+//!   overrides ─┘                                         └──> deny_unused: an error for keys that were not read
 //! ```
 //!
-//! The layers are merged by [figment], section by section; each also stays as it was, so that an error can say which
-//! file and line, which variable or which call a value is from. Types are strict: `rate = 2.5` is no integer, and neither
-//! is `rate = "2"`. A field that the type does not have is an error, whether it says `deny_unknown_fields` or not.
+//! [figment] merges the layers section by section. Each layer is also kept, so that an error can name the file and
+//! line, the variable or the call that set a value. Types are strict: neither `rate = 2.5` nor `rate = "2"` is an
+//! integer. An unknown field is an error even without `deny_unknown_fields`.
 
 mod document;
 mod fields;
@@ -31,8 +31,8 @@ use self::layer::{Layer, joined};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Mutex;
 
-/// Parameters of a program's operators: of one or more files, of the environment, and of the program itself. What comes
-/// later lies on top of what came before.
+/// The parameters of a program's operators, from files, the environment and the program itself. Later sources override
+/// earlier ones.
 ///
 /// ```
 /// use serde::Deserialize;
@@ -55,35 +55,34 @@ use crate::sync::Mutex;
 /// # Ok::<(), wakeline::Error>(())
 /// ```
 ///
-/// A key is names joined by dots: `upper.rate` is `rate` in the section `[upper]`. The variable for it is
-/// `WAKELINE_APP_UPPER__RATE`: the prefix, then the names in capitals, with two underscores between them.
-/// A name with a dot in it, which stands in quotes in a file, is no part of a key: it is read with its section, into a map.
+/// A key is names joined by dots: `upper.rate` is `rate` in the section `[upper]`. Its variable is
+/// `WAKELINE_APP_UPPER__RATE`: the prefix, then the names in capitals, separated by two underscores.
+/// A name with a dot in it, which is quoted in a file, cannot be part of a key: read its section into a map.
 #[derive(Default)]
 pub struct Config {
     layers: Vec<Layer>,
     merged: Figment,
-    /// What that gives, once it is asked for.
+    /// The merged value, computed at the first read.
     whole: OnceLock<Value>,
-    /// The keys that were asked for.
     asked: Mutex<BTreeSet<String>>,
 }
 
 impl Config {
-    /// Nothing yet.
+    /// Creates an empty configuration.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What a TOML file says.
+    /// Reads a TOML file.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) if it cannot be read or is no TOML, with the line; if its tables and arrays lie in each
-    /// other more than 64 levels deep.
+    /// [`Setup`](ErrorKind::Setup) if the file cannot be read or is not TOML, with the line, or if its tables and
+    /// arrays are nested more than 64 levels deep.
     pub fn file(path: impl AsRef<Path>) -> Result<Self> {
         Self::new().with_file(path)
     }
 
-    /// A further file on top.
+    /// Adds a TOML file, which overrides earlier sources.
     ///
     /// # Errors
     /// As [`file`](Self::file).
@@ -91,13 +90,13 @@ impl Config {
         Ok(self.with(Layer::file(path.as_ref())?))
     }
 
-    /// The environment on top, as it is now: the variables that begin with `PREFIX_`. A value is read as TOML is, so `5`,
-    /// `true` and `[1, 2]` are what they look like; what is no TOML is a text. A text that looks like something else
-    /// stands in quotes.
+    /// Adds the present values of the environment variables that begin with `PREFIX_`. They override earlier sources. A
+    /// value is parsed as TOML: `5`, `true` and `[1, 2]` are a number, a boolean and an array. Anything that is not
+    /// TOML is a string. Quote a string that would parse as another type.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) for a variable that is not UTF-8, whose key has an empty name in it (`PREFIX_A____B`), or whose
-    /// key and value have more than 64 levels.
+    /// [`Setup`](ErrorKind::Setup) for a variable that is not UTF-8, whose key contains an empty name
+    /// (`PREFIX_A____B`), or whose key and value together have more than 64 levels.
     pub fn env(self, prefix: &str) -> Result<Self> {
         self.with_variables(prefix, std::env::vars_os())
     }
@@ -105,16 +104,16 @@ impl Config {
     fn with_variables(self, prefix: &str, all: impl Iterator<Item = (OsString, OsString)>) -> Result<Self> {
         let layers = layer::variables(prefix, all)?;
         let mut config = layers.into_iter().fold(self, Self::with);
-        // It may have said nothing, and still is where to say something.
-        config.layers.push(Layer::nothing(layer::Place::Environment(prefix.into())));
+        // Without variables it is still a place where a missing key can be set.
+        config.layers.push(Layer::nothing(layer::SourceLocation::Environment(prefix.into())));
         Ok(config)
     }
 
-    /// One value on top: an argument of the command line, a test's own.
+    /// Sets one value, which overrides earlier sources: an argument of the command line, or a value in a test.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) for a value that a file could not say either, an empty name in the key, or more than 64
-    /// levels of both.
+    /// [`Setup`](ErrorKind::Setup) for a value that TOML cannot express, an empty name in the key, or more than 64
+    /// levels of key and value together.
     #[track_caller]
     pub fn set(self, key: &str, value: impl Serialize) -> Result<Self> {
         let layer = Layer::set(key, value, Location::caller())?;
@@ -128,18 +127,18 @@ impl Config {
         self
     }
 
-    /// A section, or a single value, as a type; for the empty key, all there is. A section that is not there is an empty
-    /// one: right for a type all of whose fields have defaults; and for an `Option`, `None`.
+    /// Deserializes a section or a single value; the empty key stands for the whole configuration. An absent section
+    /// counts as an empty one, which suits a type whose fields all have defaults; an `Option` is `None` then.
     ///
-    /// Fields of a type with `#[serde(flatten)]` are not known, so an unknown one is not found there.
+    /// The fields of a type with `#[serde(flatten)]` cannot be determined, so unknown fields are not detected there.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) with what is wrong: fields that are unknown (and those that there are), one that is
-    /// missing, or of another type (and what was expected), with its key and with the file and line, the variable or the
-    /// call that said so. What comes after a value of another type is not looked at. Also for a key with an empty name in it.
+    /// [`Setup`](ErrorKind::Setup) with the problems: unknown fields (and the known ones), a missing field, or a field
+    /// of the wrong type (and the expected one), each with its key and the file and line, the variable or the call that
+    /// set it. Values after one of the wrong type are not checked. Also for a key that contains an empty name.
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
         if !key.is_empty() && key.split('.').any(str::is_empty) {
-            let text = format!("`{key}` is no key: names joined by dots, none of them empty");
+            let text = format!("`{key}` is not a key: a key is non-empty names joined by dots");
             return Err(Error::new(ErrorKind::Setup, text));
         }
         self.asked.lock().insert(key.into());
@@ -166,8 +165,8 @@ impl Config {
         ))
     }
 
-    /// The keys that were set and that nobody has asked for, not even as a part of a section: an operator's name with a
-    /// slip in it, or what was forgotten there.
+    /// The keys that are set but were not read, alone or as a part of a section. They indicate a misspelt operator name
+    /// or a leftover.
     pub fn unused(&self) -> Vec<String> {
         self.unused_keys().iter().map(|keys| joined(keys)).collect()
     }
@@ -183,17 +182,17 @@ impl Config {
         unused
     }
 
-    /// An error if there is something [`unused`](Self::unused). To be called when every operator has got its own.
+    /// Fails if there are [`unused`](Self::unused) keys. Call it after every operator's parameters have been read.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) with each of them, and where it stands.
+    /// [`Setup`](ErrorKind::Setup) with each unused key and its location.
     pub fn deny_unused(&self) -> Result<()> {
         let unused = self.unused_keys();
         if unused.is_empty() {
             return Ok(());
         }
-        let told = unused.iter().map(|keys| format!("`{}`{}", joined(keys), self.at(keys))).collect::<Vec<_>>();
-        let text = format!("nothing uses {}: is it another operator's name, or one too many?", told.join(" and "));
+        let located = unused.iter().map(|keys| format!("`{}`{}", joined(keys), self.at(keys))).collect::<Vec<_>>();
+        let text = format!("nothing uses {}: correct the operator's name, or remove it", located.join(" and "));
         Err(Error::new(ErrorKind::Setup, text))
     }
 
@@ -206,9 +205,9 @@ impl Config {
         layer::find(self.whole().as_dict()?, keys)
     }
 
-    /// The layer that a key's value is from, and where it stands there.
+    /// The layer that set a key, and the key's location there.
     fn origin(&self, keys: &[String]) -> Option<(&Layer, String)> {
-        // Of an array's elements nobody remembers the place, but that of the array.
+        // The locations of an array's elements are not recorded: the array's is used.
         let mut sections = (1..=keys.len()).rev().map(|len| &keys[..len]);
         sections.find_map(|keys| self.layers.iter().rev().find_map(|layer| Some((layer, layer.at(keys)?))))
     }
@@ -223,7 +222,7 @@ impl Config {
         unknown_field(&all, &self.at(&all), known)
     }
 
-    /// What is wrong, in one line.
+    /// Describes the problem in one line.
     fn explain(&self, section: &[String], error: figment::Error) -> String {
         let mut all = [section, &error.path].concat();
         let key = |keys: &[String]| format!("`{}`{}", joined(keys), self.at(keys));
@@ -233,16 +232,16 @@ impl Config {
                 self.missing(&all)
             }
             Kind::UnknownField(_, known) => unknown_field(&all, &self.at(&all), Some(known)),
-            // It is not there at all, and was read as an empty section.
+            // The key is absent, and was read as an empty section.
             Kind::InvalidType(Actual::Map, _) if self.find(&all).is_none() => self.missing(&all),
             Kind::InvalidType(found, expected) => {
                 let variable = self.origin(&all).is_some_and(|(layer, _)| layer.is_variable());
                 let quotes = if variable && expected.contains("string") { ": put it in quotes" } else { "" };
-                format!("{} is {found}, and {expected} is expected{quotes}", key(&all))
+                format!("{} is {found}, but {expected} is expected{quotes}", key(&all))
             }
-            Kind::InvalidValue(found, expected) => format!("{} is {found}, and {expected} is expected", key(&all)),
+            Kind::InvalidValue(found, expected) => format!("{} is {found}, but {expected} is expected", key(&all)),
             Kind::UnknownVariant(found, known) => {
-                format!("{} is `{found}`, and one of {} is expected", key(&all), list(known))
+                format!("{} is `{found}`, but one of {} is expected", key(&all), list(known))
             }
             other => format!("{}: {other}", key(&all)),
         }
@@ -265,14 +264,15 @@ fn list(names: &[&str]) -> String {
 
 fn unknown_field(keys: &[String], place: &str, known: Option<&[&str]>) -> String {
     let known = match known {
-        Some([]) => ": there are none there".into(),
-        Some(known) => format!(": there are {}", list(known)),
+        Some([]) => ": the section has no parameters".into(),
+        Some(known) => format!(": the parameters are {}", list(known)),
         None => String::new(),
     };
-    format!("`{}`{place} is no parameter{known}", joined(keys))
+    format!("`{}`{place} is not a parameter{known}", joined(keys))
 }
 
-/// Keys with values of which nobody has asked for any part, or which nobody has asked for as a whole.
+/// Collects the keys that were not read. A section of which some keys were read is searched; otherwise it counts as a
+/// whole.
 fn leftover(section: &[String], values: &Dict, asked: &BTreeSet<String>, unused: &mut Vec<Vec<String>>) {
     for (name, value) in values {
         let keys = [section, slice::from_ref(name)].concat();
@@ -290,13 +290,14 @@ fn leftover(section: &[String], values: &Dict, asked: &BTreeSet<String>, unused:
     }
 }
 
-/// A value as a type, and the paths of the fields that the type does not have.
+/// Deserializes a value. Also returns the paths of the fields that the type does not have.
 fn read<T: DeserializeOwned>(value: &Value) -> (Result<T, figment::Error>, Vec<Vec<String>>) {
-    /// Deserializes as `T`, and tells of what it ignores even if it fails.
+    /// Deserializes as `T`, and records ignored fields even if that fails.
     struct Seen<T>(T);
 
     thread_local! {
-        /// `ManuallyDrop`: usable in the destructors of the thread's other locals, too. Below it is left as it was found.
+        /// `ManuallyDrop`, so that it is usable in the destructors of the thread's other locals. `read` restores its
+        /// value.
         static IGNORED: ManuallyDrop<RefCell<Vec<Vec<String>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     }
 
@@ -307,7 +308,7 @@ fn read<T: DeserializeOwned>(value: &Value) -> (Result<T, figment::Error>, Vec<V
         }
     }
 
-    // A field's own `Deserialize` may read another configuration.
+    // The `Deserialize` of a field may read another configuration.
     let before = IGNORED.with(|all| all.take());
     let outcome = value.deserialize::<Seen<T>>().map(|seen| seen.0);
     (outcome, IGNORED.with(|all| all.replace(before)))
@@ -328,7 +329,7 @@ fn keys_on(path: &serde_ignored::Path<'_>) -> Vec<String> {
 }
 
 impl fmt::Debug for Config {
-    /// Where it is from, and no values: they may be secret.
+    /// Prints the sources but no values, which may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config").field("layers", &self.layers).finish_non_exhaustive()
     }
@@ -338,16 +339,16 @@ impl fmt::Debug for Config {
 mod tests {
     use super::*;
 
-    /// What no test can do to its own environment.
+    /// A test cannot safely change its own environment, so the variables are passed in.
     #[cfg(unix)]
     #[test]
-    fn a_variable_that_is_no_text_is_named() {
+    fn a_variable_that_is_not_utf8_is_named() {
         use std::os::unix::ffi::OsStringExt;
 
         let variables = |name: &str| [(OsString::from(name), OsString::from_vec(vec![0xff]))].into_iter();
         let error = Config::new().with_variables("APP", variables("APP_UPPER__NAME")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Setup);
-        assert!(error.to_string().contains("the variable `APP_UPPER__NAME` is no UTF-8"), "{error}");
+        assert!(error.to_string().contains("the variable `APP_UPPER__NAME` is not UTF-8"), "{error}");
         Config::new().with_variables("APP", variables("APPLE_UPPER__NAME")).unwrap();
     }
 }

@@ -1,12 +1,11 @@
-//! The one seam between the framework and the hardware.
+//! The interface between the framework and the hardware.
 //!
-//! A [`Backend`] only enqueues: apart from the calls that say otherwise it never waits for the device. Two exist,
+//! A [`Backend`] only enqueues: it never waits for the device unless a call says so. There are two,
 //! [`cuda`](super::cuda) and [`emulated`](super::emulated); the race checker ([`check`](super::check)) wraps either.
-//! Everything above is written once, against this trait.
 //!
-//! Handles are plain numbers, so that a backend may be a decorator of another: what owns them (streams, events,
-//! buffers) lives above the seam. Every call that touches memory says which bytes it reads and writes, so that the
-//! checker can know order from these calls alone, never from the tracker that it checks.
+//! Handles are plain numbers, so that a backend can decorate another; the layers above own streams, events and buffers.
+//! Every call that touches memory states which bytes it reads and writes, so that the checker derives order from these
+//! calls alone, never from the tracker that it checks.
 
 use std::{
     ffi::c_void,
@@ -25,11 +24,10 @@ use super::{KernelType, emulated::simulation::SimulationHandle};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Discarded;
 
-/// What every allocation is aligned to, and so the most that elements may ask for.
+/// The alignment of every allocation, and so the largest one of elements.
 pub(crate) const MOST_ALIGNMENT: usize = 256;
 
-/// A place in a device's memory. No host pointer, even on the emulated device: only copies and kernels reach it.
-/// Addresses of all the devices of a process differ.
+/// An address in a device's memory, never a host pointer. Addresses of all devices of a process are distinct.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Address(pub(crate) u64);
 
@@ -52,7 +50,7 @@ impl RawStream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RawEvent(pub(crate) u64);
 
-/// A graph of one backend: nodes and what comes after what, to make execs of.
+/// A graph of one backend: nodes and their dependencies, from which execs are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RawGraph(pub(crate) u64);
 
@@ -60,40 +58,39 @@ pub(crate) struct RawGraph(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RawNode(pub(crate) u64);
 
-/// A graph as it can be launched.
+/// A graph that was instantiated and can be launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RawExec(pub(crate) u64);
 
-/// One end of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Endpoint {
     /// Host memory. Copies are asynchronous only if it is page-locked ([`Backend::alloc_host`]).
     Host(*mut u8),
     /// Memory of this device or, on one end of a copy, of another device of the same kind.
     Device(Address),
 }
 
-// SAFETY: a place is a number until a backend copies from or to it, and whoever enqueues that copy vouches (the calls
-// are unsafe) that the memory stays valid until it is done, on whatever thread that happens.
-unsafe impl Send for Place {}
+// SAFETY: a place is a number until a backend copies from or to it. The caller that enqueues the copy guarantees (the
+// calls are unsafe) that the memory stays valid until the copy is done, on whatever thread that happens.
+unsafe impl Send for Endpoint {}
 // SAFETY: as above; nothing is read or written through a shared place.
-unsafe impl Sync for Place {}
+unsafe impl Sync for Endpoint {}
 
-/// What a fill repeats: the low `width` bytes of `bits`. `width` is 1, 2 or 4, and divides the address and the length.
+/// The pattern of a fill: the low `width` bytes of `bits`. `width` is 1, 2 or 4, and divides the address and the
+/// length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pattern {
     pub(crate) width: usize,
     pub(crate) bits: u32,
 }
 
-/// How a stream is made.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamSpec {
-    /// For people: logs, the checker's reports.
+    /// For logs and the checker's reports.
     pub(crate) name: String,
-    /// Lower is more urgent, as in CUDA; clamped to what the device has.
+    /// Lower is more urgent, as in CUDA; clamped to the device's range.
     pub(crate) priority: i32,
-    /// Does not order itself with the legacy default stream.
+    /// Not ordered with the legacy default stream.
     pub(crate) non_blocking: bool,
 }
 
@@ -101,23 +98,23 @@ pub(crate) struct StreamSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
-    /// Not in use by anybody, as the driver says.
+    /// Not in use by any process, as the driver reports it.
     pub free: u64,
-    /// All the device has.
+    /// The device's total.
     pub total: u64,
 }
 
-/// Where a kernel's device code comes from.
+/// A kernel's device code.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
-pub enum Source {
-    /// CUDA C++: compiled by NVRTC, once a process and device architecture.
+pub enum KernelSource {
+    /// CUDA C++, compiled by NVRTC once per process and device architecture.
     Cuda(&'static str),
-    /// PTX made beforehand: the driver compiles it when it is loaded.
+    /// PTX compiled beforehand; the driver compiles it further when it is loaded.
     Ptx(&'static str),
-    /// Machine code made beforehand for one architecture.
+    /// Machine code for one architecture, compiled beforehand.
     Cubin(&'static [u8]),
-    /// None: the kernel runs on the emulated device alone.
+    /// None: the kernel runs on the emulated device only.
     None,
 }
 
@@ -126,26 +123,26 @@ pub enum Source {
 pub struct KernelDef {
     /// The function's name, in Rust and in the device code.
     pub name: &'static str,
-    /// The device code's file, as it was written in the attribute; for the compiler's log.
+    /// The device code's file, as written in the attribute; for the compiler's log.
     pub file: &'static str,
     /// Where it was declared: `file.rs:line`.
     pub declared: &'static str,
     /// The device code.
-    pub source: Source,
-    /// The C++ declaration that the Rust signature stands for, without `extern "C" __global__`:
-    /// declarations of the types it needs and then `void name(const float* x, unsigned long long x_len, float a)`.
+    pub source: KernelSource,
+    /// The C++ declaration for the Rust signature, without `extern "C" __global__`: declarations of the types that it
+    /// needs and then `void name(const float* x, unsigned long long x_len, float a)`.
     pub prototype: fn() -> Prototype,
     /// The Rust body.
     ///
     /// # Safety
     /// The arguments are those of the declaration, in order; each slice is valid for its length, aligned for its type,
-    /// and, if written, touched by nobody else for the length of the call.
+    /// and, if written, not accessed by anything else for the duration of the call.
     pub body: unsafe fn(&[BodyArg]),
     /// [`Known::new`].
     pub known: Known,
 }
 
-/// A kernel's number in the process, by which a device finds what it keeps for the kernel: given when it is first asked for.
+/// A kernel's number in the process, by which a device looks up its data for the kernel. Assigned at first use.
 #[derive(Debug, Default)]
 #[doc(hidden)]
 pub struct Known(OnceLock<usize>);
@@ -174,13 +171,13 @@ impl fmt::Debug for KernelDef {
 #[derive(Clone, Debug)]
 #[doc(hidden)]
 pub struct Prototype {
-    /// What has to stand before it: declarations of types of the user's (`struct Point;`), or nothing.
+    /// Declarations of user types that must precede it (`struct Point;`), or nothing.
     pub types: String,
     /// `void name(const float* x, unsigned long long x_len, float a)`
     pub function: String,
 }
 
-/// An argument as the Rust body gets it, on the emulated device.
+/// An argument as it is passed to the Rust body on the emulated device.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub enum BodyArg {
@@ -206,7 +203,7 @@ impl BodyArg {
     /// A slice argument that the kernel writes.
     ///
     /// # Safety
-    /// It is a slice of `T`, valid and touched by nobody else for `'a`.
+    /// It is a slice of `T`, valid and not accessed by anything else for `'a`.
     pub unsafe fn slice_mut<'a, T: KernelType>(&self) -> &'a mut [T] {
         match self {
             // SAFETY: this function's contract.
@@ -224,19 +221,19 @@ impl BodyArg {
     }
 }
 
-/// A scalar argument by value: up to 64 bytes, aligned for anything.
+/// A scalar argument by value: up to 64 bytes, aligned for any type.
 #[derive(Clone, Copy)]
 #[repr(C, align(16))]
 #[doc(hidden)]
 pub struct Scalar {
-    /// Its bytes, the first `size` of them.
+    /// The value is in the first `size` bytes.
     pub bytes: [u8; 64],
-    /// How many.
+    /// The number of bytes.
     pub size: usize,
 }
 
 impl Scalar {
-    /// Bytes.
+    /// The largest size, in bytes.
     pub(crate) const MOST: usize = 64;
 
     pub(crate) fn new(value: &[u8]) -> Self {
@@ -252,71 +249,61 @@ impl fmt::Debug for Scalar {
     }
 }
 
-/// An argument as a launch passes it to the seam.
+/// An argument as a launch passes it to the backend.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Arg<'a> {
     /// A slice in this device's memory. The device code gets a pointer and a 64-bit length in elements.
-    Slice {
-        address: Address,
-        /// Elements.
-        len: u64,
-        /// Bytes.
-        bytes: u64,
-        write: bool,
-    },
-    /// A scalar's bytes, at an address that is aligned for it: at most [`Scalar::MOST`] of them.
+    Slice { address: Address, len: u64, bytes: u64, write: bool },
+    /// A scalar's bytes, at an address that is aligned for its type: at most [`Scalar::MOST`] bytes.
     Scalar(&'a [u8]),
 }
 
-/// One launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch<'a> {
     pub(crate) kernel: &'static KernelDef,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
-    /// Dynamic shared memory, bytes.
     pub(crate) shared_bytes: u32,
     pub(crate) args: &'a [Arg<'a>],
 }
 
-/// Work that another library enqueues.
-pub(crate) struct External<'a> {
-    /// For people.
+pub(crate) struct ExternalWork<'a> {
+    /// For messages.
     pub(crate) name: &'static str,
-    /// All that it touches; no scalars.
+    /// All memory that it touches; no scalars.
     pub(crate) args: &'a [Arg<'a>],
-    /// Enqueues it, given the driver's handle of the stream. Called once, or not at all.
+    /// Enqueues the work, given the driver's handle of the stream. Called at most once.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no device here has a driver"))]
     pub(crate) call: &'a mut dyn FnMut(*mut c_void),
-    /// What the emulated device does in its place.
+    /// What the emulated device runs instead.
     pub(crate) emulated: Option<Emulation>,
 }
 
-/// A kernel's body that some work stands in with; run again at each launch of a graph.
+/// A body that stands in for external work on the emulated device; run again at each launch of a graph.
 pub(crate) type Emulation = Arc<dyn Fn(&[BodyArg]) + Send + Sync + 'static>;
 
-/// What a host function does. It runs on a thread of the backend's, must not call the device and must not wait.
+/// A host function. It runs on a thread of the backend's, must not call the device and must not wait.
 pub(crate) type HostFunction = Box<dyn FnOnce() + Send + 'static>;
 
-/// The same, called at each launch of a graph.
+/// A host function that is called at each launch of a graph.
 pub(crate) type HostCallback = Arc<dyn Fn() + Send + Sync + 'static>;
 
-/// A function of the user's. The drop of its last handle contains a panic of what it has captured.
+/// Wraps a user's function. The drop of its last handle contains a panic of its captured values.
 pub(crate) fn host_callback(function: impl Fn() + Send + Sync + 'static) -> HostCallback {
     let function = Discarded::new(function);
     Arc::new(move || function.get().into_iter().for_each(|function| function()))
 }
 
 /// What a backend calls with the fault that ended its device.
-pub(crate) type TellsOfLoss = Box<dyn Fn(Error) + Send + Sync>;
+pub(crate) type LossHandler = Box<dyn Fn(Error) + Send + Sync>;
 
-/// What a node of a graph does.
+/// The work of a node of a graph.
 #[derive(Clone)]
 pub(crate) enum NodeWork<'a> {
     Kernel(Launch<'a>),
     Copy {
-        to: Place,
-        from: Place,
+        to: Endpoint,
+        from: Endpoint,
         bytes: u64,
     },
     Fill {
@@ -325,47 +312,46 @@ pub(crate) enum NodeWork<'a> {
         bytes: u64,
     },
     Host(HostCallback),
-    /// Joins what it comes after.
+    /// Joins its predecessors.
     Empty,
-    /// All of another graph, as it is now: one that makes no memory and has no conditions.
+    /// A copy of another graph as it is now, which allocates no memory and has no conditional nodes.
     Child(RawGraph),
     Record(RawEvent),
-    /// For the event's last record before the launch.
+    /// Waits for the event's last record before the launch.
     Wait(RawEvent),
-    /// Gives memory back that a node of [`Backend::graph_add_alloc`] has made.
+    /// Frees memory that a node of [`Backend::graph_add_alloc`] has allocated.
     Free(Address),
 }
 
-/// When the graph within a node runs.
+/// When the graph within a conditional node runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Condition {
-    /// Once, if the flag is not 0 when its turn comes.
+pub(crate) enum GraphCondition {
+    /// Once, if the flag is not 0 when the node is reached.
     If,
-    /// Again and again, as long as the flag is not 0 before each round.
+    /// Repeatedly, as long as the flag is not 0 before each round.
     While,
 }
 
 /// What [`Backend::graph_external`] has added.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recorded {
-    /// Whoever comes after all of it comes after these.
+    /// A node that depends on all of the work depends on these.
     pub(crate) ends: SmallVec<[RawNode; 2]>,
-    /// How many nodes.
     pub(crate) nodes: usize,
-    /// Copies between host and device among them: for people, `host to device`, and how many bytes.
+    /// Copies between host and device among them: the direction, as in `host to device`, and the number of bytes.
     pub(crate) host_copies: SmallVec<[(&'static str, u64); 1]>,
 }
 
-/// An exec was not changed.
+/// The change of an exec was refused.
 #[derive(Clone, Debug)]
 pub(crate) struct Refused {
-    /// Which node it was for.
+    /// The node that caused it.
     pub(crate) node: Option<RawNode>,
-    /// For people: `its topology is another one`.
+    /// The reason, for messages: `its topology is another one`.
     pub(crate) why: String,
 }
 
-/// A device, as low as wakeline knows it. See the [module](self).
+/// A device at the lowest level. See the [module](self).
 ///
 /// Errors: [`DeviceLost`](crate::ErrorKind::DeviceLost) from any call once a fault has ended the device,
 /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) from the allocations, [`Driver`](crate::ErrorKind::Driver) otherwise.
@@ -373,101 +359,100 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// `cuda:0`, `emulated:3`.
     fn name(&self) -> &str;
 
-    /// The device's make, for people: `NVIDIA H200`, `emulated, 64 MiB`.
+    /// The device's model: `NVIDIA H200`, `emulated, 64 MiB`.
     fn description(&self) -> String;
 
-    /// Makes the device the calling thread's, for libraries that look for it there (cuBLAS, cudarc).
+    /// Makes the device the calling thread's current one, for libraries that expect it there (cuBLAS, cudarc).
     fn make_current(&self) -> Result<()>;
 
-    /// Free and total bytes.
     fn memory(&self) -> Result<MemoryInfo>;
 
-    /// Device memory, aligned to [`MOST_ALIGNMENT`], usable at once on any stream. `bytes` is not zero. May block shortly.
+    /// Allocates device memory, aligned to [`MOST_ALIGNMENT`], for any stream. `bytes` is not zero. May block briefly.
     fn alloc(&self, bytes: u64) -> Result<Address>;
 
-    /// Gives memory back. Never waits for the device.
+    /// Frees memory. Never waits for the device.
     ///
     /// # Safety
-    /// It came from [`alloc`](Self::alloc) here, and nothing enqueued may still touch it.
+    /// It came from [`alloc`](Self::alloc) of this backend, and no enqueued work may still touch it.
     unsafe fn free(&self, address: Address) -> Result<()>;
 
-    /// Sizes that [`alloc`](Self::alloc) rounds up by itself: asking for so much more costs nothing. 1: it rounds nothing.
+    /// [`alloc`](Self::alloc) rounds up to multiples of this size.
     fn granularity(&self) -> u64 {
         1
     }
 
-    /// Device memory for work that is enqueued into this stream from now on, and for what comes after that. Never waits.
+    /// Allocates device memory for work that is enqueued into this stream later, or ordered after that. Never waits.
     ///
     /// # Errors
-    /// Also while memory that was given back by [`free_on`](Self::free_on) is still in use.
+    /// Also while memory that was freed by [`free_on`](Self::free_on) is still in use.
     fn alloc_on(&self, stream: RawStream, bytes: u64) -> Result<Address>;
 
-    /// Gives memory back once the work that is in this stream now is done.
+    /// Frees memory once the work that is in this stream now is done.
     ///
     /// # Safety
-    /// It came from [`alloc_on`](Self::alloc_on) here, and nothing enqueued may still touch it but what this stream comes
-    /// after.
+    /// It came from [`alloc_on`](Self::alloc_on) of this backend, and no enqueued work may still touch it, except work
+    /// that is ordered before this point of the stream.
     unsafe fn free_on(&self, stream: RawStream, address: Address) -> Result<()>;
 
-    /// Whether it wants to hear of memory that is used again: [`recycle`](Self::recycle).
+    /// Whether [`recycle`](Self::recycle) must be called when memory is reused.
     fn wants_recycled(&self) -> bool {
         false
     }
 
-    /// Memory is somebody else's from now on, and what it holds is worth nothing any more: it is filled as fresh memory is.
-    /// In its turn in a stream; without one now, and then nothing that is enqueued touches it.
+    /// Gives memory to a new owner: its contents become invalid, and it is filled as fresh memory is. In stream order;
+    /// without a stream immediately, and then no enqueued work touches the memory.
     ///
     /// # Safety
-    /// The memory is valid for `bytes` until that is done.
+    /// The memory is valid for `bytes` until the call has taken effect.
     unsafe fn recycle(&self, stream: Option<RawStream>, address: Address, bytes: u64) -> Result<()> {
         let _ = (stream, address, bytes);
         Ok(())
     }
 
-    /// Page-locked host memory, initialised, aligned to [`MOST_ALIGNMENT`]. `bytes` is not zero. May block.
+    /// Allocates page-locked host memory, initialised, aligned to [`MOST_ALIGNMENT`]. `bytes` is not zero. May block.
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>>;
 
-    /// Gives host memory back. Never waits for the device.
+    /// Frees host memory. Never waits for the device.
     ///
     /// # Safety
-    /// It came from [`alloc_host`](Self::alloc_host) here with this many bytes, and nothing enqueued may still touch it.
+    /// It came from [`alloc_host`](Self::alloc_host) of this backend with this many bytes, and no enqueued work may
+    /// still touch it.
     unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()>;
 
-    /// The least and the greatest urgency that a stream can have: 0 and -5.
+    /// The least and the most urgent priority that a stream can have: 0 and -5, say.
     fn stream_priorities(&self) -> (i32, i32) {
         (0, 0)
     }
 
-    /// A new stream.
     fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream>;
 
-    /// The stream has another user, and another name for people.
+    /// Renames a stream, as it has another user.
     fn stream_rename(&self, stream: RawStream, name: &str) {
         let _ = (stream, name);
     }
 
-    /// Ends a stream. Work already in it still runs.
+    /// Destroys a stream. Work already in it still runs.
     fn stream_destroy(&self, stream: RawStream);
 
-    /// True if all its work is done. Never waits. Reports a fault of the device.
+    /// True if all work in the stream is done. Never waits. Reports a fault of the device.
     fn stream_query(&self, stream: RawStream) -> Result<bool>;
 
-    /// Waits, blocking the thread, until all its work is done. For teardown and tests; never called on a message's path.
+    /// Blocks the thread until all work in the stream is done. For teardown and tests only.
     fn stream_synchronize(&self, stream: RawStream) -> Result<()>;
 
-    /// A new event: one that can tell times if `timed`.
+    /// Creates an event, which measures time if `timed`.
     fn event_create(&self, timed: bool) -> Result<RawEvent>;
 
-    /// Ends an event. Waits and host functions that were enqueued behind it still happen.
+    /// Destroys an event. Waits and host functions that were enqueued behind it still take effect.
     fn event_destroy(&self, event: RawEvent);
 
-    /// Marks the stream's present end.
+    /// Records the event at the present end of the stream.
     fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()>;
 
-    /// True if what came before the last record is done (true too if never recorded). Never waits. Reports a fault.
+    /// True if the work before the last record is done, or if it was never recorded. Never waits. Reports a fault.
     fn event_query(&self, event: RawEvent) -> Result<bool>;
 
-    /// Time on the device between two timed events whose work is done.
+    /// The time on the device between two timed events whose work is done.
     fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration>;
 
     /// Work enqueued into `stream` from now on waits for the event's last record. The event may be another device's
@@ -478,7 +463,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Safety
     /// Both ends are valid for `bytes` until the copy is done.
-    unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()>;
+    unsafe fn copy(&self, stream: RawStream, to: Endpoint, from: Endpoint, bytes: u64) -> Result<()>;
 
     /// Enqueues a fill of `bytes` bytes.
     ///
@@ -486,101 +471,105 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// The memory is valid for `bytes` until the fill is done.
     unsafe fn fill(&self, stream: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()>;
 
-    /// Compiles and loads a kernel, unless that was done before in this process. Slow the first time, and blocking:
-    /// not for a runtime's worker.
+    /// Compiles and loads a kernel, once per process. Slow and blocking: not for a worker of a runtime.
     fn load(&self, kernel: &'static KernelDef) -> Result<()>;
 
-    /// Enqueues a kernel. Loads it first if nobody has.
+    /// Enqueues a kernel, and loads it first if necessary.
     ///
     /// # Safety
     /// The arguments are those of the declaration and valid until the kernel is done.
     unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()>;
 
-    /// Lets another library enqueue work, with the device current, or enqueues what stands in for it. If it fails, nothing
-    /// was enqueued and nobody was called.
+    /// Lets another library enqueue work, with the device current, or enqueues what stands in for it. If it fails,
+    /// nothing was enqueued and `call` was not called.
     ///
     /// # Safety
-    /// What is enqueued goes into this stream and touches no memory of the device's but the arguments, each of them valid
-    /// until it is done. What stands in takes the arguments as they are.
-    unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
+    /// The work goes into this stream and touches no device memory but the arguments, each of them valid until the work
+    /// is done. The emulation takes the arguments as they are.
+    unsafe fn external(&self, stream: RawStream, external: ExternalWork<'_>) -> Result<()> {
         let _ = stream;
-        let message = format!("external work `{}`: {} runs none", external.name, self.name());
+        let message = format!("external work `{}`: {} does not run external work", external.name, self.name());
         Err(Error::new(ErrorKind::Usage, message))
     }
 
-    /// An empty graph. Graphs are not shared: its calls are made by one thread at a time.
+    /// Creates an empty graph. Graphs are not shared: only one thread at a time makes calls for a graph.
     fn graph_create(&self) -> Result<RawGraph> {
         Err(no_graphs(self.name()))
     }
 
-    /// Ends a graph. Its execs stay.
+    /// Destroys a graph. Its execs remain valid.
     fn graph_destroy(&self, graph: RawGraph) {
         let _ = graph;
     }
 
-    /// A node that comes after others of the graph.
+    /// Adds a node that depends on the nodes `after` of the same graph.
     ///
     /// # Safety
-    /// As for the call that enqueues the same work, for as long as an exec of the graph, or of one that it is a child of,
-    /// may be launched or runs.
+    /// As for the call that enqueues the same work, for as long as an exec of the graph, or of one of which it is a
+    /// child, may be launched or runs.
     unsafe fn graph_add(&self, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
         let _ = (graph, after, work);
         Err(no_graphs(self.name()))
     }
 
-    /// A node that makes memory when its turn comes, at an address that is known now and stays: to be used by nodes that
-    /// come after it, and given back by one of them ([`NodeWork::Free`]). Such a graph has one exec at a time.
+    /// Adds a node that allocates memory when it runs, at an address that is fixed now. Only nodes that depend on this
+    /// one use the memory, and one of them may free it ([`NodeWork::Free`]). Such a graph has one exec at a time.
     fn graph_add_alloc(&self, graph: RawGraph, after: &[RawNode], bytes: u64) -> Result<(RawNode, Address)> {
         let _ = (graph, after, bytes);
         Err(no_graphs(self.name()))
     }
 
-    /// A node with a graph within it, empty at first, which belongs to it: that runs as a flag says, an `u32` in this
-    /// device's memory. Such a graph has one exec at a time.
+    /// Adds a node that owns an empty graph, which runs depending on a flag, a `u32` in this device's memory. A graph
+    /// with such a node has one exec at a time.
     ///
     /// # Safety
-    /// The flag is valid, as the memory of a kernel node would have to be.
+    /// The flag is valid, as the memory that a kernel node uses must be.
     unsafe fn graph_add_conditional(
         &self,
         graph: RawGraph,
         after: &[RawNode],
-        when: Condition,
+        when: GraphCondition,
         flag: Address,
     ) -> Result<(RawNode, RawGraph)> {
         let _ = (graph, after, when, flag);
         Err(no_graphs(self.name()))
     }
 
-    /// Lets another library enqueue work, as [`external`](Self::external) does, and makes nodes of it that come after
-    /// others. If it fails nothing was added, or the graph is of no use any more, and says so when it is instantiated: a driver
-    /// does not take back what a capture that broke has added.
+    /// Like [`external`](Self::external), but adds the work as nodes that depend on the nodes `after`. If it fails,
+    /// either nothing was added, or the graph is unusable and its instantiation fails: a driver does not remove what a
+    /// broken capture has added.
     ///
     /// # Safety
     /// As for [`external`](Self::external) and [`graph_add`](Self::graph_add).
-    unsafe fn graph_external(&self, graph: RawGraph, after: &[RawNode], external: External<'_>) -> Result<Recorded> {
+    unsafe fn graph_external(
+        &self,
+        graph: RawGraph,
+        after: &[RawNode],
+        external: ExternalWork<'_>,
+    ) -> Result<Recorded> {
         let _ = (graph, after, external);
         Err(no_graphs(self.name()))
     }
 
-    /// One node comes after another, too. The caller sees to it that this makes no cycle.
+    /// Makes `after` depend on `before` too. The caller ensures that this makes no cycle.
     fn graph_order(&self, graph: RawGraph, before: RawNode, after: RawNode) -> Result<()> {
         let _ = (graph, before, after);
         Err(no_graphs(self.name()))
     }
 
-    /// Takes a node out: what came after it comes after what that came after.
+    /// Removes a node. Its successors then depend on its predecessors.
     fn graph_remove(&self, graph: RawGraph, node: RawNode) -> Result<()> {
         let _ = (graph, node);
         Err(no_graphs(self.name()))
     }
 
-    /// The graph as it is now, to be launched. Slow.
+    /// Instantiates the graph as it is now. Slow.
     fn graph_instantiate(&self, graph: RawGraph) -> Result<RawExec> {
         let _ = graph;
         Err(no_graphs(self.name()))
     }
 
-    /// Ends an exec.
+    /// Destroys an exec.
     ///
     /// # Safety
     /// Its launches are done.
@@ -588,33 +577,33 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         let _ = exec;
     }
 
-    /// Brings it to the device before its first launch, in its turn in the stream.
+    /// Uploads the exec to the device before its first launch, in stream order.
     fn exec_upload(&self, exec: RawExec, stream: RawStream) -> Result<()> {
         let _ = (exec, stream);
         Err(no_graphs(self.name()))
     }
 
-    /// Enqueues all of it. A launch comes after the one before it, whatever stream that was on.
+    /// Enqueues a launch. Launches of one exec run one after the other, even on different streams.
     ///
     /// # Safety
-    /// What its nodes use is valid until it is done.
+    /// The memory that its nodes use is valid until the launch is done.
     unsafe fn exec_launch(&self, exec: RawExec, stream: RawStream) -> Result<()> {
         let _ = (exec, stream);
         Err(no_graphs(self.name()))
     }
 
-    /// Makes of it what an instantiation of this graph would be, for launches from now on: a graph of the same nodes in the
-    /// same order, whose parameters may differ.
+    /// Makes later launches do what an instantiation of this graph would do. The graph must have the same nodes in the
+    /// same order; their parameters may differ.
     ///
     /// # Safety
-    /// As for [`graph_add`](Self::graph_add). The graph stays until the launches that do what it does are done.
+    /// As for [`graph_add`](Self::graph_add). The graph stays until the launches that do its work are done.
     unsafe fn exec_update(&self, exec: RawExec, graph: RawGraph) -> Result<Result<(), Refused>> {
         let _ = (exec, graph);
         Err(no_graphs(self.name()))
     }
 
-    /// Gives one node of the graph that it was made of other parameters, for launches from now on: work of the same kind. A
-    /// host function is kept until [`callback_over`](Self::callback_over), or as long as the exec.
+    /// Sets the parameters of one node of the exec's graph for later launches, to work of the same kind. A host
+    /// function is kept until [`callback_over`](Self::callback_over), or as long as the exec.
     ///
     /// # Safety
     /// As for [`graph_add`](Self::graph_add).
@@ -623,25 +612,25 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         Err(no_graphs(self.name()))
     }
 
-    /// Whether launches from now on run a node, a kernel, a copy or a fill, or pass over it.
+    /// Sets whether later launches run a node (a kernel, a copy or a fill) or skip it.
     fn exec_enable(&self, exec: RawExec, node: RawNode, enabled: bool) -> Result<Result<(), Refused>> {
         let _ = (exec, node, enabled);
         Err(no_graphs(self.name()))
     }
 
-    /// No launch calls a host function any more that a node was set to.
+    /// Reports that no launch calls this function of [`exec_set`](Self::exec_set) any more.
     fn callback_over(&self, function: &HostCallback) {
         let _ = function;
     }
 
-    /// Calls this once a fault has ended the device that no call's answer may have told of: where an event is destroyed, say.
-    /// On a thread of its own; not for a fault of before.
-    fn when_lost(&self, tell: TellsOfLoss) {
+    /// Registers a function to be called, on a thread of its own, when the device has a fault that no call may have
+    /// reported, such as one that is found when an event is destroyed. Earlier faults are not reported.
+    fn when_lost(&self, tell: LossHandler) {
         let _ = tell;
     }
 
-    /// True once a fault has ended the device and none of its work runs any more, nor ever will: then nothing of it touches
-    /// memory. False where that is not known. A driver does not say it: a fault of one kernel is reported while others run.
+    /// True once a fault has ended the device and none of its work touches memory any more. False where that is not
+    /// known: a driver reports a fault of one kernel while others may still run.
     fn has_ended(&self) -> bool {
         false
     }
@@ -651,48 +640,47 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// The context of a CUDA device.
     #[cfg(feature = "cuda")]
     fn cuda_context(&self) -> Option<&std::sync::Arc<cudarc::driver::CudaContext>> {
         None
     }
 
-    /// Enqueues a function of the host: takes it from where it lies. It is called once, or never if the device is lost, and
-    /// dropped in any case. A panic in it ends there and is logged. One that is refused lies where it was: what it captured may
-    /// call back into the device as it is dropped, so the caller drops it once it holds no lock.
+    /// Enqueues a host function and takes it out of `function`. It is called once, or never if the device is lost, and
+    /// dropped in either case. A panic in it is contained and logged. If the call is refused, the function stays in
+    /// `function`: its captured values may call back into the device when dropped, so the caller drops it after
+    /// releasing its locks.
     fn host_function(&self, stream: RawStream, function: &mut Option<HostFunction>) -> Result<()>;
 
-    /// The same for one that can be called again, as it is where this is recorded into a graph. The caller keeps it until it
-    /// holds no lock.
+    /// Like [`host_function`](Self::host_function), for one that can be called again, as happens if this is recorded
+    /// into a graph. The caller keeps a handle until it has released its locks.
     fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {
         self.host_function(stream, &mut Some(Box::new(move || function())))
     }
 
-    /// How many kernels, copies, fills and launches of graphs a stream takes before the call that enqueues one more waits for
-    /// the device, and holds up others; `None` where none waits. Events, waits and host functions do not count.
+    /// How many kernels, copies, fills and graph launches a stream accepts before the call that enqueues one more waits
+    /// for the device and delays other callers; `None` if no call waits. Events, waits and host functions do not count.
     fn queue_depth(&self) -> Option<u64> {
         None
     }
 
-    /// True where an address, a stream or an event that has ended may come again as another.
+    /// True if addresses of freed memory and handles of destroyed streams and events may be reused.
     fn reuses_handles(&self) -> bool {
         false
     }
 
-    /// True if the race checker stands before it.
     fn is_checked(&self) -> bool {
         false
     }
 
-    /// The host touches memory of [`alloc_host`](Self::alloc_host) itself, now. Only the race checker listens.
+    /// The host itself touches memory of [`alloc_host`](Self::alloc_host) now. Used by the race checker only.
     fn host_access(&self, memory: *const u8, bytes: usize, write: bool) -> Result<()> {
         let _ = (memory, bytes, write);
         Ok(())
     }
 
-    /// The host borrows such memory, as `&mut [u8]` if `exclusive`. When the borrow ends is not known: what proves its end is
-    /// a node of a graph that is added later and uses the memory in a way that the borrow would not allow. A launch of a node
-    /// that was added before the borrow may run beside it. Only the race checker listens.
+    /// The host borrows such memory, as `&mut [u8]` if `exclusive`. The end of the borrow is not reported: it is proved
+    /// by a node of a graph that is added later and uses the memory in a way that the borrow would not allow. A launch
+    /// of a node that was added before the borrow may run beside it. Used by the race checker only.
     fn host_borrow(&self, memory: *const u8, bytes: usize, exclusive: bool) {
         let _ = (memory, bytes, exclusive);
     }
@@ -700,5 +688,5 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
 
 #[cold]
 fn no_graphs(name: &str) -> Error {
-    Error::new(ErrorKind::Usage, format!("{name} has no graphs"))
+    Error::new(ErrorKind::Usage, format!("{name} does not support graphs"))
 }

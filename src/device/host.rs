@@ -1,19 +1,19 @@
 //! The host as a device: memory, and no streams.
 //!
-//! Hubs between two operators on the host allocate their envelopes here, so that nothing above needs a special case.
+//! Hubs between two operators on the host allocate their envelopes here, so that the layers above need no special case.
 
 use std::{alloc, ptr::NonNull, sync::OnceLock, time::Duration};
 
 use super::backend::{
-    Address, Backend, HostFunction, KernelDef, Launch, MOST_ALIGNMENT, MemoryInfo, Pattern, Place, RawEvent, RawStream,
-    StreamSpec,
+    Address, Backend, Endpoint, HostFunction, KernelDef, Launch, MOST_ALIGNMENT, MemoryInfo, Pattern, RawEvent,
+    RawStream, StreamSpec,
 };
 use crate::error::{Error, ErrorKind, Result};
 
 #[derive(Debug)]
 pub(super) struct Host;
 
-/// Bytes of memory that the machine has, or that the process may have of them; `None` where the system does not say.
+/// Bytes of the machine's memory, or the process's limit if that is lower; `None` where the system reports neither.
 pub(crate) fn host_memory() -> Option<u64> {
     static BYTES: OnceLock<Option<u64>> = OnceLock::new();
     *BYTES.get_or_init(|| {
@@ -21,7 +21,7 @@ pub(crate) fn host_memory() -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
             line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
         });
-        // Of a container, in both versions of control groups. `max` is no number, and no limit.
+        // A container's limits, in both versions of control groups. `max` does not parse and means no limit.
         let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
         let limits = limits.iter().filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok());
         limits.chain(machine).min()
@@ -29,12 +29,12 @@ pub(crate) fn host_memory() -> Option<u64> {
 }
 
 fn none<T>(what: &str) -> Result<T> {
-    Err(Error::new(ErrorKind::Usage, format!("the host has no {what}: choose a device, `Device::first()` say")))
+    Err(Error::new(ErrorKind::Usage, format!("the host has no {what}: choose a device, such as `Device::first()`")))
 }
 
 fn layout(bytes: usize) -> Result<alloc::Layout> {
     alloc::Layout::from_size_align(bytes, MOST_ALIGNMENT)
-        .map_err(|_| Error::new(ErrorKind::OutOfMemory, format!("{bytes} bytes are more than an address space holds")))
+        .map_err(|_| Error::new(ErrorKind::OutOfMemory, format!("{bytes} bytes exceed the address space")))
 }
 
 impl Backend for Host {
@@ -71,15 +71,15 @@ impl Backend for Host {
     }
 
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
-        // SAFETY: the seam's contract says that `bytes` is not zero, so the layout has a size.
+        // SAFETY: by the contract of `Backend`, `bytes` is not zero, so the layout has a size.
         let memory = unsafe { alloc::alloc_zeroed(layout(bytes)?) };
         NonNull::new(memory)
-            .ok_or_else(|| Error::new(ErrorKind::OutOfMemory, format!("the host has no {bytes} bytes left")))
+            .ok_or_else(|| Error::new(ErrorKind::OutOfMemory, format!("the host cannot allocate {bytes} bytes")))
     }
 
     unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()> {
         // SAFETY: by this function's contract the memory came from `alloc_host` with the same size, so the same layout,
-        // and nobody uses it any more.
+        // and it is no longer in use.
         unsafe { alloc::dealloc(memory.as_ptr(), layout(bytes)?) };
         Ok(())
     }
@@ -120,7 +120,7 @@ impl Backend for Host {
         none("streams")
     }
 
-    unsafe fn copy(&self, _stream: RawStream, _to: Place, _from: Place, _bytes: u64) -> Result<()> {
+    unsafe fn copy(&self, _stream: RawStream, _to: Endpoint, _from: Endpoint, _bytes: u64) -> Result<()> {
         none("streams")
     }
 

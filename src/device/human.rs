@@ -1,6 +1,6 @@
-//! Things as people read them.
+//! Formatting for logs and error messages.
 
-use super::backend::Place;
+use super::backend::Endpoint;
 
 /// `512 B`, `4.0 MiB`, `139 GiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
@@ -17,20 +17,20 @@ pub(crate) fn bytes(bytes: u64) -> String {
     if value < 100.0 { format!("{value:.1} {}", UNITS[unit]) } else { format!("{value:.0} {}", UNITS[unit]) }
 }
 
-/// Which way a copy goes: `to device`, `to host`, `on the device`, `on the host`.
-pub(crate) fn direction(to: Place, from: Place) -> &'static str {
+/// The direction of a copy: `to device`, `to host`, `on the device`, `on the host`.
+pub(crate) fn direction(to: Endpoint, from: Endpoint) -> &'static str {
     match (to, from) {
-        (Place::Device(_), Place::Host(_)) => "to device",
-        (Place::Host(_), Place::Device(_)) => "to host",
-        (Place::Device(_), Place::Device(_)) => "on the device",
-        (Place::Host(_), Place::Host(_)) => "on the host",
+        (Endpoint::Device(_), Endpoint::Host(_)) => "to device",
+        (Endpoint::Host(_), Endpoint::Device(_)) => "to host",
+        (Endpoint::Device(_), Endpoint::Device(_)) => "on the device",
+        (Endpoint::Host(_), Endpoint::Host(_)) => "on the host",
     }
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn reads_well() {
+    fn byte_counts_are_formatted_with_their_unit() {
         assert_eq!(super::bytes(512), "512 B");
         assert_eq!(super::bytes(4 << 20), "4.0 MiB");
         assert_eq!(super::bytes(139 << 30), "139 GiB");

@@ -1,7 +1,7 @@
-//! The types that a kernel takes.
+//! The types of kernel arguments.
 
-/// A type with a name in CUDA C++: an argument by value, of at most 64 bytes and an alignment of at most 16, or the element of
-/// a slice, which has what [`Plain`](crate::memory::Plain) says of size and alignment.
+/// A type with a name in CUDA C++. It is either an argument by value, of at most 64 bytes and an alignment of at most
+/// 16, or the element of a slice, whose size and alignment are limited as for [`Plain`](crate::memory::Plain).
 ///
 /// # Safety
 /// [`CUDA`](Self::CUDA) names a C++ type of the same size, alignment and layout.
@@ -29,7 +29,7 @@
 pub unsafe trait KernelType: bytemuck::Pod + Send + Sync + 'static {
     /// Its name in CUDA C++.
     const CUDA: &'static str;
-    /// What has to be declared before the name can be used, if anything.
+    /// A declaration that the name needs before its use, if any.
     const DECLARE: &'static str = "";
 }
 

@@ -1,4 +1,4 @@
-//! Devices: the one seam to the hardware, and what stands behind it.
+//! Devices: the interface to the hardware and its implementations.
 //!
 //! A [`Device`] is a CUDA GPU, the emulated device, or the host. It is a cheap handle: clones are the same device, and
 //! so are two [`Device::cuda(0)`](Device::cuda) in one process.
@@ -15,17 +15,17 @@ pub(crate) mod backend;
 pub(crate) mod check;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
-pub(crate) mod draft;
 pub(crate) mod emulated;
+pub(crate) mod graph_ir;
 mod host;
 pub(crate) mod human;
 mod kernel_type;
-pub(crate) mod piece;
 mod process;
 pub(crate) mod recorder;
 pub(crate) mod thread;
 pub(crate) mod ticks;
 pub(crate) mod touched;
+pub(crate) mod work_item;
 
 use std::{
     any::{Any, TypeId},
@@ -57,13 +57,13 @@ const CHECK_VARIABLE: &str = "WAKELINE_RACE_CHECK";
 /// A GPU, the emulated device, or the host.
 ///
 /// # Forks
-/// A device works in the process that has opened it. In a child that was forked after that (`fork` without `exec`, as
-/// Python's `multiprocessing` does by default on Linux) every device is lost, those that the child opens too: making a
-/// stream, taking new memory from the driver, waiting for work that was not done, and [`Device::cuda`] are
-/// [`DeviceLost`](ErrorKind::DeviceLost) errors there that say so. Other calls may be accepted and come to nothing. As with
-/// any program of several threads, a lock that another thread held at the fork stays locked in the child. The host is no
-/// such device, and a [simulated](Device::simulated) one has no threads: they work on. A child that is started as a program
-/// of its own ([`std::process::Command`]) is not concerned.
+/// A device works only in the process that opened it. In a child that was forked after that (`fork` without `exec`, as
+/// Python's `multiprocessing` does by default on Linux) every device is lost, including those that the child opens.
+/// There, creating a stream, allocating new memory from the driver, waiting for unfinished work and [`Device::cuda`]
+/// fail with [`DeviceLost`](ErrorKind::DeviceLost); other calls may succeed without effect. As in any multithreaded
+/// program, a lock that another thread held at the fork stays locked in the child. The host and
+/// [simulated](Device::simulated) devices, which have no threads, continue to work. A child that is started as a
+/// separate program ([`std::process::Command`]) is not affected.
 ///
 /// ```
 /// use wakeline::device::{Device, Emulated};
@@ -79,38 +79,37 @@ pub struct Device(Arc<Inner>);
 struct Inner {
     backend: Arc<dyn Backend>,
     kind: Kind,
-    /// It works in the process that has opened it, and in no fork of that.
+    /// The device works only in the process that opened it, not in a fork of it.
     of_process: bool,
     id: u64,
-    /// The handle that this one puts the race checker before.
+    /// The handle without the race checker, if this one adds it.
     unchecked: Option<Device>,
-    /// Set once, by whoever learns of the fault first.
+    /// Set once, by the first to notice the fault.
     lost: OnceLock<Error>,
-    /// And runs nothing any more: found once, and so for good.
+    /// The device is lost and runs nothing any more. Never reset.
     ended: AtomicBool,
-    /// Who is told of that.
-    hearers: Mutex<Vec<Weak<dyn HearsOfLoss>>>,
-    /// Off only by a test hook: buffers then no longer order the streams that use them.
+    listeners: Mutex<Vec<Weak<dyn LossObserver>>>,
+    /// Cleared only by a test hook: buffers then no longer order the streams that use them.
     tracked: AtomicBool,
     extensions: Extensions,
 }
 
-/// Where tasks wait for what comes from others, who may never bring it once a device is lost.
-pub(crate) trait HearsOfLoss: Send + Sync {
+/// Something at which tasks wait for others, which may never deliver once a device is lost.
+pub(crate) trait LossObserver: Send + Sync {
     fn device_lost(&self);
 
-    /// Called before the first of all is notified; what it returns is dropped after the last. Meanwhile a flow that waits there
-    /// counts as one that goes on, as some of its operators may not be notified yet.
+    /// Called before the first waiter is notified; the value returned is dropped after the last. Meanwhile a flow that
+    /// waits there counts as running, as some of its operators may not be notified yet.
     fn hold(&self) -> Box<dyn Any> {
         Box::new(())
     }
 
-    /// Whether a task waits there. Looks under the lock under which waiters register.
+    /// Whether a task waits there. Takes the lock under which waiters register.
     fn has_waiters(&self) -> bool;
 }
 
-/// What the layers above keep for each device (streams, memory), without this one knowing them. Each takes the first free
-/// place, for good, so that it is found again without a lock.
+/// What the layers above store for each device (streams, memory). Each takes the first free slot and never releases it,
+/// so that lookups need no lock.
 type Extensions = [OnceLock<(TypeId, Arc<dyn Any + Send + Sync>)>; 8];
 
 static ANY_LOST: AtomicBool = AtomicBool::new(false);
@@ -119,9 +118,9 @@ static ANY_LOST: AtomicBool = AtomicBool::new(false);
 enum Kind {
     Host,
     Cuda,
-    /// All of them share one engine.
+    /// All emulated devices share one engine.
     Emulated,
-    /// Those of one simulation share one engine, which this number stands for.
+    /// The devices of one simulation share one engine, which this number identifies.
     Simulated(usize),
 }
 
@@ -130,7 +129,7 @@ impl Device {
         Self::over(backend, kind, of_process, None)
     }
 
-    /// Over what another handle is for, with the race checker before it, or over a device that has no handle yet.
+    /// Opens a handle: for new hardware, or with the race checker over the hardware of the handle `unchecked`.
     fn over(backend: Arc<dyn Backend>, kind: Kind, of_process: bool, unchecked: Option<Device>) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
@@ -144,18 +143,19 @@ impl Device {
             unchecked,
             lost: OnceLock::new(),
             ended: AtomicBool::new(false),
-            hearers: Mutex::default(),
+            listeners: Mutex::default(),
             tracked: AtomicBool::new(true),
             extensions: Extensions::default(),
         }))
     }
 
-    /// The first CUDA GPU, or, where there is no driver, the emulated device; `WAKELINE_DEVICE=cuda:1` or `emulated`
-    /// in the environment chooses another. That it emulates is logged, once a call, as a `tracing` event.
+    /// The first CUDA GPU, or, where there is no driver, an emulated device; `WAKELINE_DEVICE=cuda:1` or `emulated` in
+    /// the environment selects another one. Falling back to the emulated device is logged at each call, as a `tracing`
+    /// event.
     ///
     /// # Errors
-    /// [`NoDevice`](ErrorKind::NoDevice) if the variable names none that is there, or if there is a driver but no GPU
-    /// that works: then nothing is emulated in silence.
+    /// [`NoDevice`](ErrorKind::NoDevice) if the variable names a device that does not exist, or if there is a driver
+    /// but no working GPU: there is no silent fallback to emulation.
     pub fn first() -> Result<Self> {
         match std::env::var(DEVICE_VARIABLE) {
             Ok(name) if !name.is_empty() => {
@@ -171,7 +171,7 @@ impl Device {
         Ok(Self::emulated(Emulated::new()))
     }
 
-    /// The `n`-th CUDA GPU, counted from 0, the same device at every call.
+    /// The `n`-th CUDA GPU, counted from 0. Every call returns the same device.
     ///
     /// # Errors
     /// [`NoDevice`](ErrorKind::NoDevice) where there is no driver, no such GPU, or wakeline was built without its
@@ -179,7 +179,7 @@ impl Device {
     pub fn cuda(n: usize) -> Result<Self> {
         #[cfg(feature = "cuda")]
         {
-            // For as long as the process lives: closing a device would have to wait for its work.
+            // Open for the life of the process: closing a device would have to wait for its work.
             static OPENED: Mutex<Vec<(usize, Device)>> = Mutex::at(crate::sync::Level::Devices, Vec::new());
             let mut opened = lock(&OPENED);
             if let Some((_, device)) = opened.iter().find(|(at, _)| *at == n) {
@@ -195,7 +195,7 @@ impl Device {
         Err(Error::new(ErrorKind::NoDevice, format!("cuda:{n}: wakeline was built without its feature `cuda`")))
     }
 
-    /// How many CUDA GPUs this process sees; 0 where there is no driver.
+    /// The number of CUDA GPUs that this process sees; 0 where there is no driver.
     pub fn cuda_count() -> usize {
         #[cfg(feature = "cuda")]
         {
@@ -205,7 +205,7 @@ impl Device {
         0
     }
 
-    /// A new emulated device: memory of its own, streams that run at once, on the CPU. See [`Emulated`].
+    /// A new emulated device with its own memory, whose streams run immediately, on the CPU. See [`Emulated`].
     pub fn emulated(config: Emulated) -> Self {
         let here = process::enter();
         let device = Self::open(emulated::open(config), Kind::Emulated, true);
@@ -220,18 +220,20 @@ impl Device {
         Self::open(simulation.device(config), Kind::Simulated(simulation.engine_id()), false)
     }
 
-    /// The host: where operators run that were given no device. It has memory but no streams.
+    /// The host: the device of operators that were given no other. It has memory but no streams.
     pub fn host() -> Self {
         static HOST: OnceLock<Device> = OnceLock::new();
         HOST.get_or_init(|| Self::open(Arc::new(host::Host), Kind::Host, false)).clone()
     }
 
-    /// The same hardware with the race checker before it: two accesses to one buffer that nothing orders become an
-    /// error, [`Race`](ErrorKind::Race), whatever their timing was, before the second is enqueued. So do, as
-    /// [`InvalidMemory`](ErrorKind::InvalidMemory), the use of memory that was freed, and a read of bytes none of which
-    /// anybody has written. Two nodes of a graph that no edge orders are found when the second is added, or, where one was
-    /// changed, at the launch; and a launch is a call like any other. It costs a lock and some bookkeeping a call. Use the device that this returns for everything;
-    /// `WAKELINE_RACE_CHECK=1` in the environment does the same for every device of the process.
+    /// The same hardware with the race checker. Two accesses to one buffer that nothing orders become an error,
+    /// [`Race`](ErrorKind::Race), before the second is enqueued, whatever their timing was. Use of freed memory, and a
+    /// read of bytes none of which was ever written, become [`InvalidMemory`](ErrorKind::InvalidMemory). Two nodes of a
+    /// graph that no edge orders are reported when the second is added or, if one was changed, at the launch; a launch
+    /// is checked like any other call. The checker costs a lock and some bookkeeping per call.
+    ///
+    /// Use the device that this returns for everything. `WAKELINE_RACE_CHECK=1` in the environment does the same for
+    /// every device of the process.
     ///
     /// ```
     /// use wakeline::device::{Device, Emulated};
@@ -255,7 +257,7 @@ impl Device {
         self.0.backend.name()
     }
 
-    /// What it is, for people: `NVIDIA H200`.
+    /// A description: `NVIDIA H200`.
     pub fn description(&self) -> String {
         self.0.backend.description()
     }
@@ -276,8 +278,8 @@ impl Device {
         matches!(self.0.kind, Kind::Emulated | Kind::Simulated(_))
     }
 
-    /// The priorities that its streams can have, lower is more urgent: `-5..=0` on most GPUs. `0..=0` on the host, which
-    /// has no streams.
+    /// The priorities that its streams can have; lower is more urgent. `-5..=0` on most GPUs, `0..=0` on the host,
+    /// which has no streams.
     pub fn stream_priorities(&self) -> RangeInclusive<i32> {
         let (least, greatest) = self.0.backend.stream_priorities();
         greatest..=least
@@ -293,8 +295,8 @@ impl Device {
         self.0.lost.get().is_some()
     }
 
-    /// True once the device is lost and none of its work touches memory any more, or ever will. Always false where that is
-    /// not known: of a CUDA device.
+    /// True once the device is lost and none of its work touches memory any more, or ever will. Always false for a CUDA
+    /// device, where that is not known.
     #[inline]
     pub(crate) fn has_ended(&self) -> bool {
         self.is_lost() && self.has_ended_since()
@@ -309,7 +311,6 @@ impl Device {
         has_ended
     }
 
-    /// An error if the device is lost.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         match self.0.lost.get() {
@@ -318,61 +319,60 @@ impl Device {
         }
     }
 
-    /// An error in a fork of the process that has opened it, where it is lost from then on. A system call: not for an
-    /// enqueue's path.
+    /// Fails in a fork of the process that opened the device, and marks the device lost there. Makes a system call: not
+    /// for the path of an enqueue.
     pub(crate) fn check_process(&self) -> Result<()> {
         if !self.0.of_process {
             return Ok(());
         }
         process::check().map_err(|forked| {
             let forked = forked.at(self.name());
-            // Nothing else is told: whoever could be is the parent's.
+            // No notification: all waiters are the parent's.
             self.set_lost(forked.again());
             forked
         })
     }
 
-    /// True once any device of the process was lost. It is set before the loss can be seen.
+    /// True once any device of the process was lost. Set before the loss becomes visible.
     pub(crate) fn any_is_lost() -> bool {
         ANY_LOST.load(Ordering::Relaxed)
     }
 
-    /// The first call's error stays. True if it was this one.
+    /// Records the device's loss; the first error stays. True if it was this one.
     pub(crate) fn set_lost(&self, error: Error) -> bool {
         ANY_LOST.store(true, Ordering::Relaxed);
         self.0.lost.set(error).is_ok()
     }
 
-    /// Whoever is waited at for what others bring is told, once, when the device is lost. Who asks the device after this
-    /// misses nothing.
-    pub(crate) fn tell_when_lost(&self, whom: Weak<dyn HearsOfLoss>) {
-        let mut hearers = lock(&self.0.hearers);
-        hearers.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&whom));
-        hearers.push(whom);
+    /// Registers a waiter that is notified once, when the device is lost. Check the device after this call to miss no
+    /// loss.
+    pub(crate) fn on_loss(&self, whom: Weak<dyn LossObserver>) {
+        let mut listeners = lock(&self.0.listeners);
+        listeners.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&whom));
+        listeners.push(whom);
     }
 
-    /// Whether a task waits at anything that is notified when the device is lost.
     pub(crate) fn has_waiters(&self) -> bool {
-        let hearers: Vec<_> = lock(&self.0.hearers).iter().filter_map(Weak::upgrade).collect();
-        let has_waiters = hearers.iter().any(|hearer| hearer.has_waiters());
-        // Any of them may be the last handle.
-        discard_all(hearers);
+        let listeners: Vec<_> = lock(&self.0.listeners).iter().filter_map(Weak::upgrade).collect();
+        let has_waiters = listeners.iter().any(|listener| listener.has_waiters());
+        // Any of these may be the last reference.
+        discard_all(listeners);
         has_waiters
     }
 
-    /// Notifies all of its loss.
-    pub(crate) fn tell_lost(&self) {
-        let hearers = std::mem::take(&mut *lock(&self.0.hearers));
-        let hearers: Vec<_> = hearers.iter().filter_map(Weak::upgrade).collect();
-        let _held: Vec<_> = hearers.iter().map(|hearer| hearer.hold()).collect();
-        for hearer in hearers {
-            hearer.device_lost();
-            // It may be the last to hold it, with messages of the user's in it.
-            discard(hearer);
+    /// Notifies all registered waiters of the device's loss.
+    pub(crate) fn notify_lost(&self) {
+        let listeners = std::mem::take(&mut *lock(&self.0.listeners));
+        let listeners: Vec<_> = listeners.iter().filter_map(Weak::upgrade).collect();
+        let _held: Vec<_> = listeners.iter().map(|listener| listener.hold()).collect();
+        for listener in listeners {
+            listener.device_lost();
+            // This may be the last reference to it, and it may hold messages of the user's.
+            discard(listener);
         }
     }
 
-    /// The handle without the race checker: one for all handles of the same hardware.
+    /// The handle without the race checker: the same one for all handles of the hardware.
     pub(crate) fn unchecked(&self) -> &Self {
         self.0.unchecked.as_ref().unwrap_or(self)
     }
@@ -382,14 +382,15 @@ impl Device {
         &self.0.backend
     }
 
-    /// Whether both are handles of the same hardware: a stream of one reaches memory of the other at its address.
+    /// Whether both are handles of the same hardware, so that a stream of one can access memory of the other by
+    /// address.
     #[inline]
     pub(crate) fn shares_hardware_with(&self, other: &Self) -> bool {
         self.unchecked() == other.unchecked()
     }
 
     /// Whether copies run directly between memories of the two: both are GPUs, or one engine runs both. Each simulation
-    /// has an engine of its own, which knows no stream or event of another.
+    /// has its own engine, in which streams and events of others are unknown.
     #[inline]
     pub(crate) fn copies_with(&self, other: &Self) -> bool {
         self == other || self.is_host() || other.is_host() || self.0.kind == other.0.kind
@@ -400,25 +401,25 @@ impl Device {
         self.0.tracked.load(Ordering::Relaxed)
     }
 
-    /// A test hook: buffers of this device no longer order its streams that use them, so that the race checker has something to
-    /// find. Streams of other handles, which the checker may not see, are ordered all the same.
+    /// A test hook: buffers of this device no longer order its streams that use them, so that the race checker has
+    /// something to find. Streams of other handles, which the checker may not see, are still ordered.
     ///
     /// # Panics
-    /// Without the race checker, which then is all that keeps safe code from racing.
+    /// Without the race checker: safe code would race undetected.
     #[doc(hidden)]
     pub fn switch_tracking_off(&self) {
-        assert!(self.0.backend.is_checked(), "only the race checker may take the tracking's place");
+        assert!(self.0.backend.is_checked(), "switching the tracking off requires the race checker");
         self.0.tracked.store(false, Ordering::Relaxed);
     }
 
-    /// What a layer above keeps for this device: made at first use, gone with the device.
+    /// The value that a layer above stores for this device: created at first use, dropped with the device.
     #[inline]
     pub(crate) fn extension<T: Any + Send + Sync>(&self, make: impl FnOnce(&Self) -> Arc<T>) -> Arc<T> {
         let mut make = Some(make);
         for place in &self.0.extensions {
             let (of, kept) = place.get_or_init(|| match make.take() {
                 Some(make) => (TypeId::of::<T>(), make(self) as Arc<dyn Any + Send + Sync>),
-                None => unreachable!("whoever has made it takes the place"),
+                None => unreachable!("`make` is called for one slot only, which is then returned"),
             });
             if *of == TypeId::of::<T>()
                 && let Ok(found) = kept.clone().downcast::<T>()
@@ -426,7 +427,7 @@ impl Device {
                 return found;
             }
         }
-        unreachable!("the crate has fewer extensions than places")
+        unreachable!("there are more slots than extensions in the crate")
     }
 
     pub(crate) fn downgrade(&self) -> WeakDevice {
@@ -434,7 +435,7 @@ impl Device {
     }
 }
 
-/// For what a device keeps and what refers back to it.
+/// A weak handle, for values that a device owns and that refer back to it.
 #[derive(Clone)]
 pub(crate) struct WeakDevice(Weak<Inner>);
 
@@ -486,8 +487,7 @@ impl FromStr for Device {
 mod tests {
     use super::*;
 
-    /// Writes down what is called.
-    struct Hearer(Arc<Mutex<Vec<&'static str>>>);
+    struct Listener(Arc<Mutex<Vec<&'static str>>>);
 
     struct Held(Arc<Mutex<Vec<&'static str>>>);
 
@@ -497,7 +497,7 @@ mod tests {
         }
     }
 
-    impl HearsOfLoss for Hearer {
+    impl LossObserver for Listener {
         fn device_lost(&self) {
             lock(&self.0).push("notified");
         }
@@ -512,16 +512,16 @@ mod tests {
         }
     }
 
-    /// A flow may wait at several: it is at rest only once all of them are notified.
+    /// A flow may wait at several objects: it is idle only once all of them are notified.
     #[test]
     fn all_are_held_while_they_are_notified_of_a_loss() {
         let (device, calls) = (Device::emulated(Emulated::new()), Arc::default());
-        let hearers = [(); 2].map(|()| Arc::new(Hearer(Arc::clone(&calls))));
-        for hearer in &hearers {
-            let hears: Weak<dyn HearsOfLoss> = Arc::downgrade(hearer) as Weak<dyn HearsOfLoss>;
-            device.tell_when_lost(hears);
+        let listeners = [(); 2].map(|()| Arc::new(Listener(Arc::clone(&calls))));
+        for listener in &listeners {
+            let weak: Weak<dyn LossObserver> = Arc::downgrade(listener) as Weak<dyn LossObserver>;
+            device.on_loss(weak);
         }
-        device.tell_lost();
+        device.notify_lost();
         assert_eq!(*lock(&calls), ["held", "held", "notified", "notified", "released", "released"]);
     }
 }

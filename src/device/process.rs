@@ -1,12 +1,12 @@
-//! The process that devices belong to: none of them works in a fork of it.
+//! The process that devices belong to: no device works in a fork of it.
 //!
-//! A fork copies the memory of a process and one of its threads. The driver refuses to work in the child, and the threads of
-//! an emulated device are not there: what waits for them would wait for ever. So the first device that is opened notes the
-//! process, and who finds itself in another one gets an error.
+//! A fork copies the memory of a process and one of its threads. The driver refuses to work in the child, and the
+//! threads of an emulated device do not exist there, so waiting for them would never end. The first device to be opened
+//! therefore records the process id, and calls in another process fail.
 //!
-//! A look costs a system call, `getpid` (0.5 us in the container that this was built in). So it is made where a device is
-//! opened or a stream is made, where memory comes from the driver, and where a wait begins that the device does not end at
-//! once; no enqueue pays for it.
+//! The check costs a system call, `getpid` (0.5 us in the container that this was built in). It is made where a device
+//! is opened, a stream is created or memory comes from the driver, and where a wait does not end immediately, but not
+//! at enqueues.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// The process in which the first device was opened; 0 before that.
 static OPENED_IN: AtomicU32 = AtomicU32::new(0);
 
-/// A device is opened.
+/// Records that a device is opened in this process.
 ///
 /// # Errors
 /// [`DeviceLost`](ErrorKind::DeviceLost) if one was opened before this process was forked.
@@ -28,10 +28,10 @@ pub(super) fn enter() -> Result<()> {
     }
 }
 
-/// An error in a fork of the process whose devices these are.
+/// Checks that this process is the one in which devices were opened.
 ///
 /// # Errors
-/// [`DeviceLost`](ErrorKind::DeviceLost).
+/// [`DeviceLost`](ErrorKind::DeviceLost) in a fork of it.
 pub(super) fn check() -> Result<()> {
     match OPENED_IN.load(Ordering::Relaxed) {
         0 => Ok(()),
@@ -40,7 +40,6 @@ pub(super) fn check() -> Result<()> {
     }
 }
 
-/// True in a fork of the process whose devices these are.
 pub(super) fn is_fork() -> bool {
     check().is_err()
 }
@@ -48,8 +47,9 @@ pub(super) fn is_fork() -> bool {
 #[cold]
 fn forked(opened_in: u32) -> Error {
     let text = format!(
-        "process {} was forked from process {opened_in} after that had opened a device, and devices do not work in a fork: \
-         open devices after the fork alone, or start the child as a program of its own (`std::process::Command`)",
+        "process {} was forked from process {opened_in} after that process had opened a device, and devices do not \
+         work in a fork: open devices only after the fork, or start the child as a separate program \
+         (`std::process::Command`)",
         std::process::id()
     );
     Error::new(ErrorKind::DeviceLost, text)

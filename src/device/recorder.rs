@@ -1,9 +1,7 @@
-//! A backend that runs nothing: what is enqueued into its streams becomes nodes of a graph.
+//! A backend that runs nothing: work enqueued into its streams becomes nodes of a graph.
 //!
-//! Whoever enqueues knows nothing of it: launches, copies, waits are the same calls. A stream here is the nodes that its
-//! next one comes after; an event is what a stream had come to when it was recorded; a wait joins the two. So work on
-//! several streams becomes a graph whose branches are as parallel as the streams were, and no more ordered than their
-//! waits made them.
+//! A stream is represented by the nodes that its next node depends on, an event by those of the stream at the record,
+//! and a wait joins the two sets. So the branches of the graph are as parallel as the streams were.
 //!
 //! ```text
 //!   launch on a           node 0                     a: [0]
@@ -13,10 +11,10 @@
 //!   launch on a           node 3 after 1 and 2       a: [3]
 //! ```
 //!
-//! The driver's own capture is used for what other libraries enqueue, and for nothing else: it breaks when another call
-//! of the thread's, or of another thread's, does not suit it, and does not tell which node is whose.
+//! The driver's own capture is used only for other libraries' work: an unsuitable call on any thread makes it fail, and
+//! it does not report which node belongs to which caller.
 //!
-//! Nothing here ever passes: a question whether work is done is answered with no.
+//! Recorded work never completes: queries return false.
 
 mod calls;
 
@@ -33,10 +31,12 @@ use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
 use super::{
-    backend::{Address, Backend, Condition, HostCallback, NodeWork, Place, RawEvent, RawGraph, RawNode, RawStream},
-    draft::{Draft, Few, Kind},
-    piece::{Note, Piece},
+    backend::{
+        Address, Backend, Endpoint, GraphCondition, HostCallback, NodeWork, RawEvent, RawGraph, RawNode, RawStream,
+    },
+    graph_ir::{GraphIr, Kind, NodeSet},
     touched::Touch,
+    work_item::{Note, WorkItem},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -46,38 +46,36 @@ use crate::{
 /// See the [module](self).
 pub(crate) struct Recorder {
     inner: Arc<dyn Backend>,
-    /// The graph is a part of this one's, which ends it.
+    /// The recorder of the graph that this one is part of. That graph owns the driver's graph.
     within: Option<Arc<Self>>,
-    state: Mutex<State>,
+    state: Mutex<RecorderState>,
 }
 
-pub(crate) struct State {
+pub(crate) struct RecorderState {
     pub(crate) graph: RawGraph,
-    pub(crate) draft: Draft,
+    pub(crate) ir: GraphIr,
     open: bool,
     retired: bool,
-    /// Why the graph is incomplete: nothing more is recorded, and it cannot be built.
-    spoiled: Option<&'static str>,
-    /// The driver's graph is destroyed, or about to be. Shared with the graphs within it.
+    /// Why the graph is incomplete and cannot be built.
+    poisoned: Option<&'static str>,
+    /// The driver's graph is being destroyed. Shared with the recorders of nested graphs.
     ended: Arc<AtomicBool>,
-    /// The recorders of graphs within its nodes.
     bodies: Vec<Weak<Recorder>>,
-    /// The driver captures into the graph, or into one within the same.
+    /// The driver is capturing into this graph or into another one below the same root.
     capturing: Arc<AtomicBool>,
     handles: u64,
     streams: FxHashMap<RawStream, Lane>,
-    events: FxHashMap<RawEvent, Few>,
+    events: FxHashMap<RawEvent, NodeSet>,
     label: Option<Arc<str>>,
-    /// Copies between host and device within other libraries' work: whose, which way, how many bytes.
+    /// Copies between host and device in other libraries' work: the node, the direction, the number of bytes.
     pub(crate) foreign: Vec<(usize, &'static str, u64)>,
-    /// What comes is no node, but is noted.
+    /// If set, work does not become a node; it is stored here.
     note: Option<Note>,
 }
 
 struct Lane {
     name: String,
-    at: Few,
-    /// What is enqueued into it goes nowhere.
+    at: NodeSet,
     closed: bool,
 }
 
@@ -86,15 +84,15 @@ impl Recorder {
         Ok(Self::over(inner, inner.graph_create()?, None))
     }
 
-    /// Into the graph within a node of another. Nothing is recorded if that one is incomplete by now.
+    /// A recorder for the graph within a node of `outer`. It records nothing if `outer` is already incomplete.
     pub(crate) fn within(outer: &Arc<Self>, graph: RawGraph) -> Arc<Self> {
         let within = Self::over(&outer.inner, graph, Some(outer.clone()));
         let mut state = outer.state();
-        let spoiled = state.spoiled;
+        let poisoned = state.poisoned;
         state.bodies.push(Arc::downgrade(&within));
         drop(state);
-        if let Some(why) = spoiled {
-            within.spoil(why);
+        if let Some(why) = poisoned {
+            within.poison(why);
         }
         within
     }
@@ -110,12 +108,12 @@ impl Recorder {
             within,
             state: Mutex::at(
                 Level::Recorder,
-                State {
+                RecorderState {
                     graph,
-                    draft: Draft::default(),
+                    ir: GraphIr::default(),
                     open: true,
                     retired: false,
-                    spoiled: None,
+                    poisoned: None,
                     ended,
                     bodies: Vec::new(),
                     capturing,
@@ -131,64 +129,63 @@ impl Recorder {
     }
 
     #[track_caller]
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, RecorderState> {
         lock(&self.state)
     }
 
-    /// Of a graph that becomes a node of another, or is compared with it: that one is locked within.
+    /// Like [`state`](Self::state), while the recorder of a graph that this becomes a node of, or is compared with, is
+    /// locked.
     #[track_caller]
-    pub(crate) fn child_state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn child_state(&self) -> MutexGuard<'_, RecorderState> {
         self.state.lock_as(Level::ChildRecorder)
     }
 
-    /// Whose the nodes are that come from now on; before, what was said last.
+    /// Sets the owner of the nodes added from now on and returns the previous one.
     pub(crate) fn set_label(&self, label: Option<Arc<str>>) -> Option<Arc<str>> {
         std::mem::replace(&mut self.state().label, label)
     }
 
-    /// Whose the nodes are that come now.
+    /// The owner of the nodes added now.
     pub(crate) fn label(&self) -> Option<Arc<str>> {
         self.state().label.clone()
     }
 
-    /// Nothing more is recorded until it is opened again.
+    /// Allows or forbids recording. A retired recorder is never opened again.
     pub(crate) fn set_open(&self, open: bool) {
         let mut state = self.state();
         state.open = open && !state.retired;
     }
 
-    /// The graph is a part of another one's, which launches it.
+    /// True if the graph is part of another one, which launches it.
     pub(crate) fn is_within(&self) -> bool {
         self.within.is_some()
     }
 
-    /// The graph is incomplete: nothing more is recorded, neither here nor into graphs within it, and
-    /// [`close`](Self::close) fails.
-    pub(crate) fn spoil(&self, why: &'static str) {
+    /// Stops recording, here and into graphs within this one, and makes [`close`](Self::close) fail.
+    pub(crate) fn poison(&self, why: &'static str) {
         let mut state = self.state();
         state.open = false;
-        state.spoiled.get_or_insert(why);
+        state.poisoned.get_or_insert(why);
         let bodies = std::mem::take(&mut state.bodies);
         drop(state);
-        // A builder that was taken away may be adding a conditional of its own right now, on another thread.
-        bodies.iter().filter_map(Weak::upgrade).for_each(|body| body.spoil(why));
+        // Another thread may be adding a conditional through a builder that was moved out of its closure.
+        bodies.iter().filter_map(Weak::upgrade).for_each(|body| body.poison(why));
     }
 
-    /// Nothing more is recorded. An error if the graph is incomplete, or if the driver captures into it right now, on another
-    /// thread: such a graph is of no use.
+    /// Stops recording. Fails if the graph is incomplete, or if another thread is capturing into it through the driver.
     pub(crate) fn close(&self) -> Result<()> {
         let mut state = self.state();
         state.open = false;
         state.check_spoiled()?;
         if state.capturing.load(Ordering::Acquire) {
-            let text =
-                "another thread still captures another library's work into the graph: have it done before its end";
+            let text = "another thread still captures another library's work into the graph: wait for it before the \
+                        capture ends";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         Ok(())
     }
 
-    /// Its graph is over: nobody adds to it or makes execs of it any more. While the driver captures into it, it stays.
+    /// Ends the graph. If the driver is capturing into it, its graph is destroyed when that has ended.
     pub(crate) fn retire(&self) {
         let mut state = self.state();
         state.open = false;
@@ -203,7 +200,7 @@ impl Recorder {
         }
     }
 
-    /// The driver captures into its graph no more.
+    /// The driver's capture into the graph has ended.
     fn captured(&self) {
         let mut root = self;
         while let Some(outer) = &root.within {
@@ -218,8 +215,8 @@ impl Recorder {
         }
     }
 
-    /// A stream whose first node comes after these.
-    pub(crate) fn stream(&self, name: &str, after: Few) -> RawStream {
+    /// A stream whose first node depends on these nodes.
+    pub(crate) fn stream(&self, name: &str, after: NodeSet) -> RawStream {
         let mut state = self.state();
         state.handles += 1;
         let stream = RawStream(state.handles);
@@ -227,29 +224,29 @@ impl Recorder {
         stream
     }
 
-    /// Nothing more is enqueued into a stream. Its end can still be waited for.
+    /// Makes enqueues into a stream an error. Its end can still be waited for.
     pub(crate) fn close_stream(&self, stream: RawStream) {
         if let Some(lane) = self.state().streams.get_mut(&stream) {
             lane.closed = true;
         }
     }
 
-    /// A stream goes on after this node.
+    /// Makes the stream's next node depend on this node.
     pub(crate) fn go_on_after(&self, stream: RawStream, node: usize) {
         self.state().come_to(stream, node);
     }
 
-    /// What a stream has come to.
-    pub(crate) fn end_of(&self, stream: RawStream) -> Few {
+    /// The nodes that the stream's next node would depend on.
+    pub(crate) fn end_of(&self, stream: RawStream) -> NodeSet {
         self.state().streams.get(&stream).map(|lane| lane.at.clone()).unwrap_or_default()
     }
 
-    /// Streams whose last work `stream` does not come after, and that work.
+    /// Streams whose last work is not ordered before the end of `stream`, each with the name of that work.
     pub(crate) fn unjoined(&self, stream: RawStream) -> Vec<(String, String)> {
         let state = self.state();
         let end = state.streams.get(&stream).map(|lane| lane.at.clone()).unwrap_or_default();
-        let joined = |node: usize| end.iter().any(|&last| last == node || state.draft.comes_after(last, node));
-        let name = |node: usize| state.draft.get(node).map(|node| node.name.clone()).unwrap_or_default();
+        let joined = |node: usize| end.iter().any(|&last| last == node || state.ir.comes_after(last, node));
+        let name = |node: usize| state.ir.get(node).map(|node| node.name.clone()).unwrap_or_default();
         let mut streams: Vec<_> = state.streams.iter().collect();
         streams.sort_unstable_by_key(|(stream, _)| **stream);
         let open = streams.into_iter().filter_map(|(_, lane)| {
@@ -258,7 +255,7 @@ impl Recorder {
         open.collect()
     }
 
-    /// One that adds nothing to this graph: it notes one piece of work, for whoever [takes](Self::take_noted) it.
+    /// A recorder that adds nothing to this graph. It stores one piece of work for [`take_noted`](Self::take_noted).
     pub(crate) fn noting(self: &Arc<Self>) -> Arc<Self> {
         let graph = self.state().graph;
         let noting = Self::over(&self.inner, graph, Some(self.clone()));
@@ -266,103 +263,102 @@ impl Recorder {
         noting
     }
 
-    /// The piece of work that it has noted, if there was any; if there was more, what is wrong, whoever was told of it then.
-    pub(crate) fn take_noted(&self) -> Result<Option<Piece>, &'static str> {
-        // A callback in it is dropped without the lock.
+    /// The work stored, if any. Fails if there was more than one piece, even if the caller ignored the error then.
+    pub(crate) fn take_noted(&self) -> Result<Option<WorkItem>, &'static str> {
+        // A callback in it is dropped outside the lock.
         let note = self.state().note.take().unwrap_or_default();
-        note.piece()
+        note.work_item()
     }
 
-    /// A node that comes after these, of whatever stream.
+    /// Adds a node that depends on these nodes, independent of any stream.
     ///
     /// # Safety
     /// As [`Backend::graph_add`].
-    pub(crate) unsafe fn add(&self, after: Few, work: &NodeWork<'_>) -> Result<usize> {
+    pub(crate) unsafe fn add(&self, after: NodeSet, work: &NodeWork<'_>) -> Result<usize> {
         // SAFETY: the same contract.
         unsafe { self.add_in(&mut self.state(), after, work) }
     }
 
     /// # Safety
     /// As [`Backend::graph_add`].
-    unsafe fn add_in(&self, state: &mut State, after: Few, work: &NodeWork<'_>) -> Result<usize> {
+    unsafe fn add_in(&self, state: &mut RecorderState, after: NodeSet, work: &NodeWork<'_>) -> Result<usize> {
         state.check()?;
-        let before = state.draft.raw_of(&after);
+        let before = state.ir.raw_of(&after);
         // SAFETY: the same contract.
         let node = unsafe { self.inner.graph_add(state.graph, &before, work) }?;
         let label = state.label.clone();
-        Ok(state.draft.add_work(node, work, label, after))
+        Ok(state.ir.add_work(node, work, label, after))
     }
 
-    /// A node that joins these.
-    pub(crate) fn join(&self, after: Few) -> Result<usize> {
+    pub(crate) fn join(&self, after: NodeSet) -> Result<usize> {
         // SAFETY: it touches no memory.
         unsafe { self.add(after, &NodeWork::Empty) }
     }
 
-    /// A node that calls a function of the host at each launch.
-    pub(crate) fn call(&self, after: Few, function: HostCallback) -> Result<usize> {
+    /// Adds a node that calls a host function at each launch.
+    pub(crate) fn call(&self, after: NodeSet, function: HostCallback) -> Result<usize> {
         let _later = Deferred::new();
-        // SAFETY: it touches no memory of the device's.
+        // SAFETY: it touches no device memory.
         unsafe { self.add(after, &NodeWork::Host(function)) }
     }
 
-    /// `after` comes after `before`, too. False if that would be a cycle.
+    /// Makes `after` depend on `before` too. Returns false if that would create a cycle.
     pub(crate) fn order(&self, before: usize, after: usize) -> Result<bool> {
         let mut state = self.state();
         state.check()?;
-        if before == after || state.draft.comes_after(before, after) {
+        if before == after || state.ir.comes_after(before, after) {
             return Ok(false);
         }
-        let (from, to) = (state.draft.raw_of(&[before]), state.draft.raw_of(&[after]));
+        let (from, to) = (state.ir.raw_of(&[before]), state.ir.raw_of(&[after]));
         for from in &from {
             for to in &to {
                 self.inner.graph_order(state.graph, *from, *to)?;
             }
         }
-        state.draft.order(before, after);
+        state.ir.order(before, after);
         Ok(true)
     }
 
-    /// Takes a node out: what came after it comes after what it came after.
+    /// Removes a node. Its successors then depend on its predecessors.
     pub(crate) fn remove(&self, node: usize) -> Result<()> {
         let mut state = self.state();
-        for raw in state.draft.raw_of(&[node]) {
+        for raw in state.ir.raw_of(&[node]) {
             self.inner.graph_remove(state.graph, raw)?;
         }
-        state.draft.remove(node);
+        state.ir.remove(node);
         Ok(())
     }
 
-    /// A node that the device has made already.
+    /// Adds a node that `make` creates on the device.
     pub(crate) fn added(
         &self,
-        after: Few,
+        after: NodeSet,
         kind: Kind,
         name: String,
         make: impl FnOnce(&dyn Backend, RawGraph, &[RawNode]) -> Result<RawNode>,
     ) -> Result<usize> {
         let mut state = self.state();
         state.check()?;
-        let before = state.draft.raw_of(&after);
+        let before = state.ir.raw_of(&after);
         let node = make(&*self.inner, state.graph, &before)?;
         let label = state.label.clone();
-        Ok(state.draft.add(smallvec![node], kind, name, label, after))
+        Ok(state.ir.add(smallvec![node], kind, name, label, after))
     }
 
-    /// A node with a graph within it.
+    /// Adds a conditional node with a nested graph.
     ///
     /// # Safety
     /// As [`Backend::graph_add_conditional`].
     pub(crate) unsafe fn add_conditional(
         &self,
-        after: Few,
-        when: Condition,
+        after: NodeSet,
+        when: GraphCondition,
         flag: Address,
     ) -> Result<(usize, RawGraph)> {
         let mut body = None;
         let name = match when {
-            Condition::If => "if",
-            Condition::While => "while",
+            GraphCondition::If => "if",
+            GraphCondition::While => "while",
         };
         let node = self.added(after, Kind::Conditional, name.into(), |backend, graph, before| {
             // SAFETY: the same contract.
@@ -370,8 +366,8 @@ impl Recorder {
             body = Some(within);
             Ok(node)
         })?;
-        let flag = Touch::new(Place::Device(flag), 4, false);
-        self.state().draft.set_touched(node, [flag].into_iter().collect());
+        let flag = Touch::new(Endpoint::Device(flag), 4, false);
+        self.state().ir.set_touched(node, [flag].into_iter().collect());
         body.map(|body| (node, body)).ok_or_else(|| Error::new(ErrorKind::Driver, "a conditional node without a body"))
     }
 
@@ -384,7 +380,7 @@ impl Recorder {
             return note.add(&self.inner, work);
         }
         let after = state.end_to_add(stream)?;
-        // Under the same lock: a stream that is closed meanwhile adds nothing after that.
+        // Under the same lock, so that nothing is added to a stream after it was closed.
         // SAFETY: the same contract.
         let node = unsafe { self.add_in(&mut state, after, work) }?;
         state.come_to(stream, node);
@@ -392,34 +388,34 @@ impl Recorder {
     }
 }
 
-impl State {
+impl RecorderState {
     fn check(&self) -> Result<()> {
         if self.capturing.load(Ordering::Acquire) {
-            let text =
-                "another library's work is captured into the same graph right now, by another thread: one at a time";
+            let text = "another thread is capturing another library's work into the same graph: only one thread at a \
+                        time may add to it";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.check_spoiled()?;
         if self.open && !self.ended.load(Ordering::Acquire) {
             return Ok(());
         }
-        let text = "its capture is over: what is enqueued now would be in no graph; take another stream";
+        let text = "its capture is over: work enqueued now would be in no graph; use another stream";
         Err(Error::new(ErrorKind::Usage, text))
     }
 
     fn check_spoiled(&self) -> Result<()> {
-        self.spoiled.map_or(Ok(()), |why| Err(Error::new(ErrorKind::Usage, why)))
+        self.poisoned.map_or(Ok(()), |why| Err(Error::new(ErrorKind::Usage, why)))
     }
 
-    fn lane(&self, stream: RawStream) -> Result<Few> {
+    fn lane(&self, stream: RawStream) -> Result<NodeSet> {
         let lane = self.streams.get(&stream).map(|lane| lane.at.clone());
-        lane.ok_or_else(|| Error::new(ErrorKind::Usage, "a stream that takes no part in this capture"))
+        lane.ok_or_else(|| Error::new(ErrorKind::Usage, "a stream that does not belong to this capture"))
     }
 
-    /// The same, for a node to come after it.
-    fn end_to_add(&self, stream: RawStream) -> Result<Few> {
+    /// Like [`lane`](Self::lane), for adding a node: fails if the stream is closed.
+    fn end_to_add(&self, stream: RawStream) -> Result<NodeSet> {
         if self.streams.get(&stream).is_some_and(|lane| lane.closed) {
-            let text = "a stream of a node that was added: take the one that the next node is given";
+            let text = "a stream of a node that was added: use the stream that is passed to the next node";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.lane(stream)

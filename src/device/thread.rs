@@ -1,20 +1,20 @@
-//! [`DeviceThread`]: a thread that a device, or its lookout, cannot go on without.
+//! [`DeviceThread`]: marks a thread that a device, or its completion monitor, depends on.
 //!
-//! Wakers and host functions run where the end of work is found: on a worker of an emulated device, on the thread on which a
-//! GPU's driver makes its callbacks, on the lookout's thread. A call there that waits for a device may wait for what only this
-//! thread does, or holds up the alarms and scans of all others. So no call of the crate waits there: where another thread would
-//! wait, it is an error.
+//! Wakers and host functions run where the end of work is found: on a worker of an emulated device, on the thread of
+//! the GPU driver's callbacks, or on the completion monitor's thread. A call that waits for a device there may wait for
+//! work that only this thread can do, or delay the timers and scans of all others. So where another thread would wait,
+//! a call on such a thread returns an error.
 
 use std::{cell::Cell, marker::PhantomData, thread};
 
 use crate::error::{Error, ErrorKind, Result};
 
 thread_local! {
-    /// No destructor: it is there for destructors that run at the thread's end.
+    /// Has no destructor, so that it is usable in destructors that run at the thread's end.
     static IS_ONE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While one of these lives, its thread is a device's. They nest.
+/// While a guard lives, its thread counts as a device's thread. Guards nest.
 #[must_use]
 pub(crate) struct DeviceThread {
     before: bool,
@@ -30,7 +30,7 @@ impl DeviceThread {
         IS_ONE.get()
     }
 
-    /// An error on a device's thread. `what` says what the call would wait for. To be asked before a call waits for a device.
+    /// Returns an error on a device's thread. Check this before a call waits for a device. `what` describes the wait.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage).
@@ -43,8 +43,8 @@ impl DeviceThread {
     fn may_not(what: &str) -> Error {
         let thread = thread::current();
         let text = format!(
-            "{what} on thread `{}`, on which a device calls wakers and host functions: a call that waits there may wait for \
-             itself, or holds up others; let the waker wake a task of a runtime, and call this from that task",
+            "{what} on thread `{}`, which calls the device's wakers and host functions: a call that waits on it can \
+             deadlock or delay others; let the waker wake a task of a runtime, and make this call from that task",
             thread.name().unwrap_or("without a name")
         );
         Error::new(ErrorKind::Usage, text)

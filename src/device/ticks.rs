@@ -1,9 +1,10 @@
 //! A clock for statistics: cheap to read, converted to time at the end.
 //!
-//! A run of an operator may take 50 ns, and asking the system for the time twice costs as much again. On x86-64 the
-//! processor's own counter is read instead (it runs at a constant rate on every processor that CUDA supports); how long
-//! its ticks are follows from a span that was measured with both, the whole run of the flow. Elsewhere a tick is a
-//! nanosecond of the system's clock. For statistics only: two cores may disagree by some ticks.
+//! A run of an operator may take 50 ns, and reading the system clock twice costs about as much again. On x86-64 the
+//! processor's time-stamp counter is read instead; it runs at a constant rate on every processor that CUDA supports.
+//! The length of its ticks follows from a span measured with both clocks, the whole run of the flow. On other
+//! architectures a tick is a nanosecond of the system clock. Use it for statistics only: two cores may disagree by some
+//! ticks.
 
 use std::time::{Duration, Instant};
 

@@ -1,14 +1,13 @@
-//! [`Touched`]: which bytes a node of a graph reads and writes, so that a node that is given other work can be held against
-//! those that no edge orders with it.
+//! [`Touched`]: the bytes that a node of a graph reads and writes, so that a node that is given other work can be
+//! checked against the nodes that no edge orders with it.
 
 use smallvec::SmallVec;
 
-use super::backend::{Address, Arg, NodeWork, Place};
+use super::backend::{Address, Arg, Endpoint, NodeWork};
 
-/// Bytes that a node reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Touch {
-    /// They are the host's: its addresses and those of devices may be the same.
+    /// In host memory. Host addresses and device addresses may coincide.
     host: bool,
     start: u64,
     bytes: u64,
@@ -19,10 +18,10 @@ pub(crate) struct Touch {
 pub(crate) type Touched = SmallVec<[Touch; 2]>;
 
 impl Touch {
-    pub(crate) fn new(place: Place, bytes: u64, write: bool) -> Self {
+    pub(crate) fn new(place: Endpoint, bytes: u64, write: bool) -> Self {
         let (host, start) = match place {
-            Place::Host(start) => (true, start.addr() as u64),
-            Place::Device(Address(start)) => (false, start),
+            Endpoint::Host(start) => (true, start.addr() as u64),
+            Endpoint::Device(Address(start)) => (false, start),
         };
         Self { host, start, bytes, write }
     }
@@ -37,19 +36,19 @@ impl Touch {
     }
 }
 
-/// Whether both touch the same bytes and one writes them.
+/// Whether both touch the same bytes and at least one writes them.
 pub(crate) fn clash(one: &[Touch], other: &[Touch]) -> bool {
     one.iter().any(|one| other.iter().any(|other| one.clashes(other)))
 }
 
-/// What work touches by itself: not what is in a graph within it.
+/// The bytes that the work itself touches, without those of a nested graph.
 pub(crate) fn touched_by(work: &NodeWork<'_>) -> Touched {
     match work {
         NodeWork::Kernel(launch) => touched_as(launch.args),
         NodeWork::Copy { to, from, bytes } => {
             [Touch::new(*from, *bytes, false), Touch::new(*to, *bytes, true)].into_iter().collect()
         }
-        NodeWork::Fill { to, bytes, .. } => [Touch::new(Place::Device(*to), *bytes, true)].into_iter().collect(),
+        NodeWork::Fill { to, bytes, .. } => [Touch::new(Endpoint::Device(*to), *bytes, true)].into_iter().collect(),
         NodeWork::Host(_)
         | NodeWork::Empty
         | NodeWork::Child(_)
@@ -59,10 +58,9 @@ pub(crate) fn touched_by(work: &NodeWork<'_>) -> Touched {
     }
 }
 
-/// The same, of arguments.
 pub(crate) fn touched_as(args: &[Arg<'_>]) -> Touched {
     let touched = args.iter().filter_map(|arg| match *arg {
-        Arg::Slice { address, bytes, write, .. } => Some(Touch::new(Place::Device(address), bytes, write)),
+        Arg::Slice { address, bytes, write, .. } => Some(Touch::new(Endpoint::Device(address), bytes, write)),
         Arg::Scalar(_) => None,
     });
     touched.collect()
@@ -74,8 +72,8 @@ mod tests {
 
     #[test]
     fn a_write_and_another_access_of_the_same_bytes_clash() {
-        let at = |start, bytes, write| Touch::new(Place::Device(Address(start)), bytes, write);
-        let host = |start: usize, write| Touch::new(Place::Host(std::ptr::without_provenance_mut(start)), 8, write);
+        let at = |start, bytes, write| Touch::new(Endpoint::Device(Address(start)), bytes, write);
+        let host = |start: usize, write| Touch::new(Endpoint::Host(std::ptr::without_provenance_mut(start)), 8, write);
         for (one, other, expected) in [
             (at(0, 8, true), at(7, 1, false), true),
             (at(0, 8, true), at(8, 1, false), false),

@@ -1,4 +1,4 @@
-//! [`CallerErrors`]: a flow's errors as its callers get them.
+//! [`CallerErrors`]: the errors that a flow's callers receive.
 
 use std::{
     fmt,
@@ -8,14 +8,14 @@ use std::{
 use super::{Error, ErrorKind};
 use crate::sync::contained;
 
-/// What the callers of one service or ingress get in place of errors that were written for the flow's own program: the kind
-/// and a general message. The log has the whole error, as a warning the first time for each kind and at debug level after
-/// that: a caller may ask again and again.
+/// Replaces errors that were written for the flow's own program with an error for the callers of one service or
+/// ingress: the same kind and a general message. The complete error is logged: as a warning the first time for each
+/// kind, then at debug level, since a caller may retry any number of times.
 pub(crate) struct CallerErrors {
     flow: String,
     /// The service, or the ingress.
     operator: String,
-    /// A bit for each kind that was logged as a warning.
+    /// One bit for each kind that was already logged as a warning.
     warned: AtomicU32,
 }
 
@@ -24,7 +24,7 @@ impl CallerErrors {
         Self { flow: flow.into(), operator: operator.into(), warned: AtomicU32::new(0) }
     }
 
-    /// An error of an envelope's memory, which lies on the host or on a device.
+    /// Converts an error of an access to an envelope's memory, on the host or on a device.
     #[cold]
     pub(crate) fn of_memory(&self, error: Error, is_host: bool) -> Error {
         self.given(
@@ -32,7 +32,7 @@ impl CallerErrors {
             match error.kind() {
                 ErrorKind::Usage if is_host => "this envelope is still in use: await `read()` or `write()` first",
                 ErrorKind::Usage => {
-                    "the host cannot look into an envelope that lies on a device: copy it to `Buffer::pinned` with \
+                    "the host cannot access the memory of an envelope on a device: copy it to `Buffer::pinned` with \
                      `Stream::copy`"
                 }
                 _ => "the work on this envelope has failed",
@@ -40,13 +40,12 @@ impl CallerErrors {
         )
     }
 
-    /// An error of the wait for an envelope's memory.
     #[cold]
     pub(crate) fn of_wait(&self, error: &Error) -> Error {
         self.given(error, "the work on this envelope has failed")
     }
 
-    /// The error of a response that could not be given out.
+    /// Converts an error of a response that could not be delivered.
     #[cold]
     pub(crate) fn of_response(&self, error: &Error) -> Error {
         self.given(
@@ -62,12 +61,11 @@ impl CallerErrors {
         let kind = 1 << error.kind() as u32;
         let first = self.warned.fetch_or(kind, Ordering::Relaxed) & kind == 0;
         let (flow, operator) = (&*self.flow, &*self.operator);
-        // The subscriber is user code.
-        contained("the log of a caller's error panicked", || {
+        contained("logging a caller's error panicked", || {
             if first && error.kind() != ErrorKind::Usage {
-                tracing::warn!(flow, operator, %error, "an envelope outside of the flow has failed");
+                tracing::warn!(flow, operator, %error, "an envelope outside of the flow failed");
             } else {
-                tracing::debug!(flow, operator, %error, "an envelope outside of the flow has failed");
+                tracing::debug!(flow, operator, %error, "an envelope outside of the flow failed");
             }
         });
         error.for_caller(message)

@@ -1,4 +1,4 @@
-//! An operator that was added to a flow, and where it is to run.
+//! [`Added`]: an operator that was added to a flow, and its placement.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
@@ -7,23 +7,24 @@ use crate::{
     device::Device,
     hub::{ChunkHub, MergePolicy, chunks::core::ChunkState},
     memory::{Allocator, Plain},
-    operator::lane::OwnStreams,
+    operator::operator_streams::OwnStreams,
     stream::StreamPool,
     sync::{Mutex, lock},
 };
 
-/// An operator that was added: its ports' handles, and where it is to run.
+/// An operator that was added to a flow: the handles of its ports, and methods that set where and when it runs.
 ///
 /// The handles are its fields: `upper.lines`, `upper.shouted`.
 #[derive(Clone)]
 pub struct Added<H> {
     pub(super) handles: H,
     pub(super) name: Arc<str>,
-    pub(super) place: Arc<Mutex<Place>>,
+    pub(super) place: Arc<Mutex<OperatorSlot>>,
 }
 
 impl<H> Added<H> {
-    /// Puts the operator on a device: its stream is there, and hubs bring envelopes there. On the host if never called.
+    /// Puts the operator on a device: its stream belongs to that device, and hubs copy envelopes there. The default is
+    /// the host.
     #[must_use]
     pub fn on(self, device: &Device) -> Self {
         let replaced = lock(&self.place).device.replace(device.clone());
@@ -31,9 +32,9 @@ impl<H> Added<H> {
         self
     }
 
-    /// Takes the operator's streams from this pool, and not from its device's default one. Several operators may share a
-    /// pool; one whose maximum is below their number is warned of when the flow runs, and a pool of another device is an
-    /// error then.
+    /// Takes the operator's streams from this pool instead of its device's default pool. Several operators may share a
+    /// pool; if its maximum is below their number, a warning is logged. A pool of another device is an error when the
+    /// flow runs.
     ///
     /// ```
     /// use wakeline::{prelude::*, operator::sink};
@@ -52,8 +53,8 @@ impl<H> Added<H> {
         self
     }
 
-    /// Takes the memory that the operator asks for ([`Cx::alloc`](crate::Cx::alloc)) from this allocator, and not from its
-    /// device's own. One of another device is an error when the flow runs.
+    /// Takes the operator's memory ([`Cx::alloc`](crate::Cx::alloc)) from this allocator instead of its device's own.
+    /// An allocator of another device is an error when the flow runs.
     ///
     /// ```
     /// use wakeline::{prelude::*, memory::Allocator, operator::sink};
@@ -71,16 +72,16 @@ impl<H> Added<H> {
         self
     }
 
-    /// Gives the operator no stream of its own: it works on the streams of the messages that it is given. See
-    /// [`Cx::stream`](crate::Cx::stream). With a [pool](Self::streams) as well that is an error when the flow runs.
+    /// Gives the operator no stream of its own: it works on the streams of the messages that it receives. See
+    /// [`Cx::stream`](crate::Cx::stream). Combining this with a [pool](Self::streams) is an error when the flow runs.
     #[must_use]
     pub fn without_own_stream(self) -> Self {
         lock(&self.place).without_own_stream = true;
         self
     }
 
-    /// The operator runs only when this is ready, too: with all that its ports wait for, and whatever else was said so. A
-    /// port that the condition names loses its default condition.
+    /// Adds a condition: the operator runs only when this one, all those of its ports and all others added here are
+    /// ready. A port that the condition names loses its default condition.
     ///
     /// ```
     /// use std::time::Duration;
@@ -93,7 +94,7 @@ impl<H> Added<H> {
     ///     .when(count(10));
     /// ```
     ///
-    /// See [`condition`](crate::condition) for all there are.
+    /// See [`condition`](crate::condition) for all conditions.
     #[must_use]
     pub fn when(self, condition: impl IntoCondition) -> Self {
         let condition = condition.into_condition();
@@ -101,18 +102,18 @@ impl<H> Added<H> {
         self
     }
 
-    /// What happens where the operator takes several messages in one run that have [`Metadata`](crate::hub::Metadata) of the
-    /// same name; [`MergePolicy::Update`] if nothing is said.
+    /// Sets the result where one run takes several messages that have [`Metadata`](crate::hub::Metadata) of the same
+    /// name. The default is [`MergePolicy::Update`].
     #[must_use]
     pub fn merge_metadata(self, policy: MergePolicy) -> Self {
         lock(&self.place).merge = policy;
         self
     }
 
-    /// The operator puts the first chunks into this hub in its [`start`](crate::Operator::start), by a link of its own, and has no
-    /// port that produces chunks there. Without it a flow whose operators read an empty hub that has no producer is refused.
+    /// Declares that the operator's [`start`](crate::Operator::start) puts the first chunks into this hub through a
+    /// link by hand. Otherwise a flow whose operators read an empty hub without a producer is an error.
     ///
-    /// A `start` that leaves the hub empty, and without a link that produces, fails the flow.
+    /// The flow fails if `start` leaves the hub empty and without a producing link.
     ///
     /// ```
     /// use wakeline::{operator::Modify, prelude::*};
@@ -159,23 +160,24 @@ impl<H> Added<H> {
         self
     }
 
-    /// Runs the operator on a thread of its own, which has its name: `start`, every run, `may_run`, `after` and `stop`, and
-    /// the drop of what an abort interrupts. For one that blocks, or whose library wants to be called from one thread
-    /// alone. The thread begins with the flow and is gone when the flow has ended.
+    /// Runs the operator on its own thread, which has the operator's name: `start`, every run, `may_run`, `after`,
+    /// `stop`, and the drop after an abort. Use it for an operator that blocks, or whose library must be called from
+    /// one thread. The thread is started and joined by the flow.
     ///
-    /// It may block as long as it likes: the runtime's other tasks go on meanwhile, on a runtime of one thread too. Only
-    /// its own flow may have to wait for it: for its messages, and, when it is stopped or aborted, for the end of what it
-    /// is doing, since it is dropped at its next `await`. Tokio's timers, sockets and `tokio::spawn` work there as
-    /// anywhere, and so does what refuses to block on a worker, such as `blocking_recv`.
+    /// The operator may block for any time: the runtime's other tasks continue, even on a single-threaded runtime. Only
+    /// its own flow may have to wait for it: for its messages, and, when it is stopped or aborted, for its current
+    /// operation, since it is dropped at its next `await`. Tokio's timers, sockets and `tokio::spawn` work as usual,
+    /// and so do calls that refuse to block on a worker thread, such as `blocking_recv`.
     ///
-    /// An operator without one that blocks its worker for 100 ms and more is named in the log, at the third time.
+    /// An operator without its own thread that blocks its worker for 100 ms or more is named in the log, the third
+    /// time.
     ///
-    /// A flow that was [spawned](super::Flow::spawn) drops the operator there as well; [`Flow::run`](super::Flow::run) keeps it for the next
-    /// run, on another thread. In a [`Simulation`](crate::device::Simulation), which has no threads, it is a task like
-    /// any other.
+    /// A flow that was [spawned](super::Flow::spawn) also drops the operator on that thread;
+    /// [`Flow::run`](super::Flow::run) keeps the operator for the next run, on another thread. In a
+    /// [`Simulation`](crate::device::Simulation), which has no threads, it is an ordinary task.
     ///
-    /// The runs of a [`concurrent`](crate::operator::concurrent) operator are tasks of their own: the two together are an
-    /// error before the flow runs.
+    /// It cannot be combined with [`concurrent`](crate::operator::concurrent), whose runs are separate tasks: that is
+    /// an error before the flow runs.
     ///
     /// ```
     /// use wakeline::{prelude::*, operator::{sink, source}};
@@ -197,16 +199,16 @@ impl<H> Added<H> {
         self
     }
 
-    /// As [`on_own_thread`](Self::on_own_thread), with the thread pinned to a core of the machine, counted from 0. A core
-    /// that it cannot be pinned to is an error before the flow runs; so is every core where the system has no pinning
-    /// (all but Linux).
+    /// As [`on_own_thread`](Self::on_own_thread), with the thread pinned to a core, counted from 0. If it cannot be
+    /// pinned to that core, which holds for every core on systems other than Linux, that is an error before the flow
+    /// runs.
     #[must_use]
     pub fn on_own_thread_pinned(self, core: usize) -> Self {
         lock(&self.place).own_thread = Some(ThreadPlan { core: Some(core) });
         self
     }
 
-    /// The operator's name.
+    /// The name of the operator.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -226,15 +228,15 @@ impl<H> fmt::Debug for Added<H> {
     }
 }
 
-/// Where an operator is to run.
+/// The placement of an operator.
 #[derive(Debug, Default)]
-pub(super) struct Place {
+pub(super) struct OperatorSlot {
     pub(super) device: Option<Device>,
-    /// Of its own streams, if one was said; and whether it was asked to have none. Both is an error.
+    /// The pool of its own streams, if one was given, and whether it is to have no stream. Both together is an error.
     pub(super) pool: Option<StreamPool>,
     pub(super) without_own_stream: bool,
     pub(super) allocator: Option<Allocator>,
-    /// Away while the flow runs.
+    /// Empty while the flow runs.
     pub(super) conditions: Vec<When>,
     pub(super) merge: MergePolicy,
     pub(super) own_thread: Option<ThreadPlan>,
@@ -242,7 +244,7 @@ pub(super) struct Place {
     pub(super) fills: Vec<Arc<dyn ChunkState>>,
 }
 
-impl Place {
+impl OperatorSlot {
     pub(super) fn streams(&self) -> OwnStreams {
         match &self.pool {
             _ if self.without_own_stream => OwnStreams::None,
@@ -252,7 +254,7 @@ impl Place {
     }
 }
 
-/// An operator's own thread, as asked for.
+/// The request for an operator's own thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ThreadPlan {
     pub(super) core: Option<usize>,

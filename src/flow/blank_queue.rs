@@ -1,32 +1,33 @@
-//! [`BlankQueue`]: callers that wait for a blank envelope, in the order of asking.
+//! [`BlankQueue`]: callers that wait for a blank envelope, in the order of their calls.
 //!
 //! ```text
-//!   a caller:     registered ──> looks ── none ──> waits           the operator:  polled ──> an envelope at home?
-//!                     ^                              │                              ^           │ yes: the first is woken
-//!                     └────────────── woken <────────┘                              └───────────┘
+//!   a caller:     registers ──> checks ── none ──> waits           the operator:  polled ──> an envelope in the pool?
+//!                     ^                              │                              ^           │ yes: wakes the first
+//!                     └───────────── is woken <──────┘                              └───────────┘
 //! ```
 //!
-//! One is woken for an envelope, and the operator looks again after that: while one is still at home the next caller is woken. So
-//! nothing is lost with a caller that was woken and is dropped, or is not polled. A caller that another one was quicker than
-//! keeps its place. It is registered before it looks: an envelope that it does not see finds it here.
+//! One caller is woken per envelope, and then the operator checks again: while an envelope is still in the pool, the
+//! next caller is woken. So no wake is lost if a caller that was woken is dropped or not polled. A caller that finds
+//! that another one was quicker keeps its place. A caller registers before it checks: if an envelope is returned after
+//! the check, the caller is found here.
 //!
-//! Knows no device: `tests/loom/blanks.rs` includes it as it stands.
+//! Does not depend on a device: `tests/loom/blanks.rs` includes this file unchanged.
 
 use std::{collections::BTreeMap, task::Waker};
 
 use crate::sync::{Mutex, WakeList, discard, lock, wake};
 
-/// See the module.
+/// See the [module](self).
 pub(super) struct BlankQueue(Mutex<Waiting>);
 
 struct Waiting {
-    /// By their numbers. One that is woken is taken out, until it registers again.
+    /// By their numbers. A caller that is woken is removed until it registers again.
     callers: BTreeMap<u64, Waker>,
-    /// The number that was given out last.
+    /// The last number that was assigned.
     number: u64,
 }
 
-/// A caller's place. Its waker is dropped with it.
+/// A caller's place in the queue. Its waker is dropped with it.
 pub(super) struct Caller<'a> {
     queue: &'a BlankQueue,
     number: u64,
@@ -47,13 +48,13 @@ impl BlankQueue {
         lock(&self.0).callers.is_empty()
     }
 
-    /// Wakes the first. False if there is none.
+    /// Wakes the first caller. False if there is none.
     pub(super) fn wake_first(&self) -> bool {
         let first = lock(&self.0).callers.pop_first();
         first.map(|(_, waker)| wake(waker)).is_some()
     }
 
-    /// Wakes all: nothing will come any more.
+    /// Wakes all callers: no envelope will be returned any more.
     pub(super) fn wake_all(&self) {
         let all = std::mem::take(&mut lock(&self.0).callers);
         all.into_values().collect::<WakeList>().wake();
@@ -61,7 +62,7 @@ impl BlankQueue {
 }
 
 impl Caller<'_> {
-    /// Keeps the waker. The caller looks after that.
+    /// Keeps the waker. The caller must check for an envelope after this.
     pub(super) fn register(&self, waker: &Waker) {
         if lock(&self.queue.0).callers.get(&self.number).is_some_and(|known| known.will_wake(waker)) {
             return;
@@ -75,7 +76,7 @@ impl Caller<'_> {
 
 impl Drop for Caller<'_> {
     fn drop(&mut self) {
-        let gone = lock(&self.queue.0).callers.remove(&self.number);
-        discard(gone);
+        let waker = lock(&self.queue.0).callers.remove(&self.number);
+        discard(waker);
     }
 }

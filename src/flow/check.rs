@@ -1,5 +1,4 @@
-//! What can be known before a flow runs: every problem is found and all are reported at once; then each
-//! [hub's](super::hubs) size and place follow.
+//! The check of a flow before it runs: all mistakes are reported together. Then the [hubs](super::hubs) are planned.
 
 use std::{
     collections::HashSet,
@@ -13,24 +12,23 @@ use crate::{
     condition::{self, PortFacts, PortId, Room, room_problem},
     device::Device,
     error::{Error, ErrorKind, Result, said},
-    hub::{Hub, link::LinkPlan, queue::Full},
+    hub::{Hub, link::HubPlan, queue::Full},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::{lock, logged},
 };
 
-/// What is known of a flow that can run.
+/// The plan of a flow that can run.
 pub(super) struct Planned {
-    /// One for every connection, in their order.
-    pub(super) links: Vec<LinkPlan>,
-    /// What is worth telling.
+    /// One for every connection, in the order of connecting.
+    pub(super) links: Vec<HubPlan>,
     pub(super) checked: Checked,
-    pub(super) sections: Vec<section::Plan>,
-    /// Operators of cycles that begin only by a `run` of their own.
+    pub(super) sections: Vec<section::SectionPlan>,
+    /// The operators of each cycle that begins only if one of them overrides `run`.
     pub(super) unbegun: Vec<Vec<usize>>,
 }
 
-/// Finds every problem, or plans the flow.
+/// Finds all mistakes, or plans the flow.
 pub(super) fn plan(flow: &Flow) -> Result<Planned> {
     let (flow, mut problems) = (&Wiring::new(flow), Vec::new());
     names(flow, &mut problems);
@@ -51,45 +49,46 @@ pub(super) fn plan(flow: &Flow) -> Result<Planned> {
         let checked = Checked { copies: hubs::copies(flow, &plans), cycles };
         return Ok(Planned { links: plans, checked, sections, unbegun });
     }
-    let told = match &problems[..] {
+    let text = match &problems[..] {
         [one] => one.clone(),
         many => format!("{} problems:\n  - {}", many.len(), many.join("\n  - ")),
     };
-    Err(Error::new(ErrorKind::Setup, told).at(format!("flow `{}`", flow.name)))
+    Err(Error::new(ErrorKind::Setup, text).at(format!("flow `{}`", flow.name)))
 }
 
 fn names(flow: &Flow, problems: &mut Vec<String>) {
     let mut seen = HashSet::new();
-    let mut told = HashSet::new();
+    let mut reported = HashSet::new();
     for entry in &flow.entries {
-        if !seen.insert(&entry.name) && told.insert(&entry.name) {
+        if !seen.insert(&entry.name) && reported.insert(&entry.name) {
             problems.push(format!("two operators are named `{}`: give each its own name", entry.name));
         }
     }
 }
 
-/// Every port is connected, to this flow, and once, unless it is one for many, or an output whose messages can fork.
+/// Every port is connected within this flow, and only once, except for `Inputs` and for outputs whose messages can
+/// fork.
 fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
-    let (mut used, mut told) = (HashSet::new(), HashSet::new());
+    let (mut used, mut reported) = (HashSet::new(), HashSet::new());
     let alone: HashSet<_> =
         flow.connections.iter().filter(|connection| !connection.forks).map(|connection| connection.from).collect();
     for connection in &flow.connections {
         let own: Vec<PortId> = [connection.from, connection.to].into_iter().filter(|id| id.flow == flow.id).collect();
         let what = match &own[..] {
             [_, _] => None,
-            [one] => Some(format!("port `{}` is connected to one of another flow", port_name(flow, *one))),
+            [one] => Some(format!("port `{}` is connected to a port of another flow", port_name(flow, *one))),
             _ => Some("two ports of other flows are connected here".into()),
         };
         problems.extend(what.map(|what| format!("{what}: connect ports of operators that were added to this flow")));
         for id in own {
             let instead = match decl(flow, id).kind {
                 PortKind::Inputs | PortKind::Link(_) => None,
-                PortKind::Input => Some("an `Inputs<..>` can be"),
+                PortKind::Input => Some("use an `Inputs<..>`"),
                 PortKind::Output if !alone.contains(&id) => None,
-                PortKind::Output => Some("name its readers together, `connect(out, [one.input, other.input])`"),
+                PortKind::Output => Some("connect all readers in one call, `connect(out, [one.input, other.input])`"),
             };
             let again = !used.insert((id.operator, id.port));
-            if let Some(instead) = instead.filter(|_| again && told.insert((id.operator, id.port))) {
+            if let Some(instead) = instead.filter(|_| again && reported.insert((id.operator, id.port))) {
                 problems.push(format!("port `{}` is connected more than once: {instead}", port_name(flow, id)));
             }
         }
@@ -102,7 +101,7 @@ fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
                 link.hub.name()
             ));
         } else if !used.insert((link.port.operator, link.port.port)) {
-            problems.push(format!("port `{}` is linked more than once: to one hub", port_name(flow, link.port)));
+            problems.push(format!("port `{}` is linked more than once: link it once", port_name(flow, link.port)));
         }
     }
     for (operator, entry) in flow.entries.iter().enumerate() {
@@ -121,7 +120,7 @@ fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
     }
 }
 
-/// The hubs of chunks have what their links need, and their operators can have links.
+/// The hubs of chunks have what their links need, and the linked operators may have links.
 fn links(flow: &Wiring<'_>, problems: &mut Vec<String>) {
     if flow.links.iter().any(|link| link.port.flow != flow.id) {
         return;
@@ -134,20 +133,20 @@ fn links(flow: &Wiring<'_>, problems: &mut Vec<String>) {
         if entry.workers > 0 {
             problems.push(format!(
                 "port `{port}` is linked to a hub of chunks, and `{}` has several runs at a time, which would share its \
-                 chunk: say one or the other",
+                 chunk: remove one of the two",
                 entry.name
             ));
         }
         if is_named(flow, link.port) {
             problems.push(format!(
                 "a condition names port `{port}`, which is linked to a hub of chunks and waits for its chunk by itself: \
-                 make it `optional`, or leave it to that"
+                 make the port `optional`, or remove the condition"
             ));
         }
     }
 }
 
-/// What operators wait for can happen.
+/// The conditions of operators can become ready.
 fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
     for (operator, entry) in flow.entries.iter().enumerate() {
         let ids = entry.ports.iter().enumerate();
@@ -160,7 +159,7 @@ fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
                 continue;
             }
             let problem = facts.and_then(|PortFacts { capacity, latest, .. }| match (decl.kind, decl.room) {
-                // Whether a hub has so much room is a matter of the hub's plan.
+                // Whether a hub has enough room is checked with the hub's plan.
                 (PortKind::Output, Room::For(0)) => room_problem(0, capacity),
                 (PortKind::Output, _) => None,
                 _ => decl.need.problem(capacity, latest),
@@ -169,7 +168,7 @@ fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
         }
         let mut own = Vec::new();
         let find = |port| known.iter().find(|(id, _)| *id == port).and_then(|(_, facts)| *facts);
-        // A condition of the user's own is asked with no lock held, and is put back whatever it does.
+        // User-defined conditions are called with no lock held, and are put back in any case.
         let mut conditions = std::mem::take(&mut lock(&entry.place).conditions);
         let asked =
             catch_unwind(AssertUnwindSafe(|| conditions.iter().for_each(|when| when.problems(&find, &mut own))));
@@ -184,23 +183,23 @@ fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
     }
 }
 
-/// What is known of a port; `None` if it is not connected.
+/// The capacity and kind of a port's hubs. `None` if it is not connected.
 fn facts(flow: &Wiring<'_>, port: PortId) -> Option<PortFacts> {
     if decl(flow, port).kind == PortKind::Output {
-        // Room has to be everywhere, and one that drops messages has it for any number.
+        // Every hub must have room; a hub that drops messages has room for any number.
         let own = flow.leaving(port).map(|(_, connection)| connection).filter(|own| own.to.flow == flow.id);
         let room =
             own.map(|own| if wanted(flow, own).full == Full::Hold { hubs::capacity(flow, own) } else { usize::MAX });
         return Some(PortFacts { capacity: room.min()?, is_input: false, latest: false });
     }
-    // Messages count wherever they came from.
+    // Messages of all connections are counted together.
     let own = || flow.arriving(port.operator).filter(|own| own.to == port && own.from.flow == flow.id);
     let capacity = own().map(|own| hubs::capacity(flow, own)).reduce(usize::saturating_add)?;
     let latest = own().all(|own| wanted(flow, own).full == Full::Replace);
     Some(PortFacts { capacity, is_input: true, latest })
 }
 
-/// An operator runs only when there is a message, or room for one, at this port or one of several.
+/// The operator runs only when this port, or one of several, has a message or room for one.
 pub(super) fn waits_at(flow: &Flow, port: PortId) -> bool {
     !decl(flow, port).need.optional || is_named(flow, port)
 }
@@ -212,25 +211,24 @@ pub(super) fn waits_for_each(flow: &Flow, port: PortId) -> Option<&'static str> 
     of_each.then_some(decl.name)
 }
 
-/// A condition of the operator names this port: what its attribute says of what it waits for does not count.
+/// A condition of the operator names this port, which replaces the condition of the port's attribute.
 pub(super) fn is_named(flow: &Flow, port: PortId) -> bool {
     let place = lock(&flow.entries[port.operator].place);
     condition::named(&place.conditions).iter().any(|(named, _)| *named == port)
 }
 
-/// The operators that were given a pool of streams.
 fn pooled(flow: &Flow) -> impl Iterator<Item = (usize, StreamPool)> {
     flow.entries.iter().enumerate().filter_map(|(operator, entry)| Some((operator, lock(&entry.place).pool.clone()?)))
 }
 
-/// A pool's streams are on its operators' device; and who has a pool was not asked to have no stream.
+/// A pool's streams belong to the device of its operators, and an operator with a pool does not exclude streams.
 fn pools(flow: &Flow, problems: &mut Vec<String>) {
     for (operator, pool) in pooled(flow) {
         let (name, device) = (&flow.entries[operator].name, device_of(flow, operator));
         if lock(&flow.entries[operator].place).without_own_stream {
             problems.push(format!(
-                "operator `{name}` is given the pool of streams `{}` and is to have no stream of its own: say one or the \
-                 other, `.streams(..)` or `.without_own_stream()`",
+                "operator `{name}` has the pool of streams `{}` and is to have no stream of its own: remove one of the \
+                 two, `.streams(..)` or `.without_own_stream()`",
                 pool.name()
             ));
         }
@@ -238,7 +236,7 @@ fn pools(flow: &Flow, problems: &mut Vec<String>) {
             let (on, of) = (if device.is_host() { "the host" } else { device.name() }, pool.device());
             let again = if on == of.name() { ", which was opened another time" } else { "" };
             problems.push(format!(
-                "operator `{name}` is on {on}, and its pool of streams `{}` is one of {of}{again}: give it a pool of its \
+                "operator `{name}` is on {on}, and its pool of streams `{}` is on {of}{again}: give it a pool of its \
                  own device, or put it on the pool's",
                 pool.name()
             ));
@@ -246,7 +244,7 @@ fn pools(flow: &Flow, problems: &mut Vec<String>) {
     }
 }
 
-/// An allocator's memory is on its operator's device, or of the host; and what is set apart for a run is one run's.
+/// An allocator's memory is on its operator's device or on the host, and memory is reserved for one run at a time.
 fn allocators(flow: &Flow, problems: &mut Vec<String>) {
     for (operator, entry) in flow.entries.iter().enumerate() {
         let (name, device, place) = (&entry.name, device_of(flow, operator), lock(&entry.place));
@@ -261,14 +259,14 @@ fn allocators(flow: &Flow, problems: &mut Vec<String>) {
                 ));
             }
         }
-        // Each would be ready for the same memory, and one could take it from the other for ever.
+        // Each condition would reserve the same memory, and one could take it from the other forever.
         for (at, one) in reserved.iter().enumerate() {
             let own = || reserved.iter().filter(|other| other.allocator() == one.allocator());
             if own().count() > 1 && !reserved[..at].iter().any(|before| before.allocator() == one.allocator()) {
                 let each: Vec<_> = own().map(|own| own.asked().to_string()).collect();
                 problems.push(format!(
-                    "operator `{name}` waits for {} bytes of {}, in several conditions: write one, `.when(memory(..))`, \
-                     for as much as a run needs in all",
+                    "operator `{name}` waits for {} bytes of {}, in several conditions: combine them into one \
+                     `.when(memory(..))`, for the total that a run needs",
                     each.join(" and for "),
                     one.allocator()
                 ));
@@ -276,14 +274,14 @@ fn allocators(flow: &Flow, problems: &mut Vec<String>) {
         }
         if entry.workers > 0 && !reserved.is_empty() {
             problems.push(format!(
-                "operator `{name}` has several runs at a time, and memory is set apart for one: say one or the other, \
-                 `concurrent` or `.when(memory(..))`"
+                "operator `{name}` has several runs at a time, and memory is reserved for one run: remove one of the \
+                 two, `concurrent` or `.when(memory(..))`"
             ));
         }
     }
 }
 
-/// The runtime has timers, if operators wait for a time. A flow that is checked outside of a runtime is not run there.
+/// The runtime has timers if operators need them. A flow that is checked outside a runtime is not run there.
 fn timers(flow: &Flow, problems: &mut Vec<String>) {
     let mut waits = Vec::new();
     for (operator, entry) in flow.entries.iter().enumerate() {
@@ -307,30 +305,30 @@ fn timers(flow: &Flow, problems: &mut Vec<String>) {
     }
 }
 
-/// Who gets a thread of its own can go there, and each core that one is to be pinned to is there.
+/// Operators with their own thread can be moved there, and the cores to pin them to exist.
 fn own_threads(flow: &Flow, problems: &mut Vec<String>) {
     for entry in &flow.entries {
         let Some(plan) = lock(&entry.place).own_thread else { continue };
         let name = &entry.name;
         if entry.stays {
             problems.push(format!(
-                "operator `{name}` is to have a thread of its own, and a `LocalOperator` stays on its flow's: make it an \
-                 `Operator`, or leave it there"
+                "operator `{name}` is to have a thread of its own, and a `LocalOperator` stays on its flow's thread: \
+                 make it an `Operator`, or remove `on_own_thread`"
             ));
         }
         if entry.workers > 0 {
             problems.push(format!(
-                "operator `{name}` is to have a thread of its own, and its concurrent runs go on in tasks of the runtime: \
-                 say one or the other, `on_own_thread` or `concurrent`"
+                "operator `{name}` is to have a thread of its own, and its concurrent runs are tasks of the runtime: \
+                 remove one of the two, `on_own_thread` or `concurrent`"
             ));
         }
-        // In a simulation there are no threads.
+        // There are no threads in a simulation.
         let Some(core) = plan.core.filter(|_| !spawn::in_simulation()) else { continue };
         if let Err(error) = thread::try_core(core) {
             problems.push(match error.kind() {
                 io::ErrorKind::Unsupported => format!(
-                    "operator `{name}` is to be pinned to core {core}, and this system has no pinning: leave it \
-                     unpinned, with `on_own_thread`"
+                    "operator `{name}` is to be pinned to core {core}, and this system does not support pinning: \
+                     use `on_own_thread`"
                 ),
                 _ => format!(
                     "operator `{name}` is to be pinned to core {core}, and this process has no such core: cores are \
@@ -342,9 +340,9 @@ fn own_threads(flow: &Flow, problems: &mut Vec<String>) {
     }
 }
 
-/// Each run at a time is a clone of the operator and a task.
+/// The number of concurrent runs is limited: each is a clone of the operator and a task.
 fn concurrency(flow: &Flow, problems: &mut Vec<String>) {
-    /// For one operator.
+    /// The most concurrent runs of one operator.
     const MOST: usize = 1 << 16;
     for entry in flow.entries.iter().filter(|entry| entry.workers > MOST) {
         problems.push(format!(
@@ -354,7 +352,8 @@ fn concurrency(flow: &Flow, problems: &mut Vec<String>) {
     }
 }
 
-/// Whoever finds a pool used up works on others' streams: right, but seldom what was meant.
+/// Warns of pools with fewer streams than operators: an operator that gets none works on the streams of others, which
+/// is correct, but rarely intended.
 fn warn_of_small_pools(flow: &Flow) {
     let mut shared: Vec<(StreamPool, Vec<&str>)> = Vec::new();
     for (operator, pool) in pooled(flow) {
@@ -371,14 +370,14 @@ fn warn_of_small_pools(flow: &Flow) {
                     pool = pool.name(),
                     maximum = pool.maximum(),
                     operators = sharers.join(", "),
-                    "a pool of streams has fewer than the operators that share it: some will have none of their own"
+                    "a pool has fewer streams than operators that share it: some operators will have no stream of their own"
                 );
             });
         }
     }
 }
 
-/// What `connect_with` said, then what the ports' attributes say.
+/// The settings of `connect_with`, then those of the ports' attributes.
 pub(super) fn wanted(flow: &Flow, connection: &Connection) -> Hub {
     connection.hub.or(decl(flow, connection.to).hub).or(decl(flow, connection.from).hub)
 }

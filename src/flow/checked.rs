@@ -1,4 +1,4 @@
-//! What is known of a flow before it runs, and may not be expected.
+//! [`Checked`]: properties of a flow that are known before it runs and may be unexpected.
 
 use super::Cycle;
 use crate::sync::logged;
@@ -6,33 +6,35 @@ use std::{fmt, sync::Arc};
 
 use crate::device::{Device, human};
 
-/// What [`Flow::check`](crate::Flow::check) found. Prints as a list.
+/// The result of [`Flow::check`](crate::Flow::check). `Display` prints a list.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Checked {
-    /// The places where envelopes are copied only because several readers are given the same ones.
+    /// The hubs whose envelopes are copied only because an output has several readers.
     pub copies: Vec<Copied>,
-    /// The operators whose messages lead back to them, in the order of adding.
+    /// The cycles of operators whose messages can return to them, in the order of adding.
     pub cycles: Vec<Cycle>,
 }
 
-/// A hub whose envelopes are copied for its reader, who could use others' where they are: an envelope is its reader's
-/// alone.
+/// A hub whose envelopes are copied although its reader could use another reader's on the same device: an envelope is
+/// exclusive to its reader.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Copied {
-    /// The hub's name: `split.halves -> left.half`.
+    /// The name of the hub: `split.halves -> left.half`.
     pub hub: Arc<str>,
-    /// Where its reader is.
+    /// The device of its reader.
     pub device: Device,
-    /// Bytes of each of its envelopes.
+    /// The size of each of its envelopes, in bytes.
     pub envelope_bytes: usize,
 }
 
 impl Checked {
     pub(super) fn trace(&self, flow: &str) {
         for Copied { hub, device, envelope_bytes } in &self.copies {
-            logged(|| tracing::debug!(flow, %hub, %device, envelope_bytes, "envelopes are copied for one more reader"));
+            logged(
+                || tracing::debug!(flow, %hub, %device, envelope_bytes, "envelopes are copied for a further reader"),
+            );
         }
         for cycle in &self.cycles {
             logged(|| tracing::debug!(flow, "{cycle}"));
@@ -43,7 +45,7 @@ impl Checked {
 impl fmt::Display for Checked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.copies.is_empty() && self.cycles.is_empty() {
-            return write!(f, "in order; no envelope is copied for want of sharing");
+            return write!(f, "no mistakes; no envelope is copied for a further reader");
         }
         let copies = self.copies.iter().map(|copied| copied as &dyn fmt::Display);
         let lines = copies.chain(self.cycles.iter().map(|cycle| cycle as &dyn fmt::Display));

@@ -1,33 +1,36 @@
-//! [`groups`]: operators of a flow at work that wait for nothing but each other.
+//! [`groups`]: operators of a running flow that wait only for each other.
 //!
 //! ```text
-//!   ticks ──> log        a ──> b        `ticks` runs on, and so may `log`. `a` waits for `b`, `b` for `a`:
-//!                        ^     │        nothing that the others do can end that.
+//!   ticks ──> log        a ──> b        `ticks` continues, and so may `log`. `a` waits for `b`, and `b` for `a`:
+//!                        ^     │        nothing that the other operators do can end that.
 //!                        └─────┘
 //! ```
 //!
-//! An operator that waits may go on if one of the operators that it waits for may. What is left over when that has been
-//! followed from all that are [active](Stand::Active) is at rest, whatever the others do: a loop that has gone quiet, or a deadlock.
+//! A waiting operator may continue if one of the operators that it waits for may. Starting with all
+//! [active](Dependency::Active) operators, this is followed to its fixed point. The remaining operators are at rest,
+//! whatever the others do: an idle loop, or a deadlock.
 //!
-//! A group has [cores](cores), which wait for no other operator of it. The others wait for them, directly or not.
+//! A group has [cores](cores), which wait for no other operator of the group. The other members wait for them, directly
+//! or indirectly.
 
 use std::collections::HashSet;
 
 use super::components::components;
 use crate::{
     mutants::{self, Mutant},
-    operator::stand::Stand,
+    operator::stand::Dependency,
 };
 
-/// The groups of operators that are at rest, each in the order of adding. Groups have nothing to do with each other.
-pub(super) fn groups(stands: &[Stand]) -> Vec<Vec<usize>> {
+/// The groups of operators that are at rest, each in the order of adding. No operator of one group waits for an
+/// operator of another.
+pub(super) fn groups(stands: &[Dependency]) -> Vec<Vec<usize>> {
     let mut waited_for_by = vec![Vec::new(); stands.len()];
     for (operator, stand) in stands.iter().enumerate() {
-        if let Stand::Waits(on) = stand {
+        if let Dependency::Waits(on) = stand {
             on.iter().for_each(|&other| waited_for_by[other].push(operator));
         }
     }
-    let is_active = |operator: &usize| stands[*operator] == Stand::Active;
+    let is_active = |operator: &usize| stands[*operator] == Dependency::Active;
     let mut live = vec![false; stands.len()];
     let mut next: Vec<_> = (0..stands.len()).filter(is_active).collect();
     while let Some(operator) = next.pop() {
@@ -37,7 +40,7 @@ pub(super) fn groups(stands: &[Stand]) -> Vec<Vec<usize>> {
     }
     // An operator that waits for a member of a group, or is waited for by one, is a member.
     let mut left: Vec<_> =
-        stands.iter().zip(&live).map(|(stand, live)| !live && matches!(stand, Stand::Waits(_))).collect();
+        stands.iter().zip(&live).map(|(stand, live)| !live && matches!(stand, Dependency::Waits(_))).collect();
     let mut groups = Vec::new();
     for first in 0..stands.len() {
         let (mut group, mut next) = (Vec::new(), vec![first]);
@@ -45,7 +48,7 @@ pub(super) fn groups(stands: &[Stand]) -> Vec<Vec<usize>> {
             if std::mem::replace(&mut left[operator], false) {
                 group.push(operator);
                 next.extend(&waited_for_by[operator]);
-                if let Stand::Waits(on) = &stands[operator] {
+                if let Dependency::Waits(on) = &stands[operator] {
                     next.extend(on);
                 }
             }
@@ -56,7 +59,7 @@ pub(super) fn groups(stands: &[Stand]) -> Vec<Vec<usize>> {
                 group.pop();
             }
             if mutants::is(Mutant::GroupLong) {
-                group.extend((0..stands.len()).find(|at| live[*at] && matches!(stands[*at], Stand::Waits(_))));
+                group.extend((0..stands.len()).find(|at| live[*at] && matches!(stands[*at], Dependency::Waits(_))));
             }
             groups.push(group);
         }
@@ -64,12 +67,12 @@ pub(super) fn groups(stands: &[Stand]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// The smallest parts of the group whose operators wait for nothing but each other, each in the order of adding. Their ends are what
-/// the rest of the group may be waiting for.
-pub(super) fn cores(stands: &[Stand], group: &[usize]) -> Vec<Vec<usize>> {
-    let waits_on = |stand: &Stand| match stand {
-        Stand::Waits(on) => on.iter().copied().filter(|other| stands[*other] != Stand::Ended).collect(),
-        Stand::Active | Stand::Ended => Vec::new(),
+/// The smallest parts of the group whose operators wait only for each other, each in the order of adding. The rest of
+/// the group may be waiting for them to end.
+pub(super) fn cores(stands: &[Dependency], group: &[usize]) -> Vec<Vec<usize>> {
+    let waits_on = |stand: &Dependency| match stand {
+        Dependency::Waits(on) => on.iter().copied().filter(|other| stands[*other] != Dependency::Ended).collect(),
+        Dependency::Active | Dependency::Ended => Vec::new(),
     };
     let waits: Vec<Vec<usize>> = stands.iter().map(waits_on).collect();
     let group: HashSet<_> = group.iter().copied().collect();
@@ -77,7 +80,7 @@ pub(super) fn cores(stands: &[Stand], group: &[usize]) -> Vec<Vec<usize>> {
     let is_core = |part: &Vec<usize>| {
         part.iter().all(|at| {
             let on_each_other = waits[*at].iter().all(|other| part.binary_search(other).is_ok());
-            matches!(stands[*at], Stand::Waits(_)) && group.contains(at) && on_each_other
+            matches!(stands[*at], Dependency::Waits(_)) && group.contains(at) && on_each_other
         })
     };
     all.retain(is_core);
@@ -89,28 +92,28 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{
-        Stand::{Active, Ended, Waits},
+        Dependency::{Active, Ended, Waits},
         *,
     };
 
     #[test]
-    fn a_loop_beside_one_that_ticks_is_a_group() {
+    fn a_loop_beside_an_active_operator_is_a_group() {
         let stands = [Active, Waits(vec![0]), Waits(vec![3]), Waits(vec![2]), Waits(vec![3])];
         assert_eq!(groups(&stands), [[2, 3, 4]]);
-        // One of them also waits for what ticks.
+        // One of them also waits for the active operator.
         let stands = [Active, Waits(vec![0]), Waits(vec![0, 3]), Waits(vec![2]), Waits(vec![3])];
         assert!(groups(&stands).is_empty());
     }
 
     #[test]
-    fn groups_that_have_nothing_to_do_with_each_other_are_several() {
+    fn independent_groups_are_separate() {
         let stands = [Waits(vec![1]), Waits(vec![0]), Ended, Waits(vec![2]), Waits(Vec::new())];
         assert_eq!(groups(&stands), [vec![0, 1], vec![3], vec![4]]);
     }
 
     #[test]
     fn the_cores_of_a_group_are_what_the_others_wait_for() {
-        // `0` and `1` wait for each other, `2` for them, `3` for `2`; `4` for itself.
+        // `0` and `1` wait for each other, `2` for both, `3` for `2`; `4` waits for itself.
         let stands = [
             Waits(vec![1]),
             Waits(vec![0]),
@@ -125,7 +128,7 @@ mod tests {
         assert_eq!(cores(&stands, &[0, 1, 2, 3, 4, 6, 7]), [vec![0, 1], vec![4]]);
     }
 
-    fn stands() -> impl Strategy<Value = Vec<Stand>> {
+    fn stands() -> impl Strategy<Value = Vec<Dependency>> {
         (1_usize..12).prop_flat_map(|count| {
             let stand = prop_oneof![
                 Just(Active),
@@ -138,10 +141,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the operators do, none of a group ever goes on; and all others may.
+        /// Whatever the other operators do, no member of a group ever continues; and every other operator may.
         #[test]
         fn what_others_do_never_ends_a_group(stands in stands()) {
-            // All that can happen: one that is active may let all go on that wait for it.
+            // The most that can happen: an active operator may let all operators continue that wait for it.
             let mut may: Vec<_> = stands.iter().map(|stand| *stand == Active).collect();
             for _ in 0..stands.len() {
                 for (at, stand) in stands.iter().enumerate() {
@@ -154,7 +157,7 @@ mod tests {
                 let count = grouped.iter().filter(|other| **other == at).count();
                 prop_assert_eq!(count, usize::from(!may[at] && matches!(stand, Waits(_))));
             }
-            // Each has a core, and all that a core waits for is in it.
+            // Each group has a core, and a core contains every operator that its members wait for.
             for group in &groups {
                 let cores = cores(&stands, group);
                 prop_assert!(!cores.is_empty());

@@ -1,14 +1,15 @@
-//! [`components`] of a graph.
+//! [`components`]: the strongly connected components of a graph.
 
-/// The strongly connected components, each in order, by the nodes that each node leads to. Without recursion: a flow may be a chain
-/// of ten thousand operators.
+/// The strongly connected components, each in order. `leaving`: the edges of each node. Without recursion, since a flow
+/// may be a chain of ten thousand operators.
 pub(super) fn components<E>(leaving: &[Vec<E>], to: impl Fn(&E) -> usize) -> Vec<Vec<usize>> {
     let count = leaving.len();
     let mut arriving = vec![Vec::new(); count];
     for (from, edges) in leaving.iter().enumerate() {
         edges.iter().for_each(|edge| arriving[to(edge)].push(from));
     }
-    // By the order in which a walk along the edges leaves the nodes, the last first, and then against the edges.
+    // Kosaraju's algorithm: a depth-first walk along the edges, then one against them, in the reverse order in which
+    // the first walk left the nodes.
     let (mut left, mut seen) = (Vec::with_capacity(count), vec![false; count]);
     for start in 0..count {
         let mut walk = Vec::new();

@@ -1,7 +1,7 @@
 //! What an output is connected to: one input, or several at once.
 //!
-//! Each is a hub of its own. What several readers need of the messages (that they can be [forked](crate::Fork)) is asked
-//! of them here, where the compiler knows both: a flow holds connections of all types alike.
+//! Each connection has its own hub. The requirement of several readers that messages can be [forked](crate::Fork) is
+//! checked here, where the message type is known: a flow stores connections of all types alike.
 
 use std::{any::Any, fmt, sync::Arc};
 
@@ -10,24 +10,24 @@ use crate::{
     error::Result,
     hub::{
         Fork, ForkFn, Hub, HubKind, HubOf, Message, fan,
-        link::{self, HubState, LinkPlan},
+        link::{self, HubPlan, HubState},
     },
     operator::InputHandle,
 };
 
-/// One end of a hub, for the port that it belongs to.
-type End = Box<dyn Any + Send>;
+/// One end of a hub, for its port.
+type AnyEnd = Box<dyn Any + Send>;
 
-/// Makes a hub whose messages have a type that is known no more.
-pub(super) type MakeLink = Arc<dyn Fn(LinkPlan) -> Result<(End, End, Arc<dyn HubState>)> + Send + Sync>;
+/// Creates a hub, with the message type erased.
+pub(super) type MakeLink = Arc<dyn Fn(HubPlan) -> Result<(AnyEnd, AnyEnd, Arc<dyn HubState>)> + Send + Sync>;
 
-/// A connection to be.
+/// A requested connection.
 #[doc(hidden)]
 pub struct Target {
     pub(super) to: PortId,
     pub(super) hub: Hub,
     pub(super) make: MakeLink,
-    /// Its output may have others.
+    /// The output may have several readers.
     pub(super) forks: bool,
 }
 
@@ -36,7 +36,7 @@ impl Target {
         let HubKind { hub, again } = kind;
         let make: MakeLink = Arc::new(move |plan| {
             let (sender, receiver, state) = link::link::<M>(plan, again)?;
-            Ok((Box::new(fan::End { sender, fork }), Box::new(receiver), state))
+            Ok((Box::new(fan::WriterEnd { sender, fork }), Box::new(receiver), state))
         });
         Self { to: input.id, hub, make, forks: fork.is_some() }
     }
@@ -48,27 +48,27 @@ impl fmt::Debug for Target {
     }
 }
 
-/// What an output of `M` can be connected to: an input, or several of them in an array, a tuple or a vector, where `M` is
-/// [`Fork`]. An input may have a hub of its own kind, [`InputHandle::with`].
+/// The possible targets of an output of `M`: an input, or several in an array, a tuple or a vector if `M` is [`Fork`].
+/// An input may have its own kind of hub, see [`InputHandle::with`].
 #[diagnostic::on_unimplemented(
     message = "an output of `{M}` cannot be connected to `{Self}`",
     label = "not an input of `{M}`, nor several",
     note = "write `connect(from.out, to.input)`, or `connect(from.out, [one.input, other.input])`"
 )]
 pub trait Targets<M: Message> {
-    /// `kind`: for those that have none of their own.
+    /// `kind`: the hub for inputs that have none of their own.
     #[doc(hidden)]
     fn targets(self, kind: HubKind<M>) -> Vec<Target>;
 }
 
-/// An input and the hub that it is to be connected by: see [`InputHandle::with`].
+/// An input and the kind of hub that connects it: see [`InputHandle::with`].
 pub struct Branch<M> {
     input: InputHandle<M>,
     kind: Option<HubKind<M>>,
 }
 
 impl<M> InputHandle<M> {
-    /// This input, connected by a hub of its own kind: for [`Flow::connect`](crate::Flow::connect), where an output has
+    /// This input, connected by a hub of its own kind. For [`Flow::connect`](crate::Flow::connect), where an output has
     /// several readers.
     ///
     /// ```

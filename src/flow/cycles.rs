@@ -1,19 +1,21 @@
-//! Cycles: operators whose messages or chunks lead back to them.
+//! Cycles: operators whose messages or chunks can return to them.
 //!
-//! A cycle has two ways to go wrong. It fills up: what is put into it from outside goes round until its hubs have no room, and then
-//! each operator waits for the next. Or it never begins: each operator waits for a message of another before its first run.
+//! A cycle can fail in two ways. It may fill up: messages from outside go round until its hubs are full, and then each
+//! operator waits for the next. Or it may never begin: each operator waits for a message of another one before its
+//! first run.
 //!
-//! Both are known from the connections but for one thing: an operator with a [`run`](crate::Operator::run) of its own may send
-//! before it takes anything, and that is known only once it has run. So the check lists the cycles, and a flow that ends without
-//! one run of a cycle that cannot begin has failed.
+//! Both are known from the connections, with one exception: an operator that overrides [`run`](crate::Operator::run)
+//! may send before it takes anything. So the check lists the cycles, and a flow fails if it ends without a run of a
+//! cycle that cannot begin otherwise.
 //!
 //! ```text
 //!   operators ──> strongly connected components ──> listed: what they hold, what feeds them
-//!                          │ all need a message of an operator that needs one
-//!                          └──> never begin ──> at the end: no run, and no `run` of their own? an error
+//!                          │ each operator needs a message of another one in it
+//!                          └──> never begin ──> at the end: without a run, and `run` not overridden? an error
 //! ```
 //!
-//! A hub of chunks is a chain of nodes of its own, one before each [stage](Passage::stages) of links that a chunk goes through:
+//! A hub of chunks is modelled as a chain of nodes, one before each [stage](Passage::stages) of links that a chunk
+//! passes:
 //!
 //! ```text
 //!   producers ──> node ──> the first that modifies ──> node ──> those that peek ──> node ──> those that consume
@@ -31,23 +33,24 @@ use super::{
 use crate::{
     condition::PortId,
     error::{Error, ErrorKind},
-    hub::{link::LinkPlan, queue::Full},
+    hub::{link::HubPlan, queue::Full},
     operator::{PortKind, control::Control, node::Method},
 };
 
-/// Operators whose messages or chunks lead back to them, as [`Flow::check`](crate::Flow::check) finds them. Prints as a line.
+/// Operators whose messages or chunks can return to them, as found by [`Flow::check`](crate::Flow::check). `Display`
+/// prints one line.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Cycle {
     /// The operators' names, in the order of adding.
     pub operators: Vec<Arc<str>>,
-    /// Messages and chunks that its hubs hold together. `None` if one of them drops messages or keeps the latest: such a cycle does
-    /// not fill up.
+    /// The number of messages and chunks that its hubs hold together. `None` if one of them drops messages or keeps the
+    /// latest: such a cycle does not fill up.
     pub holds: Option<usize>,
-    /// The hubs that bring messages or chunks into it.
+    /// The hubs that bring messages or chunks into it from outside.
     pub fed_by: Vec<Feed>,
-    /// False if each of its operators waits for a message of the cycle before its first run. Then one of them has to send first, in a
-    /// [`run`](crate::Operator::run) of its own.
+    /// False if each of its operators waits for a message of the cycle before its first run. Then one of them has to
+    /// send first, in its own [`run`](crate::Operator::run).
     pub begins: bool,
 }
 
@@ -55,10 +58,10 @@ pub struct Cycle {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Feed {
-    /// Its name.
+    /// The name of the hub.
     pub hub: Arc<str>,
-    /// So many envelopes at once, at most: as many as the hub has, where the cycle passes them on without a copy and no hub of it
-    /// has blank ones. `None`: any number.
+    /// The largest number of its envelopes in the cycle at once: all those of the hub, if the cycle passes them on
+    /// without a copy and no hub of the cycle has blank ones. `None`: no limit.
     pub at_most: Option<usize>,
 }
 
@@ -104,9 +107,9 @@ impl fmt::Display for Feed {
     }
 }
 
-/// The cycles of a flow, in the order of adding; and those that cannot begin without a `run` of an operator's own, as operators'
-/// numbers. `plans` of all connections.
-pub(super) fn find(flow: &Wiring<'_>, plans: &[LinkPlan]) -> (Vec<Cycle>, Vec<Vec<usize>>) {
+/// The cycles of a flow, in the order of adding; and the operators' numbers of those that cannot begin unless an
+/// operator overrides `run`. `plans`: of all connections.
+pub(super) fn find(flow: &Wiring<'_>, plans: &[HubPlan]) -> (Vec<Cycle>, Vec<Vec<usize>>) {
     let passages = link::passages(flow);
     let edges = Edges::of(flow, &passages);
     let blanks = |at: usize| plans[at].writer_bytes.or(plans[at].reader_bytes).is_some();
@@ -119,7 +122,7 @@ pub(super) fn find(flow: &Wiring<'_>, plans: &[LinkPlan]) -> (Vec<Cycle>, Vec<Ve
         if own().next().is_none() {
             continue;
         }
-        // Each once: a hub of chunks has as many edges as links.
+        // Each hub once: a hub of chunks has as many edges as links.
         let mut known = HashSet::new();
         let hubs: Vec<_> = own().map(|own| own.hub).filter(|hub| known.insert(*hub)).collect();
         let drops = |hub: &Via| matches!(hub, Via::Queue(at) if plans[*at].full != Full::Hold);
@@ -160,14 +163,14 @@ pub(super) fn find(flow: &Wiring<'_>, plans: &[LinkPlan]) -> (Vec<Cycle>, Vec<Ve
     (cycles, unbegun)
 }
 
-/// An error if one of these cycles has never begun. All operators have ended well.
-pub(super) fn unbegun(cycles: &[Vec<usize>], crew: &[Member], control: &Control) -> Option<Error> {
-    // What is stopped may not have come to it.
+/// Returns an error if one of these cycles has never begun. All operators have ended without an error.
+pub(super) fn unbegun(cycles: &[Vec<usize>], members: &[Member], control: &Control) -> Option<Error> {
+    // In a flow that was stopped they may not have had the time to begin.
     if cycles.is_empty() || control.is_stopping() {
         return None;
     }
     let mut idle = vec![false; control.nodes.len()];
-    for member in crew {
+    for member in members {
         let runs_by_default = control.nodes[member.index].is_default(Method::Run);
         idle[member.index] = runs_by_default && member.seat.tally().runs == 0;
     }
@@ -184,7 +187,6 @@ pub(super) fn unbegun(cycles: &[Vec<usize>], crew: &[Member], control: &Control)
     Some(Error::new(ErrorKind::Stalled, text))
 }
 
-/// A way from an operator to the next, or to or from a node of a hub of chunks.
 #[derive(Clone, Copy)]
 struct Edge {
     from: usize,
@@ -192,21 +194,18 @@ struct Edge {
     hub: Via,
 }
 
-/// What leads there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Via {
-    /// A connection, by its number.
     Queue(usize),
-    /// A hub of chunks, by its number.
     Chunks(usize),
 }
 
-/// A flow's connections within it, and its hubs of chunks, by operator and node. What reaches a port that is used from outside of the
-/// flow leaves it there.
+/// A flow's connections and hubs of chunks, as edges by operator and node. Connections to a port that is used from
+/// outside the flow are left out.
 struct Edges {
     leaving: Vec<Vec<Edge>>,
     arriving: Vec<Vec<Edge>>,
-    /// What each node of a hub of chunks waits for, after the operators.
+    /// What each node of a hub of chunks waits for. The nodes are numbered after the operators.
     nodes: Vec<Needs>,
     /// By operator: the nodes of the hubs whose chunks it waits for.
     waits: Vec<Vec<usize>>,
@@ -222,7 +221,8 @@ impl Edges {
         }
         for (at, passage) in passages.iter().enumerate() {
             let hub = Via::Chunks(at);
-            // The chunk of one producer is enough, if there is none yet; each link of a stage has it before the next stage.
+            // If there is no chunk yet, one producer suffices. Each link of a stage has the chunk before the next
+            // stage.
             let mut before = Needs { writers: passage.producers.clone(), any: true };
             for (number, stage) in passage.stages.iter().enumerate() {
                 let node = operators + nodes.len();
@@ -243,7 +243,7 @@ impl Edges {
         Self { leaving, arriving, nodes, waits }
     }
 
-    /// The operators that run only after another one of them has.
+    /// For each operator and node: true if it runs only after another one of these has.
     fn never_run(&self, flow: &Wiring<'_>) -> Vec<bool> {
         let (all, operators) = (0..self.leaving.len(), flow.entries.len());
         let mut never = vec![true; all.len()];
@@ -253,7 +253,7 @@ impl Edges {
         };
         let needs: Vec<_> = all.clone().map(of).collect();
         let mut open: Vec<_> = all.collect();
-        // An operator that can run may let those behind it run.
+        // An operator that can run may enable those after it.
         while let Some(operator) = open.pop() {
             if never[operator] && !needs[operator].iter().any(|need| need.depends_on(&never)) {
                 never[operator] = false;
@@ -283,11 +283,11 @@ impl Edges {
     }
 }
 
-/// What is waited for at one input, or of one hub of chunks.
+/// The writers that one input or one hub of chunks waits for.
 #[derive(Clone, Default)]
 struct Needs {
     writers: Vec<usize>,
-    /// One of them is enough.
+    /// One of them suffices.
     any: bool,
 }
 

@@ -1,9 +1,9 @@
 //! One run of a flow, from its hubs to its report.
 //!
-//! One task keeps the flow (`drive`); each operator has a task of its own, which says through a channel how it ended and
-//! gives the operator back: see [`keeper`](super::keeper).
+//! The flow has one task (`drive`), and so has each operator, which reports its end through a channel and returns the
+//! operator: see [`supervisor`](super::supervisor).
 //!
-//! An operator with a [thread of its own](super::thread) is sent there for each phase, and comes back from it.
+//! An operator with its [own thread](super::thread) is sent there for each phase, and returned from it.
 //!
 //! ```text
 //!   hubs, kernels ──> start, one by one ──> all run ──> stop, one by one ──> report
@@ -11,7 +11,7 @@
 //!         └─────────────────┴──────────────────┴──> stop, one by one ──> that error
 //! ```
 //!
-//! Before the `stop`s of a flow that went well, all that was enqueued is waited for: its last work may have failed too.
+//! If no operator has failed, all enqueued work is awaited before the `stop`s, since the last of it may still fail.
 
 use std::{
     collections::HashMap,
@@ -30,58 +30,56 @@ use super::{
     DeviceReport, HubReport, OnStall, Report, Running, SectionReport,
     connect::MakeLink,
     cycles,
-    keeper::Keeper,
     link::{self, Attached, Linking},
     looks::TimeLimit,
     section,
     spawn::{Threads, guarded, spawn},
     starting::starting,
-    thread::{OwnThread, at_home},
+    supervisor::Supervisor,
+    thread::{OwnThread, run_on_own_thread},
 };
 use crate::{
     device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result, said},
-    hub::{chunks::core::ChunkState, link::LinkPlan, queue::Counts},
+    hub::{chunks::core::ChunkState, link::HubPlan, queue::Counts},
     kernel::Kernel,
     memory::memory_passes,
     operator::{
         attend::{attended, attended_to_the_end},
         control::{Control, Hubs, Joined},
-        node::Node,
-        seat::{Ends, Seat, Tally, caught},
+        erased::{BoxedOperator, OperatorStats, PortEnds, caught},
+        node::OperatorTask,
     },
     sync::{discard, logged},
 };
 
-/// An operator that takes part, in its surroundings.
 pub(super) struct Member {
-    /// Its number in the flow.
     pub(super) index: usize,
     pub(super) name: Arc<str>,
     pub(super) device: Device,
-    pub(super) seat: OwnSeat,
+    pub(super) seat: OwnedOperator,
     /// Hubs that its `start` puts chunks into.
     pub(super) fills: Vec<Arc<dyn ChunkState>>,
 }
 
-/// An operator of a flow. Several are dropped together: with their flow, where the runtime ends, or where a flow's outcome is
-/// not taken. A panic of one's destructor ends there, and is logged. An operator may own another flow, to any depth: so its
-/// destructor is left to [`discard`], which calls deep ones one after another.
-pub(super) struct OwnSeat(Option<Named>);
+/// An operator of a flow. Several are dropped together: with their flow, when the runtime ends, or when a flow's
+/// outcome is not received. So a panic in a destructor is caught and logged. An operator may own another flow, nested
+/// to any depth, so its destructor is left to [`discard`], which calls deeply nested ones one after another.
+pub(super) struct OwnedOperator(Option<Named>);
 
-/// An operator, and the names for the log. Its destructor is the one that `discard` calls.
+/// An operator, and its names for the log. `discard` calls its destructor.
 struct Named {
-    seat: Option<Box<Seat>>,
+    seat: Option<Box<BoxedOperator>>,
     flow: Arc<str>,
     operator: Arc<str>,
 }
 
-impl OwnSeat {
-    pub(super) fn new(seat: Seat, flow: &Arc<str>, operator: &Arc<str>) -> Self {
+impl OwnedOperator {
+    pub(super) fn new(seat: BoxedOperator, flow: &Arc<str>, operator: &Arc<str>) -> Self {
         Self(Some(Named { seat: Some(Box::new(seat)), flow: flow.clone(), operator: operator.clone() }))
     }
 
-    /// Drops it. A panic of its destructor is the error.
+    /// Drops the operator. A panic of its destructor becomes the error.
     fn destroy(mut self) -> Result<()> {
         self.0.take().map_or(Ok(()), |mut named| named.destroy())
     }
@@ -103,115 +101,113 @@ impl Drop for Named {
                     flow,
                     operator,
                     %error,
-                    "an operator's destructor panicked: release what may fail in its `stop`, which can return the error"
+                    "an operator's destructor panicked: move cleanup that can fail into its `stop`, which can return an error"
                 );
             });
         }
     }
 }
 
-impl Deref for OwnSeat {
-    type Target = Seat;
+impl Deref for OwnedOperator {
+    type Target = BoxedOperator;
 
     fn deref(&self) -> &Self::Target {
         match self.0.as_ref().and_then(|named| named.seat.as_deref()) {
             Some(seat) => seat,
-            None => unreachable!("only `destroy`, which consumes this, and the destructor take it out"),
+            None => unreachable!("only the destructor and `destroy`, which consumes `self`, take the operator"),
         }
     }
 }
 
-impl DerefMut for OwnSeat {
+impl DerefMut for OwnedOperator {
     fn deref_mut(&mut self) -> &mut Self::Target {
         match self.0.as_mut().and_then(|named| named.seat.as_deref_mut()) {
             Some(seat) => seat,
-            None => unreachable!("only `destroy`, which consumes this, and the destructor take it out"),
+            None => unreachable!("only the destructor and `destroy`, which consumes `self`, take the operator"),
         }
     }
 }
 
-impl Drop for OwnSeat {
+impl Drop for OwnedOperator {
     fn drop(&mut self) {
         discard(self.0.take());
     }
 }
 
-/// A hub to be made.
+/// A hub to create.
 #[derive(Clone)]
-pub(super) struct Joint {
-    pub(super) plan: LinkPlan,
+pub(super) struct HubToCreate {
+    pub(super) plan: HubPlan,
     pub(super) make: MakeLink,
-    /// Operator and port.
     pub(super) from: (usize, &'static str),
     pub(super) to: (usize, &'static str),
-    /// Its writer waits for room, its reader for messages.
+    /// Whether its writer waits for room, and its reader for messages.
     pub(super) writer_waits: bool,
     pub(super) reader_waits: bool,
-    /// The reader's port, where it waits for a message of each connection.
+    /// The reader's port, if that waits for a message of each connection.
     pub(super) of_each: Option<&'static str>,
 }
 
-/// A link of a port to a hub of chunks, to be made.
+/// A link of a port to a hub of chunks, to create.
 pub(super) struct ToLink {
     pub(super) linking: Linking,
-    /// The port's name.
     pub(super) port: &'static str,
 }
 
-/// What a task says at its end.
+/// The report of a task at its end.
 pub(super) struct Ended {
     pub(super) member: Member,
-    /// Its own, or its section.
+    /// The operator or section of the task, as it is named in errors.
     pub(super) place: String,
     pub(super) outcome: Result<()>,
 }
 
-/// How a run ended, and the operators by their numbers, where they are wanted back.
+/// The outcome of a run, and the operators by their numbers, if they are kept.
 pub(super) struct Finished {
     pub(super) outcome: Result<Report>,
-    pub(super) seats: Vec<(usize, OwnSeat)>,
+    pub(super) seats: Vec<(usize, OwnedOperator)>,
 }
 
-/// A run that is about to begin.
+/// The parameters of a run.
 pub(super) struct Start {
-    /// Its number.
     pub(super) flow: u64,
     pub(super) control: Arc<Control>,
-    pub(super) crew: Vec<Member>,
+    pub(super) members: Vec<Member>,
     pub(super) threads: Threads,
-    /// By the operators' numbers: those that have one.
+    /// By operator: its thread, if it has its own.
     pub(super) own_threads: Vec<Option<OwnThread>>,
-    pub(super) joints: Vec<Joint>,
+    pub(super) hubs_to_create: Vec<HubToCreate>,
     pub(super) links: Vec<ToLink>,
     pub(super) sections: Vec<section::Start>,
-    /// Operators of cycles that begin only by a `run` of their own.
+    /// The operators of each cycle that begins only if one of them overrides `run`.
     pub(super) unbegun: Vec<Vec<usize>>,
-    /// The operators are wanted back. Otherwise each is dropped after its `stop`, where that ran.
+    /// The operators are returned at the end. Otherwise each is dropped after its `stop`, if that ran.
     pub(super) keep: bool,
     pub(super) on_stall: OnStall,
 }
 
-/// Begins a run in the background.
+/// Starts a run in the background.
 pub(super) fn launch(start: Start) -> Running {
-    let (tell, finished) = oneshot::channel();
+    let (sender, finished) = oneshot::channel();
     let (control, failing) = (start.control.clone(), start.control.clone());
     let threads = start.threads;
     let watched = Watched(control.clone());
     spawn(threads, &format!("flow {}", control.name), async move {
         let mut driven = None;
-        guarded(failing.clone(), "its own task".into(), async { driven = Some(drive(start, watched, &tell).await) })
+        guarded(failing.clone(), "its own task".into(), async { driven = Some(drive(start, watched, &sender).await) })
             .await;
         let finished = driven.unwrap_or_else(|| {
             let outcome = Err(failing.fail(gone()));
             Finished { outcome, seats: Vec::new() }
         });
-        // Nobody listens to a flow whose handle was dropped.
-        let _ = tell.send(finished);
+        // The receiver may have been dropped with the flow's handle.
+        let _ = sender.send(finished);
     });
     Running::new(control, finished)
 }
 
-/// The changes of a flow's operators end with it, and also if the runtime ends before, be it before the flow was polled.
+/// Ends the streams of status changes together with the flow, also if the runtime ends first, even before the flow was
+/// polled.
 struct Watched(Arc<Control>);
 
 impl Drop for Watched {
@@ -220,41 +216,52 @@ impl Drop for Watched {
     }
 }
 
-async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>) -> Finished {
-    let Start { flow, control, mut crew, threads, own_threads, joints, links, sections, unbegun, keep, on_stall } =
-        start;
-    let told: Vec<_> = sections.iter().map(|section| section.told.clone()).collect();
+async fn drive(start: Start, watched: Watched, sender: &oneshot::Sender<Finished>) -> Finished {
+    let Start {
+        flow,
+        control,
+        mut members,
+        threads,
+        own_threads,
+        hubs_to_create,
+        links,
+        sections,
+        unbegun,
+        keep,
+        on_stall,
+    } = start;
+    let stats: Vec<_> = sections.iter().map(|section| section.stats.clone()).collect();
     let _watched = watched;
     let clock = TickClock::start();
-    let first_to_stop = first_to_stop(crew.len(), &joints, &links);
+    let first_to_stop = first_to_stop(members.len(), &hubs_to_create, &links);
     let mut failure = None;
     let mut hubs = Hubs::default();
-    // What a hand-written port does as it is bound is user code.
+    // Binding a hand-written port runs user code.
     let building = caught(async {
-        let build = build(&mut crew, joints, links, &control);
-        hubs = until_over(&control, || "its hubs wait for memory".into(), build).await?;
+        let build = build(&mut members, hubs_to_create, links, &control);
+        hubs = until_over(&control, || "its hubs are waiting for memory".into(), build).await?;
         Ok(())
     });
     match building.await {
         Ok(()) => control.set_hubs(hubs),
         Err(error) => failure = Some(error),
     }
-    let (hubs, devices) = (control.hubs(), devices(&crew));
+    let (hubs, devices) = (control.hubs(), devices(&members));
     let chunk_hubs = link::hubs(&hubs.links);
     let before: Vec<_> = chunk_hubs.iter().map(|hub| hub.counts()).collect();
     let attached = Attached::new(chunk_hubs.clone(), control.rest.clone());
     if failure.is_none() {
-        failure = until_over(&control, || "its kernels are compiled".into(), compile(&devices)).await.err();
+        failure = until_over(&control, || "its kernels are being compiled".into(), compile(&devices)).await.err();
     }
     let setup = clock.elapsed();
-    let mut started = Vec::with_capacity(crew.len());
-    for member in crew {
+    let mut started = Vec::with_capacity(members.len());
+    for member in members {
         if failure.is_some() {
             started.push(member);
             continue;
         }
-        let (node, name) = (Node::alone(), member.name.clone());
-        let starting = at_home(own_threads[member.index].as_ref(), first_phase(member, flow, node.clone()));
+        let (node, name) = (OperatorTask::alone(), member.name.clone());
+        let starting = run_on_own_thread(own_threads[member.index].as_ref(), first_phase(member, flow, node.clone()));
         let left = || format!("`{name}` is in its `start`");
         let outcome = match abortable(&control, &node, left, starting).await {
             Some((member, outcome)) => {
@@ -266,12 +273,12 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
         failure = outcome.err().map(|error| error.at(operator(&name)));
     }
 
-    let mut crew = started;
+    let mut members = started;
     if let Some(error) = failure.take() {
         failure = Some(control.fail(error));
     }
     if failure.is_none() {
-        let keeper = Keeper {
+        let supervisor = Supervisor {
             threads,
             own_threads: &own_threads,
             hubs: &hubs,
@@ -279,9 +286,9 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
             control: &control,
             on_stall,
         };
-        (crew, failure) = keeper.run(crew, sections).await;
+        (members, failure) = supervisor.run(members, sections).await;
     } else {
-        for member in &mut crew {
+        for member in &mut members {
             let closing = caught(async {
                 member.seat.close();
                 Ok(())
@@ -292,18 +299,18 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
         }
     }
     if failure.is_none() {
-        failure = cycles::unbegun(&unbegun, &crew, &control);
+        failure = cycles::unbegun(&unbegun, &members, &control);
     }
     if failure.is_none() {
-        failure = done(&mut crew, &told, &hubs, &control).await.err().map(|error| control.fail(error));
+        failure = done(&mut members, &stats, &hubs, &control).await.err().map(|error| control.fail(error));
     }
 
     let mut report = Report { setup, ..Report::default() };
-    let mut seats = Vec::with_capacity(crew.len());
-    for member in crew {
+    let mut seats = Vec::with_capacity(members.len());
+    for member in members {
         let (index, name) = (member.index, member.name.clone());
-        let keep = keep && !tell.is_closed();
-        let stopping = at_home(own_threads[index].as_ref(), last_phase(member, keep));
+        let keep = keep && !sender.is_closed();
+        let stopping = run_on_own_thread(own_threads[index].as_ref(), last_phase(member, keep));
         let stopped = match stopping.await {
             Some((tally, seat, stopped)) => {
                 report.add(name.clone(), &tally, &clock);
@@ -316,7 +323,7 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
             let error = error.at(operator(&name));
             match &failure {
                 None => failure = Some(error),
-                Some(_) => logged(|| tracing::warn!(%error, "an operator's stop failed after the flow had")),
+                Some(_) => logged(|| tracing::warn!(%error, "an operator's `stop` failed after the flow had failed")),
             }
         }
     }
@@ -329,7 +336,7 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
         let counts = Counts { taken: hub.counts().1 - consumed, dropped: 0, untaken: hub.queued() as u64 };
         report.hubs.push(HubReport::new(hub.name(), counts));
     }
-    report.sections = told.iter().map(|section| SectionReport::new(section)).collect();
+    report.sections = stats.iter().map(|section| SectionReport::new(section)).collect();
     drop(attached);
     report.untaken = report.hubs.iter().map(|hub| hub.untaken).sum();
     report.elapsed = clock.elapsed();
@@ -344,16 +351,15 @@ async fn drive(start: Start, watched: Watched, tell: &oneshot::Sender<Finished>)
     Finished { outcome, seats }
 }
 
-/// An operator's `start`.
-async fn first_phase(mut member: Member, flow: u64, node: Arc<Node>) -> (Member, Result<()>) {
+async fn first_phase(mut member: Member, flow: u64, node: Arc<OperatorTask>) -> (Member, Result<()>) {
     let Member { device, seat, name, .. } = &mut member;
     let outcome = caught(starting(flow, name.clone(), attended(&node, device, seat.start()))).await;
     let filled = outcome.and_then(|()| link::are_filled(&member.fills));
     (member, filled)
 }
 
-/// An operator's `stop`. It comes back if it is to be kept, and is dropped here if not.
-async fn last_phase(member: Member, keep: bool) -> (Tally, Option<OwnSeat>, Result<()>) {
+/// Runs an operator's `stop`. The operator is returned if it is to be kept, and dropped here otherwise.
+async fn last_phase(member: Member, keep: bool) -> (OperatorStats, Option<OwnedOperator>, Result<()>) {
     let Member { device, mut seat, .. } = member;
     let stopped = attended_to_the_end(&device, seat.stop()).await;
     let tally = seat.tally();
@@ -367,16 +373,19 @@ pub(super) fn operator(name: &str) -> String {
     format!("operator `{name}`")
 }
 
-/// The operators that end first when the flow is to be drained: its sources; and those of loops that no source leads to,
+/// The operators that end first when the flow is drained: its sources, and those of loops that no source leads to,
 /// which nothing else would ever end.
-fn first_to_stop(operators: usize, joints: &[Joint], links: &[ToLink]) -> Vec<bool> {
+fn first_to_stop(operators: usize, hubs_to_create: &[HubToCreate], links: &[ToLink]) -> Vec<bool> {
     let links: Vec<_> = links.iter().map(|link| link.linking.clone()).collect();
     let drained: Vec<_> = link::drained_through(&links).collect();
     let mut first = vec![true; operators];
-    joints.iter().filter(|joint| joint.reader_waits).for_each(|joint| first[joint.to.0] = false);
+    hubs_to_create
+        .iter()
+        .filter(|hub_to_create| hub_to_create.reader_waits)
+        .for_each(|hub_to_create| first[hub_to_create.to.0] = false);
     drained.iter().for_each(|(_, reader)| first[*reader] = false);
     let mut behind = vec![Vec::new(); operators];
-    let joined = joints.iter().map(|joint| (joint.from.0, joint.to.0));
+    let joined = hubs_to_create.iter().map(|hub_to_create| (hub_to_create.from.0, hub_to_create.to.0));
     joined.chain(drained).for_each(|(from, to)| behind[from].push(to));
     let reached_from = |start: Vec<usize>| {
         let (mut reached, mut next) = (vec![false; operators], start);
@@ -397,14 +406,20 @@ fn first_to_stop(operators: usize, joints: &[Joint], links: &[ToLink]) -> Vec<bo
     first
 }
 
-/// Makes the hubs and gives each operator its ends. Where there is no memory for one, what streams still use is waited for.
-async fn build(crew: &mut [Member], joints: Vec<Joint>, links: Vec<ToLink>, control: &Control) -> Result<Hubs> {
-    let mut ends: Vec<Ends> = crew.iter().map(|_| HashMap::new()).collect();
-    let mut hubs = Vec::with_capacity(joints.len());
-    for joint in joints {
+/// Creates the hubs and gives each operator its ends. If there is no memory for a hub, memory in use by streams is
+/// awaited.
+async fn build(
+    members: &mut [Member],
+    hubs_to_create: Vec<HubToCreate>,
+    links: Vec<ToLink>,
+    control: &Control,
+) -> Result<Hubs> {
+    let mut ends: Vec<PortEnds> = members.iter().map(|_| HashMap::new()).collect();
+    let mut hubs = Vec::with_capacity(hubs_to_create.len());
+    for hub_to_create in hubs_to_create {
         let (sender, receiver, state) = loop {
-            let plan = &joint.plan;
-            match (joint.make)(plan.clone()) {
+            let plan = &hub_to_create.plan;
+            match (hub_to_create.make)(plan.clone()) {
                 Err(error) if error.is_out_of_memory() => {
                     if !memory_passes(&plan.writer).await && !memory_passes(&plan.reader).await {
                         return Err(error);
@@ -413,10 +428,10 @@ async fn build(crew: &mut [Member], joints: Vec<Joint>, links: Vec<ToLink>, cont
                 made => break made?,
             }
         };
-        ends[joint.from.0].entry(joint.from.1).or_default().push(sender);
-        ends[joint.to.0].entry(joint.to.1).or_default().push(receiver);
-        let Joint { from, to, writer_waits, reader_waits, of_each, .. } = joint;
-        // Within a section a round waits at the edge.
+        ends[hub_to_create.from.0].entry(hub_to_create.from.1).or_default().push(sender);
+        ends[hub_to_create.to.0].entry(hub_to_create.to.1).or_default().push(receiver);
+        let HubToCreate { from, to, writer_waits, reader_waits, of_each, .. } = hub_to_create;
+        // Within a section, only the ports at its boundary are waited for.
         let waits = control.section(from.0).is_none_or(|section| control.section(to.0) != Some(section));
         let (writer_waits, reader_waits) = (writer_waits && waits, reader_waits && waits);
         hubs.push(Joined { state, from: from.0, to: to.0, writer_waits, reader_waits, of_each });
@@ -424,26 +439,31 @@ async fn build(crew: &mut [Member], joints: Vec<Joint>, links: Vec<ToLink>, cont
     let mut linked = Vec::with_capacity(links.len());
     for ToLink { linking, port } in links {
         let operator = linking.port.operator;
-        let (end, link) = linking.make(&crew[operator].device)?;
+        let (end, link) = linking.make(&members[operator].device)?;
         ends[operator].entry(port).or_default().push(end);
         linked.push(link);
     }
-    for (member, ends) in crew.iter_mut().zip(ends) {
+    for (member, ends) in members.iter_mut().zip(ends) {
         member.seat.bind(ends).map_err(|error| error.at(operator(&member.name)))?;
     }
-    Ok(Hubs::new(hubs, linked, crew.len()))
+    Ok(Hubs::new(hubs, linked, members.len()))
 }
 
-/// Resolves when all that the flow has enqueued is done: what nobody waited for may still have failed.
-async fn done(crew: &mut [Member], sections: &[Arc<section::Told>], hubs: &Hubs, control: &Control) -> Result<()> {
-    let enqueued = || "work that was enqueued is not done".to_string();
+/// Resolves when all work that the flow has enqueued is done. Work that was not awaited may still have failed.
+async fn done(
+    members: &mut [Member],
+    sections: &[Arc<section::SectionStats>],
+    hubs: &Hubs,
+    control: &Control,
+) -> Result<()> {
+    let enqueued = || "enqueued work has not completed".to_string();
     for section in sections {
         if let Some(last) = section.last() {
             let done = until_over(control, enqueued, last.completed()).await;
             done.map_err(|error| blamed(control, error, &section::place(&section.name)))?;
         }
     }
-    for member in crew {
+    for member in members {
         for last in member.seat.last() {
             let done = until_over(control, enqueued, last.completed()).await;
             done.map_err(|error| blamed(control, error, &operator(&member.name)))?;
@@ -453,8 +473,8 @@ async fn done(crew: &mut [Member], sections: &[Arc<section::Told>], hubs: &Hubs,
         until_over(control, enqueued, last.completed()).await?;
     }
     for last in link::hubs(&hubs.links).into_iter().flat_map(|hub| hub.last_copies()) {
-        // A hub of chunks goes on without a device that it has lost: what was lost with it is an error of the links that were to
-        // have it.
+        // A hub of chunks continues to work without a device that was lost. The loss is an error only for the links
+        // that were to receive chunks that were lost with it.
         match until_over(control, enqueued, last.completed()).await {
             Err(error) if !error.is_device_lost() => return Err(error),
             _ => {}
@@ -463,10 +483,9 @@ async fn done(crew: &mut [Member], sections: &[Arc<section::Told>], hubs: &Hubs,
     Ok(())
 }
 
-/// The devices that operators are on, the host left out.
-fn devices(crew: &[Member]) -> Vec<Device> {
+fn devices(members: &[Member]) -> Vec<Device> {
     let mut devices: Vec<Device> = Vec::new();
-    for member in crew {
+    for member in members {
         if !member.device.is_host() && !devices.contains(&member.device) {
             devices.push(member.device.clone());
         }
@@ -474,7 +493,8 @@ fn devices(crew: &[Member]) -> Vec<Device> {
     devices
 }
 
-/// Compiles and loads every kernel of the program for every GPU of the flow, before the first run and off the workers.
+/// Compiles and loads every kernel of the program for every GPU of the flow, before the first run and outside the
+/// runtime's workers.
 async fn compile(devices: &[Device]) -> Result<()> {
     for device in devices.iter().filter(|device| device.is_cuda()) {
         for kernel in Kernel::all() {
@@ -484,10 +504,10 @@ async fn compile(devices: &[Device]) -> Result<()> {
     Ok(())
 }
 
-/// When a flow is over before it has ended.
+/// The conditions that end a flow early: an abort, or the deadline of a stop.
 struct Limit<'a> {
     control: &'a Control,
-    /// Of [`stop_within`](crate::flow::Handle::stop_within).
+    /// The deadline of [`stop_within`](crate::flow::Handle::stop_within).
     stop: TimeLimit,
 }
 
@@ -496,10 +516,10 @@ impl<'a> Limit<'a> {
         Self { control, stop: TimeLimit::default() }
     }
 
-    /// Once the flow is aborted, or was to have ended by now: the error. Until then the waker is kept. `left`: what there is yet
-    /// to do, in words.
+    /// Returns the error once the flow is aborted or its deadline has passed. Until then the waker is kept. `left`: the
+    /// work that is left, in words.
     fn is_over(&mut self, left: impl FnOnce() -> String, task: &mut Context<'_>) -> Option<Error> {
-        self.control.keeper.register(task.waker());
+        self.control.flow_task.register(task.waker());
         if self.control.is_aborted() {
             return Some(aborted(self.control));
         }
@@ -508,7 +528,7 @@ impl<'a> Limit<'a> {
     }
 }
 
-/// `work`, or an error once the flow is over. `left`: what there is yet to do, in words.
+/// The output of `work`, or an error once the flow is over.
 async fn until_over<T>(
     control: &Control,
     left: impl Fn() -> String,
@@ -522,10 +542,10 @@ async fn until_over<T>(
     .await
 }
 
-/// `work`, whose node is aborted once the flow is over.
+/// The output of `work`, whose node is aborted once the flow is over.
 async fn abortable<T>(
     control: &Control,
-    node: &Arc<Node>,
+    node: &Arc<OperatorTask>,
     left: impl Fn() -> String,
     work: impl Future<Output = T>,
 ) -> T {
@@ -541,15 +561,14 @@ async fn abortable<T>(
     .await
 }
 
-/// The flow has not ended this long after it was asked to.
 pub(super) fn overdue(control: &Control, time: Duration, left: &str) -> Error {
     let name = &control.name;
     let text = format!("flow `{name}` did not end within {time:?} of `stop`, and was aborted:\n  - {left}");
     Error::new(ErrorKind::Cancelled, text)
 }
 
-/// Of what has failed at this place. An abort is no operator's failure; and a lost device is known to those that use it next: its
-/// error says which work was unfinished, and this place only noticed it.
+/// The error of a failure at `place`. An abort is not the failure of an operator. A lost device is detected by the next
+/// operator that uses it: the error already names the unfinished work, and `place` only noticed it.
 pub(super) fn blamed(control: &Control, error: Error, place: &str) -> Error {
     match error.kind() {
         ErrorKind::Cancelled if control.is_aborted() => aborted(control),

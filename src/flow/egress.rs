@@ -1,17 +1,17 @@
-//! [`Egress`]: messages to whoever is outside.
+//! [`Egress`]: messages that leave a flow.
 //!
-//! An operator like any other takes what comes, and hands it over to the handle by a queue of one. While that one is
-//! full it waits for somebody outside, and so does the flow; while there is nothing to take it waits for other operators,
-//! so that a flow that has gone quiet ends though an egress is still listened to. Envelopes are marked as
-//! [`Abroad`](crate::hub::abroad): to drop one may still make a writer go on. The program that has the handle owns the flow:
-//! the envelopes' errors name what is inside.
+//! An operator takes each message and passes it to the handle through a queue of one. While that queue is full, the
+//! operator waits for the program outside, and the flow waits with it. While there is no message, it waits for other
+//! operators, so that an idle flow ends even if an egress is still polled. Envelopes are marked as [outside the
+//! flow](crate::hub::external_guard), since dropping one may let a writer continue. The program that holds the handle
+//! owns the flow, so the envelopes' errors contain the flow's names.
 //!
-//! Each run has a queue of its own. A flow may run again before the handle has come to what an earlier run left: those queues
-//! are kept for it, in the order of the runs.
+//! Each run has its own queue. The queues of earlier runs are kept until the handle has taken their messages, in the
+//! order of the runs.
 //!
 //! ```text
 //!   hub ──> [ operator ──> queue of one ] ──> handle
-//!             └─ the flow's end: `None`       └─ dropped: the operator ends, and the end walks up from there
+//!             └─ the flow has ended: `None`   └─ dropped: the operator ends, and then those upstream of it
 //! ```
 
 use std::{
@@ -33,7 +33,7 @@ use crate::{
     error::Result,
     hub::{
         Hub, Message,
-        abroad::Boundary,
+        external_guard::Boundary,
         queue::{Answer, Full, Queue},
     },
     operator::{Cx, Operator, OutputHandle, SinkPorts},
@@ -41,8 +41,7 @@ use crate::{
 };
 
 impl Flow {
-    /// A way out: what this output sends comes to the handle. It adds an operator of that name, which stands for whoever
-    /// has the handle. See [`Egress`].
+    /// Adds an operator of that name that passes the messages of an output to the returned handle. See [`Egress`].
     ///
     /// ```
     /// use wakeline::{Flow, operator::source};
@@ -66,56 +65,54 @@ impl Flow {
         self.egress_with(name, from, Hub::default())
     }
 
-    /// As [`egress`](Self::egress), with a hub of another size.
+    /// As [`egress`](Self::egress), with this kind of hub between the output and the egress.
     pub fn egress_with<M: Message>(&mut self, name: impl Into<String>, from: OutputHandle<M>, hub: Hub) -> Egress<M> {
-        let exit = Arc::new(Exit::default());
+        let exit = Arc::new(EgressShared::default());
         let queue = exit.queue();
-        let added = self.add(name, Leave(exit.clone())).when(Outside { exit: exit.clone(), queue: queue.clone() });
+        let added = self
+            .add(name, EgressOperator(exit.clone()))
+            .when(RoomCondition { exit: exit.clone(), queue: queue.clone() });
         self.connect_with(from, added.input, hub);
         Egress { flow: self.id, exit, queue }
     }
 }
 
-/// Receives what a flow sends out of it, in any task or thread: a [`Stream`], and [`recv`](Self::recv). From
-/// [`Flow::egress`].
+/// Receives what a flow sends out of it, in any task or thread, as a [`Stream`] or with [`recv`](Self::recv). Created
+/// by [`Flow::egress`].
 ///
-/// The flow waits for whoever has it, as for a slow operator, and ends with messages untaken only if it fails or is aborted.
-/// It also waits for an [`Envelope`](crate::Envelope) that was received to be dropped, where it needs that to go on: also while
-/// that passes through another flow. That holds for the envelopes that a message [shows](Message::envelopes): one within an
-/// [`Arc`] or a [`Host`](crate::Host) is unknown to the flow, which may
-/// [stall](crate::ErrorKind::Stalled) while the envelope is outside.
+/// The flow waits for the handle as for a slow operator. It ends with messages left in the egress only if it fails or
+/// is aborted. If it needs a received [`Envelope`](crate::Envelope) to continue, it also waits until that is dropped,
+/// even while the envelope passes through another flow. This holds for the envelopes that a message
+/// [shows](Message::envelopes): one within an [`Arc`] or a [`Host`](crate::Host) is unknown to the flow, which may
+/// [stall](crate::ErrorKind::Stalled) while it is outside.
 ///
-/// The program that has the handle owns the flow. So the errors of an envelope that was received, that of a lost device say,
-/// name what failed inside; those of a [service's](crate::Service) response do not.
+/// The program that has the handle owns the flow. The errors of a received envelope, such as the loss of its device,
+/// therefore name the part of the flow that failed; those of a [service's](crate::Service) response do not.
 ///
-/// Dropping it says that no more messages are wanted, and the flow ends from there upwards. `None` is the end of what comes
-/// here, also after a failure: what that was [`Running`](crate::Running) says. Of a flow that runs again, the messages of a
-/// later run follow those of the earlier ones: each run may leave one message here.
+/// Dropping the handle ends the flow from there upstream. `None` marks the end of the messages, also after a failure;
+/// [`Running`](crate::Running) has the error. If a flow runs again, the messages of a later run follow those of the
+/// earlier ones. Each run may leave one message in the egress.
 pub struct Egress<M: Message> {
-    /// Its number.
     flow: u64,
-    exit: Arc<Exit<M>>,
-    /// Of the run that it listens to.
+    exit: Arc<EgressShared<M>>,
     queue: Arc<Queue<M>>,
 }
 
-/// What the handle and the operator share.
-struct Exit<M> {
+struct EgressShared<M> {
     state: Mutex<State<M>>,
-    /// The operator, for when the handle is dropped.
+    /// Wakes the operator when the handle is dropped.
     owner: WakerCell,
 }
 
 struct State<M> {
-    /// Of the present run, or the next.
+    /// The queue of the current run, or the next.
     queue: Arc<Queue<M>>,
-    /// Of earlier runs, oldest first: what the handle has not come to.
+    /// The queues of earlier runs that the handle has not taken yet, oldest first.
     earlier: VecDeque<Arc<Queue<M>>>,
-    /// The handle is.
     dropped: bool,
 }
 
-impl<M: 'static> Default for Exit<M> {
+impl<M: 'static> Default for EgressShared<M> {
     fn default() -> Self {
         Self {
             state: Mutex::new(State {
@@ -128,12 +125,12 @@ impl<M: 'static> Default for Exit<M> {
     }
 }
 
-impl<M: 'static> Exit<M> {
+impl<M: 'static> EgressShared<M> {
     fn queue(&self) -> Arc<Queue<M>> {
         lock(&self.state).queue.clone()
     }
 
-    /// A run begins: what was closed at the end of another is kept for the handle.
+    /// Begins a run. A queue that an earlier run has closed is kept for the handle.
     fn open(&self) -> Arc<Queue<M>> {
         let mut empty = None;
         let mut state = lock(&self.state);
@@ -147,16 +144,16 @@ impl<M: 'static> Exit<M> {
         }
         let queue = state.queue.clone();
         drop(state);
-        // Its wakers go without the lock.
+        // Its wakers are dropped with no lock held.
         drop(empty);
         queue
     }
 
-    /// The queue that comes after this one, which has ended: that of the present run, or the next, if nothing is left of
-    /// earlier ones.
+    /// The queue after this one, which has ended: the oldest of earlier runs, otherwise that of the current or next
+    /// run.
     fn next(&self, queue: &Arc<Queue<M>>) -> Arc<Queue<M>> {
         let mut state = lock(&self.state);
-        // The handle has come to it while its run was the present one.
+        // The handle received from it while its run was the current one.
         let is_first = state.earlier.front().is_some_and(|earlier| Arc::ptr_eq(earlier, queue));
         let come_to = if is_first { state.earlier.pop_front() } else { None };
         let next = state.earlier.pop_front().unwrap_or_else(|| state.queue.clone());
@@ -167,16 +164,16 @@ impl<M: 'static> Exit<M> {
 }
 
 impl<M: Message> Egress<M> {
-    /// The next message, once there is one. `None` when nothing more will come; and, with a warning in the log, in the `start` of an
-    /// operator of the same flow, which runs once all operators have started.
+    /// Waits for the next message. `None` when there will be no more, and also, with a warning in the log, in the
+    /// `start` of an operator of the same flow, which runs only once all operators have started.
     ///
     /// # Cancel safety
-    /// A message is taken only as the future resolves: dropping it loses none.
+    /// A message is taken only when the future resolves.
     pub async fn recv(&mut self) -> Option<M> {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// The next message, if it has come out already.
+    /// Returns the next message if it is available now.
     pub fn try_recv(&mut self) -> Option<M> {
         loop {
             let mut place = None;
@@ -187,7 +184,7 @@ impl<M: Message> Egress<M> {
         }
     }
 
-    /// The run that it has listened to has ended. False if there is no other yet.
+    /// Moves on to the queue of the next run. False if there is none yet.
     fn listen_on(&mut self) -> bool {
         let next = self.exit.next(&self.queue);
         let goes_on = !Arc::ptr_eq(&next, &self.queue);
@@ -201,7 +198,7 @@ impl<M: Message> Egress<M> {
                 Answer::Yes => return Poll::Ready(self.try_recv()),
                 Answer::Wait => {
                     let Err(error) = may_wait_for(self.flow) else { return Poll::Pending };
-                    logged(|| tracing::warn!(%error, "nothing comes out of a flow before it runs"));
+                    logged(|| tracing::warn!(%error, "an egress has no messages before its flow runs"));
                     return Poll::Ready(None);
                 }
                 Answer::Never => {}
@@ -245,16 +242,15 @@ impl<M: Message> fmt::Debug for Egress<M> {
     }
 }
 
-/// The operator.
-struct Leave<M: Message>(Arc<Exit<M>>);
+struct EgressOperator<M: Message>(Arc<EgressShared<M>>);
 
-/// Its condition: room for one more.
-struct Outside<M: Message> {
-    exit: Arc<Exit<M>>,
+/// The operator's condition: room for one message.
+struct RoomCondition<M: Message> {
+    exit: Arc<EgressShared<M>>,
     queue: Arc<Queue<M>>,
 }
 
-impl<M: Message> Condition for Outside<M> {
+impl<M: Message> Condition for RoomCondition<M> {
     fn start(&mut self) {
         self.queue = self.exit.open();
     }
@@ -269,51 +265,51 @@ impl<M: Message> Condition for Outside<M> {
     }
 
     fn describe(&self) -> Cow<'static, str> {
-        "somebody outside to take what has come out".into()
+        "the egress handle to take a message".into()
     }
 }
 
-/// The end of a run, however it ends.
-struct Closing<'a, M: 'static>(&'a Queue<M>);
+/// Closes the queue at the end of a run, however that ends.
+struct CloseOnDrop<'a, M: 'static>(&'a Queue<M>);
 
-impl<M: 'static> Drop for Closing<'_, M> {
+impl<M: 'static> Drop for CloseOnDrop<'_, M> {
     fn drop(&mut self) {
         self.0.close_writer();
     }
 }
 
-impl<M: Message> Operator for Leave<M> {
+impl<M: Message> Operator for EgressOperator<M> {
     type Ports = SinkPorts<M>;
 
     async fn run(&mut self, ports: &mut SinkPorts<M>, cx: &mut Cx) -> Result<()> {
         let queue = self.0.queue();
-        let _closing = Closing(&queue);
+        let _closing = CloseOnDrop(&queue);
         let boundary = Boundary::of_program(cx.node().rest().clone());
         while cx.ready(ports).await {
             let mut message = Discarded::new(ports.input.take()?);
             if let Some(message) = message.get_mut() {
                 boundary.mark(message);
             }
-            // Once the handle is dropped, messages are dropped, too.
+            // Drops the message once the handle is dropped.
             let _ = self.0.queue().push(message.place(), true);
         }
         Ok(())
     }
 
-    /// It has no runs.
+    /// Never called: `run` is overridden.
     async fn compute(&mut self, _ports: &mut SinkPorts<M>, _cx: &mut Cx) -> Result<()> {
         Ok(())
     }
 
-    /// Also of a flow that never came to run.
+    /// For a flow whose operators never ran.
     async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
         self.0.queue().close_writer();
         Ok(())
     }
 }
 
-/// The flow was dropped, and never ran.
-impl<M: Message> Drop for Leave<M> {
+/// For a flow that was dropped before it ran.
+impl<M: Message> Drop for EgressOperator<M> {
     fn drop(&mut self) {
         self.0.queue().close_writer();
     }

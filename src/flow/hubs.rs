@@ -1,4 +1,4 @@
-//! What hub each connection of a flow becomes: its size, its envelopes and its place.
+//! The plan of each hub of a flow: its size, its envelopes and its location.
 
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{
         self, Since,
         chunks::roles::Role,
         fan,
-        link::{EndTogether, LinkPlan},
+        link::{EndTogether, HubPlan},
         queue::Full,
     },
     operator::{PortDecl, PortKind},
@@ -22,29 +22,29 @@ use crate::{
     sync::lock,
 };
 
-/// One for every connection, in their order.
-pub(super) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> Vec<LinkPlan> {
+/// One plan for every connection, in the order of connecting.
+pub(super) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> Vec<HubPlan> {
     let (near, outputs) = (pinned_for(flow), Outputs::of(flow));
     within(flow).map(|connection| plan_of(flow, connection, &outputs, &near, problems)).collect()
 }
 
-/// The connections whose sizes and places can be known: those within the flow.
+/// The connections whose sizes and locations are known: those within the flow.
 fn within(flow: &Flow) -> impl Iterator<Item = &Connection> {
     flow.connections.iter().filter(|connection| connection.from.flow == flow.id && connection.to.flow == flow.id)
 }
 
-/// What the plan of each hub depends on beside its own connection. It is computed once for the whole flow, without recursion:
-/// a flow may be a chain of ten thousand operators, or an output may have ten thousand readers.
+/// The properties that the plan of a hub depends on besides its own connection. Computed once per flow, without
+/// recursion: a flow may be a chain of ten thousand operators, and an output may have ten thousand readers.
 struct Outputs<'a> {
     by_port: HashMap<PortId, Output<'a>>,
-    /// By operator: bytes of the largest envelope that reaches one of its inputs.
+    /// By operator: the size in bytes of the largest envelope that reaches one of its inputs.
     reaching: Vec<Option<usize>>,
 }
 
 struct Output<'a> {
-    /// Of its readers, the one that is sent the messages themselves.
-    heir: Option<&'a Connection>,
-    /// Bytes of its largest blank envelope, where a hub or a declaration sets them.
+    /// The reader that receives the original messages.
+    primary: Option<&'a Connection>,
+    /// The size in bytes of its largest blank envelope, if a hub or a declaration sets it.
     said: Option<usize>,
 }
 
@@ -56,9 +56,9 @@ impl<'a> Outputs<'a> {
             by_port.entry(port).or_insert_with(|| {
                 let branches = flow.leaving(port).map(|(_, branch)| branch).filter(|branch| branch.to.flow == flow.id);
                 let drops = |branch: &&Connection| wanted(flow, branch).full != Full::Hold;
-                let heir = fan::heir(branches.clone(), drops, |branch| device(flow, branch.to) == writer);
+                let primary = fan::primary(branches.clone(), drops, |branch| device(flow, branch.to) == writer);
                 let said = branches.filter_map(|branch| wanted(flow, branch).envelope_bytes).max();
-                Output { heir, said }
+                Output { primary, said }
             });
         }
         let mut outputs = Self { by_port, reaching: vec![None; flow.entries.len()] };
@@ -66,7 +66,8 @@ impl<'a> Outputs<'a> {
         outputs
     }
 
-    /// Largest size first, so that the first size to reach an operator is its largest: each connection is followed once.
+    /// In descending order of size, so that the first size to reach an operator is its largest, and each connection is
+    /// followed once.
     fn reach(&mut self, flow: &Wiring<'_>) {
         let said = within(flow).filter_map(|connection| Some((self.said(connection.from)?, connection)));
         let mut said: Vec<_> = said.collect();
@@ -89,16 +90,16 @@ impl<'a> Outputs<'a> {
         self.by_port.get(&output)?.said
     }
 
-    /// Bytes of the largest envelope that an output can send: a blank, or one of those that its operator is passed.
+    /// The size in bytes of the largest envelope that an output can send: a blank one, or one that is passed on.
     fn size(&self, output: PortId) -> Option<usize> {
         self.said(output).or(self.reaching[output.operator])
     }
 
-    /// Whether of an output's readers this is the one that is sent the messages themselves.
-    fn is_heir(&self, connection: &Connection) -> bool {
+    /// Whether the reader of this connection receives the original messages of the output.
+    fn is_primary(&self, connection: &Connection) -> bool {
         let output = self.by_port.get(&connection.from);
-        let heir = output.and_then(|output| output.heir);
-        !connection.forks || heir.is_none_or(|heir| std::ptr::eq(heir, connection))
+        let primary = output.and_then(|output| output.primary);
+        !connection.forks || primary.is_none_or(|primary| std::ptr::eq(primary, connection))
     }
 }
 
@@ -108,46 +109,46 @@ fn plan_of(
     outputs: &Outputs<'_>,
     near: &Device,
     problems: &mut Vec<String>,
-) -> LinkPlan {
+) -> HubPlan {
     let name = hub_name(flow, connection);
     let hub = wanted(flow, connection);
     let (writer, reader) = (device(flow, connection.from), device(flow, connection.to));
-    let forks = !outputs.is_heir(connection);
+    let forks = !outputs.is_primary(connection);
     let PortDecl { carries_envelopes: carries, element_bytes, .. } = *decl(flow, connection.from);
     let mut problem = |what: String| problems.push(format!("hub `{name}`: {what}"));
 
     let mut sized = |what: &str, number: Option<usize>, default: usize| {
         hub::at_least_one(what, number.unwrap_or(default)).unwrap_or_else(|_| {
-            problem(format!("its {what} is 0, and nothing could ever pass: at least 1"));
+            problem(format!("its {what} is 0, and no message could pass: set at least 1"));
             default
         })
     };
     let least = needs(flow, connection);
     let capacity = sized("capacity", hub.capacity, least);
-    // The writer's blanks are lent by one hub alone.
+    // Only one hub lends the writer its blank envelopes.
     let writer_bytes = outputs.said(connection.from).filter(|_| carries && !forks);
-    // A run keeps those that it has filled until it is its turn.
+    // A concurrent run keeps the envelopes that it has filled until its turn to send.
     let workers = flow.entries[connection.from.operator].workers;
     let kept = writer_bytes.map_or(0, |_| workers.saturating_mul(needs_at(flow, connection.from).max(1)));
     let usual = hub.default_envelopes(least).max(if kept > 0 { kept.saturating_add(1) } else { 0 });
     let envelopes = sized("number of envelopes", hub.envelopes, usual);
     if let Some(bytes) = hub.envelope_bytes {
-        sized("envelopes' size", Some(bytes), 1);
+        sized("envelope size", Some(bytes), 1);
         if !carries {
-            problem("it is given a size of envelopes, and its messages carry none".into());
+            problem("it has an envelope size, and its messages carry no envelopes".into());
         } else if (1..element_bytes).contains(&bytes) {
-            problem(format!("its envelopes' {bytes} bytes hold no element of {element_bytes}"));
+            problem(format!("its envelopes of {bytes} bytes hold no element of {element_bytes} bytes"));
         }
     }
     if carries && hub.full != Full::Hold && envelopes < hub.default_envelopes(least) {
         let needs = hub.default_envelopes(least);
         problem(format!(
-            "it drops messages to hold nobody up, and its {envelopes} envelopes would: it needs {needs}, one for each \
-             message that it queues, one for the writer and one for the reader"
+            "it drops messages so that its writer never waits, but with {envelopes} envelopes the writer would wait: it \
+             needs {needs}, one for each message that it queues, one for the writer and one for the reader"
         ));
     }
     if !writer.copies_with(&reader) {
-        problem(format!("{writer} and {reader} are devices of different makes: put an operator on the host between"));
+        problem(format!("no copy path between {writer} and {reader}: put an operator on the host between them"));
     }
     let elsewhere = carries && (forks || writer != reader);
     let reader_bytes = match outputs.size(connection.from) {
@@ -155,7 +156,7 @@ fn plan_of(
         Some(bytes) => Some(bytes),
         None => {
             problem(format!(
-                "nobody says how large its envelopes are, and `{}` is not passed any on: write \
+                "the size of its envelopes is not set, and `{}` receives none to pass on: set it with \
                  `#[output(envelope_bytes = ..)]` or `Hub::envelope_bytes`",
                 flow.entries[connection.from.operator].name
             ));
@@ -165,13 +166,13 @@ fn plan_of(
     if envelopes < kept {
         let writer = &flow.entries[connection.from.operator].name;
         problem(format!(
-            "`{writer}` has {workers} runs at a time, which keep {kept} envelopes until it is their turn, and it has \
+            "`{writer}` has {workers} runs at a time, which keep {kept} envelopes until their turn to send, and it has \
              {envelopes}: give it {kept} or more, `Hub::envelopes`"
         ));
     }
     let room = needs_at(flow, connection.from);
     let waits = || format!("`{}` waits for room for {room} messages", port_name(flow, connection.from));
-    // What a condition waits for was looked at with the others of its operator.
+    // What a condition waits for was checked with the other conditions of the operator.
     if room > capacity && hub.full == Full::Hold && !is_named(flow, connection.from) {
         problem(format!("{}, and its queue holds {capacity}: give it a capacity of {room} or more", waits()));
     }
@@ -186,7 +187,7 @@ fn plan_of(
         problem(format!("{waits}, and it has {envelopes} envelopes: give it {waited_for} or more, `Hub::envelopes`"));
     }
     let near = [&reader, &writer].into_iter().find(|device| !device.is_host()).unwrap_or(near).clone();
-    LinkPlan {
+    HubPlan {
         name: name.into(),
         capacity,
         full: hub.full,
@@ -206,9 +207,9 @@ fn plan_of(
     }
 }
 
-/// The hubs that keep the latest end together, where their reader has no other input that ends it. Queues of optional inputs
-/// are waited for.
-pub(super) fn ends_with(flow: &Flow, plans: &mut [LinkPlan]) {
+/// Makes the hubs of one reader that keep the latest message end together, if the reader has no other input that ends
+/// it. Queues of optional inputs are waited for.
+pub(super) fn ends_with(flow: &Flow, plans: &mut [HubPlan]) {
     let mut inputs = vec![Vec::new(); flow.entries.len()];
     let mut end_alone = vec![false; flow.entries.len()];
     for (at, connection) in within(flow).enumerate() {
@@ -216,7 +217,7 @@ pub(super) fn ends_with(flow: &Flow, plans: &mut [LinkPlan]) {
         inputs[reader].push(at);
         end_alone[reader] |= plans[at].full != Full::Replace && !decl(flow, connection.to).need.optional;
     }
-    // A chunk that is waited for ends it, too.
+    // A chunk that is waited for also ends the reader.
     for link in flow.links.iter().filter(|link| link.role != Role::Produce && !decl(flow, link.port).need.optional) {
         end_alone[link.port.operator] = true;
     }
@@ -229,10 +230,11 @@ pub(super) fn ends_with(flow: &Flow, plans: &mut [LinkPlan]) {
     }
 }
 
-/// The hubs that copy what is at their readers' already: what is sent is there, or another fork of it is.
-pub(super) fn copies(flow: &Wiring<'_>, plans: &[LinkPlan]) -> Vec<Copied> {
+/// The hubs that copy envelopes although their data is on the reader's device already: that of the original message, or
+/// of another fork.
+pub(super) fn copies(flow: &Wiring<'_>, plans: &[HubPlan]) -> Vec<Copied> {
     let all = || flow.connections.iter().zip(plans);
-    // Where each output's messages themselves go; then, in the order of the connections, where its forks go.
+    // First the devices that the original messages go to; then, in the order of the connections, those of the forks.
     let mut there: HashMap<PortId, Vec<&Device>> = HashMap::new();
     for (connection, plan) in all().filter(|(_, plan)| !plan.forks) {
         there.entry(connection.from).or_default().push(&plan.reader);
@@ -249,12 +251,12 @@ pub(super) fn copies(flow: &Wiring<'_>, plans: &[LinkPlan]) -> Vec<Copied> {
     copied.collect()
 }
 
-/// How many messages a connection's queue has to hold, by what its operators wait for there.
+/// The number of messages that a connection's queue has to hold for the conditions of its operators.
 fn needs(flow: &Flow, connection: &Connection) -> usize {
     needs_at(flow, connection.from).max(needs_at(flow, connection.to)).max(hub::DEFAULT_CAPACITY)
 }
 
-/// How many messages, or room for how many, an operator waits for at a port.
+/// The number of messages, or of messages to have room for, that an operator waits for at a port.
 fn needs_at(flow: &Flow, port: PortId) -> usize {
     if is_named(flow, port) {
         return condition::count_at(&lock(&flow.entries[port.operator].place).conditions, port);
@@ -267,7 +269,7 @@ fn needs_at(flow: &Flow, port: PortId) -> usize {
     }
 }
 
-/// How many messages have to lie in the one queue of a port before its operator runs, however long that takes.
+/// The number of messages that have to be in the only queue of a port before its operator runs, without a time limit.
 fn certainly_needs(flow: &Flow, port: PortId) -> usize {
     let decl = decl(flow, port);
     let certain = |need: &Need| need.within.is_none() && !need.optional && decl.kind == PortKind::Input;
@@ -279,23 +281,22 @@ fn certainly_needs(flow: &Flow, port: PortId) -> usize {
     named.filter_map(|(_, need)| need.filter(certain)).map(|need| need.least).max().unwrap_or(0)
 }
 
-/// How many it holds: as many as was said, and otherwise as it has to.
+/// The capacity of a connection's queue: as set, otherwise as needed.
 pub(super) fn capacity(flow: &Flow, connection: &Connection) -> usize {
     wanted(flow, connection).capacity.unwrap_or_else(|| needs(flow, connection))
 }
 
-/// Host memory between two operators on the host may later be copied to a device of the flow.
+/// The device that host memory is pinned for: memory between two operators on the host may later be copied to it.
 fn pinned_for(flow: &Flow) -> Device {
     let devices = flow.entries.iter().filter_map(|entry| lock(&entry.place).device.clone());
     devices.into_iter().find(|device| !device.is_host()).unwrap_or_else(Device::host)
 }
 
-/// How urgent an operator's streams are.
 fn priority(flow: &Flow, operator: usize) -> i32 {
     lock(&flow.entries[operator].place).pool.as_ref().map_or(0, StreamPool::priority)
 }
 
-/// Since when messages wait at a port, if anybody wants to know.
+/// The time that is recorded for messages at a port, if a condition needs it.
 fn times(flow: &Flow, port: PortId) -> Option<Since> {
     if !is_named(flow, port) {
         return decl(flow, port).need.times();

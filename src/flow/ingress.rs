@@ -1,13 +1,13 @@
-//! [`Ingress`]: messages from outside.
+//! [`Ingress`]: messages that enter a flow.
 //!
-//! Whoever has a handle sends straight into the hub: no task of the flow stands in between. Beside the hub the flow has
-//! an operator for it, which does nothing but be there. While a handle lives that one waits for an event, so that the flow
-//! is neither at its end nor stalled; when the last is gone it closes the hub, and the end walks on from there.
+//! A handle sends directly into the hub. The flow also has an operator for the ingress, which does no work: it waits
+//! for an event while a handle exists, so that the flow neither ends nor stalls. When the last handle is dropped, it
+//! closes the hub, and the operators downstream end in turn.
 //!
 //! ```text
-//!             the flow runs                            the run is over
-//!   BEFORE ──────────────────> OPEN ─────────> CLOSED ────────────────> ENDED ──> the flow is dropped: sends fail,
-//!   sends wait                  ^  the last handle is dropped,          │         and say why
+//!             the flow runs                            the run ends
+//!   BEFORE ──────────────────> OPEN ─────────> CLOSED ────────────────> ENDED ──> the flow is dropped: sends fail
+//!   sends wait                  ^  the last handle is dropped,          │         with the reason
 //!                               │  stop, the reader ends, a failure     │ sends wait
 //!                               └──────── the flow runs again ──────────┘
 //! ```
@@ -26,20 +26,19 @@ use wakeline_macros::Ports;
 
 use super::{
     Flow,
-    door::{Asked, Closing, Door, Place, Stage},
+    ingress_gate::{Acquisition, CloseOnDrop, IngressGate, SendPermit, Stage},
 };
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
     hub::{Envelope, Hub, Message, Reply, baggage::Load, sender::SentBy},
     memory::Plain,
-    operator::{Cx, InputHandle, Operator, Output, lent::Lent},
+    operator::{Cx, InputHandle, Operator, Output, shared_port::SharedPort},
     sync::Discarded,
 };
 
 impl Flow {
-    /// A way in from outside: what is sent by the handle comes to this input. It adds an operator of that name, which
-    /// stands for whoever has a handle. See [`Ingress`].
+    /// Adds an operator of that name that passes messages from the returned handle to an input. See [`Ingress`].
     ///
     /// ```
     /// use wakeline::{Flow, operator::sink};
@@ -59,56 +58,55 @@ impl Flow {
         self.ingress_with(name, to, Hub::default())
     }
 
-    /// As [`ingress`](Self::ingress), with a hub of another size.
+    /// As [`ingress`](Self::ingress), with this kind of hub between the ingress and the input.
     pub fn ingress_with<M: Message>(&mut self, name: impl Into<String>, to: InputHandle<M>, hub: Hub) -> Ingress<M> {
         let (stage, handle) = watch::channel(Stage::Before);
-        let added = self.add(name, Entrance { stage });
+        let added = self.add(name, IngressOperator { stage });
         self.connect_with(added.messages, to, hub);
         Ingress::new(self.id, handle)
     }
 }
 
-/// Sends messages into a flow, from any task or thread. From [`Flow::ingress`].
+/// Sends messages into a flow, from any task or thread. Created by [`Flow::ingress`].
 ///
-/// A flow does not end while there is a handle (a clone is one more): it waits for what may come. When the last one is
-/// dropped, what was sent goes to its end. [`Running::stop`](crate::Running::stop) closes it, too, and so does its reader's
-/// end.
+/// A flow does not end as long as a handle or a clone of it exists. When the last one is dropped, the messages that
+/// were sent are processed to the end. [`Running::stop`](crate::Running::stop) and the end of its reader also close the
+/// ingress.
 ///
 /// # Between two runs
-/// A flow can [run](Flow::run) again, so a message that is sent while it does not run waits for the next run, as before the
-/// first. It is refused once no run will follow: when the flow is dropped, and when one that was [spawned](Flow::spawn) has
-/// ended; also when the run that it waits for fails before its operators begin. A message that waits for room when a run
+/// A flow can [run](Flow::run) again, so a message that is sent between two runs waits for the next one, as before the
+/// first. Sending fails once no run will follow: when the flow is dropped, when a flow that was [spawned](Flow::spawn)
+/// has ended, and when the awaited run fails before its operators begin. A message that is waiting for room when a run
 /// ends is refused with the reason.
 ///
-/// A producer beside `flow.run()`, in `tokio::join!` say, that relies on `send` to fail at the end of the run may therefore
-/// wait for another run. Spawn the flow, or drop the producer with the run (`tokio::select!`).
+/// A producer in `tokio::join!` with `flow.run()` that relies on `send` to fail at the end of the run may therefore
+/// wait for another run. Spawn the flow, or drop the producer at the end of the run (`tokio::select!`).
 ///
 /// # Order
-/// Messages keep their order, and so does the device work on their envelopes: a message is sent while that is under way, and
-/// its copy to the reader's device comes after it, on a stream that makes the copies of all messages. So a message whose last
-/// write does not end holds up those behind it, and the end of its device before it was sent is its sender's error. Handles
-/// of one ingress are therefore for one program; for several callers that do not trust each other there is a
-/// [`Service`](crate::Service), where [each waits for its own](crate::Service#device-work-on-a-request).
+/// Messages keep their order, and so does the device work on their envelopes. A message may be sent while that work is
+/// in progress; its copy to the reader's device is ordered after it, on one stream for all messages. A message whose
+/// last write does not complete therefore delays those behind it. If the device of a message was lost before the
+/// message was sent, the sender gets the error. So the handles of one ingress are meant for one program. For callers
+/// that do not trust each other, use a [`Service`](crate::Service), where [each waits only for its own
+/// work](crate::Service#device-work-on-a-request).
 ///
-/// A message that cannot be brought to the reader is refused with an error for its sender, and the flow goes on: its envelope
-/// is too large, lies where nothing copies from, or its memory is used by a capture. Where that is known only after the
-/// message was accepted, since the device of its memory was lost meanwhile, it is dropped with a warning in the log.
+/// A message that cannot be delivered is refused with an error for its sender, and the flow continues: its envelope is
+/// too large or cannot be copied from where it is, or its memory is used by a capture. If this is known only after the
+/// message was accepted, because its device was lost in the meantime, the message is dropped with a warning in the log.
 ///
 /// # As a sink
-/// It is a [`Sink`]. What is sent takes along the present [`Span`]: the operators that handle it, and what they make of it,
-/// are inside that span meanwhile.
+/// An ingress is also a [`Sink`]. A message carries the current [`Span`] of its sender: the operators that process it,
+/// and the messages made from it, run inside that span.
 pub struct Ingress<M: Message> {
-    /// Its number.
     flow: u64,
-    /// Its receivers are the handles. `None`: this one was closed.
+    /// The handles are the receivers of this channel. `None`: this handle was closed.
     stage: Option<watch::Receiver<Stage<M>>>,
-    /// For the [`Sink`].
-    place: Asked<Place<M>>,
+    place: Acquisition<SendPermit<M>>,
 }
 
-/// A message that was not sent, and why.
+/// A message that was not sent, and the reason.
 ///
-/// `?` makes the [`Error`] of it, where the message is of no further use.
+/// `?` converts it into the [`Error`], which drops the message.
 pub struct SendError<M> {
     message: Option<M>,
     error: Error,
@@ -116,21 +114,21 @@ pub struct SendError<M> {
 
 impl<M: Message> Ingress<M> {
     pub(super) fn new(flow: u64, stage: watch::Receiver<Stage<M>>) -> Self {
-        Self { flow, stage: Some(stage), place: Asked::No }
+        Self { flow, stage: Some(stage), place: Acquisition::No }
     }
 
-    /// Sends a message, once there is room for it, and the flow runs. Who asks first is served first.
+    /// Sends a message, as soon as the flow runs and the hub has room. Senders are served in the order of their calls.
     ///
     /// # Errors
-    /// If the flow has failed, that; [`Closed`](ErrorKind::Closed) if it was stopped, has ended and
-    /// [runs no more](Self#between-two-runs), or if the reader is gone;
-    /// [`Usage`](ErrorKind::Usage) for a message that cannot be brought to the reader; [`Stalled`](ErrorKind::Stalled) in the
-    /// `start` of an operator of the same flow, which runs once all operators have started.
-    /// The message comes back, unless it was lost on the way to its device.
+    /// The error of the flow, if it has failed; [`Closed`](ErrorKind::Closed) if it was stopped, has ended and [will
+    /// not run again](Self#between-two-runs), or if the reader was dropped; [`Usage`](ErrorKind::Usage) for a message
+    /// that cannot be delivered to the reader; [`Stalled`](ErrorKind::Stalled) in the `start` of an operator of the
+    /// same flow, which runs only once all operators have started. The message is returned in the error, unless it was
+    /// lost on the way to its device.
     ///
     /// # Cancel safety
-    /// Dropping the future before it resolves drops the message with it, unsent. A future that is kept and not polled keeps
-    /// its turn, and a place of the hub's once there is one: drop it to release that to the next sender.
+    /// Dropping the future before it resolves drops the message, unsent. A future that is kept but not polled keeps its
+    /// place in the queue of senders, and later a reserved slot of the hub: drop it to release that to the next sender.
     pub async fn send(&self, message: M) -> Result<(), SendError<M>> {
         match self.place().await {
             Ok(place) => send_at(place, message),
@@ -138,7 +136,7 @@ impl<M: Message> Ingress<M> {
         }
     }
 
-    /// Sends a message if there is room now; gives it back if not, and also while the flow does not run yet, or again.
+    /// Sends a message if there is room now. Returns it if there is none, or if the flow does not run at the moment.
     ///
     /// # Errors
     /// As [`Ingress::send`].
@@ -150,11 +148,11 @@ impl<M: Message> Ingress<M> {
         }
     }
 
-    /// True if nothing that is sent can arrive any more: in the present run, or between two runs in a further one.
+    /// True if no message that is sent now can arrive, in the current run or, between two runs, in a later one.
     pub fn is_closed(&self) -> bool {
         let Some(stage) = &self.stage else { return true };
-        match self.door() {
-            Some(door) => door.is_closed(),
+        match self.gate() {
+            Some(gate) => gate.is_closed(),
             None => stage.has_changed().is_err(),
         }
     }
@@ -163,63 +161,65 @@ impl<M: Message> Ingress<M> {
         self.stage.as_ref().ok_or_else(|| Error::new(ErrorKind::Closed, "this handle of an ingress was closed"))
     }
 
-    async fn place(&self) -> Result<Place<M>> {
+    async fn place(&self) -> Result<SendPermit<M>> {
         match self.try_place()? {
             Some(place) => Ok(place),
-            None => Place::once_open(self.flow, self.stage()?.clone()).await,
+            None => SendPermit::once_open(self.flow, self.stage()?.clone()).await,
         }
     }
 
-    pub(super) fn try_place(&self) -> Result<Option<Place<M>>> {
+    pub(super) fn try_place(&self) -> Result<Option<SendPermit<M>>> {
         let stage = self.stage()?;
-        let door = match &*stage.borrow() {
-            Stage::Open(door) => door.clone(),
+        let gate = match &*stage.borrow() {
+            Stage::Open(gate) => gate.clone(),
             over if stage.has_changed().is_err() => return Err(over.refusal()),
             Stage::Before | Stage::Ended(_) => return Ok(None),
         };
-        door.try_place()
+        gate.try_place()
     }
 
-    /// Where messages come in, once the flow runs.
-    pub(super) fn some_door(&self) -> Result<impl Future<Output = Result<Arc<Door<M>>>> + Send + Sync + use<M>> {
-        Ok(Door::once_open(self.flow, self.stage()?.clone()))
+    /// Waits for the gate, until the flow runs.
+    pub(super) fn wait_for_gate(
+        &self,
+    ) -> Result<impl Future<Output = Result<Arc<IngressGate<M>>>> + Send + Sync + use<M>> {
+        Ok(IngressGate::once_open(self.flow, self.stage()?.clone()))
     }
 
-    /// Where messages come in, if the flow runs.
-    pub(super) fn door(&self) -> Option<Arc<Door<M>>> {
+    /// The gate, if the flow runs.
+    pub(super) fn gate(&self) -> Option<Arc<IngressGate<M>>> {
         match &*self.stage.as_ref()?.borrow() {
-            Stage::Open(door) => Some(door.clone()),
+            Stage::Open(gate) => Some(gate.clone()),
             Stage::Before | Stage::Ended(_) => None,
         }
     }
 
-    /// A place, some time: for those who poll.
-    pub(super) fn some_place(&self) -> Result<impl Future<Output = Result<Place<M>>> + Send + Sync + use<M>> {
-        Ok(Place::once_open(self.flow, self.stage()?.clone()))
+    /// Waits for a permit, for callers that poll.
+    pub(super) fn wait_for_permit(&self) -> Result<impl Future<Output = Result<SendPermit<M>>> + Send + Sync + use<M>> {
+        Ok(SendPermit::once_open(self.flow, self.stage()?.clone()))
     }
 }
 
 impl<T: Plain> Ingress<Envelope<T>> {
-    /// A blank envelope of the hub's, to fill and to send: what is written there need not be copied to be sent. It is waited
-    /// for, and so is the flow's beginning.
+    /// Waits for a blank envelope of the hub, and for the flow to run. Sending a filled blank envelope needs no copy on
+    /// the host.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if nobody said how large the hub's envelopes are (give
-    /// [`ingress_with`](Flow::ingress_with) a [`Hub::envelope_bytes`]); otherwise as [`Ingress::send`]. The errors of the
-    /// envelope's own methods are for callers as well: the kind, with a general message.
+    /// [`Usage`](ErrorKind::Usage) if the size of the hub's envelopes is not set (see
+    /// [`ingress_with`](Flow::ingress_with) and [`Hub::envelope_bytes`]); otherwise as [`Ingress::send`]. The errors of
+    /// the envelope's own methods have only the kind and a general message.
     ///
     /// # Cancel safety
-    /// An envelope is taken only as the future resolves: dropping it loses none.
+    /// An envelope is taken only when the future resolves: dropping the future loses none.
     pub async fn blank(&self) -> Result<Envelope<T>> {
-        Door::once_open(self.flow, self.stage()?.clone()).await?.blank().await
+        IngressGate::once_open(self.flow, self.stage()?.clone()).await?.blank().await
     }
 }
 
-fn send_at<M: Message>(place: Place<M>, message: M) -> Result<(), SendError<M>> {
+fn send_at<M: Message>(place: SendPermit<M>, message: M) -> Result<(), SendError<M>> {
     place.send(Discarded::new(message), SentBy::Feeder, |_| Load::of_reply(Reply::of_span(span())))
 }
 
-/// The caller's, if it is enabled.
+/// The current span, if it is enabled.
 pub(super) fn span() -> Option<Span> {
     let span = Span::current();
     (!span.is_disabled()).then_some(span)
@@ -228,12 +228,12 @@ pub(super) fn span() -> Option<Span> {
 impl<M: Message> Sink<M> for Ingress<M> {
     type Error = SendError<M>;
 
-    /// Ready means that a place is kept for this handle, until it sends or is dropped.
+    /// When ready, a slot is reserved for this handle, until it sends or is dropped.
     fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError<M>>> {
-        let mut place = mem::replace(&mut self.place, Asked::No);
-        let asked = place.poll(cx, Place::is_void, || match self.try_place()? {
-            Some(place) => Ok(Asked::Has(place)),
-            None => Ok(Asked::Waiting(Box::pin(self.some_place()?))),
+        let mut place = mem::replace(&mut self.place, Acquisition::No);
+        let asked = place.poll(cx, SendPermit::is_void, || match self.try_place()? {
+            Some(place) => Ok(Acquisition::Has(place)),
+            None => Ok(Acquisition::Waiting(Box::pin(self.wait_for_permit()?))),
         });
         self.place = place;
         asked.map_err(|error| SendError::new(None, error))
@@ -243,29 +243,29 @@ impl<M: Message> Sink<M> for Ingress<M> {
         match self.place.take() {
             Some(place) => send_at(place, message),
             None => {
-                let error = Error::new(ErrorKind::Usage, "`start_send` comes after a `poll_ready` that was ready");
+                let error = Error::new(ErrorKind::Usage, "`start_send` was called without a ready `poll_ready`");
                 Err(SendError::new(Some(message), error))
             }
         }
     }
 
-    /// Sent is sent.
+    /// Always ready: `start_send` has already delivered the message.
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Result<(), SendError<M>>> {
         Poll::Ready(Ok(()))
     }
 
-    /// As if this handle were dropped.
+    /// Has the same effect as dropping this handle.
     fn poll_close(mut self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Result<(), SendError<M>>> {
-        self.place = Asked::No;
+        self.place = Acquisition::No;
         self.stage = None;
         Poll::Ready(Ok(()))
     }
 }
 
-/// One more handle. A place that this one keeps as a [`Sink`] is not the other's.
+/// The clone does not share a slot that this handle has reserved as a [`Sink`].
 impl<M: Message> Clone for Ingress<M> {
     fn clone(&self) -> Self {
-        Self { flow: self.flow, stage: self.stage.clone(), place: Asked::No }
+        Self { flow: self.flow, stage: self.stage.clone(), place: Acquisition::No }
     }
 }
 
@@ -280,7 +280,7 @@ impl<M> SendError<M> {
         Self { message, error }
     }
 
-    /// Why it was not sent.
+    /// The reason.
     pub fn error(&self) -> &Error {
         &self.error
     }
@@ -315,33 +315,33 @@ impl<M> std::error::Error for SendError<M> {
     }
 }
 
-/// The operator: there while somebody may send.
-struct Entrance<M: Message> {
+/// The operator of the ingress. It lives as long as there are handles.
+struct IngressOperator<M: Message> {
     stage: watch::Sender<Stage<M>>,
 }
 
 #[derive(Ports)]
 struct EntrancePorts<M: Message> {
     #[output]
-    messages: Lent<Output<M>>,
+    messages: SharedPort<Output<M>>,
 }
 
-impl<M: Message> Operator for Entrance<M> {
+impl<M: Message> Operator for IngressOperator<M> {
     type Ports = EntrancePorts<M>;
 
     async fn run(&mut self, ports: &mut EntrancePorts<M>, cx: &mut Cx) -> Result<()> {
-        let door = Door::new(&ports.messages, cx);
-        let _closing = Closing(&door);
-        self.stage.send_replace(Stage::Open(door.clone()));
+        let gate = IngressGate::new(&ports.messages, cx);
+        let _closing = CloseOnDrop(&gate);
+        self.stage.send_replace(Stage::Open(gate.clone()));
         let mut no_handles = pin!(self.stage.closed());
         cx.attend(|task, ending| {
-            let open = !ending && no_handles.as_mut().poll(task).is_pending() && door.tend();
+            let open = !ending && no_handles.as_mut().poll(task).is_pending() && gate.tend();
             Ok(if open { Readiness::WAIT_EVENT } else { Readiness::NEVER })
         })
         .await
     }
 
-    /// It has no runs.
+    /// Never called: `run` is overridden.
     async fn compute(&mut self, _ports: &mut EntrancePorts<M>, _cx: &mut Cx) -> Result<()> {
         Ok(())
     }

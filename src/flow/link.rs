@@ -1,7 +1,7 @@
-//! [`Flow::link`]: ports of operators, linked to hubs of chunks; and what can be known of that before the flow runs.
+//! [`Flow::link`]: ports of operators that are linked to hubs of chunks, and their check before the flow runs.
 //!
-//! Such a hub is no part of the flow: it was there before, may have links elsewhere, and is there afterwards. Each run of
-//! the flow makes links of its own, in the order of linking, where their operators are.
+//! Such a hub does not belong to the flow: it exists before and after it, and may have other links. Each run creates
+//! links of its own, in the order of linking, on the devices of their operators.
 
 use std::{
     any::Any,
@@ -16,22 +16,22 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::{
         ChunkHub,
-        abroad::Lender,
         chunks::{
             core::{ChunkState, makes_envelopes},
             roles::{LinkName, Role},
         },
-        role::DoesWith,
+        external_guard::Quiescence,
+        role::ChunkRole,
     },
     memory::Plain,
     operator::{LinkHandle, control::LinkedTo},
     sync::lock,
 };
 
-/// Makes a link whose elements have a type that is known no more, for a port of this name.
+/// Creates a link, with the element type erased, for a port of this name.
 type MakeLinked = Arc<dyn Fn(&Device, LinkName) -> Result<(Box<dyn Any + Send>, LinkedTo)> + Send + Sync>;
 
-/// A link to be.
+/// A requested link.
 #[derive(Clone)]
 pub(super) struct Linking {
     pub(super) port: PortId,
@@ -42,18 +42,18 @@ pub(super) struct Linking {
 }
 
 impl Linking {
-    /// The end for its port, and what the flow sees of it.
+    /// The link for the port, and the flow's view of it.
     pub(super) fn make(&self, device: &Device) -> Result<(Box<dyn Any + Send>, LinkedTo)> {
         (self.make)(device, self.name)
     }
 }
 
-/// The same for all handles of one hub.
+/// Identifies a hub: the same for all of its handles.
 fn key(hub: &Arc<dyn ChunkState>) -> *const () {
     Arc::as_ptr(hub).cast()
 }
 
-/// The links of each hub, in the order of linking: a flow may have ten thousand.
+/// The links of each hub, in the order of linking. Indexed by hub, since a flow may have ten thousand links.
 fn by_hub(links: &[Linking]) -> Vec<Vec<&Linking>> {
     let (mut groups, mut numbers) = (Vec::<Vec<_>>::new(), HashMap::new());
     for link in links {
@@ -68,8 +68,8 @@ fn by_hub(links: &[Linking]) -> Vec<Vec<&Linking>> {
 
 impl Flow {
     /// Links a port to a hub of chunks: a [`Produce`](crate::operator::Produce), [`Consume`](crate::operator::Consume),
-    /// [`Peek`](crate::operator::Peek) or [`Modify`](crate::operator::Modify). The order of linking is the order in which
-    /// each chunk goes through those that modify it.
+    /// [`Peek`](crate::operator::Peek) or [`Modify`](crate::operator::Modify). The order of linking is the order in
+    /// which each chunk passes those that modify it.
     ///
     /// ```
     /// use wakeline::{operator::{Consume, Produce}, prelude::*};
@@ -124,13 +124,13 @@ impl Flow {
     /// # }).unwrap();
     /// ```
     ///
-    /// What is wrong with it is reported when the flow runs, with everything else that is: a port that is linked twice or
-    /// not at all, a hub without an envelope where an operator is, readers of a hub without a producer.
+    /// Mistakes are reported when the flow runs, with all others: a port that is linked twice or not at all, a hub
+    /// without an envelope on an operator's device, readers of a hub without a producer.
     ///
     /// # Flows that share a hub
-    /// A link by hand holds a flow whose operators wait. A port of *another flow* does not: a flow whose operators all wait
-    /// for what that one is still at work on is at rest, and ends without it. So have them in one flow; or hold the reader's
-    /// with a link by hand until the writer's has ended:
+    /// A link by hand keeps a flow alive whose operators wait. A port of *another flow* does not: a flow whose
+    /// operators all wait for chunks that another flow is working on is at rest, and ends without them. So combine the
+    /// two flows, or keep the reading flow alive with a link by hand until the writing flow has ended:
     ///
     /// ```
     /// # use wakeline::prelude::*;
@@ -145,7 +145,7 @@ impl Flow {
     /// ```
     pub fn link<K, T, S>(&mut self, port: LinkHandle<K, T, S>, hub: &ChunkHub<T, S>)
     where
-        K: DoesWith,
+        K: ChunkRole,
         T: Plain,
         S: Clone + Send + Sync + 'static,
     {
@@ -161,21 +161,21 @@ impl Flow {
     }
 }
 
-/// After the `start` of an operator that was to put the first chunks there.
+/// Checks, after an operator's `start`, that it has put chunks into the hubs that it declared.
 pub(super) fn are_filled(hubs: &[Arc<dyn ChunkState>]) -> Result<()> {
     let lacks = |hub: &&Arc<dyn ChunkState>| hub.is_empty() && hub.links_that(Role::Produce) == 0;
     hubs.iter().find(lacks).map_or(Ok(()), |hub| {
         let text = format!(
-            "`start` committed no chunk to hub `{}`, which `.fills(&hub)` says it does: produce one there, \
-             `hub.produce(..)?.with(..)`, or leave `fills` out",
+            "`start` committed no chunk to hub `{}`, although it is marked `.fills(&hub)`: produce one there, \
+             `hub.produce(..)?.with(..)`, or remove `fills`",
             hub.name()
         );
         Err(Error::new(ErrorKind::Usage, text))
     })
 }
 
-/// Operators that do not end by themselves when the flow is to be drained: readers of chunks that come from others. Each
-/// with those that it is behind.
+/// Operators that do not end by themselves when the flow is drained, since they read chunks of other operators: pairs
+/// of a writer and a reader.
 pub(super) fn drained_through(links: &[Linking]) -> impl Iterator<Item = (usize, usize)> + '_ {
     by_hub(links).into_iter().flat_map(|own| {
         let here = own.iter().any(|link| link.role == Role::Consume);
@@ -187,22 +187,23 @@ pub(super) fn drained_through(links: &[Linking]) -> impl Iterator<Item = (usize,
     })
 }
 
-/// A hub of chunks, as the way of its chunks through a flow.
+/// A hub of chunks, as the path of its chunks through a flow.
 pub(super) struct Passage {
     pub(super) hub: Arc<dyn ChunkState>,
     pub(super) producers: Vec<usize>,
-    /// The links that read, in the order in which each chunk goes to them: each that modifies, those that peek, those that consume.
-    /// One stage where chunks stay. Links that the data does not flow to are left out.
+    /// The reading links, in the order in which each chunk passes them: one stage for each link that modifies, one for
+    /// all that peek, and one for those that consume. A single stage if chunks stay in the hub. Links that `flow_to`
+    /// excludes are left out.
     pub(super) stages: Vec<Vec<PortId>>,
-    /// Chunks come from links by hand.
+    /// Links by hand produce chunks.
     pub(super) is_fed: bool,
-    /// Chunks may be there before any operator runs.
+    /// There may be chunks before any operator runs.
     pub(super) is_filled: bool,
-    /// How many chunks there may be at once.
+    /// The largest number of chunks at once.
     pub(super) holds: usize,
 }
 
-/// Of a flow whose links are in order.
+/// The passages of a flow whose links have been checked.
 pub(super) fn passages(flow: &Flow) -> Vec<Passage> {
     let filled: HashSet<_> =
         flow.entries.iter().flat_map(|entry| lock(&entry.place).fills.iter().map(key).collect::<Vec<_>>()).collect();
@@ -220,7 +221,7 @@ pub(super) fn passages(flow: &Flow) -> Vec<Passage> {
         }
         stages.retain(|stage| !stage.is_empty());
         let is_fed = hub.links_that(Role::Produce) > 0;
-        // A port that is optional may send envelopes of the user's.
+        // An optional port may send envelopes of the user's.
         let sends = is_fed || of(Role::Produce).any(|link| check::decl(flow, link.port).need.optional);
         let (places, envelopes) = hub.most();
         Some(Passage {
@@ -235,21 +236,21 @@ pub(super) fn passages(flow: &Flow) -> Vec<Passage> {
     passages.collect()
 }
 
-/// The hubs that have links here, each once.
+/// The hubs of these links, each once.
 pub(super) fn hubs<'a>(links: impl IntoIterator<Item = &'a LinkedTo>) -> Vec<Arc<dyn ChunkState>> {
     let mut found = HashSet::new();
     let new = links.into_iter().filter(|link| found.insert(key(&link.state)));
     new.map(|link| link.state.clone()).collect()
 }
 
-/// A flow's hubs know of it while it runs: whoever has links to them elsewhere may cause something in it.
+/// Makes a flow known to its hubs while it runs: their other links may cause work in it.
 pub(super) struct Attached {
     hubs: Vec<Arc<dyn ChunkState>>,
-    flow: Arc<dyn Lender>,
+    flow: Arc<dyn Quiescence>,
 }
 
 impl Attached {
-    pub(super) fn new(hubs: Vec<Arc<dyn ChunkState>>, flow: Arc<dyn Lender>) -> Self {
+    pub(super) fn new(hubs: Vec<Arc<dyn ChunkState>>, flow: Arc<dyn Quiescence>) -> Self {
         hubs.iter().for_each(|hub| hub.join(&flow));
         Self { hubs, flow }
     }
@@ -261,15 +262,14 @@ impl Drop for Attached {
     }
 }
 
-/// What the problems of a hub's links depend on beside each link.
+/// The properties of a hub that the check of each of its links depends on.
 struct Group<'a> {
-    /// Where ports that run without a chunk send chunks of their own: those need not be copied there.
+    /// The devices on which ports that run without a chunk send their own chunks, which need not be copied there.
     sent_at: Vec<Device>,
     produced: bool,
     names: HashSet<LinkName>,
-    /// By operator: the links that were looked at.
     before: HashMap<usize, Vec<&'a Linking>>,
-    /// What is reported once for the hub was.
+    /// The mistakes of the hub itself have been reported.
     is_done: bool,
 }
 
@@ -293,8 +293,8 @@ impl Group<'_> {
     }
 }
 
-/// What is wrong with a flow's links. `port`: its name; `device`: where it is; `optional`: it runs without a chunk; `filled`: the
-/// hubs that operators put chunks into as they start.
+/// The mistakes in a flow's links. `optional`: the port's operator runs without a chunk; `filled`: the hubs that
+/// operators put chunks into in their `start`.
 pub(super) fn problems(
     links: &[Linking],
     port: impl Fn(PortId) -> String,
@@ -315,9 +315,9 @@ pub(super) fn problems(
         before.push(link);
         let (name, hub, on) = (port(link.port), link.hub.name(), device(link.port));
         let place = if on.is_host() { "the host" } else { on.name() };
-        if let Some(other) = link.hub.misfit(&on) {
+        if let Some(other) = link.hub.device_without_copy_path(&on) {
             problems.push(format!(
-                "port `{name}` is on {place}, and hub `{hub}` on {other}: between these devices nothing can be copied"
+                "port `{name}` is on {place}, and hub `{hub}` on {other}: there is no copy path between these devices"
             ));
             continue;
         }
@@ -328,22 +328,22 @@ pub(super) fn problems(
         };
         if link.hub.envelopes_at(&on) == 0 && !comes {
             problems.push(format!(
-                "port `{name}` {} chunks of hub `{hub}` on {place}, where that has no envelopes: give it some, \
-                 `{}`, or `add_envelopes`",
+                "port `{name}` {} chunks of hub `{hub}` on {place}, where the hub has no envelopes: add some, \
+                 with `{}` or `add_envelopes`",
                 link.role.verb(),
                 makes_envelopes(&on)
             ));
         }
         let reads = |link: &Linking| link.role != Role::Produce && !optional(link.port);
         let both_peek = |other: &Linking| link.role == Role::Peek && other.role == Role::Peek;
-        // A port that is linked twice is a problem of its own.
+        // A port that is linked twice is reported separately.
         let is_beside =
             |other: &&&Linking| other.port.port != link.port.port && reads(other) && !both_peek(other) && reads(link);
         let beside = before.iter().find(is_beside).copied();
         if let Some(other) = beside {
             problems.push(format!(
-                "ports `{}` and `{name}` of one operator wait for the same chunk of hub `{hub}`, which one of them is to \
-                 have alone: leave one of them out, or make it `optional`",
+                "ports `{}` and `{name}` of one operator wait for the same chunk of hub `{hub}`, which one of them \
+                 needs exclusively: remove one of them, or make it `optional`",
                 port(other.port)
             ));
         }
@@ -355,16 +355,16 @@ pub(super) fn problems(
             if flow == link.port.flow && !group.names.contains(&named) {
                 let named = port(PortId { operator, port: number, ..link.port });
                 problems.push(format!(
-                    "`flow_to` of hub `{hub}` names port `{named}`, which is not linked to it and is given none of its \
-                     chunks: link it there, or leave it out"
+                    "`flow_to` of hub `{hub}` names port `{named}`, which is not linked to it and receives none of its \
+                     chunks: link the port to it, or remove the port from `flow_to`"
                 ));
             }
         }
         let is_filled = || filled.iter().any(|hub| key(hub) == key(&link.hub));
         if !group.produced && link.hub.links_that(Role::Produce) == 0 && link.hub.is_empty() && !is_filled() {
             problems.push(format!(
-                "no port produces chunks for hub `{hub}`, and `{name}` would wait for ever: link a port that does, have a \
-                 link by hand, `hub.produce(..)`, or say which operator's `start` puts chunks there, `.fills(&hub)`"
+                "no port produces chunks for hub `{hub}`, and `{name}` would wait forever: link a port that does, create a \
+                 link by hand, `hub.produce(..)`, or mark the operator whose `start` puts chunks there, `.fills(&hub)`"
             ));
         }
     }

@@ -1,7 +1,7 @@
 //! [`LocalFlow`]: a flow that stays on one thread.
 //!
-//! It is a [`Flow`] whose tasks are spawned on the present thread. It cannot be sent, so that its operators are dropped
-//! on that thread too; what [`LocalFlow::spawn`] returns can, since it never holds them.
+//! It is a [`Flow`] whose tasks are spawned on the current thread. It is not `Send`, so its operators are also dropped
+//! on that thread. The [`Running`] that [`LocalFlow::spawn`] returns is `Send`, since it never holds the operators.
 
 use std::{marker::PhantomData, rc::Rc};
 
@@ -9,23 +9,22 @@ use super::{Added, Checked, Flow, OnStall, Operators, Report, Running, Section, 
 use crate::{
     condition::Gate,
     error::Result,
-    hub::{ChunkHub, HubOf, Message, role::DoesWith},
+    hub::{ChunkHub, HubOf, Message, role::ChunkRole},
     memory::Plain,
-    operator::{LinkHandle, LocalOperator, Operator, OutputHandle, Ports, local::Here},
+    operator::{LinkHandle, LocalOperator, Operator, OutputHandle, Ports, local::LocalAdapter},
     stream::CompletionMode,
 };
 
-/// A flow on one thread: its operators need not be `Send`, and may share what they have without a lock. Everything else
-/// is as in a [`Flow`]: conditions, hubs, devices, the report, how it ends.
+/// A flow on one thread: its operators need not be `Send`, and may share state without locks. Everything else is as in
+/// a [`Flow`]: conditions, hubs, devices, the report, the end.
 ///
 /// It runs inside a [`LocalSet`](tokio::task::LocalSet), on a runtime of either kind, or on a
-/// [`LocalRuntime`](tokio::runtime::LocalRuntime), beside whatever else is spawned there. See [`LocalOperator`] for an
-/// example.
+/// [`LocalRuntime`](tokio::runtime::LocalRuntime), along with other tasks there. See [`LocalOperator`] for an example.
 ///
-/// In a [`Simulation`](crate::device::Simulation) it is simulated like any flow; that simulation then has to stay on its
+/// In a [`Simulation`](crate::device::Simulation) it is simulated like any flow. The simulation must then stay on its
 /// thread until the flow has ended.
 ///
-/// It cannot leave its thread:
+/// A `LocalFlow` cannot be sent to another thread:
 ///
 /// ```compile_fail,E0277
 /// let flow = wakeline::flow::LocalFlow::new("here");
@@ -38,7 +37,7 @@ pub struct LocalFlow {
 }
 
 impl LocalFlow {
-    /// An empty flow.
+    /// Creates an empty flow.
     pub fn new(name: impl Into<String>) -> Self {
         let flow = Flow { threads: Threads::This, ..Flow::new(name) };
         Self { flow, here: PhantomData }
@@ -69,13 +68,13 @@ impl LocalFlow {
         self.flow.gate(name)
     }
 
-    /// As [`Flow::replay`], of operators of the kind that can be sent.
+    /// As [`Flow::replay`]. The operators must be `Send`: those added with [`add`](Self::add).
     pub fn replay(&mut self, name: impl Into<String>, operators: impl Operators) -> &mut Section {
         self.flow.replay(name, operators)
     }
 
-    /// Adds an operator of the kind that can be sent. Of those here, only such a one can be put
-    /// [on a thread of its own](Added::on_own_thread).
+    /// Adds an operator that is `Send`. Only such an operator can be put [on a thread of its
+    /// own](Added::on_own_thread).
     pub fn add<O: Operator>(&mut self, name: impl Into<String>, operator: O) -> Added<<O::Ports as Ports>::Handles> {
         self.flow.add(name, operator)
     }
@@ -86,7 +85,7 @@ impl LocalFlow {
         name: impl Into<String>,
         operator: O,
     ) -> Added<<O::Ports as Ports>::Handles> {
-        let added = self.flow.add(name, Here::new(operator));
+        let added = self.flow.add(name, LocalAdapter::new(operator));
         if let Some(entry) = self.flow.entries.last_mut() {
             entry.stays = true;
         }
@@ -106,7 +105,7 @@ impl LocalFlow {
     /// As [`Flow::link`].
     pub fn link<K, T, S>(&mut self, port: LinkHandle<K, T, S>, hub: &ChunkHub<T, S>)
     where
-        K: DoesWith,
+        K: ChunkRole,
         T: Plain,
         S: Clone + Send + Sync + 'static,
     {
@@ -116,35 +115,37 @@ impl LocalFlow {
     /// As [`Flow::check`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Flow::check`].
     pub fn check(&self) -> Result<Checked> {
         self.flow.check()
     }
 
-    /// As [`Flow::run`], on the present thread.
+    /// As [`Flow::run`], on the current thread.
     ///
     /// # Errors
-    /// As there, and [`Usage`](crate::ErrorKind::Usage) outside of a `LocalSet` or `LocalRuntime`, for which tokio also
-    /// prints its own message.
+    /// As [`Flow::run`], and [`Usage`](crate::ErrorKind::Usage) outside a `LocalSet` or `LocalRuntime`, in which case
+    /// tokio also prints its own message.
     ///
     /// # Cancel safety
-    /// As there: the operators' `stop`s run in the background while the `LocalSet` or `LocalRuntime` lives.
+    /// As [`Flow::run`]: the `stop`s of the operators run in the background as long as the `LocalSet` or `LocalRuntime`
+    /// does.
     pub async fn run(&mut self) -> Result<Report> {
         self.flow.run().await
     }
 
-    /// As [`Flow::steps`], on the present thread.
+    /// As [`Flow::steps`], on the current thread.
     ///
     /// # Errors
-    /// As [`run`](Self::run), for what can be known before anything runs.
+    /// As [`run`](Self::run), for mistakes that are found before anything runs.
     pub fn steps(self) -> Result<Steps> {
         self.flow.steps()
     }
 
-    /// As [`Flow::spawn`], on the present thread. What it returns may be awaited, stopped and dropped on any.
+    /// As [`Flow::spawn`], on the current thread. The returned handle may be awaited, stopped and dropped on any
+    /// thread.
     ///
     /// # Errors
-    /// As [`run`](Self::run), for what can be known before anything runs.
+    /// As [`run`](Self::run), for mistakes that are found before anything runs.
     pub fn spawn(self) -> Result<Running> {
         self.flow.spawn()
     }

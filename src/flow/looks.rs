@@ -1,17 +1,19 @@
-//! [`Looks`]: when the keeper of a flow looks for groups of operators that wait for each other alone.
+//! [`SearchSchedule`]: when the flow's supervisor searches for groups of operators that wait only for each other.
 //!
-//! A while after an operator has parked or ended, and not again before another one has: an idle flow has no timer.
+//! A search takes place a while after an operator has parked or ended, and not again before another one has: an idle
+//! flow has no timer.
 //!
 //! ```text
 //!             an operator parks               LOOK_AFTER                          no such group
-//!   AWAITS ─────────────────────> ALARM SET ───────────────> AWAITS, and looks ───────────────────> AWAITS
-//!      ^                              ^                          │ an operator that runs might     │ a group, in two looks
-//!      └──── ends, or is reported ────┼────── end of its wait ───┘ hold what one waits for <───────┘ at the same state
+//!   AWAITS ─────────────────────> ALARM SET ───────────────> AWAITS, and searches ────────────────> AWAITS
+//!      ^                              ^                          │ a running operator might hold   │ a group, in two
+//!      searches
+//!      └──── ends, or is reported ────┼────── end of its wait ───┘ what one waits for      <───────┘ of the same state
 //!                                     └──────────────────────────┘
 //! ```
 //!
-//! On a runtime without timers there are no looks; nor where a panic would abort the process, since tokio says by a panic that it
-//! has none.
+//! There is no search on a runtime without timers, nor where a panic would abort the process, since tokio reports
+//! missing timers by a panic.
 
 use std::{task::Context, time::Duration};
 
@@ -23,24 +25,24 @@ use crate::{
     operator::node::Rest,
 };
 
-/// How long after an operator has parked the keeper looks for groups: users who wait for an answer hear of a stall before
-/// they give up, and a flow at work pays for a look ten times a second.
+/// The time between an operator's park and the search. Users who wait for a response see a stall before they give up,
+/// and a busy flow pays for ten searches per second.
 pub(super) const LOOK_AFTER: Duration = Duration::from_millis(100);
 
-/// After a look that could not tell.
+/// The time until the next search after an inconclusive one.
 pub(super) const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// An alarm, where there are timers.
+/// An alarm that never fires if there are no timers.
 #[derive(Default)]
 pub(super) struct TimeLimit {
     alarm: Alarm,
-    /// Asked once, at the first moment that is waited for.
+    /// Determined once, when the alarm is first used.
     there_are_timers: Option<bool>,
 }
 
 impl TimeLimit {
     fn there_are_timers(&mut self) -> bool {
-        // Tokio is asked by way of a panic, which ends here.
+        // Tokio reports missing timers by a panic, which is caught in `has_timers`.
         *self.there_are_timers.get_or_insert_with(|| cfg!(panic = "unwind") && has_timers())
     }
 
@@ -50,16 +52,16 @@ impl TimeLimit {
     }
 }
 
-/// When the keeper looks for groups.
+/// The schedule of the searches for groups.
 #[derive(Default)]
-pub(super) struct Looks {
+pub(super) struct SearchSchedule {
     limit: TimeLimit,
     due: Option<Instant>,
     begun: bool,
 }
 
-impl Looks {
-    /// An operator has parked, or ended, since the last look, and a while has passed. Until then the waker is kept.
+impl SearchSchedule {
+    /// True a while after an operator has parked or ended, once. Until then the waker is kept.
     pub(super) fn is_due(&mut self, rest: &Rest, task: &mut Context<'_>) -> bool {
         if !std::mem::replace(&mut self.begun, true) {
             rest.await_park();
@@ -77,7 +79,7 @@ impl Looks {
         true
     }
 
-    /// The look did not settle it: another one follows after this time, also if no operator parks.
+    /// The search was inconclusive: another one follows after this time, even if no operator parks.
     pub(super) fn again(&mut self, time: Duration) {
         self.due = Some(after(Instant::now(), time));
     }

@@ -1,14 +1,14 @@
-//! Flows: operators and how they are joined; built, checked, run.
+//! Flows: build, check and run operators and the hubs between them.
 //!
 //! ```text
 //!   add, connect ──> check (all problems at once) ──> hubs ──> kernels ──> start, run, stop ──> Report
 //! ```
 //!
-//! Where many small kernels are enqueued in one order again and again, a [`Section`] of the flow is replayed as one CUDA graph:
-//! [`Flow::replay`].
+//! A [`Section`] of a flow, in which many small kernels are enqueued repeatedly in one order, can be replayed as one
+//! CUDA graph: [`Flow::replay`].
 //!
-//! A flow within a program is talked to by an [`Ingress`], an [`Egress`], or a [`Service`], which is both: handles that are
-//! used from any task or thread while it runs.
+//! The rest of a program exchanges messages with a running flow through an [`Ingress`], an [`Egress`], or a
+//! [`Service`], which combines both. These handles are usable from any task or thread.
 
 mod added;
 mod blank_queue;
@@ -18,12 +18,11 @@ mod closed;
 mod components;
 mod connect;
 mod cycles;
-mod door;
 mod drive;
 mod egress;
 mod hubs;
 mod ingress;
-mod keeper;
+mod ingress_gate;
 mod link;
 mod local;
 mod looks;
@@ -35,6 +34,7 @@ mod service;
 mod spawn;
 mod starting;
 mod steps;
+mod supervisor;
 mod thread;
 mod wiring;
 
@@ -73,14 +73,14 @@ use crate::{
     hub::{Hub, HubOf, Message},
     operator::{
         Operator, OutputHandle, Plan, PortDecl, Ports,
-        control::{Control, Section as Shared},
-        seat::{self, How, Setting, Surroundings},
+        control::{Control, SectionControl},
+        erased::{self, FlowContext, OperatorSettings, StreamSettings},
     },
     stream::CompletionMode,
     sync::{Mutex, lock},
 };
-use added::Place;
-use drive::OwnSeat;
+use added::OperatorSlot;
+use drive::OwnedOperator;
 use spawn::Threads;
 use thread::OwnThread;
 
@@ -116,16 +116,16 @@ pub struct Flow {
     threads: Threads,
 }
 
-/// An operator of a flow.
+/// One operator of a flow.
 struct Entry {
     name: Arc<str>,
-    /// Away while the flow runs.
-    seat: Option<OwnSeat>,
+    /// `None` while the flow runs.
+    seat: Option<OwnedOperator>,
     ports: Vec<PortDecl>,
-    place: Arc<Mutex<Place>>,
-    /// It cannot leave its thread.
+    place: Arc<Mutex<OperatorSlot>>,
+    /// A `LocalOperator`.
     stays: bool,
-    /// Tasks that its runs go on in, beside its own.
+    /// The number of tasks of its concurrent runs, besides its own task.
     workers: usize,
 }
 
@@ -134,15 +134,15 @@ struct Connection {
     to: PortId,
     hub: Hub,
     make: connect::MakeLink,
-    /// Its output may have others.
+    /// The output may have several readers.
     forks: bool,
 }
 
-/// How often a flow is checked to whose operators conditions are added meanwhile.
+/// How often the check is repeated if conditions are added to the operators meanwhile.
 const MOST_CHECKS: usize = 16;
 
 impl Flow {
-    /// An empty flow.
+    /// Creates an empty flow.
     pub fn new(name: impl Into<String>) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
         Self {
@@ -160,31 +160,31 @@ impl Flow {
         }
     }
 
-    /// Its name.
+    /// The flow's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How the streams of its operators and hubs learn that their work is done. An operator may set another for its own.
+    /// Sets how the streams of its operators and hubs detect that their work is done. An operator may override this for
+    /// its own stream.
     pub fn set_completion_mode(&mut self, mode: CompletionMode) {
         self.mode = mode;
     }
 
-    /// Whether the device's time for the work that each run of an operator puts into the operator's own stream is measured
-    /// and reported
-    /// ([`OperatorReport::device`]); off by default. It costs two event records a run, and two for each wait for another
-    /// stream in the middle of it, some 0.12 us each; nothing waits for the device because of it.
+    /// Measures and reports the device time of each run's work in the operator's own stream
+    /// ([`OperatorReport::device`]). Off by default. It costs two event records per run, and two for each wait for
+    /// another stream in the middle of a run, about 0.12 us each. Nothing waits for the device because of it.
     pub fn device_times(&mut self, on: bool) {
         self.device_times = on;
     }
 
-    /// What becomes of the flow when some of its operators have stalled: by default it fails. See [`OnStall`].
+    /// Sets how the flow reacts when some of its operators have stalled. By default it fails. See [`OnStall`].
     pub fn on_stall(&mut self, on_stall: OnStall) {
         self.on_stall = on_stall;
     }
 
-    /// A gate that operators find by its name, with [`Cx::gate`](crate::Cx::gate): to be given to `.when(..)`, open at first.
-    /// The same for the same name.
+    /// Returns the gate of that name, which is open at first, for use with `.when(..)`. Operators find it by its name,
+    /// with [`Cx::gate`](crate::Cx::gate). The same name returns the same gate.
     ///
     /// ```
     /// use wakeline::{Flow, operator::source};
@@ -197,10 +197,10 @@ impl Flow {
         self.gates.get(name.into())
     }
 
-    /// Adds an operator under a name of its own, and returns its ports' handles.
+    /// Adds an operator under a unique name, and returns the handles of its ports.
     pub fn add<O: Operator>(&mut self, name: impl Into<String>, operator: O) -> Added<<O::Ports as Ports>::Handles> {
         let workers = operator.workers();
-        let (seat, plan, handles) = seat::seat(operator, self.id, self.entries.len());
+        let (seat, plan, handles) = erased::seat(operator, self.id, self.entries.len());
         let (name, place) = self.add_seat(name.into(), workers, seat, plan);
         Added { handles, name, place }
     }
@@ -209,14 +209,14 @@ impl Flow {
         &mut self,
         name: String,
         workers: usize,
-        seat: seat::Seat,
+        seat: erased::BoxedOperator,
         plan: Plan,
-    ) -> (Arc<str>, Arc<Mutex<Place>>) {
+    ) -> (Arc<str>, Arc<Mutex<OperatorSlot>>) {
         let name: Arc<str> = name.into();
-        let place = Arc::new(Mutex::new(Place { conditions: plan.conditions, ..Place::default() }));
+        let place = Arc::new(Mutex::new(OperatorSlot { conditions: plan.conditions, ..OperatorSlot::default() }));
         self.entries.push(Entry {
             name: name.clone(),
-            seat: Some(OwnSeat::new(seat, &self.name, &name)),
+            seat: Some(OwnedOperator::new(seat, &self.name, &name)),
             ports: plan.ports,
             place: place.clone(),
             stays: false,
@@ -225,9 +225,11 @@ impl Flow {
         (name, place)
     }
 
-    /// Joins an output to an input by a hub: a queue of one, two envelopes on each side, sizes from the output's
-    /// declaration or from the envelopes that are passed on; a longer queue, with one envelope more than messages, where
-    /// an operator waits for several messages or for room for several. Or to several inputs, each by a hub of its own:
+    /// Connects an output to an input by a hub. By default the hub queues one message and has two envelopes on each
+    /// side, of the size in the output's declaration or of the envelopes that are passed on. If an operator waits for
+    /// several messages or for room for several, the queue is as long, with one envelope more than messages.
+    ///
+    /// An output can also be connected to several inputs, each by a hub of its own:
     ///
     /// ```
     /// use wakeline::{Flow, Hub, operator::{sink, source}};
@@ -244,20 +246,19 @@ impl Flow {
     /// # }).unwrap();
     /// ```
     ///
-    /// Then every message goes to each of them, and must be [`Fork`](crate::Fork): host data is cloned, and an envelope,
-    /// which is its reader's alone, is copied to another of the hub's, on the device. One reader gets the message itself: of
-    /// those that hold the writer up the first that is where it is, else the last. [`check`](Self::check) lists the copies that this makes. The
-    /// writer waits for the slowest.
+    /// Then every message goes to each of them, and must be [`Fork`](crate::Fork): host data is cloned, and an
+    /// envelope, which is exclusive to its reader, is copied on the device to another envelope of the hub. One reader
+    /// gets the original message: the first on the same device among those whose hubs hold the writer up, otherwise the
+    /// last. [`check`](Self::check) lists these copies. The writer waits for the slowest reader.
     ///
     /// An [`Input`](crate::Input) is connected once, [`Inputs`](crate::Inputs) any number of times.
     ///
-    /// What is wrong with it (a port of another flow, or one that is connected already) is reported when the flow runs,
-    /// with everything else that is.
+    /// Mistakes, such as a port that is connected already, are reported together when the flow runs.
     pub fn connect<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>) {
         self.connect_with(from, to, Hub::default());
     }
 
-    /// As [`connect`](Self::connect), with a hub of another kind for each input that has none of its own
+    /// As [`connect`](Self::connect), with this kind of hub for each input that has none of its own
     /// ([`InputHandle::with`](crate::operator::InputHandle::with)).
     pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: impl HubOf<M>) {
         for connect::Target { to, hub, make, forks } in to.targets(hub.kind()) {
@@ -265,31 +266,30 @@ impl Flow {
         }
     }
 
-    /// Finds out what can be known without running: what is wrong, and what may not be expected.
+    /// Reports what can be known without running the flow: mistakes, and properties that may be unexpected.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) with every problem of how it was put together, as [`run`](Self::run).
+    /// [`Setup`](ErrorKind::Setup) with every mistake in the setup, as [`run`](Self::run).
     pub fn check(&self) -> Result<Checked> {
         self.planned().map(|(planned, _)| planned.checked)
     }
 
-    /// Runs the flow to its end, on the present tokio runtime. It can be run again: the operators go on from where they
-    /// are.
+    /// Runs the flow to its end, on the current tokio runtime. It can be run again: the operators keep their state.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) with every problem of how it was put together, before anything runs; an
-    /// operator's failure, with its name; [`Stalled`](ErrorKind::Stalled) if nothing can move though not all is done.
-    /// What had run by then is in the error's [report](Error::report).
+    /// [`Setup`](ErrorKind::Setup) with every mistake in the setup, before anything runs; the failure of an operator,
+    /// with its name; [`Stalled`](ErrorKind::Stalled) if no operator can make progress although work is left. The error
+    /// has a [report](Error::report) of what had run.
     ///
     /// # Cancel safety
-    /// Dropping the future aborts the flow: every operator's `stop` still runs, in the background, while the runtime
-    /// lives. The operators are gone with it: a further `run` is an error.
+    /// Dropping the future aborts the flow: every operator's `stop` still runs in the background, as long as the
+    /// runtime does. The operators are dropped, and a further `run` is an error.
     pub async fn run(&mut self) -> Result<Report> {
         let mut running = self.launch(true, false)?;
         let outcome = (&mut running).await;
         for (operator, mut seat) in running.seats() {
             let entry = &mut self.entries[operator];
-            // Those that were added while it ran come after them.
+            // Conditions that were added during the run come after them.
             let mut conditions = seat.conditions();
             let mut place = lock(&entry.place);
             conditions.append(&mut place.conditions);
@@ -300,49 +300,50 @@ impl Flow {
         outcome
     }
 
-    /// Runs the flow in the background, on the present tokio runtime. Each operator is dropped after its `stop`, before
+    /// Runs the flow in the background, on the current tokio runtime. Each operator is dropped after its `stop`, before
     /// the [`Running`] resolves.
     ///
     /// # Errors
-    /// As [`run`](Self::run), for what can be known before anything runs.
+    /// As [`run`](Self::run), for mistakes that are found before anything runs.
     pub fn spawn(mut self) -> Result<Running> {
         self.launch(false, false)
     }
 
-    /// `keep`: the operators are wanted back.
-    /// `stepped`: no run begins, and no hub moves anything, but by hand.
+    /// `keep`: return the operators at the end.
+    /// `stepped`: runs begin and hubs move messages only when a step requests it.
     fn launch(&mut self, keep: bool, stepped: bool) -> Result<Running> {
         let (check::Planned { links: plans, checked, sections, unbegun }, conditions) = self.planned()?;
         spawn::require_runtime(self.threads)?;
         checked.trace(&self.name);
         if self.entries.iter().any(|entry| entry.seat.is_none()) {
-            let text = format!("flow `{}` was aborted: its operators are gone", self.name);
+            let text = format!("flow `{}` was aborted and its operators were dropped: build a new flow", self.name);
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let own_threads = self.own_threads()?;
         let names = self.entries.iter().map(|entry| entry.name.clone()).collect();
-        let shared = sections.iter().map(|plan| Shared { name: plan.name.clone(), operators: plan.members.clone() });
+        let shared =
+            sections.iter().map(|plan| SectionControl { name: plan.name.clone(), operators: plan.members.clone() });
         let control = Control::new(self.name.clone(), names, shared.collect());
         if stepped {
             control.set_stepped();
         }
-        let how = How { mode: self.mode, timed: self.device_times };
+        let how = StreamSettings { mode: self.mode, timed: self.device_times };
         let (gates, spawn) = (self.gates.clone(), spawn::spawner(self.threads));
-        let surroundings = Arc::new(Surroundings { how, gates, control: control.clone(), spawn });
-        // Before the operators take their conditions along.
+        let surroundings = Arc::new(FlowContext { how, gates, control: control.clone(), spawn });
+        // Before the operators take their conditions.
         let waits = |connection: &Connection| {
             let Connection { from, to, .. } = *connection;
             (check::waits_at(self, from), check::waits_at(self, to), check::waits_for_each(self, to))
         };
         let waits: Vec<_> = self.connections.iter().map(waits).collect();
-        let mut crew = Vec::with_capacity(self.entries.len());
+        let mut members = Vec::with_capacity(self.entries.len());
         for (index, (entry, node)) in self.entries.iter_mut().zip(&control.nodes).enumerate() {
             let Some(mut seat) = entry.seat.take() else { continue };
             let mut place = lock(&entry.place);
-            // Those that were checked. What is added from here on is for the next run.
+            // Only those that were checked. Conditions that are added from now on apply to the next run.
             let own = conditions.get(index).map_or(0, |count| place.conditions.len().min(*count));
             let device = place.device.clone().unwrap_or_else(Device::host);
-            let setting = Setting {
+            let setting = OperatorSettings {
                 name: entry.name.clone(),
                 device: device.clone(),
                 streams: place.streams(),
@@ -352,18 +353,18 @@ impl Flow {
                 may_block: place.own_thread.is_some(),
             };
             let fills = place.fills.clone();
-            // Conditions of the user's are asked there.
+            // `enter` calls conditions of the user's.
             drop(place);
             seat.enter(setting, node.clone(), surroundings.clone());
-            crew.push(drive::Member { index, name: entry.name.clone(), device, seat, fills });
+            members.push(drive::Member { index, name: entry.name.clone(), device, seat, fills });
         }
-        let joints: Vec<_> = plans
+        let hubs_to_create: Vec<_> = plans
             .into_iter()
             .zip(self.connections.iter().zip(waits))
             .map(|(mut plan, (connection, (writer_waits, reader_waits, of_each)))| {
                 plan.stepped = stepped;
                 let port = |id: PortId| (id.operator, self.entries[id.operator].ports[id.port].name);
-                drive::Joint {
+                drive::HubToCreate {
                     plan,
                     make: connection.make.clone(),
                     from: port(connection.from),
@@ -380,19 +381,19 @@ impl Flow {
         });
         let (links, threads) = (links.collect(), self.threads);
         let sections = sections.into_iter().map(|plan| section::Start {
-            interior: plan.interior.iter().map(|at| joints[*at].clone()).collect(),
+            interior: plan.interior.iter().map(|at| hubs_to_create[*at].clone()).collect(),
             mode: self.mode,
-            told: section::Told::new(&plan.name),
+            stats: section::SectionStats::new(&plan.name),
             plan,
         });
         let sections = sections.collect();
         Ok(drive::launch(drive::Start {
             flow: self.id,
             control,
-            crew,
+            members,
             threads,
             own_threads,
-            joints,
+            hubs_to_create,
             links,
             sections,
             unbegun,
@@ -401,9 +402,9 @@ impl Flow {
         }))
     }
 
-    /// The flow's plan, and how many conditions each operator had in it: all those that it has by now.
+    /// The flow's plan, and the number of conditions that each operator has by now, all of which it takes into account.
     fn planned(&self) -> Result<(check::Planned, Vec<usize>)> {
-        // Another thread may add conditions meanwhile, and so may those that are asked.
+        // Another thread may add conditions during the check, and so may conditions that are called.
         let counts = || self.entries.iter().map(|entry| lock(&entry.place).conditions.len()).collect::<Vec<_>>();
         for _ in 0..MOST_CHECKS {
             let (before, planned) = (counts(), check::plan(self)?);
@@ -411,7 +412,7 @@ impl Flow {
                 return Ok((planned, before));
             }
         }
-        let text = "conditions are added to its operators each time that it is checked: add them before";
+        let text = "conditions were added to its operators during every check: add them before the flow runs";
         Err(Error::new(ErrorKind::Setup, text).at(format!("flow `{}`", self.name)))
     }
 
@@ -419,7 +420,6 @@ impl Flow {
         self.connections.iter().map(|connection| check::hub_name(self, connection).into()).collect()
     }
 
-    /// The threads of those operators that have one of their own.
     fn own_threads(&self) -> Result<Vec<Option<OwnThread>>> {
         let threads = self.entries.iter().map(|entry| {
             let plan = lock(&entry.place).own_thread.filter(|_| !spawn::in_simulation());

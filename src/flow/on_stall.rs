@@ -1,22 +1,32 @@
-//! [`OnStall`]: what a stall means for a flow.
+//! [`OnStall`]: the reaction of a flow to a stall.
 
-/// What becomes of a flow when operators of it have stalled: they wait for each other alone, and a message is left that none of
-/// them takes, or one of them has something to send and no room for it. Nothing that the others do can change that.
+/// What a flow does when some of its operators have stalled: they wait only for each other, and a message is left that
+/// none of them takes, or one of them has something to send and no room for it. Nothing that the other operators do can
+/// change that.
 ///
-/// It is found when all operators wait for each other; and, on a runtime with timers (`enable_time`), where some do and others go
-/// on, within two tenths of a second after the last of them has begun to wait, or a little over a second where one waits for room
-/// while several of its hubs are full, or for an envelope that is outside. There the analysis errs on the side of going on: operators
-/// that wait for a condition of the user's own, a predicate or `may_run` count as going on; one that waits for a message in the middle of
-/// a run counts as waiting at all of its inputs; and a wait for an envelope counts as one for all operators in a run, and for all
-/// that messages of the hub may have come to. An envelope that an operator gave away by a channel of the program's own is unknown to the
-/// flow. An operator that asks a [`Service`](crate::Service) of its own flow, or sends into its own
-/// [`Ingress`](crate::Ingress), counts as waiting for the reader while there is no room, and once a request is sent for all
-/// operators that may hold it; not while another handle keeps room, or for a place within a service's limit, which a caller that goes
-/// away makes free. It counts as going on if an operator has [taken the reply](crate::Cx::take_replies), if its runs
-/// are [concurrent](crate::operator::concurrent), and if it awaits the response in a combinator with wakers of its own, such as
-/// `FuturesUnordered`; and so does one that waits for a message of its own flow's [`Egress`](crate::Egress), or for a blank envelope of
-/// its own `Ingress`. On a runtime without timers, which tokio reports by a panic that is caught, the panic hook hears of that.
-/// Operators that wait for each other with nothing left to take, as those of a loop that has gone quiet, are at their end.
+/// A stall is detected when all operators wait for each other. On a runtime with timers (`enable_time`) it is also
+/// detected if other operators continue: within 0.2 seconds after the last of the stalled operators has begun to wait,
+/// or a little over a second if one of them waits for room while several of its hubs are full, or for an envelope that
+/// is outside. In that case the analysis errs on the side of continuing:
+///
+/// - An operator that waits for a condition of the user's own, a predicate or `may_run` counts as active.
+/// - An operator that waits for a message in the middle of a run counts as waiting at all of its inputs.
+/// - A wait for an envelope counts as a wait for all operators in a run, and for all operators that messages of the hub
+///   may have reached. An envelope that an operator gave away through a channel of the program's own is unknown to the
+///   flow.
+/// - An operator that calls a [`Service`](crate::Service) of its own flow, or sends into its own
+///   [`Ingress`](crate::Ingress), counts as waiting for the reader while there is no room, and, once a request is sent,
+///   for all operators that may hold it. It counts as active while another handle has room reserved, and while it waits
+///   for a slot within a service's limit, since a caller that drops its future releases one.
+/// - Such a caller also counts as active if an operator has [taken the reply](crate::Cx::take_replies), if its runs are
+///   [concurrent](crate::operator::concurrent), or if it awaits the response in a combinator with its own wakers, such
+///   as `FuturesUnordered`.
+/// - An operator that waits for a message of its own flow's [`Egress`](crate::Egress), or for a blank envelope of its
+///   own `Ingress`, counts as active.
+///
+/// A runtime without timers is recognised by a panic of tokio's, which is caught; the panic hook is still called.
+/// Operators that wait for each other with nothing left to take, such as those of an idle loop, have not stalled: they
+/// end.
 ///
 /// ```
 /// use wakeline::{Flow, flow::OnStall};
@@ -27,11 +37,12 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnStall {
-    /// It fails with [`Stalled`](crate::ErrorKind::Stalled), which says who waits for what. Callers of a
-    /// [`Service`](crate::Service) are answered with an error of that kind.
+    /// The flow fails with [`Stalled`](crate::ErrorKind::Stalled), and the error says which operator waits for what.
+    /// Callers of a [`Service`](crate::Service) receive an error of that kind.
     #[default]
     Fail,
-    /// The others go on, and a warning in the log says who waits for what, once. What has stalled keeps its messages: callers whose
-    /// requests are among them wait until the flow is aborted, or stopped, which then fails as above.
+    /// The other operators continue, and a warning that says which operator waits for what is logged once. The stalled
+    /// operators keep their messages: callers whose requests are among them wait until the flow is aborted, or stopped,
+    /// which then fails as above.
     Warn,
 }

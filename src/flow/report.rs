@@ -1,19 +1,20 @@
-//! What a flow did.
+//! [`Report`]: statistics of one run of a flow.
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::section::Told;
+use super::section::SectionStats;
 use crate::{
     device::{Device, ticks::TickClock},
     error::Error,
     hub::queue::Counts,
-    operator::seat::Tally,
+    operator::erased::OperatorStats,
     stream::DeviceTime,
 };
 
-/// What each operator and hub of a flow did in one run. Prints as a table, with the hubs that lost messages.
+/// The statistics of each operator and hub in one run of a flow. `Display` prints a table, followed by the hubs that
+/// lost messages.
 ///
-/// A run that failed has one as well, up to its failure: [`Error::report`].
+/// A run that failed also has a report, up to its failure: [`Error::report`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
@@ -21,75 +22,77 @@ pub struct Report {
     pub operators: Vec<OperatorReport>,
     /// In the order of connecting.
     pub hubs: Vec<HubReport>,
-    /// In the order in which they were said.
+    /// In the order in which they were declared.
     pub sections: Vec<SectionReport>,
-    /// Those that its operators were on, the host left out.
+    /// The devices of its operators, without the host.
     pub devices: Vec<DeviceReport>,
-    /// From the call to the last `stop`.
+    /// The time from the call to the end of the last `stop`.
     pub elapsed: Duration,
     /// The part of `elapsed` before the first `start`: allocating the hubs' envelopes, compiling kernels.
     pub setup: Duration,
-    /// Messages that were sent and that nobody took, because their reader ended before.
+    /// Messages that were sent and never taken, because their reader ended first.
     pub untaken: u64,
 }
 
-/// What one operator did.
+/// The statistics of one operator.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct OperatorReport {
-    /// Its name.
+    /// The name of the operator.
     pub name: Arc<str>,
-    /// How often `compute` was called.
+    /// The number of calls of `compute`.
     pub runs: u64,
-    /// Messages taken from all inputs, and chunks that it was given to consume, peek at or modify.
+    /// Messages taken from all inputs, and chunks that it consumed, peeked at or modified.
     pub messages_in: u64,
-    /// Messages sent from all outputs, and chunks that it has produced.
+    /// Messages sent from all outputs, and chunks that it produced.
     pub messages_out: u64,
-    /// Bytes of them: the valid part of envelopes, the size of everything else.
+    /// The size of `messages_in`: the valid part of envelopes, the size of everything else.
     pub bytes_in: u64,
-    /// Bytes of them.
+    /// The size of `messages_out`, counted in the same way.
     pub bytes_out: u64,
-    /// The host's time from each run's begin to its end, what it awaited in between included.
+    /// The host's time from the start of each run to its end, including its waits.
     pub busy: Duration,
-    /// The device's time for the work that its runs put into its own stream, waits for other streams left out. `None` on
-    /// the host, and where the flow did not ask for it ([`Flow::device_times`](crate::Flow::device_times)).
+    /// The device's time for the work that its runs enqueued into its own stream, without waits for other streams.
+    /// `None` on the host, and if the flow does not measure it ([`Flow::device_times`](crate::Flow::device_times)).
     pub device: Option<DeviceTime>,
-    /// The most bytes that it had at once of the memory that it allocated ([`Cx::alloc`](crate::Cx::alloc)).
+    /// The peak of the memory that it had allocated with [`Cx::alloc`](crate::Cx::alloc), in bytes.
     pub memory_peak: u64,
 }
 
-/// What a device of the flow's had to hold.
+/// The memory use of one device of the flow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceReport {
     /// Its name: `cuda:0`.
     pub name: Arc<str>,
-    /// The most bytes of its memory that wakeline had in use at once since it was opened, whoever used them.
+    /// The peak of the device memory in use by wakeline since the device was opened, by all flows and by other code, in
+    /// bytes.
     pub memory_peak: u64,
 }
 
-/// What became of the messages that were sent through one hub. Each is counted once.
+/// The messages that were sent through one hub. Each is counted once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HubReport {
-    /// Its name: `read.lines -> upper.lines`.
+    /// The name of the hub: `read.lines -> upper.lines`.
     pub name: Arc<str>,
-    /// Messages that its reader took: once each, however often it took the [latest](crate::Hub::latest).
+    /// Messages that its reader took: each once, even if the reader took the [latest](crate::Hub::latest) several
+    /// times.
     pub passed: u64,
-    /// Messages that it dropped, since that is its kind, or since they came from outside of the flow and could not be brought
-    /// to its reader.
+    /// Messages that it dropped: because of its kind, or because they came from outside the flow and could not be
+    /// delivered to its reader.
     pub dropped: u64,
-    /// Messages that its reader left when it ended.
+    /// Messages that were still in the hub when its reader ended.
     pub untaken: u64,
 }
 
-/// How the rounds of a [section](crate::flow::Section) went.
+/// The rounds of one [section](crate::flow::Section).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SectionReport {
-    /// Its name.
+    /// The name of the section.
     pub name: Arc<str>,
-    /// Rounds that were launches of a graph.
+    /// Rounds that were replayed: each was one launch of a graph.
     pub replayed: u64,
     /// Rounds in which its operators ran.
     pub streamed: u64,
@@ -98,9 +101,9 @@ pub struct SectionReport {
 }
 
 impl SectionReport {
-    pub(super) fn new(told: &Told) -> Self {
-        let [replayed, streamed, captured] = told.counts();
-        Self { name: told.name.clone(), replayed, streamed, captured }
+    pub(super) fn new(stats: &SectionStats) -> Self {
+        let [replayed, streamed, captured] = stats.counts();
+        Self { name: stats.name.clone(), replayed, streamed, captured }
     }
 }
 
@@ -138,7 +141,7 @@ impl Report {
         self.operators.iter().find(|operator| &*operator.name == name)
     }
 
-    pub(super) fn add(&mut self, name: Arc<str>, tally: &Tally, clock: &TickClock) {
+    pub(super) fn add(&mut self, name: Arc<str>, tally: &OperatorStats, clock: &TickClock) {
         self.operators.push(OperatorReport {
             name,
             runs: tally.runs,
@@ -153,13 +156,14 @@ impl Report {
     }
 }
 
-/// Here and not beside the other methods: an error belongs to a lower layer, which knows no flows.
+/// Defined here, since `Error` belongs to a lower layer, which does not know flows.
 impl Error {
-    /// The report of the flow that failed with this error: what its operators and hubs had done up to the failure. It comes
-    /// with the error that [`Flow::run`](crate::Flow::run) or [`Running`](crate::Running) resolves to.
+    /// The report of the flow that failed with this error: what its operators and hubs had done up to the failure. Set
+    /// in the errors of [`Flow::run`](crate::Flow::run) and [`Running`](crate::Running).
     ///
-    /// `None` for every other error: one from before the operators began (a wrong setup), one from a runtime that was
-    /// shut down, and [`Handle::failure`](super::Handle::failure), which is there before the operators have stopped.
+    /// `None` for every other error: one that occurred before the operators began (a mistake in the setup), one of a
+    /// runtime that was shut down, and that of [`Handle::failure`](super::Handle::failure), which is available before
+    /// the operators have stopped.
     ///
     /// ```
     /// use wakeline::{Flow, operator::{sink, source}};
@@ -183,7 +187,7 @@ impl Error {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Longer names stand out of their column: a width of more than 65,535 would be a panic.
+        /// Longer names exceed their column: a width above 65,535 would panic.
         const WIDEST: usize = 64;
         let widest = self.operators.iter().map(|operator| operator.name.chars().count()).max();
         let width = widest.unwrap_or(0).clamp(8, WIDEST);
@@ -194,7 +198,7 @@ impl fmt::Display for Report {
         )?;
         for operator in &self.operators {
             let device = match operator.device {
-                // Of one that has put nothing into a stream of its own, nothing is known.
+                // An operator that has enqueued nothing into its own stream was not measured.
                 Some(device) if device.runs > 0 => format!("{:.3}", device.total.as_secs_f64() * 1e3),
                 _ => "-".into(),
             };

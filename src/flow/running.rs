@@ -1,4 +1,4 @@
-//! [`Running`]: a flow at work.
+//! [`Running`]: a running flow.
 
 use std::{
     fmt,
@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Handle, OperatorStatus, Report,
-    drive::{Finished, OwnSeat},
+    drive::{Finished, OwnedOperator},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -20,19 +20,19 @@ use crate::{
     sync::ProxyWaker,
 };
 
-/// A flow that runs in the background: a future of its [`Report`]. If it fails, the report is
-/// [in the error](Error::report).
+/// A flow that runs in the background: a future of its [`Report`]. If the flow fails, the report is [in the
+/// error](Error::report).
 ///
 /// # Cancel safety
-/// Dropping it aborts the flow: operators are dropped at the await they are in, and every `stop` still runs, in the
-/// background, while the runtime lives.
+/// Dropping it aborts the flow: operators are dropped at their current await, and every `stop` still runs in the
+/// background, as long as the runtime does.
 #[must_use = "dropping it aborts the flow"]
 pub struct Running {
     control: Arc<Control>,
     finished: oneshot::Receiver<Finished>,
     proxy: ProxyWaker,
-    seats: Vec<(usize, OwnSeat)>,
-    /// How it ended, if somebody looked before this was awaited.
+    seats: Vec<(usize, OwnedOperator)>,
+    /// The outcome, if it was received before this future was polled to completion.
     outcome: Option<Result<Report>>,
     done: bool,
 }
@@ -42,7 +42,7 @@ impl Running {
         Self { control, finished, proxy: ProxyWaker::new(), seats: Vec::new(), outcome: None, done: false }
     }
 
-    /// The flow, for whoever asks, pauses or stops it while this is awaited. Its methods are here, too.
+    /// A handle that controls the flow while this future is awaited. Its methods are also available here.
     pub fn handle(&self) -> Handle {
         Handle(self.control.clone())
     }
@@ -62,24 +62,25 @@ impl Running {
         self.handle().resume();
     }
 
-    /// Ends the flow by draining it: its sources do not run again, what is under way goes to its end. See
+    /// Ends the flow by draining it: its sources do not run again, and work in progress is completed. See
     /// [`Handle::stop`].
     pub fn stop(&self) {
         self.control.stop();
     }
 
-    /// As [`stop`](Self::stop), and the flow is aborted if it has not ended after this time. See [`Handle::stop_within`].
+    /// As [`stop`](Self::stop), but the flow is aborted if it has not ended after this time. See
+    /// [`Handle::stop_within`].
     pub fn stop_within(&self, time: Duration) {
         self.control.stop_within(time);
     }
 
-    /// Ends the flow at once: operators are dropped at the await they are in, then every `stop` runs. The future
-    /// resolves with [`Cancelled`](ErrorKind::Cancelled).
+    /// Ends the flow at once: operators are dropped at their current await, then every `stop` runs. The future resolves
+    /// to [`Cancelled`](ErrorKind::Cancelled).
     pub fn abort(&self) {
         self.control.abort();
     }
 
-    /// Whether it has ended.
+    /// Ready once the flow has ended.
     pub(super) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.done || self.outcome.is_some() {
             return Poll::Ready(());
@@ -95,8 +96,8 @@ impl Running {
         })
     }
 
-    /// The operators by their numbers, once it has resolved.
-    pub(super) fn seats(mut self) -> Vec<(usize, OwnSeat)> {
+    /// The operators by their numbers, after this future has resolved.
+    pub(super) fn seats(mut self) -> Vec<(usize, OwnedOperator)> {
         std::mem::take(&mut self.seats)
     }
 }
@@ -106,7 +107,7 @@ impl Future for Running {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Report>> {
         if self.done {
-            return Poll::Ready(Err(Error::new(ErrorKind::Usage, "this flow's end was awaited before")));
+            return Poll::Ready(Err(Error::new(ErrorKind::Usage, "`Running` polled after completion")));
         }
         ready!(self.poll_over(cx));
         self.done = true;

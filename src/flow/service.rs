@@ -1,19 +1,19 @@
-//! [`Service`]: a flow as a function, request in, response out.
+//! [`Service`]: a flow as an async function from request to response.
 //!
-//! One operator stands at both of its ends. Requests go into the flow as by an [ingress](super::ingress), straight from
-//! whoever calls; responses come back to the operator, and each carries along whom it answers.
+//! One operator is at both ends. Requests enter the flow as through an [ingress](super::ingress), directly from the
+//! caller. Responses return to the operator, each with a reference to its request.
 //!
 //! ```text
-//!   call ──> requests ──> [ the flow's operators ] ──> responses ──> the operator ──> whoever called
-//!               └ beside the request: who asked. Operators pass it on with what they make of it; see `Reply`
+//!   call ──> requests ──> [ the flow's operators ] ──> responses ──> the operator ──> the caller
+//!               └ with each request: its caller. Operators pass it on with the messages that they derive; see `Reply`
 //! ```
 //!
-//! A caller gets exactly one of: a response; the error that an operator [answered](crate::operator::Reply::fail) with; that
-//! the flow has failed; that the last message which would have answered was dropped; and, if an operator kept it and never
-//! did answer, that the flow has ended.
+//! A caller receives exactly one of: a response; the error with which an operator
+//! [answered](crate::operator::Reply::fail); the failure of the flow; or an error if the last message that could have
+//! led to a response was dropped, or if the flow ended while an operator kept the request.
 //!
-//! A caller may be a stranger. So of a failure inside the flow it gets the kind and a general message. Which operator it was,
-//! and what went wrong there, is in the log, and a failure of the flow is in the flow's own error, too.
+//! Callers may be untrusted: of a failure inside the flow they receive only the kind and a general message. The
+//! operator and the cause are in the log, and a failure of the whole flow is also in its own error.
 
 use std::{
     any::Any,
@@ -34,29 +34,32 @@ use wakeline_macros::Ports;
 
 use super::{
     Flow, Handle, Ingress,
-    door::{Asked, Closing, Door, Place, Stage, failed},
     ingress::span,
+    ingress_gate::{Acquisition, CloseOnDrop, IngressGate, SendPermit, Stage, failed},
 };
 use crate::{
     condition::{PortState, Readiness},
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
         Envelope, Hub, Message, Reply,
-        abroad::Handover,
         baggage::Load,
+        external_guard::ResponseTransfer,
         reply::{Caller, next_number},
         sender::SentBy,
         settle::OpenWork,
     },
     memory::Plain,
     mutants::{self, Mutant},
-    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, lent::Lent, node::Node, shown::Ask},
+    operator::{
+        Cx, Input, InputHandle, Operator, Output, OutputHandle, node::OperatorTask, shared_port::SharedPort,
+        status_cell::Ask,
+    },
     sync::{Discarded, Mutex, ProxyWaker, WakerCell, contained, discard, lock, logged, proxied},
 };
 
 impl Flow {
-    /// The flow as a service: requests come to this input, and what that output sends are the responses. It adds an
-    /// operator of that name, which stands for whoever calls. See [`Service`].
+    /// Makes the flow a service: an input takes the requests, and an output sends the responses. Adds an operator of
+    /// that name, which represents the callers. See [`Service`].
     ///
     /// ```
     /// use wakeline::{Flow, operator::map};
@@ -81,8 +84,7 @@ impl Flow {
         self.service_with(name, to, from, Hub::default())
     }
 
-    /// As [`service`](Self::service), with a hub of another size for the requests: its capacity is how many may wait to be
-    /// taken.
+    /// As [`service`](Self::service), with this kind of hub for the requests. Its capacity limits the queued requests.
     pub fn service_with<Req: Message, Res: Message>(
         &mut self,
         name: impl Into<String>,
@@ -91,27 +93,26 @@ impl Flow {
         requests: Hub,
     ) -> Service<Req, Res> {
         let (stage, handle) = watch::channel(Stage::Before);
-        let book = Arc::new(Book { name: name.into(), open: Mutex::default() });
-        let added = self.add(&*book.name, Desk { stage, book: book.clone() });
+        let book = Arc::new(PendingRequests { name: name.into(), open: Mutex::default() });
+        let added = self.add(&*book.name, ServiceOperator { stage, book: book.clone() });
         self.connect_with(added.requests, to, requests);
         self.connect(from, added.responses);
-        Service { requests: Ingress::new(self.id, handle), book, limit: None, asked: Asked::No }
+        Service { requests: Ingress::new(self.id, handle), book, limit: None, asked: Acquisition::No }
     }
 }
 
-/// Sends requests through a flow and matches the responses: a [`tower_service::Service`], and [`ask`](Self::ask). From
-/// [`Flow::service`].
+/// Sends requests through a flow and returns the matching responses, with [`ask`](Self::ask) or as a
+/// [`tower_service::Service`]. Created by [`Flow::service`].
 ///
-/// An error says to a caller what [kind](Error::kind) of failure it was, and no more: names, causes, addresses and paths
-/// inside of the flow are in the log ([`tracing`], as warnings) and in the error that [`Running`](crate::Running) resolves to.
-/// An operator that has something to say to its callers answers with an error of its own, which they get as it is:
-/// [`Reply::fail`](crate::operator::Reply::fail).
+/// A caller receives only the [kind](Error::kind) of a failure: names, causes, addresses and paths inside the flow are
+/// in the log ([`tracing`], as warnings) and in the error of [`Running`](crate::Running). An operator can answer with
+/// an error of its own, which its callers receive unchanged: [`Reply::fail`](crate::operator::Reply::fail).
 ///
-/// The same holds for an [`Envelope`] in a response, and for a [blank](Self::blank) one: the errors of the envelope's own
-/// methods have the kind and a general message, and the log has the rest. It holds while the envelope passes through other
-/// flows, and ends when it is sent into this one. It does not hold for the errors of a [stream](crate::Stream) or a
-/// [device](crate::device::Device) that the caller's program enqueues work on, nor for those of an
-/// [event](crate::stream::Event) or a buffer in a response: these are written for the program that owns the flow.
+/// The same holds for the errors of the methods of an [`Envelope`] in a response, or of a [blank](Self::blank) one,
+/// also while the envelope passes through other flows, until it is sent into this flow again. It does not hold for the
+/// errors of a [stream](crate::Stream) or a [device](crate::device::Device) on which the caller's program enqueues
+/// work, nor for those of an [event](crate::stream::Event) or a buffer in a response: they are written for the program
+/// that owns the flow.
 ///
 /// ```
 /// use wakeline::{operator::MapPorts, prelude::*};
@@ -127,101 +128,103 @@ impl Flow {
 ///             return ports.output.send(number.sqrt()).await;
 ///         }
 ///         for reply in cx.take_replies() {
-///             reply.fail(Error::new(ErrorKind::Usage, "no number below 0 has a root"));
+///             reply.fail(Error::new(ErrorKind::Usage, "a negative number has no root"));
 ///         }
 ///         Ok(())
 ///     }
 /// }
 /// ```
 ///
-/// Whom a message answers travels along with it: what an operator sends answers whoever asked for what it took in that
-/// run, or last, in a loop of its own. One that takes the requests of several in a run, or before it answers the first, says
-/// which of its messages answers which, with [`Cx::take_replies`](crate::Cx::take_replies). State that an operator keeps in a message, which it sends to itself, goes
-/// on with the callers of the runs that made it while they wait; what is state and no answer is sent
-/// [for](crate::Output::send_for) `Reply::default()`: then a request whose response is dropped fails at once, and not only
-/// after the next.
+/// Each message carries the requests that it answers: those whose messages the operator took in that run or, in its own
+/// loop, last. An operator that takes several requests in one run, or before it answers the first, must state which of
+/// its messages answers which, with [`Cx::take_replies`](crate::Cx::take_replies). State that an operator sends to
+/// itself also carries the callers of the runs that produced it, as long as they wait. Send such a message, which is no
+/// response, [for](crate::Output::send_for) `Reply::default()`: then a request whose response is dropped fails at once,
+/// and not only after the next request.
 ///
-/// **Back-pressure** is readiness: `poll_ready` is ready when the flow has room for the request, and keeps that for this
-/// clone, so that `call` neither waits nor fails for room. How many have room is the requests' hub's capacity
-/// ([`service_with`](Flow::service_with)). Who would rather not wait puts `tower`'s load shedding in front.
+/// **Back-pressure** is readiness: `poll_ready` is ready when the flow has room for the request, which it reserves for
+/// this clone: `call` neither waits nor fails for want of room. There is room for as many requests as the capacity of
+/// their hub ([`service_with`](Flow::service_with)). To fail instead of waiting, put `tower`'s load shedding in front.
 ///
 /// # Device work on a request
-/// The callers of a service do not trust each other, so a request enters the flow once all device work is done that was
-/// enqueued on its [envelopes](Envelope), writes and reads, and that its events come after: a request whose work does not
-/// end holds up its own caller alone. Where that work has failed, with its device say, the request is refused, and the flow
-/// goes on. [`ask`](Self::ask) waits for it before it asks for room. [`call`](tower_service::Service::call) does not wait: if
-/// the work is done already the request is sent at once; if not, the room that `poll_ready` has kept is given back, and the
-/// response's future waits for the work and then for room, once it is polled.
+/// Callers do not trust each other. A request therefore enters the flow only when all device work that was enqueued on
+/// its [envelopes](Envelope), both writes and reads, is done, as well as the work before its events: work that does not
+/// complete delays only its own caller. If the work has failed, for example because its device was lost, the request is
+/// refused, and the flow continues. [`ask`](Self::ask) waits for the work before it asks for room.
+/// [`call`](tower_service::Service::call) does not wait: if the work is done, the request is sent at once; otherwise
+/// the room that `poll_ready` reserved is released, and the response's future, once polled, waits for the work and then
+/// for room.
 ///
-/// A request is refused with [`Usage`](ErrorKind::Usage) if nothing copies from where an envelope of it lies to where it is
-/// read; if a graph, or a capture, uses the memory, since a launch could use it at any time; and if the memory was
-/// [wrapped to be read only](crate::Buffer::wrap_read_only) and is read in place, on the host. A [blank](Self::blank)
-/// envelope lies where it can be read. If the device of an envelope is lost while the request waits in the service's hub,
-/// that is its caller's error, too.
+/// A request is refused with [`Usage`](ErrorKind::Usage) if an envelope of it cannot be copied to where it is read; if
+/// its memory is used by a graph or a capture, since a launch could use it at any time; or if its memory was [wrapped
+/// to be read only](crate::Buffer::wrap_read_only) and is read in place, on the host. A [blank](Self::blank) envelope
+/// can always be read. If the device of an envelope is lost while the request is queued in the service's hub, this is
+/// also an error only for its caller.
 ///
 /// # Envelopes in a response
-/// An [`Envelope`] that a response [shows](Message::envelopes) is the caller's own memory: as it leaves, its hub allocates other
-/// memory in its place. So a caller that keeps or forgets its responses takes nothing from the other callers but that memory.
-/// If there is none, the request fails with [`OutOfMemory`](ErrorKind::OutOfMemory), and the envelope stays its hub's. Nothing
-/// limits how many responses a caller keeps: do that where they are kept. An envelope within an [`Arc`] or a
-/// [`Host`](crate::Host) stays its hub's, and the flow waits for it without knowing: send no such to callers that are not
-/// trusted.
+/// An [`Envelope`] that a response [shows](Message::envelopes) becomes the caller's own memory: its hub allocates other
+/// memory in its place. A caller that keeps or forgets its responses therefore takes nothing but that memory from the
+/// other callers. If none can be allocated, the request fails with [`OutOfMemory`](ErrorKind::OutOfMemory), and the
+/// envelope stays with its hub. The number of responses that a caller keeps is not limited: limit it where they are
+/// kept. An envelope within an [`Arc`] or a [`Host`](crate::Host) stays with its hub, and the flow waits for it without
+/// knowing: do not send such envelopes to untrusted callers.
 ///
-/// # Operators that ask their own flow
-/// An operator may ask a service of its own flow. Where room for the request, or its answer, depends on the end of the run that asks,
-/// since that operator takes the requests, or one that waits for it does, that is a stall: see [`OnStall`](super::OnStall) for what is
-/// found.
+/// # Operators that call their own flow
+/// An operator may call a service of its own flow. The flow stalls if room for the request, or the response, depends on
+/// the end of the calling run, because the same operator takes the requests, or one that waits for it does. See
+/// [`OnStall`](super::OnStall) for which stalls are detected.
 ///
-/// # Callers that go away
-/// A caller that goes away drops the response's future, and makes its place [within the limit](Self::limit) free; its
-/// request is let go as soon as an operator asks [whether anybody still waits](crate::operator::Reply::is_abandoned), and
-/// otherwise goes to its end.
+/// # Callers that give up
+/// A caller gives up by dropping the response's future, which releases its slot [within the limit](Self::limit). Its
+/// request is dropped as soon as an operator asks [whether a caller still waits](crate::operator::Reply::is_abandoned),
+/// and is otherwise processed to the end.
 ///
-/// As with an [`Ingress`], the flow does not end while there is a handle, and a request between two runs
-/// [waits for the next](Ingress#between-two-runs); [`stop`](crate::Running::stop) lets no more
-/// requests in, and those that are in are answered. The caller's [`Span`](tracing::Span) travels along.
+/// As with an [`Ingress`], the flow does not end while there is a handle, and a request between two runs [waits for the
+/// next](Ingress#between-two-runs). [`stop`](crate::Running::stop) refuses further requests; those in the flow are
+/// answered. The caller's [`Span`](tracing::Span) travels with the request.
 pub struct Service<Req: Message, Res: Message> {
     requests: Ingress<Req>,
-    book: Arc<Book<Res>>,
+    book: Arc<PendingRequests<Res>>,
     limit: Option<Arc<Semaphore>>,
-    asked: Asked<Admission<Req>>,
+    asked: Acquisition<Admission<Req>>,
 }
 
-/// What a request needs to be sent.
 struct Admission<Req: Message> {
-    place: Place<Req>,
+    place: SendPermit<Req>,
     slot: Option<OwnedSemaphorePermit>,
 }
 
 impl<Req: Message, Res: Message> Service<Req, Res> {
-    /// The response to a request. It waits for the [device work on the request](Self#device-work-on-a-request), for the flow
-    /// to run, for room, and for the answer.
+    /// Sends a request and returns the response. Waits for the [device work on the
+    /// request](Self#device-work-on-a-request), for the flow to run, for room, and for the response.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage), or the kind of its work's failure, for a request that is
     /// [refused](Self#device-work-on-a-request).
     ///
-    /// What an operator answered with; the kind of what the flow failed with; [`Unanswered`](ErrorKind::Unanswered) if an operator dropped
-    /// the request; [`Closed`](ErrorKind::Closed) if the flow was stopped before it had room; [`Stalled`](ErrorKind::Stalled) in the
-    /// `start` of an operator of the same flow, which runs once all operators have started.
+    /// The error that an operator answered with; the kind of the error that the flow failed with;
+    /// [`Unanswered`](ErrorKind::Unanswered) if an operator dropped the request; [`Closed`](ErrorKind::Closed) if the
+    /// flow was stopped before it had room; [`Stalled`](ErrorKind::Stalled) in the `start` of an operator of the same
+    /// flow, which runs only once all operators have started.
     ///
     /// # Cancel safety
-    /// Dropping the future drops a request that was not sent, and gives up the place that it waits for, or the answer. A future that is kept and not polled keeps
-    /// its turn, and a place once there is one: drop it to release that to the next caller.
+    /// Dropping the future drops a request that was not sent, and abandons one that was. A future that is kept but not
+    /// polled keeps its place in the queue of callers, and later a reserved slot: drop it to release that to the next
+    /// caller.
     pub async fn ask(&self, request: Req) -> Result<Res> {
         let mut request = Discarded::new(request);
         let admission = self.admission_for(&mut request).await?;
         self.send(admission, request, span()).await
     }
 
-    /// At most so many requests in flight, from all of its clones that are made from now on: from their admission until
-    /// they are answered or their callers go away. An answered request counts no longer, whether or not its caller has looked
-    /// at the answer, or keeps it. [Blank](Self::blank) envelopes are not counted.
+    /// Limits the number of requests in flight, for all clones that are made from now on. A request counts from its
+    /// admission until it is answered, whether or not the caller takes the response, or its caller gives up.
+    /// [Blank](Self::blank) envelopes are not counted.
     #[must_use]
     pub fn limit(mut self, requests: usize) -> Self {
         self.limit = Some(Arc::new(Semaphore::new(requests.min(Semaphore::MAX_PERMITS))));
         if requests == 0 {
-            // Nobody would ever be let in: that is said, and not waited for.
+            // No request would ever be admitted: fail instead of waiting.
             self.limit.iter().for_each(|limit| limit.close());
         }
         self
@@ -236,60 +239,60 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         let slot = match self.limit.clone().map(Semaphore::try_acquire_owned).transpose() {
             Ok(slot) => slot,
             Err(tokio::sync::TryAcquireError::NoPermits) => return Ok(None),
-            Err(tokio::sync::TryAcquireError::Closed) => return Err(Book::<Res>::limited_to_none()),
+            Err(tokio::sync::TryAcquireError::Closed) => return Err(PendingRequests::<Res>::limited_to_none()),
         };
         Ok(self.requests.try_place()?.map(|place| Admission { place, slot }))
     }
 
-    fn some_admission(&self) -> Result<impl Future<Output = Result<Admission<Req>>> + Send + Sync + use<Req, Res>> {
-        let (door, limit) = (self.requests.some_door()?, self.limit.clone());
+    fn wait_for_admission(&self) -> Result<impl Future<Output = Result<Admission<Req>>> + Send + Sync + use<Req, Res>> {
+        let (gate, limit) = (self.requests.wait_for_gate()?, self.limit.clone());
         Ok(async move {
-            let door = door.await?;
+            let gate = gate.await?;
             let slot = match limit {
                 Some(limit) => {
-                    let (slot, closed) = (pin!(proxied(limit.acquire_owned())), pin!(door.closed()));
+                    let (slot, closed) = (pin!(proxied(limit.acquire_owned())), pin!(gate.closed()));
                     match select(slot, closed).await {
-                        Either::Left((slot, _)) => Some(slot.map_err(|_| Book::<Res>::limited_to_none())?),
+                        Either::Left((slot, _)) => Some(slot.map_err(|_| PendingRequests::<Res>::limited_to_none())?),
                         Either::Right((ended, _)) => return Err(ended),
                     }
                 }
                 None => None,
             };
-            Ok(Admission { place: door.place().await?, slot })
+            Ok(Admission { place: gate.place().await?, slot })
         })
     }
 
-    /// A place for a request on which all device work is done.
+    /// Reserves a slot for a request, after all device work on it is done.
     async fn admission_for(&self, request: &mut Discarded<Req>) -> Result<Admission<Req>> {
         if let Some(request) = request.get_mut() {
             while let Some(work) = OpenWork::on(request)? {
-                // Boxed, as it is seldom and large.
+                // Boxed, since it is rare and large.
                 Box::pin(self.done(request, work)).await?;
             }
         }
         match self.try_admission()? {
             Some(admission) => Ok(admission),
-            None => self.some_admission()?.await,
+            None => self.wait_for_admission()?.await,
         }
     }
 
-    /// Waits for the work, unless the request is refused anyway, or can be sent no more.
+    /// Waits for the work, unless the request is refused anyway, or the service is closed.
     async fn done(&self, request: &mut Req, work: OpenWork) -> Result<()> {
         let mut work = pin!(work.done());
         if self.is_closed() {
-            // Says why.
+            // Returns the reason.
             self.requests.try_place()?;
         }
-        let door = match self.requests.door() {
-            Some(door) => door,
-            // Before a run: it hears of its beginning, or that none comes.
-            None => match select(work.as_mut(), pin!(self.requests.some_door()?)).await {
+        let gate = match self.requests.gate() {
+            Some(gate) => gate,
+            // Before a run: also ends when the run begins, or when there will be none.
+            None => match select(work.as_mut(), pin!(self.requests.wait_for_gate()?)).await {
                 Either::Left((done, _)) => return done,
-                Either::Right((door, _)) => door?,
+                Either::Right((gate, _)) => gate?,
             },
         };
-        door.accepts(request, SentBy::Caller)?;
-        match select(work, pin!(door.closed())).await {
+        gate.accepts(request, SentBy::Caller)?;
+        match select(work, pin!(gate.closed())).await {
             Either::Left((done, _)) => done,
             Either::Right((ended, _)) => Err(ended),
         }
@@ -298,7 +301,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     fn send(&self, admission: Admission<Req>, request: Discarded<Req>, span: Option<Span>) -> ResponseFuture<Res> {
         let Admission { place, slot } = admission;
         let (answer, response) = oneshot::channel();
-        let standing = Arc::new(Standing { slot: Mutex::new(slot), ..Standing::default() });
+        let standing = Arc::new(RequestState { slot: Mutex::new(slot), ..RequestState::default() });
         let mut pending = Pending { response, standing: standing.clone(), book: self.book.clone(), flow: None };
         let sent = place.send(request, SentBy::Caller, |flow| {
             pending.flow = Some(flow.clone());
@@ -313,11 +316,11 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
 }
 
 impl<T: Plain, Res: Message> Service<Envelope<T>, Res> {
-    /// A blank envelope for a request. See [`Ingress::blank`].
+    /// Waits for a blank envelope for a request. See [`Ingress::blank`].
     ///
-    /// Blank envelopes are those of the requests' hub, which all callers share, and no [limit](Self::limit) counts them: a
-    /// caller that keeps them keeps them from all others. Where callers do not trust each other, give them no handle of the
-    /// service but a function that asks with their data, and fills the blank envelope itself.
+    /// Blank envelopes belong to the hub of the requests, which all callers share, and no [limit](Self::limit) counts
+    /// them: a caller that keeps them withholds them from the others. Give untrusted callers a function that takes
+    /// their data and fills the envelope, not a handle of the service.
     ///
     /// # Errors
     /// As [`Ingress::blank`].
@@ -335,13 +338,13 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
     type Future = ResponseFuture<Res>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let mut asked = std::mem::replace(&mut self.asked, Asked::No);
+        let mut asked = std::mem::replace(&mut self.asked, Acquisition::No);
         let polled = asked.poll(
             cx,
             |admission| admission.place.is_void(),
             || match self.try_admission()? {
-                Some(admission) => Ok(Asked::Has(admission)),
-                None => Ok(Asked::Waiting(Box::pin(self.some_admission()?))),
+                Some(admission) => Ok(Acquisition::Has(admission)),
+                None => Ok(Acquisition::Waiting(Box::pin(self.wait_for_admission()?))),
             },
         );
         self.asked = asked;
@@ -351,13 +354,13 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
     fn call(&mut self, request: Req) -> ResponseFuture<Res> {
         let mut request = Discarded::new(request);
         let Some(admission) = self.asked.take() else {
-            let error = Error::new(ErrorKind::Usage, "`call` comes after a `poll_ready` that was ready");
+            let error = Error::new(ErrorKind::Usage, "`call` was called without a ready `poll_ready`");
             return ResponseFuture::failed(error);
         };
         match request.get_mut().map_or(Ok(None), OpenWork::on) {
             Ok(None) => self.send(admission, request, span()),
             Ok(Some(_)) => {
-                // Others have its place meanwhile.
+                // The slot is available to others in the meantime.
                 drop(admission);
                 let (service, span) = (self.clone(), Discarded::new(span()));
                 ResponseFuture::new(State::Asks(Mutex::new(Box::pin(async move {
@@ -372,11 +375,11 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
     }
 }
 
-/// One more handle. A place that this one keeps since it was ready is not the other's.
+/// The clone does not share a slot that this handle has reserved.
 impl<Req: Message, Res: Message> Clone for Service<Req, Res> {
     fn clone(&self) -> Self {
         let Self { requests, book, limit, .. } = self;
-        Self { requests: requests.clone(), book: book.clone(), limit: limit.clone(), asked: Asked::No }
+        Self { requests: requests.clone(), book: book.clone(), limit: limit.clone(), asked: Acquisition::No }
     }
 }
 
@@ -389,37 +392,36 @@ impl<Req: Message, Res: Message> fmt::Debug for Service<Req, Res> {
     }
 }
 
-/// The response to come. Dropping it abandons the request, and drops one that was not sent: see
-/// [device work on a request](Service#device-work-on-a-request).
+/// The future of a response. Dropping it abandons the request, and drops one that was not sent: see [device work on a
+/// request](Service#device-work-on-a-request).
 #[must_use = "it is a future of the response"]
 pub struct ResponseFuture<Res: 'static> {
-    /// A response, or a request, may hold the future of another response, and so on.
+    /// A response or a request may contain the future of another response, nested to any depth.
     state: Discarded<State<Res>>,
     proxy: ProxyWaker,
 }
 
 enum State<Res: 'static> {
     Waits(Pending<Res>),
-    /// The device work on the request was not done: it waits for that first, and then for a place. Behind a lock that is
-    /// never taken: so the whole is `Sync`.
+    /// Waits for the device work on the request, and then for a slot. The lock is never taken; it makes the type
+    /// `Sync`.
     Asks(Mutex<Pin<Box<dyn Future<Output = Result<Res>> + Send>>>),
-    /// It was never sent.
+    /// The request was never sent.
     Failed(Option<Error>),
 }
 
-/// A caller's end of its request.
+/// The caller's end of a request.
 struct Pending<Res: 'static> {
     response: oneshot::Receiver<Result<Res>>,
-    standing: Arc<Standing>,
-    book: Arc<Book<Res>>,
-    /// The one that the request was sent into.
+    standing: Arc<RequestState>,
+    book: Arc<PendingRequests<Res>>,
     flow: Option<Handle>,
 }
 
 impl<Res> Pending<Res> {
-    /// The operator of the same flow that waits for the answer with this waker, and the operator that stands for the service.
-    /// `None` where the answer may come from outside of the flow, too.
-    fn within(&self, waker: &Waker) -> Option<(Arc<Node>, usize)> {
+    /// The operator of the same flow that waits for the response with this waker, and the operator of the service.
+    /// `None` if the response may also come from outside the flow.
+    fn within(&self, waker: &Waker) -> Option<(Arc<OperatorTask>, usize)> {
         let control = &self.flow.as_ref()?.0;
         let node = control.asker(waker)?;
         let desk = control.names.iter().position(|name| **name == *self.book.name)?;
@@ -428,31 +430,30 @@ impl<Res> Pending<Res> {
     }
 }
 
-/// The caller goes away, or has its answer.
 impl<Res: 'static> Drop for Pending<Res> {
     fn drop(&mut self) {
         self.standing.end();
     }
 }
 
-/// How a request stands: both ends of it, the caller's and the flow's, end it.
+/// The state of a request, shared by the caller's end and the flow's end.
 #[derive(Default)]
-struct Standing {
-    /// It has its answer, or its caller has gone away.
+struct RequestState {
+    /// The request was answered, or its caller gave up.
     done: AtomicBool,
-    /// Within the limit, until then.
+    /// The slot within the limit, until then.
     slot: Mutex<Option<OwnedSemaphorePermit>>,
-    /// Code of the user's has the reply.
+    /// User code has taken the reply.
     taken_over: AtomicBool,
-    /// The caller, if that is an operator of the flow: notified as `taken_over` is set.
+    /// The caller, if it is an operator of the flow: notified when `taken_over` is set.
     asker: WakerCell,
 }
 
-impl Standing {
+impl RequestState {
     fn end(&self) {
         self.done.store(true, Ordering::Release);
         let slot = lock(&self.slot).take();
-        // The next caller is woken here, without the lock.
+        // Wakes the next caller, with no lock held.
         drop(slot);
     }
 }
@@ -471,7 +472,7 @@ impl<Res: 'static> Future for ResponseFuture<Res> {
     type Output = Result<Res>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Res>> {
-        let again = || Error::new(ErrorKind::Usage, "this response was awaited before");
+        let again = || Error::new(ErrorKind::Usage, "`ResponseFuture` polled after completion");
         let this = &mut *self;
         let Some(state) = this.state.get_mut() else { return Poll::Ready(Err(again())) };
         let answer = match state {
@@ -499,37 +500,35 @@ impl<Res: 'static> fmt::Debug for ResponseFuture<Res> {
 }
 
 /// The requests of one service that are in flight.
-struct Book<Res: 'static> {
+struct PendingRequests<Res: 'static> {
     name: String,
     open: Mutex<Slab<Weak<Request<Res>>>>,
 }
 
-/// A request in flight: whoever waits for its response. Shared by all messages that go back to it.
+/// A request in flight, shared by all messages that may lead to its response.
 struct Request<Res: 'static> {
-    book: Arc<Book<Res>>,
-    /// Where it stands there.
+    book: Arc<PendingRequests<Res>>,
     slot: usize,
     number: u64,
-    /// `None` once there is one.
+    /// `None` once it is answered.
     answer: Mutex<Option<oneshot::Sender<Result<Res>>>>,
-    /// Its caller's, too.
-    standing: Arc<Standing>,
+    standing: Arc<RequestState>,
     /// The last operator that took one of those messages.
     seen_by: Mutex<Option<Arc<str>>>,
     flow: Handle,
 }
 
-impl<Res: 'static> Book<Res> {
-    /// The only reason to close a limit.
+impl<Res: 'static> PendingRequests<Res> {
+    /// A limit is closed only for this reason.
     fn limited_to_none() -> Error {
-        Error::new(ErrorKind::Usage, "the service is limited to 0 requests: at least 1")
+        Error::new(ErrorKind::Usage, "the service has a limit of 0 requests: set at least 1")
     }
 
-    /// The flow has ended: whoever has no answer by now gets none.
+    /// The flow has ended: requests that are not answered by now fail.
     fn close(&self) {
         for request in self.requests() {
-            // A subscriber is told, which may panic: the others are answered as well.
-            contained("a request could not be closed", || request.leave("kept it, and the flow has ended"));
+            // Calls a tracing subscriber, which may panic: the other requests must still be answered.
+            contained("a request could not be closed", || request.leave("kept it until the flow ended"));
         }
     }
 
@@ -540,9 +539,9 @@ impl<Res: 'static> Book<Res> {
 
 impl<Res: 'static> Request<Res> {
     fn new(
-        book: &Arc<Book<Res>>,
+        book: &Arc<PendingRequests<Res>>,
         answer: oneshot::Sender<Result<Res>>,
-        standing: Arc<Standing>,
+        standing: Arc<RequestState>,
         flow: Handle,
     ) -> Arc<Self> {
         let mut open = lock(&book.open);
@@ -560,12 +559,12 @@ impl<Res: 'static> Request<Res> {
         request
     }
 
-    /// The first answer counts.
+    /// Only the first answer counts.
     fn answer(&self, answer: Result<Res>) {
         let waiting = lock(&self.answer).take();
-        // Before the answer: a caller that has it and asks again finds the place free.
+        // Before the answer is sent: a caller that receives it and sends another request finds the slot free.
         self.standing.end();
-        // The caller may have gone away. The destructor of a response is the user's.
+        // The caller may have given up. The destructor of a response is user code.
         if let Some(Err(back)) = waiting.map(|waiting| waiting.send(answer)) {
             discard(back);
         }
@@ -579,19 +578,20 @@ impl<Res: 'static> Request<Res> {
         lock(&self.answer).is_none()
     }
 
-    /// There will be no answer, if there was none yet: since the flow has failed, or for what `last` did who had it last.
+    /// There will be no further answer. A request without one fails with the flow's failure, or because of `last`,
+    /// which describes what its last operator did.
     fn leave(&self, last: &str) {
         if !self.is_waiting() {
             return;
         }
         let error = failed(&self.flow).unwrap_or_else(|| {
             let (service, operator) = (&*self.book.name, lock(&self.seen_by).take());
-            // The caller is answered, whatever the subscriber does.
+            // The caller is answered even if the subscriber panics.
             logged(|| match operator.as_deref() {
                 Some(operator) => {
-                    tracing::warn!(service, operator, "a request is not answered: the last operator to have it {last}")
+                    tracing::warn!(service, operator, "a request was not answered: its last operator {last}")
                 }
-                None => tracing::warn!(service, "a request is not answered: no operator has taken it"),
+                None => tracing::warn!(service, "a request was not answered: no operator took it"),
             });
             Error::new(ErrorKind::Unanswered, "the request was dropped without an answer")
         });
@@ -622,29 +622,29 @@ impl<Res: Send + 'static> Caller for Request<Res> {
     }
 }
 
-/// The last of its messages is gone.
+/// The last message that could have led to its response was dropped.
 impl<Res: 'static> Drop for Request<Res> {
     fn drop(&mut self) {
         lock(&self.book.open).try_remove(self.slot);
-        self.leave("sent nothing for it, or a hub behind it has dropped that");
+        self.leave("sent no response, or a hub dropped it");
     }
 }
 
-/// The operator: sends requests while somebody may make some, and gives out responses.
-struct Desk<Req: Message, Res: 'static> {
+/// The operator of the service: admits requests while there are handles, and delivers responses.
+struct ServiceOperator<Req: Message, Res: 'static> {
     stage: watch::Sender<Stage<Req>>,
-    book: Arc<Book<Res>>,
+    book: Arc<PendingRequests<Res>>,
 }
 
 #[derive(Ports)]
 struct DeskPorts<Req: Message, Res: Message> {
     #[output]
-    requests: Lent<Output<Req>>,
+    requests: SharedPort<Output<Req>>,
     #[input]
-    responses: Lent<Input<Res>>,
+    responses: SharedPort<Input<Res>>,
 }
 
-impl<Res: Message> Book<Res> {
+impl<Res: Message> PendingRequests<Res> {
     /// The requests of this service among those that a message answers.
     fn own(self: &Arc<Self>, reply: &Reply) -> Vec<Arc<Request<Res>>> {
         let requests = reply.callers().iter().filter_map(|caller| {
@@ -654,12 +654,10 @@ impl<Res: Message> Book<Res> {
         requests.filter(|request| Arc::ptr_eq(&request.book, self)).collect()
     }
 
-    /// A response has come, for these, and cannot be given to them.
     fn fail(self: &Arc<Self>, reply: &Reply, error: &Error) {
         self.own(reply).iter().for_each(|request| request.answer(Err(error.again())));
     }
 
-    /// A response has come, for these.
     fn answer(self: &Arc<Self>, reply: &Reply, response: Res) {
         let own = self.own(reply);
         let waiting: Vec<_> = own.iter().filter(|request| request.is_waiting()).collect();
@@ -672,11 +670,10 @@ impl<Res: Message> Book<Res> {
             }
             [] if reply.is_empty() || own.iter().any(|request| request.is_answered()) => {
                 logged(|| {
-                    tracing::warn!(service, "a response came that answers no request: it is dropped");
+                    tracing::warn!(service, "dropped a response that answers no request");
                 });
                 discard(response);
             }
-            // The caller has gone away.
             [] => discard(response),
             [request] => request.answer(Ok(response)),
             several => {
@@ -684,8 +681,8 @@ impl<Res: Message> Book<Res> {
                     tracing::warn!(
                         service,
                         requests = several.len(),
-                        "one response came for several requests, which fail: an operator that takes several messages in a \
-                         run says which of its own answers which, with `cx.take_replies()` and `send_for`"
+                        "one response came for several requests, which fail: an operator that takes several messages in \
+                         one run must state which of its messages answers which, with `cx.take_replies()` and `send_for`"
                     );
                 });
                 let error =
@@ -697,27 +694,27 @@ impl<Res: Message> Book<Res> {
     }
 }
 
-impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
+impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
     type Ports = DeskPorts<Req, Res>;
 
     async fn run(&mut self, ports: &mut DeskPorts<Req, Res>, cx: &mut Cx) -> Result<()> {
-        let door = Door::new(&ports.requests, cx);
-        // Used by this task only: the code of a response runs with no lock held.
+        let gate = IngressGate::new(&ports.requests, cx);
+        // Used only by this task: the code of a response runs with no lock held.
         let responses = &ports.responses;
-        let _closing = Closing(&door);
-        self.stage.send_replace(Stage::Open(door.clone()));
+        let _closing = CloseOnDrop(&gate);
+        self.stage.send_replace(Stage::Open(gate.clone()));
         let mut no_handles = pin!(self.stage.closed());
-        let (book, carry) = (self.book.clone(), cx.carry().clone());
+        let (book, context) = (self.book.clone(), cx.context().clone());
         let errors = CallerErrors::new(cx.flow().name(), &book.name);
-        let handover = Handover::new(carry.node().rest().clone(), errors);
+        let handover = ResponseTransfer::new(context.node().rest().clone(), errors);
         let mut open = true;
         cx.attend(|task, ending| {
-            if open && (ending || no_handles.as_mut().poll(task).is_ready() || !door.tend()) {
+            if open && (ending || no_handles.as_mut().poll(task).is_ready() || !gate.tend()) {
                 open = false;
-                door.close();
+                gate.close();
             }
             loop {
-                // Asked again in a moment, after others.
+                // The budget is used up: continued after other tasks.
                 let Poll::Ready(budget) = tokio::task::coop::poll_proceed(task) else {
                     return Ok(Readiness::WAIT_EVENT);
                 };
@@ -725,15 +722,15 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                 match there.unwrap_or(Readiness::NEVER) {
                     Readiness::READY => {}
                     Readiness::NEVER => return Ok(Readiness::NEVER),
-                    // While somebody may call, the flow is not at rest.
+                    // The flow is not at rest while a caller may send a request.
                     _ if open => return Ok(Readiness::WAIT_EVENT),
                     _ => return Ok(Readiness::WAIT),
                 }
                 budget.made_progress();
                 if let Some(Some(response)) = responses.apart(Input::try_take).transpose()? {
                     let mut response = Discarded::new(response);
-                    let reply = carry.take_replies().pop().unwrap_or_default();
-                    // Its envelopes go home where no caller gets it.
+                    let reply = context.take_replies().pop().unwrap_or_default();
+                    // If no caller waits, the envelopes return to their pool.
                     let given = response.get_mut().filter(|_| reply.is_waited_for());
                     match (given.map_or(Ok(()), |response| handover.give(response)), response.take()) {
                         (Ok(()), Some(response)) => book.answer(&reply, response),
@@ -743,14 +740,14 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
                             book.fail(&reply, &error);
                         }
                     }
-                    carry.let_go();
+                    context.release_unneeded();
                 }
             }
         })
         .await
     }
 
-    /// It has no runs.
+    /// Never called: `run` is overridden.
     async fn compute(&mut self, _ports: &mut DeskPorts<Req, Res>, _cx: &mut Cx) -> Result<()> {
         Ok(())
     }
@@ -762,8 +759,8 @@ impl<Req: Message, Res: Message> Operator for Desk<Req, Res> {
     }
 }
 
-/// Also of a flow whose runtime has ended.
-impl<Req: Message, Res: 'static> Drop for Desk<Req, Res> {
+/// For a flow whose runtime has ended.
+impl<Req: Message, Res: 'static> Drop for ServiceOperator<Req, Res> {
     fn drop(&mut self) {
         self.book.close();
     }

@@ -1,53 +1,53 @@
-//! Where a flow's tasks run: on tokio's present runtime, on the present thread of it, or in the present simulation's
-//! loop.
+//! Where the tasks of a flow run: on the current tokio runtime, on its current thread only, or in the loop of the
+//! current simulation.
 
 use std::{panic::catch_unwind, sync::Arc, time::Duration};
 
 use crate::{
     device::emulated::simulation,
     error::{Error, ErrorKind, Result, catch_panic, said},
-    operator::{control::Control, seat::Spawn},
+    operator::{control::Control, erased::Spawn},
 };
 
 /// Which of a runtime's threads may poll a flow's tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Threads {
     Any,
-    /// The present one, and no other.
+    /// Only the current one.
     This,
 }
 
-/// An error where there is no runtime to run on.
+/// Returns an error if there is no runtime to run on.
 pub(super) fn require_runtime(threads: Threads) -> Result<()> {
     if in_simulation() {
         return Ok(());
     }
     if tokio::runtime::Handle::try_current().is_err() {
-        let text = "a flow runs on a tokio runtime, and there is none here: call it inside one";
+        let text = "no tokio runtime: run the flow inside one";
         return Err(Error::new(ErrorKind::Usage, text));
     }
-    // Tokio cannot be asked. It panics, having changed nothing, and says on which line.
+    // Tokio has no query for this: it panics, without side effects, and prints the location.
     if threads == Threads::This && catch_unwind(|| tokio::task::spawn_local(async {})).is_err() {
-        let text = "a flow on one thread runs inside a `tokio::task::LocalSet` or a `tokio::runtime::LocalRuntime`, and \
-                    there is none here: `LocalSet::new().run_until(flow.run())`";
+        let text = "no `tokio::task::LocalSet` or `tokio::runtime::LocalRuntime`: run the flow inside one, for example \
+                    `LocalSet::new().run_until(flow.run())`";
         return Err(Error::new(ErrorKind::Usage, text));
     }
     Ok(())
 }
 
-/// False if the present tokio runtime has no timers. True where there is none, and so no flow is run.
+/// False if the current tokio runtime has no timers. True outside a runtime, where no flow is run.
 pub(super) fn has_timers() -> bool {
-    // As for `spawn_local` above: tokio cannot be asked, and panics.
+    // As for `spawn_local` above: tokio has no query for this, and panics.
     let unknown = tokio::runtime::Handle::try_current().is_err() && !in_simulation();
     unknown || catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok()
 }
 
-/// True where there are no threads.
+/// True in a simulation, which has no threads.
 pub(super) fn in_simulation() -> bool {
     simulation::current().is_some()
 }
 
-/// Runs a task in the background. It says of itself, through a channel, how it ended.
+/// Runs a task in the background. The task reports its end through a channel.
 pub(super) fn spawn(threads: Threads, name: &str, task: impl Future<Output = ()> + Send + 'static) {
     match simulation::current() {
         Some(simulation) => drop(simulation.spawn(name, task)),
@@ -56,18 +56,19 @@ pub(super) fn spawn(threads: Threads, name: &str, task: impl Future<Output = ()>
     }
 }
 
-/// A task of a flow's, `part` of it. Operators' own panics are caught where they happen; one beside them (a message's drop,
-/// a fault of this crate) ends the flow with what it said, and not as if the runtime had ended.
+/// Wraps `part` of a flow's tasks. Panics of operators are caught where they occur. Any other panic (in the drop of a
+/// message, or a bug of this crate) ends the flow with the panic's message, instead of looking like the end of the
+/// runtime.
 pub(super) async fn guarded(control: Arc<Control>, part: String, task: impl Future<Output = ()>) {
     if let Err(panic) = catch_panic(task).await {
         let error = Error::new(ErrorKind::Panicked, said(panic));
         control.fail(error.at(part).at(format!("flow `{}`", control.name)));
-        // Those that are left end: nobody would tell them.
+        // Operators that are still waiting would not be notified.
         control.abort();
     }
 }
 
-/// As [`spawn`], for an operator that has tasks beside its own.
+/// As [`spawn`], for an operator with tasks besides its own.
 pub(super) fn spawner(threads: Threads) -> Spawn {
     match threads {
         Threads::Any => |name, task| spawn(Threads::Any, name, task),

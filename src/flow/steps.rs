@@ -1,15 +1,15 @@
-//! [`Steps`]: a flow that is run by hand, one step at a time.
+//! [`Steps`]: a flow that is run step by step.
 //!
-//! Operators and hubs are as in any run, and the operators are tasks as ever; only that no run begins unless its
-//! [permit](crate::operator::permit) says so, and no hub moves anything by itself. A generation asks each operator in the
-//! order of adding for one run, and then each hub in the order of connecting for one move:
+//! Operators and hubs work as in any run, but a run begins only if its [permit](crate::operator::permit) allows it, and
+//! a hub moves messages only on request. A generation asks each operator, in the order of adding, for one run, and then
+//! each hub, in the order of connecting, for one move:
 //!
 //! ```text
-//!   ┌─> operator 1 ──> operator 2 ──> .. ──> hub 1 ──> hub 2 ──> .. ──┐   each: asked; if it can, a step,
-//!   └──────────────── something has moved ────────────────────────────┤   and its device work waited for
-//!                                                                     │ nothing has
-//!   the end, of all or of a part, or a stall <── all, or a part, wait for each other ──────┤
-//!   wait until a task is woken <───── it may come by itself (time, events, from outside) ───┘
+//!   ┌─> operator 1 ──> operator 2 ──> .. ──> hub 1 ──> hub 2 ──> .. ──┐   each is asked for a step; if it makes one,
+//!   └──────────────── something has moved ────────────────────────────┤   the step's device work is awaited
+//!                                                                     │ nothing has moved
+//!   all or some operators have ended or stalled <── they wait only for each other ─────────┤
+//!   wait until a task is woken <───── it waits for time, an event, or something outside ───┘
 //! ```
 
 use std::{
@@ -30,15 +30,15 @@ use crate::{
     hub::link::HubState,
     operator::{
         control::{Control, Hubs},
-        permit::{Outcome, TURN},
+        permit::{StepOutcome, TURN},
     },
     stream::Ticket,
     sync::{Discarded, contained, logged},
 };
 
-/// A flow that is run step by step, to look at what it does: one run of one operator at a time, in the order of adding,
-/// and each copy of a message to its reader's device by itself, in the order of connecting. Each step's device work is
-/// done before it is over. From [`Flow::steps`].
+/// A flow that is run step by step, to observe it: one run of one operator at a time, in the order of adding, and one
+/// copy of a message to its reader's device at a time, in the order of connecting. When a step is returned, its device
+/// work is complete. Created by [`Flow::steps`].
 ///
 /// ```
 /// use wakeline::{Flow, operator::{sink, source}};
@@ -62,11 +62,12 @@ use crate::{
 /// # }).unwrap();
 /// ```
 ///
-/// An operator that has a loop of its own and never asks [`Cx::ready`](crate::operator::Cx::ready) is not stepped: it goes
-/// on by itself. So does whoever uses an ingress or an egress; but what has been sent comes out of an egress only after some
-/// more steps: ask it with `try_recv` between them. A run that waits for another operator's run, and not at a port (for a notification
-/// of the program's own, for an answer of the flow's own service in a combinator with wakers of its own, or for a place within that
-/// service's limit), is waited for while no other operator runs: [`run_on`](Self::run_on) lets them.
+/// An operator whose own loop never calls [`Cx::ready`](crate::operator::Cx::ready) is not stepped: it runs by itself,
+/// and so do users of an ingress or an egress. A message reaches an egress only after some more steps: call `try_recv`
+/// between them. A run may wait for another operator's run by other means than a port: for a notification of the
+/// program's own, for a response of the flow's own service in a combinator with its own wakers, or for a slot within
+/// that service's limit. Stepping then waits for that run while no other operator runs; [`run_on`](Self::run_on) lets
+/// the others run.
 ///
 /// Dropping it aborts the flow, as dropping [`Running`] does.
 #[must_use = "dropping it aborts the flow"]
@@ -76,21 +77,20 @@ pub struct Steps {
     hub_names: Vec<Arc<str>>,
     /// Counted from 1.
     generation: u64,
-    /// Whose turn it is: the operators, and then the hubs.
+    /// The index of the next operator or, after the operators, hub.
     turn: usize,
-    /// It was asked for a run, at that moment.
+    /// The time at which it was asked for a run.
     asked: Option<Instant>,
-    /// This generation has moved something.
     moved: bool,
-    /// A step that has been made, what is left of its device work, and when it began.
+    /// A step that has been made, its device work that is left, and its start time.
     settling: Option<(Step, Vec<Ticket>, Instant)>,
-    /// By operator: those whose end was told.
+    /// By operator: its end has been returned as a step.
     ended: Vec<bool>,
-    /// By operator: those who have begun a run that is not over.
+    /// By operator: it has begun a run that has not ended.
     began: Vec<bool>,
     log: Option<Log>,
     hub_logs: Vec<(usize, Log)>,
-    /// By hub: as told last.
+    /// By hub: its counts as last logged.
     seen: Vec<Seen>,
     over: bool,
 }
@@ -101,30 +101,30 @@ type Log = Discarded<Box<dyn Write + Send>>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
-    /// An operator has run, and its device work is done.
+    /// An operator has run, and the device work of that run is complete.
     Ran {
-        /// Its name.
+        /// The name of the operator.
         operator: Arc<str>,
         /// Counted from 1.
         run: u64,
     },
-    /// An operator has begun a run, and waits in its middle for others: for room, say.
+    /// An operator has begun a run, which waits for another operator or a hub, for example for room.
     Began {
-        /// Its name.
+        /// The name of the operator.
         operator: Arc<str>,
         /// Counted from 1.
         run: u64,
     },
     /// An operator has ended, and will not run again.
     Ended {
-        /// Its name.
+        /// The name of the operator.
         operator: Arc<str>,
     },
     /// A hub has copied a message to its reader's device.
     Moved {
-        /// Its name: `read.lines -> upper.lines`.
+        /// The name of the hub: `read.lines -> upper.lines`.
         hub: Arc<str>,
-        /// The message's.
+        /// The size of the message.
         bytes: u64,
     },
 }
@@ -140,7 +140,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// What has passed a hub, and what lies in it.
+/// The messages that have passed a hub, and those that are queued in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
     queued: u64,
@@ -167,13 +167,13 @@ impl Seen {
             ("dropped", self.dropped.saturating_sub(before.dropped)),
             ("left untaken", self.untaken.saturating_sub(before.untaken)),
         ];
-        let told = changes.iter().filter(|(_, count)| *count > 0).map(|(what, count)| format!("{count} {what}"));
-        format!("{}: {} queued", told.collect::<Vec<_>>().join(", "), self.queued)
+        let parts = changes.iter().filter(|(_, count)| *count > 0).map(|(what, count)| format!("{count} {what}"));
+        format!("{}: {} queued", parts.collect::<Vec<_>>().join(", "), self.queued)
     }
 }
 
 impl Flow {
-    /// Runs the flow by hand, step by step. See [`Steps`].
+    /// Runs the flow step by step. See [`Steps`].
     ///
     /// # Errors
     /// As [`Flow::spawn`].
@@ -181,7 +181,7 @@ impl Flow {
         let running = self.launch(false, true)?;
         let control = running.handle().0;
         let operators = control.nodes.len();
-        // Of a section the first is asked, for all of them.
+        // The first operator of a section is asked for all of them.
         let ended = (0..operators).map(|operator| control.is_counted(operator)).collect();
         let hub_names = self.hub_names();
         Ok(Steps {
@@ -204,18 +204,18 @@ impl Flow {
 }
 
 impl Steps {
-    /// Writes a line for each event: each generation, what each operator does or what it waits for, what is put into hubs,
-    /// moved by them and taken from them. A writer that fails is not written to again.
+    /// Writes a line for each event: each generation, what each operator does or waits for, and the messages that are
+    /// put into hubs, moved by them and taken from them. If a write fails, the log ends.
     pub fn log_to(mut self, writer: impl Write + Send + 'static) -> Self {
         self.log = Some(Discarded::new(Box::new(writer)));
         self
     }
 
-    /// Writes a line for each event of one hub, which has the name that reports and [`Checked`](super::Checked) have it by:
+    /// Writes a line for each event of one hub. It is named as in reports and in [`Checked`](super::Checked):
     /// `read.lines -> upper.lines`.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if there is none of that name; the message has those that there are.
+    /// [`Usage`](ErrorKind::Usage) if there is no hub of that name; the message lists the hubs.
     pub fn log_hub_to(mut self, hub: &str, writer: impl Write + Send + 'static) -> Result<Self> {
         let Some(at) = self.hub_names.iter().position(|name| **name == *hub) else {
             let names: Vec<_> = self.hub_names.iter().map(|name| format!("`{name}`")).collect();
@@ -226,14 +226,14 @@ impl Steps {
         Ok(self)
     }
 
-    /// The next step, once it is made. `None` when the flow has ended, well or not: [`run_on`](Self::run_on) then says how.
+    /// Makes the next step and returns it. `None` when the flow has ended, with or without an error:
+    /// [`run_on`](Self::run_on) returns the outcome.
     ///
-    /// After a generation in which nothing moves, the flow or a part of it that waits for itself alone is at its end, as a loop that
-    /// has gone quiet, or has [stalled](super::OnStall): the same as without steps. Otherwise it waits for a timer, a device, or
-    /// something from outside.
+    /// After a generation in which nothing has moved, all or part of the flow ends or [stalls](super::OnStall) as it
+    /// would without steps. Otherwise this waits for a timer, a device, or something outside.
     ///
     /// # Cancel safety
-    /// Dropping it loses nothing: the next call goes on with the same step.
+    /// Dropping the future loses nothing: the next call continues with the same step.
     pub async fn next(&mut self) -> Option<Step> {
         loop {
             if let Some(step) = self.settle().await {
@@ -253,26 +253,25 @@ impl Steps {
         }
     }
 
-    /// The generation that the last step was part of, counted from 1.
+    /// The generation of the last step, counted from 1.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The flow: asks how it stands, stops, aborts it.
+    /// A handle that reports the flow's status, stops and aborts it.
     pub fn handle(&self) -> Handle {
         self.running.handle()
     }
 
-    /// Lets it run on by itself, as after [`Flow::spawn`].
+    /// Lets the flow run on by itself, as after [`Flow::spawn`].
     pub fn run_on(self) -> Running {
         self.control.unstep();
         self.running
     }
 
-    /// Waits for the device work of the step that was made.
     async fn settle(&mut self) -> Option<Step> {
         while let Some(last) = self.settling.as_mut()?.1.last() {
-            // What goes wrong with it is the flow's to tell.
+            // The flow itself reports a failure of this work.
             let _ = last.completed().await;
             self.settling.as_mut()?.1.pop();
         }
@@ -282,7 +281,7 @@ impl Steps {
             let at = self.hub_names.iter().position(|name| name == hub);
             self.write_hub(at, || step.to_string());
         }
-        self.tell_hubs();
+        self.log_hubs();
         Some(step)
     }
 
@@ -305,34 +304,34 @@ impl Steps {
         let since = *self.asked.get_or_insert_with(clock::now);
         let outcome = poll_fn(|task| match permit.poll_outcome(task) {
             Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
-            // It may never have begun.
+            // The flow may have failed before the operator began.
             Poll::Pending => self.running.poll_over(task).map(|()| None),
         });
         let Some(outcome) = outcome.await else { return self.end() };
         self.asked = None;
-        // The end of one that has ended with that comes next.
-        self.turn += usize::from(!matches!(outcome, Outcome::Ran(_)) || !permit.has_ended());
-        let runs = node.shown().runs();
+        // If the operator ends with this run, its end is the next step.
+        self.turn += usize::from(!matches!(outcome, StepOutcome::Ran(_)) || !permit.has_ended());
+        let runs = node.status_cell().runs();
         match outcome {
-            Outcome::Ran(last) => {
+            StepOutcome::Ran(last) => {
                 self.began[at] = false;
                 self.made(Step::Ran { operator, run: runs }, last, since);
             }
-            Outcome::Waits if !std::mem::replace(&mut self.began[at], true) => {
+            StepOutcome::Waits if !std::mem::replace(&mut self.began[at], true) => {
                 self.made(Step::Began { operator, run: runs + 1 }, Vec::new(), since);
             }
-            Outcome::Ended => {
+            StepOutcome::Ended => {
                 self.ended[at] = true;
                 self.made(Step::Ended { operator }, Vec::new(), since);
             }
-            Outcome::Waits | Outcome::Refused => {
+            StepOutcome::Waits | StepOutcome::Refused => {
                 let control = self.control.clone();
                 self.write(|| {
-                    // It has had its turn, and may have been polled again since.
+                    // The operator has had its turn, and may have been polled again since.
                     let mut waits = control.status(at).waits_for;
                     waits.retain(|lacks| lacks != TURN);
                     match &waits[..] {
-                        [] => format!("  {operator}: goes on by itself"),
+                        [] => format!("  {operator}: continues by itself"),
                         waits => format!("  {operator}: waits for {}", waits.join(" and for ")),
                     }
                 });
@@ -351,7 +350,7 @@ impl Steps {
                 let step = Step::Moved { hub: hub.state.name().clone(), bytes };
                 self.made(step, hub.state.last_copy().into_iter().collect(), since);
             }
-            // Both of its ends hear of it.
+            // Both ends of the hub get the error.
             Err(error) => self.write(|| format!("  {}: {error}", hub.state.name())),
         }
     }
@@ -361,18 +360,18 @@ impl Steps {
             let was_quiet = self.control.is_quiet();
             let checked = self.check_rest().await;
             if checked == Some(false) {
-                self.write(|| "nothing moves before something comes".into());
-                self.something_comes(was_quiet).await;
+                self.write(|| "nothing can move until something outside the operators occurs".into());
+                self.wait_for_event(was_quiet).await;
             } else if was_quiet {
-                self.write(|| "nothing can move any more".into());
+                self.write(|| "no operator can make progress".into());
             }
-            // The ends of operators are steps, too, but not those of a stall.
+            // The ends of operators are steps, too, except after a stall.
             let over = poll_fn(|task| Poll::Ready(self.running.poll_over(task).is_ready())).await;
             let has_stalled = checked.is_none() && self.handle().failure().is_some();
             if over && (has_stalled || self.ended.iter().all(|ended| *ended)) {
                 return self.end();
             }
-            // Not waited for again, if this was dropped.
+            // If this future is dropped here, the wait is not repeated.
             self.moved = true;
         }
         self.generation += 1;
@@ -382,10 +381,10 @@ impl Steps {
         self.write(|| format!("generation {generation}"));
     }
 
-    /// Whether the flow's task has ended operators, or waits of theirs. `None` if the flow is over.
+    /// Returns whether the flow's task has ended operators or their waits. `None` if the flow is over.
     async fn check_rest(&mut self) -> Option<bool> {
         self.control.rest_check.ask();
-        self.control.keeper.wake();
+        self.control.flow_task.wake();
         poll_fn(|task| {
             self.control.rest.stepper.register(task.waker());
             match (self.running.poll_over(task), self.control.rest_check.answered()) {
@@ -397,8 +396,8 @@ impl Steps {
         .await
     }
 
-    /// Waits until an operator is woken, the flow is over, or the rest of the flow is to be checked again.
-    async fn something_comes(&mut self, was_quiet: bool) {
+    /// Waits until an operator is woken, the flow is over, or the idle flow is to be checked again.
+    async fn wait_for_event(&mut self, was_quiet: bool) {
         poll_fn(|task| {
             self.control.rest.stepper.register(task.waker());
             let over = self.running.poll_over(task).is_ready();
@@ -431,8 +430,7 @@ impl Steps {
         self.control.hubs()
     }
 
-    /// Writes what has become of the hubs' messages.
-    fn tell_hubs(&mut self) {
+    fn log_hubs(&mut self) {
         for (at, hub) in self.hubs().all.iter().enumerate() {
             let (now, name) = (Seen::of(&*hub.state), hub.state.name());
             let before = std::mem::replace(&mut self.seen[at], now);
@@ -463,8 +461,8 @@ impl Steps {
     }
 }
 
-/// Writes a line; false, and `end` in the log, where the writer has failed. The writer is user code, and so is an error's
-/// `Display`.
+/// Writes a line. If the writer fails, returns false and writes `end` to the program's log. The writer is user code,
+/// and so is an error's `Display`.
 fn goes_on(log: &mut impl Write, line: impl FnOnce() -> String, end: &str) -> bool {
     let mut text = String::from("(a text that panicked)");
     contained("an error's `Display` panicked", || text = line());

@@ -1,16 +1,16 @@
 //! [`OwnThread`]: a thread that belongs to one operator.
 //!
 //! ```text
-//!   the flow's keeper                     the thread, named after the operator
-//!   one phase's future ─────────────────> polls it to its end; parked while it is pending
+//!   the flow's task                       the thread, named after the operator
+//!   the future of one phase ────────────> polls it to completion; parked while it is pending
 //!         <──────────────── its output ── and waits for the next
-//!   lets go of the thread ──────────────> drops what it is at, and ends
+//!   drops the handle ───────────────────> drops the current future, and exits
 //! ```
 //!
-//! The thread stands inside the runtime's context, so timers, sockets and `tokio::spawn` work as anywhere. It is none of
-//! the runtime's own, so all that blocks may be called there: also `blocking_recv` and `Handle::block_on`, which refuse
-//! to on a worker. What it waits for is driven by the runtime's workers, or, where there are none, by the thread in the
-//! runtime's `block_on`.
+//! The thread runs inside the runtime's context, so timers, sockets and `tokio::spawn` work as usual. It is not one of
+//! the runtime's workers, so blocking calls are allowed, including `blocking_recv` and `Handle::block_on`, which refuse
+//! to block on a worker. The timers and sockets that it waits for are driven by the runtime's workers, or, if there are
+//! none, by the thread in the runtime's `block_on`.
 
 use std::{
     io,
@@ -36,17 +36,17 @@ use crate::{
 
 type Job = BoxFuture<'static, ()>;
 
-/// A thread that does one thing after the other, until this is dropped.
+/// A thread that runs one job at a time, until this handle is dropped.
 pub(super) struct OwnThread {
     jobs: mpsc::UnboundedSender<Job>,
     thread: JoinHandle<()>,
 }
 
 impl OwnThread {
-    /// A new thread, in the context of the present runtime.
+    /// Starts a thread in the context of the current runtime.
     pub(super) fn start(name: &str, core: Option<usize>) -> Result<Self> {
         let refused = |cause: Box<dyn std::error::Error + Send + Sync>| {
-            Error::new(ErrorKind::Setup, format!("operator `{name}` gets no thread of its own")).because(cause)
+            Error::new(ErrorKind::Setup, format!("operator `{name}`: its thread could not be started")).because(cause)
         };
         let runtime = Handle::try_current().map_err(|error| refused(error.into()))?;
         let (jobs, queue) = mpsc::unbounded_channel();
@@ -57,45 +57,44 @@ impl OwnThread {
             {
                 logged(|| tracing::warn!(core, %error, "an operator's thread could not be pinned"));
             }
-            to_its_end(work(queue));
+            block_on(work(queue));
         };
         let builder = thread::Builder::new().name(thread_name(name));
         let thread = builder.spawn(body).map_err(|error| refused(error.into()))?;
         Ok(Self { jobs, thread })
     }
 
-    /// Has it poll a future to its end. Only once what it was given before has ended.
+    /// Polls a future to completion on the thread. Call this only after the previous job has ended.
     pub(super) fn spawn(&self, job: impl Future<Output = ()> + Send + 'static) {
-        // It is there as long as this is; should it not be, the job is dropped, and whoever waits for it hears of that.
+        // Should the thread have exited, the job is dropped, and its receiver is notified.
         let _ = self.jobs.send(job.boxed());
     }
 
-    /// What a future comes to on that thread. `None` if the thread is gone.
+    /// Runs a future on that thread and returns its output. `None` if the thread has exited.
     async fn run<T: Send + 'static>(&self, job: impl Future<Output = T> + Send + 'static) -> Option<T> {
-        let (tell, told) = oneshot::channel();
-        self.spawn(job.map(|output| _ = tell.send(output)));
-        told.await.ok()
+        let (sender, receiver) = oneshot::channel();
+        self.spawn(job.map(|output| _ = sender.send(output)));
+        receiver.await.ok()
     }
 
-    /// Ends it. It has nothing to do any more, but what it keeps for itself (thread-locals) may take its time to go: a thread
-    /// waits for that. Not one of the runtime's pool, whose places may all be taken by what waits for this flow.
+    /// Ends the thread. Destructors of its thread-locals may take time, so a helper thread joins it, and not one of the
+    /// runtime's blocking pool, all of which may be waiting for this flow.
     pub(super) async fn end(self) {
         let Self { jobs, thread } = self;
         drop(jobs);
-        let (tell, ended) = oneshot::channel();
+        let (sender, ended) = oneshot::channel();
         let waits = move || {
             let _ = thread.join().map_err(said);
-            let _ = tell.send(());
+            let _ = sender.send(());
         };
-        // Where there is no thread for it, nothing waits.
+        // If the helper thread cannot be started, the end is not waited for.
         let _ = thread::Builder::new().name("wakeline-join".into()).spawn(waits);
         let _ = ended.await;
     }
 }
 
-/// What an operator's future comes to where the operator lives: on its own thread, or here. `None` if that thread is
-/// gone.
-pub(super) async fn at_home<T: Send + 'static>(
+/// Runs an operator's future where the operator belongs: on its own thread, or here. `None` if that thread has exited.
+pub(super) async fn run_on_own_thread<T: Send + 'static>(
     own: Option<&OwnThread>,
     work: impl Future<Output = T> + Send + 'static,
 ) -> Option<T> {
@@ -105,9 +104,9 @@ pub(super) async fn at_home<T: Send + 'static>(
     }
 }
 
-/// Polls a future to its end on the present thread. Not with `thread::park`, which whatever blocks in the operator uses
-/// too: that would swallow a wake that comes meanwhile.
-fn to_its_end(future: impl Future<Output = ()>) {
+/// Polls a future to completion on the current thread. It does not use `thread::park`: blocking calls in the operator
+/// use that too, and would swallow a wake.
+fn block_on(future: impl Future<Output = ()>) {
     let (parker, unparker) = parking::pair();
     let waker = Waker::from(unparker);
     let mut future = pin!(future);
@@ -120,14 +119,14 @@ async fn work(mut jobs: mpsc::UnboundedReceiver<Job>) {
     while let Some(job) = jobs.recv().await {
         let next = pin!(jobs.recv());
         if let Either::Right(_) = select(job, next).await {
-            // The keeper is gone, and the runtime with it: nobody waits for what this would come to.
+            // The flow's task and the runtime have ended: the output is not needed.
             return;
         }
     }
 }
 
-/// Whether a thread can be pinned to a core: tried out, on a thread that ends with that. The present one's own cores say
-/// nothing about it, since that may be pinned itself.
+/// Checks whether a thread can be pinned to a core, on a temporary thread. The affinity of the current thread does not
+/// answer this, since that thread may be pinned itself.
 pub(super) fn try_core(core: usize) -> io::Result<()> {
     thread::scope(|scope| {
         let trying = thread::Builder::new().spawn_scoped(scope, || pin_to(core))?;
@@ -135,7 +134,6 @@ pub(super) fn try_core(core: usize) -> io::Result<()> {
     })
 }
 
-/// Pins the present thread.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn pin_to(core: usize) -> io::Result<()> {
     use rustix::thread::{CpuSet, sched_setaffinity};

@@ -1,11 +1,11 @@
-//! [`Wiring`]: a flow whose connections are found by their ends.
+//! [`Wiring`]: a flow with an index of its connections by their ends.
 
 use std::ops::Deref;
 
 use super::{Connection, Flow};
 use crate::condition::PortId;
 
-/// A flow, and by operator the connections that leave it and that lead to it: a flow may have ten thousand.
+/// A flow, and for each operator its outgoing and incoming connections. An index, since a flow may have ten thousand.
 pub(super) struct Wiring<'a> {
     flow: &'a Flow,
     leaving: Vec<Vec<usize>>,
@@ -26,7 +26,7 @@ impl<'a> Wiring<'a> {
         Self { flow, leaving, arriving }
     }
 
-    /// The connections of one output, in their order, each with its number.
+    /// The connections of one output, in the order of connecting, each with its number.
     pub(super) fn leaving(&self, output: PortId) -> impl DoubleEndedIterator<Item = (usize, &'a Connection)> + Clone {
         self.found(&self.leaving, output.operator).filter(move |(_, connection)| connection.from == output)
     }
@@ -36,7 +36,7 @@ impl<'a> Wiring<'a> {
         self.found(&self.leaving, operator).map(|(_, connection)| connection)
     }
 
-    /// Those that lead to one operator.
+    /// The connections that lead to one operator.
     pub(super) fn arriving(&self, operator: usize) -> impl Iterator<Item = &'a Connection> {
         self.found(&self.arriving, operator).map(|(_, connection)| connection)
     }

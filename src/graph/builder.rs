@@ -1,4 +1,4 @@
-//! [`Builder`]: a graph, node by node.
+//! [`Builder`]: builds a graph node by node.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
@@ -6,8 +6,8 @@ use super::{Graph, Node, Sketch};
 use crate::{
     device::{
         Device,
-        backend::{Condition, host_callback},
-        draft::Few,
+        backend::{GraphCondition, host_callback},
+        graph_ir::NodeSet,
         recorder::Recorder,
     },
     error::{Error, ErrorKind, Result},
@@ -17,12 +17,12 @@ use crate::{
 
 const INCOMPLETE: &str = "the graph is incomplete and cannot be built: the body of one of its conditionals panicked, or \
                           could not be completed";
-const EXCHANGED: &str = "the body's builder was exchanged for another one";
+const EXCHANGED: &str = "the body's builder was replaced by another one";
 
-/// A graph in the making, node by node.
+/// Builds a graph node by node.
 ///
-/// A node comes after those that are named and, by itself, after those whose memory it uses: there is no need to say what a
-/// stream would know, and no way to leave it out.
+/// A node comes after the nodes that are named and, automatically, after those whose memory it uses. As on a stream,
+/// this order need not be requested and cannot be left out.
 ///
 /// ```
 /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
@@ -47,8 +47,8 @@ pub struct Builder {
     sketch: Sketch,
 }
 
-/// A node's stream, to which a user's function adds: closed when it has returned, or has panicked, also for a clone that it
-/// has kept.
+/// The stream of a node, to which a user's function adds work. It is closed when the function returns or panics,
+/// including any clone that the function kept.
 struct Open<'a> {
     recorder: &'a Recorder,
     stream: &'a Stream,
@@ -60,9 +60,9 @@ impl Drop for Open<'_> {
     }
 }
 
-/// The body of a conditional, until it is complete. Dropped before that, by a panic or an error, it makes the graph around
-/// it one that cannot be built: the body's nodes may lack edges, and what they use may belong to a builder that was taken
-/// away.
+/// The body of a conditional until it is complete. If it is dropped earlier, by a panic or an error, the outer graph
+/// cannot be built: the body's nodes may lack edges, and the resources they use may belong to a builder that was moved
+/// out.
 struct Body {
     outer: Arc<Recorder>,
     within: Arc<Recorder>,
@@ -72,15 +72,15 @@ struct Body {
 impl Drop for Body {
     fn drop(&mut self) {
         if !self.complete {
-            // First of all: a builder that was taken away adds nothing from here on.
-            self.within.spoil(INCOMPLETE);
-            self.outer.spoil(INCOMPLETE);
+            // The body first: a builder that was moved out adds nothing from here on.
+            self.within.poison(INCOMPLETE);
+            self.outer.poison(INCOMPLETE);
         }
     }
 }
 
 impl Graph {
-    /// An empty graph of this device, to add nodes to.
+    /// Creates a builder for a graph of this device.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for the host; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -90,13 +90,13 @@ impl Graph {
 }
 
 impl Builder {
-    /// Adds what `work` enqueues into the stream: a kernel, a copy, a fill, another library's work, a host callback. One
-    /// node, or several in that order, of which this is the last. It comes after `after`, and after those whose memory it
-    /// uses.
+    /// Adds the work that `work` enqueues into the stream: a kernel, a copy, a fill, another library's work, a host
+    /// callback. This makes one node, or several in sequence, of which the last is returned. They come after `after`,
+    /// and after the nodes whose memory they use.
     ///
     /// # Errors
-    /// `work`'s own, and those of its calls; [`Usage`](ErrorKind::Usage) for a node of another graph. What was enqueued before
-    /// it failed stays in the graph.
+    /// `work`'s own error, and those of its calls; [`Usage`](ErrorKind::Usage) for a node of another graph. Work that
+    /// was enqueued before the failure stays in the graph.
     pub fn add(&mut self, after: &[Node], work: impl FnOnce(&Stream) -> Result<()>) -> Result<Node> {
         let after = self.find_all(after)?;
         let stream = self.sketch.capture.stream("node", after)?;
@@ -113,7 +113,7 @@ impl Builder {
         Ok(self.sketch.node(at))
     }
 
-    /// Adds a node that does nothing: it joins those that it comes after.
+    /// Adds an empty node, which joins the nodes that it comes after.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for a node of another graph.
@@ -122,54 +122,56 @@ impl Builder {
         self.sketch.recorder.join(after).map(|at| self.sketch.node(at))
     }
 
-    /// Adds a function of the host, called at each launch. It must not call into wakeline or the driver, nor wait for
-    /// anything: it runs on a thread of the driver's.
+    /// Adds a host function, which is called at each launch. It must not call into wakeline or the driver, and must not
+    /// block: it runs on a thread of the driver.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for a node of another graph.
     pub fn host(&mut self, after: &[Node], function: impl Fn() + Send + Sync + 'static) -> Result<Node> {
-        // What is refused is dropped as a callback is: a destructor of it that panics does not leave this call.
+        // A refused function is dropped like a callback: a panic of its destructor does not leave this call.
         let function = host_callback(function);
         let after = self.find_all(after)?;
         self.sketch.recorder.call(after, function).map(|at| self.sketch.node(at))
     }
 
-    /// Adds all of another graph, as one node.
+    /// Adds another graph as one node.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a graph of another device, for one that makes memory or has conditions, for a node of
-    /// another graph, for graphs within each other more than 64 levels deep, conditionals and children counted together, and for
+    /// [`Usage`](ErrorKind::Usage) for a graph of another device, for one that makes memory or has conditions, for a
+    /// node of another graph, for graphs nested more than 64 levels deep (conditionals and children together), and for
     /// more than 1,048,576 nodes within a graph's children, at all levels.
     pub fn child(&mut self, after: &[Node], graph: &Graph) -> Result<Node> {
         let after = self.find_all(after)?;
         let device = self.sketch.capture.device();
         if graph.device() != device {
-            let text = format!("a graph of {} in one of {device}", graph.device());
+            let text = format!("a graph of {} cannot be a child of a graph of {device}", graph.device());
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let (levels_with, nodes_with) = (self.sketch.levels_with(graph.0.levels)?, self.sketch.nodes_with(graph)?);
-        let Sketch { recorder, hold, children, capture, levels, within, .. } = &mut self.sketch;
+        let Sketch { recorder, graph_memory, children, capture, levels, within, .. } = &mut self.sketch;
         let stream = capture.stream("child", after)?;
-        // After those of this graph that use the same memory, and after itself, if it is in here already.
-        let holds = graph.holds();
-        holds.iter().try_for_each(|other| hold.before_all_of(other, &stream))?;
-        let twins = children.iter().filter(|(child, _)| child.has_any_of(&holds)).map(|(_, at)| *at);
+        // After the nodes of this graph that use the same memory, including earlier nodes with the same child.
+        let graph_memories = graph.graph_memories();
+        graph_memories.iter().try_for_each(|other| graph_memory.before_all_of(other, &stream))?;
+        let twins = children.iter().filter(|(child, _)| child.has_any_of(&graph_memories)).map(|(_, at)| *at);
         let end = recorder.end_of(stream.raw());
-        let after = recorder.state().draft.last_of(end.into_iter().chain(twins));
-        // Kept there, too, before there is a node: a body's capture is kept by the graph around it, wherever its builder goes.
+        let after = recorder.state().ir.last_of(end.into_iter().chain(twins));
+        // The capture also keeps it, before there is a node: the outer graph keeps a body's capture, wherever its
+        // builder is moved to.
         capture.keep(graph.0.clone());
         let at = execution::add_child(recorder, after, &graph.0.recorder)?;
         (*levels, *within) = (levels_with.max(*levels), nodes_with);
         recorder.go_on_after(stream.raw(), at);
         let ticket = stream.enqueue_point(|_, _| Ok(()))?;
-        holds.iter().for_each(|other| hold.note_all_of(other, &ticket));
+        graph_memories.iter().for_each(|other| graph_memory.note_all_of(other, &ticket));
         children.push((graph.clone(), at));
         Ok(self.sketch.node(at))
     }
 
-    /// Adds a node that makes memory at each launch, and the memory, for nodes that come after it: the driver uses the same
-    /// memory again for graphs that do not run at once. It is given back by [`free`](Self::free), or else by the graph's last
-    /// node to use it. Such a graph has one [`Exec`](super::Exec) at a time.
+    /// Adds a node that allocates memory at each launch. Returns the node and the memory, for nodes that come after it.
+    /// The driver reuses the memory for graphs that do not run at the same time. It is freed by [`free`](Self::free)
+    /// or, without that, after the graph's last node that uses it. Such a graph has one [`Exec`](super::Exec) at a
+    /// time.
     ///
     /// ```
     /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
@@ -190,31 +192,33 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for no elements or a node of another graph; [`OutOfMemory`](ErrorKind::OutOfMemory).
+    /// [`Usage`](ErrorKind::Usage) for a length of 0 or a node of another graph;
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory).
     pub fn alloc<T: Plain>(&mut self, after: &[Node], len: usize) -> Result<(Node, Buffer<T>)> {
         let after = self.find_all(after)?;
-        let Sketch { recorder, hold, capture, .. } = &self.sketch;
+        let Sketch { recorder, graph_memory, capture, .. } = &self.sketch;
         let stream = capture.stream("allocation", after)?;
-        let (at, buffer) = execution::add_alloc(recorder, hold, &stream, len)?;
+        let (at, buffer) = execution::add_alloc(recorder, graph_memory, &stream, len)?;
         Ok((self.sketch.node(at), buffer))
     }
 
-    /// Adds a node that gives back what a node of [`alloc`](Self::alloc) makes, after those that use it.
+    /// Adds a node that frees the memory of [`alloc`](Self::alloc), after the nodes that use it.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for other memory.
     pub fn free<T: Plain>(&mut self, after: &[Node], buffer: Buffer<T>) -> Result<Node> {
         let after = self.find_all(after)?;
-        let Sketch { recorder, hold, capture, .. } = &self.sketch;
+        let Sketch { recorder, graph_memory, capture, .. } = &self.sketch;
         let stream = capture.stream("free", after)?;
-        execution::add_free(recorder, hold, &stream, buffer).map(|at| self.sketch.node(at))
+        execution::add_free(recorder, graph_memory, &stream, buffer).map(|at| self.sketch.node(at))
     }
 
-    /// Adds what `body` adds, to run once, if the first element of the flag is not 0 when its turn comes. It comes after all
-    /// nodes so far. Such a graph has one [`Exec`](super::Exec) at a time, and is no child of another.
+    /// Adds a conditional: the nodes that `body` adds run once if the first element of the flag is not 0 when the
+    /// conditional is reached. It comes after all nodes so far. Such a graph has one [`Exec`](super::Exec) at a time,
+    /// and cannot be a child of another.
     ///
-    /// If `body` returns an error, what it added until then stays in the graph. If it panics, or leaves another builder in the
-    /// place of its own, the graph cannot be built any more.
+    /// If `body` returns an error, the nodes that it added stay in the graph. If it panics, or replaces its builder by
+    /// another one, the graph can no longer be built.
     ///
     /// ```
     /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
@@ -237,46 +241,46 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// As [`add`](Self::add); [`Usage`](ErrorKind::Usage) for a flag that is not on the graph's device, where the driver has
-    /// no such nodes (before CUDA 12.4), and for graphs within each other more than 64 levels deep, conditionals and children
-    /// counted together.
+    /// As [`add`](Self::add); [`Usage`](ErrorKind::Usage) for a flag that is not on the graph's device, where the
+    /// driver has no such nodes (before CUDA 12.4), and for graphs nested more than 64 levels deep (conditionals and
+    /// children together).
     pub fn run_if<F: DeviceSlice<u32> + ?Sized>(
         &mut self,
         after: &[Node],
         flag: &F,
         body: impl FnOnce(&mut Builder) -> Result<()>,
     ) -> Result<Node> {
-        self.conditional::<_, F>(after, Condition::If, flag, |builder, _| body(builder))
+        self.conditional::<_, F>(after, GraphCondition::If, flag, |builder, _| body(builder))
     }
 
-    /// Adds what `body` adds, to run again and again, as long as the first element of the flag is not 0 before each round. The
-    /// body is given the flag: something in it should write 0 there at some time.
+    /// Adds a loop: the nodes that `body` adds run repeatedly, as long as the first element of the flag is not 0 before
+    /// the round. The body gets the flag, and must set it to 0 eventually.
     ///
     /// # Errors
-    /// As [`run_if`](Self::run_if), also for more than 64 levels.
+    /// As [`run_if`](Self::run_if).
     pub fn run_while<F: DeviceSliceMut<u32> + ?Sized>(
         &mut self,
         after: &[Node],
         flag: &mut F,
         body: impl FnOnce(&mut Builder, &mut F) -> Result<()>,
     ) -> Result<Node> {
-        self.conditional::<_, F>(after, Condition::While, flag, body)
+        self.conditional::<_, F>(after, GraphCondition::While, flag, body)
     }
 
     fn conditional<S: Borrow<F>, F: DeviceSlice<u32> + ?Sized>(
         &mut self,
         after: &[Node],
-        when: Condition,
+        when: GraphCondition,
         flag: S,
         body: impl FnOnce(&mut Builder, S) -> Result<()>,
     ) -> Result<Node> {
         self.find_all(after)?;
         self.sketch.levels_with(0)?;
         let Sketch { recorder, capture, .. } = &self.sketch;
-        // What the body will use is not known yet.
+        // Comes after all nodes: it is not known yet which memory the body will use.
         let all = {
             let state = recorder.state();
-            state.draft.last_of(state.draft.all().map(|(at, _)| at))
+            state.ir.last_of(state.ir.all().map(|(at, _)| at))
         };
         let stream = capture.stream("conditional", all)?;
         flag.borrow().view().memory.before_read(&stream)?;
@@ -286,11 +290,12 @@ impl Builder {
         inner.sketch.around = self.sketch.around + 1;
         inner.sketch.beside = self.sketch.beside.saturating_add(self.sketch.within);
         recorder.go_on_after(stream.raw(), at);
-        // Below the builder: dropped before it.
+        // Declared after the builder, so that it is dropped first.
         let mut open = Body { outer: recorder.clone(), within, complete: false };
         let id = inner.sketch.id;
-        // What its nodes use is kept from here on, however it ends: memory, and events, children and bodies within it.
-        let used = inner.sketch.hold.clone();
+        // From here on the resources of its nodes (memory, events, children and nested bodies) are kept, however it
+        // ends.
+        let used = inner.sketch.graph_memory.clone();
         capture.keep(used.clone());
         capture.keep(inner.sketch.capture.clone());
         self.sketch.bodies.push(used.clone());
@@ -302,15 +307,16 @@ impl Builder {
             return made.and(Err(Error::new(ErrorKind::Usage, EXCHANGED)));
         }
         let made = made.and_then(|()| inner.add_frees());
-        // First of all: what it uses does not change from here on.
+        // Closed first: the resources that it uses do not change from here on.
         if let Err(error) = open.within.close() {
             return made.and(Err(error));
         }
-        // Launches come after what uses its memory elsewhere, and nodes after this one: also if it has failed, and stays.
-        let Sketch { hold, .. } = &self.sketch;
-        hold.before_all_of(&used, &stream)?;
+        // Launches come after other uses of its memory, and later nodes after this one, even if the body failed, as its
+        // nodes stay.
+        let Sketch { graph_memory, .. } = &self.sketch;
+        graph_memory.before_all_of(&used, &stream)?;
         let ticket = stream.enqueue_point(|_, _| Ok(()))?;
-        hold.note_all_of(&used, &ticket);
+        graph_memory.note_all_of(&used, &ticket);
         self.sketch.levels = self.sketch.levels.max(inner.sketch.levels + 1);
         let inner = inner.sketch.finish(Vec::new());
         self.sketch.within = self.sketch.within.saturating_add(inner.0.nodes);
@@ -319,35 +325,35 @@ impl Builder {
         made.map(|()| self.sketch.node(at))
     }
 
-    /// One node comes after another, too.
+    /// Adds an edge: `before` runs before `after`.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if that makes a cycle, since `before` comes after `after` already, or for a node of another
-    /// graph.
+    /// [`Usage`](ErrorKind::Usage) if that makes a cycle, as `before` already comes after `after`, or for a node of
+    /// another graph.
     pub fn order(&mut self, before: Node, after: Node) -> Result<()> {
         let (from, to) = (self.sketch.find(before)?, self.sketch.find(after)?);
         if self.sketch.recorder.order(from, to)? {
             return Ok(());
         }
         let state = self.sketch.recorder.state();
-        let name = |at: usize| state.draft.get(at).map(|node| node.name.clone()).unwrap_or_default();
+        let name = |at: usize| state.ir.get(at).map(|node| node.name.clone()).unwrap_or_default();
         let text = format!(
-            "a cycle: node {from}, `{}`, comes after node {to}, `{}`, already, and cannot come before it",
+            "a cycle: node {from}, `{}`, already comes after node {to}, `{}`, and cannot come before it",
             name(from),
             name(to)
         );
         Err(Error::new(ErrorKind::Usage, text))
     }
 
-    /// The graph.
+    /// Builds the graph.
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) while another thread captures another
-    /// library's work into it, after a conditional's body that panicked or whose builder was exchanged, and for the builder of
-    /// such a body.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) while another thread captures
+    /// another library's work into it, after a conditional's body that panicked or whose builder was replaced, and for
+    /// the builder of a conditional's body.
     pub fn build(self) -> Result<Graph> {
         if self.sketch.recorder.is_within() {
-            let text = "the builder of a conditional's body: that is a part of the graph around it, and built with it";
+            let text = "a conditional's body cannot be built alone: it is built with the graph around it";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.add_frees()?;
@@ -355,15 +361,15 @@ impl Builder {
         Ok(self.sketch.finish(Vec::new()))
     }
 
-    /// Adds nodes that give back what no node gives back yet.
+    /// Adds nodes that free memory that no other node frees.
     fn add_frees(&self) -> Result<()> {
-        let Sketch { recorder, hold, capture, .. } = &self.sketch;
-        execution::add_frees(recorder, hold, || capture.stream("free", Few::new()))
+        let Sketch { recorder, graph_memory, capture, .. } = &self.sketch;
+        execution::add_frees(recorder, graph_memory, || capture.stream("free", NodeSet::new()))
     }
 
-    fn find_all(&self, nodes: &[Node]) -> Result<Few> {
-        let found = nodes.iter().map(|node| self.sketch.find(*node)).collect::<Result<Few>>()?;
-        Ok(self.sketch.recorder.state().draft.last_of(found))
+    fn find_all(&self, nodes: &[Node]) -> Result<NodeSet> {
+        let found = nodes.iter().map(|node| self.sketch.find(*node)).collect::<Result<NodeSet>>()?;
+        Ok(self.sketch.recorder.state().ir.last_of(found))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Capture: work that was written for streams, recorded instead of run.
+//! Capture: records work that was written for streams, instead of running it.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -10,9 +10,9 @@ use crate::{
     stream::{Stream, capture::Capture},
 };
 
-const EXCHANGED: &str = "the capture was exchanged for another one: use each in its own closure";
+const EXCHANGED: &str = "the capture was replaced by another one: use each in its own closure";
 
-/// A capture that goes on: its streams, and what the host gives it and takes of it.
+/// A capture in progress: its streams, and its inputs from and outputs to the host.
 pub struct Capturing {
     origin: Stream,
     sketch: Sketch,
@@ -21,18 +21,19 @@ pub struct Capturing {
 }
 
 impl Graph {
-    /// Records what `work` enqueues into the capture's streams, and runs none of it. The capture ends when `work` returns,
-    /// whatever it returns: it cannot be held across an await. What other threads do meanwhile is no part of it, except for what
-    /// they enqueue on a stream of the capture.
+    /// Records the work that `work` enqueues into the capture's streams, without running it. The capture ends when
+    /// `work` returns, so it cannot be held across an await. Other threads take part only by enqueueing on a stream of
+    /// the capture.
     ///
-    /// Buffers that are allocated and dropped in it are the graph's own, used again within it where its edges order the uses;
-    /// others stay as long as the graph, whoever drops them.
+    /// Buffers that are allocated and dropped in the capture belong to the graph, which reuses their memory where its
+    /// edges order the uses. The graph keeps the memory of all other buffers alive, even after they are dropped.
     ///
     /// # Errors
-    /// `work`'s own; [`Usage`](ErrorKind::Usage) for a branch that is not joined, for the host, for a [`Capturing`] that was
-    /// exchanged for another one, and for a copy to or from the host that the launches would not do right: of memory that is not
-    /// page-locked for a device, and see [`Capturing::input`] and [`Capturing::output`]. What cannot be captured is an error of the
-    /// call itself: waiting for work of the capture, reading what it makes, stream-ordered memory.
+    /// `work`'s own error; [`Usage`](ErrorKind::Usage) for a branch that is not joined, for the host, for a
+    /// [`Capturing`] that was replaced by another one, and for a copy to or from the host that launches could not
+    /// repeat correctly: one of memory that is not page-locked for a device, and see [`Capturing::input`] and
+    /// [`Capturing::output`]. Calls that cannot be captured fail themselves: waiting for work of the capture, reading
+    /// its results, using stream-ordered memory.
     pub fn capture<R>(device: &Device, work: impl FnOnce(&mut Capturing) -> Result<R>) -> Result<(Self, R)> {
         let sketch = Sketch::new(device)?;
         let origin = sketch.capture.stream("origin", Default::default())?;
@@ -46,7 +47,7 @@ impl Graph {
             return Err(Error::new(ErrorKind::Usage, EXCHANGED));
         }
         let Capturing { origin, sketch, inputs, outputs } = capturing;
-        // Whoever has kept a stream adds nothing to what is looked at from here on.
+        // A stream that user code has kept adds nothing after the checks below begin.
         sketch.recorder.close()?;
         if let Some((stream, work)) = sketch.recorder.unjoined(origin.raw()).first() {
             let text = format!(
@@ -61,13 +62,14 @@ impl Graph {
 }
 
 impl Capturing {
-    /// The stream that the capture begins and ends with.
+    /// The stream in which the capture begins and ends.
     pub fn stream(&self) -> &Stream {
         &self.origin
     }
 
-    /// Another stream of the capture, whose work comes after what is in [`stream`](Self::stream) now. What it does has to be
-    /// joined: `capture.stream().wait_for(&other)`, or by data that it writes and the other reads.
+    /// Creates another stream of the capture, whose work comes after the present work of [`stream`](Self::stream). Its
+    /// work must be joined: by `capture.stream().wait_for(&other)`, or by data that it writes and the capture's stream
+    /// reads.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -77,40 +79,39 @@ impl Capturing {
         Ok(other)
     }
 
-    /// What it is made with, for those who capture what others have written.
+    /// The underlying capture, for code that captures operators.
     pub(crate) fn capture(&self) -> &Arc<Capture> {
         &self.sketch.capture
     }
 
-    /// All of its streams are joined.
     pub(crate) fn join(&self) -> Result<()> {
         self.sketch.capture.streams().iter().try_for_each(|stream| self.origin.wait_for(stream))
     }
 
-    /// Says that the copies from this host memory are the inputs': they are taken out of the graph, and each is one of
-    /// [`Graph::inputs`], by which the caller copies to where it went, from any page-locked memory. Copies from other
-    /// page-locked memory stay: the graph keeps that memory, and what it holds is copied again at each launch.
+    /// Declares this host memory as an input. Copies from it are removed from the graph and become [`Graph::inputs`],
+    /// which the caller uses to copy from any page-locked memory to the same destination. Copies from other page-locked
+    /// memory stay in the graph, which keeps that memory alive: its contents are copied again at each launch.
     ///
-    /// What is copied lies where it is until it is copied again, or a node writes there; so from here on no memory of the
-    /// capture is used twice. The copy is made before the launch, so no node may use that memory before it in the capture:
-    /// that is an error of [`Graph::capture`].
+    /// A copied input stays at its destination until it is copied again or a node writes there. So from this call on,
+    /// the capture reuses no memory. The copy is made before the launch, so [`Graph::capture`] fails if a node uses the
+    /// destination before the copy.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of a device or that is not page-locked, and once memory of the capture was used
-    /// twice: say it first.
+    /// [`Usage`](ErrorKind::Usage) for memory of a device or that is not page-locked, and after the capture has reused
+    /// memory: declare inputs first.
     pub fn input<T: Plain>(&mut self, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
         let memory = from.view().memory;
         of_the_host(memory, "an input")?;
-        self.sketch.hold.keep_apart()?;
+        self.sketch.graph_memory.keep_apart()?;
         self.inputs.push(memory.host_range()?);
-        self.sketch.hold.keep(memory);
+        self.sketch.graph_memory.keep(memory);
         Ok(())
     }
 
-    /// Says that this host memory is an output: exactly one copy of the graph goes there. A copy to any other host memory
-    /// would mean that the host did something with it in the capture, which no launch does again, and is an error.
+    /// Declares this host memory as an output: exactly one copy of the graph writes it. A copy to any other host memory
+    /// is an error, as it suggests that the host used the data during the capture, which no launch repeats.
     ///
-    /// As long as there is the graph a launch may write it at any time: the host looks at a copy,
+    /// While the graph exists, a launch may write this memory at any time, so the host reads a copy of it:
     /// [`Buffer::to_vec`](crate::Buffer::to_vec).
     ///
     /// # Errors
@@ -119,7 +120,7 @@ impl Capturing {
         let memory = to.view().memory;
         of_the_host(memory, "an output")?;
         self.outputs.push(memory.host_range()?);
-        self.sketch.hold.keep(memory);
+        self.sketch.graph_memory.keep(memory);
         Ok(())
     }
 }
@@ -129,7 +130,7 @@ fn of_the_host(memory: &Memory, what: &str) -> Result<()> {
         return memory.is_page_locked();
     }
     let text =
-        format!("{what} is page-locked memory of the host, `Buffer::pinned`, and this lies on {}", memory.location());
+        format!("{what} must be page-locked host memory (`Buffer::pinned`), and this is on {}", memory.location());
     Err(Error::new(ErrorKind::Usage, text))
 }
 

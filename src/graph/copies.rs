@@ -1,12 +1,12 @@
 //! The copies between host and device in a captured graph.
 //!
 //! ```text
-//!   from an input       taken out: the caller makes it, before the launch           Graph::inputs
-//!                       to memory that is used before it, or beside it: an error
-//!                       to other host memory: an error, since it would have to stay and nothing keeps an input
-//!   from other memory   stays, if nothing in the graph writes that: it is a constant, and the graph keeps it
-//!   to an output        stays, one for each
-//!   to other memory     an error: the host has looked at it in the capture, and no launch does that again
+//!   from an input       removed: the caller makes it before the launch              Graph::inputs
+//!                       to memory that a node uses before or concurrently: an error
+//!                       to other host memory: an error, as it would have to stay, and nothing keeps an input alive
+//!   from other memory   stays, if no node writes that memory: it is a constant, which the graph keeps alive
+//!   to an output        stays, exactly one for each output
+//!   to other memory     an error: the host has used the data in the capture, which no launch repeats
 //! ```
 
 use std::{
@@ -19,56 +19,56 @@ use super::Sketch;
 use crate::{
     device::{
         Device,
-        backend::{Address, Place},
-        draft::Copies,
+        backend::{Address, Endpoint},
+        graph_ir::Copies,
         touched::{Touch, clash},
     },
     error::{Error, ErrorKind, Result},
-    memory::{DeviceSlice, Plain, hold::Hold},
+    memory::{DeviceSlice, Plain, graph_memory::GraphMemory},
     stream::Stream,
 };
 
-/// A copy of an input that was taken out of a graph: where it came from, and where it went.
+/// A copy of an input that was removed from a graph: its source and destination.
 pub struct InputCopy {
     input: usize,
     offset: usize,
     bytes: usize,
     to: Address,
-    /// The graph's.
     device: Device,
-    hold: Weak<Hold>,
+    graph_memory: Weak<GraphMemory>,
 }
 
 impl InputCopy {
-    /// Which input it was, in the order of [`Capturing::input`](super::Capturing::input).
+    /// The number of the input, in the order of the calls of [`Capturing::input`](super::Capturing::input).
     pub fn input(&self) -> usize {
         self.input
     }
 
-    /// Where it began in that, in bytes.
+    /// The offset of the source within the input, in bytes.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// How many bytes it copied.
+    /// The number of bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Where it copied to: a `CUdeviceptr`.
+    /// The destination: a `CUdeviceptr`.
     pub fn device_address(&self) -> u64 {
         self.to.0
     }
 
-    /// Makes the copy, from this host memory, for the launches from now on: after those that were made before.
+    /// Copies from this host memory, for later launches. The copy comes after earlier launches.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of a device, that is not page-locked or too small, for a captured stream, for a
-    /// stream of a device that cannot copy to the graph's, and if the graph is gone;
+    /// [`Usage`](ErrorKind::Usage) for memory of a device, that is not page-locked or too small, for a captured stream,
+    /// for a stream of a device that cannot copy to the graph's, and if the graph was dropped;
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn copy<T: Plain>(&self, stream: &Stream, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
-        let hold = self.hold.upgrade();
-        let hold = hold.ok_or_else(|| Error::new(ErrorKind::Usage, "an input of a graph that is gone"))?;
+        let graph_memory = self.graph_memory.upgrade();
+        let graph_memory =
+            graph_memory.ok_or_else(|| Error::new(ErrorKind::Usage, "the graph of this input was dropped"))?;
         if !self.device.copies_with(stream.device()) {
             let text = format!(
                 "stream `{}` of {} cannot copy an input of a graph of {}: choose a stream of that device",
@@ -78,36 +78,36 @@ impl InputCopy {
             );
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        hold.feed(stream, self.to, from.view(), self.offset, self.bytes)
+        graph_memory.feed(stream, self.to, from.view(), self.offset, self.bytes)
     }
 }
 
-/// See the [module](self). The inputs' copies are taken out.
+/// Checks the copies as the [module](self) describes, and removes those of the inputs.
 pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<usize>]) -> Result<Vec<InputCopy>> {
     let (copies, foreign) = {
         let state = sketch.recorder.state();
         let copies: Vec<_> = state
-            .draft
+            .ir
             .all()
             .filter_map(|(at, node)| {
                 let Copies { to, from, bytes } = node.copies?;
                 Some((at, node.label.clone(), to, from, bytes as usize))
             })
             .collect();
-        let name = |at: usize| state.draft.get(at).map(|node| node.name.clone()).unwrap_or_default();
+        let name = |at: usize| state.ir.get(at).map(|node| node.name.clone()).unwrap_or_default();
         let foreign: Vec<_> = state.foreign.iter().map(|&(at, way, bytes)| (name(at), way, bytes)).collect();
         (copies, foreign)
     };
     let wrong = |text: String| Err(Error::new(ErrorKind::Usage, text));
     if let Some((name, way, bytes)) = foreign.first() {
         return wrong(format!(
-            "external work `{name}` copies {bytes} bytes {way}: whatever host memory that is, at a launch it is not what it \
-             was in the capture"
+            "external work `{name}` copies {bytes} bytes {way}, which a launch cannot repeat: its host memory is not tracked; \
+             leave the copy out of the capture"
         ));
     }
-    let range = |place: Place, bytes: usize| match place {
-        Place::Host(start) => Some(start.addr()..start.addr() + bytes),
-        Place::Device(_) => None,
+    let range = |place: Endpoint, bytes: usize| match place {
+        Endpoint::Host(start) => Some(start.addr()..start.addr() + bytes),
+        Endpoint::Device(_) => None,
     };
     let mut copied = vec![0; outputs.len()];
     for (at, label, to, _, bytes) in &copies {
@@ -120,14 +120,14 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
                     .map(|operator| format!("operator `{operator}` reads data back: "))
                     .unwrap_or_default();
                 return wrong(format!(
-                    "{whose}node {at} copies {bytes} bytes to the host, to no output: what the host does with them is in no \
-                     graph; leave it out of the capture, or say `output`"
+                    "{whose}node {at} copies {bytes} bytes to host memory that is no output: a launch does not repeat what the \
+                     host does with them; leave the copy out of the capture, or declare the memory with `output`"
                 ));
             }
         }
     }
     if let Some(output) = copied.iter().position(|copies| *copies != 1) {
-        return wrong(format!("output {output} is copied to {} times: there has to be one copy", copied[output]));
+        return wrong(format!("output {output} is copied to {} times: there must be exactly one copy", copied[output]));
     }
     let overlaps = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
     let mut taken = Vec::new();
@@ -135,38 +135,39 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
         let Some(from) = range(from, bytes) else { continue };
         if outputs.iter().any(|output| overlaps(output, &from)) {
             return wrong(format!(
-                "node {at} copies from the host what another copies to it: no host work comes between them"
+                "node {at} copies from host memory that another node copies to: a graph has no host work between the two"
             ));
         }
         let input = inputs.iter().position(|input| input.start <= from.start && from.end <= input.end);
         let Some(input) = input else { continue };
-        let Place::Device(to) = to else {
+        let Endpoint::Device(to) = to else {
             return wrong(format!(
-                "node {at} copies input {input} to the host: what is copied there would be what the input held in the capture, \
-                 at every launch; copy it to the device, or do that on the host"
+                "node {at} copies input {input} to the host: every launch would copy what the input held in the capture; copy \
+                 it to the device, or make the copy on the host"
             ));
         };
-        uses_it_first(sketch, at, input, Touch::new(Place::Device(to), bytes as u64, true))?;
-        let (offset, hold) = (from.start - inputs[input].start, Arc::downgrade(&sketch.hold));
-        taken.push((at, InputCopy { input, offset, bytes, to, device: sketch.capture.device().clone(), hold }));
+        uses_it_first(sketch, at, input, Touch::new(Endpoint::Device(to), bytes as u64, true))?;
+        let (offset, graph_memory) = (from.start - inputs[input].start, Arc::downgrade(&sketch.graph_memory));
+        taken.push((at, InputCopy { input, offset, bytes, to, device: sketch.capture.device().clone(), graph_memory }));
     }
     taken.iter().try_for_each(|(at, _)| sketch.recorder.remove(*at))?;
-    inputs.iter().for_each(|input| sketch.hold.reads_no_more(input));
+    inputs.iter().for_each(|input| sketch.graph_memory.reads_no_more(input));
     Ok(taken.into_iter().map(|(_, copy)| copy).collect())
 }
 
-/// An error if a node uses what an input is copied to, and does not come after that copy: taken out, it comes before all.
+/// Fails if a node uses the destination of an input's copy and does not come after that copy, since the removed copy is
+/// made before all nodes.
 fn uses_it_first(sketch: &Sketch, copy: usize, input: usize, to: Touch) -> Result<()> {
     let state = sketch.recorder.state();
     let first = state
-        .draft
+        .ir
         .all()
-        .find(|(at, node)| *at != copy && !state.draft.comes_after(*at, copy) && clash(&node.touched, &[to]));
+        .find(|(at, node)| *at != copy && !state.ir.comes_after(*at, copy) && clash(&node.touched, &[to]));
     let Some((at, node)) = first else { return Ok(()) };
     let whose = node.label.as_ref().map(|operator| format!(" of operator `{operator}`")).unwrap_or_default();
     let text = format!(
-        "node {at}, `{}`{whose} uses the memory that input {input} is copied to, before that copy or beside it; an input is \
-         copied before the launch: copy it to memory of its own",
+        "node {at}, `{}`{whose} uses the memory that input {input} is copied to, before that copy or concurrently, but an \
+         input is copied before the launch: copy it to memory of its own",
         node.name
     );
     Err(Error::new(ErrorKind::Usage, text))

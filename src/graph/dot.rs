@@ -1,11 +1,12 @@
-//! A graph as a drawing.
+//! Drawings of graphs.
 
 use std::fmt::Write;
 
 use super::{Graph, NodeKind};
 
 impl Graph {
-    /// In the DOT language, for Graphviz: a box a node with its name, an arrow an edge; operators as frames.
+    /// The graph in the DOT language of Graphviz: nodes as boxes with their names, edges as arrows, operators as
+    /// frames.
     ///
     /// ```
     /// # use wakeline::{Buffer, device::{Device, Emulated}, graph::Graph};
@@ -50,7 +51,7 @@ impl Graph {
     }
 }
 
-/// As DOT has strings. Names are the user's: a NUL would end the file for Graphviz.
+/// A string literal of DOT. Names are the user's, and a NUL in one would end the file for Graphviz.
 fn quoted(text: &str) -> String {
     let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     format!("\"{}\"", text.replace(char::is_control, " "))

@@ -1,4 +1,4 @@
-//! [`GraphEvent`]: a point within a graph that others wait for.
+//! [`GraphEvent`]: a point within a graph that streams and other graphs can wait for.
 
 use std::{fmt, sync::Arc};
 
@@ -11,11 +11,11 @@ use crate::{
     stream::{Stream, Streams},
 };
 
-/// A point within a graph that others wait for, at each launch anew: streams, or other graphs.
+/// A point within a graph that streams and other graphs can wait for. Each launch records it again.
 ///
-/// Work on buffers is ordered without it, but after the whole of a launch: this is for whoever need not wait for all of it
-/// and orders by himself what wakeline does not see. Recorded on a stream of a capture, or in [`Builder::add`](super::Builder::add), it is
-/// a node, and so is a wait.
+/// Work on buffers needs no event, but is ordered after the whole launch. Use an event to wait for a part of a launch
+/// only, and to order work that wakeline does not track. A record on a stream of a capture, or in
+/// [`Builder::add`](super::Builder::add), becomes a node, and so does a wait.
 ///
 /// ```
 /// use wakeline::{Stream, device::{Device, Emulated}, graph::{Graph, GraphEvent}};
@@ -44,63 +44,62 @@ struct Inner {
 }
 
 impl GraphEvent {
-    /// One that nobody has recorded: whoever waits for it waits for nothing.
+    /// Creates an event that is not recorded yet: a wait for it has no effect.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for the host; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn new(device: &Device) -> Result<Self> {
         if device.is_host() {
-            let text = "the host has no events: choose a device, `Device::first()` say";
+            let text = "the host has no events: choose a device, for example with `Device::first()`";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         device.check()?;
-        let raw = Streams::of(device).heed(device.backend().event_create(false))?;
+        let raw = Streams::of(device).observe(device.backend().event_create(false))?;
         Ok(Self(Arc::new(Inner { device: device.clone(), raw })))
     }
 
-    /// Records the stream's present end; in a graph, at each launch, what its node comes after.
+    /// Records the present end of the stream. In a graph, the record is a node and is repeated at each launch.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for a stream of another device; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         if *stream.device() != self.0.device {
-            let text = format!("an event of {} on a stream of {}", self.0.device, stream.device());
+            let text = format!("an event of {} cannot be recorded on a stream of {}", self.0.device, stream.device());
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.enqueued(stream, |backend, raw| backend.event_record(self.0.raw, raw))
     }
 
-    /// Work enqueued into the stream from now on waits for the last record as it is now; in a graph, what comes after its
-    /// node waits for the last record before each launch.
+    /// Makes work that is enqueued into the stream from now on wait for the most recent record. In a graph, nodes after
+    /// the wait's node wait for the most recent record before each launch.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if the two devices are of different makes; [`DeviceLost`](ErrorKind::DeviceLost) after a
-    /// fault.
+    /// [`Usage`](ErrorKind::Usage) if the two devices have different backends; [`DeviceLost`](ErrorKind::DeviceLost)
+    /// after a fault.
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         if !stream.device().copies_with(&self.0.device) {
-            let text =
-                format!("{} cannot wait for {}: they are devices of different makes", stream.device(), self.0.device);
+            let text = format!("{} cannot wait for {}: they have different backends", stream.device(), self.0.device);
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.0.device.check()?;
         let waited = self.enqueued(stream, |backend, raw| backend.stream_wait(raw, self.0.raw));
-        // Either device may be the one that is lost.
+        // Either device may be lost.
         if waited.is_err() {
-            return stream.streams().heed(Streams::of(&self.0.device).heed(waited));
+            return stream.streams().observe(Streams::of(&self.0.device).observe(waited));
         }
         waited
     }
 
-    /// Asks the device whether the last record has passed.
+    /// True if the device has reached the most recent record.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn query(&self) -> Result<bool> {
         self.0.device.check()?;
-        Streams::of(&self.0.device).heed(self.0.device.backend().event_query(self.0.raw))
+        Streams::of(&self.0.device).observe(self.0.device.backend().event_query(self.0.raw))
     }
 
-    /// Enqueues a use of it. A graph keeps it for a node of its own.
+    /// Enqueues a use of the event. A graph keeps the event alive for its node.
     fn enqueued(&self, stream: &Stream, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<()> {
         if let Some(capture) = stream.capture() {
             capture.keep(self.0.clone());

@@ -1,4 +1,4 @@
-//! [`Exec`]: a graph as it is launched.
+//! [`Exec`]: an instantiated graph.
 
 use std::{collections::HashSet, fmt, ptr};
 
@@ -6,9 +6,9 @@ use super::{Graph, Node, Sketch};
 use crate::{
     device::{
         backend::Refused,
-        draft::Kind,
-        piece::Piece,
+        graph_ir::Kind,
         touched::{Touched, clash},
+        work_item::WorkItem,
     },
     error::{Error, ErrorKind, Result},
     memory::execution::{Execution, Opening, Use},
@@ -16,23 +16,23 @@ use crate::{
     sync::{Deferred, Level, Mutex, discard, lock},
 };
 
-/// A graph as it can be launched, again and again.
+/// An instantiated graph, which can be launched repeatedly.
 ///
-/// Launches of one exec come one after the other, on whatever streams. Dropped, it is ended once its launches are done;
-/// nobody waits for that.
+/// Launches of one exec run one after the other, on any streams. A dropped exec is destroyed once its launches are
+/// done; the drop does not wait for that.
 pub struct Exec {
-    /// Before the graph: it goes first.
+    /// Declared before the graph, so that it is dropped first.
     execution: Execution,
     graph: Graph,
     changes: Mutex<Changes>,
 }
 
-/// What an exec does that its graph does not.
+/// The differences between an exec and its graph.
 #[derive(Default)]
 struct Changes {
-    /// What it was updated to be.
+    /// The graph that it was last updated to.
     base: Option<Graph>,
-    /// What nodes were set to since: the bytes that each touches.
+    /// The nodes that were set since, with the bytes that each accesses.
     set: Vec<(usize, Touched)>,
 }
 
@@ -51,7 +51,7 @@ impl Exec {
         &self.graph
     }
 
-    /// Brings it to the device, in its turn in the stream: otherwise its first launch does.
+    /// Uploads the exec to the device, in stream order. Otherwise the first launch does so.
     ///
     /// # Errors
     /// As [`launch`](Self::launch).
@@ -59,31 +59,32 @@ impl Exec {
         self.execution.upload(stream)
     }
 
-    /// Enqueues all of it into a stream. It comes after what uses the memory of its nodes until now, and whoever uses that
-    /// memory next comes after it. The ticket is for whoever wants to know when it is done:
-    /// `exec.launch(&stream)?.completed().await?`.
+    /// Enqueues a launch into a stream. It comes after all earlier uses of its nodes' memory, and later uses come after
+    /// it. To wait for its end, use the ticket: `exec.launch(&stream)?.completed().await?`.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a stream of another device or of a capture; [`Race`](ErrorKind::Race) if the checker
-    /// finds one; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`Usage`](ErrorKind::Usage) for a stream of another device or of a capture; [`Race`](ErrorKind::Race) if the
+    /// checker finds one; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn launch(&self, stream: &Stream) -> Result<Ticket> {
         self.execution.launch(stream)
     }
 
-    /// Makes of it what an exec of `graph` would be, for launches from now on. The graph has the same nodes in the same order,
-    /// whose parameters may be others: a capture of the same code with other buffers, say. This is what there is for
-    /// the nodes of other libraries. What a node was [`set`](Self::set) to before is forgotten; what launches used until now
-    /// is let go when they are done, but for what its own graph keeps.
+    /// Updates the exec to `graph`, for later launches. The graph must have the same nodes in the same order; their
+    /// parameters may differ, as in a capture of the same code with other buffers. For nodes of other libraries this is
+    /// the only way to change them. Earlier calls of [`set`](Self::set) are undone. The resources of earlier launches
+    /// are released when these are done, except for those that the exec's own graph keeps.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if it cannot be, with the node and the reason; it is as it was then.
+    /// [`Usage`](ErrorKind::Usage) if the update is not possible, with the node and the reason. The exec is unchanged
+    /// then.
     pub fn update(&self, graph: &Graph) -> Result<()> {
         if graph.device() != self.execution.device() {
-            let text = format!("an exec of {} cannot become one of {}", self.execution.device(), graph.device());
+            let text =
+                format!("an exec of {} cannot be updated to a graph of {}", self.execution.device(), graph.device());
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let _later = Deferred::new();
-        // Across both: a node that is set meanwhile on another thread is checked against this graph, or is forgotten.
+        // Held across both steps: a concurrent `set` is either checked against the new graph or undone.
         let mut changes = lock(&self.changes);
         let updated = self.execution.update(&graph.0.recorder, graph.used())?;
         updated.map_err(|refused| wrong(&refused, graph))?;
@@ -94,10 +95,10 @@ impl Exec {
         Ok(())
     }
 
-    /// Gives one node of its graph other work of the same kind, for launches from now on: the work that `work` enqueues, one
-    /// piece. Nothing has changed before `work` has returned, and nothing is locked while it runs: it may launch this exec,
-    /// as it was. What the node was set to before is let go when the launches that use it are done. The graph's edges stay as
-    /// they are.
+    /// Gives one node of its graph other work of the same kind, for later launches: the one piece of work that `work`
+    /// enqueues. The change takes effect after `work` returns, and no lock is held while it runs: it may launch this
+    /// exec, which is still unchanged. The resources of the node's previous work are released when the launches that
+    /// use them are done. The graph's edges do not change.
     ///
     /// ```
     /// # use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
@@ -115,10 +116,10 @@ impl Exec {
     /// ```
     ///
     /// # Errors
-    /// `work`'s own; [`Usage`](ErrorKind::Usage) for a node that is not this graph's, for no work or more than one piece, for
-    /// work of another kind or of another kernel, for memory that another node uses, too, where no edge orders the two
-    /// ([`Builder::order`](super::Builder::order) makes one), and for nodes that cannot be changed one by one, as those of
-    /// other libraries. It is as it was then.
+    /// `work`'s own error; [`Usage`](ErrorKind::Usage) for a node that is not of this graph, for no work or more than
+    /// one piece, for work of another kind or another kernel, for memory that another node also uses where no edge
+    /// orders the two ([`Builder::order`](super::Builder::order) adds one), and for nodes that cannot be changed
+    /// individually, such as those of other libraries. The exec is unchanged then.
     pub fn set(&self, node: Node, work: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
         let at = self.find(node)?;
         let recorder = &self.graph.0.recorder;
@@ -128,24 +129,24 @@ impl Exec {
             let _in = sketch.capture.enter();
             work(&stream)?;
         }
-        // Launches come after what it met outside from the moment on when it is set.
+        // From the moment when the node is set, launches come after the uses outside that `work` has met.
         sketch.end();
-        let piece = sketch.recorder.take_noted().map_err(|why| self.not_changed(at, why))?;
-        let Some(piece) = piece else { return Err(self.not_changed(at, "nothing was enqueued for it")) };
-        let holds = std::iter::once(sketch.hold.clone()).collect();
-        let mut with = Use { holds, kept: sketch.capture.take_kept(), piece: Some(piece) };
+        let work_item = sketch.recorder.take_noted().map_err(|why| self.not_changed(at, why))?;
+        let Some(work_item) = work_item else { return Err(self.not_changed(at, "nothing was enqueued for it")) };
+        let graph_memories = std::iter::once(sketch.graph_memory.clone()).collect();
+        let mut with = Use { graph_memories, kept: sketch.capture.take_kept(), work_item: Some(work_item) };
         let _later = Deferred::new();
         let set = self.change(at, &mut with);
-        // It is left if the change is refused. The lock is released.
+        // Still here if the change was refused. The lock is released.
         discard(with);
         set
     }
 
-    /// A node does the piece of work in `with` from now on. That is left where it is if it is refused.
+    /// Gives a node the work in `with`. If that is refused, `with` is unchanged.
     fn change(&self, at: usize, with: &mut Use) -> Result<()> {
-        // Until it is known here what the node was set to: whatever changes meanwhile would be checked against less.
+        // Held until the new work is noted below: a concurrent change must be checked against it.
         let mut changes = lock(&self.changes);
-        let Some(new) = &with.piece else { return Ok(()) };
+        let Some(new) = &with.work_item else { return Ok(()) };
         let touched = new.touched();
         if let Some(why) = self.other_kernel(&changes, at, new).or_else(|| self.clash(&changes, at, &touched)) {
             return Err(self.not_changed(at, &why));
@@ -157,18 +158,18 @@ impl Exec {
         Ok(())
     }
 
-    /// An error for another kernel: some drivers would take it, and others not.
-    fn other_kernel(&self, changes: &Changes, at: usize, piece: &Piece) -> Option<String> {
+    /// The reason to refuse another kernel: some drivers would accept it, others would not.
+    fn other_kernel(&self, changes: &Changes, at: usize, work_item: &WorkItem) -> Option<String> {
         let base = changes.base.as_ref().unwrap_or(&self.graph);
         let place = self.graph.numbers().into_iter().position(|number| number == at)?;
         let its = *base.numbers().get(place)?;
         let state = base.0.recorder.state();
-        let node = state.draft.get(its).filter(|node| node.kind == Kind::Kernel && piece.is(Kind::Kernel))?;
-        let new = piece.name();
+        let node = state.ir.get(its).filter(|node| node.kind == Kind::Kernel && work_item.is(Kind::Kernel))?;
+        let new = work_item.name();
         (node.name != new).then(|| format!("it runs kernel `{}` and cannot run `{new}`", node.name))
     }
 
-    /// An error where another node would touch the same bytes as this one, and no edge orders the two.
+    /// The reason to refuse work that accesses the same bytes as another node, where no edge orders the two.
     fn clash(&self, changes: &Changes, at: usize, touched: &Touched) -> Option<String> {
         if touched.is_empty() {
             return None;
@@ -176,7 +177,7 @@ impl Exec {
         let base = changes.base.as_ref().unwrap_or(&self.graph);
         let its = base.numbers();
         let apart = |(place, other): (usize, usize)| {
-            let apart = self.graph.0.recorder.state().draft.are_apart(at, other);
+            let apart = self.graph.0.recorder.state().ir.are_apart(at, other);
             apart.then_some((other, *its.get(place)?))
         };
         let mut others = self.graph.numbers().into_iter().enumerate().filter_map(apart);
@@ -192,11 +193,11 @@ impl Exec {
         })
     }
 
-    /// Whether launches from now on run a node (a kernel, a copy or a fill) or pass over it. All are on at first; an
-    /// [update](Self::update) leaves them as they are.
+    /// Sets whether later launches run a node (a kernel, a copy or a fill) or skip it. Initially all nodes are enabled.
+    /// An [update](Self::update) does not change this.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a node that is not this graph's, or of another kind.
+    /// [`Usage`](ErrorKind::Usage) for a node that is not of this graph, or of another kind.
     pub fn enable(&self, node: Node, enabled: bool) -> Result<()> {
         let at = self.find(node)?;
         let done = self.execution.enable(&self.graph.0.recorder, at, enabled)?;
@@ -204,8 +205,8 @@ impl Exec {
     }
 
     fn find(&self, node: Node) -> Result<usize> {
-        let known = node.graph == self.graph.0.id && self.graph.0.recorder.state().draft.get(node.at).is_some();
-        if known { Ok(node.at) } else { Err(Error::new(ErrorKind::Usage, "a node of another graph")) }
+        let known = node.graph == self.graph.0.id && self.graph.0.recorder.state().ir.get(node.at).is_some();
+        if known { Ok(node.at) } else { Err(Error::new(ErrorKind::Usage, "the node belongs to another graph")) }
     }
 
     fn not_changed(&self, at: usize, why: &str) -> Error {
@@ -214,22 +215,21 @@ impl Exec {
 }
 
 impl Graph {
-    /// The numbers of its nodes.
     fn numbers(&self) -> Vec<usize> {
-        self.0.recorder.state().draft.all().map(|(at, _)| at).collect()
+        self.0.recorder.state().ir.all().map(|(at, _)| at).collect()
     }
 
-    /// The bytes that a node reads and writes, in a graph within it, too. Each graph is visited once: one that is in several
-    /// places, at several levels, would be visited for each way that leads to it.
+    /// The bytes that a node reads and writes, including those of a graph within it. Each graph is visited only once,
+    /// although several paths may lead to it.
     fn touched(&self, at: usize) -> Touched {
-        let mut touched = self.0.recorder.state().draft.get(at).map(|node| node.touched.clone()).unwrap_or_default();
+        let mut touched = self.0.recorder.state().ir.get(at).map(|node| node.touched.clone()).unwrap_or_default();
         let mut visited = HashSet::new();
         let mut open: Vec<&Graph> =
             self.0.children.iter().filter(|(_, node)| *node == at).map(|(child, _)| child).collect();
         while let Some(graph) = open.pop() {
             if visited.insert(ptr::from_ref(&*graph.0)) {
                 let state = graph.0.recorder.state();
-                state.draft.all().for_each(|(_, node)| touched.extend_from_slice(&node.touched));
+                state.ir.all().for_each(|(_, node)| touched.extend_from_slice(&node.touched));
                 drop(state);
                 open.extend(graph.0.children.iter().map(|(child, _)| child));
             }
@@ -237,16 +237,16 @@ impl Graph {
         touched
     }
 
-    /// What launches use that do what its nodes do: also the graph itself, with its events and callbacks.
+    /// The resources that launches of its nodes use, including the graph itself with its events and callbacks.
     fn used(&self) -> Use {
-        Use { holds: self.holds().into(), kept: vec![self.0.clone()], piece: None }
+        Use { graph_memories: self.graph_memories().into(), kept: vec![self.0.clone()], work_item: None }
     }
 }
 
 fn wrong(refused: &Refused, graph: &Graph) -> Error {
     let at = refused.node.and_then(|raw| {
         let state = graph.0.recorder.state();
-        state.draft.all().find(|(_, node)| node.raw.contains(&raw)).map(|(at, _)| at)
+        state.ir.all().find(|(_, node)| node.raw.contains(&raw)).map(|(at, _)| at)
     });
     let place = at.map(|at| format!(", at {}", graph.describe(at))).unwrap_or_default();
     Error::new(ErrorKind::Usage, format!("the exec is not updated{place}: {}", refused.why))
@@ -267,11 +267,11 @@ mod tests {
     };
 
     #[test]
-    fn a_graph_that_is_in_many_places_is_visited_once() {
+    fn a_graph_with_many_parents_is_visited_once() {
         let device = Device::emulated(Emulated::new());
         let mut data = Buffer::<u8>::new(&device, 4).unwrap();
         let (mut graph, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut data, 7)).unwrap();
-        // 4,096 ways lead to the innermost.
+        // 4,096 paths lead to the innermost graph.
         for _ in 0..12 {
             let mut outer = Graph::builder(&device).unwrap();
             outer.child(&[], &graph).unwrap();

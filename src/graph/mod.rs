@@ -1,8 +1,8 @@
-//! CUDA graphs: work that is recorded once and launched as one.
+//! CUDA graphs: work that is recorded once and launched as a whole.
 //!
-//! A launch of a graph costs the host about as much as a launch of one kernel, however many nodes it has: on an H200 1.5 us
-//! for 32 kernels that cost 102 us one by one, and the device is done with them four to eight times sooner (bench `graph`,
-//! `shapes`).
+//! A graph launch costs the host about as much as the launch of one kernel, regardless of the number of nodes: on an
+//! H200 1.5 us for 32 kernels that cost 102 us one by one, and the device finishes them four to eight times sooner
+//! (bench `graph`, `shapes`).
 //!
 //! ```text
 //!   Graph::capture   work that was written for streams, recorded instead of run ─┐
@@ -10,9 +10,9 @@
 //!                                                                                ┘
 //! ```
 //!
-//! Nothing is said about order that is not known: whoever uses a buffer in a graph comes after those that must come before, as
-//! on streams, and so do the graph's launches among everything else that uses it. What the nodes use stays as long as the
-//! graph and its execs, whoever drops it.
+//! The order is derived from the uses of buffers, as on streams: among the nodes of a graph, and between its launches
+//! and all other work. The graph and its execs keep the resources of their nodes alive, even if they are dropped
+//! elsewhere.
 //!
 //! ```
 //! use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
@@ -53,86 +53,85 @@ pub use event::GraphEvent;
 pub use exec::Exec;
 pub use registry::Registry;
 
-pub use crate::device::draft::Kind as NodeKind;
+pub use crate::device::graph_ir::Kind as NodeKind;
 use crate::{
-    device::{Device, draft, recorder::Recorder},
+    device::{Device, graph_ir, recorder::Recorder},
     error::{Error, ErrorKind, Result},
     memory::{
         Memory,
         execution::{Opening, graph_ended},
-        hold::Hold,
+        graph_memory::GraphMemory,
     },
     stream::{
         Streams,
-        capture::{Capture, Kept},
+        capture::{Capture, KeptAlive},
     },
 };
 
-/// Work of one device, recorded: nodes, and what comes after what. See the [module](self).
+/// Recorded work of one device: nodes and the order between them. See the [module](self).
 ///
-/// It is made by [`Graph::capture`] or [`Graph::builder`], does not change any more, and is launched as often as one
-/// likes through its [`Exec`]s.
+/// Created by [`Graph::capture`] or [`Graph::builder`]. It is immutable, and is launched any number of times through
+/// its [`Exec`]s.
 #[derive(Clone)]
 pub struct Graph(Arc<Inner>);
 
 struct Inner {
     id: u64,
     device: Device,
-    /// Before the holds: the nodes go before the memory that they use.
+    /// Declared before the memory, so that the nodes are dropped before the memory that they use.
     recorder: Arc<Recorder>,
-    hold: Arc<Hold>,
-    /// With the nodes that they are.
+    graph_memory: Arc<GraphMemory>,
+    /// The children, each with its node's number.
     children: Vec<(Graph, usize)>,
-    /// What graphs within its nodes use.
-    bodies: Vec<Arc<Hold>>,
-    /// How deep graphs are nested within its nodes: 0 without children and conditionals.
+    /// The memory of conditionals' bodies.
+    bodies: Vec<Arc<GraphMemory>>,
+    /// The depth of graphs nested within its nodes: 0 without children and conditionals.
     levels: usize,
-    /// Its nodes, and those of the graphs within them, each as often as it is there.
+    /// The number of its nodes and of those of nested graphs, each counted as often as it occurs.
     nodes: usize,
-    /// What its nodes use beside memory.
-    _kept: Kept,
+    /// The resources of its nodes other than memory.
+    _kept: KeptAlive,
     inputs: Vec<InputCopy>,
 }
 
-/// The most levels of graphs within the nodes of a graph: what walks through them, here and in a driver, takes some stack a
-/// level.
+/// The maximum depth of nested graphs: traversals, here and in the driver, take some stack for each level.
 const MOST_LEVELS: usize = 64;
 
-/// The most nodes within the children of a graph: the driver copies each child, so that a graph which is the child of another
-/// one twice, and that one of a third, is there a billion times after thirty of them.
+/// The maximum number of nodes within the children of a graph. The driver copies each child: if each graph contains the
+/// previous one twice, then after thirty levels there are a billion copies of the first.
 const MOST_WITHIN: usize = 1 << 20;
 
-/// A node of one graph.
+/// Identifies a node of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Node {
     graph: u64,
     at: usize,
 }
 
-/// What a node is.
+/// Describes a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeInfo {
     /// The node.
     pub node: Node,
-    /// A kernel's name, another library's work by the name that it was given, or what it is: `copy to device of 64 bytes`.
+    /// The kernel's name, the name given to another library's work, or a description: `copy to device of 64 bytes`.
     pub name: String,
-    /// The operator that it was captured of.
+    /// The operator that the node was captured from.
     pub operator: Option<String>,
-    /// What kind of work it is.
+    /// The kind of work.
     pub kind: NodeKind,
-    /// Those that it comes after. What those come after, it comes after too.
+    /// The direct predecessors.
     pub after: Vec<Node>,
 }
 
-/// A node as its recorder knows it, with its number.
-type Numbered<'a> = (usize, &'a draft::Node);
+type Numbered<'a> = (usize, &'a graph_ir::IrNode);
 
-/// Whose the first node is at whose place there is another, or none.
+/// The first node that differs from the one at the same position of the other list, or has none there: its operator and
+/// its description.
 fn first_of_others(
     mine: &[Numbered<'_>],
     theirs: &[Numbered<'_>],
-    same: impl Fn(&draft::Node, &draft::Node) -> bool,
+    same: impl Fn(&graph_ir::IrNode, &graph_ir::IrNode) -> bool,
 ) -> Option<(Option<Arc<str>>, String)> {
     let both = mine.iter().zip(theirs).position(|((_, one), (_, other))| !same(one, other));
     let at = both.unwrap_or(mine.len().min(theirs.len()));
@@ -140,34 +139,34 @@ fn first_of_others(
     Some((node.label.clone(), format!("node {at}, `{}`", node.name)))
 }
 
-/// A graph in the making: what both ways to make one have in common. Dropped, it ends its capture.
+/// A graph under construction, by capture or by builder. Its drop ends its capture.
 struct Sketch {
     id: u64,
     recorder: Arc<Recorder>,
-    hold: Arc<Hold>,
+    graph_memory: Arc<GraphMemory>,
     capture: Arc<Capture>,
     children: Vec<(Graph, usize)>,
-    bodies: Vec<Arc<Hold>>,
-    /// Of how many conditionals within each other it is the body.
+    bodies: Vec<Arc<GraphMemory>>,
+    /// The number of nested conditionals of which this is the body.
     around: usize,
     /// As [`Inner::levels`].
     levels: usize,
-    /// Nodes within its children, at all levels.
+    /// The number of nodes within its children, at all levels.
     within: usize,
-    /// Of a conditional's body: those within the nodes of the graphs around it, as it was begun.
+    /// For a conditional's body: the number of nodes within the children of the outer graphs when the body was begun.
     beside: usize,
-    /// Nobody else has the recorder's graph.
+    /// True while this is the only owner of the recorder's graph.
     owns: bool,
 }
 
 impl Sketch {
     fn new(device: &Device) -> Result<Self> {
         if device.is_host() {
-            let text = "the host has no graphs: choose a device, `Device::first()` say";
+            let text = "the host has no graphs: choose a device, for example with `Device::first()`";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         device.check()?;
-        let recorder = Streams::of(device).heed(Recorder::new(device.backend()))?;
+        let recorder = Streams::of(device).observe(Recorder::new(device.backend()))?;
         let mut sketch = Self::over(device, recorder);
         sketch.owns = true;
         Ok(sketch)
@@ -176,13 +175,15 @@ impl Sketch {
     fn over(device: &Device, recorder: Arc<Recorder>) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let capture = Capture::new(device, recorder.clone());
-        let hold = Hold::new(&capture);
-        let launched = Arc::downgrade(&hold);
-        capture.set_launches(move || launched.upgrade().map(|hold| hold.open_launches()).unwrap_or_default());
+        let graph_memory = GraphMemory::new(&capture);
+        let launched = Arc::downgrade(&graph_memory);
+        capture.set_launches(move || {
+            launched.upgrade().map(|graph_memory| graph_memory.open_launches()).unwrap_or_default()
+        });
         Self {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             recorder,
-            hold,
+            graph_memory,
             capture,
             children: Vec::new(),
             bodies: Vec::new(),
@@ -198,29 +199,29 @@ impl Sketch {
         Node { graph: self.id, at }
     }
 
-    /// Its number, if it is one of this graph.
+    /// The node's number, if it is one of this graph.
     fn find(&self, node: Node) -> Result<usize> {
-        if node.graph == self.id && self.recorder.state().draft.get(node.at).is_some() {
+        if node.graph == self.id && self.recorder.state().ir.get(node.at).is_some() {
             return Ok(node.at);
         }
-        Err(Error::new(ErrorKind::Usage, "a node of another graph, or one that was taken out"))
+        Err(Error::new(ErrorKind::Usage, "the node belongs to another graph, or was removed"))
     }
 
-    /// The levels within a node that holds a graph with so many: an error if those are too many.
+    /// The depth of a node that contains a graph of depth `within`. Fails if that exceeds the limit.
     fn levels_with(&self, within: usize) -> Result<usize> {
         let levels = within + 1;
         if self.around + levels <= MOST_LEVELS {
             return Ok(levels);
         }
         let text = format!(
-            "graphs within graphs, {} levels deep: at most {MOST_LEVELS}, conditionals and children together; put nodes that run \
-             one after another beside each other in one graph",
+            "graphs nested {} levels deep: at most {MOST_LEVELS}, conditionals and children together; put nodes that run one \
+             after another into one graph instead of nesting them",
             self.around + levels
         );
         Err(Error::new(ErrorKind::Usage, text))
     }
 
-    /// The nodes within its children, this one among them: an error if those are too many.
+    /// The number of nodes within its children including this one. Fails if that exceeds the limit.
     fn nodes_with(&self, child: &Graph) -> Result<usize> {
         let within = self.within.saturating_add(child.0.nodes);
         let all = self.beside.saturating_add(within);
@@ -229,7 +230,7 @@ impl Sketch {
         }
         let text = format!(
             "{all} nodes within the children of a graph, at all levels: at most {MOST_WITHIN}; launch a child several times \
-             instead of adding it as often"
+             instead of adding it several times"
         );
         Err(Error::new(ErrorKind::Usage, text))
     }
@@ -237,20 +238,19 @@ impl Sketch {
     fn end(&self) {
         if !self.capture.is_over() {
             self.capture.end();
-            self.hold.capture_ended(&self.capture);
+            self.graph_memory.capture_ended(&self.capture);
         }
     }
 
-    /// The graph, as it is now.
     fn finish(mut self, inputs: Vec<InputCopy>) -> Graph {
         self.end();
         self.owns = false;
-        let own = self.recorder.state().draft.all().count();
+        let own = self.recorder.state().ir.all().count();
         Graph(Arc::new(Inner {
             id: self.id,
             device: self.capture.device().clone(),
             recorder: self.recorder.clone(),
-            hold: self.hold.clone(),
+            graph_memory: self.graph_memory.clone(),
             children: std::mem::take(&mut self.children),
             bodies: std::mem::take(&mut self.bodies),
             levels: self.levels,
@@ -273,85 +273,88 @@ impl Drop for Sketch {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Streams of its capture may have been kept.
+        // User code may have kept streams of its capture.
         self.recorder.retire();
         graph_ended(&self.device);
     }
 }
 
 impl Graph {
-    /// The device that it runs on.
+    /// The graph's device.
     pub fn device(&self) -> &Device {
         &self.0.device
     }
 
-    /// Its nodes, in the order of adding. [`Builder::order`] may have put one before others that were added earlier.
+    /// The nodes, in the order in which they were added. [`Builder::order`] may have ordered a node before earlier
+    /// ones.
     pub fn nodes(&self) -> Vec<NodeInfo> {
         let node = |at: usize| Node { graph: self.0.id, at };
         let state = self.0.recorder.state();
-        let of = |(at, known): (usize, &draft::Node)| NodeInfo {
+        let of = |(at, known): (usize, &graph_ir::IrNode)| NodeInfo {
             node: node(at),
             name: known.name.clone(),
             operator: known.label.as_deref().map(String::from),
             kind: known.kind,
             after: known.after.iter().map(|&at| node(at)).collect(),
         };
-        state.draft.all().map(of).collect()
+        state.ir.all().map(of).collect()
     }
 
     /// True if `node` comes after `before`, directly or not.
     pub fn comes_after(&self, node: Node, before: Node) -> bool {
         let mine = node.graph == self.0.id && before.graph == self.0.id;
-        mine && self.0.recorder.state().draft.comes_after(node.at, before.at)
+        mine && self.0.recorder.state().ir.comes_after(node.at, before.at)
     }
 
-    /// The copies of its inputs, which were taken out of it: see [`Capturing::input`].
+    /// The copies of its inputs, which were removed from the graph: see [`Capturing::input`].
     pub fn inputs(&self) -> &[InputCopy] {
         &self.0.inputs
     }
 
-    /// Bytes of memory that it keeps for itself: what was allocated and dropped in its capture.
+    /// The size of the memory of its own, which was allocated and dropped in its capture, in bytes.
     pub fn own_bytes(&self) -> u64 {
-        self.0.hold.bytes()
+        self.0.graph_memory.bytes()
     }
 
-    /// As it can be launched. This is slow: some microseconds a node. Several of one graph are launched beside each other
-    /// where they write no memory that both of them use. A graph that makes memory ([`Builder::alloc`]) or has conditions
-    /// ([`Builder::run_if`], [`Builder::run_while`]) has one at a time.
+    /// Creates an exec, which can be launched. This is slow: some microseconds per node. Several execs of one graph run
+    /// concurrently unless one writes memory that the other uses. A graph that makes memory ([`Builder::alloc`]) or has
+    /// conditions ([`Builder::run_if`], [`Builder::run_while`]) has one exec at a time.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a second one of such a graph; [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`OutOfMemory`](ErrorKind::OutOfMemory);
-    /// [`Driver`](ErrorKind::Driver) for what the driver does not make an exec of.
+    /// [`Usage`](ErrorKind::Usage) for a second exec of such a graph; [`DeviceLost`](ErrorKind::DeviceLost) after a
+    /// fault; [`OutOfMemory`](ErrorKind::OutOfMemory); [`Driver`](ErrorKind::Driver) if the driver does not instantiate
+    /// the graph.
     pub fn instantiate(&self) -> Result<Exec> {
         Exec::new(self, &[])
     }
 
-    /// The same, with open ends.
+    /// Like [`instantiate`](Self::instantiate), with open ends.
     pub(crate) fn instantiate_open(&self, open: &[Opening]) -> Result<Exec> {
         Exec::new(self, open)
     }
 
-    /// Who used last what was made in its capture, and what somebody keeps beside this.
+    /// The last user of memory that was allocated in its capture and is still held outside of this graph and `beside`.
     pub(crate) fn kept_by(&self, beside: &[&Memory]) -> Option<Arc<str>> {
-        self.0.hold.kept_by(beside)
+        self.0.graph_memory.kept_by(beside)
     }
 
-    /// It alone keeps some of the memory from before that its nodes use.
+    /// True if this graph is the only owner of some memory that its nodes use and that is older than the capture.
     pub(crate) fn is_left_alone(&self) -> bool {
-        self.0.hold.is_left_alone()
+        self.0.graph_memory.is_left_alone()
     }
 
-    /// Who uses memory from before, beside this, that nodes of another capture of the same code do not use, or not in that way.
+    /// The user of memory, older than the capture and not in `beside`, that the nodes of another capture of the same
+    /// code do not use in the same way.
     pub(crate) fn memory_differs_from(&self, beside: &[&Memory], other: &Self) -> Option<Arc<str>> {
-        self.0.hold.differs_from(beside, &other.0.hold)
+        self.0.graph_memory.differs_from(beside, &other.0.graph_memory)
     }
 
-    /// The first node that does something else than the one of another capture of the same code, addresses left aside: whose
-    /// it is, and what it is. Of several operators that whose own nodes are others; where one does more or less, those after it
-    /// stand elsewhere, and are no others.
+    /// The first node that differs, apart from addresses, from that of another capture of the same code: its operator
+    /// and its description. Nodes are compared per operator first, since an operator that adds or omits nodes shifts
+    /// the nodes of the operators after it, which do not differ.
     pub(crate) fn differs_from(&self, other: &Self) -> Option<(Option<Arc<str>>, String)> {
         let (mine, theirs) = (self.0.recorder.child_state(), other.0.recorder.state());
-        let [mine, theirs] = [&mine, &theirs].map(|state| state.draft.all().collect::<Vec<_>>());
+        let [mine, theirs] = [&mine, &theirs].map(|state| state.ir.all().collect::<Vec<_>>());
         let anywhere = first_of_others(&mine, &theirs, |one, other| {
             (&one.name, &one.label, &one.after, one.digest) == (&other.name, &other.label, &other.after, other.digest)
         })?;
@@ -364,36 +367,35 @@ impl Graph {
     }
 
     #[cfg(test)]
-    pub(crate) fn hold(&self) -> &Arc<Hold> {
-        &self.0.hold
+    pub(crate) fn graph_memory(&self) -> &Arc<GraphMemory> {
+        &self.0.graph_memory
     }
 
-    /// Its own, and those of its children, and of theirs: each once.
-    fn holds(&self) -> Vec<Arc<Hold>> {
-        let (mut holds, mut found, mut visited) = (Vec::new(), HashSet::new(), HashSet::new());
+    /// Its own memory and that of its children, at all levels, each once.
+    fn graph_memories(&self) -> Vec<Arc<GraphMemory>> {
+        let (mut graph_memories, mut found, mut visited) = (Vec::new(), HashSet::new(), HashSet::new());
         let mut open = vec![self];
         while let Some(graph) = open.pop() {
-            // One graph may be a child in many places.
+            // A graph may be a child in several places.
             if !visited.insert(ptr::from_ref(&*graph.0)) {
                 continue;
             }
-            let own = [&graph.0.hold].into_iter().chain(&graph.0.bodies);
-            holds.extend(own.filter(|hold| found.insert(Arc::as_ptr(hold))).cloned());
+            let own = [&graph.0.graph_memory].into_iter().chain(&graph.0.bodies);
+            graph_memories.extend(own.filter(|graph_memory| found.insert(Arc::as_ptr(graph_memory))).cloned());
             open.extend(graph.0.children.iter().rev().map(|(child, _)| child));
         }
-        holds
+        graph_memories
     }
 
-    /// Whether some of these are its own, or its children's.
-    fn has_any_of(&self, holds: &[Arc<Hold>]) -> bool {
-        let holds: HashSet<_> = holds.iter().map(Arc::as_ptr).collect();
-        self.holds().iter().any(|hold| holds.contains(&Arc::as_ptr(hold)))
+    fn has_any_of(&self, graph_memories: &[Arc<GraphMemory>]) -> bool {
+        let graph_memories: HashSet<_> = graph_memories.iter().map(Arc::as_ptr).collect();
+        self.graph_memories().iter().any(|graph_memory| graph_memories.contains(&Arc::as_ptr(graph_memory)))
     }
 
-    /// For people: what a node is and whose.
+    /// Describes a node and its operator, for messages.
     fn describe(&self, at: usize) -> String {
         let state = self.0.recorder.state();
-        match state.draft.get(at) {
+        match state.ir.get(at) {
             Some(node) => match &node.label {
                 Some(operator) => format!("node {at}, `{}` of operator `{operator}`", node.name),
                 None => format!("node {at}, `{}`", node.name),
@@ -405,8 +407,8 @@ impl Graph {
 
 impl fmt::Debug for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not within the call: a writer may come here again.
-        let nodes = self.0.recorder.state().draft.all().count();
+        // Counted first: the writer may call back while the lock is held.
+        let nodes = self.0.recorder.state().ir.all().count();
         f.debug_struct("Graph").field("device", &self.0.device.name()).field("nodes", &nodes).finish_non_exhaustive()
     }
 }

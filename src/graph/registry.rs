@@ -1,4 +1,4 @@
-//! [`Registry`]: graphs by the name of their model, launched beside each other.
+//! [`Registry`]: graphs by the name of their model, launched concurrently.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -9,8 +9,8 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-/// Graphs by model and number: several a model, to be launched beside each other on streams of their own. Used from any
-/// thread.
+/// Graphs by model and number. A model may have several graphs, to be launched concurrently on separate streams. Usable
+/// from any thread.
 ///
 /// ```
 /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::{Graph, Registry}};
@@ -37,12 +37,12 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Without graphs.
+    /// Creates an empty registry.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes an exec of a graph, and adds it to a model's, under the number that is returned: 0 for the first.
+    /// Instantiates a graph and adds it to a model. Returns its number within the model, counted from 0.
     ///
     /// # Errors
     /// As [`Graph::instantiate`].
@@ -54,20 +54,20 @@ impl Registry {
         Ok(execs.len() - 1)
     }
 
-    /// How many graphs a model has.
+    /// The number of graphs of a model.
     pub fn count(&self, model: &str) -> usize {
         lock(&self.models).get(model).map_or(0, Vec::len)
     }
 
-    /// The models' names.
+    /// The names of the models.
     pub fn models(&self) -> Vec<String> {
         lock(&self.models).keys().cloned().collect()
     }
 
-    /// A model's exec of this number.
+    /// The exec of a model with this number.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if there is none; the message has what there is.
+    /// [`Usage`](ErrorKind::Usage) if there is none; the message lists the existing ones.
     pub fn get(&self, model: &str, index: usize) -> Result<Arc<Exec>> {
         let models = lock(&self.models);
         let Some(execs) = models.get(model) else { return Err(unknown(model, &models)) };
@@ -77,7 +77,7 @@ impl Registry {
         })
     }
 
-    /// Launches a model's graph of this number.
+    /// Launches the graph of a model with this number.
     ///
     /// # Errors
     /// As [`get`](Self::get) and [`Exec::launch`].
@@ -85,15 +85,15 @@ impl Registry {
         self.get(model, index)?.launch(stream)
     }
 
-    /// Removes a model. Launches that are in flight end well: its graphs and their memory go when they have, or when whoever
-    /// has [got](Self::get) one drops it.
+    /// Removes a model. Launches in flight complete normally: its graphs and their memory are destroyed when these are
+    /// done and all execs from [`get`](Self::get) are dropped.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if there is no such model.
     pub fn remove(&self, model: &str) -> Result<()> {
         let mut models = lock(&self.models);
         let Some(removed) = models.remove(model) else { return Err(unknown(model, &models)) };
-        // Not under the lock.
+        // Dropped outside the lock.
         drop(models);
         drop(removed);
         Ok(())
@@ -102,14 +102,15 @@ impl Registry {
 
 fn unknown(model: &str, models: &BTreeMap<String, Vec<Arc<Exec>>>) -> Error {
     let known: Vec<_> = models.keys().map(|name| format!("`{name}`")).collect();
-    let known = if known.is_empty() { "there is none".into() } else { format!("there is {}", known.join(", ")) };
+    let known =
+        if known.is_empty() { "the registry is empty".into() } else { format!("known are {}", known.join(", ")) };
     Error::new(ErrorKind::Usage, format!("no model `{model}`: {known}"))
 }
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let models: Vec<_> = lock(&self.models).iter().map(|(name, execs)| (name.clone(), execs.len())).collect();
-        // Without the lock: a writer may come here again.
+        // Formatted outside the lock: the writer may call back.
         f.debug_map().entries(models).finish()
     }
 }

@@ -1,11 +1,12 @@
-//! What travels with a message and is no part of it: [`Baggage`].
+//! [`Baggage`]: what travels with a message without being a part of it.
 //!
-//! Until it lies in a queue a message with its baggage, a [`Parcel`], stays in one place, an `Option`; and so when it was
-//! taken out. Whoever sends is given that place, and leaves it empty if the message has gone.
+//! Before it is queued and after it is taken, a message with its baggage (a [`Parcel`]) stays in one `Option`. `send`
+//! gets a reference to this `Option` and leaves it empty if the message was sent.
 //!
-//! Most messages have none, and pay for a null pointer. A message that has been given something ([`Metadata`], say) takes it
-//! along through every operator: what an operator sends carries what came with the messages that it took in the same run.
-//! So do those who wait for an answer to it, and the span that it was sent in ([`Reply`]).
+//! Most messages have no baggage and cost a null pointer. A message that was given something, such as [`Metadata`],
+//! carries it through every operator: what an operator sends carries the merged load of the messages that it took in
+//! the same run. The callers that wait for an answer to the message, and the span in which it was sent ([`Reply`]),
+//! travel in the same way.
 //!
 //! ```text
 //!   message ──take──> the run's load: merged <──cx.insert_metadata──  operator
@@ -17,32 +18,32 @@ use tokio::time::Instant;
 
 use super::{metadata::Metadata, reply::Reply};
 
-/// Since when a message has waited.
+/// The point from which a message's waiting time is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Since {
-    /// Since it could be taken: sent, and, where the hub brings its envelopes to another place, on its way there.
+    /// When it could be taken: it is sent, and its copy, where the hub copies its envelopes to another location, is
+    /// enqueued.
     #[default]
     Arrived,
-    /// Since it was sent, also while the hub had no envelope to bring it in.
+    /// When it was sent, including the time for which the hub had no envelope to copy to.
     Sent,
 }
 
-/// A message as it lies in a queue.
+/// A message as it is stored in a queue.
 #[derive(Debug)]
 pub(crate) struct Parcel<M> {
     pub(crate) message: M,
     pub(crate) baggage: Option<Box<Baggage>>,
 }
 
-/// What lies beside a message.
 #[derive(Debug, Default)]
 pub(crate) struct Baggage {
-    /// Since when it has waited, where its reader wants to know.
+    /// Since when it has waited, if its reader asks for that.
     pub(crate) since: Option<Instant>,
     pub(crate) load: Load,
 }
 
-/// What goes on with whatever is made from a message.
+/// The part of the baggage that is passed on to the messages made from this one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Load {
     pub(crate) metadata: Metadata,
@@ -50,14 +51,14 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// What a message takes along for whoever waits for its answer; `None` for nobody and no span.
+    /// The load of a message that has only a reply; `None` if the reply has neither callers nor a span.
     pub(crate) fn of_reply(reply: Reply) -> Option<Self> {
         (!reply.is_nothing()).then(|| Self { metadata: Metadata::default(), reply })
     }
 }
 
 impl<M> Parcel<M> {
-    /// Another of it, which takes along the same.
+    /// Makes a copy of the parcel, with the same load.
     pub(crate) fn copied(&self, copy: impl FnOnce(&M) -> M) -> Self {
         Self::with(copy(&self.message), self.baggage.as_ref().map(|baggage| baggage.load.clone()))
     }

@@ -8,7 +8,7 @@
 //!   anything else            0
 //! ```
 //!
-//! Each is a constant number of steps, whatever the data: what lies behind a second pointer is not counted.
+//! Each is a constant number of steps, whatever the data: data behind a second pointer is not counted.
 
 use std::collections::VecDeque;
 

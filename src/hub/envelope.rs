@@ -1,4 +1,4 @@
-//! [`Envelope`]: a piece of memory lent by a hub, with a valid part.
+//! [`Envelope`]: memory lent by a hub, with a valid part.
 
 use std::{
     fmt,
@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::{
     Message,
-    abroad::{Abroad, Marks},
+    external_guard::{ExternalGuard, Marks},
     pool::Pool,
 };
 use crate::{
@@ -24,51 +24,53 @@ use crate::{
     stream::{Stream, Ticket},
 };
 
-/// Memory for elements of one type, at one place: a device or the host. The first [`len`](Self::len) elements are its
-/// valid part: what kernels see, what copies move, what the host reads.
+/// Memory for elements of one type, on a device or on the host. The first [`len`](Self::len) elements are its valid
+/// part: the part that kernels see, that copies move and that the host reads.
 ///
-/// It belongs to the hub that allocated it. Dropping it sends it home, where it is used again as soon as what is still
-/// in flight on it is ordered before; passing it on ([`Output::send`](crate::Output::send)) lends it further.
+/// It belongs to the hub that allocated it. Dropping it returns it to the hub, where it is reused; its next use is
+/// ordered after work that is still in flight on it. Sending it on ([`Output::send`](crate::Output::send)) lends it
+/// to the next reader.
 ///
-/// An operator that gives one away to a task or thread of its own should await its return within `compute`: a flow does
-/// not know of it, and takes an envelope that is out while nothing else moves for one that never comes home.
+/// An operator that gives an envelope to a task or thread of its own should await its return within `compute`. A flow
+/// does not know about such a use, and assumes that the envelope will never return if nothing else makes progress.
 ///
-/// One that came in a [service's](crate::Service) response belongs to the caller and to no hub: dropping it frees the memory,
-/// and the flow does not wait for it.
+/// An envelope in the response of a [service](crate::Service) belongs to the caller and to no hub: dropping it frees
+/// the memory, and the flow does not wait for it.
 ///
-/// The errors of one that came in a response, or is a blank one of a service or an [ingress](crate::Ingress), do not name the
-/// flow's operators and streams: they have the kind of what happened and a general message, and the log has the rest.
+/// The errors of an envelope that came in a response, and of a blank envelope of a service or an
+/// [ingress](crate::Ingress), do not name the flow's operators and streams. They have the kind of the original error
+/// and a general message; the log has the details.
 ///
-/// Kernels take it as a slice argument. The host reads and writes it through `.await`, if it lies on the host.
+/// Kernels take it as a slice argument. The host reads and writes it through `.await`, if it is in host memory.
 pub struct Envelope<T: Plain> {
     raw: RawEnvelope,
     of: PhantomData<fn() -> T>,
 }
 
-/// An envelope whatever its elements are; what a hub moves: a few words, and the rest behind a pointer.
+/// An envelope of any element type, as hubs move it: a few words, with the rest behind a pointer.
 #[doc(hidden)]
 pub struct RawEnvelope {
-    /// Only gone while it is dropped.
+    /// `None` only while it is dropped.
     memory: Option<Owned>,
-    /// Of the valid part.
+    /// The size of the valid part.
     bytes: usize,
     home: Weak<Pool>,
-    /// The point of its sender's stream at which it was written, while it is on its way.
+    /// The point in its sender's stream at which it was written, while it is in transit.
     stamp: Option<Ticket>,
-    /// The flows that it is outside of. Dropped after it has come home.
+    /// The flows that it is outside of. Dropped after its memory was returned.
     marks: Marks,
 }
 
-/// What an envelope leaves behind that no longer belongs to a hub.
+/// What remains to be done for a hub after an envelope has left it for good.
 #[must_use = "the pool waits for its memory"]
-pub(super) struct LeftPool {
+pub(super) struct PoolReplacement {
     replaced: Option<(Arc<Pool>, Owned)>,
-    /// The flows that waited for it.
-    marks: SmallVec<[Abroad; 1]>,
+    /// The flows that waited for the envelope.
+    marks: SmallVec<[ExternalGuard; 1]>,
 }
 
-impl LeftPool {
-    /// The pool has an envelope as before, and wakes those that wait for one. With no lock held.
+impl PoolReplacement {
+    /// Gives the pool its replacement, which wakes the tasks that wait for one. Call it with no lock held.
     pub(super) fn settle(self) {
         let Self { replaced, marks } = self;
         if let Some((pool, memory)) = replaced {
@@ -84,7 +86,7 @@ impl RawEnvelope {
         Self { memory: Some(memory), bytes: 0, home, stamp: None, marks: Marks::default() }
     }
 
-    /// One without a home, for work on this stream.
+    /// An envelope without a pool, for work on this stream.
     pub(crate) fn on(stream: &Stream, bytes: usize) -> Result<Self> {
         Ok(Self::new(stream.alloc::<u8>(bytes)?.into_memory(), Weak::new()))
     }
@@ -93,7 +95,7 @@ impl RawEnvelope {
     pub(crate) fn memory(&self) -> &Memory {
         match &self.memory {
             Some(memory) => memory,
-            None => unreachable!("an envelope has its memory until it is dropped"),
+            None => unreachable!("an envelope owns its memory until it is dropped"),
         }
     }
 
@@ -101,11 +103,10 @@ impl RawEnvelope {
     pub(crate) fn memory_mut(&mut self) -> &mut Memory {
         match &mut self.memory {
             Some(memory) => memory,
-            None => unreachable!("an envelope has its memory until it is dropped"),
+            None => unreachable!("an envelope owns its memory until it is dropped"),
         }
     }
 
-    /// Bytes of the valid part.
     #[inline]
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
@@ -119,24 +120,25 @@ impl RawEnvelope {
         &self.home
     }
 
-    /// Makes its memory the holder's own, which no flow waits for. Its pool, if there is one, needs other memory in its place.
+    /// Makes the memory the holder's own, so that no flow waits for it. Its pool, if there is one, needs replacement
+    /// memory.
     ///
     /// # Errors
-    /// Those of the allocation. Then nothing has changed.
-    pub(super) fn leave_pool(&mut self, no_pool: &Weak<Pool>) -> Result<LeftPool> {
+    /// Those of the allocation; then nothing has changed.
+    pub(super) fn leave_pool(&mut self, no_pool: &Weak<Pool>) -> Result<PoolReplacement> {
         let mut replaced = None;
         if let Some(pool) = self.home.upgrade() {
             replaced = pool.replacement(self.memory())?.map(|memory| (pool, memory));
             self.home = no_pool.clone();
         }
-        Ok(LeftPool { replaced, marks: self.marks.take_lending() })
+        Ok(PoolReplacement { replaced, marks: self.marks.take_lending() })
     }
 
     pub(super) fn marks_mut(&mut self) -> &mut Marks {
         &mut self.marks
     }
 
-    /// An error of its memory, as its holder gets it: with the kind alone, if that is a caller of a flow.
+    /// Converts an error of its memory for its holder: if that is a caller of a flow, only the error's kind is kept.
     fn given<T>(&self, outcome: Result<T>) -> Result<T> {
         outcome.map_err(|error| match self.marks.errors() {
             Some(errors) => errors.of_memory(error, self.memory().is_host()),
@@ -152,21 +154,22 @@ impl RawEnvelope {
         }
     }
 
-    /// True if all work that was enqueued on it is done: that is forgotten then.
+    /// Returns true if all work that was enqueued on it is complete; its record of uses is then cleared.
     ///
     /// # Errors
-    /// What that work has failed with.
+    /// The failure of that work.
     pub(super) fn forget_work(&mut self) -> Result<bool> {
         let done = self.memory_mut().forget_work();
         self.given(done)
     }
 
-    /// Its uses are marked, for whoever comes after them elsewhere.
+    /// Commits its uses, so that users elsewhere can be ordered after them.
     pub(super) fn mark(&self) -> Result<()> {
         self.memory().commit_shared()
     }
 
-    /// It is sent, by an operator with this stream: its uses are marked, for whoever comes after them elsewhere.
+    /// Called when it is sent by an operator with this stream. Commits its uses, so that users elsewhere can be
+    /// ordered after them.
     #[inline]
     pub(super) fn depart(&mut self, stream: Option<&Stream>) -> Result<()> {
         let write = self.memory_mut().commit_by(stream)?;
@@ -174,13 +177,13 @@ impl RawEnvelope {
         Ok(())
     }
 
-    /// This one takes the other's place in a message.
-    pub(super) fn relieve(&mut self, other: &mut Self) {
+    /// Takes the other envelope's place in a message.
+    pub(super) fn replace_in_message(&mut self, other: &mut Self) {
         self.bytes = other.bytes;
         self.stamp = other.stamp.take();
     }
 
-    /// This one is a copy of the other, for another reader.
+    /// Makes this a copy of the other, for another reader.
     pub(super) fn stand_in_for(&mut self, other: &Self) {
         self.bytes = other.bytes;
         self.stamp = other.stamp.clone();
@@ -195,9 +198,9 @@ impl RawEnvelope {
 impl Drop for RawEnvelope {
     fn drop(&mut self) {
         let Some(mut memory) = self.memory.take() else { return };
-        // A hub that is gone has no use for it: the memory is freed once nothing uses it.
+        // If the hub no longer exists, the memory is freed once nothing uses it.
         if let Some(home) = self.home.upgrade().filter(|_| !mutants::is(Mutant::EnvelopeLost)) {
-            // Marked by whoever used it, for whoever is given it next; what is wrong with the device, that one learns.
+            // Committed by the last user, for the next. A failure of the device is reported to the next user.
             let _ = memory.commit();
             home.put(memory);
         }
@@ -218,11 +221,12 @@ impl<T: Plain> Envelope<T> {
         &mut self.raw
     }
 
-    /// Swaps what lies in two envelopes of one size at one place: their memory, and what of it is valid. Nothing is copied.
+    /// Swaps the contents of two envelopes of the same size at the same location: their memory and their valid parts.
+    /// Nothing is copied.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if their sizes or places differ, or if one of them wraps a buffer of the user's, which
-    /// stays where it is.
+    /// [`Usage`](ErrorKind::Usage) if their sizes or locations differ, or if one of them wraps a user's buffer, which
+    /// cannot be moved.
     pub fn swap(&mut self, other: &mut Self) -> Result<()> {
         let refuse =
             |why: String| Err(Error::new(ErrorKind::Usage, format!("these envelopes cannot be swapped: {why}")));
@@ -235,38 +239,38 @@ impl<T: Plain> Envelope<T> {
         }
         let (mine, theirs) = (self.raw.memory(), other.raw.memory());
         if mine.is_host() != theirs.is_host() || (!mine.is_host() && mine.device() != theirs.device()) {
-            return refuse(format!("one lies on {}, the other on {}", self.location(), other.location()));
+            return refuse(format!("one is on {}, the other on {}", self.location(), other.location()));
         }
         if [&self.raw, &other.raw].iter().any(|raw| raw.home.ptr_eq(&Weak::new())) {
-            return refuse("one wraps a buffer of the user's".into());
+            return refuse("one of them wraps a user's buffer".into());
         }
         std::mem::swap(&mut self.raw.memory, &mut other.raw.memory);
         std::mem::swap(&mut self.raw.bytes, &mut other.raw.bytes);
-        // The marks stay, since each comes home to where it belongs.
+        // The marks stay, since each envelope still returns to its own hub.
         self.raw.marks.hide_as(&other.raw.marks);
         other.raw.marks.hide_as(&self.raw.marks);
         Ok(())
     }
 
-    /// Elements of the valid part.
+    /// The number of elements of the valid part.
     pub fn len(&self) -> usize {
         self.raw.bytes / size_of::<T>()
     }
 
-    /// True if nothing in it is valid.
+    /// Returns true if the valid part is empty.
     pub fn is_empty(&self) -> bool {
         self.raw.bytes == 0
     }
 
-    /// Elements that it has room for; fixed.
+    /// The number of elements that it has room for, which is fixed.
     pub fn capacity(&self) -> usize {
         self.raw.memory().bytes() / size_of::<T>()
     }
 
-    /// Says how many elements are valid.
+    /// Sets the number of valid elements.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if it has no room for so many.
+    /// [`Usage`](ErrorKind::Usage) if it exceeds the capacity.
     pub fn set_len(&mut self, len: usize) -> Result<()> {
         if len > self.capacity() {
             return Err(Error::new(
@@ -278,29 +282,29 @@ impl<T: Plain> Envelope<T> {
         Ok(())
     }
 
-    /// Where it lies: `cuda:0`, `the host`.
+    /// The location of its memory: `cuda:0`, `the host`.
     pub fn location(&self) -> &str {
         self.raw.memory().location()
     }
 
-    /// True if it lies on the host.
+    /// Returns true if it is in host memory.
     pub fn is_host(&self) -> bool {
         self.raw.memory().is_host()
     }
 
-    /// The device that it lies on, or whose copies it is page-locked for.
+    /// The device whose memory it is in or, for host memory, the device for whose copies it is page-locked.
     pub fn device(&self) -> &Device {
         self.raw.memory().device()
     }
 
-    /// The valid part, once what writes it is done. On the host.
+    /// Reads the valid part on the host, after all enqueued writes to it have completed.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if it lies on a device; [`DeviceLost`](ErrorKind::DeviceLost) if the write never
-    /// ends.
+    /// [`Usage`](ErrorKind::Usage) if it is in device memory; [`DeviceLost`](ErrorKind::DeviceLost) if the device is
+    /// lost before the write completes.
     ///
     /// # Cancel safety
-    /// Dropping the future changes nothing.
+    /// Dropping the future has no effect.
     pub fn read(&self) -> impl Future<Output = Result<&[T]>> + Send {
         async move {
             self.raw.host_access(false).wait().await?;
@@ -308,13 +312,13 @@ impl<T: Plain> Envelope<T> {
         }
     }
 
-    /// The valid part to write to, once nothing uses it any more. On the host.
+    /// Gives write access to the valid part on the host, once nothing uses it any more.
     ///
     /// # Errors
     /// As [`Envelope::read`].
     ///
     /// # Cancel safety
-    /// Dropping the future changes nothing.
+    /// Dropping the future has no effect.
     pub fn write(&mut self) -> impl Future<Output = Result<&mut [T]>> + Send {
         async move {
             self.idle().await?;
@@ -322,14 +326,14 @@ impl<T: Plain> Envelope<T> {
         }
     }
 
-    /// All it has room for, to write to, once nothing uses it any more. On the host. [`set_len`](Self::set_len) then
-    /// says how much of it is valid.
+    /// Gives write access to the full capacity on the host, once nothing uses it any more. Call
+    /// [`set_len`](Self::set_len) afterwards to set how much of it is valid.
     ///
     /// # Errors
     /// As [`Envelope::read`].
     ///
     /// # Cancel safety
-    /// Dropping the future changes nothing.
+    /// Dropping the future has no effect.
     pub fn space(&mut self) -> impl Future<Output = Result<&mut [T]>> + Send {
         async move {
             self.idle().await?;
@@ -337,7 +341,7 @@ impl<T: Plain> Envelope<T> {
         }
     }
 
-    /// What a device is doing with it. Asks the device, and does not wait for it.
+    /// What a device is doing with it. Queries the device without waiting for it.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -345,37 +349,37 @@ impl<T: Plain> Envelope<T> {
         self.raw.given(self.raw.memory().state())
     }
 
-    /// Resolves when its data is available: when all that was enqueued until now and writes to it is done.
+    /// Resolves when its data is available: all writes to it that are enqueued so far have completed.
     pub fn available(&self) -> HostAccess {
         self.raw.host_access(false)
     }
 
-    /// Resolves when nothing that was enqueued uses it any more. Then the host may touch it, on any thread, through the
+    /// Resolves when no enqueued work uses it any more. The host may then access it on any thread, through the
     /// methods that do not wait.
     pub fn idle(&self) -> HostAccess {
         self.raw.host_access(true)
     }
 
-    /// The valid part, without waiting. On the host.
+    /// The valid part on the host, without waiting.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if it lies on a device, or while a write is in flight.
+    /// [`Usage`](ErrorKind::Usage) if it is in device memory, or while a write is in flight.
     pub fn as_slice(&self) -> Result<&[T]> {
         let valid = self.len() * size_of::<T>();
         let slice = self.raw.memory().host_slice().and_then(|bytes| elements(&bytes[..valid]));
         self.raw.given(slice)
     }
 
-    /// The valid part to write to, without waiting. On the host.
+    /// Write access to the valid part on the host, without waiting.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if it lies on a device, or while anything uses it.
+    /// [`Usage`](ErrorKind::Usage) if it is in device memory, or while anything uses it.
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
         let len = self.len();
         Ok(&mut self.as_mut_space()?[..len])
     }
 
-    /// All it has room for, to write to, without waiting. On the host.
+    /// Write access to the full capacity on the host, without waiting.
     ///
     /// # Errors
     /// As [`Envelope::as_mut_slice`].
@@ -390,7 +394,7 @@ impl<T: Plain> Envelope<T> {
     }
 }
 
-/// A buffer of the user's own as an envelope, all of it valid. It has no home: it is freed after its last use.
+/// Makes an envelope of a user's buffer, all of it valid. It belongs to no hub and is freed after its last use.
 impl<T: Plain> From<Buffer<T>> for Envelope<T> {
     fn from(buffer: Buffer<T>) -> Self {
         let bytes = buffer.len() * size_of::<T>();

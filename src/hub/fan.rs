@@ -1,14 +1,16 @@
-//! [`Fan`]: an output that has several readers.
+//! [`Fan`]: an output with several readers.
 //!
-//! Each reader has a hub of its own, with its own queue and envelopes. One of them, the [`heir`], is sent the message itself,
-//! if it can be one that need not copy it. All others are sent a [fork](super::Fork), and all forks are made before any is sent: a message goes to all that are open, or to nobody.
+//! Each reader has its own hub, with its own queue and envelopes. One of the hubs, the [`primary`], gets the message
+//! itself, preferably one that need not copy it. All others get a [fork](super::Fork). All forks are made before any
+//! is sent, so a message goes to all open hubs or to none.
 //!
 //! ```text
-//!   room:   every open hub has room in its queue and, but for the heir's, an envelope to copy to
-//!   end:    a hub whose reader has ended is passed over; when all have, the output is closed
+//!   room:   every open hub has room in its queue and, except for the primary's, an envelope to copy to
+//!   end:    a hub whose reader has ended is skipped; when all have ended, the output is closed
 //! ```
 //!
-//! A fork's envelopes are lent by its own hub, and nobody else takes any there: those that were asked for are there.
+//! A fork's envelopes are lent by its own hub, from which nothing else takes envelopes: if the poll found enough of
+//! them, they are still there when the forks are made.
 
 use std::{fmt, sync::Arc, task::Waker};
 
@@ -16,7 +18,7 @@ use super::{
     ForkFn, Message,
     baggage::Parcel,
     envelope::RawEnvelope,
-    kept::Stamped,
+    outbox::Stamped,
     pool::Pool,
     queue::Answer,
     sender::{Sender, depart, stamp_of},
@@ -33,25 +35,26 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It has it.
+    /// The hub has accepted it.
     Sent,
-    /// It has no room for it, or no envelope to copy it to.
+    /// The hub has no room for it, or no envelope to copy it to.
     Full,
-    /// It dropped it, since that is its kind: it is full, or its reader has all the envelopes that it could be copied to.
+    /// The hub has dropped it, as hubs of its kind do: it is full, or its reader has all the envelopes that the
+    /// message could be copied to.
     Dropped,
-    /// Its reader has ended.
+    /// The hub's reader has ended.
     Closed,
 }
 
-/// One hub's end, as an output is given it.
-pub(crate) struct End<M: Message> {
+/// One hub's writer end, as given to an output.
+pub(crate) struct WriterEnd<M: Message> {
     pub(crate) sender: Sender<M>,
-    /// Where the output was said to have several.
+    /// Present if the output was declared to have several readers.
     pub(crate) fork: Option<ForkFn<M>>,
 }
 
-/// The forks of a message, each with its branch. Whatever ends the sending, those that are left go home then, one by one:
-/// several may have a destructor that panics.
+/// The forks of a message, each with the index of its branch. If sending ends early, the remaining ones are discarded
+/// one by one: several may have a destructor that panics.
 struct Forks<M: Message>(Vec<(usize, M)>);
 
 impl<M: Message> Drop for Forks<M> {
@@ -64,20 +67,21 @@ impl<M: Message> Drop for Forks<M> {
 pub(crate) struct Fan<M: Message> {
     branches: Box<[Sender<M>]>,
     fork: ForkFn<M>,
-    /// Who is sent the message itself.
-    heir: usize,
-    /// Whose blank envelopes the writer is lent: the first heir's.
+    /// The hub that gets the message itself.
+    primary: usize,
+    /// The hub whose blank envelopes the writer gets: the initial heir.
     lender: usize,
-    /// What becomes of the present message, by branch. Kept for its capacity, as is `forks`, which is empty between two.
+    /// The outcome of the current message, by branch. Kept for its capacity, as is `forks`, which is empty between
+    /// messages.
     outcomes: Vec<Outcome>,
     forks: Vec<(usize, M)>,
-    /// What the host has to wait for before it can copy the last message.
+    /// The access that the host has to wait for before it can copy the last message.
     pending: Option<HostAccess>,
 }
 
-/// Which of an output's hubs is sent the messages themselves: the first that is where the writer is, else the last. One that
-/// drops messages is only if all do: it would keep envelopes from the writer.
-pub(crate) fn heir<B>(
+/// Chooses which of an output's hubs gets the messages themselves: the first at the writer's location, else the last.
+/// A hub that drops messages is chosen only if all do, since it would keep envelopes from the writer.
+pub(crate) fn primary<B>(
     branches: impl DoubleEndedIterator<Item = B> + Clone,
     drops: impl Fn(&B) -> bool,
     is_together: impl Fn(&B) -> bool,
@@ -89,43 +93,43 @@ pub(crate) fn heir<B>(
 
 impl<M: Message> Fan<M> {
     pub(crate) fn new(branches: Vec<Sender<M>>, fork: ForkFn<M>) -> Self {
-        let heir = branches.iter().position(|branch| !branch.forks()).unwrap_or(0);
+        let primary = branches.iter().position(|branch| !branch.forks()).unwrap_or(0);
         let (outcomes, forks) = (Vec::with_capacity(branches.len()), Vec::with_capacity(branches.len()));
         let branches = branches.into_boxed_slice();
-        Self { branches, fork, heir, lender: heir, outcomes, forks, pending: None }
+        Self { branches, fork, primary, lender: primary, outcomes, forks, pending: None }
     }
 
-    /// Room for so many messages of one envelope each, and as many blanks where there are such?
+    /// Whether there is room for this many messages of one envelope each and, where the hub has them, as many blank
+    /// envelopes.
     pub(crate) fn poll_room(&self, messages: usize, waker: &Waker) -> Answer {
         self.ask_for(messages, messages);
         self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(messages) && fan.has_room(messages, messages))
     }
 
-    /// Room for so many messages of one envelope each, whether there are blanks or not?
+    /// Whether there is room for this many messages of one envelope each, regardless of blank envelopes.
     pub(crate) fn poll_places(&self, messages: usize, waker: &Waker) -> Answer {
         self.poll(waker, |fan| fan.has_room(messages, messages))
     }
 
-    /// Room for this message?
     pub(crate) fn poll_send(&self, message: &mut M, waker: &Waker) -> Answer {
         let envelopes = envelopes_in(message);
         self.ask_for(1, envelopes);
         self.poll(waker, |fan| fan.has_room(1, envelopes))
     }
 
-    /// Is there any reader?
+    /// Whether there is any reader.
     pub(crate) fn poll_readers(&self, waker: &Waker) -> Answer {
-        // All are asked: each that is there keeps the waker.
+        // All are polled, so that each open hub registers the waker.
         let asked = self.branches.iter().map(|branch| branch.poll_reader(waker));
         asked.fold(Answer::Never, |any, one| if one == Answer::Yes { one } else { any })
     }
 
-    /// A blank envelope, where there are such?
+    /// Whether there is a blank envelope, where the hub has them.
     pub(crate) fn poll_blank(&self, waker: &Waker) -> Answer {
         self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(1))
     }
 
-    /// What all of them are asked for from now on. Blank envelopes go into messages of one each.
+    /// Records the request at all branches. Blank envelopes are sent in messages of one envelope each.
     fn ask_for(&self, messages: usize, envelopes: usize) {
         for (at, branch) in self.branches.iter().enumerate() {
             branch.ask_for(messages, if at == self.lender { messages } else { envelopes });
@@ -135,7 +139,7 @@ impl<M: Message> Fan<M> {
     fn poll(&self, waker: &Waker, is_there: impl Fn(&Self) -> bool) -> Answer {
         match self.ask(waker, &is_there) {
             Answer::Wait => {
-                // Asked again: it may have come before the waker was kept.
+                // Checked again: the change may have come before the waker was registered.
                 self.watch(waker);
                 self.ask(waker, &is_there)
             }
@@ -156,10 +160,10 @@ impl<M: Message> Fan<M> {
         (0..self.branches.len()).all(|at| self.outcome(at, messages, envelopes) != Outcome::Full)
     }
 
-    /// What would become of so many messages, which have so many envelopes together, at one hub.
+    /// The outcome at one hub of sending this many messages, with this many envelopes in total.
     fn outcome(&self, at: usize, messages: usize, envelopes: usize) -> Outcome {
         let branch = &self.branches[at];
-        let can_fork = || at == self.heir || branch.arrivals().is_none_or(|arrivals| arrivals.has(envelopes));
+        let can_fork = || at == self.primary || branch.arrivals().is_none_or(|arrivals| arrivals.has(envelopes));
         if branch.reader_gone() {
             Outcome::Closed
         } else if branch.drops() {
@@ -171,12 +175,11 @@ impl<M: Message> Fan<M> {
         }
     }
 
-    /// A blank envelope, if there is one; an error if there are none at all.
     pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
         self.branches[self.lender].blank()
     }
 
-    /// Sends what lies in `place` to all that are open, if all of them have room; otherwise it stays there.
+    /// Sends the message in `place` to all open hubs, if all of them have room; otherwise it stays there.
     pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         let Some(parcel) = place else { return Ok(()) };
         self.look(&mut parcel.message)?;
@@ -189,7 +192,7 @@ impl<M: Message> Fan<M> {
         self.hand_over(place, stamp, forks)
     }
 
-    /// Sends what a worker of the operator has sent, if all have room.
+    /// Sends a message that a worker of the operator has sent, if all hubs have room.
     pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Stamped<M>>> {
         let mut place = Discarded::new(parcel);
         if let Some(parcel) = place.get_mut() {
@@ -204,24 +207,24 @@ impl<M: Message> Fan<M> {
         Ok(place.take().map_or(Ok(()), |parcel| Err((parcel, stamp))))
     }
 
-    /// The blank envelopes, or why there are none.
     pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
         self.branches[self.lender].blanks()
     }
 
-    /// Sends what lies in `place` to those that have room, and tells of each what it did. Where nobody took it, it stays.
+    /// Sends the message in `place` to the hubs that have room, and returns each hub's outcome. If no hub accepts or
+    /// drops it, it stays in `place`.
     pub(crate) fn offer(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<Vec<Outcome>> {
         let Some(parcel) = place else { return Ok(Vec::new()) };
         self.look(&mut parcel.message)?;
         self.free_arrivals(&mut parcel.message);
         let stamp = self.depart(&mut parcel.message, origin)?;
-        // What the host cannot copy yet is not waited for.
+        // Copies that the host cannot make yet are not awaited.
         let (forks, _) = self.fork(&mut parcel.message)?;
         self.hand_over(place, stamp, forks)?;
         Ok(self.outcomes.clone())
     }
 
-    /// Finds out what can become of a message.
+    /// Determines the outcome of a message at each hub.
     fn look(&mut self, message: &mut M) -> Result<()> {
         self.check()?;
         self.pending = None;
@@ -229,34 +232,36 @@ impl<M: Message> Fan<M> {
         let envelopes = envelopes_in(message);
         for at in 0..self.branches.len() {
             let branch = &self.branches[at];
-            if let Some(arrivals) = branch.arrivals().filter(|arrivals| at != self.heir && arrivals.count() < envelopes)
+            if let Some(arrivals) =
+                branch.arrivals().filter(|arrivals| at != self.primary && arrivals.count() < envelopes)
             {
                 let (hub, count) = (branch.hub(), arrivals.count());
                 return Err(Error::new(
                     ErrorKind::Usage,
                     format!(
-                        "a message of {envelopes} envelopes cannot be copied to the {count} of hub `{hub}`: give it as \
-                         many, with `Hub::envelopes`"
+                        "a message has {envelopes} envelopes to copy, but hub `{hub}` has only {count}: set \
+                         `Hub::envelopes` to at least {envelopes}"
                     ),
                 ));
             }
             self.outcomes.push(self.outcome(at, 1, envelopes));
         }
         if !M::CARRIES_ENVELOPES
-            && self.outcomes[self.heir] != Outcome::Sent
+            && self.outcomes[self.primary] != Outcome::Sent
             && let Some(other) = self.outcomes.iter().rposition(|outcome| *outcome == Outcome::Sent)
         {
-            // One clone less. Envelopes are copied to those of the hub's own, which the heir's has not.
-            self.heir = other;
+            // Saves one clone. Not for messages with envelopes: a fork is copied to envelopes of its own hub, and the
+            // heir's hub has none for that.
+            self.primary = other;
         }
         Ok(())
     }
 
-    /// Hubs that drop messages get the envelopes for the new one from older ones.
+    /// Hubs that drop messages free the envelopes for the new one by dropping older ones.
     fn free_arrivals(&mut self, message: &mut M) {
         let envelopes = envelopes_in(message);
         for (at, branch) in self.branches.iter().enumerate() {
-            let forks = at != self.heir && self.outcomes[at] == Outcome::Sent && branch.drops();
+            let forks = at != self.primary && self.outcomes[at] == Outcome::Sent && branch.drops();
             if forks && !branch.free_arrivals(envelopes) {
                 self.outcomes[at] = Outcome::Dropped;
             }
@@ -265,24 +270,24 @@ impl<M: Message> Fan<M> {
 
     fn depart(&self, message: &mut M, origin: Option<&Stream>) -> Result<Option<Ticket>> {
         let stamped = depart(message, origin)?;
-        if self.outcomes[self.heir] == Outcome::Sent {
-            self.branches[self.heir].check_places(message)?;
+        if self.outcomes[self.primary] == Outcome::Sent {
+            self.branches[self.primary].check_places(message)?;
         }
         origin.filter(|_| !stamped).map(stamp_of).transpose()
     }
 
-    /// All forks; `None` if the host has to wait before it can make them.
+    /// Makes all forks; `None` if the host has to wait before it can make them.
     fn fork_all(&mut self, message: &mut M) -> Result<Option<Forks<M>>> {
         let (forks, all) = self.fork(message)?;
         Ok(all.then_some(forks))
     }
 
-    /// The forks, and whether these are all: the host may have to wait before it can make another one.
+    /// Makes the forks. Returns false with them if some are missing because the host has to wait first.
     fn fork(&mut self, message: &mut M) -> Result<(Forks<M>, bool)> {
         let mut forks = Forks(std::mem::take(&mut self.forks));
         let mut all = true;
         for (at, branch) in self.branches.iter().enumerate() {
-            if at == self.heir || self.outcomes[at] != Outcome::Sent {
+            if at == self.primary || self.outcomes[at] != Outcome::Sent {
                 continue;
             }
             let mut copier = branch.copier();
@@ -300,7 +305,7 @@ impl<M: Message> Fan<M> {
                 }
             }
         }
-        // What the copies have read is marked: a write elsewhere waits for them and for no more.
+        // The copies' reads are committed, so that a write elsewhere waits for them and for no later work.
         let mut marked = Ok(());
         if M::CARRIES_ENVELOPES && !forks.0.is_empty() {
             message.envelopes(&mut |envelope| {
@@ -312,28 +317,28 @@ impl<M: Message> Fan<M> {
         marked.map(|()| (forks, all))
     }
 
-    /// The message stays where it is if nobody took it, or dropped it.
+    /// The message stays in `place` if no hub accepts or drops it.
     fn hand_over(&mut self, place: &mut Option<Parcel<M>>, stamp: Option<Ticket>, mut forks: Forks<M>) -> Result<()> {
         let load = place.as_ref().and_then(|parcel| Some(parcel.baggage.as_ref()?.load.clone()));
         let mut done = false;
-        // From behind: what an error leaves is dropped one by one.
+        // Reversed, to pop them in order. After an error the remaining ones are discarded one by one.
         forks.0.reverse();
         while let Some((at, fork)) = forks.0.pop() {
-            // Each takes along the same.
+            // Each fork carries the same load.
             let mut fork = Discarded::new(Parcel::with(fork, load.clone()));
             self.branches[at].push(fork.place(), stamp.clone())?;
             match fork.get() {
                 None => done = true,
-                // There was room: its reader has ended.
+                // There was room, so its reader has ended.
                 Some(_) => self.outcomes[at] = Outcome::Closed,
             }
         }
         self.forks = std::mem::take(&mut forks.0);
-        if self.outcomes[self.heir] == Outcome::Sent {
-            self.branches[self.heir].push(place, stamp)?;
+        if self.outcomes[self.primary] == Outcome::Sent {
+            self.branches[self.primary].push(place, stamp)?;
             match place {
                 None => done = true,
-                Some(_) => self.outcomes[self.heir] = Outcome::Closed,
+                Some(_) => self.outcomes[self.primary] = Outcome::Closed,
             }
         }
         for (branch, outcome) in self.branches.iter().zip(&self.outcomes) {
@@ -348,17 +353,15 @@ impl<M: Message> Fan<M> {
         Ok(())
     }
 
-    /// What the host has to wait for before it can copy the message that came back.
+    /// The access that the host has to wait for before it can copy the message that was not sent.
     pub(crate) fn pending(&mut self) -> Option<HostAccess> {
         self.pending.take()
     }
 
-    /// Keeps the waker for the next change.
     pub(crate) fn watch(&self, waker: &Waker) {
         self.branches.iter().for_each(|branch| branch.watch(waker));
     }
 
-    /// All readers have ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.branches.iter().all(Sender::reader_gone)
     }

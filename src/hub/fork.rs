@@ -1,9 +1,9 @@
-//! [`Fork`]: how one message becomes several, where an output has several readers.
+//! [`Fork`]: makes several messages of one, for an output with several readers.
 //!
-//! Host data is cloned. An envelope is its reader's alone, so each further reader gets an envelope of its own hub's, and
-//! the [`Copier`] fills it: on the hub's copy stream, straight to where that reader is, ordered by the tracked uses of
-//! both. Nobody waits for that, but where both lie on the host: there the thread that sends copies, once the data is
-//! there.
+//! Host data is cloned. An envelope belongs exclusively to its reader, so each further reader gets an envelope of its
+//! own hub. The [`Copier`] fills it on the hub's copy stream, directly at that reader's location, and orders the copy
+//! by the tracked uses of both envelopes. Sending does not wait for the copy. The exception is an envelope that is
+//! copied from host to host: the sending thread copies it, once the data is there.
 //!
 //! ```text
 //!   send ──> m ─┬─ fork ──> m' ──> hub `a.out -> b.in`
@@ -20,10 +20,10 @@ use crate::{
     stream::Stream,
 };
 
-/// A message that can go to several readers.
+/// A message that can be sent to several readers.
 ///
-/// `#[derive(Message)]` brings it along wherever it can be: fields that hold envelopes are forked, all others are
-/// cloned. For a [`Message`] that is written by hand it is, most often:
+/// `#[derive(Message)]` implements it where possible: fields that hold envelopes are forked, all others are cloned.
+/// For a [`Message`] that is implemented manually it is usually:
 ///
 /// ```
 /// use wakeline::{Fork, Message, Result, hub::Copier};
@@ -45,20 +45,20 @@ use crate::{
     note = "derive it: `#[derive(wakeline::Message)]`, with fields that are `Clone`; or share it: `std::sync::Arc<{Self}>`"
 )]
 pub trait Fork: Message + Sized {
-    /// Another one of itself, for another reader.
+    /// Makes another message of this one, for another reader.
     ///
     /// # Errors
-    /// What goes wrong with an envelope's copy.
+    /// Any error of an envelope's copy.
     fn fork(&self, copier: &mut Copier<'_>) -> Result<Self>;
 
-    /// The same of many; for plain data that is one copy.
+    /// Forks each of these messages; for plain data this is a single copy.
     #[doc(hidden)]
     fn fork_all(all: &[Self], copier: &mut Copier<'_>) -> Result<Vec<Self>> {
         all.iter().map(|message| message.fork(copier)).collect()
     }
 }
 
-/// A function that forks.
+/// The signature of [`Fork::fork`].
 pub(crate) type ForkFn<M> = fn(&M, &mut Copier<'_>) -> Result<M>;
 
 /// Makes the copies of a message's envelopes for one more reader.
@@ -66,7 +66,7 @@ pub struct Copier<'a> {
     hub: &'a str,
     arrivals: Option<&'a Arc<Pool>>,
     copies: Option<&'a Stream>,
-    /// The host cannot copy before this is over.
+    /// The host access that must complete before a copy on the host is possible.
     pub(super) pending: Option<HostAccess>,
 }
 
@@ -78,13 +78,15 @@ impl<'a> Copier<'a> {
     fn copy(&mut self, from: &RawEnvelope) -> Result<RawEnvelope> {
         let wrong = |what: String| Error::new(ErrorKind::Usage, what).at(format!("hub `{}`", self.hub));
         let Some(arrivals) = self.arrivals else {
-            return Err(wrong("it has no envelopes to copy to: its messages were said to carry none".into()));
+            return Err(wrong("it has no envelopes to copy to: `CARRIES_ENVELOPES` of its messages is `false`".into()));
         };
         if from.bytes() > arrivals.bytes() {
             return Err(wrong(super::too_small(from.bytes(), arrivals.bytes())));
         }
         let Some(mut to) = arrivals.take()? else {
-            return Err(wrong("a message forks more envelopes than it shows".into()));
+            return Err(wrong(
+                "`Fork::fork` of a message copies more envelopes than `Message::envelopes` visits".into(),
+            ));
         };
         to.stand_in_for(from);
         if from.memory().is_host() && to.memory().is_host() {
@@ -92,15 +94,15 @@ impl<'a> Copier<'a> {
         }
         let Some(copies) = self.copies else {
             let place = from.memory().location();
-            return Err(wrong(format!("an envelope on {place} was sent by an operator that is not there")));
+            return Err(wrong(format!("an envelope on {place} was sent by an operator that is not on that device")));
         };
         transfer::copy(copies, from.memory(), to.memory_mut(), from.bytes())?;
-        // Marked now: whoever waits for it waits for this copy and for none after it.
+        // Committed now, so that later users of the envelope wait for this copy and for no work after it.
         to.memory_mut().commit()?;
         Ok(to)
     }
 
-    /// Both are on the host.
+    /// Copies on the host; both envelopes are there.
     fn copy_here(&mut self, from: &RawEnvelope, mut to: RawEnvelope) -> Result<RawEnvelope> {
         let (written, unused) = (from.memory().state()?.is_available(), to.memory().state()?);
         if !written {
@@ -203,7 +205,9 @@ impl<M: Fork> Fork for Option<M> {
 impl<M: Fork, const N: usize> Fork for [M; N] {
     fn fork(&self, copier: &mut Copier<'_>) -> Result<Self> {
         let forks = M::fork_all(self, copier)?;
-        forks.try_into().map_err(|_| Error::new(ErrorKind::Usage, "an array forks into as many elements as it has"))
+        forks.try_into().map_err(|_| {
+            Error::new(ErrorKind::Usage, "internal error: the fork of an array has another length (please report)")
+        })
     }
 }
 

@@ -1,17 +1,18 @@
-//! [`FreeList`]: what a pool has at hand, the longest there first, and the tasks that wait for some of it.
+//! [`FreeList`]: a pool's free items, in the order of their return, and the tasks that wait for one.
 //!
 //! ```text
 //!   take: one is there ──> taken                              put ──> in the list ──> every task that waits is woken
 //!   poll: none is there ──> registered ──> woken, by any put ──> poll again
 //! ```
 //!
-//! A waker is registered under the lock under which an item is put back: so either the poll finds the item, or `put` finds
-//! the waker. How many there are is also kept beside the lock, as a hint for the many who only look; a task that goes to
-//! sleep does not rely on it. All are woken and the quickest has it, so one that is woken and dropped loses nothing. Each
-//! waiter has a number and at most one waker here, the latest, until it is woken or [leaves](FreeList::leave): a future that
-//! is polled with ever other wakers lets none pile up.
+//! A waker is registered under the lock under which items are put back: either the poll finds the item, or `put`
+//! finds the waker. The number of items is also stored outside the lock, as a hint for the many callers that only
+//! look; a task that goes to sleep does not rely on it. `put` wakes all waiters and the first to take gets the item,
+//! so nothing is lost if a woken waiter is dropped. Each waiter has a number and at most one waker here, the latest,
+//! until it is woken or [leaves](FreeList::leave): a future that is polled with changing wakers does not accumulate
+//! them.
 //!
-//! Knows no device: `tests/loom/pool.rs` includes it as it stands.
+//! Does not depend on any device: `tests/loom/pool.rs` includes this file unchanged.
 
 use std::{collections::VecDeque, task::Waker};
 
@@ -28,7 +29,6 @@ struct State<T> {
     items: VecDeque<T>,
     /// By the waiter's number.
     waiting: Vec<(u64, Waker)>,
-    /// The number that was given out last.
     number: u64,
 }
 
@@ -37,7 +37,7 @@ impl<T> FreeList<T> {
         Self::of_len(0)
     }
 
-    /// An empty one that shows no end of items: they are made as they are taken.
+    /// An empty list that reports an unlimited number of items: they are made as they are taken.
     pub(super) fn endless() -> Self {
         Self::of_len(usize::MAX)
     }
@@ -47,7 +47,7 @@ impl<T> FreeList<T> {
         Self { state: Mutex::new(state), len: AtomicUsize::new(len) }
     }
 
-    /// How many there are: a hint.
+    /// The number of items, as a hint.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
@@ -61,13 +61,11 @@ impl<T> FreeList<T> {
         Some(item)
     }
 
-    /// Puts one back.
     #[inline]
     pub(super) fn put(&self, item: T) {
         self.extend([item]);
     }
 
-    /// So many more.
     #[inline]
     pub(super) fn extend(&self, items: impl IntoIterator<Item = T>) {
         let mut state = lock(&self.state);
@@ -81,14 +79,15 @@ impl<T> FreeList<T> {
         woken.wake();
     }
 
-    /// A number for one more waiter, which gives it back with [`leave`](Self::leave).
+    /// Assigns a number to a new waiter, which ends with [`leave`](Self::leave).
     pub(super) fn waiter(&self) -> u64 {
         let mut state = lock(&self.state);
         state.number += 1;
         state.number
     }
 
-    /// True if there is one. Otherwise the waker is registered for the next that comes back, in place of the waiter's last.
+    /// Whether there is an item. Otherwise registers the waker for the next one, in place of the waiter's previous
+    /// waker.
     pub(super) fn poll_some(&self, waiter: u64, waker: &Waker) -> bool {
         let state = lock(&self.state);
         let is_known = |(of, known): &(u64, Waker)| *of == waiter && known.will_wake(waker);
@@ -96,7 +95,7 @@ impl<T> FreeList<T> {
             return !state.items.is_empty();
         }
         drop(state);
-        // Cloned with no lock held: what came back meanwhile is found by the second look.
+        // Cloned with no lock held. The second check finds items that were returned meanwhile.
         let mut new = waker.clone();
         let mut state = lock(&self.state);
         let is_there = !state.items.is_empty();
@@ -114,7 +113,7 @@ impl<T> FreeList<T> {
         is_there
     }
 
-    /// A waiter waits no longer: its waker is dropped.
+    /// Removes a waiter and drops its waker.
     pub(super) fn leave(&self, waiter: u64) {
         let mut state = lock(&self.state);
         let at = state.waiting.iter().position(|(of, _)| *of == waiter);

@@ -1,33 +1,33 @@
-//! [`Hub`]: what a hub is to be like.
+//! [`Hub`]: the configuration of a hub.
 
 use super::{Message, queue::Full};
 use crate::error::{Error, ErrorKind, Result};
 
-/// What a hub is to be like: how many messages it queues and what it does with one more, how many envelopes it has and how
-/// large they are.
+/// The configuration of a hub: how many messages it queues, what it does when it is full, how many envelopes it has
+/// and how large they are.
 ///
-/// [`Flow::connect`](crate::Flow::connect) makes a queue of one with two envelopes a location, or a queue of as many as an
-/// operator waits for at once, with one envelope more; with [`Flow::connect_with`](crate::Flow::connect_with) it is said
-/// here.
+/// By default [`Flow::connect`](crate::Flow::connect) makes a queue of one message with two envelopes per location.
+/// For an operator that waits for several messages at once the queue holds that many, with one envelope more.
+/// [`Flow::connect_with`](crate::Flow::connect_with) takes a `Hub` in place of these defaults.
 ///
 /// ```
 /// use wakeline::Hub;
 /// let hub = Hub::bounded(2).envelopes(3).envelope_bytes(4 << 20);
 /// ```
 ///
-/// | a full one | |
+/// | kind | when it is full |
 /// |---|---|
-/// | [`bounded`](Self::bounded) | holds the writer up |
+/// | [`bounded`](Self::bounded) | blocks the writer |
 /// | [`drop_newest`](Self::drop_newest) | drops the message that is sent |
-/// | [`drop_oldest`](Self::drop_oldest) | drops the one that has waited longest |
-/// | [`latest`](Self::latest) | has one message, the newest, which is read again until there is a newer one |
+/// | [`drop_oldest`](Self::drop_oldest) | drops the message that has waited longest |
+/// | [`latest`](Self::latest) | replaces its one message, the newest, which is read again until there is a newer one |
 ///
-/// What was dropped is [counted](crate::flow::HubReport). One that drops messages has envelopes enough to do so, if the
-/// number is not said: one for each message that it queues, one for the writer and one for the reader. A reader that keeps
-/// more of them, or a writer that is passed its envelopes by a smaller hub, is waited for all the same.
+/// Dropped messages are [counted](crate::flow::HubReport). A hub that drops messages has by default enough envelopes
+/// to do so: one for each message that it queues, one for the writer and one for the reader. It still waits for a
+/// reader that keeps more of them, and for a writer that gets its envelopes from a smaller hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hub {
-    /// Both were said, or neither.
+    /// Set together with `full`, or `None` if neither was set.
     pub(crate) capacity: Option<usize>,
     pub(crate) full: Full,
     pub(crate) envelopes: Option<usize>,
@@ -38,7 +38,7 @@ pub struct Hub {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latest(());
 
-/// Messages that a hub queues if nobody says otherwise.
+/// The default number of messages that a hub queues.
 pub(crate) const DEFAULT_CAPACITY: usize = 1;
 
 impl Hub {
@@ -46,46 +46,48 @@ impl Hub {
         Self { capacity: Some(capacity), full, ..Self::default() }
     }
 
-    /// A queue of `capacity` messages; a full one holds the writer up. 0 is an error before running.
+    /// A queue of `capacity` messages that blocks the writer while it is full. A capacity of 0 is an error before the
+    /// flow runs.
     #[must_use]
     pub fn bounded(capacity: usize) -> Self {
         Self::queue(capacity, Full::Hold)
     }
 
-    /// A queue of `capacity` messages that never holds the writer up: into a full one no further message goes, and what is
-    /// sent is dropped.
+    /// A queue of `capacity` messages that never blocks the writer: while it is full, messages that are sent are
+    /// dropped.
     #[must_use]
     pub fn drop_newest(capacity: usize) -> Self {
         Self::queue(capacity, Full::DropNewest)
     }
 
-    /// A queue of `capacity` messages that never holds the writer up: a full one drops its oldest for the one that is sent.
-    /// With 1, the reader gets the newest, once.
+    /// A queue of `capacity` messages that never blocks the writer: when it is full, its oldest message is dropped in
+    /// favour of the one that is sent. With a capacity of 1 the reader gets the newest message, once.
     ///
-    /// What an operator's run was promised is not dropped any more.
+    /// Messages that are already reserved for an operator's run are not dropped.
     #[must_use]
     pub fn drop_oldest(capacity: usize) -> Self {
         Self::queue(capacity, Full::DropOldest)
     }
 
-    /// Keeps the newest message, and never holds the writer up: the reader's [`take`](crate::Input::take) gives a clone of
-    /// it, in each run the newest there is, though it be the same as before. For what changes now and then, and is needed
-    /// always: settings, a position, a reference.
+    /// Keeps the newest message and never blocks the writer. The reader's [`take`](crate::Input::take) returns a
+    /// clone of it, in each run of the newest there is, even if it has not changed since the last run. Use it for
+    /// values that change rarely and are always needed: settings, a position, a reference.
     ///
-    /// **Something else must say when the operator runs**: another input, a period. Once there was a message an input that
-    /// is connected by it is always ready, and an operator that waits for nothing else runs again and again, with the
-    /// same value, and never rests. Who wants each message once has [`recv`](crate::Input::recv) and
-    /// [`try_take`](crate::Input::try_take), which give no more than that, or [`drop_oldest(1)`](Self::drop_oldest).
+    /// **Something else must decide when the operator runs**: another input or a period. Once there was a message, an
+    /// input of such a hub is always ready; an operator that waits for nothing else runs again and again with the
+    /// same value and never rests. To get each message only once, use [`recv`](crate::Input::recv) or
+    /// [`try_take`](crate::Input::try_take), or [`drop_oldest(1)`](Self::drop_oldest).
     ///
-    /// Its messages are `Clone`. Envelopes are not: they are their reader's alone, which would have nothing left to give to
-    /// the next run. [`drop_oldest(1)`](Self::drop_oldest) gives the newest of them, once.
+    /// Its messages are `Clone`. Envelopes are not: an envelope belongs exclusively to its reader, and none would be
+    /// left for the next run. For these, [`drop_oldest(1)`](Self::drop_oldest) gives the newest, once.
     ///
-    /// When the writer has ended, the value stays as long as the operator has another input that has not. An operator whose
-    /// other inputs are all of this kind or optional ends when all writers have ended and it has read the last of each.
+    /// After the writer has ended, the value stays readable as long as the operator has another input that has not
+    /// ended. An operator whose other inputs are all of this kind or optional ends when all writers have ended and it
+    /// has read the last message of each.
     ///
-    /// What came with a message stays with it. Its [metadata](super::MergePolicy) merge with those of the other inputs in
-    /// each run. A [request](crate::Flow::service) that is kept holds its caller: one whom no run answers is told so only
-    /// when a newer message takes its place, or the flow ends.
+    /// Whatever travels with a message stays with it. Its [metadata](super::MergePolicy) is merged with that of the
+    /// other inputs in each run. A kept [request](crate::Flow::service) keeps its caller waiting: if no run answers
+    /// it, the caller gets an error only when a newer message replaces the request or the flow ends.
     ///
     /// ```
     /// use wakeline::{Flow, Hub, operator::source, prelude::*};
@@ -127,24 +129,25 @@ impl Hub {
         Latest(())
     }
 
-    /// So many envelopes on each side. 0 is an error before running.
+    /// Sets the number of envelopes on each side. 0 is an error before the flow runs.
     #[must_use]
     pub fn envelopes(mut self, count: usize) -> Self {
         self.envelopes = Some(count);
         self
     }
 
-    /// Each envelope holds so many bytes. The writer gets blank ones of this size from
+    /// Sets the size of each envelope in bytes. The writer gets blank envelopes of this size from
     /// [`Output::blank`](crate::Output::blank).
     ///
-    /// Leave it out where the writer only passes envelopes on: then the size is that of the largest it can be given.
+    /// Leave it out where the writer only passes envelopes on: the size is then that of the largest envelope that it
+    /// can get.
     #[must_use]
     pub fn envelope_bytes(mut self, bytes: usize) -> Self {
         self.envelope_bytes = Some(bytes);
         self
     }
 
-    /// What was said here, then what `defaults` says.
+    /// This configuration, with `defaults` for what is not set.
     pub(crate) fn or(self, defaults: Hub) -> Self {
         let (capacity, full) = match self.capacity {
             Some(_) => (self.capacity, self.full),
@@ -158,32 +161,32 @@ impl Hub {
         }
     }
 
-    /// Envelopes a location if nobody says otherwise, where operators wait for `needs` messages at once: one more, so that
-    /// one is written meanwhile.
+    /// The default number of envelopes per location where operators wait for `needs` messages at once: one more than
+    /// that, so that one is written meanwhile.
     pub(crate) fn default_envelopes(self, needs: usize) -> usize {
         match self.full {
             Full::Hold => needs.saturating_add(1),
-            // Those that it queues, one for the reader and one for the writer.
+            // One for each message that it queues, one for the reader and one for the writer.
             _ => self.capacity.unwrap_or(DEFAULT_CAPACITY).saturating_add(2),
         }
     }
 }
 
-/// Makes another one of a message that stays where it is.
+/// Makes a copy of a message that stays in the hub.
 pub(crate) type AgainFn<M> = fn(&M) -> M;
 
-/// A kind of hub for messages of this type: a [`Hub`], and for those that are `Clone` also one that keeps the
+/// A kind of hub for messages of this type: a [`Hub`], or for messages that are `Clone` also one that keeps the
 /// [latest](Hub::latest).
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no kind of hub for messages of `{M}`",
-    note = "write a `Hub`, as `Hub::bounded(4)`, or `Hub::latest()`, of messages that are `Clone`"
+    message = "`{Self}` is not a kind of hub for messages of type `{M}`",
+    note = "use a `Hub`, such as `Hub::bounded(4)`, or `Hub::latest()` for messages that are `Clone`"
 )]
 pub trait HubOf<M: Message> {
     #[doc(hidden)]
     fn kind(self) -> HubKind<M>;
 }
 
-/// A hub, and what it does with messages that it keeps.
+/// A hub, and how it copies a message that it keeps.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct HubKind<M> {
@@ -192,7 +195,7 @@ pub struct HubKind<M> {
 }
 
 impl<M> HubKind<M> {
-    /// What was said here, then what `defaults` says.
+    /// This configuration, with `defaults` for what is not set.
     pub(crate) fn or(self, defaults: Self) -> Self {
         let hub = self.hub.or(defaults.hub);
         let keeps = matches!(hub.full, Full::Replace);
@@ -220,10 +223,13 @@ impl<M: Message + Clone> HubOf<M> for Latest {
     }
 }
 
-/// A capacity or a number of envelopes that can work.
+/// Checks a capacity or a number of envelopes.
 pub(crate) fn at_least_one(what: &str, number: usize) -> Result<usize> {
     if number == 0 {
-        return Err(Error::new(ErrorKind::Setup, format!("{what} is 0: nothing could ever pass; at least 1")));
+        return Err(Error::new(
+            ErrorKind::Setup,
+            format!("{what} is 0, so that no message could pass: set at least 1"),
+        ));
     }
     Ok(number)
 }

@@ -1,8 +1,8 @@
 //! What happens between the two ends of a hub.
 //!
-//! [`Link`] puts the [`queue`](super::queue), the [pools](super::pool) and the copies together. Nobody runs it: whoever
-//! sends a message, or gives back an envelope that a message was waiting for, moves what can be moved. A move only
-//! enqueues; no lock of this hub is held while it does, nor while envelopes go home to other hubs.
+//! [`HubCore`] combines the [`queue`](super::queue), the [pools](super::pool) and the copies. It has no task of its own:
+//! a sender, or a caller that returns an envelope for which a message was waiting, moves what can be moved. A move
+//! only enqueues work. No lock of this hub is held during a move, nor while envelopes return to other hubs.
 
 use std::{
     fmt,
@@ -21,10 +21,10 @@ use super::{
     envelope::RawEnvelope,
     pool::Pool,
     queue::{Counts, Full, Queue},
+    ready_tickets::ReadyTickets,
     receiver::Receiver,
     sender::Sender,
     settle::refused,
-    stamps::Stamps,
 };
 use crate::{
     clock,
@@ -36,72 +36,71 @@ use crate::{
     sync::{Mutex, discard, lock, logged},
 };
 
-/// Envelopes that have been replaced and go home once no lock is held.
+/// Envelopes that have been replaced, and are returned to their pools once no lock is held.
 type Replaced = SmallVec<[RawEnvelope; 2]>;
 
-/// What a hub is made from, once everything is known.
+/// What a hub is made from, once the flow is known completely.
 #[derive(Clone, Debug)]
-pub(crate) struct LinkPlan {
+pub(crate) struct HubPlan {
     pub(crate) name: Arc<str>,
     pub(crate) capacity: usize,
     pub(crate) full: Full,
-    /// The hubs of one reader that end together, if one of them keeps the latest and this is one of them.
+    /// The hubs of one reader that end together, if one of them keeps the latest message and this is one of them.
     pub(crate) ends_with: Option<Arc<EndTogether>>,
     pub(crate) envelopes: usize,
-    /// For blanks on the writer's side.
+    /// For blank envelopes on the writer's side.
     pub(crate) writer_bytes: Option<usize>,
-    /// For copies on the reader's side: if it is elsewhere, or if the writer forks for it.
+    /// For copies on the reader's side: set if the reader is at another location, or if the writer forks for it.
     pub(crate) reader_bytes: Option<usize>,
-    /// Another hub of the same output gets the message itself, and this one gets a fork.
+    /// This hub gets a fork, while another hub of the same output gets the message itself.
     pub(crate) forks: bool,
     pub(crate) writer: Device,
     pub(crate) reader: Device,
     /// Host memory is page-locked for this device.
     pub(crate) near: Device,
-    /// Of the copies' stream.
+    /// The completion mode of the copy stream.
     pub(crate) mode: CompletionMode,
-    /// Of the copies' stream: that of the more urgent of the two operators.
+    /// The priority of the copy stream: that of the more urgent of the two operators.
     pub(crate) priority: i32,
-    /// Since when messages wait is written down for the reader.
+    /// From which point the waiting times of messages are recorded for the reader.
     pub(crate) times: Option<Since>,
-    /// It moves nothing by itself: it is stepped through.
+    /// The hub moves messages only when it is stepped.
     pub(crate) stepped: bool,
-    /// It is made in a capture, and its writer works on this stream of that.
+    /// The hub is made in a capture, and its writer works on this stream of the capture.
     pub(crate) captured: Option<Stream>,
 }
 
-/// A hub at work.
-pub(super) struct Link<M: Message> {
+pub(super) struct HubCore<M: Message> {
     pub(super) name: Arc<str>,
     pub(super) queue: Queue<Parcel<M>>,
-    /// Since when messages wait is written down for the reader.
+    /// From which point the waiting times of messages are recorded for the reader.
     pub(super) times: Option<Since>,
-    /// Where the latest message is kept.
+    /// Present where the latest message is kept.
     pub(super) again: Option<Again<M>>,
-    pub(super) stamps: Stamps,
+    pub(super) stamps: ReadyTickets,
     pub(super) reader: Device,
-    /// What is sent here is a fork, whose envelopes come from `arrivals`.
+    /// Messages that are sent here are forks, whose envelopes come from `arrivals`.
     pub(super) forks: bool,
     pub(super) blanks: Option<Arc<Pool>>,
     pub(super) arrivals: Option<Arc<Pool>>,
     pub(super) copies: Option<Stream>,
-    /// Its messages come from outside of the flow.
+    /// Messages come from outside the flow.
     outside: AtomicBool,
-    /// Moves are made by whoever steps.
+    /// Moves are made only by `step`.
     stepped: AtomicBool,
-    /// What its writer asked for last.
-    pub(super) asked: Asked,
+    /// The writer's last request.
+    pub(super) asked: WriterRequest,
     pub(super) failed: OnceLock<Error>,
 }
 
-/// Room for so many messages, and so many envelopes: blank ones, or those that its forks are copied to. For whoever wants
-/// to know what a writer waits for; only one that may ask for more than one writes it.
-pub(super) struct Asked {
+/// The room for messages and the number of envelopes (blank ones, or those that its forks are copied to) that a
+/// writer has requested, to explain what it waits for. Written only by a writer that may request more than one.
+pub(super) struct WriterRequest {
     messages: AtomicUsize,
     envelopes: AtomicUsize,
 }
 
-impl Asked {
+impl WriterRequest {
     fn new() -> Self {
         Self { messages: AtomicUsize::new(1), envelopes: AtomicUsize::new(1) }
     }
@@ -109,52 +108,51 @@ impl Asked {
     #[inline]
     pub(super) fn note(&self, messages: usize, envelopes: usize) {
         for (noted, asked) in [(&self.messages, messages), (&self.envelopes, envelopes)] {
-            // Seldom another, and others read what lies beside it.
+            // The value rarely changes, and other threads read the same cache line.
             if noted.load(Ordering::Relaxed) != asked {
                 noted.store(asked, Ordering::Relaxed);
             }
         }
     }
 
-    /// Messages and envelopes.
     fn noted(&self) -> (usize, usize) {
         (self.messages.load(Ordering::Relaxed), self.envelopes.load(Ordering::Relaxed))
     }
 }
 
-/// What has become of a move.
 #[derive(Default)]
 struct Moved {
-    /// The message's, if it was moved.
+    /// The size of the message, if one was moved.
     bytes: Option<u64>,
     /// There may be more to move.
     again: bool,
 }
 
-/// How a message is read that is kept, and until when.
+/// How a message that stays in the hub is read, and when that ends.
 pub(super) struct Again<M> {
     pub(super) copy: AgainFn<M>,
     ends_with: Option<Arc<EndTogether>>,
     over: AtomicBool,
 }
 
-/// The hubs of an operator that has no input which ends it alone: those that keep the latest end when all have.
+/// The hubs of an operator without any input that ends it alone. Those that keep the latest message end when all of
+/// them have ended.
 #[derive(Default)]
 pub(crate) struct EndTogether {
-    /// How many hubs that keep the latest have not ended.
+    /// How many hubs that keep the latest message have not ended.
     open: AtomicUsize,
-    /// The others: queues of optional inputs.
+    /// The other hubs: queues of optional inputs.
     queues: Mutex<Vec<Weak<dyn HubState>>>,
 }
 
 impl EndTogether {
-    /// `count`: of the hubs that keep the latest.
+    /// `count`: the number of hubs that keep the latest message.
     pub(crate) fn new(count: usize) -> Self {
         Self { open: count.into(), ..Self::default() }
     }
 
     fn is_over(&self) -> bool {
-        // What is upgraded may be the last of its hub, so it is dropped under no lock.
+        // The upgraded reference may be the last one of its hub, so it is dropped with no lock held.
         let mut queues = (0..).map_while(|at| lock(&self.queues).get(at).cloned());
         self.open.load(Ordering::Acquire) == 0
             && queues.all(|queue| queue.upgrade().is_none_or(|queue| queue.has_ended()))
@@ -168,7 +166,7 @@ impl fmt::Debug for EndTogether {
 }
 
 impl<M> Again<M> {
-    /// The writer has ended, and the last message was read: has the reader, too?
+    /// Called when the writer has ended and the last message was read. Returns true if the reader ends, too.
     pub(super) fn ends(&self) -> bool {
         let Some(all) = &self.ends_with else { return false };
         if !self.over.swap(true, Ordering::AcqRel) {
@@ -181,69 +179,68 @@ impl<M> Again<M> {
 /// What a hub's writer waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriterWait {
-    /// The reader takes a message.
+    /// For the reader to take a message.
     Room,
-    /// An envelope to fill comes home.
+    /// For the return of an envelope to fill.
     Blank,
-    /// An envelope comes home that a fork is copied to.
+    /// For the return of an envelope that a fork is copied to.
     Copy,
 }
 
 /// What a hub's reader waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReaderWait {
-    /// The writer sends one.
+    /// For the writer to send a message.
     Message,
-    /// An envelope comes home that a message is copied to.
+    /// For the return of an envelope that a message is copied to.
     Envelope,
-    /// The hub moves one: it is stepped through, or about to.
+    /// For the hub to move a message: it is stepped, or about to move one.
     Move,
 }
 
-/// What a flow asks of a hub, whatever its messages are.
+/// A flow's view of a hub, independent of the message type.
 pub(crate) trait HubState: Send + Sync {
-    /// Messages in the queue that nobody has seen.
+    /// The number of queued messages that were not read.
     fn queued(&self) -> usize;
-    /// Its newest message stays, and may be read again.
+    /// Whether its newest message stays and may be read again.
     fn keeps_latest(&self) -> bool;
-    /// What has become of the others.
+    /// What has become of the messages that are no longer queued.
     fn counts(&self) -> Counts;
     /// The last copy that was enqueued.
     fn last_copy(&self) -> Option<Ticket>;
-    /// Of one that is stepped through: moves one message, if it can. Its bytes.
+    /// For a hub that is stepped: moves one message, if possible, and returns its size in bytes.
     fn step(&self) -> Result<Option<u64>>;
-    /// It goes on by itself.
+    /// Ends stepping: from now on the hub moves messages by itself.
     fn go_on(&self);
-    /// Nothing can be taken, and nothing will come.
+    /// Whether nothing can be taken, and nothing will be added.
     fn has_ended(&self) -> bool;
-    /// Its name.
     fn name(&self) -> &Arc<str>;
-    /// How many envelopes of a pool lie in its queue.
+    /// The number of envelopes of `pool` in its queue.
     fn holds(&self, pool: &Arc<Pool>) -> usize;
     /// What the writer waits for, if it cannot send.
     fn writer_waits(&self) -> Option<WriterWait>;
-    /// What the reader waits for, if it cannot take; `in_run`: what it has read and the hub keeps is no message to it.
+    /// What the reader waits for, if it cannot take. `in_run`: a kept message that the reader has already read does
+    /// not count as a message.
     fn reader_waits(&self, in_run: bool) -> Option<ReaderWait>;
-    /// Its messages carry envelopes.
     fn carries_envelopes(&self) -> bool;
-    /// The reader is given copies of those.
+    /// Whether the reader gets copies of these envelopes.
     fn copies(&self) -> bool;
-    /// What the writer waits for, in words.
-    fn writer_lacks(&self, holders: &dyn Holders) -> Option<String>;
-    /// What the reader waits for, in words.
-    fn reader_lacks(&self, in_run: bool, holders: &dyn Holders) -> Option<String>;
+    /// A description of what the writer waits for.
+    fn writer_lacks(&self, holders: &dyn EnvelopeHolders) -> Option<String>;
+    /// A description of what the reader waits for.
+    fn reader_lacks(&self, in_run: bool, holders: &dyn EnvelopeHolders) -> Option<String>;
 }
 
-/// Where a flow's envelopes may be, for texts.
-pub(crate) trait Holders {
-    /// Shows all hubs of the flow.
+/// The places where a flow's envelopes may be, for descriptions.
+pub(crate) trait EnvelopeHolders {
+    /// Calls `show` with all hubs of the flow.
     fn each_hub(&self, show: &mut dyn FnMut(&dyn HubState));
     /// The operators that may keep envelopes of the hub of this name.
     fn keepers(&self, hub: &str) -> Vec<String>;
 }
 
-/// None that are known.
-impl Holders for () {
+/// No places are known.
+impl EnvelopeHolders for () {
     fn each_hub(&self, _show: &mut dyn FnMut(&dyn HubState)) {}
 
     fn keepers(&self, _hub: &str) -> Vec<String> {
@@ -251,15 +248,15 @@ impl Holders for () {
     }
 }
 
-/// The two ends of a hub, and what a flow sees of it.
-pub(crate) type Ends<M> = (Sender<M>, Receiver<M>, Arc<dyn HubState>);
+/// The two ends of a hub, and a flow's view of it.
+pub(crate) type HubEnds<M> = (Sender<M>, Receiver<M>, Arc<dyn HubState>);
 
 /// Makes a hub: allocates its envelopes and its copy stream. `again`: copies a message that is read and stays.
-pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Result<Ends<M>> {
+pub(crate) fn link<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Result<HubEnds<M>> {
     let name = &plan.name;
     let copier = if plan.reader.is_host() { &plan.writer } else { &plan.reader };
     let copies = || match (plan.reader_bytes, plan.captured.as_ref().and_then(Stream::capture)) {
-        // The host copies within itself.
+        // Copies from host to host need no stream.
         (None, _) => Ok(None),
         _ if copier.is_host() => Ok(None),
         (_, Some(capture)) => capture.stream(&format!("copies of {name}"), Default::default()).map(Some),
@@ -282,7 +279,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
             error.at(format!("hub `{name}` needs {} envelopes of {size} on {place}", plan.envelopes))
         })
     };
-    // A device's first: it has less, and says so sooner.
+    // Device memory first: there is less of it, so a failure is found sooner.
     let (blanks, arrivals) = if plan.writer.is_host() {
         let arrivals = pool(plan.reader_bytes, &plan.reader, &captured)?;
         (pool(plan.writer_bytes, &plan.writer, &plan.captured)?, arrivals)
@@ -292,12 +289,12 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
     };
     let copies = if plan.captured.is_some() { captured } else { copies()? };
     let queues = plan.ends_with.clone().filter(|_| again.is_none());
-    let link = Arc::new(Link {
+    let link = Arc::new(HubCore {
         name: name.clone(),
         queue: Queue::new(plan.capacity, plan.full),
         times: plan.times,
         again: again.map(|copy| Again { copy, ends_with: plan.ends_with, over: AtomicBool::new(false) }),
-        stamps: Stamps::default(),
+        stamps: ReadyTickets::default(),
         forks: plan.forks,
         reader: plan.reader,
         blanks,
@@ -305,7 +302,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
         copies,
         outside: AtomicBool::new(false),
         stepped: AtomicBool::new(plan.stepped),
-        asked: Asked::new(),
+        asked: WriterRequest::new(),
         failed: OnceLock::new(),
     });
     if let Some(all) = queues {
@@ -324,7 +321,7 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
         let link = Arc::downgrade(&link);
         pool.listen(Box::new(move || {
             if let Some(link) = link.upgrade().filter(|_| !mutants::is(Mutant::LostWake)) {
-                // An error is kept for both ends.
+                // An error is stored for both ends.
                 let _ = link.pump();
                 if link.forks {
                     link.queue.wake_writer();
@@ -335,14 +332,14 @@ pub(crate) fn link<M: Message>(plan: LinkPlan, again: Option<AgainFn<M>>) -> Res
     Ok((Sender::new(link.clone()), Receiver::new(link.clone()), link))
 }
 
-/// A hub without a limit, within one place, for messages that have come through the hub of that name.
+/// A hub without a limit, at one location, for messages that were taken from the hub of that name.
 pub(crate) fn private<M: Message>(name: &str) -> (Sender<M>, Receiver<M>) {
-    let link = Arc::new(Link {
+    let link = Arc::new(HubCore {
         name: name.into(),
         queue: Queue::new(usize::MAX, Full::Hold),
         times: None,
         again: None,
-        stamps: Stamps::default(),
+        stamps: ReadyTickets::default(),
         reader: Device::host(),
         forks: false,
         blanks: None,
@@ -350,13 +347,13 @@ pub(crate) fn private<M: Message>(name: &str) -> (Sender<M>, Receiver<M>) {
         copies: None,
         outside: AtomicBool::new(false),
         stepped: AtomicBool::new(false),
-        asked: Asked::new(),
+        asked: WriterRequest::new(),
         failed: OnceLock::new(),
     });
     (Sender::new(link.clone()), Receiver::new(link))
 }
 
-impl<M: Message> Link<M> {
+impl<M: Message> HubCore<M> {
     /// Moves every message that can be moved.
     pub(super) fn pump(&self) -> Result<()> {
         if self.stepped.load(Ordering::Acquire) {
@@ -366,15 +363,16 @@ impl<M: Message> Link<M> {
         Ok(())
     }
 
-    /// Moves the first message that is to be moved, if it can be.
+    /// Moves the first message that needs it, if possible.
     fn move_one(&self) -> Result<Moved> {
         if self.failed.get().is_some() {
-            // Both ends learn of it when they ask next. What has failed is not tried again.
+            // Both ends get the error at their next call. A failed move is not retried.
             return Ok(Moved::default());
         }
         let mut replaced = Replaced::new();
         let Some(mut message) = self.queue.begin_move() else { return Ok(Moved::default()) };
-        // A message's own methods may panic, in a destructor of another's, too: the message goes back to its place.
+        // A message's own methods may panic, and so may the destructor of another message: the message is put back
+        // into its slot.
         let brought = catch_unwind(AssertUnwindSafe(|| {
             let moved = self.bring(&mut message.message, &mut replaced)?;
             Ok(moved.then(|| message.message.size_in_bytes() as u64))
@@ -392,37 +390,37 @@ impl<M: Message> Link<M> {
             }
             outcome => outcome,
         };
-        // Before the end of the move: nothing else begins one.
+        // Before the move ends, so that no other move begins.
         let outcome = outcome.map_err(|error| self.fail(error));
         let (orphan, again) = self.queue.end_move(message, moved);
-        // The messages behind it are moved, whatever its destructor does.
+        // The messages behind it are moved even if its destructor panics.
         discard(orphan);
         drop(replaced);
         outcome.map(|bytes| Moved { bytes, again })
     }
 
-    /// What is sent here comes from outside of the flow, from now on.
+    /// Records that messages sent here come from outside the flow.
     pub(super) fn is_fed_from_outside(&self) {
         if !self.outside.load(Ordering::Relaxed) {
             self.outside.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether an error of a move is that of the message alone, which comes from outside, and not of the hub.
+    /// Whether an error of a move concerns only the message, which comes from outside, and not the hub.
     #[cold]
     fn is_of_message(&self, error: &Error) -> bool {
         let own_is_lost = || self.copies.as_ref().is_some_and(|copies| copies.device().is_lost());
         self.outside.load(Ordering::Relaxed) && error.kind() != ErrorKind::Race && !own_is_lost()
     }
 
-    /// The message that is being moved cannot be: it is dropped, and its callers are answered with an error.
+    /// Drops the message that is being moved, since it cannot be, and reports an error to its callers.
     #[cold]
     fn refuse(&self, message: Parcel<M>, error: &Error) {
         if let Some(number) = self.queue.drop_moving() {
             self.stamps.forget(number);
         }
         logged(|| {
-            tracing::warn!(hub = &*self.name, %error, "a message from outside is dropped: it cannot be brought to its reader");
+            tracing::warn!(hub = &*self.name, %error, "dropped a message from outside: it cannot be moved to its reader");
         });
         let Parcel { message, baggage } = message;
         if let Some(baggage) = baggage {
@@ -431,30 +429,30 @@ impl<M: Message> Link<M> {
         discard(message);
     }
 
-    /// Whether an envelope from outside can be brought to the reader, as far as that is known now.
+    /// Checks whether an envelope from outside can be moved to the reader, as far as that is known now.
     ///
     /// # Errors
-    /// For the sender: it names nothing of the flow's.
+    /// For the sender: the error does not mention anything of the flow.
     pub(super) fn accepts_one(&self, envelope: &RawEnvelope) -> Result<()> {
         let memory = envelope.memory();
         if memory.is_in_capture() {
-            let why = "the memory of an envelope belongs to a capture, or to the launches of a graph: copy it to other memory \
-                       first";
+            let why = "the memory of an envelope belongs to a capture or to the launches of a graph: copy the data to other \
+                       memory first";
             return Err(refused(ErrorKind::Usage, why));
         }
         if memory.is_at(&self.reader) {
             return Ok(());
         }
         let (Some(arrivals), Some(copies)) = (&self.arrivals, &self.copies) else {
-            return Err(refused(ErrorKind::Usage, "an envelope does not lie where it is read: use a blank one"));
+            return Err(refused(ErrorKind::Usage, "an envelope is not at its reader's location: use a blank envelope"));
         };
         let bytes = envelope.bytes();
         if bytes > arrivals.bytes() {
-            let why = format!("an envelope has {bytes} bytes, and at most {} are taken", arrivals.bytes());
+            let why = format!("an envelope has {bytes} bytes, and at most {} are allowed", arrivals.bytes());
             return Err(refused(ErrorKind::Usage, &why));
         }
         if !memory.device().copies_with(copies.device()) {
-            let why = "nothing copies from where an envelope lies to where it is read: use a blank one";
+            let why = "there is no copy path from an envelope's location to its reader's: use a blank envelope";
             return Err(refused(ErrorKind::Usage, why));
         }
         memory.device().check().map_err(|error| refused(error.kind(), "the device of an envelope is lost"))
@@ -471,24 +469,25 @@ impl<M: Message> Link<M> {
         Error::new(
             ErrorKind::Usage,
             format!(
-                "an envelope on {} was sent, but the hub has none on {} to copy it to: its writer was expected to make \
-                 its envelopes where it runs",
+                "an envelope on {} was sent, but the hub has none on {} to copy it to: its writer must allocate envelopes \
+                 at its own location",
                 envelope.memory().location(),
                 self.reader
             ),
         )
     }
 
-    /// Nothing passes any more.
+    /// Marks the hub as failed; it passes no more messages.
     pub(super) fn fail(&self, error: Error) -> Error {
         let error = error.at(format!("hub `{}`", self.name));
-        // The first failure stays.
+        // Only the first failure is stored.
         let _ = self.failed.set(error.again());
         self.queue.wake_both();
         error
     }
 
-    /// Brings all envelopes of a message to where the reader is. False if one lacks an envelope to be copied to.
+    /// Moves all envelopes of a message to the reader's location. Returns false if there are too few envelopes to
+    /// copy to.
     fn bring(&self, message: &mut M, replaced: &mut Replaced) -> Result<bool> {
         let mut outcome = Ok(true);
         message.envelopes(&mut |envelope| {
@@ -514,22 +513,22 @@ impl<M: Message> Link<M> {
             return Err(Error::new(ErrorKind::Usage, super::too_small(envelope.bytes(), arrivals.bytes())));
         }
         let Some(mut arrival) = arrivals.take()? else { return Ok(false) };
-        arrival.relieve(envelope);
+        arrival.replace_in_message(envelope);
         let short = usize::from(mutants::is(Mutant::ShortCopy));
         transfer::copy(copies, envelope.memory(), arrival.memory_mut(), envelope.bytes().saturating_sub(short))?;
-        // Marked now: whoever waits for it waits for this copy and for none after it.
+        // Committed now, so that later users of the envelope wait for this copy and for no work after it.
         arrival.memory_mut().commit()?;
         replaced.push(std::mem::replace(envelope, arrival));
         Ok(true)
     }
 
-    /// Nothing can be taken, and nothing will come.
+    /// Whether nothing can be taken, and nothing will be added.
     pub(super) fn has_ended(&self) -> bool {
-        // Where it keeps the latest, the others learn of its end also if there never was one.
+        // A hub that keeps the latest message reports its end to the others even if it never had a message.
         self.queue.has_ended() && self.again.as_ref().is_none_or(|again| again.ends() || self.queue.len() == 0)
     }
 
-    /// `on cuda:0`
+    /// For example `on cuda:0`.
     fn at_reader(&self) -> String {
         format!("on {}", if self.reader.is_host() { "the host" } else { self.reader.name() })
     }
@@ -540,7 +539,7 @@ impl<M: Message> Link<M> {
     }
 }
 
-impl<M: Message> HubState for Link<M> {
+impl<M: Message> HubState for HubCore<M> {
     fn queued(&self) -> usize {
         self.queue.unread()
     }
@@ -558,18 +557,18 @@ impl<M: Message> HubState for Link<M> {
     }
 
     fn step(&self) -> Result<Option<u64>> {
-        // What was handed back is tried again at the next step.
+        // A message that was handed back is retried at the next step.
         self.move_one().map(|moved| moved.bytes)
     }
 
     fn go_on(&self) {
         self.stepped.store(false, Ordering::Release);
-        // An error is kept for both ends.
+        // An error is stored for both ends.
         let _ = self.pump();
     }
 
     fn has_ended(&self) -> bool {
-        Link::has_ended(self)
+        HubCore::has_ended(self)
     }
 
     fn name(&self) -> &Arc<str> {
@@ -577,7 +576,7 @@ impl<M: Message> HubState for Link<M> {
     }
 
     fn holds(&self, pool: &Arc<Pool>) -> usize {
-        // It is for a text that people read, from any thread: a message whose own code would run under the lock counts as none.
+        // Used only for a text, from any thread: a message whose own code would run under the lock is not counted.
         if !M::VISITS_UNDER_LOCK {
             return 0;
         }
@@ -608,7 +607,7 @@ impl<M: Message> HubState for Link<M> {
         if self.blanks.as_ref().is_some_and(|blanks| !blanks.has(envelopes)) {
             return Some(WriterWait::Blank);
         }
-        // One that drops messages gets them from older ones, or drops the new one.
+        // A hub that drops messages takes the envelopes from older ones, or drops the new message.
         let forks = self.forks && self.queue.full() == Full::Hold;
         let lacks = forks && self.arrivals.as_ref().is_some_and(|arrivals| !arrivals.has(envelopes));
         lacks.then_some(WriterWait::Copy)
@@ -629,7 +628,7 @@ impl<M: Message> HubState for Link<M> {
         Some(if arrivals.has(1) { ReaderWait::Move } else { ReaderWait::Envelope })
     }
 
-    fn writer_lacks(&self, holders: &dyn Holders) -> Option<String> {
+    fn writer_lacks(&self, holders: &dyn EnvelopeHolders) -> Option<String> {
         let (messages, envelopes) = self.asked.noted();
         let what = |one: &str, several: &str| {
             if envelopes == 1 { one.to_string() } else { format!("{envelopes} {several}") }
@@ -653,7 +652,7 @@ impl<M: Message> HubState for Link<M> {
         }
     }
 
-    fn reader_lacks(&self, in_run: bool, holders: &dyn Holders) -> Option<String> {
+    fn reader_lacks(&self, in_run: bool, holders: &dyn EnvelopeHolders) -> Option<String> {
         let name = &self.name;
         match self.reader_waits(in_run)? {
             ReaderWait::Message if self.keeps_latest() && self.queue.len() > 0 => {
@@ -669,9 +668,9 @@ impl<M: Message> HubState for Link<M> {
     }
 }
 
-impl<M: Message> fmt::Debug for Link<M> {
+impl<M: Message> fmt::Debug for HubCore<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link")
+        f.debug_struct("HubCore")
             .field("name", &self.name)
             .field("queued", &self.queue.len())
             .field("ready", &self.queue.ready())

@@ -7,8 +7,9 @@ use crate::{
     sync::Discarded,
 };
 
-/// Named values of any type beside a message: a frame's number, when it was taken, who asked for it. They go on with
-/// whatever an operator makes of the message; see [`Cx::metadata`](crate::Cx::metadata).
+/// Named values of any type that travel beside a message: a frame's number, the time of its capture, the user who
+/// asked for it. They are passed on to the messages that an operator makes of it; see
+/// [`Cx::metadata`](crate::Cx::metadata).
 ///
 /// ```
 /// use wakeline::hub::Metadata;
@@ -23,78 +24,79 @@ use crate::{
 #[derive(Clone, Default)]
 pub struct Metadata(Option<Arc<BTreeMap<Cow<'static, str>, Value>>>);
 
-/// A [`Discarded`] value of the user's. Several lie in one map, which drops them together; one may be other metadata, with
-/// metadata in it.
+/// A [`Discarded`] user value. Several values share one map, which drops them together; a value may itself be
+/// metadata that contains metadata.
 pub(crate) type Value = Arc<dyn Any + Send + Sync>;
 
-/// What happens where an operator takes two messages, both with a value of one name.
+/// What to do when an operator takes two messages that both have a value of the same name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MergePolicy {
-    /// The value of the later message counts. Holoscan's `kUpdate`.
+    /// Keep the value of the later message. Holoscan's `kUpdate`.
     #[default]
     Update,
-    /// The value of the earlier message counts. Holoscan's `kReject`.
+    /// Keep the value of the earlier message. Holoscan's `kReject`.
     Reject,
-    /// Taking the message is an error, and the message is dropped, with those that were taken in one call with it.
+    /// Fail when the message is taken. The message is dropped, with all messages that were taken by the same call.
     /// Holoscan's `kRaise`.
     Raise,
 }
 
 impl Metadata {
-    /// The value of that name, if there is one and it is a `T`.
+    /// Returns the value of that name if there is one and it is a `T`.
     pub fn get<T: Send + Sync + 'static>(&self, name: &str) -> Option<&T> {
         self.0.as_ref()?.get(name)?.downcast_ref::<Discarded<T>>()?.get()
     }
 
-    /// Sets a value. What was there under that name is replaced.
+    /// Sets a value and replaces a former one of the same name.
     pub fn insert<T: Send + Sync + 'static>(&mut self, name: impl Into<Cow<'static, str>>, value: T) {
         drop(self.replace(name.into(), Self::value(value)));
     }
 
-    /// A value, as [`replace`](Self::replace) takes it.
+    /// Wraps a value for [`replace`](Self::replace).
     pub(crate) fn value<T: Send + Sync + 'static>(value: T) -> Value {
         Arc::new(Discarded::new(value))
     }
 
-    /// As `insert`. The value replaced is the caller's, to drop with no lock held.
+    /// Like `insert`, but returns the replaced value, for the caller to drop with no lock held.
     pub(crate) fn replace(&mut self, name: Cow<'static, str>, value: Value) -> Option<Value> {
         Arc::make_mut(self.0.get_or_insert_default()).insert(name, value)
     }
 
-    /// As `remove`. The value is the caller's, to drop with no lock held.
+    /// Like `remove`, but returns the value, for the caller to drop with no lock held.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         Arc::make_mut(self.0.as_mut()?).remove(name)
     }
 
-    /// Takes a value away. True if there was one.
+    /// Removes a value. Returns true if there was one.
     pub fn remove(&mut self, name: &str) -> bool {
         self.take(name).is_some()
     }
 
-    /// The names, in their order.
+    /// The names, in sorted order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().flat_map(|values| values.keys()).map(|name| &**name)
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub fn len(&self) -> usize {
         self.0.as_ref().map_or(0, |values| values.len())
     }
 
-    /// True if there are none.
+    /// Returns true if there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes in what came with a later message.
+    /// Merges the metadata of a later message into this.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) under [`MergePolicy::Raise`], if both have a value of one name; nothing is changed then.
+    /// [`Usage`](ErrorKind::Usage) under [`MergePolicy::Raise`] if both have a value of the same name; then nothing
+    /// changes.
     pub fn merge(&mut self, later: &Self, policy: MergePolicy) -> Result<()> {
         self.merge_and_replace(later, policy).map(drop)
     }
 
-    /// As `merge`. The values replaced are the caller's, to drop with no lock held.
+    /// Like `merge`, but returns the replaced values, for the caller to drop with no lock held.
     pub(crate) fn merge_and_replace(&mut self, later: &Self, policy: MergePolicy) -> Result<Vec<Value>> {
         let mut replaced = Vec::new();
         let Some(new) = later.0.as_ref().filter(|values| !values.is_empty()) else { return Ok(replaced) };

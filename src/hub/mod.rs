@@ -1,43 +1,43 @@
 //! Hubs: async channels of device-resident envelopes.
 //!
-//! A hub joins an output to an input. It is a queue and, where the messages are envelopes, the owner of those
-//! envelopes: it allocates them once, lends them to the writer, copies what was written to where the reader is, and
-//! takes them back.
+//! A hub connects an output to an input. It is a queue and, where the messages contain envelopes, also the owner of
+//! those envelopes: it allocates them once, lends them to the writer, copies written data to the reader's location
+//! and takes the envelopes back.
 //!
 //! ```text
 //!              writer's side                       reader's side
 //!   pool ──> blank ──> send ──> [ queue: copy ──> envelope ] ──> take
 //!     ^                            (copy stream)     |             |
-//!     └──── home, when the copy has read it ─────────┘      home ──┘ after its last use
+//!     └── returned, after the copy has read it ──────┘  returned ──┘ after its last use
 //! ```
 //!
-//! The copy is enqueued as soon as there is an envelope to copy to, before the reader asks: while the reader works on
-//! one, the next is on its way. Only the valid part is copied. An envelope that the reader passes on into a further hub
-//! still belongs to this one, and goes home after its last reader there.
+//! The copy is enqueued as soon as a destination envelope is free, before the reader asks for the message: while the
+//! reader works on one message, the next is being copied. Only the valid part is copied. An envelope that the reader
+//! passes on into a further hub still belongs to this hub and returns to its pool after its last reader there.
 //!
-//! A [`ChunkHub`] is the other kind: its chunks are seen by several links, at several places, that produce, consume, peek at
-//! and modify them. It needs no flow.
+//! A [`ChunkHub`] is the other kind of hub: several links, at several locations, produce, consume, peek at and modify
+//! its chunks. It needs no flow.
 
-pub(crate) mod abroad;
 pub(crate) mod baggage;
 pub(crate) mod carried;
 pub(crate) mod chunks;
 mod envelope;
+pub(crate) mod external_guard;
 pub(crate) mod fan;
 mod fork;
 mod free_list;
-pub(crate) mod kept;
 mod kind;
 pub(crate) mod link;
 mod metadata;
+pub(crate) mod outbox;
 pub(crate) mod outlet;
 pub(crate) mod pool;
 pub(crate) mod queue;
+mod ready_tickets;
 pub(crate) mod receiver;
 pub(crate) mod reply;
 pub(crate) mod sender;
 pub(crate) mod settle;
-mod stamps;
 #[cfg(test)]
 mod tests;
 mod waking;
@@ -59,10 +59,11 @@ pub use reply::Reply;
 
 use crate::{condition::EventNames, stream::Ticket};
 
-/// What travels between operators.
+/// A value that travels between operators.
 ///
-/// Implemented for numbers, strings, byte strings and [`Envelope`], and for vectors, boxes, options, tuples and arrays of
-/// messages. [`Host`] makes one of anything else that lies on the host. Derive it for your own types; mark fields that hold envelopes, so that the hub finds and moves them:
+/// Implemented for numbers, strings, byte strings and [`Envelope`], and for vectors, boxes, options, tuples and
+/// arrays of messages. [`Host`] turns any other host data into a message. Derive it for your own types, and mark the
+/// fields that hold envelopes so that the hub finds and moves them:
 ///
 /// ```
 /// use wakeline::{Envelope, Message};
@@ -75,8 +76,8 @@ use crate::{condition::EventNames, stream::Ticket};
 /// }
 /// ```
 ///
-/// A message may also carry events, points in the work of streams, by name: a reader that has
-/// `#[input(event = "decoded")]` does not run before that one has passed.
+/// A message may also carry named events, which are points in the work of streams. A reader that has `#[input(event =
+/// "decoded")]` does not run before that event has passed.
 ///
 /// ```
 /// use wakeline::{Envelope, Message, stream::Event};
@@ -91,58 +92,63 @@ use crate::{condition::EventNames, stream::Ticket};
 /// }
 /// ```
 ///
-/// The events of the messages in a message are its own: of a list's, a tuple's, and of fields that are marked `#[envelope]`.
+/// A message also has the events of the messages within it: those of the elements of a list or a tuple, and those of
+/// fields that are marked `#[envelope]`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot travel between operators",
     label = "not a `Message`",
     note = "derive it: `#[derive(wakeline::Message)]`; for a type of another crate, wrap it: `wakeline::Host<{Self}>`"
 )]
 pub trait Message: Send + 'static {
-    /// Whether there is anything for a hub to move.
+    /// Whether the message can contain envelopes, which a hub has to copy.
     const CARRIES_ENVELOPES: bool = false;
 
-    /// Bytes of one element of its envelopes.
+    /// Size in bytes of one element of its envelopes.
     #[doc(hidden)]
     const ELEMENT_BYTES: usize = 1;
 
-    /// Shows every envelope in it.
+    /// Calls `visit` with every envelope of the message.
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
         let _ = visit;
     }
 
-    /// Whether [`envelopes`](Self::envelopes) runs code of the crate only, so that it may be called while a lock is held. For
-    /// the derive macro: an implementation by hand leaves it at `false`, and is not counted where a stall is described.
+    /// Whether [`envelopes`](Self::envelopes) runs only code of this crate and may therefore be called while a lock
+    /// is held. Set by the derive macro. A manual implementation leaves it at `false`, and its envelopes are not
+    /// counted when a stall is described.
     #[doc(hidden)]
     const VISITS_UNDER_LOCK: bool = false;
 
-    /// The names of the events that it can carry: no port waits for another.
+    /// The names of the events that the message can carry. A port cannot wait for any other event.
     const EVENTS: &'static [&'static str] = &[];
 
-    /// Shows every event of that name in it; none where it carries none this time.
+    /// Calls `visit` with every event of that name in the message, or not at all if this message carries none.
     fn events(&mut self, name: &str, visit: &mut dyn FnMut(&mut Ticket)) {
         let _ = (name, visit);
     }
 
-    /// Its size, for the report. Of an envelope it is the valid part; of a string, a byte string, a `Vec` or an `Arc` the data; of
-    /// a derived message what lies on the stack, the data of its fields that are one of those or a `Box`, and the sizes
-    /// of its fields that are marked `#[envelope]`. What lies behind a further pointer, as the data of the vectors in a
-    /// vector, is not counted: where that matters, implement the trait by hand. Called several times for each message, so
-    /// it should cost little.
+    /// The size of the message in bytes, for the report. For an envelope it is the valid part; for a string, a byte
+    /// string, a `Vec` or an `Arc` it is the data. For a derived message it is its size on the stack, plus the data
+    /// of those fields that are one of the above or a `Box`, plus the sizes of its fields that are marked
+    /// `#[envelope]`. Data behind a second pointer, such as that of the vectors in a vector, is not counted;
+    /// implement the trait manually where that matters. The method is called several times for each message, so it
+    /// should be cheap.
     fn size_in_bytes(&self) -> usize {
         size_of_val(self)
     }
 
-    /// How much of that does not lie on the stack, for a message that it is a field of.
+    /// The part of [`size_in_bytes`](Self::size_in_bytes) that is not on the stack, for a message that contains this
+    /// one as a field.
     #[doc(hidden)]
     fn heap_bytes(&self) -> usize {
         self.size_in_bytes().saturating_sub(size_of_val(self))
     }
 
-    /// It is an envelope and nothing else: such messages may cross the edge of a section that is replayed.
+    /// Whether the message is exactly one envelope. Only such messages may cross the boundary of a section that is
+    /// replayed.
     #[doc(hidden)]
     const IS_ENVELOPE: bool = false;
 
-    /// That envelope.
+    /// Returns that envelope.
     #[doc(hidden)]
     fn into_envelope(self) -> Option<RawEnvelope>
     where
@@ -151,7 +157,7 @@ pub trait Message: Send + 'static {
         None
     }
 
-    /// The message that this envelope is.
+    /// Makes a message from an envelope.
     #[doc(hidden)]
     fn of_envelope(envelope: RawEnvelope) -> Option<Self>
     where
@@ -164,8 +170,8 @@ pub trait Message: Send + 'static {
 
 /// Any host data as a message.
 ///
-/// A hub sees nothing of what is in it. So an [`Envelope`] in it is copied nowhere; and while it is outside of its flow, the
-/// flow takes it for one that does not come home, and may [stall](crate::ErrorKind::Stalled).
+/// A hub does not look inside it: an [`Envelope`] in it is not copied. While such an envelope is outside its flow,
+/// the flow assumes that it will not return, and may [stall](crate::ErrorKind::Stalled).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Host<T>(pub T);
 
@@ -253,7 +259,7 @@ impl<M: Message> Message for Vec<M> {
     }
 }
 
-/// A hub sees nothing of what is shared: an [`Envelope`] in it is as one in a [`Host`].
+/// A hub does not look inside shared data: an [`Envelope`] in it is treated like one in a [`Host`].
 impl<T: Send + Sync + ?Sized + 'static> Message for std::sync::Arc<T> {
     fn size_in_bytes(&self) -> usize {
         size_of_val(&**self)
@@ -305,7 +311,8 @@ impl<M: Message> Message for Box<M> {
         (**self).size_in_bytes()
     }
 
-    /// Without what that has on the heap: it may be a list of any length, of which each part is in the one before.
+    /// Excludes the heap data of the contained value: it may be a list of any length in which each node contains the
+    /// next.
     fn heap_bytes(&self) -> usize {
         size_of_val(&**self)
     }
@@ -333,7 +340,7 @@ impl<M: Message> Message for Option<M> {
     }
 }
 
-/// What a message says of itself may be any number.
+/// The sizes come from user code and may be any number.
 fn sum_of_sizes(sizes: impl IntoIterator<Item = usize>) -> usize {
     sizes.into_iter().fold(0, usize::saturating_add)
 }
@@ -379,7 +386,7 @@ tuple_messages!(A, B);
 tuple_messages!(A, B, C);
 tuple_messages!(A, B, C, D);
 
-/// Why an envelope cannot be copied.
+/// The error text for an envelope that is too small to copy to.
 fn too_small(valid: usize, room: usize) -> String {
-    format!("{valid} valid bytes do not fit into its envelopes of {room}: set `envelope_bytes`")
+    format!("{valid} valid bytes do not fit into its envelopes of {room} bytes: set `envelope_bytes`")
 }

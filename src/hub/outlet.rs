@@ -1,7 +1,7 @@
-//! [`Outlet`]: what an output sends to, be it nobody, one hub or several.
+//! [`Outlet`]: the destination of an output: none, one hub or several.
 //!
-//! Most outputs have one reader, and pay for no more than the look at which of the three it is: what they ask for each
-//! message is inlined, and what the others do is not (`inline(never)`), for it would fill the caller's registers.
+//! Most outputs have one reader, and pay only for the check of the variant: the single-hub path of each message is
+//! inlined, while the others are not (`inline(never)`), since they would use up the caller's registers.
 
 use std::{fmt, sync::Arc, task::Waker};
 
@@ -9,11 +9,11 @@ use super::{
     Message, Outcome,
     baggage::Parcel,
     envelope::RawEnvelope,
-    fan::{End, Fan},
-    kept::{Kept, Stamped},
+    fan::{Fan, WriterEnd},
+    outbox::{Outbox, Stamped},
     pool::Pool,
     queue::Answer,
-    sender::{Sender, Way},
+    sender::{ExternalHandle, Sender},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -23,19 +23,19 @@ use crate::{
 };
 
 pub(crate) enum Outlet<M: Message> {
-    /// The port was closed.
-    Nobody,
+    /// The port is closed.
+    Closed,
     One(Sender<M>),
     Several(Box<Fan<M>>),
-    /// Of one of several workers: what it sends is passed on when its run has ended.
-    Kept(Kept<M>),
+    /// For one of several workers: what it sends is passed on when its run has ended.
+    Outbox(Outbox<M>),
 }
 
 impl<M: Message> Outlet<M> {
-    pub(crate) fn new(mut ends: Vec<End<M>>) -> Self {
+    pub(crate) fn new(mut ends: Vec<WriterEnd<M>>) -> Self {
         let fork = ends.iter().find_map(|end| end.fork);
         match (ends.len(), fork) {
-            (0, _) => Self::Nobody,
+            (0, _) => Self::Closed,
             (1, _) | (_, None) => Self::One(ends.remove(0).sender),
             (_, Some(fork)) => {
                 let senders = ends.into_iter().map(|end| end.sender).collect();
@@ -44,7 +44,7 @@ impl<M: Message> Outlet<M> {
         }
     }
 
-    /// Room for so many messages, and as many blank envelopes where there are such?
+    /// Whether there is room for this many messages and, where the hub has them, as many blank envelopes.
     #[inline]
     pub(crate) fn poll_room(&self, messages: usize, waker: &Waker) -> Answer {
         match self {
@@ -56,14 +56,14 @@ impl<M: Message> Outlet<M> {
     #[inline(never)]
     fn poll_room_otherwise(&self, messages: usize, waker: &Waker) -> Answer {
         match self {
-            Self::Nobody => Answer::Never,
+            Self::Closed => Answer::Never,
             Self::One(sender) => sender.poll_room_for(messages, waker),
             Self::Several(fan) => fan.poll_room(messages, waker),
-            Self::Kept(_) => Answer::Yes,
+            Self::Outbox(_) => Answer::Yes,
         }
     }
 
-    /// As `poll_room`, of a writer that waits for something else and asks again after that.
+    /// Like `poll_room`, for a writer that waits for something else and polls again after that.
     #[inline]
     pub(crate) fn look_for_room(&self, messages: usize, waker: &Waker) -> Answer {
         match self {
@@ -72,81 +72,79 @@ impl<M: Message> Outlet<M> {
         }
     }
 
-    /// Room for so many messages, whether there are blank envelopes or not?
+    /// Whether there is room for this many messages, regardless of blank envelopes.
     pub(crate) fn poll_places(&self, messages: usize, waker: &Waker) -> Answer {
         match self {
-            Self::Nobody => Answer::Never,
+            Self::Closed => Answer::Never,
             Self::One(sender) => sender.poll_places(messages, waker),
             Self::Several(fan) => fan.poll_places(messages, waker),
-            Self::Kept(_) => Answer::Yes,
+            Self::Outbox(_) => Answer::Yes,
         }
     }
 
-    /// Anybody to send to?
     #[inline(never)]
     pub(crate) fn poll_open(&self, waker: &Waker) -> Answer {
         match self {
-            Self::Nobody => Answer::Never,
+            Self::Closed => Answer::Never,
             Self::One(sender) => sender.poll_reader(waker),
             Self::Several(fan) => fan.poll_readers(waker),
-            Self::Kept(_) => Answer::Yes,
+            Self::Outbox(_) => Answer::Yes,
         }
     }
 
-    /// Room for this message?
-    // `&mut`, as below: who awaits it need not share messages between threads.
+    /// Whether there is room for this message.
+    // `&mut`, as below, so that the awaiting task need not share messages between threads.
     pub(crate) fn poll_send(&mut self, message: &mut M, waker: &Waker) -> Answer {
         match self {
-            Self::Nobody => Answer::Never,
+            Self::Closed => Answer::Never,
             Self::One(sender) => sender.poll_queue(waker),
             Self::Several(fan) => fan.poll_send(message, waker),
-            Self::Kept(_) => Answer::Yes,
+            Self::Outbox(_) => Answer::Yes,
         }
     }
 
-    /// A blank envelope, where there are such?
+    /// Whether there is a blank envelope, where the hub has them.
     pub(crate) fn poll_blank(&mut self, waker: &Waker) -> Answer {
         match self {
-            Self::Nobody => Answer::Never,
+            Self::Closed => Answer::Never,
             Self::One(sender) => sender.poll_blank(waker),
             Self::Several(fan) => fan.poll_blank(waker),
-            Self::Kept(kept) => kept.poll_blank(waker),
+            Self::Outbox(kept) => kept.poll_blank(waker),
         }
     }
 
-    /// A blank envelope is waited for no longer. A hub's writer keeps its waker for the reader's end.
+    /// Stops waiting for a blank envelope. A hub's writer keeps its waker registered for the reader's close.
     pub(crate) fn leave_blanks(&mut self) {
-        if let Self::Kept(kept) = self {
+        if let Self::Outbox(kept) = self {
             kept.leave_blanks();
         }
     }
 
-    /// A blank envelope, if there is one; an error if there are none at all.
     pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
         match self {
-            Self::Nobody => Err(self.closed()),
+            Self::Closed => Err(self.closed()),
             Self::One(sender) => sender.blank(),
             Self::Several(fan) => fan.blank(),
-            Self::Kept(kept) => kept.blank(),
+            Self::Outbox(kept) => kept.blank(),
         }
     }
 
-    /// The same for one of several workers, who takes its blank envelopes from here.
+    /// An outlet for one of several workers, with the blank envelopes of this one.
     pub(crate) fn for_worker(&self) -> Self {
-        Self::Kept(Kept::new(self.blanks()))
+        Self::Outbox(Outbox::new(self.blanks()))
     }
 
-    /// The blank envelopes, or why there are none.
     pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
         match self {
-            Self::Nobody => Err(self.closed()),
+            Self::Closed => Err(self.closed()),
             Self::One(sender) => sender.blanks(),
             Self::Several(fan) => fan.blanks(),
-            Self::Kept(_) => Err(self.closed()),
+            Self::Outbox(_) => Err(self.closed()),
         }
     }
 
-    /// Sends what lies in `place`, if there is room; otherwise it stays there. `origin`: the stream that it carries.
+    /// Sends the message in `place`, if there is room; otherwise it stays there. `origin`: the stream on which its
+    /// sender works.
     #[inline]
     pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         match self {
@@ -155,8 +153,8 @@ impl<M: Message> Outlet<M> {
         }
     }
 
-    /// As `try_send`, from outside of the flow: what the hub drops for it lies in `dropped` then. An output that is used from
-    /// outside has one reader, so no message is forked here, where the port is locked.
+    /// Like `try_send`, from outside the flow. `dropped` gets the message that the hub drops for it. An output that
+    /// is used from outside has one reader, so no message is forked here, where the port is locked.
     pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
@@ -173,8 +171,8 @@ impl<M: Message> Outlet<M> {
         }
     }
 
-    /// To its one reader.
-    pub(crate) fn way(&self) -> Option<Way<M>> {
+    /// A handle of its only reader's hub.
+    pub(crate) fn way(&self) -> Option<ExternalHandle<M>> {
         match self {
             Self::One(sender) => Some(sender.way()),
             _ => None,
@@ -185,15 +183,16 @@ impl<M: Message> Outlet<M> {
     fn try_send_otherwise(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         match self {
             Self::Several(fan) if !fan.is_closed() => fan.try_send(place, origin),
-            Self::Kept(kept) => kept.send(place, origin),
+            Self::Outbox(kept) => kept.send(place, origin),
             _ => Err(self.closed()),
         }
     }
 
-    /// Sends what lies in `place` to whoever has room: what each did. If nobody took it, it stays there.
+    /// Sends the message in `place` to each hub that has room, and returns each hub's outcome. If no hub accepts or
+    /// drops it, it stays there.
     pub(crate) fn offer(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<Vec<Outcome>> {
         match self {
-            Self::Nobody => Ok(Vec::new()),
+            Self::Closed => Ok(Vec::new()),
             Self::One(sender) if sender.reader_gone() => Ok(vec![Outcome::Closed]),
             Self::One(sender) => {
                 let takes = if sender.takes_one() { Outcome::Sent } else { Outcome::Dropped };
@@ -201,14 +200,14 @@ impl<M: Message> Outlet<M> {
                 Ok(vec![if place.is_none() { takes } else { Outcome::Full }])
             }
             Self::Several(fan) => fan.offer(place, origin),
-            Self::Kept(kept) => {
+            Self::Outbox(kept) => {
                 kept.send(place, origin)?;
                 Ok(vec![Outcome::Sent])
             }
         }
     }
 
-    /// Sends what a worker has sent: it has departed. It comes back, with its stamp, if there is no room.
+    /// Sends a departed message of a worker. Returns it with its stamp if there is no room.
     pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Stamped<M>>> {
         match self {
             Self::One(sender) if !sender.reader_gone() => sender.try_hand_on(parcel, stamp),
@@ -220,7 +219,7 @@ impl<M: Message> Outlet<M> {
         }
     }
 
-    /// What the host has to wait for before it can copy the message that came back.
+    /// The access that the host has to wait for before it can copy the message that was not sent.
     pub(crate) fn pending(&mut self) -> Option<HostAccess> {
         match self {
             Self::Several(fan) => fan.pending(),
@@ -228,29 +227,28 @@ impl<M: Message> Outlet<M> {
         }
     }
 
-    /// Keeps the waker for the next change.
     pub(crate) fn watch(&self, waker: &Waker) {
         match self {
-            Self::Nobody => {}
+            Self::Closed => {}
             Self::One(sender) => sender.watch(waker),
             Self::Several(fan) => fan.watch(waker),
-            Self::Kept(_) => {}
+            Self::Outbox(_) => {}
         }
     }
 
-    /// There are readers, and all have ended.
+    /// Whether there are readers and all of them have ended.
     pub(crate) fn readers_gone(&self) -> bool {
         match self {
-            Self::Nobody | Self::Kept(_) => false,
+            Self::Closed | Self::Outbox(_) => false,
             Self::One(sender) => sender.reader_gone(),
             Self::Several(fan) => fan.is_closed(),
         }
     }
 
-    /// Why nothing can be sent.
+    /// The error that says why nothing can be sent.
     pub(crate) fn closed(&self) -> Error {
         match self {
-            Self::Nobody | Self::Kept(_) => Error::new(ErrorKind::Closed, "this output was closed"),
+            Self::Closed | Self::Outbox(_) => Error::new(ErrorKind::Closed, "this output was closed"),
             Self::One(sender) => Error::reader_gone(format!("the reader of hub `{}` has ended", sender.hub())),
             Self::Several(fan) => Error::reader_gone(format!("all {} readers have ended", fan.count())),
         }
@@ -260,10 +258,10 @@ impl<M: Message> Outlet<M> {
 impl<M: Message> fmt::Debug for Outlet<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nobody => f.write_str("closed"),
+            Self::Closed => f.write_str("closed"),
             Self::One(sender) => sender.fmt(f),
             Self::Several(fan) => fan.fmt(f),
-            Self::Kept(kept) => kept.fmt(f),
+            Self::Outbox(kept) => kept.fmt(f),
         }
     }
 }

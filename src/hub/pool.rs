@@ -1,11 +1,13 @@
-//! The envelopes of one hub at one place.
+//! [`Pool`]: the envelopes of one hub at one location.
 //!
-//! They are allocated when the hub is made and lent again and again, the longest at home first: what was still in
-//! flight on it has then had the most time to end. Memory that comes home may still be in use by a stream; its own
-//! record of uses orders the next user after that, so nobody waits here.
+//! They are allocated when the hub is made and then reused, in the order of their return: the envelope that has been
+//! free longest is lent first, so that work that was still in flight on it has had the most time to complete. The
+//! memory of a returned envelope may still be in use by a stream. Its record of uses orders the next user after that,
+//! so returning and taking an envelope waits for nothing.
 //!
-//! In a capture it is another thing: each envelope is made as it is taken, on the stream that takes it, and dropped as it
-//! comes home. The memory is the graph's own, which hands it out again where its edges order the uses, and there alone.
+//! In a capture a pool works differently: each envelope is allocated when it is taken, on the stream that takes it,
+//! and dropped when it returns. The memory belongs to the graph, which reuses it where its edges order the uses, and
+//! only there.
 
 use std::{
     fmt,
@@ -16,7 +18,7 @@ use std::{
     task::Waker,
 };
 
-use super::{envelope::RawEnvelope, free_list::FreeList, link::Holders};
+use super::{envelope::RawEnvelope, free_list::FreeList, link::EnvelopeHolders};
 use crate::{
     device::Device,
     error::Result,
@@ -25,24 +27,23 @@ use crate::{
     sync::{Chain, limit_depth},
 };
 
-/// Called when an envelope has come home.
+/// Called when an envelope was returned.
 type Listener = Box<dyn Fn() + Send + Sync>;
 
-/// Envelopes of one size at one place.
+/// Envelopes of one size at one location.
 pub(crate) struct Pool {
-    /// The hub's name, for people.
     hub: Arc<str>,
     count: AtomicUsize,
     bytes: usize,
-    /// Those at home. Tasks that take from here without being a hub's writer wait there.
+    /// The free envelopes. Tasks that take from this pool without being the hub's writer wait here.
     home: FreeList<Owned>,
     listener: OnceLock<Listener>,
-    /// In a capture: who takes from here works on this stream.
+    /// In a capture: the stream on which the taker works.
     captured: Option<Stream>,
 }
 
 impl Pool {
-    /// `count` envelopes of `bytes` bytes where `at` is: in its memory, or, if that is the host, page-locked for
+    /// Allocates `count` envelopes of `bytes` bytes in the memory of `at` or, if that is the host, page-locked for
     /// `near`.
     pub(crate) fn new(hub: &Arc<str>, count: usize, bytes: usize, at: &Device, near: &Device) -> Result<Arc<Self>> {
         let pool = Self::empty(hub, bytes);
@@ -61,20 +62,20 @@ impl Pool {
         }
     }
 
-    /// For who works on a captured stream. It never runs out of envelopes.
+    /// A pool for users that work on a captured stream. It never runs out of envelopes.
     pub(crate) fn captured(hub: &Arc<str>, bytes: usize, stream: &Stream) -> Arc<Self> {
         let (count, home) = (AtomicUsize::new(usize::MAX), FreeList::endless());
         Arc::new(Self { count, home, captured: Some(stream.clone()), ..Self::empty(hub, bytes) })
     }
 
-    /// The home of one envelope, which is lent with so many valid bytes.
+    /// A pool of one envelope that uses this memory.
     pub(crate) fn of_one(hub: &Arc<str>, memory: Owned) -> Arc<Self> {
         let pool = Self { count: AtomicUsize::new(1), ..Self::empty(hub, memory.bytes()) };
         pool.home.put(memory);
         Arc::new(pool)
     }
 
-    /// So many more; all of them, or none. The hub's writer is for the caller to wake.
+    /// Adds `count` envelopes: all of them or, on error, none. The caller must wake the hub's writer.
     pub(crate) fn add(&self, count: usize, at: &Device, near: &Device) -> Result<()> {
         can_hold(if at.is_host() { near } else { at }, at.is_host(), self.bytes as u64, count)?;
         let make = || if at.is_host() { Memory::pinned(near, self.bytes) } else { Memory::on(at, self.bytes) };
@@ -85,7 +86,7 @@ impl Pool {
     }
 
     pub(crate) fn listen(&self, listener: Listener) {
-        // A pool has one hub for all its life.
+        // A pool belongs to one hub for its whole life, so this is set once.
         let _ = self.listener.set(listener);
     }
 
@@ -97,30 +98,28 @@ impl Pool {
         self.bytes
     }
 
-    /// So many at home?
     pub(crate) fn has(&self, count: usize) -> bool {
         self.home.len() >= count
     }
 
-    /// The home of envelopes that belong to no hub any more.
+    /// The pool of envelopes that no longer belong to a hub.
     pub(super) fn none() -> Weak<Self> {
         Arc::downgrade(&Arc::new(Self::empty(&Arc::from(""), 0)))
     }
 
-    /// How many there are, wherever they are.
+    /// The number of envelopes, free or in use.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// How many are at home.
     pub(crate) fn idle(&self) -> usize {
         self.home.len()
     }
 
-    /// An envelope with nothing valid in it, if one is at home.
+    /// Takes a free envelope, if there is one. Its valid part is empty.
     ///
     /// # Errors
-    /// In a capture, where it is made.
+    /// In a capture, those of the allocation.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Option<RawEnvelope>> {
         let Some(mut memory) = self.home.take() else { return self.make() };
         memory.discard_contents();
@@ -134,7 +133,8 @@ impl Pool {
         Ok(Some(RawEnvelope::new(memory, Arc::downgrade(self))))
     }
 
-    /// Memory in place of this, of the same size and at the same location. `None`: there is no need for any.
+    /// Allocates memory to replace this one, of the same size and at the same location. Returns `None` if no
+    /// replacement is needed.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory); [`DeviceLost`](crate::ErrorKind::DeviceLost).
@@ -153,7 +153,8 @@ impl Pool {
         }
         self.home.put(memory);
         if self.listener.get().is_some() {
-            // The hub may move a message now, whose old envelope goes home to the hub before, and so on along the flow.
+            // The hub may now move a message, whose old envelope returns to the previous hub, and so on along the
+            // flow.
             limit_depth(Chain::Listeners, move || {
                 if let Some(came_home) = self.listener.get() {
                     came_home();
@@ -162,25 +163,27 @@ impl Pool {
         }
     }
 
-    /// One of several that wait for an envelope here, beside the hub's writer.
+    /// A waiter for an envelope of this pool, other than the hub's writer. There may be several.
     pub(super) fn waiter(self: &Arc<Self>) -> Waiter {
         Waiter { pool: self.clone(), number: self.home.waiter() }
     }
 
-    /// `3 of the 3 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c`; `c` keeps 2 of them: `.envelopes(5)``
+    /// `3 of the 3 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c`; `c` keeps 2 of them:
+    /// `.envelopes(5)``
     ///
-    /// The latter where the pool's hub is the flow's: what no hub of the flow holds is with operators.
-    pub(crate) fn whereabouts(self: &Arc<Self>, holders: &dyn Holders) -> String {
+    /// The last part appears only if the pool's hub is one of the flow's: envelopes that no hub of the flow holds are
+    /// with operators.
+    pub(crate) fn whereabouts(self: &Arc<Self>, holders: &dyn EnvelopeHolders) -> String {
         let count = self.count();
         let out = count - self.idle().min(count);
-        let mut told = format!("{out} of the {count} envelopes of hub `{}` there are in use", self.hub);
+        let mut text = format!("{out} of the {count} envelopes of hub `{}` there are in use", self.hub);
         let (mut queued, mut has_own) = (0, false);
         holders.each_hub(&mut |hub| {
             let (held, is_own) = (hub.holds(self), *hub.name() == self.hub);
             queued += held;
             has_own |= is_own;
             if held > 0 && !is_own {
-                told.push_str(&format!(", {held} of them in hub `{}`", hub.name()));
+                text.push_str(&format!(", {held} of them in hub `{}`", hub.name()));
             }
         });
         let kept = out.saturating_sub(queued);
@@ -191,20 +194,20 @@ impl Pool {
                 [one] => format!("{one} keeps"),
                 several => format!("if {} keep", several.join(" or ")),
             };
-            told.push_str(&format!("; {who} {kept} of them: `.envelopes({enough})`"));
+            text.push_str(&format!("; {who} {kept} of them: `.envelopes({enough})`"));
         }
-        told
+        text
     }
 }
 
-/// See [`Pool::waiter`]. Its waker is dropped with it.
+/// See [`Pool::waiter`]. Dropping it drops its waker.
 pub(super) struct Waiter {
     pool: Arc<Pool>,
     number: u64,
 }
 
 impl Waiter {
-    /// True if an envelope is at home. Otherwise the waker is kept until one is.
+    /// Whether an envelope is free. Otherwise registers the waker for the next one.
     pub(super) fn poll_home(&self, waker: &Waker) -> bool {
         self.pool.home.poll_some(self.number, waker)
     }

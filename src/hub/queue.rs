@@ -1,65 +1,67 @@
 //! The queue between a writer and a reader.
 //!
-//! This file knows no device, so that a model checker can try every interleaving of it on a CPU
-//! (`tests/loom/queue.rs` includes it as it stands).
+//! This file does not depend on any device, so that a model checker can explore all of its interleavings on a CPU
+//! (`tests/loom/queue.rs` includes it unchanged).
 //!
-//! A message that must be moved to where the reader is (copied to its device) lies in the queue from the moment it is
-//! sent, but may be taken only when it has been moved. Messages are moved one at a time, in order, by whoever comes
-//! by: the writer after its push, or whoever gives back an envelope that a move was waiting for.
+//! A message that must be moved to the reader (copied to its device) is in the queue from the moment it is sent, but
+//! can be taken only after it was moved. Messages are moved one at a time, in order, by any task that calls
+//! `begin_move`: the writer after its push, or a task that returns an envelope for which a move was waiting.
 //!
 //! ```text
 //!                   ready                   behind it
 //!   take <── [ m1 ][ m2 ] | [ m3 ][ m4 ] <── push
-//!                            └ taken out by `begin_move`, back by `end_move`:
-//!                              moved -> ready + 1;  not moved (no envelope) -> stays, until somebody comes by
-//!                              never to be moved -> dropped by `drop_moving`, and its place is free
+//!                            └ taken out by `begin_move`, put back by `end_move`:
+//!                              moved -> ready + 1;  not moved (no envelope) -> stays until the next `begin_move`
+//!                              cannot be moved -> dropped by `drop_moving`, which frees its slot
 //! ```
 //!
-//! Asking (`poll_message`, `poll_room`) changes nothing but the waker that is kept: the same question gets the same
-//! answer until somebody acts. A reader that takes the last message will wait for the next: that is noted in the same
-//! step, under the same lock, and its question then only reads. An end that has something else to wait for asks with
-//! `look_for_message` or `look_for_room`: it is woken by what concerns it whatever else it waits for (the other end has
-//! gone, something failed), and not by every message.
+//! Polling (`poll_message`, `poll_room`) changes nothing but the registered waker: repeated polls get the same answer
+//! until the queue changes. A reader that takes the last message has to wait for the next one; this is recorded in
+//! the same step, under the same lock, and the reader's next poll then only reads. An end that also waits for
+//! something else polls with `look_for_message` or `look_for_room`: it is woken by events that concern it in any case
+//! (the other end has closed, something has failed), but not by every message.
 //!
-//! A full queue ([`Full`]) holds the writer up, or drops a message: the new one, or the oldest. Of the oldest the reader may
-//! `hold` those that were ready when its run began: they are its own then, beside the queue's capacity, until it takes
-//! them or lets go. A queue whose full is `Replace` has one message, the newest, which is read and stays.
+//! A full queue ([`Full`]) blocks the writer, or drops a message: the new one or the oldest. In a queue that drops
+//! the oldest, the reader may `hold` the messages that are ready when its run begins: these are reserved for it, and
+//! do not count against the queue's capacity, until it takes or releases them. A `Replace` queue has one message, the
+//! newest, which is read and stays.
 //!
-//! A message goes in from a place of its owner's (`&mut Option`), and comes out into one: it may be large, and what is
-//! handed up in results is copied at each step. What does not go in stays where it is.
+//! Messages are passed in and out through an `Option` of the caller's (`&mut Option`): they may be large, and a value
+//! that is returned in results is copied at each level. A message that was not pushed stays in the `Option`.
 //!
-//! A ready message that takes another's place is there as soon as that one is not: a queue that drops its oldest for one
-//! that may be taken is never seen empty. Where the new one must be moved first, it is.
+//! A ready message that replaces another becomes visible in the same step in which the old one is removed: a queue
+//! that drops its oldest message for one that is ready is never seen empty. If the new message must be moved first,
+//! the queue may be seen empty until then.
 //!
-//! Promises: order is kept; a message is taken once, dropped, or handed back, and counted as that; whoever got `Wait` is
-//! woken by the change that it waits for, and whoever got any answer by the end of the other side; `begin_move` while
-//! another moves makes that other go round again.
+//! Guarantees: Order is kept. A message is taken once, dropped, or handed back, and counted accordingly. A caller
+//! that got `Wait` is woken by the change that it waits for, and a caller that got any answer is woken when the other
+//! end closes. `begin_move` during another move makes that mover look again.
 
-use super::waking::{End, Others};
+use super::waking::{HubSide, Others};
 use crate::sync::{AtomicUsize, Level, Mutex, Ordering, discard, lock, mutex_at};
 use smallvec::SmallVec;
 use std::{collections::VecDeque, task::Waker};
 
-/// What an end of the queue is told.
+/// The answer to an end that polls the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// There is a message to take, or room for one.
     Yes,
-    /// Not yet; the waker is kept.
+    /// Not yet; the waker is registered.
     Wait,
-    /// Never again: the other end is gone.
+    /// Never again: the other end has closed.
     Never,
 }
 
-/// What a full queue does with one message more.
+/// What a full queue does with a new message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// It has no room for it.
+    /// Rejects it: there is no room.
     #[default]
     Hold,
     DropNewest,
     DropOldest,
-    /// Drops the one that it has, which can be read again and again until then.
+    /// Drops its only message, which can be read repeatedly until then.
     Replace,
 }
 
@@ -69,26 +71,27 @@ impl Full {
     }
 }
 
-/// What has become of a message that was pushed.
+/// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Pushed {
     In,
-    /// And an older one, of this number, is out: it lies in the new one's place.
+    /// The message is in the queue, and an older one, of this number, was dropped for it and is in the caller's
+    /// `Option`.
     InFor(u64),
-    /// It is dropped: whoever pushed has it.
+    /// The message counts as dropped; the caller still has it.
     Refused,
     /// No room, or no reader.
     Back,
 }
 
-/// What has become of all messages that are in the queue no more.
+/// What has become of all messages that have left the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Once each, however often it was read.
+    /// Each message counts once, however often it was read.
     pub(crate) taken: u64,
     pub(crate) dropped: u64,
-    /// By a reader that has gone, or who had no use for it.
+    /// Left by a reader that has closed, or discarded by it.
     pub(crate) untaken: u64,
 }
 
@@ -101,41 +104,42 @@ pub(crate) struct Version {
     ready: usize,
 }
 
-/// A bounded queue, one writer, one reader.
+/// A bounded queue with one writer and one reader.
 #[derive(Debug)]
 pub(crate) struct Queue<M> {
     capacity: usize,
     full: Full,
-    /// Messages in the queue; and how many of the first of them may be taken. Written under the lock, read without.
+    /// The number of messages in the queue, and how many of the first of them are ready. Written under the lock, read
+    /// without it.
     len: AtomicUsize,
     ready: AtomicUsize,
-    reader: End,
-    writer: End,
+    reader: HubSide,
+    writer: HubSide,
     state: Mutex<State<M>>,
 }
 
 #[derive(Debug)]
 struct State<M> {
     messages: VecDeque<Slot<M>>,
-    /// Of the message that was pushed last, counted from 1.
+    /// The number of the last message that was pushed, counted from 1.
     number: u64,
     counts: Counts,
     moving: bool,
-    /// Somebody came by while a move was under way.
+    /// `begin_move` was called during a move.
     again: bool,
-    /// The one that is moved was dropped meanwhile.
+    /// The message that is being moved was dropped meanwhile.
     stray: bool,
-    /// How many of the first are the reader's own.
+    /// How many of the first messages are reserved for the reader.
     held: usize,
-    /// The first was read already.
+    /// The first message was read already.
     seen: bool,
-    /// The number of the message that the reader has out of its slot to look at; 0: none.
+    /// The number of the message that the reader has taken out of its slot to look at; 0: none.
     lent: u64,
     reader: Others,
     writer: Others,
 }
 
-/// A message's place.
+/// A message's slot in the queue.
 #[derive(Debug)]
 pub(crate) struct Slot<M> {
     number: u64,
@@ -143,25 +147,26 @@ pub(crate) struct Slot<M> {
     message: Option<M>,
 }
 
-/// A message that the reader has out of its slot. It goes back as this is dropped, unless the queue has dropped it meanwhile.
-struct Lent<'a, M: 'static> {
+/// A message that the reader has taken out of its slot temporarily. Dropping this puts it back, unless the queue has
+/// dropped it meanwhile.
+struct PeekGuard<'a, M: 'static> {
     queue: &'a Queue<M>,
     number: u64,
     message: Option<M>,
 }
 
-impl<M: 'static> Drop for Lent<'_, M> {
+impl<M: 'static> Drop for PeekGuard<'_, M> {
     fn drop(&mut self) {
         let mut state = lock(&self.queue.state);
         state.lent = 0;
-        // Others may be before it no more.
+        // The messages before it may be gone.
         if let Ok(at) = state.messages.binary_search_by_key(&self.number, |slot| slot.number)
             && let Some(slot) = state.messages.get_mut(at)
         {
             slot.message = self.message.take();
         }
         drop(state);
-        // Still here if the queue has dropped it meanwhile.
+        // Still here if the queue has dropped its slot meanwhile.
         discard(self.message.take());
     }
 }
@@ -173,12 +178,12 @@ impl<M: 'static> Queue<M> {
             full,
             len: AtomicUsize::new(0),
             ready: AtomicUsize::new(0),
-            reader: End::new(),
-            writer: End::new(),
+            reader: HubSide::new(),
+            writer: HubSide::new(),
             state: mutex_at(
                 Level::Hub,
                 State {
-                    // One more for a moment, where the oldest goes when a new one is in.
+                    // One more, since the oldest is removed after the new one was added.
                     messages: VecDeque::with_capacity(capacity.min(1024) + usize::from(full.drops_oldest())),
                     number: 0,
                     counts: Counts::default(),
@@ -209,13 +214,13 @@ impl<M: 'static> Queue<M> {
         self.capacity
     }
 
-    /// Has it room for so many, or drops some for them?
+    /// Whether there is room for this many messages, or if the queue drops messages instead.
     #[inline]
     pub(crate) fn has_room(&self, messages: usize) -> bool {
         self.len().saturating_add(messages) <= self.capacity || self.full != Full::Hold
     }
 
-    /// Does it drop ready messages?
+    /// Whether the queue drops ready messages.
     pub(crate) fn is_lossy(&self) -> bool {
         self.full.drops_oldest()
     }
@@ -224,7 +229,7 @@ impl<M: 'static> Queue<M> {
         self.full
     }
 
-    /// Is there a message to take?
+    /// Whether there is a message to take.
     #[inline]
     pub(crate) fn poll_message(&self, waker: &Waker) -> Answer {
         match self.ready() {
@@ -249,7 +254,7 @@ impl<M: 'static> Queue<M> {
         Answer::Wait
     }
 
-    /// The newest can be read until the writer has gone, and once after that.
+    /// The newest message can be read until the writer has closed, and once after that.
     #[cold]
     fn poll_newest(&self, waker: &Waker) -> Answer {
         let mut spare = self.reader.spare(waker);
@@ -258,7 +263,7 @@ impl<M: 'static> Queue<M> {
         if self.is_over(&state) { Answer::Never } else { Answer::Yes }
     }
 
-    /// Is there a message that was not read before?
+    /// Whether there is a message that was not read before.
     pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
         let mut spare = self.reader.spare(waker);
         let mut state = lock(&self.state);
@@ -272,7 +277,7 @@ impl<M: 'static> Queue<M> {
         Answer::Wait
     }
 
-    /// Can a message be taken that was not read before?
+    /// Whether a message can be taken that was not read before.
     pub(crate) fn has_new(&self) -> bool {
         self.is_new(&lock(&self.state))
     }
@@ -281,7 +286,7 @@ impl<M: 'static> Queue<M> {
         self.ready() > 0 && !state.seen
     }
 
-    /// Nothing can be taken that was not taken before, and nothing will come.
+    /// Whether there is no unread message, and none will be added.
     pub(crate) fn has_ended(&self) -> bool {
         self.writer_gone() && self.is_over(&lock(&self.state))
     }
@@ -290,7 +295,7 @@ impl<M: 'static> Queue<M> {
         self.writer_gone() && state.messages.len() == usize::from(state.seen)
     }
 
-    /// Messages that nobody has taken or read.
+    /// The number of messages that were not taken or read.
     pub(crate) fn unread(&self) -> usize {
         let state = lock(&self.state);
         state.messages.len() - usize::from(state.seen)
@@ -300,7 +305,7 @@ impl<M: 'static> Queue<M> {
         lock(&self.state).counts
     }
 
-    /// As `poll_message`, of a reader that waits for something else and asks again after that.
+    /// Like `poll_message`, for a reader that waits for something else and polls again after that.
     #[inline]
     pub(crate) fn look_for_message(&self, waker: &Waker) -> Answer {
         if self.ready() == 0 && self.reader.is_known(waker) && !self.writer_gone() {
@@ -309,7 +314,7 @@ impl<M: 'static> Queue<M> {
         self.poll_message(waker)
     }
 
-    /// As `poll_room`, of a writer that waits for something else and asks again after that.
+    /// Like `poll_room`, for a writer that waits for something else and polls again after that.
     #[inline]
     pub(crate) fn look_for_room(&self, waker: &Waker) -> Answer {
         if !self.has_room(1) && self.writer.is_known(waker) && !self.reader_gone() {
@@ -318,13 +323,14 @@ impl<M: 'static> Queue<M> {
         self.poll_room(waker)
     }
 
-    /// Is there room for a message?
+    /// Whether there is room for a message.
     #[inline]
     pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
         if self.reader_gone() {
             return Answer::Never;
         }
-        // This waker, and not another of the same end: it is to hear of the reader's end whatever it waits for next.
+        // Only if this waker is known, and not another of the same end: it must be woken when the reader closes,
+        // whatever it waits for next.
         if self.has_room(1) && self.writer.is_known(waker) {
             return Answer::Yes;
         }
@@ -346,7 +352,6 @@ impl<M: 'static> Queue<M> {
         Answer::Wait
     }
 
-    /// Is there a reader?
     pub(crate) fn poll_reader(&self, waker: &Waker) -> Answer {
         if !self.writer.is_known(waker) {
             let mut spare = self.writer.spare(waker);
@@ -355,8 +360,8 @@ impl<M: 'static> Queue<M> {
         if self.reader_gone() { Answer::Never } else { Answer::Yes }
     }
 
-    /// Adds the message in `place` at the end; `ready`: it may be taken as it is. A message that comes out instead, be it
-    /// this one, lies in `place` then.
+    /// Appends the message in `place`; `ready`: it can be taken at once. A message that is removed in exchange, which
+    /// may be this one, is in `place` afterwards.
     #[inline]
     pub(crate) fn push(&self, place: &mut Option<M>, ready: bool) -> Pushed {
         let mut state = lock(&self.state);
@@ -390,8 +395,8 @@ impl<M: 'static> Queue<M> {
         Pushed::Refused
     }
 
-    /// What has become of the queue, for those who ask without the lock: once a change is complete. They see nothing of
-    /// what is between, where the oldest is out and the new one not yet ready.
+    /// Publishes the lengths to callers that read them without the lock. Called once a change is complete, so that
+    /// they do not see the intermediate state in which the oldest is removed and the new one is not yet ready.
     #[inline]
     fn show(&self, state: &State<M>, ready: usize) {
         self.len.store(state.messages.len(), Ordering::Release);
@@ -403,7 +408,8 @@ impl<M: 'static> Queue<M> {
         lock(&self.state).counts.dropped += 1;
     }
 
-    /// Drops the oldest message that is not the reader's: its number, and the message, unless that is just being moved.
+    /// Drops the oldest message that is not reserved for the reader. Returns its number and, unless it is being
+    /// moved, the message.
     pub(crate) fn drop_oldest(&self) -> Option<(u64, Option<M>)> {
         let mut state = lock(&self.state);
         let mut ready = self.ready();
@@ -415,14 +421,14 @@ impl<M: 'static> Queue<M> {
         oldest
     }
 
-    /// Makes the ready messages the reader's own, so that none of them is dropped. How many these are.
+    /// Reserves the ready messages for the reader, so that none of them is dropped. Returns their number.
     pub(crate) fn hold(&self) -> usize {
         let mut state = lock(&self.state);
         state.held = self.ready();
         state.held
     }
 
-    /// What a claim by the reader depends on: while two answers are equal, it succeeds both times or neither.
+    /// The state that a claim by the reader depends on: while it is unchanged, the claim has the same result.
     #[cfg(debug_assertions)]
     pub(crate) fn version(&self) -> Version {
         let state = lock(&self.state);
@@ -430,13 +436,13 @@ impl<M: 'static> Queue<M> {
         Version { pushed: state.number, first, ready: self.ready() }
     }
 
-    /// The number of the first message.
     pub(crate) fn first(&self) -> Option<u64> {
         lock(&self.state).messages.front().map(|slot| slot.number)
     }
 
-    /// What the reader held and did not take is the queue's again. What that has no room for is dropped.
-    pub(crate) fn let_go(&self) -> SmallVec<[(u64, Option<M>); 1]> {
+    /// Ends the reservation of messages that the reader held and did not take. Those that exceed the capacity are
+    /// dropped and returned.
+    pub(crate) fn release_unneeded(&self) -> SmallVec<[(u64, Option<M>); 1]> {
         let mut state = lock(&self.state);
         state.held = 0;
         let mut out = SmallVec::new();
@@ -448,8 +454,8 @@ impl<M: 'static> Queue<M> {
         out
     }
 
-    /// For the reader: shows the message at `at` and its number, if it may be taken. `look` runs without the lock: the message
-    /// is out of its slot meanwhile, and goes back also if `look` panics.
+    /// For the reader: calls `look` with the message at `at` and its number, if it is ready. `look` runs without the
+    /// lock: the message is out of its slot meanwhile, and is put back even if `look` panics.
     pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(u64, &mut M) -> R) -> Option<R> {
         let mut state = lock(&self.state);
         if at >= self.ready() {
@@ -461,7 +467,7 @@ impl<M: 'static> Queue<M> {
         lent.message.as_mut().map(|message| look(number, message))
     }
 
-    /// As [`peek`](Self::peek), under the lock: `look` runs no code of the user's.
+    /// Like [`peek`](Self::peek), but under the lock: `look` must not run user code.
     pub(crate) fn peek_locked<R>(&self, at: usize, look: impl FnOnce(&M) -> R) -> Option<R> {
         let state = lock(&self.state);
         if at >= self.ready() {
@@ -471,34 +477,35 @@ impl<M: 'static> Queue<M> {
     }
 
     /// Takes the message at `at` out of its slot until the result is dropped.
-    fn lend(&self, state: &mut State<M>, at: usize) -> Option<Lent<'_, M>> {
+    fn lend(&self, state: &mut State<M>, at: usize) -> Option<PeekGuard<'_, M>> {
         let slot = state.messages.get_mut(at)?;
         let (number, message) = (slot.number, slot.message.take()?);
         state.lent = number;
-        Some(Lent { queue: self, number, message: Some(message) })
+        Some(PeekGuard { queue: self, number, message: Some(message) })
     }
 
-    /// Shows all messages that are in their slots, under the lock: `look` runs no code of the user's.
+    /// Calls `look` with all messages that are in their slots, under the lock: `look` must not run user code.
     pub(crate) fn each(&self, look: impl FnMut(&mut M)) {
         lock(&self.state).messages.iter_mut().filter_map(|slot| slot.message.as_mut()).for_each(look);
     }
 
-    /// Takes the first message, if it may be taken, into `place`; and its number.
+    /// Takes the first message, if it is ready, into `place`, and returns its number.
     #[inline]
     pub(crate) fn take(&self, place: &mut Option<M>) -> Option<u64> {
         self.take_as(place, |counts| &mut counts.taken)
     }
 
-    /// As `take`, of a reader that has no use for it.
+    /// Like `take`, but counts the message as untaken.
     pub(crate) fn discard(&self, place: &mut Option<M>) -> Option<u64> {
         self.take_as(place, |counts| &mut counts.untaken)
     }
 
-    /// Counts so many that were taken as such that the reader had no use for.
+    /// Recounts this number of taken messages as untaken.
     pub(crate) fn leave(&self, messages: u64) {
         if messages > 0 {
             let counts = &mut lock(&self.state).counts;
-            // A run of the user's may have swapped its ports, which are values: then these are another hub's.
+            // User code may have swapped its ports, which are plain values, during the run: these messages are then
+            // another hub's.
             let messages = messages.min(counts.taken);
             counts.taken -= messages;
             counts.untaken += messages;
@@ -528,7 +535,8 @@ impl<M: 'static> Queue<M> {
         Some(number)
     }
 
-    /// Copies the first message into `place`, and leaves it there, also if `copy` panics. `copy` runs without the lock.
+    /// Copies the first message into `place` and leaves it in the queue, even if `copy` panics. `copy` runs without
+    /// the lock.
     pub(crate) fn read(&self, place: &mut Option<M>, copy: impl FnOnce(&M) -> M) -> Option<u64> {
         let mut state = lock(&self.state);
         let lent = self.lend(&mut state, 0)?;
@@ -540,8 +548,8 @@ impl<M: 'static> Queue<M> {
         Some(lent.number)
     }
 
-    /// The first message that is not ready, to be moved. `None` if there is none, or if it is being moved already:
-    /// whoever moves it then goes round again.
+    /// Takes out the first message that is not ready, to move it. Returns `None` if there is none or if it is being
+    /// moved already, in which case its mover looks again.
     pub(crate) fn begin_move(&self) -> Option<M> {
         let mut state = lock(&self.state);
         if state.moving {
@@ -555,8 +563,8 @@ impl<M: 'static> Queue<M> {
         message
     }
 
-    /// Gives a message back to its place. Returns the message if it was dropped or the reader has gone meanwhile, and
-    /// whether to go round again.
+    /// Puts a message back into its slot. Returns the message if it was dropped or the reader has closed meanwhile,
+    /// and whether to look for another message to move.
     pub(crate) fn end_move(&self, message: M, moved: bool) -> (Option<M>, bool) {
         let mut state = lock(&self.state);
         state.moving = false;
@@ -581,8 +589,8 @@ impl<M: 'static> Queue<M> {
         (None, again)
     }
 
-    /// The message that is being moved cannot be: it is dropped, and its mover has it. Its number, if it was in the queue
-    /// still.
+    /// Drops the message that is being moved, since it cannot be moved; its mover has it. Returns its number if it
+    /// was still in the queue.
     pub(crate) fn drop_moving(&self) -> Option<u64> {
         let mut state = lock(&self.state);
         state.moving = false;
@@ -597,58 +605,60 @@ impl<M: 'static> Queue<M> {
         let Slot { number, .. } = state.messages.remove(at)?;
         state.counts.dropped += 1;
         self.show(&state, at);
-        // There is room, and perhaps nothing more to come.
-        let (reader, writer) = (self.reader.told(&mut state.reader), self.writer.told(&mut state.writer));
+        // There is room now, and possibly no message left to wait for.
+        let (reader, writer) =
+            (self.reader.notify_always(&mut state.reader), self.writer.notify_always(&mut state.writer));
         drop(state);
         reader.wake();
         writer.wake();
         Some(number)
     }
 
-    /// The writer is gone: what lies here can still be taken.
+    /// Closes the writer's end. Messages in the queue can still be taken.
     pub(crate) fn close_writer(&self) {
         let mut state = lock(&self.state);
         self.writer.go();
-        let (reader, writer) = (self.reader.told(&mut state.reader), state.writer.take());
+        let (reader, writer) = (self.reader.notify_always(&mut state.reader), state.writer.take());
         drop(state);
         discard(writer);
         reader.wake();
     }
 
-    /// The reader is gone: what was never taken is handed back.
+    /// Closes the reader's end, and returns the messages that were never taken.
     pub(crate) fn close_reader(&self) -> VecDeque<Slot<M>> {
         let mut state = lock(&self.state);
         self.reader.go();
         let left = std::mem::take(&mut state.messages);
-        // One that is being moved counts when it is back.
+        // A message that is being moved is counted when it comes back.
         let there = left.iter().filter(|slot| slot.message.is_some()).count();
         state.counts.untaken += there.saturating_sub(usize::from(state.seen)) as u64;
         (state.held, state.seen) = (0, false);
         self.len.store(0, Ordering::Release);
         self.ready.store(0, Ordering::Release);
-        let (reader, writer) = (state.reader.take(), self.writer.told(&mut state.writer));
+        let (reader, writer) = (state.reader.take(), self.writer.notify_always(&mut state.writer));
         drop(state);
         discard(reader);
         writer.wake();
         left
     }
 
-    /// Wakes both ends, to look again: an envelope came back, or something failed.
+    /// Wakes both ends to poll again: an envelope was returned, or something failed.
     pub(crate) fn wake_both(&self) {
         let mut state = lock(&self.state);
-        let (reader, writer) = (self.reader.told(&mut state.reader), self.writer.told(&mut state.writer));
+        let (reader, writer) =
+            (self.reader.notify_always(&mut state.reader), self.writer.notify_always(&mut state.writer));
         drop(state);
         reader.wake();
         writer.wake();
     }
 
-    /// Wakes the writer, to look again: a blank envelope came home.
+    /// Wakes the writer to poll again: a blank envelope was returned.
     pub(crate) fn wake_writer(&self) {
         let writer = self.writer.due(&mut lock(&self.state).writer);
         writer.wake();
     }
 
-    /// Keeps the writer's waker for what else it waits for: a blank envelope.
+    /// Registers the writer's waker for another event that it waits for: a blank envelope.
     pub(crate) fn keep_writer(&self, waker: &Waker) {
         if !self.writer.is_kept(waker) {
             let mut spare = self.writer.spare(waker);
@@ -656,7 +666,7 @@ impl<M: 'static> Queue<M> {
         }
     }
 
-    /// Keeps the reader's waker for the next message, or for the end.
+    /// Registers the reader's waker for the next message or the writer's close.
     pub(crate) fn keep_reader(&self, waker: &Waker) {
         if !self.reader.is_kept(waker) {
             let mut spare = self.reader.spare(waker);
@@ -675,8 +685,8 @@ impl<M: 'static> Queue<M> {
     }
 }
 
-/// Removes the oldest message that is not the reader's: its number, and the message, unless that is just being moved.
-/// `ready`: how many may be taken, before and after.
+/// Removes the oldest message that is not reserved for the reader. Returns its number and, unless it is being moved,
+/// the message. `ready`: the number of ready messages, updated by this call.
 fn remove_oldest<M>(state: &mut State<M>, ready: &mut usize) -> Option<(u64, Option<M>)> {
     let at = state.held;
     let Slot { number, message } = state.messages.remove(at)?;
@@ -684,7 +694,7 @@ fn remove_oldest<M>(state: &mut State<M>, ready: &mut usize) -> Option<(u64, Opt
     let seen = at == 0 && std::mem::take(&mut state.seen);
     if !seen {
         state.counts.dropped += 1;
-        // Else the reader has it, to look at it or to copy it.
+        // Otherwise the reader has it, to look at or to copy.
         state.stray |= message.is_none() && number != state.lent;
     }
     Some((number, message))

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, task::Waker};
 
 use tokio::time::Instant;
 
-use super::{Message, baggage::Parcel, link::Link, queue::Answer};
+use super::{Message, baggage::Parcel, link::HubCore, queue::Answer};
 use crate::{
     error::Result,
     mutants::{self, Mutant},
@@ -12,35 +12,35 @@ use crate::{
     sync::{discard, discard_all},
 };
 
-/// The reader's end. Dropping it hands back what was never taken.
-pub(crate) struct Receiver<M: Message>(Arc<Link<M>>);
+/// The reader's end of a hub. Dropping it returns the messages that were never taken.
+pub(crate) struct Receiver<M: Message>(Arc<HubCore<M>>);
 
 impl<M: Message> Receiver<M> {
-    pub(super) fn new(link: Arc<Link<M>>) -> Self {
+    pub(super) fn new(link: Arc<HubCore<M>>) -> Self {
         Self(link)
     }
 
-    /// A message to take?
+    /// Whether there is a message to take.
     #[inline]
     pub(crate) fn poll_message(&self, waker: &Waker) -> Answer {
         if self.0.failed.get().is_some() {
             return Answer::Yes;
         }
         self.kept(match self.0.queue.poll_message(waker) {
-            // Asked again: it may have failed before the waker was kept.
+            // Checked again: the hub may have failed before the waker was registered.
             Answer::Wait if self.0.failed.get().is_some() => Answer::Yes,
             Answer::Wait if mutants::is(Mutant::EndTooSoon) && self.0.queue.writer_gone() => Answer::Never,
             other => other,
         })
     }
 
-    /// The latest that is kept may be read when no newer one will come.
+    /// A latest-value hub stays readable after its writer has closed.
     #[inline]
     fn kept(&self, answer: Answer) -> Answer {
         if answer == Answer::Never && self.reads_again() && !self.has_ended() { Answer::Yes } else { answer }
     }
 
-    /// As `poll_message`, of a reader that waits for something else and asks again after that.
+    /// Like `poll_message`, for a reader that waits for something else and polls again after that.
     #[inline]
     pub(crate) fn look_for_message(&self, waker: &Waker) -> Answer {
         let link = &*self.0;
@@ -54,10 +54,10 @@ impl<M: Message> Receiver<M> {
         })
     }
 
-    /// So many messages to take? If not, why not; once the writer is gone there are no more than are there, and what is
-    /// still on its way comes first.
+    /// Whether there are `count` messages to take: `Never` once the writer has closed with fewer than that, unless
+    /// some are still being copied.
     pub(crate) fn poll_messages(&self, count: usize, waker: &Waker) -> Answer {
-        // A hub that keeps the latest ends when that is kept no longer.
+        // A hub that keeps the latest message ends when that is no longer kept.
         if count <= 1 || self.reads_again() && self.has_ended() {
             return self.poll_message(waker);
         }
@@ -78,13 +78,13 @@ impl<M: Message> Receiver<M> {
         asked()
     }
 
-    /// Since when the first message has waited, if that is written down.
+    /// Since when the first message has waited, if that is recorded.
     pub(crate) fn oldest(&self) -> Option<Instant> {
         self.0.times?;
         self.0.queue.peek_locked(0, |parcel| parcel.baggage.as_ref().and_then(|baggage| baggage.since)).flatten()
     }
 
-    /// A message that was not read before? Of a hub whose newest is read again.
+    /// Whether there is a message that was not read before. For a hub whose newest message is read repeatedly.
     pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
         let link = &*self.0;
         match &link.again {
@@ -93,8 +93,8 @@ impl<M: Message> Receiver<M> {
         }
     }
 
-    /// Takes the first message, if it is there, into `place`; and its number. `again`: also one that was read before, of a
-    /// hub that keeps the newest.
+    /// Takes the first message, if it is ready, into `place`, and returns its number. `again`: for a hub that keeps
+    /// the newest, also a message that was read before.
     #[inline]
     pub(crate) fn take(&self, place: &mut Option<Parcel<M>>, again: bool) -> Option<u64> {
         let link = &*self.0;
@@ -105,24 +105,24 @@ impl<M: Message> Receiver<M> {
         }
     }
 
-    /// What can be taken may be dropped by the hub.
+    /// Whether the hub may drop messages that are ready to be taken.
     pub(crate) fn is_lossy(&self) -> bool {
         self.0.queue.is_lossy()
     }
 
-    /// The newest is read again and again.
+    /// Whether the newest message is read repeatedly.
     pub(crate) fn reads_again(&self) -> bool {
         self.0.again.is_some()
     }
 
-    /// Makes what can be taken this reader's own, so that none of it is dropped. How many these are.
+    /// Reserves the ready messages for this reader, so that none of them is dropped. Returns their number.
     pub(crate) fn hold(&self) -> usize {
         self.0.queue.hold()
     }
 
-    /// What was held and not taken is the hub's again.
-    pub(crate) fn let_go(&self) {
-        for (number, old) in self.0.queue.let_go() {
+    /// Ends the reservation of messages that were held and not taken.
+    pub(crate) fn release_unneeded(&self) {
+        for (number, old) in self.0.queue.release_unneeded() {
             self.0.stamps.forget(number);
             discard(old);
         }
@@ -139,27 +139,27 @@ impl<M: Message> Receiver<M> {
         self.0.queue.first()
     }
 
-    /// Keeps the waker for the next change.
+    /// Registers the waker for the next change.
     pub(crate) fn watch(&self, waker: &Waker) {
         self.0.queue.keep_reader(waker);
     }
 
-    /// Shows the message at `at` and its number, if it can be taken. It runs without the lock.
+    /// Calls `look` without the lock on the message at `at`, with its number, if it can be taken.
     pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(u64, &mut M) -> R) -> Option<R> {
         self.0.queue.peek(at, |number, parcel| look(number, &mut parcel.message))
     }
 
-    /// Drops the first message, which is of no use to anybody, and counts it as one that nobody took.
+    /// Drops the first message, and counts it as untaken.
     pub(crate) fn discard(&self) {
         self.0.queue.discard(&mut None);
     }
 
-    /// So many of those that were taken are of no use to anybody: nobody took them.
+    /// Recounts this number of taken messages as untaken, because they were not used.
     pub(crate) fn leave(&self, messages: u64) {
         self.0.queue.leave(messages);
     }
 
-    /// The stamp of the message of this number, which was taken. Asked once.
+    /// The stamp of the taken message of this number. Call it once per message.
     #[inline]
     pub(crate) fn stamp(&self, message: &mut M, number: u64) -> Option<Ticket> {
         let mut last: Option<Ticket> = None;
@@ -174,7 +174,7 @@ impl<M: Message> Receiver<M> {
         last.or_else(|| self.0.stamps.take(number, self.reads_again()))
     }
 
-    /// As `stamp`, without those that envelopes carry themselves.
+    /// Like `stamp`, without the stamps that envelopes carry themselves.
     pub(crate) fn stamp_beside(&self, number: u64) -> Option<Ticket> {
         self.0.stamps.take(number, self.reads_again())
     }
@@ -184,23 +184,21 @@ impl<M: Message> Receiver<M> {
         self.0.stamps.look(number)
     }
 
-    /// Messages that can be taken now.
     pub(crate) fn len(&self) -> usize {
         self.0.queue.ready()
     }
 
-    /// What went wrong on the way, if something did.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         self.0.check()
     }
 
-    /// True if nothing can be taken that was not taken before, and nothing will come.
+    /// Whether there is no unread message, and none will be added.
     pub(crate) fn is_over(&self) -> bool {
         self.0.queue.has_ended()
     }
 
-    /// True if nothing can be taken and nothing will come.
+    /// Whether nothing can be taken, and nothing will be added.
     pub(crate) fn has_ended(&self) -> bool {
         self.0.has_ended()
     }

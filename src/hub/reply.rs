@@ -1,12 +1,13 @@
-//! [`Reply`]: who waits for an answer to a message.
+//! [`Reply`]: the callers that wait for an answer to a message.
 //!
-//! It travels beside the message, and beside whatever an operator makes of it. Each request has one [`Caller`]; every
-//! message that goes back to it shares that one, and when the last share is gone without an answer the request fails.
+//! It travels beside the message, and beside everything that operators make of it. Each request has one [`Caller`],
+//! shared by all messages that lead back to it. When the last reference is dropped without an answer, the request
+//! fails.
 //!
-//! A message in a cycle (state that an operator sends to itself) goes on with the callers of each run that it was part
-//! of. So a caller that has its answer, or that went away, is forgotten: what a run sends is merged of the callers that
-//! still wait, and is as long as the requests in flight are many. The span of a message yields to newer ones for the same
-//! reason: see [`Origin`].
+//! A message in a cycle (state that an operator sends to itself) accumulates the callers of every run that it takes
+//! part in. Callers that are answered or that went away are therefore removed: what a run sends has only the callers
+//! that still wait, so its size is bounded by the number of requests in flight. For the same reason a message's span
+//! yields to newer ones: see [`Origin`].
 
 use std::{
     any::Any,
@@ -26,58 +27,60 @@ use crate::{
     sync::{Discarded, assert_unlocked, logged},
 };
 
-/// Who waits for an answer to a message that an operator took, and from where it was asked for (the caller's
-/// [`Span`]). From [`Cx::take_replies`](crate::Cx::take_replies), for
+/// The callers that wait for an answer to a message that an operator took, and the caller's [`Span`] in which it was
+/// asked for. Obtained from [`Cx::take_replies`](crate::Cx::take_replies) and passed to
 /// [`Output::send_for`](crate::Output::send_for).
 ///
-/// Of a message that nobody waits for it is [empty](Self::is_empty), and to send for it is to send. A clone is the same
-/// callers once more: whichever message reaches them first is their answer. When the last one is dropped, and no message
-/// for them is under way, they get an error of the kind [`Unanswered`](crate::ErrorKind::Unanswered).
+/// For a message without callers it is [empty](Self::is_empty); sending for it then equals a plain send. A clone
+/// refers to the same callers: the first message that reaches them is their answer. When the last clone is dropped
+/// and no message for the callers is in flight, they get an error of kind
+/// [`Unanswered`](crate::ErrorKind::Unanswered).
 #[derive(Clone, Default)]
 #[must_use = "dropping it leaves a caller without an answer"]
 pub struct Reply {
-    /// In the order of their numbers.
+    /// Sorted by their numbers.
     callers: Callers,
-    /// There were callers, and maybe none of them waits any more.
+    /// Whether there ever were callers, even if none of them waits any more.
     asked: bool,
     pub(crate) origin: Option<Origin>,
 }
 
-/// Callers that a message goes back to.
+/// The callers of a message.
 pub(crate) type Callers = SmallVec<[Arc<dyn Caller>; 1]>;
 
-/// The span that a message entered the flow in, and the message's number there.
+/// The span in which a message entered the flow, and the message's number there.
 ///
-/// The numbers tell a message that an operator has not worked on before from one that comes round in a cycle.
+/// The numbers distinguish a message that is new to an operator from one that comes back in a cycle.
 #[derive(Clone)]
 pub(crate) struct Origin {
-    /// Shared, so that a clone of this calls no subscriber: it may be made while a lock is held. The last one closes the span,
-    /// which calls the subscriber: a panic of it ends there, also where the message's own destructor unwinds.
+    /// Shared, so that cloning calls no subscriber and is allowed while a lock is held. Dropping the last clone
+    /// closes the span, which calls the subscriber. A panic of the subscriber is caught there, also while the
+    /// message's own destructor unwinds.
     span: Arc<Discarded<Span>>,
     pub(crate) number: u64,
 }
 
-/// One who waits for an answer, whatever that is.
+/// A party that waits for an answer of any type.
 pub(crate) trait Caller: Any + Send + Sync {
-    /// Requests are numbered in the order of asking.
+    /// Requests are numbered in the order in which they are made.
     fn number(&self) -> u64;
-    /// It has no answer yet, and has not gone away.
+    /// Whether the caller has no answer yet and has not gone away.
     fn is_waiting(&self) -> bool;
-    /// There will be no answer.
+    /// Reports that there will be no answer.
     fn fail(&self, error: Error);
-    /// Code of the user's has the reply, and may answer from anywhere.
+    /// User code has taken the reply and may answer from anywhere.
     fn taken_over(&self);
-    /// An operator has taken a message of its.
+    /// An operator has taken a message of this caller.
     fn seen_by(&self, operator: &Arc<str>);
 }
 
-/// The number of what enters a flow: greater than all before, in the whole process.
+/// The number for a message that enters a flow: greater than all earlier ones in the process.
 pub(crate) fn next_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// What calls the span's subscriber, which is user code: with no lock held, and a panic of it ends there.
+/// Calls to the span's subscriber run user code: no lock is held, and a panic is caught.
 impl Origin {
     fn new(span: Span, number: u64) -> Self {
         Self { span: Arc::new(Discarded::new(span)), number }
@@ -85,23 +88,23 @@ impl Origin {
 
     /// Enters the span, without a guard: it may be exited elsewhere.
     pub(crate) fn enter(&self) {
-        self.tell(|(id, dispatch)| dispatch.enter(id));
+        self.with_subscriber(|(id, dispatch)| dispatch.enter(id));
     }
 
     pub(crate) fn exit(&self) {
-        self.tell(|(id, dispatch)| dispatch.exit(id));
+        self.with_subscriber(|(id, dispatch)| dispatch.exit(id));
     }
 
-    /// The span comes after the other, if it is another one.
+    /// Records that this span follows from `earlier`, if they differ.
     pub(crate) fn follows_from(&self, earlier: &Self) {
         if self.span.get() != earlier.span.get() {
-            self.tell(|(id, dispatch)| {
-                earlier.tell(|(earlier, _)| dispatch.record_follows_from(id, earlier));
+            self.with_subscriber(|(id, dispatch)| {
+                earlier.with_subscriber(|(earlier, _)| dispatch.record_follows_from(id, earlier));
             });
         }
     }
 
-    fn tell(&self, call: impl FnOnce((&Id, &Dispatch))) {
+    fn with_subscriber(&self, call: impl FnOnce((&Id, &Dispatch))) {
         assert_unlocked();
         logged(|| {
             if let Some(span) = self.span.get() {
@@ -118,7 +121,7 @@ impl Reply {
         Self { callers: SmallVec::from_buf([caller]), asked: true, origin }
     }
 
-    /// Of a message without a caller, which enters the flow in this span.
+    /// The reply of a message without a caller that enters the flow in this span.
     pub(crate) fn of_span(span: Option<Span>) -> Self {
         Self::of_origin(span.map(|span| Origin::new(span, next_number())))
     }
@@ -127,20 +130,21 @@ impl Reply {
         Self { callers: SmallVec::new(), asked: false, origin }
     }
 
-    /// True for a message that no request has led to.
+    /// Returns true for a message that no request has led to.
     pub fn is_empty(&self) -> bool {
         !self.asked
     }
 
-    /// True if requests have led to this message, and all of them are answered or given up by now: the work may be saved.
+    /// Returns true if requests have led to this message and all of them are answered or given up: the work can be
+    /// skipped.
     pub fn is_abandoned(&self) -> bool {
         self.asked && !self.is_waited_for()
     }
 
-    /// Answers with an error, and the flow goes on: the request is at fault, and not the flow.
+    /// Answers with an error, which fails the request but not the flow.
     ///
-    /// The callers get this error as it is, its causes included: it is the way to give them a text of your own. An error
-    /// that was written for the log (one that a call of wakeline has returned, say) is not for them: write another.
+    /// The callers get this error unchanged, including its causes: use it to give them a text of your own. Do not
+    /// pass on an error that was written for the log, such as one returned by a call to wakeline; create a new one.
     pub fn fail(self, error: Error) {
         self.callers.iter().for_each(|caller| caller.fail(error.again()));
     }
@@ -161,7 +165,7 @@ impl Reply {
         self.callers.iter().for_each(|caller| caller.seen_by(operator));
     }
 
-    /// The callers of all of these that still wait, each once.
+    /// The callers of all `replies` that still wait, each once.
     pub(crate) fn merged<'a>(origin: Option<Origin>, replies: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut all = Self::of_origin(origin);
         let mut messages = 0;
@@ -177,13 +181,13 @@ impl Reply {
         }
         if messages > 1 {
             all.callers.sort_unstable_by_key(|caller| caller.number());
-            // What goes here is shared with one of those that it was merged of: no caller is dropped.
+            // Each removed entry is shared with one of the merged replies, so no caller is dropped here.
             all.callers.dedup_by_key(|caller| caller.number());
         }
         all
     }
 
-    /// It says nothing at all.
+    /// Whether it has neither callers nor an origin.
     pub(crate) fn is_nothing(&self) -> bool {
         !self.asked && self.origin.is_none()
     }

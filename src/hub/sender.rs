@@ -6,8 +6,8 @@ use super::{
     Copier, Message,
     baggage::{Parcel, Since},
     envelope::RawEnvelope,
-    kept::Stamped,
-    link::Link,
+    link::HubCore,
+    outbox::Stamped,
     pool::Pool,
     queue::{Answer, Full, Pushed},
     settle::refused,
@@ -19,19 +19,18 @@ use crate::{
     sync::{Discarded, discard},
 };
 
-/// The writer's end. Dropping it ends the reader, after what lies in the queue.
+/// The writer's end of a hub. Dropping it ends the reader after it has taken the queued messages.
 pub(crate) struct Sender<M: Message> {
-    link: Arc<Link<M>>,
-    /// Messages.
+    link: Arc<HubCore<M>>,
     sent: u64,
 }
 
 impl<M: Message> Sender<M> {
-    pub(super) fn new(link: Arc<Link<M>>) -> Self {
+    pub(super) fn new(link: Arc<HubCore<M>>) -> Self {
         Self { link, sent: 0 }
     }
 
-    /// Room in the queue, and a blank envelope where the hub has such?
+    /// Whether there is room in the queue and, where the hub has them, a blank envelope.
     #[inline]
     pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
         let link = &*self.link;
@@ -44,13 +43,13 @@ impl<M: Message> Sender<M> {
         }
     }
 
-    /// Room in the queue for so many, and blank envelopes where the hub has such?
+    /// Whether there is room in the queue and, where the hub has them, blank envelopes, for this many messages.
     pub(crate) fn poll_room_for(&self, messages: usize, waker: &Waker) -> Answer {
         self.ask_for(messages, messages);
         self.poll_until(waker, || self.has_room(messages) && self.has_blanks(messages))
     }
 
-    /// Room in the queue for so many?
+    /// Whether there is room in the queue for this many messages.
     pub(crate) fn poll_places(&self, messages: usize, waker: &Waker) -> Answer {
         self.poll_until(waker, || self.has_room(messages))
     }
@@ -64,7 +63,7 @@ impl<M: Message> Sender<M> {
         };
         match ask() {
             Answer::Wait => {
-                // Asked again: it may have come before the waker was kept.
+                // Checked again: the change may have come before the waker was registered.
                 self.watch(waker);
                 ask()
             }
@@ -72,7 +71,7 @@ impl<M: Message> Sender<M> {
         }
     }
 
-    /// As `poll_room`, of a writer that waits for something else and asks again after that.
+    /// Like `poll_room`, for a writer that waits for something else and polls again after that.
     #[inline]
     pub(crate) fn look_for_room(&self, waker: &Waker) -> Answer {
         let link = &*self.link;
@@ -82,7 +81,7 @@ impl<M: Message> Sender<M> {
         self.unless_failed(link.queue.look_for_room(waker))
     }
 
-    /// Room in the queue?
+    /// Whether there is room in the queue.
     #[inline]
     pub(crate) fn poll_queue(&self, waker: &Waker) -> Answer {
         if self.link.failed.get().is_some() {
@@ -91,13 +90,13 @@ impl<M: Message> Sender<M> {
         self.unless_failed(self.link.queue.poll_room(waker))
     }
 
-    /// It may have failed before the waker was kept: then nobody wakes it.
+    /// The hub may have failed before the waker was registered, in which case nothing would wake it.
     #[inline]
     fn unless_failed(&self, answer: Answer) -> Answer {
         if answer == Answer::Wait && self.link.failed.get().is_some() { Answer::Yes } else { answer }
     }
 
-    /// A blank envelope, where the hub has such?
+    /// Whether there is a blank envelope, or `Yes` if the hub has no pool of them.
     #[inline]
     pub(crate) fn poll_blank(&self, waker: &Waker) -> Answer {
         let link = &*self.link;
@@ -109,11 +108,11 @@ impl<M: Message> Sender<M> {
         if link.queue.reader_gone() {
             return Answer::Never;
         }
-        // Asked again: one may have come home before the waker was kept.
+        // Checked again: one may have been returned before the waker was registered.
         if blanks.has(1) { Answer::Yes } else { self.unless_failed(Answer::Wait) }
     }
 
-    /// A blank envelope, if there is one; an error if the hub has none at all.
+    /// Takes a blank envelope, if one is free; an error if the hub has no pool of them.
     pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
         self.check()?;
         match &self.link.blanks {
@@ -122,13 +121,13 @@ impl<M: Message> Sender<M> {
         }
     }
 
-    /// The blank envelopes, or why there are none.
+    /// The pool of blank envelopes, or an error that says why there is none.
     pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
         self.link.blanks.clone().ok_or_else(|| {
             Error::new(
                 ErrorKind::Usage,
                 format!(
-                    "hub `{}` has no blank envelopes: say how large they are, with `#[output(envelope_bytes = ..)]` or \
+                    "hub `{}` has no blank envelopes: set their size with `#[output(envelope_bytes = ..)]` or \
                      `Hub::envelope_bytes`",
                     self.link.name
                 ),
@@ -136,7 +135,8 @@ impl<M: Message> Sender<M> {
         })
     }
 
-    /// Sends what lies in `place`, if there is room; otherwise it stays there. `origin`: the stream that it carries.
+    /// Sends the message in `place`, if there is room; otherwise it stays there. `origin`: the stream on which its
+    /// sender works.
     #[inline]
     pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         self.check()?;
@@ -150,8 +150,8 @@ impl<M: Message> Sender<M> {
         self.push(place, stamp)
     }
 
-    /// Sends a message that has [departed](Way::depart), as `try_send`. What the hub drops for it, be it this one, is
-    /// `dropped`; nothing is moved.
+    /// Sends a message that has [departed](Way::depart), like `try_send`. `dropped` gets the message that the hub
+    /// drops for it, which may be this one. Nothing is moved.
     pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
@@ -168,19 +168,20 @@ impl<M: Message> Sender<M> {
         Ok(())
     }
 
-    /// For what is done to a message before it is sent, and to the hub after it, without this.
-    pub(super) fn way(&self) -> Way<M> {
+    /// A handle of the hub, for the steps before and after sending that run without borrowing the sender. Marks the
+    /// hub as fed from outside its flow.
+    pub(super) fn way(&self) -> ExternalHandle<M> {
         self.link.is_fed_from_outside();
-        Way(self.link.clone())
+        ExternalHandle(self.link.clone())
     }
 
-    /// Puts a message that has departed into the queue; it stays in `place` if there is no room or no reader.
+    /// Pushes a departed message into the queue. It stays in `place` if there is no room or no reader.
     #[inline]
     pub(super) fn push(&mut self, place: &mut Option<Parcel<M>>, stamp: Option<Ticket>) -> Result<()> {
         if self.enqueue(place, stamp, discard) { self.link.pump() } else { Ok(()) }
     }
 
-    /// True if there may be something to move.
+    /// Whether there may be a message to move.
     #[inline]
     fn enqueue(
         &mut self,
@@ -222,7 +223,7 @@ impl<M: Message> Sender<M> {
         moves
     }
 
-    /// As `hand_on`, if there is room; otherwise it comes back with its stamp.
+    /// Like `hand_on`, if there is room; otherwise returns the message with its stamp.
     pub(crate) fn try_hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Stamped<M>>> {
         let mut place = Discarded::new(parcel);
         self.check()?;
@@ -235,41 +236,42 @@ impl<M: Message> Sender<M> {
         Ok(place.take().map_or(Ok(()), |parcel| Err((parcel, stamp))))
     }
 
-    /// Puts a message that came out of another hub into this one, which is always there for it.
+    /// Pushes a message that was taken from another hub into this one, which always has room for it.
     pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<()> {
-        // Its reader ends after it.
+        // Always succeeds: the reader closes after this sender.
         self.push(Discarded::new(parcel).place(), stamp)
     }
 
-    /// Where nothing is copied, every envelope is where the reader is.
+    /// Checks that a hub that copies nothing gets only envelopes that are at the reader's location.
     #[inline]
     pub(super) fn check_places(&self, message: &mut M) -> Result<()> {
         check_places(&self.link, message)
     }
 
-    /// What went wrong on the way, if something did.
+    /// Returns the hub's error, if it has failed.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
         self.link.check()
     }
 
-    /// Room in the queue for so many, or does it drop some?
+    /// Whether there is room in the queue for this many messages, or if it drops messages instead.
     #[inline]
     pub(super) fn has_room(&self, messages: usize) -> bool {
         self.link.queue.has_room(messages)
     }
 
-    /// Never holds the writer up?
+    /// Whether the hub never blocks the writer.
     pub(super) fn drops(&self) -> bool {
         self.link.queue.full() != Full::Hold
     }
 
-    /// Whether it would take one more, or drop that.
+    /// Whether the queue would accept one more message rather than drop it.
     pub(super) fn takes_one(&self) -> bool {
         self.link.queue.full() != Full::DropNewest || self.link.queue.len() < self.link.queue.capacity()
     }
 
-    /// Sees to so many envelopes to copy to, at the cost of older messages. False if the reader has too many of them.
+    /// Makes this many envelopes free to copy to, by dropping older messages if needed. Returns false if the reader
+    /// has too many of them.
     pub(super) fn free_arrivals(&self, count: usize) -> bool {
         let Some(arrivals) = &self.link.arrivals else { return true };
         while !arrivals.has(count) {
@@ -283,12 +285,12 @@ impl<M: Message> Sender<M> {
         true
     }
 
-    /// A message is dropped before it is sent here.
+    /// Counts a message that is dropped before it is sent here.
     pub(super) fn refuse(&self) {
         self.link.queue.refuse();
     }
 
-    /// So many blank envelopes, where the hub has such?
+    /// Whether this many blank envelopes are free, or if the hub has no pool of them.
     pub(super) fn has_blanks(&self, count: usize) -> bool {
         self.link.blanks.as_ref().is_none_or(|blanks| blanks.has(count))
     }
@@ -298,29 +300,26 @@ impl<M: Message> Sender<M> {
         self.link.arrivals.as_ref()
     }
 
-    /// Makes the copies of a fork's envelopes.
+    /// A copier for the envelopes of a fork.
     pub(super) fn copier(&self) -> Copier<'_> {
         let link = &*self.link;
         Copier::new(&link.name, link.arrivals.as_ref(), link.copies.as_ref())
     }
 
-    /// What is asked for from now on, in case that it does not come.
+    /// Records what is requested from now on, so that a stall can be explained.
     #[inline]
     pub(super) fn ask_for(&self, messages: usize, envelopes: usize) {
         self.link.asked.note(messages, envelopes);
     }
 
-    /// Whether what is sent here are forks.
     pub(super) fn forks(&self) -> bool {
         self.link.forks
     }
 
-    /// Is there a reader?
     pub(crate) fn poll_reader(&self, waker: &Waker) -> Answer {
         self.link.queue.poll_reader(waker)
     }
 
-    /// Keeps the waker for the next change.
     pub(crate) fn watch(&self, waker: &Waker) {
         self.link.queue.keep_writer(waker);
     }
@@ -334,18 +333,18 @@ impl<M: Message> Sender<M> {
     }
 }
 
-/// A hub, for a sender that calls a message's code without the port.
-pub(crate) struct Way<M: Message>(Arc<Link<M>>);
+/// A reference to the hub, for calling a message's code without borrowing the port.
+pub(crate) struct ExternalHandle<M: Message>(Arc<HubCore<M>>);
 
-impl<M: Message> Way<M> {
-    /// As [`depart`]. Afterwards [`Sender::try_send_departed`] calls no code of the message's.
+impl<M: Message> ExternalHandle<M> {
+    /// As [`depart`]. After it, [`Sender::try_send_departed`] calls no code of the message.
     pub(crate) fn depart(&self, message: &mut M, origin: Option<&Stream>) -> Result<bool> {
         self.0.check()?;
         depart(message, origin)
     }
 
-    /// Whether the hub can bring a message from outside to where it is read. The hub goes on if not, and the error names
-    /// nothing of the flow's.
+    /// Checks that the hub can move a message from outside to its reader. If not, the hub continues to work, and the
+    /// error does not mention anything of the flow.
     pub(crate) fn accepts(&self, message: &mut M, by: SentBy) -> Result<()> {
         if !M::CARRIES_ENVELOPES {
             return Ok(());
@@ -360,12 +359,15 @@ impl<M: Message> Way<M> {
         });
         let most = link.arrivals.as_ref().map_or(usize::MAX, |arrivals| arrivals.count());
         if copied > most {
-            return Err(refused(ErrorKind::Usage, &format!("it has {copied} envelopes, and at most {most} are taken")));
+            return Err(refused(
+                ErrorKind::Usage,
+                &format!("it has {copied} envelopes, and at most {most} are allowed"),
+            ));
         }
         problem
     }
 
-    /// Moves what can be moved, where messages are moved at all.
+    /// Moves the messages that can be moved, where messages are moved at all.
     pub(crate) fn pump(&self) -> Result<()> {
         if M::CARRIES_ENVELOPES && self.0.arrivals.is_some() { self.0.pump() } else { Ok(()) }
     }
@@ -374,28 +376,27 @@ impl<M: Message> Way<M> {
 /// The sender of a message from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SentBy {
-    /// The program that feeds the flow, by an ingress.
+    /// The program that feeds the flow through an ingress.
     Feeder,
     /// One of several callers of a service, which do not trust each other.
     Caller,
 }
 
 impl SentBy {
-    /// A caller keeps nothing by which it could still touch its request, and gives nothing that an operator on the host
-    /// would fail on.
+    /// Checks that a caller keeps no means to touch its request later, and that the request does not make an operator
+    /// on the host fail.
     fn may_send(self, envelope: &RawEnvelope, reader: &Device) -> Result<()> {
         let memory = envelope.memory();
         if self == Self::Feeder {
             return Ok(());
         }
-        if memory.is_of_graphs() {
-            let why =
-                "a graph uses the memory of an envelope, and may do so at any time: copy it to other memory first";
+        if memory.is_in_graph() {
+            let why = "a graph may use the memory of an envelope at any time: copy the data to other memory first";
             return Err(refused(ErrorKind::Usage, why));
         }
         if memory.is_read_only() && memory.is_at(reader) {
-            let why = "the memory of an envelope was wrapped to be read only, and an operator may write there: copy it to \
-                       other memory first, a blank envelope of the service's say";
+            let why = "the memory of an envelope was wrapped read-only, and an operator may write to it: copy the data to \
+                       other memory first, such as a blank envelope of the service";
             return Err(refused(ErrorKind::Usage, why));
         }
         Ok(())
@@ -403,7 +404,7 @@ impl SentBy {
 }
 
 /// See [`Sender::check_places`].
-fn check_places<M: Message>(link: &Link<M>, message: &mut M) -> Result<()> {
+fn check_places<M: Message>(link: &HubCore<M>, message: &mut M) -> Result<()> {
     if !M::CARRIES_ENVELOPES {
         return Ok(());
     }
@@ -419,8 +420,8 @@ fn check_places<M: Message>(link: &Link<M>, message: &mut M) -> Result<()> {
     misplaced.map_or(Ok(()), |error| Err(link.fail(error)))
 }
 
-/// All of a message's envelopes are copied before it is read.
-fn check_count<M: Message>(link: &Link<M>, most: usize, message: &mut M) -> Result<()> {
+/// Checks that all of a message's envelopes can be copied at once, as they must be before it is read.
+fn check_count<M: Message>(link: &HubCore<M>, most: usize, message: &mut M) -> Result<()> {
     if M::IS_ENVELOPE {
         return Ok(());
     }
@@ -430,13 +431,13 @@ fn check_count<M: Message>(link: &Link<M>, most: usize, message: &mut M) -> Resu
         return Ok(());
     }
     let text = format!(
-        "a message of {copied} envelopes cannot be copied to the {most} of the hub: give it as many, with `Hub::envelopes`"
+        "a message has {copied} envelopes to copy, but the hub has only {most}: set `Hub::envelopes` to at least {copied}"
     );
     Err(link.fail(Error::new(ErrorKind::Usage, text)))
 }
 
-/// A message leaves its sender, which works on the stream `origin`: what was done to it is marked, for whoever comes after
-/// that elsewhere. True if its envelopes carry that.
+/// Called when a message leaves its sender, which works on the stream `origin`. Commits the message's uses, so that
+/// users elsewhere can be ordered after them. Returns true if its envelopes carry stamps.
 #[inline]
 pub(crate) fn depart<M: Message>(message: &mut M, origin: Option<&Stream>) -> Result<bool> {
     let (mut ready, mut stamped) = (Ok(()), false);
@@ -458,7 +459,7 @@ pub(crate) fn depart<M: Message>(message: &mut M, origin: Option<&Stream>) -> Re
     ready.map(|()| stamped)
 }
 
-/// The stamp of a message without envelopes that is sent now.
+/// The stamp for a message without envelopes that is sent now.
 pub(super) fn stamp_of(origin: &Stream) -> Result<Ticket> {
     let mut stamp = origin.ticket();
     stamp.commit()?;

@@ -1,9 +1,10 @@
-//! What a request of a service waits for before it enters the flow: all device work on it is done, and none of it has failed.
+//! What a service's request waits for before it enters the flow: all device work on it must be complete, and none of
+//! it may have failed.
 //!
-//! The callers of a service do not trust each other. In a hub the messages keep their order, and the copies of one hub are
-//! made on one stream: a request whose last write does not end would hold up all requests behind it, and the error of one
-//! that failed would reach an operator, which fails the flow. So a request waits outside of the hub, at its caller's expense,
-//! and an error of its work is its caller's.
+//! The callers of a service do not trust each other. Messages in a hub keep their order, and the copies of one hub
+//! are made on one stream: a request whose last write does not complete would block all requests behind it, and the
+//! error of a failed one would reach an operator and fail the flow. A request therefore waits outside the hub, at its
+//! caller's expense, and errors of its work go to its caller.
 //!
 //! ```text
 //!   request ──> look ── open ──> wait ──> look again
@@ -13,8 +14,8 @@
 //!     then it asks for a place
 //! ```
 //!
-//! The uses that are done are forgotten, so that no stream of the flow comes after a stream of the caller's: what that stream
-//! comes after in its turn, and may be lost later, does not concern the flow.
+//! Completed uses are forgotten, so that no stream of the flow is ordered after a stream of the caller's. Streams
+//! that the caller's stream is itself ordered after, and which may be lost later, then do not affect the flow.
 
 use smallvec::SmallVec;
 
@@ -33,10 +34,11 @@ pub(crate) struct OpenWork {
 }
 
 impl OpenWork {
-    /// The work on this message; `None` once all of it is done. Asks the devices, and does not wait for them.
+    /// The incomplete work on this message; `None` once all of it is complete. Queries the devices without waiting
+    /// for them.
     ///
     /// # Errors
-    /// What has failed on its way, as the message's sender is given it.
+    /// The failure of that work, as the message's sender gets it.
     pub(crate) fn on<M: Message>(message: &mut M) -> Result<Option<Self>> {
         if !M::CARRIES_ENVELOPES && M::EVENTS.is_empty() {
             return Ok(None);
@@ -66,7 +68,7 @@ impl OpenWork {
         Ok((!work.accesses.is_empty() || !work.events.is_empty()).then_some(work))
     }
 
-    /// Resolves when all of it is done.
+    /// Resolves when all of the work is complete.
     ///
     /// # Errors
     /// As [`on`](Self::on).
@@ -82,13 +84,13 @@ impl OpenWork {
     }
 }
 
-/// The error of the sender. The streams and devices may be those of another flow, which its callers do not learn of.
+/// The sender's error. It hides the details, since the streams and devices may belong to another flow.
 fn failed(error: &Error) -> Error {
-    logged(|| tracing::debug!(%error, "a request is refused: the work on it has failed"));
+    logged(|| tracing::debug!(%error, "a request was rejected: work on it has failed"));
     refused(error.kind(), "the work on one of its envelopes or events has failed")
 }
 
-/// Why a message from outside does not enter the flow.
+/// The error of a message from outside that is not accepted by the flow.
 #[cold]
 pub(super) fn refused(kind: ErrorKind, why: &str) -> Error {
     Error::new(kind, format!("the message is refused: {why}"))

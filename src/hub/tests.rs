@@ -1,4 +1,4 @@
-//! The queue against a plain list: whatever is done to it, in whatever order.
+//! Tests the queue against a plain list, with random sequences of operations.
 
 use proptest::prelude::*;
 
@@ -36,13 +36,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..80)
 }
 
-/// Messages are the numbers from 1 on.
+/// The reference model. Messages are the numbers from 1 on.
 #[derive(Default)]
 struct List {
     capacity: usize,
     full: Full,
     messages: Vec<(u64, bool)>,
-    /// The one that is being moved, in the list or not.
+    /// The message that is being moved, whether or not it is still in the list.
     moving: Option<u64>,
     held: usize,
     seen: bool,
@@ -143,7 +143,7 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
                 while list.messages.len() > capacity {
                     wanted.extend(list.remove_oldest());
                 }
-                let out: Vec<_> = queue.let_go().into_iter().map(|(number, _)| number).collect();
+                let out: Vec<_> = queue.release_unneeded().into_iter().map(|(number, _)| number).collect();
                 prop_assert_eq!(out, wanted);
             }
             Step::DropOldest if queue.is_lossy() => {
@@ -168,7 +168,11 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
                 if let Some(message) = out.take() {
                     let (orphan, _) = queue.end_move(message, moved);
                     let place = list.messages.iter_mut().find(|(number, _)| *number == message);
-                    prop_assert_eq!(orphan.is_some(), place.is_none(), "what was dropped meanwhile does not come back");
+                    prop_assert_eq!(
+                        orphan.is_some(),
+                        place.is_none(),
+                        "a message dropped during its move is not put back"
+                    );
                     if let Some((_, ready)) = place {
                         *ready = moved;
                     }
@@ -210,7 +214,7 @@ proptest! {
     }
 
     #[test]
-    fn the_newest_is_read_as_often_as_one_likes(steps in steps()) {
+    fn the_newest_message_can_be_read_repeatedly(steps in steps()) {
         check(Full::Replace, 1, false, &steps)?;
     }
 }

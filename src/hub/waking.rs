@@ -1,15 +1,17 @@
-//! An end of a queue, as the other wakes it.
+//! One end of a queue, as seen by the other end, which wakes it.
 //!
-//! The end's first waker is kept for good: an operator's is always the same, so nothing is cloned for a message, and whether
-//! it waits is a flag. The queue's lock orders all changes; what is asked again and again is asked without it.
+//! The first waker of an end is kept for the end's whole life. An operator's waker is always the same, so no waker is
+//! cloned per message; a flag says whether the end waits. The queue's lock orders all changes. Frequent queries are
+//! answered without it.
 //!
 //! ```text
-//!   unknown ──keep──> known, waits ──due, told: wake──> known ──keep, will_wait──> known, waits
-//!      └───introduce──────────────────────────────────────^ │ told: wake
+//!   unknown ──keep──> known, waits ──due, notify_always: wake──> known ──keep, will_wait──> known, waits
+//!      └───introduce──────────────────────────────────────^ │ notify_always: wake
 //!                                                         └─┘
 //! ```
 //!
-//! Knows no device, as [`queue`](super::queue), and is model-checked with it, in `tests/loom/queue.rs`.
+//! Does not depend on any device, like [`queue`](super::queue), and is model-checked with it in
+//! `tests/loom/queue.rs`.
 
 use crate::sync::{AtomicBool, Ordering, discard, wake, wake_shared};
 use std::{
@@ -17,23 +19,24 @@ use std::{
     task::Waker,
 };
 
-/// One end, as the other sees it.
+/// One end, as seen by the other.
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct HubSide {
     gone: AtomicBool,
-    /// The waker that it came with first. An operator's is always the same, so it is kept here for good and nothing is
-    /// cloned for a message.
+    /// The first waker that the end was polled with. An operator's waker is always the same, so it is kept here and
+    /// never cloned per message.
     waker: OnceLock<Arc<Waker>>,
-    /// That one is to be woken by the next change. Written under the lock, read without: whoever finds it set will be
-    /// woken, for what was changed before it was read as well.
+    /// Whether the next change wakes the first waker. Written under the lock and read without it: a caller that reads
+    /// `true` will also be woken for changes that were made before the read.
     waits: AtomicBool,
 }
 
-/// Another waker of an end that is polled in more than one way.
+/// A second waker, for an end that is polled with different ones.
 #[derive(Debug, Default)]
 pub(super) struct Others(Option<Waker>);
 
-/// A clone of a waker that the end may not have, made before the queue's lock; after it, what is to be dropped.
+/// A clone of a waker that the end may not know yet, made before the queue's lock is taken. After the lock is
+/// released it contains the waker to drop.
 #[must_use]
 pub(super) struct Spare(Option<Waker>);
 
@@ -43,14 +46,14 @@ impl Others {
     }
 }
 
-// The other end may be the one that drops them: a panic of the waker's is none of its.
+// These may be dropped by the other end, which must not be affected by a panic of a waker's destructor.
 impl Drop for Others {
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(discard);
     }
 }
 
-impl Drop for End {
+impl Drop for HubSide {
     fn drop(&mut self) {
         self.waker.take().into_iter().for_each(discard);
     }
@@ -59,26 +62,26 @@ impl Drop for End {
 impl Drop for Spare {
     #[inline]
     fn drop(&mut self) {
-        // There is one for an end's first message only.
+        // Present only for the first message of an end.
         if let Some(spare) = self.0.take() {
             discard(spare);
         }
     }
 }
 
-/// A wake that is due, once the lock has gone.
+/// A wake-up to deliver after the lock is released.
 #[must_use]
 pub(super) struct Due<'a> {
     first: Option<&'a Arc<Waker>>,
     other: Option<Waker>,
 }
 
-impl End {
+impl HubSide {
     pub(super) fn new() -> Self {
         Self { gone: AtomicBool::new(false), waker: OnceLock::new(), waits: AtomicBool::new(false) }
     }
 
-    /// Under the lock, as all that changes anything.
+    /// Marks the end as closed. Called under the lock, as for all changes.
     pub(super) fn go(&self) {
         self.gone.store(true, Ordering::Release);
     }
@@ -88,31 +91,31 @@ impl End {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Will this waker be woken by the next change? Asked without the lock; it may not know of one that will.
+    /// Whether the next change will wake this waker. Called without the lock; false negatives are possible.
     #[inline]
     pub(super) fn is_kept(&self, waker: &Waker) -> bool {
         self.waits.load(Ordering::Acquire) && self.is_known(waker)
     }
 
-    /// Will this waker be woken by what concerns the end, whatever it waits for?
+    /// Whether this waker is woken by anything that concerns the end, whatever it waits for.
     #[inline]
     pub(super) fn is_known(&self, waker: &Waker) -> bool {
         self.waker.get().is_some_and(|kept| kept.will_wake(waker))
     }
 
-    /// What this end has just done is the last that it could do.
+    /// Called when the end has just done the last thing that it can do, and has to wait now.
     #[inline]
     pub(super) fn will_wait(&self) {
         self.waits.store(true, Ordering::Release);
     }
 
-    /// Called before the lock: cloning a waker and dropping one is user code.
+    /// Called before the lock is taken, since cloning and dropping a waker runs user code.
     #[inline]
     pub(super) fn spare(&self, waker: &Waker) -> Spare {
         Spare(if self.is_known(waker) { None } else { Some(waker.clone()) })
     }
 
-    /// `spare` is of the same waker.
+    /// Registers `waker` for the next change. `spare` is of the same waker.
     pub(super) fn keep(&self, other: &mut Others, waker: &Waker, spare: &mut Spare) {
         if self.is_known(waker) || self.know(spare) {
             self.waits.store(true, Ordering::Release);
@@ -121,14 +124,14 @@ impl End {
         }
     }
 
-    /// This waker is told what concerns the end, and no more.
+    /// Registers `waker` for what concerns the end as a whole, but not for every change.
     pub(super) fn introduce(&self, other: &mut Others, waker: &Waker, spare: &mut Spare) {
         if !self.is_known(waker) && !self.know(spare) {
             self.keep(other, waker, spare);
         }
     }
 
-    /// The first waker is the one that is kept for good. Under the lock. True if it was this one.
+    /// Stores the first waker, which is kept from then on. Called under the lock. Returns true if this was the first.
     fn know(&self, spare: &mut Spare) -> bool {
         if self.waker.get().is_some() {
             return false;
@@ -137,7 +140,7 @@ impl End {
         first.is_some()
     }
 
-    /// There is something new for this end.
+    /// There is something new for this end: wakes it if it waits.
     #[inline]
     pub(super) fn due(&self, other: &mut Others) -> Due<'_> {
         let mut first = None;
@@ -148,15 +151,15 @@ impl End {
         Due { first, other: other.take() }
     }
 
-    /// There is something that concerns this end, whatever it waits for.
-    pub(super) fn told(&self, other: &mut Others) -> Due<'_> {
+    /// Something concerns this end whatever it waits for: wakes it in any case.
+    pub(super) fn notify_always(&self, other: &mut Others) -> Due<'_> {
         self.waits.store(false, Ordering::Release);
         Due { first: self.waker.get(), other: other.take() }
     }
 }
 
 impl Due<'_> {
-    /// Called without the lock.
+    /// Called after the lock is released.
     #[inline]
     pub(super) fn wake(self) {
         if let Some(first) = self.first {

@@ -1,9 +1,9 @@
-//! Typed kernels: declared once, with two bodies, and launched with checked arguments.
+//! Typed kernels: declared once with two bodies, and launched with checked arguments.
 //!
-//! [`#[kernel]`](macro@crate::kernel) on a Rust function gives a launch whose arguments are checked when it is compiled. On a
-//! GPU the launch runs the CUDA C++ function of the same name, on the emulated device the Rust function. A prototype
-//! generated from the Rust signature is compiled before the CUDA source, so a body that disagrees is a compile error at
-//! the author's line.
+//! [`#[kernel]`](macro@crate::kernel) on a Rust function generates a launch function whose arguments are checked at
+//! compile time. On a GPU the launch runs the CUDA C++ function of the same name, on the emulated device the Rust
+//! function. A prototype generated from the Rust signature precedes the CUDA source, so a body with other parameters is
+//! a compile error at the author's line.
 //!
 //! | Rust | CUDA C++ |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | `y: &mut [f32]` | `float* y, unsigned long long y_len` |
 //! | `a: f32` | `float a` |
 //!
-//! A flow compiles and loads all kernels of the program for its devices before it runs; without a flow a kernel is
-//! compiled at its first launch, or ahead of time with [`Kernel::load`].
+//! A flow compiles and loads all kernels of the program for its devices before it runs. Without a flow, a kernel is
+//! compiled at its first launch, or earlier by [`Kernel::load`].
 
 use std::fmt;
 
@@ -37,7 +37,7 @@ pub fn kernel(def: &'static KernelDef) -> Kernel {
     Kernel(def)
 }
 
-/// A kernel in the program's list of all.
+/// An entry in the program's list of all kernels.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Registered(pub &'static KernelDef);
@@ -47,22 +47,22 @@ inventory::collect!(Registered);
 impl Kernel {
     /// All kernels of the program that have code for a GPU.
     pub fn all() -> impl Iterator<Item = Kernel> {
-        let has_code = |def: &KernelDef| !matches!(def.source, crate::device::backend::Source::None);
+        let has_code = |def: &KernelDef| !matches!(def.source, crate::device::backend::KernelSource::None);
         inventory::iter::<Registered>.into_iter().map(|entry| entry.0).filter(move |def| has_code(def)).map(Kernel)
     }
 
-    /// Its name, in Rust and in the device code.
+    /// The kernel's name, in Rust and in the device code.
     pub fn name(&self) -> &'static str {
         self.0.name
     }
 
-    /// Compiles and loads it for `device`, off the runtime's workers, unless this process has done so already.
+    /// Compiles and loads the kernel for `device` on a blocking thread, unless this process has already done so.
     ///
     /// # Errors
     /// [`Kernel`](ErrorKind::Kernel) with the compiler's log; [`Usage`](ErrorKind::Usage) outside of a tokio runtime.
     ///
     /// # Cancel safety
-    /// Dropping the future does not stop the compiler; its result is kept for the next call.
+    /// Dropping the future does not stop the compiler. The result is kept for the next call.
     pub async fn load(self, device: &Device) -> Result<()> {
         if !device.is_cuda() {
             return Ok(());
@@ -79,7 +79,7 @@ impl Kernel {
         })?
     }
 
-    /// As [`Kernel::load`], on this thread.
+    /// Like [`Kernel::load`], on this thread.
     ///
     /// # Errors
     /// As [`Kernel::load`].
@@ -87,7 +87,7 @@ impl Kernel {
         if device.is_cuda() {
             DeviceThread::may_wait(|| format!("kernel `{}` would be loaded, which waits for {device},", self.name()))?;
         }
-        Streams::of(device).heed(device.backend().load(self.0))
+        Streams::of(device).observe(device.backend().load(self.0))
     }
 }
 
@@ -97,10 +97,10 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// How many threads a launch runs, and in what shape.
+/// The number of threads of a launch, and their shape.
 ///
-/// The default covers the elements: blocks of 256 threads, as many as the longest slice that the kernel writes has
-/// elements (the longest it reads, if it writes none), a thread for each.
+/// By default, one thread runs for each element of the longest slice that the kernel writes (that it reads, if it
+/// writes none), in blocks of 256 threads.
 ///
 /// ```
 /// use wakeline::kernel::Grid;
@@ -111,20 +111,20 @@ impl fmt::Debug for Kernel {
 pub struct Grid(Shape);
 
 impl Grid {
-    /// So many blocks, by dimension.
+    /// Sets the number of blocks in each dimension.
     #[must_use]
     pub fn blocks(blocks: [u32; 3]) -> Self {
         Self(Shape { blocks: Some(blocks), ..Shape::default() })
     }
 
-    /// So many threads a block, by dimension.
+    /// Sets the number of threads per block in each dimension.
     #[must_use]
     pub fn threads(mut self, threads: [u32; 3]) -> Self {
         self.0.threads = Some(threads);
         self
     }
 
-    /// So much dynamic shared memory a block, in bytes.
+    /// Sets the dynamic shared memory per block, in bytes.
     #[must_use]
     pub fn shared_bytes(mut self, bytes: u32) -> Self {
         self.0.shared_bytes = bytes;

@@ -10,7 +10,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::shelves::Bound;
+use super::free_lists::Bound;
 use crate::{
     device::Device,
     error::{CallerErrors, Result},
@@ -21,39 +21,41 @@ use crate::{
 
 /// The last write and the reads since.
 ///
-/// The last write comes after all earlier uses, so those are forgotten. But the order that a device keeps ends with it: were it
-/// lost, its work would be over before what it was to come after on other devices. So those uses are kept until they have passed.
+/// The last write comes after all earlier uses, so those are dropped. But a lost device keeps no order: its write may
+/// have ended before uses on other devices that it was ordered after. So uses on other devices are kept until they have
+/// passed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Uses {
     pub(super) write: Option<Ticket>,
-    /// Uses before the last write, on other devices than that: one a stream, its latest.
+    /// Uses before the last write, on devices other than the write's: the latest of each stream.
     elsewhere: Vec<Ticket>,
-    /// The contents are of no use any more: the memory was freed, or its envelope came home. So it makes no difference whether
-    /// the write is spoilt by the loss of another device, and it is waited for all the same.
-    worthless: bool,
-    /// One a stream, its latest; one [for all](Ticket::never) of a lost device, until that has ended.
+    /// The contents are not needed any more: the memory was freed, or its envelope returned to its pool. So it does not
+    /// matter whether the loss of another device tainted the write. It is still waited for.
+    contents_discarded: bool,
+    /// The latest of each stream; of a lost device, one that stands for all ([`Ticket::never`]), until the device has
+    /// ended.
     reads: Reads,
 }
 
 type Reads = SmallVec<[Ticket; 2]>;
 
-/// With more readers than this, the device is asked which are done.
+/// With more readers than this, the device is queried for those that are done.
 const MANY: usize = 16;
 
-/// What the note of a read leaves to be done without the lock.
+/// What is left to do, without the lock, after a read was recorded.
 #[derive(Default)]
 #[must_use]
 pub(super) struct Noted {
-    /// They may be the last to hold a stream.
+    /// May be the last handles of their streams.
     #[allow(dead_code, reason = "dropped without the lock")]
     forgotten: Reads,
-    /// There are so many reads that [`ask_readers`] is to be called: a stream that is not asked for its work any more would
-    /// stay here, and alive, for ever. That is seldom: each time only after as many more reads as stayed the last time.
+    /// There are many reads, so the caller must call [`ask_readers`]: a stream whose work is not queried any more would
+    /// stay here, and alive, for ever. This is rare: the number of reads must have doubled since the last time.
     pub(super) are_many: bool,
 }
 
 impl Uses {
-    /// Behind the lock that all who use the memory share.
+    /// Under the lock that all users of the memory share.
     #[inline]
     pub(super) const fn locked(self) -> Mutex<Self> {
         Mutex::at(Level::MemoryUses, self)
@@ -72,7 +74,7 @@ impl Uses {
         Noted::default()
     }
 
-    /// By a stream that has no read here.
+    /// A read by a stream without an earlier one here.
     #[inline(never)]
     fn read_by_another(&mut self, ticket: Ticket) -> Noted {
         let mut noted = Noted::default();
@@ -82,8 +84,8 @@ impl Uses {
         noted
     }
 
-    /// The reads that are done, to be dropped without the lock. Of a lost device that may still read one is left, which no
-    /// thread that learnt earlier of an end there can have pass.
+    /// Moves the reads that are done to `done`, to be dropped without the lock. For a lost device that may still read,
+    /// one ticket that never passes is left, whatever another thread knew of its progress.
     fn take_done_reads(&mut self, done: &mut Reads) {
         let mut at = 0;
         while let Some(read) = self.reads.get(at) {
@@ -114,10 +116,10 @@ impl Uses {
             Some(write) if write.stream().is(ticket.stream()) => write.advance_to(ticket),
             write => *write = Some(ticket.clone()),
         }
-        self.worthless = false;
+        self.contents_discarded = false;
     }
 
-    /// Keeps what is not known to be done on other devices than this.
+    /// Keeps the uses on devices other than this that are not known to be done.
     #[cold]
     fn keep_elsewhere(&mut self, device: &Device) {
         let before =
@@ -133,51 +135,51 @@ impl Uses {
         self.elsewhere = kept;
     }
 
-    /// What the memory holds is of no use from now on.
     #[inline]
     pub(super) fn discard_contents(&mut self) {
-        self.worthless = true;
+        self.contents_discarded = true;
     }
 
-    /// What a read must come after.
     pub(super) fn before_reads(&self) -> Self {
         let (write, elsewhere) = (self.write.clone(), self.elsewhere.clone());
-        Self { write, elsewhere, worthless: self.worthless, reads: SmallVec::new() }
+        Self { write, elsewhere, contents_discarded: self.contents_discarded, reads: SmallVec::new() }
     }
 
-    /// Makes a stream wait for what a read must come after. `outlives`: the memory is not lost with the device that wrote it.
+    /// Makes a stream wait for the uses that a read must come after. `outlives`: the memory survives the loss of the
+    /// device that wrote it.
     pub(super) fn before_read(&self, stream: &Stream, outlives: bool) -> Result<()> {
         match &self.write {
             None => {}
-            Some(write) if self.worthless => stream.wait_until_over(write)?,
+            Some(write) if self.contents_discarded => stream.wait_until_over(write)?,
             Some(write) => stream.wait_to_read(write, outlives)?,
         }
         self.elsewhere.iter().try_for_each(|before| stream.wait_until_over(before))
     }
 
-    /// For what a write must come after. `whole`: nothing is left of what was there, so that it may be spoilt.
+    /// The same for a write. `whole`: it overwrites all contents, so they may be tainted.
     #[inline]
     pub(super) fn before_write(&self, stream: &Stream, whole: bool, outlives: bool) -> Result<()> {
-        // Those that read come after the write: a wait for one of them implies the wait for the write, which is then none.
+        // Reads come after the write: waiting for a read first makes the wait for the write a no-op.
         self.elsewhere.iter().chain(&self.reads).try_for_each(|before| stream.wait_until_over(before))?;
         match &self.write {
             None => Ok(()),
-            Some(write) if whole || self.worthless => stream.wait_until_over(write),
+            Some(write) if whole || self.contents_discarded => stream.wait_until_over(write),
             Some(write) => stream.wait_to_read(write, outlives),
         }
     }
 
-    /// Marks all of them now, for whoever comes after them on another stream.
+    /// Marks all uses now, for work on another stream that will be ordered after them.
     #[inline]
     pub(super) fn commit(&mut self) -> Result<()> {
         let all = self.write.iter_mut().chain(&mut self.elsewhere).chain(&mut self.reads);
         all.filter(|ticket| !ticket.has_ended()).try_for_each(Ticket::commit)
     }
 
-    /// An error if work that [reads](Self::before_read) what was written is known to be spoilt by that. Asks no device.
+    /// An error if the contents are known to be tainted, so that work that [reads](Self::before_read) them would be,
+    /// too. Queries no device.
     pub(super) fn check_contents(&self, outlives: bool) -> Result<()> {
-        let Some(write) = self.write.as_ref().filter(|_| !self.worthless) else { return Ok(()) };
-        // Of a lost device nothing passes any more: what has not by now never will.
+        let Some(write) = self.write.as_ref().filter(|_| !self.contents_discarded) else { return Ok(()) };
+        // On a lost device nothing passes any more: a ticket that has not passed by now never will.
         let lost = write.stream().device().check();
         if !(outlives && write.is_settled()) {
             lost?;
@@ -185,7 +187,7 @@ impl Uses {
         write.check_known()
     }
 
-    /// Shows each that a write must come after.
+    /// Calls `show` for each use.
     #[inline]
     pub(super) fn each(&self, show: impl FnMut(&Ticket) -> Result<()>) -> Result<()> {
         self.iter().try_for_each(show)
@@ -196,24 +198,24 @@ impl Uses {
         self.write.iter().chain(&self.elsewhere).chain(&self.reads)
     }
 
-    /// All that a write must come after.
     pub(super) fn all(&self) -> SmallVec<[Ticket; 3]> {
         self.iter().cloned().collect()
     }
 
-    /// Shows each that a read, or a write, must come after and that is not over, and whether what it wrote is looked at.
+    /// Calls `show` for each use that a read, or a write, must come after and that is not over, and with whether it
+    /// matters that the use is tainted.
     pub(super) fn each_open(&self, write: bool, mut show: impl FnMut(&Ticket, bool)) {
         if let Some(last) = &self.write {
-            let is_done = if self.worthless { last.is_over() } else { last.is_settled() };
+            let is_done = if self.contents_discarded { last.is_over() } else { last.is_settled() };
             if !is_done {
-                show(last, !self.worthless);
+                show(last, !self.contents_discarded);
             }
         }
         let reads = if write { &*self.reads } else { &[] };
         self.elsewhere.iter().chain(reads).filter(|ticket| !ticket.is_over()).for_each(|ticket| show(ticket, false));
     }
 
-    /// The same.
+    /// As [`each_open`](Self::each_open), collected.
     pub(super) fn open(&self, write: bool) -> SmallVec<[(Ticket, bool); 3]> {
         let mut open = SmallVec::new();
         self.each_open(write, |ticket, counts| open.push((ticket.clone(), counts)));
@@ -239,7 +241,8 @@ impl Uses {
         }
     }
 
-    /// The last use of one of the streams that it is bound to, by their numbers. A read is later than the write before it.
+    /// The last use on one of the streams that it is bound to: stream id and number. A read is later than the write
+    /// before it.
     #[inline]
     pub(super) fn last(&self) -> Option<(u64, u64)> {
         let last = self.reads.last().or(self.write.as_ref()).or(self.elsewhere.last())?;
@@ -247,7 +250,7 @@ impl Uses {
         Some((last.stream().id(), write.map_or(0, Ticket::number).max(last.number())))
     }
 
-    /// For memory that nobody will read any more.
+    /// For memory whose contents are not needed any more.
     #[inline]
     pub(super) fn forget_passed(&mut self) {
         if self.any_is(Ticket::has_passed) {
@@ -262,7 +265,7 @@ impl Uses {
         self.reads.retain(|read| !read.has_passed());
     }
 
-    /// The same, and what has ended with its device.
+    /// The same, and drops the uses that have ended with their device.
     pub(super) fn forget_done(&mut self) {
         self.write.take_if(|write| write.is_done());
         self.elsewhere.retain(|before| !before.is_done());
@@ -270,18 +273,18 @@ impl Uses {
     }
 
     pub(super) fn forget_settled(&mut self) {
-        self.write.take_if(|write| if self.worthless { write.is_over() } else { write.is_settled() });
+        self.write.take_if(|write| if self.contents_discarded { write.is_over() } else { write.is_settled() });
         self.elsewhere.retain(|before| !before.is_over());
         self.reads.retain(|read| !read.is_over());
     }
 }
 
-/// Asks the device which of many reads are done, and forgets those. `with` gives access to the uses under their lock; the
-/// device is asked without it.
+/// Queries the device for which of many reads are done, and drops those. `with` locks the uses; the device is queried
+/// without the lock.
 #[cold]
 pub(super) fn ask_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
     if Capture::current().is_some() {
-        // The device is not asked within a capture.
+        // No queries within a capture.
         return;
     }
     let _later = Deferred::new();
@@ -291,7 +294,7 @@ pub(super) fn ask_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
     let mut done = Reads::new();
     with(&mut |uses| {
         uses.take_done_reads(&mut done);
-        // There is room for as many again as stay.
+        // Leaves room for as many reads again as remain.
         let room = uses.reads.len();
         let mut open = std::mem::take(&mut uses.reads);
         open.shrink_to_fit();
@@ -302,15 +305,14 @@ pub(super) fn ask_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
     discard_all(reads.into_iter().chain(done));
 }
 
-/// Resolves when the uses of a piece of memory that were asked about are over: those that the host must not touch it
-/// during, or its writes alone. Where no other stream has waited for those, work that is enqueued behind them until this is first
-/// polled may be waited for, too.
+/// Resolves when the uses of a piece of memory that conflict with the access are over: its writes, or all uses. If no
+/// other stream has waited for them, work that is enqueued behind them before the first poll may be waited for, too.
 ///
 /// # Cancel safety
-/// Dropping it does nothing: the work that it waited for goes on.
+/// Dropping it has no effect on the work that it waited for.
 #[must_use = "futures do nothing unless awaited"]
 pub struct HostAccess {
-    /// And whether what they wrote is looked at: if not, they may be spoilt.
+    /// Each with whether its taint matters: if not, a tainted use is not an error.
     open: SmallVec<[(Completed, bool); 3]>,
     /// The memory was given to a caller of a flow, who gets these errors.
     errors: Option<Arc<CallerErrors>>,
@@ -325,12 +327,12 @@ impl HostAccess {
         Self { open: open.map(|(ticket, counts)| (ticket.completed(), counts)).collect(), errors: None }
     }
 
-    /// For a caller of a flow: it names nothing that is inside.
+    /// For a caller of a flow: the errors name nothing within the flow.
     pub(crate) fn for_caller(self, errors: &Arc<CallerErrors>) -> Self {
         Self { errors: Some(errors.clone()), ..self }
     }
 
-    /// Waits no longer, until it is polled again: nobody else need wait for it.
+    /// Stops waiting until it is polled again, so that no resource is held for it meanwhile.
     pub(crate) fn rest(&mut self) {
         self.open.iter_mut().for_each(|(open, _)| *open = open.ticket().completed());
     }
@@ -393,8 +395,8 @@ mod tests {
         sync::assert_unlocked,
     };
 
-    /// A waker whose clone asserts that no lock is held, and that drops and wakes likewise. Safe code cannot make one, but a
-    /// user's executor can.
+    /// A waker that asserts on clone, drop and wake that no lock is held. Safe code cannot create one, but a user's
+    /// executor can.
     fn asserting() -> Waker {
         fn raw(count: Arc<()>) -> RawWaker {
             RawWaker::new(Arc::into_raw(count).cast(), &TABLE)
@@ -418,11 +420,12 @@ mod tests {
                 drop(unsafe { Arc::from_raw(data.cast::<()>()) });
             },
         );
-        // SAFETY: the functions above keep to the contract: each waker owns one count of the `Arc`, which is `Send` and `Sync`.
+        // SAFETY: the functions above keep to the contract: each waker owns one count of the `Arc`, which is `Send` and
+        // `Sync`.
         unsafe { Waker::from_raw(raw(Arc::new(()))) }
     }
 
-    /// Asked with one waker and then with another, so that one is cloned and one is dropped.
+    /// Polls with one waker and then with another, so that one is cloned and one is dropped.
     fn asked_twice(mut future: Pin<&mut impl Future>) {
         for _ in 0..2 {
             let waker = asserting();
@@ -431,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_that_are_not_asked_any_more_do_not_stay() {
+    fn reads_of_streams_that_are_not_queried_again_are_dropped() {
         let device = Device::emulated(Emulated::new());
         let main = Stream::new(&device).unwrap();
         let weights = Buffer::from_slice(&main, &[1_u32; 4]).unwrap();
@@ -439,14 +442,14 @@ mod tests {
         for _ in 0..1000 {
             Stream::new(&device).unwrap().copy(&weights, &mut staging).unwrap();
             main.copy(&staging, &mut Buffer::new(&device, 4).unwrap()).unwrap();
-            // Known of this stream only.
+            // Only this stream's progress becomes known by this.
             main.synchronize_blocking().unwrap();
             assert!(weights.view().memory.uses().reads.len() <= 2 * MANY);
         }
     }
 
     #[test]
-    fn many_readers_stay_while_they_read_and_are_asked_seldom() {
+    fn many_reads_in_flight_stay_and_are_queried_rarely() {
         let device = Device::emulated(Emulated::new().workers(1));
         let main = Stream::new(&device).unwrap();
         let mut data = Buffer::<u32>::pinned(&device, 4).unwrap();
@@ -469,8 +472,8 @@ mod tests {
         futures::executor::block_on(data.write()).unwrap();
     }
 
-    /// Of a lost device of which it is not known whether it still reads, as it is of a CUDA device, one record stays, and no
-    /// write is let through.
+    /// If it is not known whether a lost device still reads, as with a CUDA device, one read stays, and no write is let
+    /// through.
     #[test]
     fn one_read_of_a_lost_device_stays_until_it_is_known_to_have_ended() {
         let [home, other] = [(); 2].map(|()| Device::emulated(Emulated::new()));
@@ -478,15 +481,15 @@ mod tests {
         let mut data = Buffer::from_slice(&main, &[1_u32; 4]).unwrap();
         main.synchronize_blocking().unwrap();
         let (go, held) = mpsc::channel::<()>();
-        let holds = Stream::new(&other).unwrap();
-        holds.host_function(move || _ = held.recv()).unwrap();
+        let graph_memories = Stream::new(&other).unwrap();
+        graph_memories.host_function(move || _ = held.recv()).unwrap();
         let reads = [(); 5].map(|()| {
             let its = Stream::new(&other).unwrap();
-            its.wait_for(&holds).unwrap();
+            its.wait_for(&graph_memories).unwrap();
             its.copy(&data, &mut Buffer::new(&other, 4).unwrap()).unwrap();
             its
         });
-        // The device itself knows nothing of it, and goes on.
+        // The device itself does not notice the loss, and continues.
         let lost = crate::error::Error::new(crate::ErrorKind::DeviceLost, "lost");
         assert!(other.set_lost(lost) && !other.has_ended());
         side.copy(&data, &mut Buffer::new(&home, 4).unwrap()).unwrap();
@@ -497,7 +500,7 @@ mod tests {
         let left = of_lost(&data);
         assert!(left.len() == 1 && !left[0].is_done(), "{left:?}");
         assert!(main.fill(&mut data, 2).unwrap_err().is_device_lost());
-        // One that was asked before learns that all of it has passed.
+        // A later query of a stream finds that all of its work has passed.
         drop(go);
         for its in &reads {
             other.backend().stream_synchronize(its.raw()).unwrap();

@@ -1,11 +1,11 @@
-//! What one operator has in use of the memory that it allocates.
+//! The memory that one operator has in use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes in use, and the most at once.
+/// Bytes in use, and their peak.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
-    /// Its flow, by whatever number.
+    /// A number that identifies its flow.
     flow: usize,
     in_use: AtomicU64,
     peak: AtomicU64,

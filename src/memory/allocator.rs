@@ -1,4 +1,4 @@
-//! [`Allocator`]: where memory comes from, and where it goes when it is dropped.
+//! [`Allocator`]: a source of device memory or page-locked host memory.
 
 use std::{fmt, sync::Arc};
 
@@ -6,7 +6,7 @@ use super::{
     Buffer, MemoryStats, Plain,
     buffer::bytes_of,
     can_hold,
-    heap::{Asker, Heap, Kind},
+    heap::{Heap, Kind, RequestKind},
     ledger::Arena,
 };
 use crate::{
@@ -15,18 +15,18 @@ use crate::{
     stream::Stream,
 };
 
-/// Hands out memory of one device, or page-locked memory of the host near it, and takes it back when it is dropped. A
-/// cheap handle: clones are the same allocator.
+/// Allocates memory of one device, or page-locked host memory near it, and takes it back when it is dropped. A cheap
+/// handle: clones are the same allocator.
 ///
-/// | | where from | |
+/// | | source | use |
 /// |---|---|---|
-/// | [`unbounded`](Self::unbounded) | the driver, as needed; what is freed is kept | what everything uses that names no other |
-/// | [`blocks`](Self::blocks) | reserved at once | never more, never less |
-/// | [`stream_ordered`](Self::stream_ordered) | the driver's own pool, on the streams | to share it with other libraries |
-/// | [`pinned`](Self::pinned), [`pinned_blocks`](Self::pinned_blocks) | page-locked memory of the host | for copies |
+/// | [`unbounded`](Self::unbounded) | the driver, as needed; freed memory is cached | the default of everything that names no other allocator |
+/// | [`blocks`](Self::blocks) | reserved at creation | a fixed amount |
+/// | [`stream_ordered`](Self::stream_ordered) | the driver's own pool, on the streams | for sharing it with other libraries |
+/// | [`pinned`](Self::pinned), [`pinned_blocks`](Self::pinned_blocks) | page-locked host memory | for copies |
 ///
-/// Memory that was freed is used again at once on the stream that used it, and on one that comes after that; elsewhere
-/// when the device is done with it. Nobody ever gets memory that somebody else's work may still touch.
+/// Freed memory is reused at once on the stream that used it and on streams ordered after it, and elsewhere once the
+/// device is done with it. Memory that enqueued work may still access is never handed out.
 ///
 /// ```
 /// use wakeline::{Stream, device::{Device, Emulated}, memory::Allocator};
@@ -51,35 +51,37 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// The device's own: takes what it needs from the driver, and keeps what is freed for whoever asks next. It gives that
-    /// back when memory runs out, when it is [trimmed](Self::trim), and with the device.
+    /// The device's default allocator: allocates from the driver as needed, and caches freed memory. It returns the
+    /// cached memory when memory runs out, when it is [trimmed](Self::trim), and when the device is dropped.
     pub fn unbounded(device: &Device) -> Self {
         Self { device: device.clone(), heap: Arena::of(device).own(device).clone() }
     }
 
-    /// `count` blocks of `block_bytes` bytes, reserved now. Each allocation is a block, however small.
+    /// `count` blocks of `block_bytes` bytes, reserved now. Each allocation takes one block, however small.
     ///
     /// # Errors
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the device has not so much; [`Usage`](ErrorKind::Usage) for none.
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the device does not have that much; [`Usage`](ErrorKind::Usage) for 0
+    /// blocks or bytes.
     pub fn blocks(device: &Device, block_bytes: u64, count: usize) -> Result<Self> {
         Self::reserved(device, block_bytes, count, false)
     }
 
-    /// The driver's own pool, by `cuMemAllocFromPoolAsync` and `cuMemFreeAsync` on the streams themselves: memory is there
-    /// from one point of a stream on until another. Nothing is kept here; what is freed stays in the driver's pool.
+    /// The driver's own pool, with `cuMemAllocFromPoolAsync` and `cuMemFreeAsync` on the streams themselves: memory is
+    /// valid from one point of a stream to another. Nothing is cached here; freed memory stays in the driver's pool.
     ///
-    /// It allocates on streams alone: [`alloc`](Self::alloc). A CUDA device without memory pools says so there.
+    /// It allocates only for a stream: use [`alloc`](Self::alloc), which is an error on a CUDA device without memory
+    /// pools.
     pub fn stream_ordered(device: &Device) -> Self {
         Self::of_kind(device, Kind::StreamOrdered, false, None)
     }
 
-    /// Page-locked memory of the host, which the device copies to and from without a pause. It is used again when all that
+    /// Page-locked host memory, which the device copies to and from asynchronously. It is reused once all work that
     /// used it has passed.
     pub fn pinned(device: &Device) -> Self {
         Self { device: device.clone(), heap: Arena::of(device).pinned(device).clone() }
     }
 
-    /// As [`blocks`](Self::blocks), in page-locked memory of the host.
+    /// As [`blocks`](Self::blocks), in page-locked host memory.
     ///
     /// # Errors
     /// As [`blocks`](Self::blocks).
@@ -106,8 +108,8 @@ impl Allocator {
         Self { device: device.clone(), heap }
     }
 
-    /// Another allocator of the same kind that never holds more than `bytes`. Blocks have their maximum already, and keep
-    /// it.
+    /// Another allocator of the same kind that never holds more than `bytes`. An allocator of blocks already has a
+    /// maximum, and keeps it.
     ///
     /// ```
     /// use wakeline::{Stream, device::{Device, Emulated}, memory::Allocator};
@@ -127,63 +129,63 @@ impl Allocator {
         }
     }
 
-    /// The device that its memory lies on, or is page-locked for.
+    /// The device of its memory, or the device that the memory is page-locked for.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// What it holds and has done. The device is asked what of the memory that waits for streams is done, and not waited
-    /// for: so what was dropped before a flow's [`run`](crate::Flow::run) has returned is at rest.
+    /// Current usage and counters. Queries the device for memory that waits for streams, without blocking: memory that
+    /// was dropped before a flow's [`run`](crate::Flow::run) returned is not counted as waiting.
     pub fn stats(&self) -> MemoryStats {
         self.heap.sweep();
         self.heap.stats()
     }
 
-    /// Gives the driver back what is kept for whoever asks next: so many bytes. Blocks stay.
+    /// Returns cached memory to the driver, and the number of bytes to the caller. Blocks stay.
     pub fn trim(&self) -> u64 {
         self.heap.trim()
     }
 
-    /// Memory for `len` elements, for work on this stream from now on; contents unknown. Other streams may use it too, and
-    /// come after.
+    /// Memory for `len` elements, for work that is enqueued on this stream from now on; contents unknown. Other streams
+    /// may use it too, if they are ordered after this point.
     ///
-    /// Where there is none left, the stream may be made to wait, on the device, for memory that was freed and is not yet
-    /// done with. The host waits for nothing.
+    /// If no memory is free, the stream may be made to wait, on the device, for freed memory that is still in use. The
+    /// host does not wait.
     ///
     /// # Errors
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers; [`Usage`](ErrorKind::Usage) for no elements, or for a stream
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers; [`Usage`](ErrorKind::Usage) for 0 elements or a stream
     /// of another device; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn alloc<T: Plain>(&self, stream: &Stream, len: usize) -> Result<Buffer<T>> {
         let bytes = len.saturating_mul(size_of::<T>()) as u64;
         self.alloc_for(Some(stream), len).map_err(|error| self.heap.advise(error, bytes))
     }
 
-    /// Without a stream: for whoever.
+    /// As [`alloc`](Self::alloc); without a stream, for use on any.
     pub(crate) fn alloc_for<T: Plain>(&self, stream: Option<&Stream>, len: usize) -> Result<Buffer<T>> {
-        let memory = self.heap.alloc(&self.device, bytes_of::<T>(len)?, stream, Asker::Call(0))?;
+        let memory = self.heap.alloc(&self.device, bytes_of::<T>(len)?, stream, RequestKind::Call(0))?;
         Ok(Buffer::of_memory(memory, len))
     }
 
-    /// True for page-locked memory of the host.
+    /// True for page-locked host memory.
     pub fn is_host(&self) -> bool {
         self.heap.is_host()
     }
 
-    /// As [`alloc`](Self::alloc), as soon as there is some: those who wait are served in the order of their coming.
+    /// As [`alloc`](Self::alloc), but waits until memory is free. Requests are served first come, first served.
     ///
-    /// It waits for whoever has the memory to drop it, and nobody finds out if that is the one who waits. So hold none of the
-    /// allocator's memory while you wait for more of it: ask for all at once. In an operator's run it holds the flow up as
-    /// any other future does that somebody outside may resolve, and is never reported as a stall. Where a flow is to find
-    /// out, give the operator a [`memory`](crate::condition::memory) condition instead: operators that wait for each
-    /// other's memory end the flow with [`Stalled`](ErrorKind::Stalled), which says who waits for what.
+    /// It waits until other owners drop their memory. If the waiting task is such an owner itself, the deadlock is not
+    /// detected: so request all memory at once. In an operator's run this blocks the flow as any other future does that
+    /// code outside may resolve, and is never reported as a stall. To have stalls detected, give the operator a
+    /// [`memory`](crate::condition::memory) condition instead: operators that wait for each other's memory end the flow
+    /// with [`Stalled`](ErrorKind::Stalled), which says which one waits for what.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc): [`OutOfMemory`](ErrorKind::OutOfMemory) if there can never be so much, or if nobody has any
-    /// that could come back.
+    /// As [`alloc`](Self::alloc): [`OutOfMemory`](ErrorKind::OutOfMemory) if there can never be that much, or if no
+    /// memory is in use that could be freed.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the place in the line, and nothing else. One that was polled keeps its place until it is
-    /// dropped: if it is not polled again, it holds up all requests behind it, until the device is lost.
+    /// Dropping the future gives up its place in the queue, and nothing else. Once polled, it keeps its place until
+    /// then: if it is not polled again, it blocks all requests behind it until the device is lost.
     pub async fn alloc_when_free<T: Plain>(&self, stream: &Stream, len: usize) -> Result<Buffer<T>> {
         let memory = self.heap.alloc_when_free(&self.device, bytes_of::<T>(len)?, Some(stream)).await?;
         Ok(Buffer::of_memory(memory, len))
@@ -195,7 +197,8 @@ impl Allocator {
 }
 
 impl Stream {
-    /// Memory of the device's own [`Allocator`] for `len` elements, for work on this stream from now on; contents unknown.
+    /// Memory of the device's default [`Allocator`] for `len` elements, for work that is enqueued on this stream from
+    /// now on; contents unknown.
     ///
     /// ```
     /// use wakeline::{Stream, device::{Device, Emulated}};
@@ -214,7 +217,8 @@ impl Stream {
     /// As [`Allocator::alloc`].
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<Buffer<T>> {
         let device = self.device();
-        let memory = Arena::of(device).own(device).alloc(device, bytes_of::<T>(len)?, Some(self), Asker::Call(0))?;
+        let memory =
+            Arena::of(device).own(device).alloc(device, bytes_of::<T>(len)?, Some(self), RequestKind::Call(0))?;
         Ok(Buffer::of_memory(memory, len))
     }
 }
@@ -227,7 +231,7 @@ impl PartialEq for Allocator {
 
 impl Eq for Allocator {}
 
-/// What it hands out, and how much of it: `2 blocks of 1048576 bytes on cuda:0`.
+/// Source and size: `2 blocks of 1048576 bytes on cuda:0`.
 impl fmt::Display for Allocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = self.heap.place();

@@ -1,4 +1,4 @@
-//! [`Buffer`]: owned memory of a device, or page-locked memory of the host, for elements of one type.
+//! [`Buffer`]: owned device memory or page-locked host memory for elements of one type.
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
@@ -11,8 +11,8 @@ use crate::{
 
 /// Owned memory for `len` elements, on a device or on the host.
 ///
-/// Streams may use it in any order: each use waits, on the device, for those it must come after. Dropping it never
-/// blocks: what a stream may still touch is kept until it is done.
+/// Streams may use it in any order: each use waits, on the device, for the uses that it must come after. Dropping it
+/// never blocks: memory that a stream may still access is kept until that work is done.
 ///
 /// ```
 /// use wakeline::{Buffer, Stream, device::{Device, Emulated}};
@@ -44,17 +44,17 @@ impl<T: Plain> Buffer<T> {
     /// Device memory for `len` elements, contents unknown.
     ///
     /// # Errors
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers; [`Usage`](ErrorKind::Usage) for no elements, or for the
-    /// host, which has [`Buffer::pinned`].
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers; [`Usage`](ErrorKind::Usage) for 0 elements, or for the
+    /// host: use [`Buffer::pinned`] there.
     pub fn new(device: &Device, len: usize) -> Result<Self> {
         Ok(Self { memory: Memory::on(device, bytes_of::<T>(len)?)?, len, of: PhantomData })
     }
 
-    /// Page-locked memory of the host for `len` elements, which `device` copies to and from without a pause, and so do all other
-    /// devices of its make.
+    /// Page-locked host memory for `len` elements, which `device` and all other devices of its kind copy to and from
+    /// asynchronously.
     ///
-    /// For [`Device::host`] it is ordinary memory, which costs less to make and more to copy: each copy to or from a device goes
-    /// through page-locked memory, and a part of it is made by the host.
+    /// For [`Device::host`] it is ordinary memory, which is cheaper to allocate but slower to copy: each copy to or
+    /// from a device goes through page-locked memory, and the host performs a part of it.
     ///
     /// # Errors
     /// As [`Buffer::new`].
@@ -62,7 +62,7 @@ impl<T: Plain> Buffer<T> {
         Ok(Self { memory: Memory::pinned(device, bytes_of::<T>(len)?)?, len, of: PhantomData })
     }
 
-    /// Device memory with a copy of `data`, enqueued on `stream`.
+    /// Device memory with a copy of `data`, which is enqueued on `stream`.
     ///
     /// # Errors
     /// As [`Buffer::new`].
@@ -75,14 +75,14 @@ impl<T: Plain> Buffer<T> {
         Ok(there)
     }
 
-    /// A copy of the elements on the host, made on `stream`, once it is done.
+    /// Copies the elements to the host, on `stream`, and waits for the copy.
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault, [`OutOfMemory`](ErrorKind::OutOfMemory) if there is no
-    /// page-locked memory for it.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault, [`OutOfMemory`](ErrorKind::OutOfMemory) if no page-locked
+    /// memory is available for the copy.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the copy up; the elements are as they were.
+    /// Dropping the future discards the copy. The elements are not changed.
     pub async fn to_vec(&self, stream: &Stream) -> Result<Vec<T>> {
         let mut here = Self::of_memory(Memory::pinned_for(stream, bytes_of::<T>(self.len)?)?, self.len);
         stream.copy(self, &mut here)?;
@@ -94,7 +94,7 @@ impl<T: Plain> Buffer<T> {
         Self { memory, len, of: PhantomData }
     }
 
-    /// From now on it counts as this one's.
+    /// Charges the memory to this account from now on.
     pub(crate) fn count_for(mut self, account: &Arc<Account>) -> Self {
         self.memory.count_for(account);
         self
@@ -104,7 +104,7 @@ impl<T: Plain> Buffer<T> {
         self.memory
     }
 
-    /// Elements.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -114,26 +114,26 @@ impl<T: Plain> Buffer<T> {
         self.len == 0
     }
 
-    /// The device that it belongs to, or whose copies it is page-locked for.
+    /// The device of its memory, or the device that the memory is page-locked for.
     pub fn device(&self) -> &Device {
         self.memory.device()
     }
 
-    /// True for memory of the host.
+    /// True for host memory.
     pub fn is_host(&self) -> bool {
         self.memory.is_host()
     }
 
-    /// Where it lies in its device's memory, for other libraries: a `CUdeviceptr`. What they enqueue with it is nobody's to
-    /// order; [`Stream::external`] is.
+    /// Its address in the device's memory, for other libraries: a `CUdeviceptr`. Work that is enqueued with it is not
+    /// ordered by wakeline; use [`Stream::external`] for that.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of the host.
+    /// [`Usage`](ErrorKind::Usage) for host memory.
     pub fn device_address(&self) -> Result<u64> {
         self.memory.address().map(|address| address.0)
     }
 
-    /// What a device is doing with it. Asks the device, and does not wait for it.
+    /// What a device is doing with it. Queries the device without waiting for it.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -141,9 +141,9 @@ impl<T: Plain> Buffer<T> {
         self.memory.state()
     }
 
-    /// Resolves when its data is available: when all that was enqueued until now and writes to it is done, or, at the latest, what
-    /// its stream was given until this is first polled. It may be
-    /// awaited, or be made a condition of an operator's next run with [`Cx::run_after`](crate::Cx::run_after).
+    /// Resolves when its data is available: when all writes that are enqueued by now are done. It may also wait for
+    /// work that is enqueued on the writing stream until this is first polled. Await it, or make it a condition of an
+    /// operator's next run with [`Cx::run_after`](crate::Cx::run_after).
     ///
     /// ```
     /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, memory::BufferState};
@@ -161,7 +161,7 @@ impl<T: Plain> Buffer<T> {
         self.memory.host_access(false)
     }
 
-    /// The elements, once no write to them is in flight. For memory of the host.
+    /// The elements, once no write to them is in flight. For host memory only.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for device memory; [`DeviceLost`](ErrorKind::DeviceLost) if the write never ends.
@@ -175,7 +175,7 @@ impl<T: Plain> Buffer<T> {
         }
     }
 
-    /// The elements to write to, once nothing that uses them is in flight. For memory of the host.
+    /// The elements for writing, once nothing that uses them is in flight. For host memory only.
     ///
     /// # Errors
     /// As [`Buffer::read`].
@@ -189,7 +189,7 @@ impl<T: Plain> Buffer<T> {
         }
     }
 
-    /// The elements, without waiting. For memory of the host.
+    /// The elements, without waiting. For host memory only.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for device memory, or while a write is in flight.
@@ -197,7 +197,7 @@ impl<T: Plain> Buffer<T> {
         elements(self.memory.host_slice()?)
     }
 
-    /// The elements to write to, without waiting. For memory of the host.
+    /// The elements for writing, without waiting. For host memory only.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for device memory, or while anything that uses them is in flight.
@@ -218,7 +218,7 @@ impl<T: Plain> fmt::Debug for Buffer<T> {
 
 /// Elements that a kernel or a copy may read: a [`Buffer`], an [`Envelope`](crate::Envelope).
 ///
-/// Sealed: what lies behind it has its uses tracked.
+/// Sealed: its implementors track the uses of their memory.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not hold elements of `{T}` that a kernel or a copy could read",
     label = "expected a `Buffer<{T}>` or an `Envelope<{T}>`"
@@ -240,7 +240,7 @@ pub trait DeviceSliceMut<T: Plain>: DeviceSlice<T> {
     fn view_mut(&mut self) -> ViewMut<'_>;
 }
 
-// What keeps `DeviceSlice` to the types of this crate: a view of other elements would have the wrong length.
+// Restricts `DeviceSlice` to the types of this crate: a view of other elements would have the wrong length.
 mod sealed {
     #[allow(unreachable_pub, reason = "public in a private module: that is what seals it")]
     pub trait Sealed<T> {}
@@ -249,7 +249,7 @@ pub(crate) use sealed::Sealed;
 
 impl<T: Plain> Sealed<T> for Buffer<T> {}
 
-/// Borrowed elements: made and used within one enqueue.
+/// Borrowed elements, for the duration of one enqueue.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
@@ -257,8 +257,8 @@ pub struct View<'a> {
     pub(crate) len: usize,
 }
 
-/// Exclusively borrowed elements: nobody else has a view of this memory while it lives, so no launch gets the same
-/// memory twice.
+/// Exclusively borrowed elements: no other view of this memory exists meanwhile, so no launch gets the same memory
+/// twice.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct ViewMut<'a> {
@@ -266,7 +266,7 @@ pub struct ViewMut<'a> {
     pub(crate) len: usize,
 }
 
-/// Elements that a piece of work uses, and how.
+/// Elements that one operation uses, and how.
 #[derive(Debug)]
 pub(super) enum Access<'a> {
     Read(View<'a>),
@@ -285,7 +285,7 @@ impl Access<'_> {
         }
     }
 
-    /// Their start, for work on a stream of the same device.
+    /// Their address, for work on a stream of the same device.
     pub(super) fn reachable(&self, stream: &Stream) -> Result<Address> {
         let memory = match self {
             Self::Read(view) => view.memory,
@@ -308,7 +308,7 @@ impl Access<'_> {
         }
     }
 
-    /// Makes the stream wait for what must come before.
+    /// Makes the stream wait for the uses that this one must come after.
     pub(super) fn order(&mut self, stream: &Stream) -> Result<()> {
         match self {
             Self::Read(view) => view.memory.before_read(stream),

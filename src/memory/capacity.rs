@@ -1,22 +1,23 @@
-//! Whether so much memory can ever be there: asked before many pieces are taken one by one.
+//! Whether an amount of memory can ever be available: checked before many pieces are allocated one by one.
 
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
 };
 
-/// Pieces that one allocator reserves, or one hub has at one place, at most: each is an allocation of the driver's.
+/// The largest number of pieces of one allocator, or of one hub at one place: each is an allocation of the driver.
 const MOST_PIECES: usize = 1 << 20;
 
-/// What a piece takes at least.
+/// The least that a piece takes.
 const LEAST_BYTES: u64 = crate::device::backend::MOST_ALIGNMENT as u64;
 
-/// Below this a host is not asked how much it has.
+/// For less than this, the host's memory size is not queried.
 const SMALL: u64 = 1 << 30;
 
-/// An error if `count` pieces of `bytes` bytes can never be there: in the memory of `device`, or, for `host`, in the host's.
+/// Returns an error if `count` pieces of `bytes` bytes can never be available: in the memory of `device` or, with
+/// `host`, in host memory.
 ///
-/// What is there now is not looked at: others may give some back.
+/// The free memory at present does not matter: other users may free some.
 ///
 /// # Errors
 /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers.
@@ -29,7 +30,7 @@ pub(crate) fn can_hold(device: &Device, host: bool, bytes: u64, count: usize) ->
     }
     let all = bytes.max(LEAST_BYTES).checked_mul(count as u64);
     let on_device = if host { None } else { device.backend().memory().ok().map(|info| info.total) };
-    // The memory of an emulated device is the host's.
+    // The memory of an emulated device is host memory.
     let on_host = if host || device.is_emulated() { host_bytes(all.unwrap_or(u64::MAX)) } else { None };
     let most = on_device.into_iter().chain(on_host).min().unwrap_or(u64::MAX);
     match all {
@@ -44,7 +45,7 @@ pub(crate) fn can_hold(device: &Device, host: bool, bytes: u64, count: usize) ->
     }
 }
 
-/// The host's memory, where `wanted` is a large part of what a host has and the system says how much that is.
+/// The size of host memory, if `wanted` is large enough for it to matter and the system reports it.
 fn host_bytes(wanted: u64) -> Option<u64> {
     if wanted < SMALL { None } else { crate::device::host_memory() }
 }

@@ -1,4 +1,4 @@
-//! Streams shared with cudarc, and with what is built on it (candle, burn): in and out.
+//! Sharing streams with cudarc and with libraries built on it (candle, burn), in both directions.
 
 use std::sync::Arc;
 
@@ -11,40 +11,41 @@ use crate::{
 };
 
 impl Stream {
-    /// A stream of cudarc's, as one of wakeline's. It is kept as long as anybody has this one.
+    /// Wraps a stream of cudarc. It is kept alive as long as a handle of the wrapper is.
     ///
-    /// What goes through wakeline ([`external`](Self::external) too) is ordered and tracked as on any stream. What others
-    /// put into it themselves is in the same queue, before or behind, and wakeline does not see what that touches: who
-    /// does so answers for it that it touches no memory of wakeline's, which only [`external`](Self::external) may hand
-    /// out. Whoever waits for the stream ([`wait_for`](Self::wait_for), [`join`](Self::join),
-    /// [`completed`](Self::completed)) waits for others' work too.
+    /// Work that goes through wakeline (including [`external`](Self::external)) is ordered and tracked as on any
+    /// stream. Work that is enqueued directly is in the same queue, before or after it, and wakeline does not see what
+    /// it accesses: it must not access wakeline's memory, which only [`external`](Self::external) may hand out. A wait
+    /// for the stream ([`wait_for`](Self::wait_for), [`join`](Self::join), [`completed`](Self::completed)) includes
+    /// that work.
     ///
     /// The null stream gives [`Stream::default_of`].
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if `device` is no CUDA device, if the stream is not of its primary context, and for
-    /// the per-thread default stream, which is another one on each thread; [`DeviceLost`](ErrorKind::DeviceLost) after a
-    /// fault.
+    /// [`Usage`](ErrorKind::Usage) if `device` is not a CUDA device, if the stream is not of its primary context, and
+    /// for the per-thread default stream, which is a different stream on each thread;
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     ///
     /// # Safety
-    /// The stream is not captured ([`CudaStream::begin_capture`]) while this one is in use: work that goes into a graph would
-    /// run again with memory that is somebody else's by then. What others put into it touches no memory of wakeline's.
+    /// The stream is not captured ([`CudaStream::begin_capture`]) while this one is in use: work captured into a graph
+    /// would run again with memory that has another owner by then. Work that is enqueued directly does not access
+    /// wakeline's memory.
     pub unsafe fn from_cudarc(device: &Device, stream: Arc<CudaStream>) -> Result<Self> {
         const LEGACY: usize = 1;
         const PER_THREAD: usize = 2;
         device.check()?;
         let wrong = |what: String| Err(Error::new(ErrorKind::Usage, what).at("a stream of cudarc's"));
         let Some(context) = device.backend().cuda_context() else {
-            return wrong(format!("{device} is no CUDA device"));
+            return wrong(format!("{device} is not a CUDA device"));
         };
         if context.cu_ctx() != stream.context().cu_ctx() {
             let ordinal = stream.context().ordinal();
-            return wrong(format!("it is of a context of device {ordinal} that is not the primary one of {device}"));
+            return wrong(format!("its context on device {ordinal} is not the primary context of {device}"));
         }
         match stream.cu_stream().expose_provenance() {
             0 | LEGACY => Self::default_of(device),
             PER_THREAD => {
-                wrong("the per-thread default stream is another one on each thread: make one of your own".into())
+                wrong("the per-thread default stream is a different one on each thread: create a stream".into())
             }
             raw => {
                 let name = format!("cudarc {raw:#x}");
@@ -55,32 +56,32 @@ impl Stream {
         }
     }
 
-    /// This stream as one of cudarc's, for its calls and for libraries built on it. cudarc does not end it.
+    /// This stream as a stream of cudarc, for its calls and for libraries built on it. cudarc does not destroy it.
     ///
-    /// To share one without this function's contract, make it with cudarc and bring it in with
+    /// To share a stream without this function's contract, create it with cudarc and wrap it with
     /// [`from_cudarc`](Self::from_cudarc).
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if it is not on a CUDA device.
+    /// [`Usage`](ErrorKind::Usage) if the stream is not on a CUDA device.
     ///
     /// # Safety
-    /// This stream, or a clone, lives as long as the returned one and whatever keeps that. What is enqueued through it
-    /// touches no memory of wakeline's: that goes through [`external`](Self::external).
+    /// This stream, or a clone, outlives the returned one and everything that keeps that one. Work that is enqueued
+    /// through it does not access wakeline's memory: use [`external`](Self::external) for that.
     pub unsafe fn to_cudarc(&self) -> Result<Arc<CudaStream>> {
         let Some(context) = self.device().backend().cuda_context() else {
             return Err(Error::new(
                 ErrorKind::Usage,
-                format!("{} is no CUDA device: cudarc has no stream there", self.device()),
+                format!("{} is not a CUDA device: cudarc has no stream there", self.device()),
             ));
         };
         let raw = std::ptr::with_exposed_provenance_mut(self.raw().0 as usize);
-        // SAFETY: the handle is that of a live stream of this context, its owner keeps it alive (this function's
-        // contract), and order between the two users is that contract's too.
+        // SAFETY: the handle is that of a live stream of this context. By this function's contract its owner keeps it
+        // alive, and the caller keeps the order between its two users.
         Ok(unsafe { context.wrap_borrowed_stream(raw) })
     }
 }
 
-/// An operator's own error, with cudarc's as its cause.
+/// An operator's own error, with cudarc's error as its cause.
 impl From<DriverError> for Error {
     fn from(cause: DriverError) -> Self {
         Self::other(cause)

@@ -1,16 +1,17 @@
-//! A graph as it is launched: in order with everybody who uses its memory, and ended only when its launches are done.
+//! An instantiated graph: its launches are ordered with all other uses of its memory, and it is destroyed once they are
+//! done.
 //!
 //! ```text
-//!   launch on s    the turn ──> s waits for the uses of all that it touches ──> enqueued ──> its ticket is a use of all that
-//!   update, set    the device agrees ──> what it uses instead is used by launches from now on;
-//!                  what it used before goes when the launches until now are done
-//!   drop           its launches are done: ended at once; otherwise at the lookout's beat that finds them so
+//!   launch on s    take the use lock ──> s waits for the uses of all its memory ──> enqueued ──> its ticket is noted
+//!   update, set    the device accepts ──> launches from now on use the new resources;
+//!                  the replaced ones are dropped once the launches until now are done
+//!   drop           launches are done: destroyed at once; otherwise at the monitor's tick that finds them done
 //! ```
 //!
-//! The turn is one for all devices, and a change takes a time that grows with the graph: so it takes none.
+//! All devices share the use lock, and a change takes a time that grows with the graph: so a change does not take it.
 //!
-//! Locks are taken in this order: the turn, what it uses, a recorder's state. What somebody may have given a destructor of
-//! his own, memory, callbacks, is dropped with none of them held.
+//! Locks are taken in this order: the use lock, the exec's uses, a recorder's state. Values that may have user-defined
+//! destructors (memory, callbacks) are dropped with none of them held.
 
 mod open;
 
@@ -28,21 +29,21 @@ use smallvec::SmallVec;
 use super::{
     Buffer, Home, Memory, Origin, Owned, Plain, Staging,
     buffer::{View, bytes_of},
-    hold::{Hold, Tie, Turn},
+    graph_memory::{GraphMemory, SharedUses, UseLock},
     ledger::{Arena, Ledger},
 };
 use crate::{
     device::{
         Device,
-        backend::{Address, Backend, Condition, NodeWork, RawExec, RawNode, Refused},
-        draft::{Few, Kind},
-        piece::Piece,
+        backend::{Address, Backend, GraphCondition, NodeWork, RawExec, RawNode, Refused},
+        graph_ir::{Kind, NodeSet},
         recorder::{self, Recorder},
+        work_item::WorkItem,
     },
     error::{Error, ErrorKind, Result},
     stream::{
         Launched, Stream, Streams, Ticket,
-        capture::{Capture, Kept},
+        capture::{Capture, KeptAlive},
     },
     sync::{Deferred, Level, Mutex, discard, discard_all, lock},
 };
@@ -51,25 +52,25 @@ use crate::{
 pub(crate) struct Execution {
     device: Device,
     raw: RawExec,
-    /// One thread launches or changes it at a time. Shared with the lookout, which lets go what a change has replaced.
+    /// One thread launches or changes it at a time. Shared with the completion monitor, which drops replaced resources.
     uses: Arc<Mutex<Uses>>,
 }
 
 /// What launches use.
 #[derive(Default)]
 struct Uses {
-    /// That of the graph that it was made of, and of those within.
+    /// The resources of the graph that it was instantiated from, and of graphs within.
     graph: Use,
-    /// That of the graph that it was updated with last.
+    /// The resources of the graph of the last update.
     update: Option<Use>,
-    /// That of the nodes that were set since.
+    /// The resources of nodes that were set since.
     nodes: Vec<(usize, Use)>,
-    /// What only launches before a change use: those that were open then.
+    /// Replaced resources, with the launches that use them: those that were open at the change.
     before: Vec<(Use, Open)>,
-    /// The lookout looks after these.
+    /// The completion monitor sweeps this.
     is_swept: bool,
-    /// All that launches from now on use: each once.
-    holds: SmallVec<[Arc<Hold>; 2]>,
+    /// The memory that launches from now on use, without duplicates.
+    graph_memories: SmallVec<[Arc<GraphMemory>; 2]>,
     /// How often these have changed.
     changes: u64,
     ends: Vec<End>,
@@ -78,12 +79,12 @@ struct Uses {
 /// What some of its nodes use.
 #[derive(Default)]
 pub(crate) struct Use {
-    pub(crate) holds: SmallVec<[Arc<Hold>; 1]>,
-    /// Beside memory: events, a graph.
+    pub(crate) graph_memories: SmallVec<[Arc<GraphMemory>; 1]>,
+    /// Other than memory: events, a graph.
     #[allow(dead_code, reason = "held")]
-    pub(crate) kept: Kept,
-    /// What they do: so the device is not the last to have its callback.
-    pub(crate) piece: Option<Piece>,
+    pub(crate) kept: KeptAlive,
+    /// The nodes' work. Kept so that the device is not the last owner of a callback.
+    pub(crate) work_item: Option<WorkItem>,
 }
 
 /// Launches that are not known to be done.
@@ -91,7 +92,7 @@ type Open = SmallVec<[Ticket; 3]>;
 
 impl Use {
     fn open(&self) -> Open {
-        self.holds.iter().flat_map(|hold| hold.open_launches()).collect()
+        self.graph_memories.iter().flat_map(|graph_memory| graph_memory.open_launches()).collect()
     }
 }
 
@@ -102,20 +103,21 @@ impl Uses {
         uses
     }
 
-    /// Launches from now on use what is here, and this no more.
+    /// Collects what launches from now on use, and keeps the replaced resources for earlier launches.
     fn changed(&mut self, gone: impl IntoIterator<Item = Use>) {
         let all = iter::once(&self.graph).chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
         self.changes += 1;
         let mut known = HashSet::new();
-        let holds = all.flat_map(|of| &of.holds).filter(|hold| known.insert(Arc::as_ptr(hold)));
-        self.holds = holds.cloned().collect();
+        let graph_memories =
+            all.flat_map(|of| &of.graph_memories).filter(|graph_memory| known.insert(Arc::as_ptr(graph_memory)));
+        self.graph_memories = graph_memories.cloned().collect();
         self.before.extend(gone.into_iter().map(|gone| {
             let open = gone.open();
             (gone, open)
         }));
     }
 
-    /// Drops what no launch uses any more. True if some is left; if not, the lookout no longer looks after it.
+    /// Drops what no launch uses any more. True if some is left; if not, the completion monitor stops sweeping it.
     fn tidy(this: &Mutex<Self>) -> bool {
         let _later = Deferred::new();
         let mut uses = lock(this);
@@ -127,14 +129,14 @@ impl Uses {
         is_left
     }
 
-    /// Of launches from now on, and of those before.
-    fn all(&self) -> impl Iterator<Item = &Arc<Hold>> {
+    /// The memory of launches from now on, and of earlier ones.
+    fn all(&self) -> impl Iterator<Item = &Arc<GraphMemory>> {
         let before = self.before.iter().map(|(of, _)| of);
         let now = [&self.graph].into_iter().chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
-        now.chain(before).flat_map(|of| &of.holds)
+        now.chain(before).flat_map(|of| &of.graph_memories)
     }
 
-    /// What no launch uses any more, to be dropped without a lock.
+    /// Takes what no launch uses any more, to be dropped without a lock.
     #[inline]
     fn take_over(&mut self, mut is_over: impl FnMut(&mut Open) -> bool) -> Vec<Use> {
         if self.before.is_empty() {
@@ -153,7 +155,7 @@ impl Execution {
             let state = recorder.state();
             device.backend().graph_instantiate(state.graph)
         };
-        let raw = Streams::of(device).heed(made)?;
+        let raw = Streams::of(device).observe(made)?;
         Ok(Self { device: device.clone(), raw, uses: Arc::new(Mutex::at(Level::ExecUses, Uses::new(graph, ends))) })
     }
 
@@ -164,17 +166,22 @@ impl Execution {
     fn may_be_on(&self, stream: &Stream) -> Result<()> {
         let wrong = |text: String| Err(Error::new(ErrorKind::Usage, text));
         if stream.device() != &self.device {
-            return wrong(format!("a graph of {} on stream `{}` of {}", self.device, stream.name(), stream.device()));
+            return wrong(format!(
+                "a graph of {} cannot run on stream `{}` of {}",
+                self.device,
+                stream.name(),
+                stream.device()
+            ));
         }
         if stream.capture().is_some() {
             return wrong(
-                "a graph is launched into a capture: a graph that is built has it as a child, `Builder::child`".into(),
+                "a graph cannot be launched into a capture: build a graph with it as a child, `Builder::child`".into(),
             );
         }
         Ok(())
     }
 
-    /// Brings it to the device, so that its first launch need not.
+    /// Uploads it to the device, so that its first launch need not.
     pub(crate) fn upload(&self, stream: &Stream) -> Result<()> {
         self.may_be_on(stream)?;
         let (room, _uses) = stream.make_room(|| {
@@ -188,25 +195,26 @@ impl Execution {
         self.launch_with(stream, &mut [])
     }
 
-    /// With what lies at its open ends.
+    /// Launches it with the memory at its open ends.
     pub(crate) fn launch_with(&self, stream: &Stream, given: &mut [Given<'_>]) -> Result<Ticket> {
         self.may_be_on(stream)?;
         given.iter().filter(|given| given.written).try_for_each(|given| given.memory.writable())?;
-        // Before the locks, so that it is dropped after them.
+        // Declared before the locks, so that it is dropped after them.
         let _gone;
-        let (room, _turn, mut uses) = loop {
+        let (room, _use_lock, mut uses) = loop {
             let looked_at = Cell::new(None);
-            let (room, turn) = stream.make_room(|| {
-                Turn::take_when(|| {
+            let (room, use_lock) = stream.make_room(|| {
+                UseLock::take_when(|| {
                     let uses = lock(&self.uses);
                     looked_at.set(Some(uses.changes));
-                    uses.holds.iter().any(|hold| hold.is_lent()) || given.iter().any(|given| given.memory.is_lent())
+                    uses.graph_memories.iter().any(|graph_memory| graph_memory.is_lent())
+                        || given.iter().any(|given| given.memory.is_lent())
                 })
             })?;
             let uses = lock(&self.uses);
-            // A change takes no turn: since it was looked, there may be memory here that is lent.
+            // A change does not take the use lock: since the check, there may be new memory here that is lent.
             if looked_at.get().is_none_or(|changes| changes == uses.changes) {
-                break (room, turn, uses);
+                break (room, use_lock, uses);
             }
         };
         _gone = uses.take_over(|open| open.iter().all(Ticket::has_passed));
@@ -214,22 +222,22 @@ impl Execution {
         for Given { memory, written, .. } in given.iter_mut() {
             if *written { memory.before_write(stream) } else { memory.before_read(stream) }?;
         }
-        uses.holds.iter().try_for_each(|hold| hold.is_not_captured(stream))?;
-        uses.holds.iter().try_for_each(|hold| hold.before_launch(stream))?;
-        // SAFETY: all memory that its nodes use is held by `uses`, which live until the launch is done: dropped, this gives
-        // them to the lookout for as long, and what a change replaces stays as long, too. What lies at its open ends is given,
-        // as was just seen to, and memory with an open ticket is parked, not freed: the ticket is noted below, before anybody
-        // else can drop it.
+        uses.graph_memories.iter().try_for_each(|graph_memory| graph_memory.is_not_captured(stream))?;
+        uses.graph_memories.iter().try_for_each(|graph_memory| graph_memory.before_launch(stream))?;
+        // SAFETY: all memory that its nodes use is held by `uses`, which live until the launch is done: on drop they
+        // are given to the completion monitor until then, and what a change replaces is kept until then, too. The
+        // memory at its open ends is in `given`, as was just checked, and memory with an open ticket is not freed: the
+        // ticket is noted below, before any other code can drop it.
         let ticket = stream
             .enqueue_launch(room, Launched::Graph, |backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
-        uses.holds.iter().for_each(|hold| hold.note_launch(&ticket));
+        uses.graph_memories.iter().for_each(|graph_memory| graph_memory.note_launch(&ticket));
         for Given { memory, written, .. } in given {
             if *written { memory.note_write(&ticket) } else { memory.note_read(&ticket) }
         }
         Ok(ticket)
     }
 
-    /// What its launches from now on do is what this graph's nodes do, which use `with`.
+    /// Launches from now on do what this graph's nodes do, which use `with`.
     pub(crate) fn update(&self, recorder: &Recorder, with: Use) -> Result<Result<(), Refused>> {
         self.device.check()?;
         let updated = {
@@ -247,13 +255,14 @@ impl Execution {
             updated
         };
         self.tidy();
-        Streams::of(&self.device).heed(updated)
+        Streams::of(&self.device).observe(updated)
     }
 
-    /// What a node does from now on is the piece of work in `with`, which is taken if the device agrees, and left otherwise.
+    /// Launches from now on run the work item in `with` at this node. Takes `with` if the device accepts it, and leaves
+    /// it otherwise.
     pub(crate) fn set(&self, recorder: &Recorder, node: usize, with: &mut Use) -> Result<Result<(), Refused>> {
         self.device.check()?;
-        let Some(new) = &with.piece else { return Ok(Ok(())) };
+        let Some(new) = &with.work_item else { return Ok(Ok(())) };
         let set = {
             let _later = Deferred::new();
             let mut uses = lock(&self.uses);
@@ -263,7 +272,7 @@ impl Execution {
                 Err(refused) => return Ok(Err(refused)),
             };
             if !new.is(kind) {
-                return Ok(Err(Refused { node: Some(raw), why: format!("a {} cannot take its place", new.name()) }));
+                return Ok(Err(Refused { node: Some(raw), why: format!("a {} cannot replace it", new.name()) }));
             }
             // SAFETY: what the work uses is held by `with`, which is kept from here on.
             let set = new.with(|work| unsafe { self.device.backend().exec_set(self.raw, raw, work) });
@@ -278,10 +287,9 @@ impl Execution {
             set
         };
         self.tidy();
-        Streams::of(&self.device).heed(set)
+        Streams::of(&self.device).observe(set)
     }
 
-    /// Whether launches from now on run a node.
     pub(crate) fn enable(&self, recorder: &Recorder, node: usize, enabled: bool) -> Result<Result<(), Refused>> {
         self.device.check()?;
         let done = {
@@ -292,11 +300,11 @@ impl Execution {
                 Err(refused) => return Ok(Err(refused)),
             }
         };
-        Streams::of(&self.device).heed(done)
+        Streams::of(&self.device).observe(done)
     }
 
-    /// Lets go what was used before a change by launches that are done now. What others still use goes at the lookout's beat that
-    /// finds them done, if no launch or change comes before.
+    /// Drops the replaced resources whose launches are done. The others are dropped by a later launch or change, or by
+    /// the completion monitor.
     fn tidy(&self) {
         if !Uses::tidy(&self.uses) {
             return;
@@ -307,23 +315,23 @@ impl Execution {
             let sweep = move || {
                 let (Some(uses), Some(ledger)) = (uses.upgrade(), ledger.upgrade()) else { return false };
                 let goes_on = Uses::tidy(&uses);
-                ledger.tell_later();
+                ledger.notify_later();
                 goes_on
             };
-            Streams::of(&self.device).lookout().sweep(Box::new(sweep));
+            Streams::of(&self.device).monitor().sweep(Box::new(sweep));
         }
     }
 
     /// Launches that are not known to be done.
     pub(crate) fn open_launches(&self) -> Open {
-        // Before the lock: tickets that are forgotten under it may be the last to hold a stream.
+        // Before the lock: forgotten tickets may be the last handles of a stream.
         let _later = Deferred::new();
-        lock(&self.uses).holds.iter().flat_map(|hold| hold.open_launches()).collect()
+        lock(&self.uses).graph_memories.iter().flat_map(|graph_memory| graph_memory.open_launches()).collect()
     }
 }
 
-/// Asks the device whether these launches are done, or never will be: then there are none of them left. Within a capture it
-/// is not asked.
+/// True if these launches are done, or never will be because the device is lost. Does not query the device within a
+/// capture.
 fn are_over(open: &mut Open) -> bool {
     let may_ask = Capture::may_ask_device();
     let mut lost = false;
@@ -342,32 +350,35 @@ fn are_over(open: &mut Open) -> bool {
     lost || open.is_empty()
 }
 
-/// A node that the driver knows as one.
-fn raw_of(state: &recorder::State, node: usize) -> Result<(RawNode, Kind), Refused> {
-    match state.draft.get(node).map(|node| (node.kind, &*node.raw)) {
+/// The driver's node, if there is exactly one.
+fn raw_of(state: &recorder::RecorderState, node: usize) -> Result<(RawNode, Kind), Refused> {
+    match state.ir.get(node).map(|node| (node.kind, &*node.raw)) {
         Some((kind, [raw])) if kind != Kind::External => Ok((*raw, kind)),
-        _ => Err(Refused { node: None, why: "it is another library's, and perhaps several of the driver's".into() }),
+        _ => Err(Refused {
+            node: None,
+            why: "it is another library's work, possibly several nodes of the driver".into(),
+        }),
     }
 }
 
-/// Adds a node that is all of another graph.
-pub(crate) fn add_child(recorder: &Recorder, after: Few, child: &Recorder) -> Result<usize> {
+/// Adds a node that contains another graph.
+pub(crate) fn add_child(recorder: &Recorder, after: NodeSet, child: &Recorder) -> Result<usize> {
     let child = child.child_state();
-    // SAFETY: what the child's nodes use is held by the holds of its graph, which the caller keeps with this one's.
-    // The driver does not let two look at one graph at once: nobody else does.
+    // SAFETY: the memory that the child's nodes use is held by its graph's `GraphMemory`, which the caller keeps with
+    // this graph's. The driver does not allow concurrent access to one graph: nothing else accesses it.
     unsafe { recorder.add(after, &NodeWork::Child(child.graph)) }
 }
 
-/// Adds a node that makes memory at each launch, and the memory, for the nodes that come after it.
+/// Adds a node that allocates memory at each launch. Returns the memory, for the nodes that come after it.
 pub(crate) fn add_alloc<T: Plain>(
     recorder: &Recorder,
-    hold: &Hold,
+    graph_memory: &GraphMemory,
     stream: &Stream,
     len: usize,
 ) -> Result<(usize, Buffer<T>)> {
     let bytes = bytes_of::<T>(len)?;
     if bytes == 0 {
-        return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element"));
+        return Err(Error::new(ErrorKind::Usage, "zero-length allocation: ask for at least one element"));
     }
     let mut address = Address(0);
     let name = format!("allocation of {bytes} bytes");
@@ -384,70 +395,80 @@ pub(crate) fn add_alloc<T: Plain>(
         size: bytes as u64,
         lane: 0,
         uses: super::access::Uses::default().locked(),
-        tie: OnceLock::new(),
+        shared_uses: OnceLock::new(),
         staging: Staging::default(),
         account: None,
         origin: Origin::Node,
     };
     let mut memory = Owned::new(Box::new(memory));
-    hold.made(&memory, address);
+    graph_memory.made(&memory, address);
     let ticket = stream.enqueue_point(|_, _| Ok(()))?;
     memory.note_write(&ticket);
     Ok((at, Buffer::of_memory(memory, len)))
 }
 
-/// Adds a node that gives back what another makes, after all that uses it.
+/// Adds a node that frees memory that another node allocates, after all nodes that use it.
 pub(crate) fn add_free<T: Plain>(
     recorder: &Recorder,
-    hold: &Hold,
+    graph_memory: &GraphMemory,
     stream: &Stream,
     buffer: Buffer<T>,
 ) -> Result<usize> {
-    let address = hold.unmake(&buffer.into_memory(), stream)?;
-    let address = address
-        .ok_or_else(|| Error::new(ErrorKind::Usage, "memory that no node of this graph makes: drop it, simply"))?;
-    // SAFETY: a node of this graph makes it; this one comes after that and after all that uses it, and whoever had it has
-    // given it away.
+    let address = graph_memory.unmake(&buffer.into_memory(), stream)?;
+    let address = address.ok_or_else(|| {
+        Error::new(ErrorKind::Usage, "no node of this graph allocates this memory: drop the buffer instead")
+    })?;
+    // SAFETY: a node of this graph allocates it. This node comes after that one and after all that use it, and its
+    // owner has given it up.
     unsafe { recorder.add(recorder.end_of(stream.raw()), &NodeWork::Free(address)) }
 }
 
-/// Adds such nodes for all that no node gives back yet.
-pub(crate) fn add_frees(recorder: &Recorder, hold: &Hold, stream: impl Fn() -> Result<Stream>) -> Result<()> {
+/// Adds such nodes for all memory that no node frees yet.
+pub(crate) fn add_frees(
+    recorder: &Recorder,
+    graph_memory: &GraphMemory,
+    stream: impl Fn() -> Result<Stream>,
+) -> Result<()> {
     loop {
         let stream = stream()?;
-        let Some(address) = hold.unmake_next(&stream)? else { return Ok(()) };
-        // SAFETY: as above; nobody adds any more to this graph.
+        let Some(address) = graph_memory.unmake_next(&stream)? else { return Ok(()) };
+        // SAFETY: as above. No more nodes are added to this graph.
         unsafe { recorder.add(recorder.end_of(stream.raw()), &NodeWork::Free(address)) }?;
     }
 }
 
-/// Adds a node with a graph within it, that runs as the first of these elements says; and the recorder of that graph.
+/// Adds a node that runs another graph depending on the first of these elements. Returns the node and the recorder of
+/// that graph.
 pub(crate) fn add_conditional(
     recorder: &Arc<Recorder>,
     stream: &Stream,
-    after: Few,
-    when: Condition,
+    after: NodeSet,
+    when: GraphCondition,
     flag: View<'_>,
 ) -> Result<(usize, Arc<Recorder>)> {
     if flag.len == 0 {
-        return Err(Error::new(ErrorKind::Usage, "a flag without elements: it is the first"));
+        return Err(Error::new(ErrorKind::Usage, "an empty flag: the condition is its first element"));
     }
     let address = flag.memory.address()?;
     if flag.memory.device() != stream.device() {
-        let text = format!("a flag on {} for a graph of {}", flag.memory.device(), stream.device());
+        let text = format!(
+            "the flag is on {} and the graph on {}: use a flag on the graph's device",
+            flag.memory.device(),
+            stream.device()
+        );
         return Err(Error::new(ErrorKind::Usage, text));
     }
-    // SAFETY: the flag has four bytes at least, in this device's memory; the graph's hold keeps it, as the caller notes its
-    // use.
+    // SAFETY: the flag has at least four bytes, in this device's memory. The graph's `GraphMemory` keeps it, as the
+    // caller notes its use.
     let (node, within) = unsafe { recorder.add_conditional(after, when, address) }?;
     Ok((node, Recorder::within(recorder, within)))
 }
 
-/// What is left of one that was dropped while launches of it run.
+/// The rest of an exec that was dropped while launches of it run.
 struct Ending {
     backend: Arc<dyn Backend>,
     ledger: Arc<Ledger>,
-    /// None once it is over.
+    /// `None` once it is destroyed.
     raw: Option<RawExec>,
     uses: Uses,
     open: Open,
@@ -455,21 +476,22 @@ struct Ending {
     counts: bool,
 }
 
-/// Of all devices: whoever makes an exec of a graph that has one at a time need not wait for the lookout.
+/// On all devices. If a device can have only one exec of a graph, its next instantiation need not wait for the
+/// completion monitor.
 static ENDINGS: Mutex<Vec<Weak<Mutex<Ending>>>> = Mutex::new(Vec::new());
 
 impl Ending {
-    /// True once it is over.
+    /// True once it is destroyed.
     fn look(ending: &Mutex<Self>) -> bool {
         let _later = Deferred::new();
         let mut this = lock(ending);
         if this.raw.is_some() && !are_over(&mut this.open) {
             return false;
         }
-        // Taken first, and dropped without the lock: a destructor in there may panic, or come here again.
+        // Taken first, and dropped without the lock: a destructor in there may panic, or call this function again.
         if let Some(raw) = this.raw.take() {
-            // SAFETY: its launches are done, or the device is lost and runs no more of them; nobody has it to launch it
-            // again, and it was taken.
+            // SAFETY: its launches are done, or the device is lost and runs no more of them. It was taken, so nothing
+            // can launch it again.
             unsafe { this.backend.exec_destroy(raw) };
         }
         let (uses, ledger) = (std::mem::take(&mut this.uses), this.ledger.clone());
@@ -479,7 +501,7 @@ impl Ending {
         if counted {
             ledger.exec_has_ended();
         }
-        ledger.tell_later();
+        ledger.notify_later();
         true
     }
 
@@ -498,16 +520,16 @@ impl Ending {
     }
 }
 
-/// A graph was destroyed, and the driver has the memory back that its nodes made, unless an exec still has it: the tasks that
-/// wait for memory look again.
+/// A graph was destroyed, and the driver has the memory back that its nodes allocated, unless an exec still has it:
+/// wakes the tasks that wait for memory.
 pub(crate) fn graph_ended(device: &Device) {
-    Arena::of(device).ledger.tell_later();
+    Arena::of(device).ledger.notify_later();
 }
 
-/// Ends what was dropped while its launches ran, as far as they are done by now: of what uses this memory, on all devices, since
-/// memory that is page-locked for one may be used by the graphs of another.
-pub(super) fn end_what_is_over(tie: &Arc<Tie>) {
-    Ending::look_at_all(|ending| ending.uses.all().any(|hold| hold.keeps(tie)));
+/// Destroys the dropped execs that use this memory and whose launches are done: on all devices, since graphs of other
+/// devices may use memory that is page-locked for one.
+pub(super) fn destroy_finished(shared_uses: &Arc<SharedUses>) {
+    Ending::look_at_all(|ending| ending.uses.all().any(|graph_memory| graph_memory.keeps(shared_uses)));
 }
 
 impl Drop for Execution {
@@ -523,7 +545,7 @@ impl Drop for Execution {
             endings.retain(|ending| ending.strong_count() > 0);
             endings.push(Arc::downgrade(&ending));
             drop(endings);
-            Streams::of(&self.device).lookout().sweep(Box::new(move || !Ending::look(&ending)));
+            Streams::of(&self.device).monitor().sweep(Box::new(move || !Ending::look(&ending)));
         }
     }
 }

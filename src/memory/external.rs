@@ -1,14 +1,14 @@
-//! Work that other libraries enqueue: what it touches is declared, its order and its ticket are wakeline's.
+//! Work that other libraries enqueue: the caller declares the memory, wakeline keeps the order.
 //!
 //! ```text
 //!   declared: reads a, writes b      the stream waits for what these must come after, as for a kernel's arguments
-//!   the caller's function            puts cuBLAS's, cuDNN's or anybody's work into the raw stream
-//!   a ticket, noted in a and b       whatever the function returned: something may have been enqueued all the same
+//!   the caller's function            enqueues work of cuBLAS, cuDNN or any other library into the raw stream
+//!   a ticket, noted in a and b       whatever the function returned: it may have enqueued work before an error
 //! ```
 //!
-//! The stream is not locked while the function runs. The ticket is made after it, so it covers all that the function
-//! enqueued, and perhaps a little more; nobody else writes what it reads, nor touches what it writes, as both are
-//! borrowed until then.
+//! The stream is not locked while the function runs. The ticket is created after the call, so it covers all that the
+//! function enqueued, and perhaps a little more. The slices are borrowed until then, so nothing else conflicts with
+//! them.
 
 use std::{
     any::TypeId,
@@ -25,7 +25,7 @@ use super::{
     DeviceSlice, DeviceSliceMut, Plain,
     buffer::Access,
     execution,
-    hold::{Lent, Turn},
+    graph_memory::{LentUses, UseLock},
 };
 use crate::{
     device::backend::{self, Arg, BodyArg, Emulation},
@@ -35,8 +35,8 @@ use crate::{
 };
 
 impl Stream {
-    /// Begins to declare work that another library is to enqueue into this stream: cuBLAS, cuDNN, one's own FFI. The
-    /// name is for errors and for the race checker.
+    /// Declares work that another library will enqueue into this stream: cuBLAS, cuDNN, your own FFI. The name is used
+    /// in errors and by the race checker.
     ///
     /// ```
     /// use wakeline::{Buffer, Stream, device::{Device, Emulated}};
@@ -52,7 +52,7 @@ impl Stream {
     ///         *y = 2.0 * x;
     ///     }
     /// });
-    /// // SAFETY: it enqueues into this stream alone, reads `x` and writes `y`, both of three elements, and nothing else.
+    /// // SAFETY: it enqueues into this stream only, reads three elements of `x`, writes three of `y`, no others.
     /// unsafe { call.enqueue(|stream, [x, y]| Ok(gemv(stream, x, y)?)) }?;
     /// assert_eq!(y.to_vec(&stream).await?, [2.0, 4.0, 6.0]);
     /// # Ok::<(), wakeline::Error>(())
@@ -63,8 +63,8 @@ impl Stream {
     }
 }
 
-/// Work of another library in the making: what it touches. See [`Stream::external`].
-#[must_use = "nothing happens before `enqueue`"]
+/// External work under construction: its declared slices. See [`Stream::external`].
+#[must_use = "nothing is enqueued before `enqueue` is called"]
 pub struct External<'a, A = [u64; 0]> {
     stream: &'a Stream,
     name: &'static str,
@@ -91,13 +91,13 @@ impl Element {
     }
 }
 
-impl<'a, A: Room> External<'a, A> {
-    /// It reads these elements, in device memory.
+impl<'a, A: RoomForSlice> External<'a, A> {
+    /// The work reads these elements, in device memory.
     pub fn read<T: Plain>(self, slice: &'a (impl DeviceSlice<T> + ?Sized)) -> External<'a, A::More> {
         self.using::<T>(Access::Read(slice.view()))
     }
 
-    /// It writes these elements, in device memory, and may read them.
+    /// The work writes these elements, in device memory, and may read them.
     pub fn write<T: Plain>(self, slice: &'a mut (impl DeviceSliceMut<T> + ?Sized)) -> External<'a, A::More> {
         self.using::<T>(Access::Write(slice.view_mut()))
     }
@@ -109,10 +109,10 @@ impl<'a, A: Room> External<'a, A> {
 }
 
 impl<A: Addresses> External<'_, A> {
-    /// What stands in for it on the emulated device: a function of the slices as they were declared, in their order. It
-    /// runs when its turn in the stream comes, in a graph at each launch; a panic in it is a trap.
+    /// Sets what runs in its place on the emulated device: a function of the slices, in order of declaration. It runs
+    /// at the work's position in the stream, in a graph at each launch. A panic in it is a trap.
     ///
-    /// Say it after the last slice. Without it the work is an error there.
+    /// Call this after the last slice is declared. Without it, the work is an error on the emulated device.
     pub fn emulated(mut self, body: impl for<'s> Fn(A::Slices<'s>) + Send + Sync + 'static) -> Self {
         let of: SmallVec<[(Element, bool); 8]> =
             self.uses.iter().map(|used| (used.element, used.access.writes())).collect();
@@ -129,44 +129,44 @@ impl<A: Addresses> External<'_, A> {
         self
     }
 
-    /// Orders the stream after what its slices must come after, calls the function, and notes their use. The function
-    /// gets the driver's stream, a `CUstream`, and the slices' addresses (`CUdeviceptr`s) in the order of their
-    /// declaration. The device's context is current. Nothing of wakeline is locked meanwhile. Where a graph uses one of the
-    /// slices, too, other threads that launch it, or use that slice, wait until the function has returned: it must not wait
-    /// for them.
+    /// Orders the stream after the uses that its slices must come after, calls the function, and notes the uses. The
+    /// function gets the driver's stream, a `CUstream`, and the slices' addresses (`CUdeviceptr`s) in order of
+    /// declaration. The device's context is current, and no lock is held. If a graph uses one of the slices too, other
+    /// threads that launch the graph, or use that slice, wait until the function has returned: it must not wait for
+    /// them.
     ///
-    /// An error or a panic of the function is passed on, and the slices count as used all the same: what it had
-    /// enqueued before runs. On the emulated device its [counterpart](Self::emulated) is enqueued in its place.
+    /// An error or a panic of the function is passed on, and the slices count as used all the same: work that it had
+    /// enqueued still runs. On the emulated device the [counterpart](Self::emulated) is enqueued instead.
     ///
     /// # Errors
-    /// The function's, with the place; [`Usage`](crate::ErrorKind::Usage) for a slice that is not on the stream's device
-    /// or, on the emulated device, without a counterpart; [`Race`](crate::ErrorKind::Race) if the checker finds one, and
-    /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault: then the function was not called.
+    /// The function's error, with the place. [`Usage`](crate::ErrorKind::Usage) for a slice that is not on the stream's
+    /// device or, on the emulated device, without a counterpart; [`Race`](crate::ErrorKind::Race) if the checker finds
+    /// one; [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault. In these cases the function was not called.
     ///
     /// # Safety
-    /// What the function enqueues goes into the given stream, or is ordered within it (forked from it and joined to
-    /// it) when the function returns. It touches no device memory of wakeline's but the declared slices, within their
-    /// lengths, and writes only those that are declared to be written; what it writes are values of their type. The
-    /// stream is not destroyed, captured or reset.
+    /// The work that the function enqueues goes into the given stream, or is ordered within it (forked from it and
+    /// joined to it) when the function returns. It accesses no device memory of wakeline but the declared slices,
+    /// within their lengths, and writes only those that are declared as written; it writes valid values of their type.
+    /// The stream is not destroyed, captured or reset.
     pub unsafe fn enqueue(self, call: impl FnOnce(*mut c_void, A) -> Result<()>) -> Result<()> {
         let Self { stream, name, mut uses, emulated, .. } = self;
         let place = || format!("external work `{name}` on `{}`", stream.name());
-        // The function's own work takes the place.
+        // The function's own work fills the slot.
         let losses = stream.make_room(|| ()).map_err(|error| error.at(place()))?.0.losses;
-        let turn = Turn::at(uses.iter().map(|used| used.access.memory()));
-        // Returned at the end, after the ticket is noted, or if it comes to nothing.
-        let mut _lent = Lent::default();
+        let use_lock = UseLock::at(uses.iter().map(|used| used.access.memory()));
+        // Returned at the end, after the ticket is noted, or on an error.
+        let mut _lent = LentUses::default();
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(uses.len());
         for Use { access, bytes, .. } in &mut uses {
             let address = access.reachable(stream).map_err(|error| error.at(place()))?;
             access.order(stream).map_err(|error| error.at(place()))?;
             args.push(Arg::Slice { address, len: access.len() as u64, bytes: *bytes as u64, write: access.writes() });
         }
-        // The function is called without the turn: nothing else uses memory that is lent meanwhile.
-        if turn.is_some() {
-            _lent = Lent::new(uses.iter().map(|used| used.access.memory()));
+        // The function is called without the lock: nothing else uses lent memory meanwhile.
+        if use_lock.is_some() {
+            _lent = LentUses::new(uses.iter().map(|used| used.access.memory()));
         }
-        drop(turn);
+        drop(use_lock);
         let addresses = A::addresses(|at| match args[at] {
             Arg::Slice { address, .. } => address.0,
             Arg::Scalar(_) => unreachable!("only slices are declared"),
@@ -178,19 +178,19 @@ impl<A: Addresses> External<'_, A> {
                 called = Some(catch_unwind(AssertUnwindSafe(|| call(raw))));
             }
         };
-        let external = backend::External { name, args: &args, call: &mut once, emulated };
+        let external = backend::ExternalWork { name, args: &args, call: &mut once, emulated };
         stream.begin_work();
-        // SAFETY: by this function's contract the work touches no more than `args` says. Each slice lies in memory of
-        // this device (`reachable`); it stays valid until the work is done, as a ticket of after it is noted in it below
-        // and memory with an open ticket is parked, not freed.
+        // SAFETY: by this function's contract the work accesses no more than `args` states. Each slice is in memory of
+        // this device (`reachable`). It stays valid until the work is done: a ticket issued after the work is noted in
+        // it below, and memory with an open ticket is not freed.
         let taken = unsafe { stream.streams().backend().external(stream.raw(), external) };
         if stream.capture().is_some() {
-            // The end of its capture destroys a graph that was dropped meanwhile.
+            // The end of its capture destroys graphs that were dropped meanwhile.
             execution::graph_ended(stream.device());
         }
-        // If the device did not take it, nothing was enqueued.
-        stream.streams().heed(taken).map_err(|error| error.at(place()))?;
-        // How much it enqueues is not known: that of a few calls.
+        // If the device refused the work, nothing was enqueued.
+        stream.streams().observe(taken).map_err(|error| error.at(place()))?;
+        // The amount of work is unknown: counted as a few calls.
         let ticket = stream.ticket_after_work(16, losses);
         uses.iter_mut().for_each(|used| used.access.note(&ticket));
         match called {
@@ -207,7 +207,7 @@ impl<A> fmt::Debug for External<'_, A> {
     }
 }
 
-/// A slice of device memory, as the emulated counterpart of external work gets it.
+/// A slice of device memory, as the emulated counterpart of external work receives it.
 pub struct EmulatedSlice<'s> {
     start: *mut u8,
     len: usize,
@@ -217,26 +217,26 @@ pub struct EmulatedSlice<'s> {
 }
 
 impl EmulatedSlice<'_> {
-    /// Its elements.
+    /// The elements.
     ///
     /// # Panics
-    /// If it was declared with elements of another type.
+    /// If the slice was declared with elements of another type.
     pub fn as_slice<T: Plain>(&self) -> &[T] {
         self.check::<T>();
-        // SAFETY: the emulated device calls the body with slices that are valid and aligned for its length, in the
-        // elements that they were declared with, and those are `T`s; nobody else writes to it meanwhile (`enqueue`).
+        // SAFETY: the emulated device calls the body with slices that are valid and aligned for their lengths, in the
+        // elements that they were declared with, which are `T`s; nothing else writes to them meanwhile (`enqueue`).
         unsafe { std::slice::from_raw_parts(self.start.cast(), self.len) }
     }
 
-    /// Its elements, to write to.
+    /// The elements, for writing.
     ///
     /// # Panics
-    /// If it was declared with elements of another type, or only to be read.
+    /// If the slice was declared with elements of another type, or with `read`.
     pub fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
         self.check::<T>();
         assert!(self.write, "this slice was declared with `read`: to change it, declare it with `write`");
-        // SAFETY: as in `as_slice`; it was declared to be written, so nobody else touches it meanwhile, and this value
-        // is the only one of it and borrowed exclusively.
+        // SAFETY: as in `as_slice`. It was declared as written, so nothing else accesses it meanwhile, and this value
+        // is the only one of the slice and borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len) }
     }
 
@@ -256,9 +256,9 @@ impl fmt::Debug for EmulatedSlice<'_> {
     }
 }
 
-/// The addresses of so many slices: `[u64; N]`. Sealed.
+/// The addresses of `N` slices: `[u64; N]`. Sealed.
 pub trait Addresses: Sealed {
-    /// As the emulated counterpart gets them.
+    /// The slices as the emulated counterpart receives them.
     type Slices<'s>;
 
     #[doc(hidden)]
@@ -267,10 +267,10 @@ pub trait Addresses: Sealed {
     fn slices<'s>(slice: impl FnMut(usize) -> EmulatedSlice<'s>) -> Self::Slices<'s>;
 }
 
-/// Fewer than twelve slices: one more can be declared. Sealed.
+/// Fewer than twelve slices, so that one more can be declared. Sealed.
 #[diagnostic::on_unimplemented(message = "external work has at most twelve slices")]
-pub trait Room: Addresses {
-    /// One more.
+pub trait RoomForSlice: Addresses {
+    /// One slice more.
     type More: Addresses;
 }
 
@@ -295,7 +295,7 @@ impl<const N: usize> Addresses for [u64; N] {
 }
 
 macro_rules! room {
-    ($($count:literal)*) => { $(impl Room for [u64; $count] { type More = [u64; $count + 1]; })* };
+    ($($count:literal)*) => { $(impl RoomForSlice for [u64; $count] { type More = [u64; $count + 1]; })* };
 }
 
 room!(0 1 2 3 4 5 6 7 8 9 10 11);

@@ -1,20 +1,20 @@
-//! A heap: what one allocator has from the driver, what of it is in use, and what waits to be used again.
+//! A heap: the driver memory of one allocator, in use or free for reuse.
 //!
 //! ```text
-//!   alloc on stream s, the first that there is:
-//!     a block that is bound to s alone          it was freed after its last use on s: s comes after that anyway
-//!     an idle one
-//!     one whose uses s comes after              its clock says so (a wait, directly or not), or they have passed
-//!     one whose uses have passed                the device is asked, and not waited for
-//!     new memory of the driver's                if need be after what is idle, of any size, was given back to it
-//!     a bound one that is large enough          s waits for its uses, on the device
+//!   alloc on stream s takes the first of these that exists:
+//!     a block bound to s alone                  freed after its last use on s: s comes after that use anyway
+//!     an idle block
+//!     a block whose uses s comes after          by its clock (s has waited for them), or they have passed
+//!     a block whose uses have passed            after a query of the device, without waiting for it
+//!     new memory from the driver                if necessary after idle memory of any size was returned to it
+//!     a bound block that is large enough        s waits for its uses, on the device
 //!     an error with the numbers
 //! ```
 //!
-//! Memory that is handed out again begins with the uses that it ended with: so whatever stream touches it first, on
-//! whatever way the buffer came there, comes after them. Nothing is forgotten before it is known to have passed.
+//! Memory that is handed out again starts with the uses that it ended with, so its next use comes after them on any
+//! stream. No use is forgotten before it is known to have passed.
 //!
-//! What becomes of memory that is dropped: see [`reclaim`](super::reclaim).
+//! [`reclaim`](super::reclaim) handles memory that is dropped.
 
 use std::{
     fmt,
@@ -26,26 +26,26 @@ use smallvec::SmallVec;
 use super::{
     Home, MOST_BYTES, Memory, Origin, Owned, Staging,
     access::Uses,
-    hold::Hold,
+    free_lists::{Block, Bound, Taken},
+    graph_memory::GraphMemory,
+    heap_state::HeapState,
     ledger::Ledger,
-    line::Line,
     reclaim::first_of_each,
-    shelves::{Block, Bound, Taken},
-    stock::Stock,
+    wait_queue::WaitQueue,
 };
 use crate::{
     device::{Device, WeakDevice, backend::Backend},
     error::{Error, ErrorKind, Result},
-    stream::{Stream, Streams, Ticket, Watched},
+    stream::{Stream, Streams, Ticket, WatchFlag},
     sync::{Deferred, Level, Mutex, MutexGuard, lock},
 };
 
-/// Where a heap's memory comes from.
+/// The source of a heap's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The driver, whenever more is needed.
     Unbounded,
-    /// Reserved at once: so many blocks of so many bytes.
+    /// Reserved at creation: `count` blocks of `bytes` bytes.
     Blocks { bytes: u64, count: usize },
     /// The driver's own pool, on the streams themselves.
     StreamOrdered,
@@ -54,45 +54,44 @@ pub(super) enum Kind {
 /// See the [module](self).
 pub(crate) struct Heap {
     pub(super) device: WeakDevice,
-    /// For people: `cuda:0`, `the host, page-locked for cuda:0`.
+    /// For messages: `cuda:0`, `the host, page-locked for cuda:0`.
     pub(super) place: String,
     pub(super) backend: Arc<dyn Backend>,
     pub(super) ledger: Arc<Ledger>,
     pub(super) kind: Kind,
-    /// Page-locked memory of the host.
+    /// Page-locked host memory.
     host: bool,
-    /// What it may have from the driver at most.
+    /// The most that it may hold of the driver's memory.
     limit: Option<u64>,
     granularity: u64,
     wants_recycled: bool,
-    pub(super) state: Mutex<Stock>,
-    pub(super) line: Line,
-    /// The lookout's beat comes by, as it does while memory is bound.
-    pub(super) swept: Watched,
+    pub(super) state: Mutex<HeapState>,
+    pub(super) line: WaitQueue,
+    /// The completion monitor's tick visits it, as long as memory is bound.
+    pub(super) swept: WatchFlag,
 }
 
-/// Which kind of request asks for memory.
+/// The kind of a request for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asker {
-    /// One that is answered at once. So many of the bytes were reserved for it.
+pub(super) enum RequestKind {
+    /// Answered at once. The number of bytes that were reserved for it.
     Call(u64),
-    /// One that waits in the line where there is none.
-    Line,
+    /// Waits in the queue if no memory is free.
+    WaitQueue,
 }
 
-impl Asker {
-    /// Bytes that were reserved.
+impl RequestKind {
     #[inline]
     pub(super) fn drawn(self) -> u64 {
         match self {
             Self::Call(drawn) => drawn,
-            Self::Line => 0,
+            Self::WaitQueue => 0,
         }
     }
 }
 
 impl Block for Box<Memory> {
-    /// Only where it lies: it keeps neither device nor heap, which keep it.
+    /// Only the location: it must not keep device or heap alive, which own it.
     type Idle = Home;
 
     #[inline]
@@ -116,8 +115,8 @@ impl Block for Box<Memory> {
 }
 
 impl Memory {
-    /// What is enqueued after this point comes after all of its uses: so whoever comes after the point does, too. (The next
-    /// time that stream finds it without looking at its clock.)
+    /// Replaces its uses with `point`: all work that comes after the point comes after them, too. (On that stream the
+    /// block is found without the clock the next time.)
     fn comes_before(&mut self, point: Option<&Ticket>) {
         let mut uses = self.own_uses();
         match point.filter(|point| point.number() > 0) {
@@ -131,7 +130,7 @@ impl Memory {
 }
 
 impl Heap {
-    /// Registered with its device. Blocks are not yet reserved: [`reserve_blocks`](Self::reserve_blocks).
+    /// Registers itself with the device. [`reserve_blocks`](Self::reserve_blocks) reserves its blocks.
     pub(super) fn new(device: &Device, ledger: &Arc<Ledger>, kind: Kind, host: bool, limit: Option<u64>) -> Arc<Self> {
         let backend = device.backend().clone();
         let limit = match kind {
@@ -148,26 +147,25 @@ impl Heap {
             ledger: ledger.clone(),
             kind,
             host,
-            // What is limited is limited to the byte.
+            // A limit is exact to the byte.
             granularity: if host || limit.is_some() { 1 } else { backend.granularity() },
             limit,
             wants_recycled: !host && backend.wants_recycled(),
             backend,
-            state: Mutex::at(Level::Heap, Stock::new()),
-            line: Line::new(),
-            swept: Watched::new(),
+            state: Mutex::at(Level::Heap, HeapState::new()),
+            line: WaitQueue::new(),
+            swept: WatchFlag::new(),
         });
         ledger.enter(&heap);
         heap
     }
 
-    /// All blocks, now.
     pub(super) fn reserve_blocks(&self, device: &Device) -> Result<()> {
         let Kind::Blocks { bytes, count } = self.kind else { return Ok(()) };
         for _ in 0..count {
             let before = self.ledger.given_back();
             let home = match self.ask_driver(device, bytes) {
-                // What others keep may make room for it, and what they had, if it is done.
+                // Cached memory may make room, and freed memory whose uses are done by now.
                 Err(error) if error.is_out_of_memory() && self.ledger.make_room(self.host, before) => {
                     self.ask_driver(device, bytes)?
                 }
@@ -190,19 +188,19 @@ impl Heap {
         self.limit
     }
 
-    /// What there can ever be; `None` where nobody knows.
+    /// The upper limit; `None` if it is unknown.
     pub(super) fn capacity(&self) -> Option<u64> {
         self.limit.or_else(|| if self.host { None } else { Some(self.backend.memory().ok()?.total) })
     }
 
-    /// Whether so much can ever be free here, as far as that is known.
+    /// Whether this much can ever be free here, as far as that is known.
     pub(super) fn may_ever_hold(&self, bytes: usize) -> bool {
         let least = |bound: Option<u64>| bound.is_none_or(|bound| bytes as u64 <= bound);
         let of_device = || self.backend.memory().ok().map(|memory| memory.total);
         bytes <= MOST_BYTES && least(self.limit) && (self.host || least(of_device()))
     }
 
-    /// What it keeps for the next who asks; otherwise all goes back to the driver, which keeps it by itself.
+    /// Whether it caches freed memory. Otherwise all of it returns to the driver, which has its own cache.
     pub(super) fn keeps(&self) -> bool {
         !self.host && self.kind == Kind::Unbounded || self.has_blocks()
     }
@@ -211,12 +209,11 @@ impl Heap {
         matches!(self.kind, Kind::Blocks { .. })
     }
 
-    /// The size of the block for so many bytes.
     #[inline]
     pub(super) fn size_for(&self, bytes: u64) -> Result<u64> {
         match self.kind {
             Kind::Blocks { bytes: block, .. } if bytes > block => {
-                let text = format!("asked for {bytes} bytes, and its blocks have {block}: make them larger");
+                let text = format!("asked for {bytes} bytes, and its blocks have {block} each: use larger blocks");
                 Err(Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone()))
             }
             Kind::Blocks { bytes: block, .. } => Ok(block),
@@ -224,53 +221,54 @@ impl Heap {
         }
     }
 
-    /// Memory for work on `stream`, and for what comes after that; without one, for whoever.
+    /// Memory for work on `stream`, and for work ordered after that; without a stream, for any.
     #[inline]
     pub(super) fn alloc(
         self: &Arc<Self>,
         device: &Device,
         bytes: usize,
         stream: Option<&Stream>,
-        asker: Asker,
+        asker: RequestKind,
     ) -> Result<Owned> {
         if bytes.wrapping_sub(1) >= MOST_BYTES {
             return Err(self.never(bytes));
         }
-        match Hold::asked(device, stream)? {
-            Some(hold) if self.kind != Kind::StreamOrdered => hold.alloc(self, device, bytes, stream, asker),
+        match GraphMemory::asked(device, stream)? {
+            Some(graph_memory) if self.kind != Kind::StreamOrdered => {
+                graph_memory.alloc(self, device, bytes, stream, asker)
+            }
             _ => self.alloc_outside(device, bytes, stream, asker),
         }
     }
 
-    /// Memory that is about to be used on `stream`, by whatever thread: its graph's if it is captured, no graph's if not.
+    /// Memory for use on `stream`, by any thread: of its graph if the stream is captured, and of no graph otherwise.
     pub(super) fn alloc_for(self: &Arc<Self>, stream: &Stream, bytes: usize) -> Result<Owned> {
         if bytes.wrapping_sub(1) >= MOST_BYTES {
             return Err(self.never(bytes));
         }
-        match Hold::asked(stream.device(), Some(stream))? {
-            Some(hold) => hold.alloc(self, stream.device(), bytes, None, Asker::Call(0)),
-            None => self.alloc_outside(stream.device(), bytes, Some(stream), Asker::Call(0)),
+        match GraphMemory::asked(stream.device(), Some(stream))? {
+            Some(graph_memory) => graph_memory.alloc(self, stream.device(), bytes, None, RequestKind::Call(0)),
+            None => self.alloc_outside(stream.device(), bytes, Some(stream), RequestKind::Call(0)),
         }
     }
 
-    /// No allocator has so much, or so little.
+    /// The error for a size that no allocator can serve.
     #[cold]
     fn never(&self, bytes: usize) -> Error {
         if bytes == 0 {
-            return Error::new(ErrorKind::Usage, "memory of 0 bytes: ask for at least one element");
+            return Error::new(ErrorKind::Usage, "zero-length allocation: ask for at least one element");
         }
         let text = format!("asked for {bytes} bytes, more than any address space holds: ask for less");
         Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone())
     }
 
-    /// For no graph.
     #[inline]
     pub(super) fn alloc_outside(
         self: &Arc<Self>,
         device: &Device,
         bytes: usize,
         stream: Option<&Stream>,
-        asker: Asker,
+        asker: RequestKind,
     ) -> Result<Owned> {
         device.check()?;
         let stream = stream.filter(|_| !self.host);
@@ -301,14 +299,15 @@ impl Heap {
         bytes: usize,
         size: u64,
         stream: Option<&Stream>,
-        asker: Asker,
+        asker: RequestKind,
     ) -> Result<Owned> {
-        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        // Forgotten tickets may be the last handles of a stream.
         let _later = Deferred::new();
-        // Without the tracking every request is handed everything that no tracked device uses: for the checker to find.
+        // Without tracking, a request may get any block that no tracked device uses, so that the checker finds the
+        // race.
         let untracked = !device.tracked() && !self.host;
         let past = stream.map(Stream::past);
-        // Behind all that the clock knew of.
+        // Behind everything that the clock knew of.
         let point = stream.map(Stream::ticket);
         let comes_after = |ticket: &Ticket| match &past {
             Some(past) => past(ticket),
@@ -355,19 +354,25 @@ impl Heap {
         {
             return taken;
         }
-        // And of what is behind no stream.
+        // Also without waiting on a stream.
         take().unwrap_or_else(|| Err(self.exhausted(bytes as u64, refused)))
     }
 
-    /// New memory of the driver's.
-    fn alloc_new(self: &Arc<Self>, device: &Device, bytes: usize, size: u64, lane: u64, asker: Asker) -> Result<Owned> {
+    fn alloc_new(
+        self: &Arc<Self>,
+        device: &Device,
+        bytes: usize,
+        size: u64,
+        lane: u64,
+        asker: RequestKind,
+    ) -> Result<Owned> {
         let before = self.ledger.given_back();
         let mut asked = self.try_new(device, bytes, size, lane, asker);
         if let Err(error) = &asked
             && error.is_out_of_memory()
         {
-            // What is done counts as free, and is the driver's if its allocator is gone; and what is kept in other sizes, or by
-            // others, may make room.
+            // Freed memory whose uses are done is idle now (or the driver's, if its allocator was dropped). Idle memory
+            // of other sizes or allocators may make room.
             if self.ledger.make_room(self.host, before) {
                 asked = self.try_new(device, bytes, size, lane, asker);
             }
@@ -378,24 +383,31 @@ impl Heap {
         asked
     }
 
-    fn try_new(self: &Arc<Self>, device: &Device, bytes: usize, size: u64, lane: u64, asker: Asker) -> Result<Owned> {
+    fn try_new(
+        self: &Arc<Self>,
+        device: &Device,
+        bytes: usize,
+        size: u64,
+        lane: u64,
+        asker: RequestKind,
+    ) -> Result<Owned> {
         let mut state = lock(&self.state);
         if !self.has_room(&state, size, asker) {
             return Err(Error::new(ErrorKind::OutOfMemory, "no room"));
         }
         let over = self.limit.map_or(0, |limit| (state.held + size).saturating_sub(limit));
-        let gives = (over > 0).then(|| self.ledger.gives());
+        let returning = (over > 0).then(|| self.ledger.returning());
         let given_up = if over > 0 { state.drain_idle(over) } else { Vec::new() };
-        // Before it is there: nobody else takes the same room.
+        // Before it is allocated, so that no other request takes the same room.
         state.count(size, bytes as u64, asker.drawn());
         drop(state);
         let has_given_up = !given_up.is_empty();
         self.release(given_up);
-        drop(gives);
+        drop(returning);
         let asked = self.ask_driver(device, size);
         if has_given_up {
-            // The driver may have more of it than it has to give here.
-            self.ledger.tell_later();
+            // The driver may have got more back than it gives out here.
+            self.ledger.notify_later();
         }
         match asked {
             Ok(home) => {
@@ -410,50 +422,51 @@ impl Heap {
             Err(error) => {
                 let mut state = lock(&self.state);
                 state.uncount(size, bytes as u64, asker.drawn());
-                self.has_not_come(state, asker);
+                self.request_failed(state, asker);
                 Err(error)
             }
         }
     }
 
-    /// What counted as in use, or was off the shelf, is neither: tasks that looked meanwhile look again.
+    /// Called when memory that was counted or taken is free again after all: tasks that checked meanwhile check again.
     #[cold]
-    pub(super) fn has_not_come(&self, mut state: MutexGuard<'_, Stock>, asker: Asker) {
-        // A task in the line would wake itself, and two tasks in two lines each other. It tells as it leaves.
-        if asker != Asker::Line {
+    pub(super) fn request_failed(&self, mut state: MutexGuard<'_, HeapState>, asker: RequestKind) {
+        // A task in the queue would wake itself, and tasks in two queues would wake each other. It notifies when it
+        // leaves.
+        if asker != RequestKind::WaitQueue {
             state.refused += 1;
             drop(state);
-            self.ledger.tell_later();
+            self.ledger.notify_later();
         }
     }
 
-    /// A bound block that fits, behind a wait of the stream for its uses.
+    /// A bound block that fits, after making the stream wait for its uses.
     fn alloc_behind(
         self: &Arc<Self>,
         device: &Device,
         bytes: usize,
         size: u64,
         stream: &Stream,
-        asker: Asker,
+        asker: RequestKind,
     ) -> Option<Result<Owned>> {
         let mut state = lock(&self.state);
         if self.has_blocks() && !self.has_room(&state, size, asker) {
             return None;
         }
-        // The lookout may have found meanwhile that one is idle.
+        // The completion monitor may have found an idle block meanwhile.
         let idle = if self.has_blocks() { state.shelves.take(size, None) } else { None };
         if let Some(taken) = idle {
             return Some(self.hand_out(state, device, taken, bytes, size, Some(stream), asker));
         }
         let mut memory = state.shelves.take_bound(size)?;
         drop(state);
-        // A wait may wake others: not under the lock.
+        // Not under the lock: a wait may wake tasks.
         let waited = memory.own_uses().each(|ticket| stream.wait_until_over(ticket));
         let point = stream.ticket();
         let mut state = lock(&self.state);
         if let Err(error) = waited {
             state.shelves.put_bound(memory, None);
-            self.has_not_come(state, asker);
+            self.request_failed(state, asker);
             return Some(Err(error));
         }
         memory.comes_before(Some(&point));
@@ -464,13 +477,13 @@ impl Heap {
     #[inline]
     fn hand_out(
         self: &Arc<Self>,
-        mut state: MutexGuard<'_, Stock>,
+        mut state: MutexGuard<'_, HeapState>,
         device: &Device,
         taken: Taken<Box<Memory>>,
         bytes: usize,
         size: u64,
         stream: Option<&Stream>,
-        asker: Asker,
+        asker: RequestKind,
     ) -> Result<Owned> {
         state.reserved -= asker.drawn();
         state.reused += 1;
@@ -503,25 +516,25 @@ impl Heap {
         if self.wants_recycled
             && let Err(error) = self.recycle(&mut memory, stream.filter(|_| was_bound))
         {
-            // The caller has it as before.
+            // The caller has its reservation back.
             lock(&self.state).reserved += asker.drawn();
             return Err(error);
         }
         Ok(memory)
     }
 
-    /// What it held is worth nothing any more, and who looks for it is found out.
+    /// Its contents become invalid; reading them is detected as an error.
     #[cold]
     fn recycle(&self, memory: &mut Memory, stream: Option<&Stream>) -> Result<()> {
         let (address, size) = (memory.address()?, memory.size);
         match stream {
             None => {
-                // SAFETY: the block is of this size, and this heap has it alone: all its uses have passed.
+                // SAFETY: the block has this size, and this heap owns it exclusively: all its uses have passed.
                 let done = unsafe { self.backend.recycle(None, address, size) };
-                self.heed(memory.device(), done)
+                self.observe_loss(memory.device(), done)
             }
             Some(stream) => {
-                // SAFETY: the block is of this size; it stays valid until that is done, as the ticket is noted in it.
+                // SAFETY: the block has this size, and stays valid until this is done, as the ticket is noted in it.
                 let done = stream.enqueue_point(|backend, raw| unsafe { backend.recycle(Some(raw), address, size) })?;
                 memory.note_write(&done);
                 Ok(())
@@ -537,17 +550,17 @@ impl Heap {
             size,
             lane,
             uses: Uses::default().locked(),
-            tie: OnceLock::new(),
+            shared_uses: OnceLock::new(),
             staging: Staging::default(),
             account: None,
             origin: Origin::Heap(self.clone()),
         }))
     }
 
-    /// Whether so much more may be handed out beside what is reserved.
-    pub(super) fn has_room(&self, state: &Stock, size: u64, asker: Asker) -> bool {
+    /// Whether `size` more bytes may be handed out, in addition to what is reserved.
+    pub(super) fn has_room(&self, state: &HeapState, size: u64, asker: RequestKind) -> bool {
         let Some(limit) = self.limit else { return true };
-        // A block that is bound can be had, by whoever waits for it on the device.
+        // A bound block is available: its new stream waits for it on the device.
         let taken = if self.has_blocks() && !self.host { state.out() } else { state.held - state.idle };
         let others = taken.saturating_add(state.reserved.saturating_sub(asker.drawn()));
         others.saturating_add(size) <= limit
@@ -561,20 +574,20 @@ impl Heap {
         } else {
             self.backend.alloc(size).map(Home::Device)
         };
-        self.heed(device, made)
+        self.observe_loss(device, made)
     }
 
-    /// A fault seen by an allocation ends the device for everybody.
-    pub(super) fn heed<T>(&self, device: &Device, result: Result<T>) -> Result<T> {
+    /// A fault reported by an allocation ends the device for all users.
+    pub(super) fn observe_loss<T>(&self, device: &Device, result: Result<T>) -> Result<T> {
         match result {
-            Err(error) if error.is_device_lost() => Streams::of(device).heed(Err(error)),
+            Err(error) if error.is_device_lost() => Streams::of(device).observe(Err(error)),
             other => other,
         }
     }
 }
 
-/// The size of the class that so many bytes belong to: eight to a doubling, so that at most an eighth is wasted; from
-/// 16 MiB on steps of 2 MiB. Where the driver rounds nothing, neither does this.
+/// The size class of a request: eight classes per power of two, so that at most an eighth is wasted; from 16 MiB on,
+/// steps of 2 MiB. Where the driver does not round, neither does this.
 fn size_of_class(bytes: u64, granularity: u64) -> u64 {
     const LARGEST_STEP: u64 = 2 << 20;
     if granularity == 1 {
@@ -587,13 +600,13 @@ fn size_of_class(bytes: u64, granularity: u64) -> u64 {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // Nothing is bound: the lookout's beat would hold it.
+        // Nothing is bound: otherwise the completion monitor would hold this heap.
         let idle = self.state.get_mut().drain_idle(u64::MAX);
-        // Under the lock of another heap, where that has dropped the last ticket of a stream.
+        // May run under the lock of another heap, if that dropped the last ticket of a stream.
         self.give_to_driver(idle);
         self.ledger.leave(self);
-        // It is the driver's again, and others may wait for so much.
-        self.ledger.tell();
+        // The memory is the driver's again, and other allocators' waiters may need it.
+        self.ledger.notify();
     }
 }
 

@@ -1,10 +1,11 @@
-//! One launch: arguments gathered, order kept, work enqueued, uses noted. What `#[kernel]` generates calls this.
+//! One launch: collects the arguments, orders and enqueues the work, notes the uses. Called by code that `#[kernel]`
+//! generates.
 
 use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{DeviceSlice, DeviceSliceMut, buffer::Access, hold::Turn};
+use super::{DeviceSlice, DeviceSliceMut, buffer::Access, graph_memory::UseLock};
 use crate::{
     device::{
         KernelType,
@@ -14,7 +15,7 @@ use crate::{
     stream::{Launched, Stream},
 };
 
-/// A launch in the making.
+/// A launch under construction.
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub struct Call<'a> {
@@ -50,7 +51,7 @@ impl<'a> Call<'a> {
 
     pub fn scalar<T: KernelType>(&mut self, value: &'a T) {
         const {
-            assert!(size_of::<T>() > 0, "a scalar argument of no size: C++ has none");
+            assert!(size_of::<T>() > 0, "a scalar argument of size 0: C++ has no such types");
             assert!(size_of::<T>() <= Scalar::MOST && align_of::<T>() <= 16, "a scalar argument has at most 64 bytes");
         };
         self.args.push(Given::Scalar(bytemuck::bytes_of(value)));
@@ -68,18 +69,18 @@ impl<'a> Call<'a> {
             };
             given.iter().filter_map(of).max()
         };
-        // A kernel of scalars alone runs one block.
+        // A kernel with scalar arguments only runs one block.
         let elements = longest(true).or_else(|| longest(false)).unwrap_or(1);
         let Some((grid, block)) = shape.resolve(elements).map_err(|error| error.at(place()))? else {
             return Ok(());
         };
-        // Compiled, if it has to be, before anything is locked.
-        stream.streams().heed(stream.device().backend().load(def)).map_err(|error| error.at(place()))?;
+        // Compiles the kernel, if necessary, before any lock is taken.
+        stream.streams().observe(stream.device().backend().load(def)).map_err(|error| error.at(place()))?;
         let slices = given.iter().filter_map(|arg| match arg {
             Given::Slice { access, .. } => Some(access.memory()),
             Given::Scalar(_) => None,
         });
-        let (room, _turn) = stream.make_room(|| Turn::at(slices.clone())).map_err(|error| error.at(place()))?;
+        let (room, _use_lock) = stream.make_room(|| UseLock::at(slices.clone())).map_err(|error| error.at(place()))?;
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(given.len());
         for arg in &mut given {
             args.push(match arg {
@@ -93,9 +94,9 @@ impl<'a> Call<'a> {
         }
         let launch = Launch { kernel: def, grid, block, shared_bytes: shape.shared_bytes, args: &args };
         let enqueued = stream.enqueue_launch(room, Launched::Kernel(def.name), |backend, raw| {
-            // SAFETY: by this function's contract the arguments are the declaration's. Each slice lies in memory of
-            // this device (`reachable`) and is in bounds; it stays valid until the kernel is done, as the ticket is
-            // noted in it below and memory with an open ticket is parked, not freed.
+            // SAFETY: by this function's contract the arguments are the declaration's. Each slice is in memory of this
+            // device (`reachable`) and in bounds. It stays valid until the kernel is done: the ticket is noted in it
+            // below, and memory with an open ticket is not freed.
             unsafe { backend.launch(raw, &launch) }
         });
         let ticket = enqueued.map_err(|error| error.at(place()))?;
@@ -114,7 +115,7 @@ impl fmt::Debug for Call<'_> {
     }
 }
 
-/// Grid, block and shared memory, as far as they were set.
+/// Grid, block and shared memory, where set.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
@@ -124,13 +125,14 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Grid and block for so many elements; `None` if there is nothing to do.
+    /// Grid and block for this number of elements; `None` if there is nothing to do.
     fn resolve(&self, elements: u64) -> Result<Option<([u32; 3], [u32; 3])>> {
-        /// What CUDA allows in a grid's first dimension, since compute capability 3.0.
+        /// CUDA's limit for a grid's first dimension, since compute capability 3.0.
         const MOST_BLOCKS: u64 = (1 << 31) - 1;
-        /// And in all of them (CUDA C++ Programming Guide, technical specifications; the same for all GPUs that CUDA 12 knows).
+        /// CUDA's limits for all dimensions (CUDA C++ Programming Guide, technical specifications; the same for all
+        /// GPUs that CUDA 12 supports).
         const MOST_GRID: [u64; 3] = [MOST_BLOCKS, 65_535, 65_535];
-        /// Of a block.
+        /// CUDA's limit for a block.
         const MOST_THREADS: u64 = 1024;
         let threads = self.threads.unwrap_or([256, 1, 1]);
         let per_block = threads.iter().try_fold(1_u64, |all, n| all.checked_mul(u64::from(*n)));
@@ -147,7 +149,7 @@ impl Shape {
             return Err(Error::new(
                 ErrorKind::Usage,
                 format!(
-                    "blocks {:?} of threads {threads:?}: every dimension is at least 1",
+                    "blocks {:?} of threads {threads:?}: every dimension must be at least 1",
                     self.blocks.unwrap_or([1; 3])
                 ),
             ));

@@ -1,4 +1,4 @@
-//! The ledger of a device: all its heaps, and what they have in use together.
+//! The ledger of a device: all its heaps, and their total usage.
 
 use std::{
     fmt,
@@ -12,37 +12,37 @@ use std::{
 
 use super::{
     heap::{Heap, Kind},
-    line::Hunger,
+    wait_queue::Hunger,
 };
 use crate::{
-    device::{Device, HearsOfLoss},
+    device::{Device, LossObserver},
     sync::{Mutex, later, lock},
 };
 
-/// How long a request that the driver has refused waits for another thread that is giving memory back. Not for ever: that thread may be
-/// this one, further up its stack, or in a driver's call that waits for the device. Ten times as long as a thread that can run has to
-/// wait for its turn where there are three times as many threads as cores.
-const LEAVES_WITHIN: Duration = Duration::from_millis(100);
+/// How long a refused request waits for another thread that is returning memory to the driver. Bounded: that thread may
+/// be this one, further up its stack, or be in a driver call that waits for the device. Ten times what a
+/// runnable thread waits for its turn on a machine with three times as many threads as cores.
+const RETURN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// See the [module](self).
 #[derive(Default)]
 pub(crate) struct Ledger {
-    /// Those that have ended, too, until all that they had is the driver's again.
+    /// Includes dropped heaps until all of their memory is returned to the driver.
     heaps: Mutex<Vec<Weak<Heap>>>,
-    /// Execs that were dropped, and have memory of the driver's until their launches are done.
+    /// Execs that were dropped and hold memory of the driver until their launches are done.
     ending: AtomicUsize,
-    /// Bytes of device memory that are handed out, or freed and not yet done with.
+    /// Bytes of device memory that are handed out, or freed and still in use by the device.
     in_use: AtomicU64,
     peak: AtomicU64,
     leaked: AtomicU64,
-    /// Bytes that were ever given back to the driver.
+    /// Bytes that were ever returned to the driver.
     given_back: AtomicU64,
-    /// Threads that may be about to give some back.
-    givers: AtomicUsize,
+    /// Threads that may be about to return memory to the driver.
+    returners: AtomicUsize,
     pub(super) hunger: Hunger,
 }
 
-/// What a device keeps: its ledger, and the heaps that everything comes from that names no other.
+/// The ledger of a device, and its default heaps.
 pub(super) struct Arena {
     pub(super) ledger: Arc<Ledger>,
     own: OnceLock<Arc<Heap>>,
@@ -53,18 +53,16 @@ impl Arena {
     pub(super) fn of(device: &Device) -> Arc<Self> {
         device.extension(|device| {
             let ledger: Arc<Ledger> = Arc::default();
-            let hears: Weak<Ledger> = Arc::downgrade(&ledger);
-            device.tell_when_lost(hears);
+            let observer: Weak<Ledger> = Arc::downgrade(&ledger);
+            device.on_loss(observer);
             Arc::new(Self { ledger, own: OnceLock::new(), pinned: OnceLock::new() })
         })
     }
 
-    /// The device's memory.
     pub(super) fn own(&self, device: &Device) -> &Arc<Heap> {
         self.own.get_or_init(|| Heap::new(device, &self.ledger, Kind::Unbounded, false, None))
     }
 
-    /// Page-locked memory of the host.
     pub(super) fn pinned(&self, device: &Device) -> &Arc<Heap> {
         self.pinned.get_or_init(|| Heap::new(device, &self.ledger, Kind::Unbounded, true, None))
     }
@@ -75,12 +73,12 @@ impl Ledger {
         lock(&self.heaps).push(Arc::downgrade(heap));
     }
 
-    /// What this heap had is the driver's again.
+    /// All of this heap's memory was returned to the driver.
     pub(super) fn leave(&self, heap: &Heap) {
         lock(&self.heaps).retain(|known| !std::ptr::eq(known.as_ptr(), heap));
     }
 
-    /// An exec was dropped; and then all that it had is the driver's again.
+    /// An exec was dropped. [`exec_has_ended`](Self::exec_has_ended) follows once the driver has its memory back.
     pub(super) fn exec_ends(&self) {
         self.ending.fetch_add(1, Ordering::SeqCst);
     }
@@ -89,23 +87,23 @@ impl Ledger {
         self.ending.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Those of the device's memory, or of page-locked memory of the host.
+    /// The heaps of device memory, or of page-locked host memory.
     pub(super) fn heaps(&self, host: bool) -> Vec<Arc<Heap>> {
         let all: Vec<_> = lock(&self.heaps).iter().filter_map(Weak::upgrade).collect();
         all.into_iter().filter(|heap| heap.is_host() == host).collect()
     }
 
-    /// The same, for a moment: a heap that its owners let go of meanwhile is dropped here.
+    /// Calls `with` with the heaps. A heap whose owners drop it meanwhile is dropped here.
     pub(super) fn visit<R>(&self, host: bool, with: impl FnOnce(&[Arc<Heap>]) -> R) -> R {
-        let _gives = self.gives();
+        let _gives = self.returning();
         let heaps = self.heaps(host);
         with(&heaps)
     }
 
-    /// To be held by a thread that may give memory back to the driver: from before that memory is found nowhere else.
-    pub(super) fn gives(&self) -> Gives<'_> {
-        self.givers.fetch_add(1, Ordering::SeqCst);
-        Gives(self)
+    /// Held by a thread that may return memory to the driver, from before that memory can be found nowhere else.
+    pub(super) fn returning(&self) -> ReturnGuard<'_> {
+        self.returners.fetch_add(1, Ordering::SeqCst);
+        ReturnGuard(self)
     }
 
     pub(super) fn add(&self, bytes: u64) {
@@ -113,7 +111,7 @@ impl Ledger {
         self.peak.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// So much where that was. A block that is used again by its stream changes nothing here.
+    /// Replaces `before` bytes in use with `after`. No change if a stream reuses its own block.
     #[inline]
     pub(super) fn change(&self, before: u64, after: u64) {
         match after.checked_sub(before) {
@@ -139,48 +137,46 @@ impl Ledger {
         self.leaked.load(Ordering::Relaxed)
     }
 
-    /// Bytes of device memory in blocks that nobody has: no other allocator gets them.
+    /// Bytes of device memory in blocks that are not handed out: other allocators cannot get them.
     pub(super) fn spare_blocks(&self) -> u64 {
         let spare = |heap: &Arc<Heap>| heap.limit().map_or(0, |limit| limit.saturating_sub(heap.used()));
         self.visit(false, |heaps| heaps.iter().filter(|heap| heap.has_blocks()).map(spare).sum())
     }
 
-    /// Asks the device what of all that is bound is done.
+    /// Queries the device for which of the bound memory is done.
     pub(super) fn sweep(&self, host: bool) {
         self.visit(host, |heaps| heaps.iter().for_each(|heap| heap.sweep()));
     }
 
-    /// Gives what is idle back to the driver: so many bytes.
+    /// Returns idle memory to the driver, and the number of bytes to the caller.
     pub(super) fn trim(&self, host: bool) -> u64 {
         self.visit(host, |heaps| heaps.iter().map(|heap| heap.trim()).sum())
     }
 
-    /// The driver has no more memory: gives back what is done with and what is kept, and what allocators had that are gone; and
-    /// waits, for at most [`LEAVES_WITHIN`], for what another thread is giving back. True if it has been given some since
-    /// [`given_back`](Self::given_back) was `before`.
+    /// Called when the driver has no more memory. Returns freed memory that is done or cached to the driver, also of
+    /// dropped allocators, and waits at most [`RETURN_TIMEOUT`] for other threads that are returning some. True if any
+    /// was returned since [`given_back`](Self::given_back) was `before`.
     pub(super) fn make_room(&self, host: bool, before: u64) -> bool {
         self.sweep(host);
         self.trim(host);
-        let until = Instant::now() + LEAVES_WITHIN;
+        let until = Instant::now() + RETURN_TIMEOUT;
         while self.is_leaving() && Instant::now() < until {
             thread::yield_now();
         }
         self.given_back() > before
     }
 
-    /// Bytes that were given back to the driver so far.
     pub(super) fn given_back(&self) -> u64 {
         self.given_back.load(Ordering::SeqCst)
     }
 
-    /// So many bytes are the driver's again.
     pub(super) fn give_back(&self, bytes: u64) {
         self.given_back.fetch_add(bytes, Ordering::SeqCst);
     }
 
-    /// Where no memory is out, so that none will come back: a number. Between two looks with the same number none was out.
+    /// If no memory is handed out: a number. Between two calls with the same number, none was handed out.
     pub(super) fn idle_mark(&self, host: bool) -> Option<u64> {
-        let _gives = self.gives();
+        let _gives = self.returning();
         let all = lock(&self.heaps).clone();
         let all: Vec<_> = all.iter().map(Weak::upgrade).collect();
         let is_leaving = self.ending.load(Ordering::SeqCst) > 0 || all.iter().any(Option::is_none);
@@ -188,24 +184,24 @@ impl Ledger {
         if is_leaving { None } else { of_kind.map(|heap| heap.idle_mark()).sum() }
     }
 
-    /// A thread gives some back to the driver, or may be about to.
+    /// True while a thread returns memory to the driver, or may be about to.
     fn is_leaving(&self) -> bool {
-        self.givers.load(Ordering::SeqCst) > 0 || lock(&self.heaps).iter().any(|heap| heap.strong_count() == 0)
+        self.returners.load(Ordering::SeqCst) > 0 || lock(&self.heaps).iter().any(|heap| heap.strong_count() == 0)
     }
 
-    /// Memory has come free: the tasks that wait look again.
+    /// Memory became free: wakes the waiting tasks.
     #[inline]
-    pub(super) fn tell(&self) {
+    pub(super) fn notify(&self) {
         if self.is_hungry() {
             self.wake();
         }
     }
 
-    /// The same where a lock may be held: in a `Deferred` scope at its end.
-    pub(super) fn tell_later(self: &Arc<Self>) {
+    /// The same where a lock may be held: runs at the end of a `Deferred` scope.
+    pub(super) fn notify_later(self: &Arc<Self>) {
         if self.is_hungry() {
             let ledger = self.clone();
-            later("a waker panicked", move || ledger.tell());
+            later("a waker panicked", move || ledger.notify());
         }
     }
 
@@ -220,22 +216,22 @@ impl Ledger {
     }
 
     fn each(&self, with: impl Fn(&Heap)) {
-        let _gives = self.gives();
+        let _gives = self.returning();
         let all: Vec<_> = lock(&self.heaps).iter().filter_map(Weak::upgrade).collect();
         all.iter().for_each(|heap| with(heap));
     }
 }
 
-/// See [`Ledger::gives`].
-pub(super) struct Gives<'a>(&'a Ledger);
+/// See [`Ledger::returning`].
+pub(super) struct ReturnGuard<'a>(&'a Ledger);
 
-impl Drop for Gives<'_> {
+impl Drop for ReturnGuard<'_> {
     fn drop(&mut self) {
-        self.0.givers.fetch_sub(1, Ordering::SeqCst);
+        self.0.returners.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl HearsOfLoss for Ledger {
+impl LossObserver for Ledger {
     fn device_lost(&self) {
         self.each(Heap::wake_all);
     }

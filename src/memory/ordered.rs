@@ -1,19 +1,20 @@
 //! Stream-ordered memory: the driver's own pool, on the streams themselves.
 //!
 //! ```text
-//!   alloc on s   enqueued: the memory is there from this point of s on; others wait for it, as for a write on s
-//!   drop         s waits, on the device, for the uses on others; then the free is enqueued into s: at once if its queue has
-//!                room, and otherwise once it has, at a beat of the lookout or by an allocation that finds no memory
+//!   alloc on s   enqueued: the memory is valid from this point of s on; others wait for it, as for a write on s
+//!   drop         s waits, on the device, for the uses on others; then the free is enqueued into s: at once if there is
+//!                room, otherwise once there is, at a tick of the completion monitor or by an allocation that
+//!                finds no memory
 //! ```
 //!
-//! The driver decides what is used again and when; wakeline counts what was asked for, until the free has had its turn.
+//! The driver decides what is reused and when. wakeline counts the requested bytes until the free has run.
 
 use std::sync::{Arc, OnceLock};
 
 use super::{
     Home, Memory, Origin, Owned, Staging,
     access::Uses,
-    heap::{Asker, Heap},
+    heap::{Heap, RequestKind},
 };
 use crate::{
     device::Device,
@@ -28,14 +29,15 @@ impl Heap {
         device: &Device,
         bytes: usize,
         stream: Option<&Stream>,
-        asker: Asker,
+        asker: RequestKind,
     ) -> Result<Owned> {
         let stream = stream.ok_or_else(|| {
-            Error::new(ErrorKind::Usage, "stream-ordered memory is made on a stream: `Allocator::alloc` takes one")
+            Error::new(ErrorKind::Usage, "stream-ordered memory needs a stream: pass one to `Allocator::alloc`")
         })?;
         match self.try_alloc_on(device, bytes, stream, asker) {
             Err(error) if error.is_out_of_memory() => {
-                // What is done counts as free, and what others keep may make room.
+                // Freed memory whose uses are done is counted as free now, and other allocators' cached memory may make
+                // room.
                 self.ledger.sweep(false);
                 self.ledger.trim(false);
                 let again = self.try_alloc_on(device, bytes, stream, asker);
@@ -49,7 +51,13 @@ impl Heap {
         }
     }
 
-    fn try_alloc_on(self: &Arc<Self>, device: &Device, bytes: usize, stream: &Stream, asker: Asker) -> Result<Owned> {
+    fn try_alloc_on(
+        self: &Arc<Self>,
+        device: &Device,
+        bytes: usize,
+        stream: &Stream,
+        asker: RequestKind,
+    ) -> Result<Owned> {
         let size = bytes as u64;
         let mut state = lock(&self.state);
         if !self.has_room(&state, size, asker) {
@@ -78,7 +86,7 @@ impl Heap {
                     size,
                     lane: stream.id(),
                     uses: uses.locked(),
-                    tie: OnceLock::new(),
+                    shared_uses: OnceLock::new(),
                     staging: Staging::default(),
                     account: None,
                     origin: Origin::Ordered { heap: self.clone(), stream: stream.clone() },
@@ -87,15 +95,17 @@ impl Heap {
             (made, _) => {
                 let mut state = lock(&self.state);
                 state.uncount(size, size, asker.drawn());
-                self.has_not_come(state, asker);
-                Err(made.err().unwrap_or_else(|| Error::new(ErrorKind::Driver, "an allocation without an address")))
+                self.request_failed(state, asker);
+                Err(made.err().unwrap_or_else(|| {
+                    Error::new(ErrorKind::Driver, "the driver returned no address for an allocation")
+                }))
             }
         }
     }
 }
 
 impl Memory {
-    /// Back to the driver's pool, in its turn.
+    /// Frees it to the driver's pool, in stream order.
     #[cold]
     pub(super) fn go_back_in_order(mut self: Box<Self>) {
         match self.free_if_room(false) {
@@ -105,7 +115,7 @@ impl Memory {
         }
     }
 
-    /// Enqueues the free, if the stream's queue has room. `asks`: the device is asked for that.
+    /// Enqueues the free, if the stream's queue has room. `asks`: the device may be queried for room.
     fn free_if_room(&mut self, asks: bool) -> Freed {
         let (Home::Device(address), Origin::Ordered { stream, .. }) = (self.home, &self.origin) else {
             return Freed::Not;
@@ -117,8 +127,8 @@ impl Memory {
         let Some(leave) = stream.room_if_any(asks) else { return Freed::Later };
         let ordered = self.own_uses().each(|ticket| stream.wait_until_over(ticket));
         let freed = ordered.and_then(|()| {
-            // SAFETY: the address came from `alloc_on` on this device, its owner is gone, and the stream comes after all
-            // that was enqueued with it.
+            // SAFETY: the address came from `alloc_on` of this device, its owner was dropped, and the stream comes
+            // after all work that was enqueued with it.
             stream.enqueue(leave, |backend, raw| unsafe { backend.free_on(raw, address) })
         });
         match freed {
@@ -137,20 +147,20 @@ impl Memory {
     }
 }
 
-/// What has become of the free of memory that was dropped.
+/// The outcome of freeing memory that was dropped.
 enum Freed {
-    /// It has its turn on this stream.
+    /// Enqueued on this stream.
     InTurn(u64),
-    /// The stream's queue has no room.
+    /// The stream's queue is full.
     Later,
-    /// It is refused: the memory is leaked.
+    /// Refused: the memory is leaked.
     Not,
 }
 
 impl Heap {
-    /// Gives back what was dropped while its stream's queue had no room, where that has some now. It counts as bound all the
-    /// while: a task that looks meanwhile finds that it is still to come free.
-    pub(super) fn give_back_what_waits(&self) {
+    /// Enqueues the frees of memory that was dropped while its stream's queue was full, where there is room now. The
+    /// memory counts as bound all the while: a task that checks meanwhile finds that it will become free.
+    pub(super) fn retry_frees(&self) {
         if !Capture::may_ask_device() {
             return;
         }
@@ -158,7 +168,7 @@ impl Heap {
         let mut full: Option<u64> = None;
         for mut memory in aside {
             let lane = memory.lane;
-            // One answer for all that follow on the same stream.
+            // One answer for all further memory of the same stream.
             let freed = if full == Some(lane) { Freed::Later } else { memory.free_if_room(true) };
             let mut state = lock(&self.state);
             match freed {
@@ -176,8 +186,8 @@ impl Heap {
         }
     }
 
-    /// The end of the stream whose queue has had no room for memory that waits to be given back: then it has some.
-    pub(super) fn room_comes(&self) -> Option<Ticket> {
+    /// The end of the stream whose queue had no room for a free: once that has passed, there is room.
+    pub(super) fn queue_end(&self) -> Option<Ticket> {
         let stream = match &lock(&self.state).aside.first()?.origin {
             Origin::Ordered { stream, .. } => stream.clone(),
             _ => return None,
@@ -196,10 +206,10 @@ mod tests {
         memory::{Allocator, Memory},
     };
 
-    /// A thread that has a place in the queue enqueues under the stream's lock, and finds it: however much memory others have
-    /// dropped since.
+    /// A thread that has reserved room in the queue enqueues under the stream's lock without waiting, however much
+    /// memory other threads have dropped since.
     #[test]
-    fn drops_take_no_place_that_another_thread_has() {
+    fn drops_take_no_queue_room_that_another_thread_has_reserved() {
         let device = Device::emulated(Emulated::new().queue_depth(16));
         let stream = Stream::new(&device).unwrap();
         let pool = Allocator::stream_ordered(&device);
@@ -207,24 +217,24 @@ mod tests {
         stream.synchronize_blocking().unwrap();
         let (go, wait) = mpsc::channel::<()>();
         stream.host_function(move || _ = wait.recv()).unwrap();
-        let (tell, enqueued) = mpsc::channel();
+        let (report, enqueued) = mpsc::channel();
         let (memory, on) = (Memory::on(&device, 16).unwrap(), stream.clone());
         let fills = std::thread::spawn(move || {
             let address = memory.address().unwrap();
             let (leave, ()) = on.make_room(|| ()).unwrap();
             drop(all);
             let zero = Pattern { width: 1, bits: 0 };
-            // SAFETY: `memory` is as long, and lives until the stream is done.
+            // SAFETY: `memory` has this length, and lives until the stream is done.
             let filled = on.enqueue(leave, |backend, raw| unsafe { backend.fill(raw, address, zero, 16) });
-            tell.send(()).unwrap();
+            report.send(()).unwrap();
             (memory, filled)
         });
         let in_time = enqueued.recv_timeout(Duration::from_secs(10)).is_ok();
         drop(go);
         let (_memory, filled) = fills.join().unwrap();
         stream.synchronize_blocking().unwrap();
-        assert!(filled.is_ok() && in_time, "it has waited in the device's queue: {filled:?}");
-        // What found no room goes back when there is some.
+        assert!(filled.is_ok() && in_time, "it waited for room in the stream's queue: {filled:?}");
+        // Memory that found no room is freed when there is some.
         while pool.stats().waiting > 0 {
             std::thread::yield_now();
         }

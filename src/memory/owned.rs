@@ -1,4 +1,4 @@
-//! Memory that somebody has, and what becomes of it when it is dropped.
+//! Owned memory, and its return when it is dropped.
 
 use std::{
     fmt,
@@ -9,10 +9,10 @@ use std::{
 use super::{Memory, Origin};
 use crate::sync::lock;
 
-/// A piece of memory that is somebody's: dropped, it goes back to where it came from.
+/// An owned piece of memory. When dropped, it is returned to where it came from.
 ///
-/// It is one pointer. The same box goes to the heap's shelf, with the uses that it ended with, and comes back from there:
-/// so memory that is used again costs no allocation of the host's either.
+/// It is one pointer. The same box goes to the free list of its heap, with its last uses, and comes back from there, so
+/// that reuse needs no host allocation either.
 pub(crate) struct Owned(ManuallyDrop<Box<Memory>>);
 
 impl Owned {
@@ -41,7 +41,7 @@ impl DerefMut for Owned {
 impl Drop for Owned {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: taken here alone, and nobody comes after a drop.
+        // SAFETY: taken only here, and the value is not used after its drop.
         let memory = unsafe { ManuallyDrop::take(&mut self.0) };
         memory.give_back();
     }
@@ -54,7 +54,7 @@ impl fmt::Debug for Owned {
 }
 
 impl Memory {
-    /// Its owner is gone. Never blocks.
+    /// Called when its owner is dropped. Never blocks.
     pub(super) fn give_back(mut self: Box<Self>) {
         if self.account.is_some() {
             self.discount();
@@ -62,7 +62,7 @@ impl Memory {
         if self.is_staged() && !matches!(self.origin, Origin::User(_)) {
             self.forget_arrivals();
         }
-        if self.tie.get().is_some() || matches!(self.origin, Origin::Graph { .. }) {
+        if self.shared_uses.get().is_some() || matches!(self.origin, Origin::Graph { .. }) {
             match self.unless_kept() {
                 Some(memory) => self = memory,
                 None => return,
@@ -72,11 +72,11 @@ impl Memory {
             Origin::Heap(_) => self.go_back(),
             Origin::Ordered { .. } => self.go_back_in_order(),
             Origin::User(_) => (*self).give_back_to_user(),
-            Origin::Graph { .. } | Origin::Node | Origin::Nobody => {}
+            Origin::Graph { .. } | Origin::Node | Origin::Detached => {}
         }
     }
 
-    /// It counts as nobody's.
+    /// Removes it from its account.
     #[cold]
     fn discount(&mut self) {
         let Some(account) = self.account.take() else { return };

@@ -1,23 +1,23 @@
-//! Reclaim: what becomes of memory when its owner is gone.
+//! Reclaim: what happens to memory when its owner drops it.
 //!
 //! ```text
-//!             nothing uses it                          kept: for whoever asks next; otherwise the driver's
+//!             no work uses it                          kept: for the next allocation; otherwise returned to the driver
 //!   dropped ───────────────────> idle ─────────────>
-//!      │ it is used                 ^
-//!      v                            │ its uses have passed: seen by an allocation, or at the lookout's beat
+//!      │ work uses it               ^
+//!      v                            │ its uses have passed: found by an allocation, or at the monitor's tick
 //!    bound ─────────────────────────┤
 //!      │                            └ or handed out before that, to a stream that comes after them
 //!      │ the device is lost
 //!      └──> leaked, and counted
 //! ```
 //!
-//! A drop never blocks, and asks the device nothing.
+//! A drop never blocks, and does not query the device.
 
 use std::{collections::HashMap, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{Home, Memory, Origin, access::Uses, heap::Heap, shelves::Bound, stock::Stock};
+use super::{Home, Memory, Origin, access::Uses, free_lists::Bound, heap::Heap, heap_state::HeapState};
 use crate::{
     mutants::{self, Mutant},
     stream::{Streams, Ticket, capture::Capture},
@@ -25,7 +25,7 @@ use crate::{
 };
 
 impl Memory {
-    /// Back to its heap.
+    /// Returns it to its heap.
     #[inline]
     pub(super) fn go_back(mut self: Box<Self>) {
         let lane = self.lane;
@@ -45,8 +45,8 @@ impl Memory {
             return self.leak();
         }
         if !is_simple(bound) {
-            // Others have to wait for it, and a mark that is made now covers no more than is there now. On the stream that it
-            // was made for it is used again without one.
+            // Other streams have to wait for these uses, and a mark that is made now covers no later work. On the
+            // stream that the memory was allocated for, it is reused without a mark.
             let _ = self.commit();
         }
         match bound {
@@ -56,33 +56,34 @@ impl Memory {
         }
     }
 
-    /// On the shelf, while this stream may still use it, or, without one, several.
+    /// Puts it in the free lists, bound to this stream or, without one, to several.
     #[inline]
     pub(super) fn shelve(self: Box<Self>, to: Option<u64>) {
         self.bind(|state, memory| state.shelves.put_bound(memory, to));
     }
 
-    /// It counts as bound from now on, and is kept there.
+    /// Counts it as bound from now on, and stores it with `keep`.
     #[inline]
-    pub(super) fn bind(self: Box<Self>, keep: impl FnOnce(&mut Stock, Box<Self>)) {
-        // A handle: once it is on the shelf, others may take it from there and let go of the heap.
+    pub(super) fn bind(self: Box<Self>, keep: impl FnOnce(&mut HeapState, Box<Self>)) {
+        // Owned: once the memory is in the free lists, other threads may take it and drop their handle of the heap.
         let Some(heap) = self.origin.heap().cloned() else { return };
         let mut state = lock(&heap.state);
         state.binds(&self);
-        // Under the lock: a task that counts as hungry after this, and a beat that stops, finds the memory on the shelf.
-        let has_to_tell = heap.has_to_tell();
+        // Under the lock: a task that becomes hungry after this, and a sweep that stops, find the memory in the free
+        // lists.
+        let must_notify = heap.must_notify();
         keep(&mut state, self);
         drop(state);
-        if has_to_tell {
+        if must_notify {
             heap.keep_sweeping();
-            heap.ledger.tell();
+            heap.ledger.notify();
         }
     }
 
     fn shelve_idle(&self) {
         let Some(heap) = self.origin.heap() else { return };
         let (home, size, asked) = (self.home, self.size, self.bytes as u64);
-        let _gives = (!heap.keeps()).then(|| heap.ledger.gives());
+        let _gives = (!heap.keeps()).then(|| heap.ledger.returning());
         let mut state = lock(&heap.state);
         if heap.keeps() {
             state.idle += size;
@@ -96,11 +97,11 @@ impl Memory {
             heap.release([(size, home)]);
         }
         heap.forget(asked);
-        heap.ledger.tell();
+        heap.ledger.notify();
     }
 
-    /// Some of its uses are never known to be over. Those on another device than its own that is lost are so once that runs nothing
-    /// any more, where it says so.
+    /// True if a use will never be known to be over: it is on a lost device. Exception: a lost emulated device other
+    /// than the memory's own is known to run nothing any more once it has stopped.
     fn is_never_free(&self) -> bool {
         let own = self.device.is_lost();
         self.uses().any_is(|ticket| {
@@ -109,7 +110,7 @@ impl Memory {
         })
     }
 
-    /// The device may still touch it, and nobody will know when not.
+    /// The device may still access it, and it will never be known when it no longer does.
     #[cold]
     pub(super) fn leak(&self) {
         let Some(heap) = self.origin.heap() else { return };
@@ -119,37 +120,38 @@ impl Memory {
 }
 
 impl Heap {
-    /// It is in use no more, nor waits.
+    /// It is neither in use nor waiting any more.
     fn forget(&self, asked: u64) {
         if !self.is_host() {
             self.ledger.change(asked, 0);
         }
     }
 
-    /// Somebody has to hear of memory that is bound from now on: the lookout, or who waits for some.
+    /// True if newly bound memory must be announced: to the completion monitor, or to tasks that wait for memory.
     #[inline]
-    fn has_to_tell(&self) -> bool {
+    fn must_notify(&self) -> bool {
         !self.swept.is_on() || self.ledger.is_hungry()
     }
 
-    /// Sees to it that the lookout sweeps while anything is bound.
+    /// Makes the completion monitor sweep this heap while anything is bound.
     #[cold]
     fn keep_sweeping(self: &Arc<Self>) {
         if self.swept.start()
             && let Some(device) = self.device.upgrade()
         {
-            // It keeps itself as long as anything is bound. What another sweep finds first is the driver's again at once.
+            // The heap keeps itself alive as long as anything is bound. What another sweep finds first is returned to
+            // the driver at once.
             let (heap, ledger) = (Arc::downgrade(self), self.ledger.clone());
-            let beat = move || {
-                let _gives = ledger.gives();
-                heap.upgrade().is_some_and(|heap| heap.beat())
+            let tick = move || {
+                let _gives = ledger.returning();
+                heap.upgrade().is_some_and(|heap| heap.tick())
             };
-            Streams::of(&device).lookout().sweep(Box::new(beat));
+            Streams::of(&device).monitor().sweep(Box::new(tick));
         }
     }
 
     /// True while anything is bound.
-    fn beat(&self) -> bool {
+    fn tick(&self) -> bool {
         self.sweep();
         self.has_bound() || self.swept.stop(|| self.has_bound())
     }
@@ -158,30 +160,31 @@ impl Heap {
         lock(&self.state).bound > 0
     }
 
-    /// Asks the device how far the streams are that memory is bound to; what has passed is idle then.
+    /// Queries the progress of the streams that memory is bound to. Memory whose uses have passed becomes idle.
     pub(super) fn sweep(&self) {
-        self.give_back_what_waits();
+        self.retry_frees();
         let last: SmallVec<[Ticket; 4]> = last_of_each(lock(&self.state).shelves.ends());
         if !last.is_empty() {
             self.observe(last, None);
         }
     }
 
-    /// The one place where a heap asks the device anything. In a capture it does not: a library's calls may be captured
-    /// then, on this thread, and the driver takes a question amiss. What is known to have passed is found there, too.
+    /// The only place where a heap queries the device. During a capture it does not: this thread may be capturing a
+    /// library's calls, and a query would invalidate the capture. Memory that is known to have passed is found even
+    /// then.
     ///
-    /// `size`: only blocks of that are looked at.
+    /// `size`: only blocks of this size are inspected.
     pub(super) fn observe(&self, tickets: SmallVec<[Ticket; 4]>, size: Option<u64>) {
         let may_ask = Capture::may_ask_device();
         let mut lost = false;
         for mut ticket in tickets {
             lost |= match may_ask {
-                // Of another kind: it is asked again.
-                true => ticket.look_back().is_err_and(|error| error.is_device_lost()),
+                // Any other error: it is queried again later.
+                true => ticket.recheck().is_err_and(|error| error.is_device_lost()),
                 false => ticket.stream().device().is_lost(),
             };
         }
-        // Tickets that are forgotten under the lock may be the last to hold a stream.
+        // Forgotten tickets may be the last handles of a stream.
         let _later = Deferred::new();
         let mut state = lock(&self.state);
         let (mut sizes, mut asked, mut kept) = (0, 0, 0);
@@ -189,7 +192,7 @@ impl Heap {
         state.shelves.settle(size, |memory| {
             sizes += memory.size;
             asked += memory.bytes as u64;
-            // The driver has that of its own pool back already.
+            // Memory of the driver's own pool was already freed there.
             let home = matches!(memory.origin, Origin::Heap(_)).then_some(memory.home);
             kept += home.map_or(0, |_| memory.size);
             passed.push(memory);
@@ -202,17 +205,17 @@ impl Heap {
         let given_up = if self.keeps() { Vec::new() } else { state.drain_idle(u64::MAX) };
         let leaked = if lost { state.drain_bound(Memory::is_never_free) } else { Vec::new() };
         drop(state);
-        // What they hold of the device and of this heap is not let go under the lock.
+        // Their handles of the device and of this heap are not dropped under the lock.
         drop(passed);
         self.forget(asked);
         self.release(given_up);
         leaked.iter().for_each(|memory| self.leaked(memory));
         if sizes > 0 {
-            self.ledger.tell();
+            self.ledger.notify();
         }
     }
 
-    /// Gives what is idle back to the driver: so many bytes.
+    /// Returns idle memory to the driver, and the number of bytes to the caller.
     pub(super) fn trim(&self) -> u64 {
         if self.has_blocks() {
             return 0;
@@ -221,12 +224,12 @@ impl Heap {
         let bytes = given_up.iter().map(|(size, _)| size).sum();
         self.release(given_up);
         if bytes > 0 {
-            self.ledger.tell_later();
+            self.ledger.notify_later();
         }
         bytes
     }
 
-    /// Blocks of these sizes, which count as leaving: nothing uses them.
+    /// Frees blocks of these sizes, which count as leaving. Nothing uses them.
     pub(super) fn release(&self, blocks: impl IntoIterator<Item = (u64, Home)>) {
         let left = self.give_to_driver(blocks);
         if left > 0 {
@@ -234,14 +237,14 @@ impl Heap {
         }
     }
 
-    /// Returns how many bytes these are. Takes no lock of the heap.
+    /// Returns the number of bytes. Takes no lock of the heap.
     pub(super) fn give_to_driver(&self, blocks: impl IntoIterator<Item = (u64, Home)>) -> u64 {
         let mut left = 0;
         for (size, home) in blocks {
             left += size;
             let freed = match home {
-                // SAFETY: the address came from this backend's `alloc` (`ask_driver`), its owner is gone, and all its uses
-                // have passed, so nothing enqueued touches it.
+                // SAFETY: the address came from `alloc` of this backend (`ask_driver`), its owner was dropped, and all
+                // its uses have passed, so no enqueued work accesses it.
                 Home::Device(address) => unsafe { self.backend.free(address) },
                 // SAFETY: likewise from `alloc_host`, with this size.
                 Home::Host(pointer) => unsafe { self.backend.free_host(pointer, size as usize) },
@@ -255,8 +258,8 @@ impl Heap {
         left
     }
 
-    /// It was this heap's. Work of other devices that is not done may still use it: the lost device is kept until then, since an
-    /// emulated one frees its memory as it goes.
+    /// Counts it as leaked. Unfinished work of other devices may still use it: the lost device is kept alive until
+    /// then, since an emulated device frees its memory when it is dropped.
     fn leaked(&self, memory: &Memory) {
         let own = memory.device.unchecked();
         let is_open = |ticket: &Ticket| ticket.stream().device().unchecked() != own && !ticket.is_done();
@@ -265,32 +268,33 @@ impl Heap {
         if let Some(other) = open.first().map(|ticket| ticket.stream().device().clone()) {
             let device = memory.device.clone();
             let goes_on = move || {
-                // A device that fails meanwhile is asked again, until it runs nothing any more.
+                // A device that fails meanwhile is queried again, until it runs nothing any more.
                 open.retain(|ticket| !ticket.look().is_ok_and(|done| done) && !ticket.is_done());
                 let _kept = &device;
                 !open.is_empty()
             };
-            Streams::of(&other).lookout().sweep(Box::new(goes_on));
+            Streams::of(&other).monitor().sweep(Box::new(goes_on));
         }
         let asked = memory.bytes as u64;
         self.ledger.leak(asked);
         self.forget(asked);
-        self.ledger.tell();
-        // As the memory is dropped, be it under a lock.
-        log(move || tracing::warn!(bytes = asked, "memory of a lost device is left to it"));
+        self.ledger.notify();
+        // Deferred: the memory may be dropped under a lock.
+        log(move || tracing::warn!(bytes = asked, "memory of a lost device was leaked"));
     }
 
-    /// The uses of the memory that was freed first, if any is bound; otherwise what memory that waits to be given back waits for.
+    /// The uses of the memory that was freed first, if any is bound; otherwise what memory that waits to be freed on
+    /// its stream waits for.
     pub(super) fn oldest(&self) -> SmallVec<[Ticket; 4]> {
         let first = first_of_each(lock(&self.state).shelves.firsts(None));
-        if first.is_empty() { self.room_comes().into_iter().collect() } else { first }
+        if first.is_empty() { self.queue_end().into_iter().collect() } else { first }
     }
 }
 
-/// So many tickets are looked through one by one.
+/// Up to this number, tickets are searched linearly.
 const FEW: usize = 16;
 
-/// For each stream that these are bound to the ticket that comes first there.
+/// For each stream that these are bound to, the earliest ticket.
 pub(super) fn first_of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>) -> SmallVec<[Ticket; 4]> {
     of_each(all, |new, known| new < known)
 }
@@ -301,7 +305,7 @@ fn last_of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>) -> SmallVec<[Tic
 
 fn of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>, takes_over: fn(u64, u64) -> bool) -> SmallVec<[Ticket; 4]> {
     let mut tickets: SmallVec<[Ticket; 4]> = SmallVec::new();
-    // Where they are, by their streams: looked through one by one while they are few.
+    // Index by stream, used once there are more than a few.
     let mut places = HashMap::new();
     for memory in all {
         let _ = memory.uses().each(|ticket| {

@@ -1,5 +1,4 @@
-//! What a heap says of itself: its numbers, and whether there is so much to be had; and what is set apart for an
-//! operator's run ([`Reservation`]).
+//! The numbers of a heap, and what is reserved for an operator's run ([`Reservation`]).
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -9,9 +8,9 @@ use std::{
 use super::{
     Allocator, Buffer, MOST_BYTES, MemoryStats, Plain,
     buffer::bytes_of,
-    heap::{Asker, Heap, Kind},
-    line::Place,
-    stock::Stock,
+    heap::{Heap, Kind, RequestKind},
+    heap_state::HeapState,
+    wait_queue::WaitSlot,
     waiting::Oldest,
 };
 use crate::{
@@ -21,43 +20,43 @@ use crate::{
 };
 
 impl Heap {
-    /// What is wrong, with the numbers: of blocks in blocks. `cause`: the driver has refused.
+    /// The error for a failed request, with the numbers: in blocks for blocks. `cause`: the driver's error.
     pub(super) fn exhausted(&self, bytes: u64, cause: Option<Error>) -> Error {
         let mut text = format!("asked for {bytes} bytes; {}", self.used_in_words());
         let stats = self.stats();
         if !self.has_blocks() {
             if stats.cached > 0 {
-                text += &format!(", {} are kept", stats.cached);
+                text += &format!(", {} are cached", stats.cached);
             }
             if let Some(capacity) = stats.capacity {
                 text += &format!(", of {capacity}");
             }
         }
-        // Not the allocator's own maximum, but the driver: others may have some, whom nobody here knows.
-        let refused = cause.filter(|_| self.has_room(&lock(&self.state), bytes, Asker::Call(0)));
+        // The driver refused, not the allocator's own limit: other processes may hold memory.
+        let refused = cause.filter(|_| self.has_room(&lock(&self.state), bytes, RequestKind::Call(0)));
         let free = refused.as_ref().and_then(|_| self.backend.memory().ok()).map(|info| info.free);
         if let Some(free) = free {
             text += &format!("; the driver has {free} left");
         }
         let error = Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone());
         match refused {
-            // It has its own reason.
+            // The driver's error has another cause.
             Some(cause) if free.is_none_or(|free| bytes <= free) => error.because(cause),
             _ => error,
         }
     }
 
-    /// Says what to do about it, where waiting helps.
+    /// Adds advice where waiting helps.
     pub(super) fn advise(&self, error: Error, bytes: u64) -> Error {
         let stats = self.stats();
         let ever = self.size_for(bytes).is_ok() && stats.capacity.is_none_or(|capacity| bytes <= capacity);
         if error.is_out_of_memory() && ever && !stats.is_at_rest() {
-            return error.advise("`alloc_when_free` waits until there is some");
+            return error.advise("`alloc_when_free` waits for memory");
         }
         error
     }
 
-    /// Who has what of it: of blocks in blocks.
+    /// The usage: in blocks for blocks.
     pub(super) fn used_in_words(&self) -> String {
         let state = lock(&self.state);
         let (in_use, waiting, reserved, of) = match self.kind {
@@ -84,34 +83,38 @@ impl Heap {
             reserved: state.reserved,
             peak: state.peak,
             capacity,
-            // Blocks come from the driver before anybody asks.
+            // Blocks are allocated from the driver in advance.
             allocations: state.reused + if self.has_blocks() { 0 } else { state.from_driver },
             reused: state.reused,
             from_driver: state.from_driver,
         }
     }
 
-    /// What keeps so much from being set apart for an operator of this flow.
-    pub(super) fn lacks(&self, bytes: u64, flow: usize) -> Lacks {
+    /// What prevents a reservation for an operator of this flow.
+    pub(super) fn lacks(&self, bytes: u64, flow: usize) -> ReserveBlocker {
         let others = self.others();
         let state = lock(&self.state);
         if self.fits(&state, bytes, others) {
-            return Lacks::Nothing;
+            return ReserveBlocker::Nothing;
         }
         let bound = if self.has_blocks() && !self.is_host() { 0 } else { state.bound };
         let limit = self.capacity().unwrap_or(u64::MAX);
         if bound > 0 && state.out().saturating_add(state.reserved).saturating_add(bytes) <= limit {
-            return Lacks::Streams;
+            return ReserveBlocker::Streams;
         }
         let whole = if self.limit().is_some() || self.is_host() {
             state.in_use()
         } else {
             self.ledger.in_use().saturating_add(others)
         };
-        if state.owned(flow) >= whole.saturating_add(state.reserved) { Lacks::OwnFlow } else { Lacks::Others }
+        if state.owned(flow) >= whole.saturating_add(state.reserved) {
+            ReserveBlocker::OwnFlow
+        } else {
+            ReserveBlocker::Others
+        }
     }
 
-    /// What others keep to themselves where all of a device have one memory. Asked with no heap's lock held.
+    /// Bytes in spare blocks of other allocators of the device. Called with no heap's lock held.
     fn others(&self) -> u64 {
         if self.limit().is_some() || self.is_host() { 0 } else { self.ledger.spare_blocks() }
     }
@@ -121,10 +124,10 @@ impl Heap {
         lock(&self.state).used
     }
 
-    fn fits(&self, state: &Stock, bytes: u64, others: u64) -> bool {
+    fn fits(&self, state: &HeapState, bytes: u64, others: u64) -> bool {
         match self.limit() {
-            Some(_) => self.has_room(state, bytes, Asker::Call(0)),
-            // Others of the device have their share.
+            Some(_) => self.has_room(state, bytes, RequestKind::Call(0)),
+            // Other allocators of the device have their share.
             None => {
                 let used = if self.is_host() {
                     state.out() + state.bound
@@ -137,7 +140,6 @@ impl Heap {
         }
     }
 
-    /// Sets so much apart, if it can be had.
     fn reserve(&self, bytes: u64, flow: usize) -> bool {
         let others = self.others();
         let mut state = lock(&self.state);
@@ -149,14 +151,14 @@ impl Heap {
         reserved.is_some()
     }
 
-    /// It was not needed.
+    /// Returns what was not used of a reservation.
     fn unreserve(&self, bytes: u64, flow: usize) {
         if bytes > 0 {
             let mut state = lock(&self.state);
             state.reserved -= bytes;
             state.disown(flow, bytes);
             drop(state);
-            self.ledger.tell();
+            self.ledger.notify();
         }
     }
 
@@ -164,8 +166,8 @@ impl Heap {
         &self.place
     }
 
-    /// Where no memory is out, nor on its way back to the driver: a number that changes with each request that is granted or
-    /// refused, and with idle memory that is given up. The refusal of a request that waits does not change it.
+    /// If no memory is handed out or on its way back to the driver: a number that changes with each granted request,
+    /// each refused one that does not wait, and with idle memory that is given up.
     pub(super) fn idle_mark(&self) -> Option<u64> {
         let state = lock(&self.state);
         let is_idle = state.out() + state.bound + state.reserved + state.leaving == 0;
@@ -173,29 +175,29 @@ impl Heap {
     }
 }
 
-/// What keeps memory from being set apart.
+/// What prevents a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lacks {
+pub(crate) enum ReserveBlocker {
     Nothing,
-    /// Streams may still use it; that passes by itself.
+    /// Streams may still use the memory; this resolves without an operator.
     Streams,
-    /// Operators of the same flow have it, and nobody else.
+    /// Only operators of the same flow hold the memory.
     OwnFlow,
-    /// Somebody has it, who may be outside of the flow.
+    /// The memory is held by an owner that may be outside of the flow.
     Others,
 }
 
-/// Memory that is set apart for an operator's runs, one at a time.
+/// Memory that is reserved for an operator's runs, one run at a time.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Reservation {
     allocator: Allocator,
     asked: u64,
-    /// Whole blocks, where there are such.
+    /// Rounded up to whole blocks, if the allocator has blocks.
     bytes: u64,
     /// What the present run has not drawn.
     left: Mutex<u64>,
-    /// The operator's.
+    /// The flow of the operator.
     flow: AtomicUsize,
 }
 
@@ -216,16 +218,16 @@ impl Reservation {
         self.asked
     }
 
-    /// What it waits for, and who has it.
+    /// What it waits for, and the usage.
     pub(crate) fn describe(&self) -> String {
         format!("{} bytes of {} ({})", self.asked, self.allocator, self.allocator.heap().used_in_words())
     }
 
-    /// What is wrong with it, of an operator.
+    /// A usage error, for the operator's report.
     pub(crate) fn problem(&self) -> Option<String> {
         let (asked, allocator) = (self.asked, &self.allocator);
         if asked == 0 {
-            return Some(format!("waits for 0 bytes of {allocator}: at least 1"));
+            return Some(format!("waits for 0 bytes of {allocator}: ask for at least 1"));
         }
         let capacity = allocator.heap().capacity().unwrap_or(u64::MAX).min(MOST_BYTES as u64);
         if self.bytes <= capacity {
@@ -234,7 +236,7 @@ impl Reservation {
         Some(format!("waits for {asked} bytes of {allocator}, which never has more than {capacity}"))
     }
 
-    /// The flow that its operator is one of, by whatever number.
+    /// Sets the flow of its operator, identified by a number.
     pub(crate) fn enter(&self, flow: usize) {
         // Counted for the flow before.
         self.release();
@@ -245,21 +247,21 @@ impl Reservation {
         self.flow.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn lacks(&self) -> Lacks {
+    pub(crate) fn lacks(&self) -> ReserveBlocker {
         let heap = self.allocator.heap();
-        // The run is told, by what it allocates.
+        // The run gets the error when it allocates.
         if self.allocator.device().lost().is_some() {
-            return Lacks::Nothing;
+            return ReserveBlocker::Nothing;
         }
-        // Those who stand in line come first; when the last of them leaves, it tells.
-        if heap.has_line() { Lacks::Others } else { heap.lacks(self.bytes, self.flow()) }
+        // Tasks in the wait queue come first. The last one to leave notifies.
+        if heap.has_queue() { ReserveBlocker::Others } else { heap.lacks(self.bytes, self.flow()) }
     }
 
     pub(crate) fn claim(&self) -> bool {
         if self.allocator.device().lost().is_some() {
             return true;
         }
-        // One run at a time: what an earlier one has left was not given back, where it was asked for by hand.
+        // One run at a time. The rest of an earlier reservation is still here if a run was requested by hand.
         self.release();
         let claimed = self.bytes <= MOST_BYTES as u64 && self.allocator.heap().reserve(self.bytes, self.flow());
         if claimed {
@@ -268,20 +270,19 @@ impl Reservation {
         claimed
     }
 
-    /// What is left is given back.
     pub(crate) fn release(&self) {
         let left = std::mem::take(&mut *lock(&self.left));
         self.allocator.heap().unreserve(left, self.flow());
     }
 
-    /// True if what is left of it is enough for so many elements.
+    /// True if what is left suffices for `len` elements.
     pub(crate) fn has<T: Plain>(&self, len: usize) -> bool {
         let size = bytes_of::<T>(len).and_then(|bytes| self.allocator.heap().size_for(bytes as u64));
         let left = *lock(&self.left);
         left > 0 && size.is_ok_and(|size| size <= left)
     }
 
-    /// Memory for `len` elements, out of what is left of it as far as that goes.
+    /// Memory for `len` elements, drawn from what is left as far as that suffices.
     pub(crate) fn alloc<T: Plain>(&self, stream: Option<&Stream>, len: usize) -> Result<Buffer<T>> {
         let bytes = bytes_of::<T>(len)?;
         let heap = self.allocator.heap();
@@ -291,7 +292,7 @@ impl Reservation {
             *left -= drawn;
             drawn
         };
-        let memory = heap.alloc(self.allocator.device(), bytes, stream, Asker::Call(drawn));
+        let memory = heap.alloc(self.allocator.device(), bytes, stream, RequestKind::Call(drawn));
         match memory {
             Ok(memory) => {
                 lock(&heap.state).disown(self.flow(), drawn);
@@ -305,21 +306,21 @@ impl Reservation {
     }
 }
 
-/// An operator's wait for memory: told when some has come free.
+/// An operator's wait for memory: notified when some becomes free.
 #[derive(Debug, Default)]
 pub(crate) struct Wait {
-    place: Place,
+    place: WaitSlot,
     oldest: Oldest,
 }
 
 impl Wait {
-    /// Keeps the waker until it rests.
+    /// Keeps the waker until [`rest`](Self::rest).
     pub(crate) fn watch(&mut self, allocator: &Allocator, cx: &mut Context<'_>) {
         allocator.heap().watch(&mut self.place, cx.waker());
-        Streams::attend(allocator.device());
+        Streams::waiter_added(allocator.device());
     }
 
-    /// True if some has passed that was bound.
+    /// True if bound memory has passed.
     pub(crate) fn poll_oldest(&mut self, allocator: &Allocator, cx: &mut Context<'_>) -> bool {
         self.oldest.poll(allocator.heap(), cx).is_ready()
     }
@@ -338,7 +339,7 @@ mod tests {
         device::{Device, Emulated, Faults},
     };
 
-    /// The block is there, and the device is lost as it is made ready: what was set apart is given back once.
+    /// A block is free, and the device is found lost while the block is prepared: the reservation is returned once.
     #[test]
     fn a_reservation_that_a_lost_device_refuses_is_given_back_once() {
         let device = Device::emulated(Emulated::new().faults(Faults::new().fail_copy(1)));
@@ -348,7 +349,7 @@ mod tests {
         assert!(own.claim());
         let [from, mut to] = [8, 8].map(|len| Buffer::<u8>::new(&device, len).unwrap());
         stream.copy(&from, &mut to).unwrap();
-        // Known to the device alone.
+        // Known to the backend only.
         assert!(device.backend().stream_synchronize(stream.raw()).unwrap_err().is_device_lost());
         assert!(device.lost().is_none());
         assert!(own.alloc::<u8>(None, 64).unwrap_err().is_device_lost());

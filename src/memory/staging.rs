@@ -1,13 +1,16 @@
-//! Memory that no device copies from or to by itself: that of [`Device::host`](crate::Device::host), the user's own among it.
+//! Memory that no device copies from or to directly: that of [`Device::host`](crate::Device::host), including the
+//! user's own.
 //!
-//! It is not page-locked. A device would stop for it: `cuMemcpyAsync` returns only when such memory has been copied, after all
-//! that its stream has to do before (CUDA Driver API, *API synchronization behavior*), and whatever else wants the stream
-//! would wait that long, too. So it is **staged**. A copy to a device is made in page-locked memory, now, and goes on from
-//! there. A copy from a device arrives in page-locked memory, and is brought over when the host looks first
-//! ([`Buffer::read`](crate::Buffer::read), [`Wrapped::into_inner`](super::Wrapped::into_inner)); what is copied on to a device
-//! before that goes straight from there. So streams never touch it, and it is free as soon as its owner is gone.
+//! It is not page-locked. A direct copy would block: `cuMemcpyAsync` returns only when such memory has been copied,
+//! after all earlier work of the stream (CUDA Driver API, *API synchronization behavior*), and other users of the
+//! stream would wait that long, too.
+//! So it is **staged**. A copy to a device is first made in page-locked memory, immediately, and continues from there.
+//! A copy from a device arrives in page-locked memory, and is transferred when the host first accesses the memory
+//! ([`Buffer::read`](crate::Buffer::read), [`Wrapped::into_inner`](super::Wrapped::into_inner)); before that, a copy
+//! onwards to a device starts from the arrival. So streams never access the memory itself, and it can be freed as soon
+//! as its owner is dropped.
 //!
-//! No launch of a graph would do the host's part again: in a capture such copies are errors.
+//! A launch of a graph would not repeat the host's part: in a capture such copies are errors.
 
 use std::{
     ptr::NonNull,
@@ -25,7 +28,7 @@ use crate::{
 
 type Pieces = SmallVec<[Arc<Owned>; 1]>;
 
-/// What has come from devices for a piece of memory, oldest first, and is not yet brought over. Made when the first comes.
+/// Copies from devices that are not yet transferred to the memory, oldest first. Allocated at the first one.
 #[derive(Default)]
 pub(super) struct Staging(OnceLock<Box<Mutex<Pieces>>>);
 
@@ -44,7 +47,7 @@ impl Staging {
     }
 
     #[inline]
-    fn none_came(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.0.get().is_none()
     }
 
@@ -53,16 +56,16 @@ impl Staging {
     }
 }
 
-/// Writes what has arrived to where it belongs.
+/// Transfers the arrivals to the memory.
 ///
 /// # Safety
-/// The caller has exclusive access to `home`, memory of the host of `bytes` bytes; or nothing has arrived.
-pub(super) unsafe fn bring_over(home: Home, bytes: usize, arrivals: &mut Pieces) -> Result<()> {
+/// The caller has exclusive access to `home`, host memory of `bytes` bytes; or there are no arrivals.
+pub(super) unsafe fn transfer_arrivals(home: Home, bytes: usize, arrivals: &mut Pieces) -> Result<()> {
     let Home::Host(to) = home else { return Ok(()) };
-    // All or none: while one of them is spoilt every look is its error, until the memory is written anew.
+    // All or none: while one of them is tainted, every access fails with its error, until the memory is overwritten.
     let all: SmallVec<[&[u8]; 1]> = arrivals.iter().map(|arrival| arrival.host_slice()).collect::<Result<_>>()?;
     for from in all {
-        // SAFETY: no longer than either; the arrival is memory of its own.
+        // SAFETY: no longer than either; the arrival is separate memory.
         unsafe { to.copy_from_nonoverlapping(NonNull::from(from).cast(), from.len().min(bytes)) };
     }
     arrivals.clear();
@@ -70,32 +73,32 @@ pub(super) unsafe fn bring_over(home: Home, bytes: usize, arrivals: &mut Pieces)
 }
 
 impl Memory {
-    /// True if no device copies from or to it by itself.
+    /// True if no device copies from or to it directly.
     #[inline]
     pub(super) fn is_staged(&self) -> bool {
         self.device.is_host()
     }
 
-    /// An error for memory that devices cannot copy from and to as it is.
+    /// An error for memory that devices cannot copy from and to directly.
     pub(crate) fn is_page_locked(&self) -> Result<()> {
         if !self.is_staged() {
             return Ok(());
         }
-        let text = "this memory of the host is not page-locked for a device, and what is copied to or from it goes through \
-                    other memory, which no launch of a graph does: copy it to `Buffer::pinned(&device, ..)`";
+        let text = "this host memory is not page-locked for a device: copies to and from it go through staging memory, \
+                    which a graph launch cannot do; copy it to `Buffer::pinned(&device, ..)`";
         Err(Error::new(ErrorKind::Usage, text))
     }
 
-    /// What it holds, and what is on its way to it, is worth nothing any more. Nothing touches it.
+    /// Discards its contents, and what is on its way to it. Nothing accesses it.
     pub(super) fn forget_arrivals(&mut self) {
         // Neither is dropped under a lock.
         let uses = std::mem::take(&mut *self.own_uses());
         drop((uses, std::mem::take(&mut self.staging)));
     }
 
-    /// Of memory whose uses are done: the same for what has come for it and is not yet brought over.
+    /// For memory whose uses are done: the same for arrivals that are not yet transferred.
     pub(super) fn forget_work_on_arrivals(&self) {
-        if self.staging.none_came() {
+        if self.staging.is_empty() {
             return;
         }
         let arrivals = self.staging.lock().clone();
@@ -107,11 +110,11 @@ impl Memory {
         }
     }
 
-    /// Shows where `stream` can copy its first `bytes` bytes from: what has come for it last and is not yet brought over;
-    /// before that, if that is not all of it, what came earlier, or a copy that is made now.
+    /// Calls `show` with each piece of memory from which `stream` must copy to get the first `bytes` bytes: the last
+    /// arrival that is not yet transferred; before that, if it is shorter, earlier arrivals or a copy that is made now.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) while something is on its way from a device that `stream`'s cannot copy from.
+    /// [`Usage`](ErrorKind::Usage) while data is on its way from a device that the stream's device cannot copy from.
     pub(super) fn staged(
         &self,
         stream: &Stream,
@@ -119,18 +122,19 @@ impl Memory {
         mut show: impl FnMut(&Memory, usize) -> Result<()>,
     ) -> Result<()> {
         let first = self.host_pointer()?;
-        // Allocated without the lock, where a copy of the host's is needed: that may take a while.
+        // Allocated without the lock, if a copy on the host is needed: that may take a while.
         let mut blank = None;
         let (now, arrivals) = loop {
             let _later = Deferred::new();
             let mut arrivals = self.staging.lock();
             if arrivals.iter().any(|arrival| !arrival.device().copies_with(stream.device())) {
-                // Nothing can be copied on from there: it goes by way of the host, once it is here.
-                // SAFETY: as in `Memory::bring_over`.
-                unsafe { bring_over(self.home, self.bytes, &mut arrivals) }?;
+                // This device cannot copy from the arrival: transfers it to the host memory first, if it is done.
+                // SAFETY: as in `Memory::transfer_arrivals`.
+                unsafe { transfer_arrivals(self.home, self.bytes, &mut arrivals) }?;
             }
             let whole = arrivals.iter().rposition(|arrival| arrival.bytes() >= bytes);
-            // Nothing more comes meanwhile, as that needs the value exclusively; and what is brought over stays as it is.
+            // No more arrive meanwhile, as that needs exclusive access to the value; and a transfer does not change the
+            // arrivals.
             let on_their_way: SmallVec<[_; 1]> = arrivals[whole.unwrap_or(0)..].iter().cloned().collect();
             if whole.is_some() {
                 break (None, on_their_way);
@@ -141,8 +145,9 @@ impl Memory {
                 continue;
             };
             self.device.backend().host_access(first.as_ptr(), self.bytes, false)?;
-            // SAFETY: the memory is this value's own and that long, as `copy` has checked. No stream writes to it, the host does
-            // so through the value alone, which is borrowed, and what arrives is brought over under the lock held here.
+            // SAFETY: the memory is owned by this value and that long, as `copy` has checked. No stream writes to it,
+            // the host writes only through the value, which is borrowed, and arrivals are transferred under the lock
+            // held here.
             let host = unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) };
             copy.host_slice_mut()?.copy_from_slice(host);
             break (Some(copy), on_their_way);
@@ -151,28 +156,29 @@ impl Memory {
         arrivals.iter().try_for_each(|arrival| show(arrival, arrival.bytes().min(bytes)))
     }
 
-    /// Something is on its way to it: enqueued, not here.
+    /// Adds an arrival, whose copy was enqueued.
     pub(super) fn arrives(&mut self, arrival: Owned) {
         let arrivals = self.staging.get_mut();
-        // What it covers whole is worth nothing any more.
+        // The contents of arrivals that it covers completely are not needed any more.
         arrivals.retain(|before| before.bytes() > arrival.bytes());
         arrivals.push(Arc::new(arrival));
     }
 
-    /// What has arrived, before the host looks. Nothing that writes to it is in flight.
-    pub(super) fn bring_over(&self) -> Result<()> {
-        if self.staging.none_came() {
+    /// Transfers arrivals, before an access by the host. No write to the memory is in flight.
+    pub(super) fn transfer_arrivals(&self) -> Result<()> {
+        if self.staging.is_empty() {
             return Ok(());
         }
         let _later = Deferred::new();
-        // A second look at the same time waits here until it is there.
+        // A concurrent access waits here until the transfer is done.
         let mut arrivals = self.staging.lock();
         if arrivals.is_empty() {
             return Ok(());
         }
-        // SAFETY: the memory is this value's own. No slice of it is out that was made before these came: they come by
-        // `arrives`, which needs the value exclusively; and none is made before they are brought over, under this lock.
-        unsafe { bring_over(self.home, self.bytes, &mut arrivals) }
+        // SAFETY: the memory is owned by this value. No slice of it exists that was made before these arrivals: they
+        // are added by `arrives`, which needs exclusive access; and none is made before they are transferred, under
+        // this lock.
+        unsafe { transfer_arrivals(self.home, self.bytes, &mut arrivals) }
     }
 }
 
@@ -187,10 +193,10 @@ mod tests {
         memory::{DeviceSlice, DeviceSliceMut, transfer},
     };
 
-    /// The loss of a device becomes known after the last write of the memory was found to be sound, and before what arrived is
-    /// looked at.
+    /// The loss of a device becomes known after the last write of the memory was found to be valid, and before the
+    /// arrivals are accessed.
     #[test]
-    fn arrivals_stay_when_one_of_them_is_spoilt() {
+    fn arrivals_stay_while_one_is_tainted() {
         let (device, lost) =
             (Device::emulated(Emulated::new()), Device::emulated(Emulated::new().faults(Faults::new().fail_copy(1))));
         let (stream, of_lost) = (Stream::new(&device).unwrap(), Stream::new(&lost).unwrap());
@@ -199,13 +205,13 @@ mod tests {
         stream.copy(&sound, &mut mine).unwrap();
         let (go, wait) = mpsc::channel::<()>();
         of_lost.host_function(move || _ = wait.recv()).unwrap();
-        let mut spoilt = Buffer::<u8>::new(&lost, 8).unwrap();
-        of_lost.copy(&Buffer::<u8>::new(&lost, 8).unwrap(), &mut spoilt).unwrap();
-        transfer::copy(&stream, spoilt.view().memory, mine.view_mut().memory, 4).unwrap();
+        let mut tainted = Buffer::<u8>::new(&lost, 8).unwrap();
+        of_lost.copy(&Buffer::<u8>::new(&lost, 8).unwrap(), &mut tainted).unwrap();
+        transfer::copy(&stream, tainted.view().memory, mine.view_mut().memory, 4).unwrap();
         drop(go);
         assert!(of_lost.synchronize_blocking().is_err() && stream.synchronize_blocking().is_err());
         for look in 0..3 {
-            let error = mine.view().memory.bring_over().expect_err("one of the arrivals is spoilt");
+            let error = mine.view().memory.transfer_arrivals().expect_err("one of the arrivals is tainted");
             assert!(error.is_device_lost(), "look {look}: {error}");
             assert_eq!(mine.view().memory.staging.lock().len(), 2, "look {look}");
         }

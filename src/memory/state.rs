@@ -1,32 +1,31 @@
 //! [`BufferState`]: what the device is doing with a piece of memory.
 //!
-//! Nobody sets it: it follows from the uses that are tracked anyway, the last write and the reads since.
+//! It is derived from the uses that are tracked anyway: the last write and the reads since.
 
 use super::Memory;
 use crate::{error::Result, stream::Ticket};
 
-/// What a device is doing with a [`Buffer`](crate::Buffer) or an [`Envelope`](crate::Envelope) at this moment.
+/// What a device is doing with a [`Buffer`](crate::Buffer) or an [`Envelope`](crate::Envelope) at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BufferState {
-    /// Nothing: all that was enqueued on it is done.
+    /// No enqueued work uses it.
     Idle,
-    /// It is written: the data is not available yet. The write has been enqueued and may not have begun.
+    /// It is being written: the data is not available yet. The write is enqueued and may not have started.
     Writing,
-    /// It is read. The data is available, and must not be written yet.
+    /// It is being read: the data is available, and must not be written yet.
     Reading,
 }
 
 impl BufferState {
-    /// Whether the data is available: nothing writes it. A buffer that was never written is available too, with unknown
-    /// contents.
+    /// True unless the data is being written. A buffer that was never written is available too, with unknown contents.
     pub fn is_available(self) -> bool {
         self != Self::Writing
     }
 }
 
 impl Memory {
-    /// Asks the device, and does not wait for it.
+    /// Queries the device without waiting for it.
     pub(crate) fn state(&self) -> Result<BufferState> {
         let (writes, all) = {
             let uses = self.uses();
@@ -37,7 +36,7 @@ impl Memory {
                 return Ok(BufferState::Writing);
             }
         }
-        // A write among them has just been found to be over.
+        // A write among them was found to be over just now.
         for (read, counts) in all {
             if is_open(read, counts)? {
                 return Ok(BufferState::Reading);
@@ -52,7 +51,7 @@ impl Memory {
     }
 }
 
-/// `counts`: what it wrote is looked at.
+/// `counts`: it is an error if the ticket is tainted.
 fn is_open(mut ticket: Ticket, counts: bool) -> Result<bool> {
     let passed = ticket.look()?;
     if passed && counts {

@@ -1,4 +1,4 @@
-//! [`MemoryStats`]: what an allocator, or a device, holds and has done.
+//! [`MemoryStats`]: usage and counters of an allocator or a device.
 
 use std::{fmt, sync::Arc};
 
@@ -8,35 +8,35 @@ use crate::{
     error::Result,
 };
 
-/// What an [`Allocator`](super::Allocator), or a device, holds and has done.
+/// Usage and counters of an [`Allocator`](super::Allocator) or a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryStats {
-    /// Bytes that somebody has, as they were asked for: less than a block counts as what it is.
+    /// Bytes in use, as requested: an allocation smaller than its block counts with its own size.
     pub in_use: u64,
-    /// Bytes that were freed while a stream may still use them.
+    /// Bytes that were freed and that a stream may still use.
     pub waiting: u64,
-    /// Bytes that are kept for whoever asks next.
+    /// Bytes that were freed and are cached for the next allocation.
     pub cached: u64,
-    /// Bytes that are set apart for operators' runs.
+    /// Bytes that are reserved for operators' runs.
     pub reserved: u64,
-    /// The most bytes that were in use or waiting at once.
+    /// The largest number of bytes that were in use or waiting at once.
     pub peak: u64,
-    /// Bytes that there can ever be, where that is known.
+    /// The upper limit in bytes, if it is known.
     pub capacity: Option<u64>,
-    /// How often memory was handed out.
+    /// The number of allocations.
     pub allocations: u64,
-    /// How often of these it was used again.
+    /// Allocations that reused freed memory.
     pub reused: u64,
-    /// How often the driver was asked for it.
+    /// Allocations from the driver.
     pub from_driver: u64,
 }
 
 impl MemoryStats {
-    /// Nothing is held but what is kept for whoever asks next.
+    /// True if nothing is in use, waiting or reserved; memory may be cached.
     ///
-    /// There is nothing more to await than the work: once a flow's [`run`](crate::Flow::run) has returned, or the streams
-    /// are [done](crate::Stream::completed), and everything is dropped, the next `stats()` says so.
+    /// Only the work need be awaited: once a flow's [`run`](crate::Flow::run) has returned, or the streams are
+    /// [done](crate::Stream::completed), and everything is dropped, the next `stats()` is at rest.
     pub fn is_at_rest(&self) -> bool {
         self.in_use + self.waiting + self.reserved == 0
     }
@@ -62,17 +62,17 @@ impl MemoryStats {
 impl fmt::Display for MemoryStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { in_use, waiting, cached, peak, .. } = self;
-        write!(f, "{in_use} bytes in use, {waiting} waiting for streams, {cached} kept, {peak} at most")
+        write!(f, "{in_use} bytes in use, {waiting} waiting for streams, {cached} cached, {peak} at peak")
     }
 }
 
 impl Device {
-    /// Free and total bytes of its memory, as the driver sees it; what wakeline keeps for whoever asks next is free, and
-    /// [blocks](super::Allocator::blocks) are not.
+    /// Free and total bytes of its memory as the driver reports them. Memory that wakeline caches counts as free,
+    /// [blocks](super::Allocator::blocks) do not.
     ///
     /// # Errors
     /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault, [`Driver`](crate::ErrorKind::Driver) if the driver
-    /// cannot say.
+    /// does not report it.
     pub fn memory(&self) -> Result<MemoryInfo> {
         let info = self.backend().memory()?;
         let kept = |heap: &Arc<Heap>| if heap.has_blocks() { 0 } else { heap.stats().cached };
@@ -80,7 +80,7 @@ impl Device {
         Ok(MemoryInfo { free: info.free.saturating_add(kept).min(info.total), ..info })
     }
 
-    /// What all allocators of its memory hold and have done together.
+    /// The sum over all allocators of its memory.
     ///
     /// ```
     /// use wakeline::{Buffer, device::{Device, Emulated}};
@@ -100,31 +100,30 @@ impl Device {
         arena.ledger.visit(false, |heaps| MemoryStats::sum(heaps, Some(arena.ledger.peak()), capacity))
     }
 
-    /// The same of page-locked memory of the host that is near it.
+    /// The same for page-locked host memory near it.
     pub fn pinned_memory_stats(&self) -> MemoryStats {
         let arena = Arena::of(self);
         arena.ledger.sweep(true);
         arena.ledger.visit(true, |heaps| MemoryStats::sum(heaps, None, None))
     }
 
-    /// Gives the driver back what is kept of its memory for whoever asks next: so many bytes.
+    /// Returns the cached device memory to the driver, and the number of bytes to the caller.
     pub fn trim_memory(&self) -> u64 {
         Arena::of(self).ledger.trim(false)
     }
 
-    /// Bytes of device memory in use by wakeline now: what somebody has, and what was freed while a stream may still use
-    /// it.
+    /// Bytes of device memory that wakeline has in use now: allocated, or freed while a stream may still use them.
     pub fn memory_in_use(&self) -> u64 {
         Arena::of(self).ledger.in_use()
     }
 
-    /// Bytes, of the device and of the host, that were left to the device when it was lost: what it may still touch is
-    /// not used again.
+    /// Bytes of device and host memory that were leaked when the device was lost: memory that it may still access is
+    /// not reused.
     pub fn memory_leaked(&self) -> u64 {
         Arena::of(self).ledger.leaked()
     }
 
-    /// The most bytes of device memory that were in use by wakeline at once.
+    /// The largest number of bytes of device memory that wakeline had in use at once.
     pub fn memory_peak(&self) -> u64 {
         Arena::of(self).ledger.peak()
     }

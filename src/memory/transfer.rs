@@ -1,10 +1,10 @@
 //! Copies and fills, tracked.
 
-use super::{DeviceSlice, DeviceSliceMut, Memory, Plain, hold::Turn};
+use super::{DeviceSlice, DeviceSliceMut, Memory, Plain, graph_memory::UseLock};
 use crate::{
     device::backend::{Address, Pattern},
     error::{Error, ErrorKind, Result},
-    stream::{Leave, Stream, Ticket},
+    stream::{EnqueuePermit, Stream, Ticket},
 };
 
 /// Enqueues a copy of the first `bytes` bytes.
@@ -12,7 +12,7 @@ pub(crate) fn copy(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize
     if bytes > from.bytes() || bytes > to.bytes() {
         return Err(Error::new(
             ErrorKind::Usage,
-            format!("a copy of {bytes} bytes from memory of {} to memory of {}", from.bytes(), to.bytes()),
+            format!("a copy of {bytes} bytes from memory of {} bytes to memory of {} bytes", from.bytes(), to.bytes()),
         ));
     }
     if bytes == 0 {
@@ -29,35 +29,36 @@ pub(crate) fn copy(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize
     copy_to(stream, from, to, bytes)
 }
 
-/// From where a device can copy from.
+/// Copies from memory that a device can copy from.
 fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<()> {
     if !to.is_staged() {
         return enqueue(stream, from, to, bytes);
     }
     let mut arrival = Memory::pinned_for(stream, bytes)?;
-    let (room, turn) = stream.make_room(|| Turn::at([from, &*to].into_iter()))?;
-    // After what is on its way already: what has arrived is looked at when the last of it has.
+    let (room, use_lock) = stream.make_room(|| UseLock::at([from, &*to].into_iter()))?;
+    // After earlier arrivals: all are accessed only once the last of them has arrived.
     to.before_overwrite(stream, bytes)?;
     let ticket = put(stream, room, from, &mut arrival, bytes)?;
     to.note_write(&ticket);
-    drop(turn);
+    drop(use_lock);
     to.arrives(arrival);
     Ok(())
 }
 
-/// Between memories that a device can copy between.
+/// Copies between memories that a device can access directly.
 fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<()> {
-    let (room, _turn) = stream.make_room(|| Turn::at([from, &*to].into_iter()))?;
+    let (room, _use_lock) = stream.make_room(|| UseLock::at([from, &*to].into_iter()))?;
     put(stream, room, from, to, bytes).map(drop)
 }
 
-/// The same with leave, and within a turn of all that the copy must come after: no use is looked at before both.
+/// The same, with room in the queue and the use lock of all memory involved: uses are inspected only while both are
+/// held.
 #[inline]
-fn put(stream: &Stream, room: Leave<'_>, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
+fn put(stream: &Stream, room: EnqueuePermit<'_>, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
     from.before_read(stream)?;
     to.before_overwrite(stream, bytes)?;
-    // SAFETY: both are at least `bytes` long, as the caller has checked. They stay valid until the copy is done: the ticket
-    // is noted in both before anybody else can drop them, and memory with an open ticket is parked, not freed.
+    // SAFETY: both are at least `bytes` long, as the caller has checked. They stay valid until the copy is done: the
+    // ticket is noted in both before any other code can drop them, and memory with an open ticket is not freed.
     let ticket =
         stream.enqueue(room, |backend, raw| unsafe { backend.copy(raw, to.place(), from.place(), bytes as u64) })?;
     from.note_read(&ticket);
@@ -65,29 +66,32 @@ fn put(stream: &Stream, room: Leave<'_>, from: &Memory, to: &mut Memory, bytes: 
     Ok(ticket)
 }
 
-/// The start of memory that a fill on this stream reaches: a fill is no copy, and reaches no other device.
+/// The address of memory for a fill on this stream. Unlike a copy, a fill cannot reach another device.
 fn fillable(stream: &Stream, to: &Memory) -> Result<Address> {
     let address = to.address()?;
     if to.device().shares_hardware_with(stream.device()) {
         return Ok(address);
     }
-    let text =
-        format!("a fill on {} of memory of {}: fill it on a stream of its own device", stream.device(), to.device());
+    let text = format!(
+        "a fill on {} cannot reach memory of {}: use a stream of the memory's device",
+        stream.device(),
+        to.device()
+    );
     Err(Error::new(ErrorKind::Usage, text))
 }
 
-/// Enqueues zeros for the bytes from `from` to before `until`.
+/// Enqueues a fill of the bytes `from..until` with zeros.
 pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) -> Result<()> {
     let until = until.min(to.bytes());
     if from >= until {
         return Ok(());
     }
     let start = Address(fillable(stream, to)?.0 + from as u64);
-    let (room, _turn) = stream.make_room(|| to.turn())?;
+    let (room, _use_lock) = stream.make_room(|| to.use_lock())?;
     to.before_overwrite(stream, if from == 0 { until } else { 0 })?;
     let zeros = Pattern { width: 1, bits: 0 };
-    // SAFETY: the bytes lie in the memory, as was just seen to; it stays valid until the fill is done, as the ticket is
-    // noted in it.
+    // SAFETY: the bytes are within the memory, as was just checked. It stays valid until the fill is done, as the
+    // ticket is noted in it.
     let ticket =
         stream.enqueue(room, |backend, raw| unsafe { backend.fill(raw, start, zeros, (until - from) as u64) })?;
     to.note_write(&ticket);
@@ -95,13 +99,13 @@ pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) 
 }
 
 impl Stream {
-    /// Enqueues a copy of all elements, between any two places. It never waits for the stream: memory of the host that is not
-    /// page-locked is copied by way of memory that is, by the host itself in part.
+    /// Enqueues a copy of all elements, between any two places. It never waits for the stream: host memory that is not
+    /// page-locked is copied through page-locked memory, in part by the host.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if the lengths differ or the devices are of different makes, and in a capture for memory of
-    /// the host that is not page-locked; [`OutOfMemory`](ErrorKind::OutOfMemory) if there is no page-locked memory to go by;
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`Usage`](ErrorKind::Usage) if the lengths differ or there is no copy path between the devices, and in a capture
+    /// for host memory that is not page-locked; [`OutOfMemory`](ErrorKind::OutOfMemory) if there is no page-locked
+    /// memory for staging; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn copy<T: Plain>(
         &self,
         from: &(impl DeviceSlice<T> + ?Sized),
@@ -111,18 +115,18 @@ impl Stream {
         if from.len != to.len {
             return Err(Error::new(
                 ErrorKind::Usage,
-                format!("a copy of {} elements into {}: the lengths must be the same", from.len, to.len),
+                format!("a copy of {} elements to {} elements: the lengths must be equal", from.len, to.len),
             ));
         }
         copy(self, from.memory, to.memory, from.len * size_of::<T>())
     }
 
-    /// Enqueues a fill of device memory: every element becomes `value`. For elements of 1, 2 or 4 bytes, and for larger
-    /// ones that repeat such a pattern, as zero does.
+    /// Enqueues a fill of device memory: every element becomes `value`. Supports elements of 1, 2 or 4 bytes, and
+    /// larger values that repeat such a pattern, as zero does.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of the host or of another device, or for a value that repeats no 4 bytes;
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`Usage`](ErrorKind::Usage) for host memory, memory of another device, or a value that does not repeat 1, 2 or 4
+    /// bytes; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn fill<T: Plain>(&self, to: &mut (impl DeviceSliceMut<T> + ?Sized), value: T) -> Result<()> {
         let to = to.view_mut();
         let bytes = to.len * size_of::<T>();
@@ -130,12 +134,12 @@ impl Stream {
             return Ok(());
         }
         let pattern = pattern_of(bytemuck::bytes_of(&value)).ok_or_else(|| {
-            Error::new(ErrorKind::Usage, "a fill repeats 1, 2 or 4 bytes and this value does not: use a kernel")
+            Error::new(ErrorKind::Usage, "a fill repeats 1, 2 or 4 bytes, which this value does not: use a kernel")
         })?;
         let address = fillable(self, to.memory)?;
-        let (room, _turn) = self.make_room(|| to.memory.turn())?;
+        let (room, _use_lock) = self.make_room(|| to.memory.use_lock())?;
         to.memory.before_overwrite(self, bytes)?;
-        // SAFETY: the memory is `bytes` long; it stays valid until the fill is done, as the ticket is noted in it.
+        // SAFETY: the memory is `bytes` long. It stays valid until the fill is done, as the ticket is noted in it.
         let ticket = self.enqueue(room, |backend, raw| unsafe { backend.fill(raw, address, pattern, bytes as u64) })?;
         to.memory.note_write(&ticket);
         Ok(())

@@ -1,12 +1,12 @@
-//! The waits for memory of a heap: `alloc_when_free`, and what conditions of operators wait with.
+//! Waiting for memory of a heap: `alloc_when_free`, and the waits of operators' conditions.
 //!
 //! ```text
-//!   alloc_when_free:  join ──> first in the line? ──yes──> there is some ──> leave, wake the next
-//!                                   │ no                       │ none: the oldest bound memory is waited for,
+//!   alloc_when_free:  join ──> first in the queue? ──yes──> memory is free ──> leave, wake the next
+//!                                   │ no                       │ none: waits for the oldest bound memory,
 //!                                   └── woken by one that left └── and memory that is put back wakes the first
 //! ```
 //!
-//! Who is woken when: [`line`](super::line).
+//! [`wait_queue`](super::wait_queue) describes which task is woken when.
 
 use std::{
     future::poll_fn,
@@ -22,9 +22,9 @@ use smallvec::SmallVec;
 
 use super::{
     HostAccess, Owned,
-    heap::{Asker, Heap},
+    heap::{Heap, RequestKind},
     ledger::Arena,
-    line::Place,
+    wait_queue::WaitSlot,
 };
 use crate::{
     device::Device,
@@ -33,13 +33,13 @@ use crate::{
     sync::lock,
 };
 
-/// A place in the line. Given up when it is dropped.
-struct InLine<'a> {
+/// A place in the queue. Given up when it is dropped.
+struct Queued<'a> {
     heap: &'a Heap,
-    place: Place,
+    place: WaitSlot,
 }
 
-impl Drop for InLine<'_> {
+impl Drop for Queued<'_> {
     fn drop(&mut self) {
         if self.heap.line.leave(&self.heap.ledger.hunger, &mut self.place) {
             self.heap.wake();
@@ -48,49 +48,50 @@ impl Drop for InLine<'_> {
 }
 
 impl Heap {
-    /// As `alloc`, as soon as there is some.
     pub(super) async fn alloc_when_free(
         self: &Arc<Self>,
         device: &Device,
         bytes: usize,
         stream: Option<&Stream>,
     ) -> Result<Owned> {
-        let mut own = InLine { heap: self, place: Place::default() };
+        let mut own = Queued { heap: self, place: WaitSlot::default() };
         let (mut oldest, retry) = (Oldest::default(), Arc::new(AtomicBool::new(false)));
         let outcome = poll_fn(|cx| {
             let is_first = self.line.join(&self.ledger.hunger, &mut own.place, cx.waker());
-            // Registered first: a loss that this misses wakes all of the line. The first may be one that is never polled again.
+            // Registered first: a loss that this check misses wakes the whole queue. The first task may never be polled
+            // again.
             if let Err(lost) = device.check() {
                 return Poll::Ready(Err(lost));
             }
             if !is_first {
-                Streams::attend(device);
+                Streams::waiter_added(device);
                 return Poll::Pending;
             }
             loop {
-                // Before the attempt: what comes free after this is seen by it.
+                // Before the attempt, which sees all memory that becomes free after this.
                 let before = self.ledger.idle_mark(self.is_host());
-                let error = match self.alloc(device, bytes, stream, Asker::Line) {
+                let error = match self.alloc(device, bytes, stream, RequestKind::WaitQueue) {
                     Err(error) if error.is_out_of_memory() => error,
                     outcome => return Poll::Ready(outcome),
                 };
-                // What will never be there is not waited for.
+                // There will never be that much: an error, not a wait.
                 if self.size_for(bytes as u64).is_err() || !self.may_ever_hold(bytes) {
                     return Poll::Ready(Err(error));
                 }
                 let after = self.ledger.idle_mark(self.is_host());
                 if after.is_some() {
-                    // No memory is out that could come back.
+                    // No memory is in use that could be freed.
                     if after == before {
                         return Poll::Ready(Err(error));
                     }
-                    // But some was in the way: given back by now, or that of a request that was refused.
+                    // But some was counted meanwhile: memory that was returned by now, or that of a request that was
+                    // refused.
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                // Memory in use comes from other tasks, which may wait for no stream.
-                Streams::attend(device);
-                if self.may_come_unheard(device, bytes) && !retry.swap(true, Ordering::AcqRel) {
+                // Memory in use belongs to other tasks, which may not be waiting for a stream.
+                Streams::waiter_added(device);
+                if self.may_come_unnotified(device, bytes) && !retry.swap(true, Ordering::AcqRel) {
                     let (heap, retry) = (Arc::downgrade(self), retry.clone());
                     let wakes = move || {
                         retry.store(false, Ordering::Release);
@@ -99,69 +100,70 @@ impl Heap {
                         }
                         false
                     };
-                    Streams::of(device).lookout().sweep(Box::new(wakes));
+                    Streams::of(device).monitor().sweep(Box::new(wakes));
                 }
                 ready!(oldest.poll(self, cx));
             }
         })
         .await;
         if outcome.is_err() {
-            // What it asked for counted as in use meanwhile, for tasks in other lines, too.
+            // The request counted as in use meanwhile, also for tasks in other queues.
             drop(own);
-            self.ledger.tell();
+            self.ledger.notify();
         }
         outcome
     }
 
-    /// It was the driver that had no memory, and it may have some again without a drop in this process: it refused what is there, or
-    /// another process frees some. So it is asked again at the next beat.
-    fn may_come_unheard(&self, device: &Device, bytes: usize) -> bool {
+    /// True if the driver had no memory and may have some later without a drop in this process: it refused although
+    /// memory is free, or another process may free some. So it is asked again at the next tick.
+    fn may_come_unnotified(&self, device: &Device, bytes: usize) -> bool {
         let Ok(size) = self.size_for(bytes as u64) else { return false };
         let is_there = || device.backend().memory().is_ok_and(|memory| memory.free >= size);
-        !self.has_blocks() && self.has_room(&lock(&self.state), size, Asker::Line) && (device.is_cuda() || is_there())
+        !self.has_blocks()
+            && self.has_room(&lock(&self.state), size, RequestKind::WaitQueue)
+            && (device.is_cuda() || is_there())
     }
 
-    /// Wakes the first of the line, and all at its side.
+    /// Wakes the first task of the queue, and all beside it.
     pub(super) fn wake(&self) {
         self.line.first().wake();
     }
 
-    /// Wakes all of the line, and all at its side: the device is lost.
+    /// Wakes all tasks in the queue and beside it: the device is lost.
     pub(super) fn wake_all(&self) {
         self.line.wake_all();
     }
 
-    /// At the line's side: the waker is kept, until `unwatch`.
-    pub(super) fn watch(&self, place: &mut Place, waker: &Waker) {
+    /// Registers the waker beside the queue, until `unwatch`.
+    pub(super) fn watch(&self, place: &mut WaitSlot, waker: &Waker) {
         self.line.watch(&self.ledger.hunger, place, waker);
     }
 
-    pub(super) fn unwatch(&self, place: &mut Place) {
+    pub(super) fn unwatch(&self, place: &mut WaitSlot) {
         let _ = self.line.leave(&self.ledger.hunger, place);
     }
 
-    /// True while a task stands in the line or at its side.
     pub(super) fn has_waiters(&self) -> bool {
         self.line.has_waiters()
     }
 
-    /// True while a task stands in the line: then those at its side take nothing.
-    pub(super) fn has_line(&self) -> bool {
+    /// True while a task waits in the queue: then tasks beside it take nothing.
+    pub(super) fn has_queue(&self) -> bool {
         !self.line.is_empty()
     }
 }
 
-/// Resolves when memory of the device's that was freed, and that a stream may still use, has come free; false where there is
-/// none, or where that is not found out.
+/// Resolves when some freed memory of the device that a stream may still use has passed. False if there is none, or if
+/// that cannot be determined.
 ///
 /// # Cancel safety
 /// Dropping the future changes nothing.
 pub(crate) async fn memory_passes(device: &Device) -> bool {
     let heaps = Arena::of(device).ledger.heaps(false);
     let Some(heap) = heaps.iter().find(|heap| heap.has_bound()) else { return false };
-    // Where the lookout was quicker, it has come free.
+    // If the completion monitor was quicker, it is already free.
     if let Some(first) = heap.oldest().first() {
-        // Where the device is lost the memory is, too: the next attempt says so.
+        // If the device is lost, so is the memory: the next attempt returns the error.
         if first.completed().await.is_err_and(|error| !error.is_device_lost()) {
             return false;
         }
@@ -175,8 +177,8 @@ pub(crate) async fn memory_passes(device: &Device) -> bool {
 pub(super) struct Oldest(Option<HostAccess>);
 
 impl Oldest {
-    /// Resolves when some has passed that was bound, and is idle now. Pending for ever where none is bound: then somebody
-    /// who has it in use tells.
+    /// Resolves when bound memory has passed and is idle. Pending for ever if none is bound: then the owner that drops
+    /// its memory notifies.
     pub(super) fn poll(&mut self, heap: &Heap, cx: &mut Context<'_>) -> Poll<()> {
         let access = match &mut self.0 {
             Some(access) => access,
@@ -190,12 +192,12 @@ impl Oldest {
         self.0 = None;
         heap.sweep();
         match outcome {
-            // It has not passed, and is asked again; but not for ever within one poll.
+            // It has not passed, and is queried again, but not in an endless loop within one poll.
             Err(error) if !error.is_device_lost() => {
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }
-            // Where the device is lost the memory is, too: the sweep has leaked it.
+            // If the device is lost, so is the memory: the sweep has leaked it.
             _ => Poll::Ready(()),
         }
     }

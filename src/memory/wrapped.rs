@@ -1,14 +1,16 @@
-//! A user's own memory as a buffer, by value and without a copy: a `Vec`, a mapped file, `Bytes`, another library's pointer.
+//! The user's own memory as a buffer, by value and without a copy: a `Vec`, a mapped file, `Bytes`, another library's
+//! pointer.
 //!
 //! ```text
-//!              wrap                                  dropped, wherever it has gone
-//!   owner ──────────────> buffer, envelope, ... ────────────────────────────────────┐
-//!     ^                                                                             v
-//!     └── `into_inner().await`: the streams that use it are done, what came from a device is in it ── kept until then
+//!              wrap                                  dropped, anywhere
+//!   owner ──────────────> buffer, envelope, ... ─────────────────────────┐
+//!     ^                                                                  v
+//!     └── `into_inner().await`: the streams that use it are done,  ── kept until then
+//!         and data from devices was transferred into it
 //! ```
 //!
-//! The owner is moved into a box that nobody touches until it is given back: so its memory stays where it is, whoever holds
-//! the buffer, and whatever they forget. It is [staged](super::staging).
+//! The owner is in a box that is not accessed until it is returned. So its memory stays at its address, even if the
+//! buffer is moved or forgotten. It is [staged](super::staging).
 
 use std::{
     any::Any,
@@ -36,7 +38,7 @@ use crate::{
     sync::{Discarded, discard, proxied},
 };
 
-/// The handle to memory of the user's that a buffer was made of: it gives that back.
+/// Returns the user's memory that a buffer was made of, once the buffer is dropped.
 ///
 /// ```
 /// use wakeline::{Buffer, Stream, device::{Device, Emulated}};
@@ -54,20 +56,20 @@ use crate::{
 /// ```
 #[must_use = "without it the memory is dropped with its buffer"]
 pub struct Wrapped<O> {
-    /// What has come back may own memory that comes back here, and so on.
+    /// The returned memory may own memory that is returned here, and so on.
     back: Discarded<oneshot::Receiver<Returned>>,
     of: PhantomData<fn() -> O>,
 }
 
-/// Where a buffer of the user's memory goes to.
+/// Where a buffer of the user's memory is returned to.
 pub(super) struct User {
     owner: Option<Owner>,
     tell: Option<oneshot::Sender<Returned>>,
     read_only: bool,
 }
 
-/// The owner in a box, of which this is the only pointer but for the one to its data. Not a `Box`: whoever moves one of
-/// those says that nobody else has a pointer into it.
+/// The owner in a box. This is the only pointer to it except the one to its data; moving a `Box` would assert that no
+/// other exists.
 struct Owner(NonNull<dyn Any + Send>);
 
 // SAFETY: it owns what it points to, which is `Send`.
@@ -79,10 +81,10 @@ impl Owner {
         (Self(first), first)
     }
 
-    /// It is used by nobody else any more.
+    /// Call it when nothing else uses the owner any more.
     fn into_box(self) -> Box<dyn Any + Send> {
         let owner = ManuallyDrop::new(self);
-        // SAFETY: leaked in `new`; it is made a box of here or in `drop`, and not in both.
+        // SAFETY: leaked in `new`; turned into a box either here or in `drop`, not both.
         unsafe { Box::from_raw(owner.0.as_ptr()) }
     }
 }
@@ -96,7 +98,7 @@ impl Drop for Owner {
     }
 }
 
-/// An owner whose memory streams may still use; what it lacks is still to be brought over.
+/// An owner whose memory streams may still use, and arrivals that are not yet transferred to it.
 struct Returned {
     owner: Option<Owner>,
     device: Device,
@@ -106,28 +108,30 @@ struct Returned {
     arrivals: SmallVec<[Arc<Owned>; 1]>,
 }
 
-// SAFETY: `home` points to the owner's memory, which nobody else touches; it is written through by whoever holds the value.
+// SAFETY: `home` points to the owner's memory, which nothing else accesses; only the holder of this value writes
+// through it.
 unsafe impl Send for Returned {}
 
 impl<T: Plain> Buffer<T> {
-    /// A buffer of memory of one's own, taken by value, without a copy: a `Vec<T>`, a `Box<[T]>`, a writable mapped file. It
-    /// lies on the host, and is not page-locked: copies to and from devices are staged, through page-locked memory of
-    /// wakeline's, so that no stream ever stops for it.
+    /// Makes a buffer of your own memory, by value and without a copy: a `Vec<T>`, a `Box<[T]>`, a writable mapped
+    /// file. It is host memory that is not page-locked: copies to and from devices are staged through page-locked
+    /// memory, so that no stream blocks on it.
     ///
-    /// It becomes an envelope as any buffer does (`Envelope::from`). The handle gives the memory back after its last use.
+    /// It can become an envelope as any buffer can (`Envelope::from`). The handle returns the memory after its last
+    /// use.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for no elements.
+    /// [`Usage`](ErrorKind::Usage) for 0 elements.
     pub fn wrap<O: AsMut<[T]> + Send + 'static>(owner: O) -> Result<(Self, Wrapped<O>)> {
         let (owner, mut pointer) = Owner::new(owner);
-        // SAFETY: it was just made; the borrow ends when the buffer is gone, before anybody touches the owner again.
+        // SAFETY: just created. The borrow ends when the buffer is dropped, before anything accesses the owner again.
         let data = unsafe { pointer.as_mut() }.as_mut();
         let (first, len) = (NonNull::from(&mut *data).cast::<u8>(), data.len());
         Self::of_user(Device::host(), Home::Host(first), len, owner, false)
     }
 
-    /// As [`wrap`](Self::wrap), of memory that is only to be read: `Bytes`, a mapped file, an `Arc<[T]>`. Whoever writes to it
-    /// gets an error.
+    /// As [`wrap`](Self::wrap), for memory that is only read: `Bytes`, a mapped file, an `Arc<[T]>`. Writing to it is
+    /// an error.
     ///
     /// To send parts of a large owner, such as a mapped file, share it: each part is an owner too.
     ///
@@ -136,9 +140,9 @@ impl<T: Plain> Buffer<T> {
     /// use wakeline::{Buffer, Envelope};
     ///
     /// /// A part of a file in memory; an `Arc` of a mapped file does as well.
-    /// struct Piece(Arc<[u8]>, Range<usize>);
+    /// struct Part(Arc<[u8]>, Range<usize>);
     ///
-    /// impl AsRef<[u8]> for Piece {
+    /// impl AsRef<[u8]> for Part {
     ///     fn as_ref(&self) -> &[u8] {
     ///         &self.0[self.1.clone()]
     ///     }
@@ -146,34 +150,34 @@ impl<T: Plain> Buffer<T> {
     ///
     /// let file: Arc<[u8]> = Arc::from(*b"one two six");
     /// for start in (0..file.len()).step_by(4) {
-    ///     let (piece, _) = Buffer::wrap_read_only(Piece(file.clone(), start..start + 3))?;
-    ///     let envelope = Envelope::from(piece);                  // to be sent; nothing was copied
+    ///     let (part, _) = Buffer::wrap_read_only(Part(file.clone(), start..start + 3))?;
+    ///     let envelope = Envelope::from(part);                   // to be sent; nothing was copied
     ///     assert_eq!(envelope.len(), 3);
     /// }
-    /// assert_eq!(Arc::strong_count(&file), 1, "the last piece is gone");
+    /// assert_eq!(Arc::strong_count(&file), 1, "all parts are dropped");
     /// # Ok::<(), wakeline::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for no elements.
+    /// [`Usage`](ErrorKind::Usage) for 0 elements.
     pub fn wrap_read_only<O: AsRef<[T]> + Send + 'static>(owner: O) -> Result<(Self, Wrapped<O>)> {
         let (owner, pointer) = Owner::new(owner);
-        // SAFETY: as in `wrap`; nobody writes to it.
+        // SAFETY: as in `wrap`; nothing writes to it.
         let data = unsafe { pointer.as_ref() }.as_ref();
         let (first, len) = (NonNull::from(data).cast::<u8>(), data.len());
         Self::of_user(Device::host(), Home::Host(first), len, owner, true)
     }
 
-    /// A buffer of page-locked memory that somebody else made and `owner` keeps: it is not staged, `device` copies to and
-    /// from it itself.
+    /// Makes a buffer of page-locked memory that another library allocated and `owner` keeps. It is not staged:
+    /// `device` copies to and from it directly.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for no elements, for the host, which page-locks nothing, or for a pointer that is not aligned for
-    /// the elements.
+    /// [`Usage`](ErrorKind::Usage) for 0 elements, for the host, which page-locks nothing, or for a pointer that is not
+    /// aligned for the elements.
     ///
     /// # Safety
-    /// From `memory` on there are `len` initialised elements, page-locked for `device`, which nobody else touches until the
-    /// owner is given back or dropped, and which the owner keeps where they are.
+    /// At `memory` there are `len` initialised elements, page-locked for `device`. Nothing else accesses them until the
+    /// owner is returned or dropped, and the owner keeps them at this address.
     pub unsafe fn from_page_locked<O: Send + 'static>(
         device: &Device,
         memory: NonNull<T>,
@@ -181,7 +185,8 @@ impl<T: Plain> Buffer<T> {
         owner: O,
     ) -> Result<(Self, Wrapped<O>)> {
         if device.is_host() {
-            let text = "the host page-locks no memory: say which device it is page-locked for, or take `Buffer::wrap`";
+            let text =
+                "the host page-locks no memory: pass the device that it is page-locked for, or use `Buffer::wrap`";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         if !memory.is_aligned() {
@@ -190,15 +195,15 @@ impl<T: Plain> Buffer<T> {
         Self::of_user(device.clone(), Home::Host(memory.cast()), len, Owner::new(owner).0, false)
     }
 
-    /// A buffer of device memory that another library made and `owner` keeps.
+    /// Makes a buffer of device memory that another library allocated and `owner` keeps.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for no elements, for the host, or for an address that is not aligned for them.
+    /// [`Usage`](ErrorKind::Usage) for 0 elements, for the host, or for an address that is not aligned for them.
     ///
     /// # Safety
-    /// From `address` on (a `CUdeviceptr`, or, on the emulated device, one of a [`Buffer`](Self::device_address)'s) there
-    /// are `len` elements in the memory of `device`, which nobody else touches until the owner is given back or dropped, and
-    /// which the owner keeps where they are. What was done with it before is done.
+    /// At `address` (a `CUdeviceptr` or, on the emulated device, the address of a [`Buffer`](Self::device_address))
+    /// there are `len` elements in the memory of `device`. Nothing else accesses them until the owner is returned or
+    /// dropped, and the owner keeps them at this address. Earlier work on them is done.
     pub unsafe fn from_device_address<O: Send + 'static>(
         device: &Device,
         address: u64,
@@ -206,7 +211,7 @@ impl<T: Plain> Buffer<T> {
         owner: O,
     ) -> Result<(Self, Wrapped<O>)> {
         if device.is_host() || !address.is_multiple_of(align_of::<T>() as u64) {
-            let text = format!("{address:#x} is no address of elements in the memory of {device}");
+            let text = format!("{address:#x} is not the address of aligned elements in the memory of {device}");
             return Err(Error::new(ErrorKind::Usage, text));
         }
         Self::of_user(device.clone(), Home::Device(Address(address)), len, Owner::new(owner).0, false)
@@ -221,14 +226,14 @@ impl<T: Plain> Buffer<T> {
     ) -> Result<(Self, Wrapped<O>)> {
         let bytes = bytes_of::<T>(len)?;
         if bytes == 0 {
-            return Err(Error::new(ErrorKind::Usage, "memory of 0 bytes: at least one element"));
+            return Err(Error::new(ErrorKind::Usage, "zero-length buffer: wrap at least one element"));
         }
         let (tell, back) = oneshot::channel();
         let user = User { owner: Some(owner), tell: Some(tell), read_only };
         let origin = Origin::User(Box::new(user));
         let size = bytes as u64;
-        let (uses, tie, staging) = (Uses::default().locked(), OnceLock::new(), Staging::default());
-        let memory = Memory { device, home, bytes, size, lane: 0, uses, tie, staging, account: None, origin };
+        let (uses, shared_uses, staging) = (Uses::default().locked(), OnceLock::new(), Staging::default());
+        let memory = Memory { device, home, bytes, size, lane: 0, uses, shared_uses, staging, account: None, origin };
         Ok((
             Self::of_memory(Owned::new(Box::new(memory)), len),
             Wrapped { back: Discarded::new(back), of: PhantomData },
@@ -237,17 +242,17 @@ impl<T: Plain> Buffer<T> {
 }
 
 impl<O: Send + 'static> Wrapped<O> {
-    /// The memory, once the buffer that was made of it is dropped, wherever it has gone, and no stream uses it any more.
-    /// What was copied into it is there.
+    /// Returns the memory once its buffer is dropped, wherever it was sent, and no stream uses it any more. Data that
+    /// was copied into it is transferred before.
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) if a device was lost that may still touch it, or had something for it: then it
-    /// is not given back.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) if a device was lost that may still access it, or that had data for it:
+    /// then it is not returned.
     ///
     /// # Cancel safety
     /// Dropping the future drops the memory, after its last use.
     pub async fn into_inner(self) -> Result<O> {
-        let gone = || Error::new(ErrorKind::Closed, "the memory went with the program's end");
+        let gone = || Error::new(ErrorKind::Closed, "the memory was dropped as the program ended");
         let back = self.back.take().ok_or_else(gone)?;
         let mut returned = proxied(back).await.map_err(|_| gone())?;
         returned.settled().await?;
@@ -257,10 +262,10 @@ impl<O: Send + 'static> Wrapped<O> {
 }
 
 impl Returned {
-    /// Resolves when nothing uses it, and all is in it that was on its way.
+    /// Resolves when no work uses it, and all arrivals are transferred.
     async fn settled(&mut self) -> Result<()> {
         HostAccess::of(self.uses.open(true).into_iter()).wait().await?;
-        // Memory of a lost device is left to that, whether or not it has ended.
+        // The memory of a lost device is not returned, whether or not the device has ended.
         if !self.uses.all_are(Ticket::has_passed) {
             self.device.check()?;
         }
@@ -268,12 +273,12 @@ impl Returned {
             arrival.host_access(false).wait().await?;
         }
         self.uses = Uses::default();
-        // SAFETY: the owner is here, so nobody else has its memory, and no stream uses it.
-        unsafe { staging::bring_over(self.home, self.bytes, &mut self.arrivals) }
+        // SAFETY: the owner is here, so nothing else has its memory, and no stream uses it.
+        unsafe { staging::transfer_arrivals(self.home, self.bytes, &mut self.arrivals) }
     }
 }
 
-/// Nobody wants it back: it goes when no stream uses it any more.
+/// Dropped unclaimed: the owner is dropped once no stream uses its memory any more.
 impl Drop for Returned {
     fn drop(&mut self) {
         let Some(owner) = self.owner.take() else { return };
@@ -291,10 +296,10 @@ impl Drop for Returned {
 /// Keeps the owner until the uses have passed; for ever, if a device that may still use the memory is lost before.
 fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
     let ledger = Arena::of(device).ledger.clone();
-    // The lookout that calls this ends with the device, which therefore lives until the uses are over: they may be another
-    // device's.
+    // The completion monitor ends with its device, so the device is kept alive until the uses are over: they may be
+    // another device's.
     let (of, mut owner) = (device.clone(), Some(owner));
-    let mut beat = move || {
+    let mut tick = move || {
         let mut lost = of.is_lost();
         for mut ticket in uses.all() {
             let _ = ticket.look();
@@ -313,21 +318,20 @@ fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
         false
     };
     if device.is_lost() {
-        beat();
+        tick();
         return;
     }
-    Streams::of(device).lookout().sweep(Box::new(beat));
+    Streams::of(device).monitor().sweep(Box::new(tick));
 }
 
 impl User {
-    /// The buffer is gone.
     pub(super) fn give_back(&mut self, device: &Device, home: Home, bytes: usize, uses: Uses, staging: Staging) {
         let owner = self.owner.take();
-        // No stream touches what is staged.
+        // No stream accesses staged memory.
         let uses = if device.is_host() { Uses::default() } else { uses };
         let returned = Returned { owner, device: device.clone(), home, bytes, uses, arrivals: staging.into_inner() };
         if let Some(tell) = self.tell.take() {
-            // If nobody listens it is dropped here, and the user's memory with it.
+            // Without the handle, the value is dropped here, and the user's memory with it.
             discard(tell.send(returned));
         }
     }
@@ -341,17 +345,15 @@ impl Memory {
         }
     }
 
-    /// True for memory of the user's that must not be written.
+    /// True for memory of the user that must not be written.
     pub(crate) fn is_read_only(&self) -> bool {
         self.user().is_some_and(|user| user.read_only)
     }
 
-    /// An error if it must not be written.
     pub(super) fn writable(&self) -> Result<()> {
         match self.user() {
             Some(user) if user.read_only => {
-                let text =
-                    "this memory was wrapped to be read only (`Buffer::wrap_read_only`): copy it to a buffer first";
+                let text = "this memory is read-only (`Buffer::wrap_read_only`): copy it to a buffer first";
                 Err(Error::new(ErrorKind::Usage, text))
             }
             _ => Ok(()),

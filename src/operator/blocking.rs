@@ -1,9 +1,9 @@
-//! [`Blocking`]: notices an operator that blocks its worker.
+//! [`Blocking`]: detects an operator that blocks its worker thread.
 //!
-//! A run that computes for long, reads a file or calls a library that waits keeps its thread to itself: whatever else would be
-//! polled there waits as long. How long an operator was busy at a stretch is measured anyway, for the report. A stretch that
-//! began and ended in one poll of its task blocked the thread; the third that did so for long is logged, with the operator's
-//! name. The first may have compiled a kernel, or filled a cache.
+//! A run that computes for long, reads a file or calls a blocking library occupies its thread: other tasks of that
+//! thread wait meanwhile. The time for which an operator is busy without a pause is measured anyway, for the report. A
+//! busy stretch that began and ended in one poll of the task blocked the thread. The third long one is logged, with the
+//! operator's name: the first may have compiled a kernel or filled a cache.
 //!
 //! An operator with a [thread of its own](crate::flow::Added::on_own_thread) may block.
 
@@ -11,18 +11,18 @@ use std::time::Duration;
 
 use crate::{device::ticks::TickClock, sync::logged};
 
-/// In ticks: less than [`BLOCKS`], whatever the machine's clock.
+/// In ticks: shorter than [`BLOCKS`], whatever the frequency of the machine's clock.
 pub(super) const LONG: u64 = 20_000_000;
 
-/// A poll that takes so long holds up others. Tokio's advice is a thousandth of it.
+/// A poll of this length delays other tasks. Tokio recommends a thousandth of it.
 const BLOCKS: Duration = Duration::from_millis(100);
 
-/// Stretches of that length before it is logged.
+/// The number of such stretches before a warning is logged.
 const TIMES: u32 = 3;
 
 #[derive(Debug)]
 pub(super) struct Blocking {
-    /// It has a thread of its own.
+    /// The operator has a thread of its own.
     may_block: bool,
     clock: TickClock,
     times: u32,
@@ -33,7 +33,7 @@ impl Blocking {
         Self { may_block, clock: TickClock::start(), times: 0 }
     }
 
-    /// One poll of the operator's task was busy for so many ticks.
+    /// One poll of the operator's task was busy for `ticks` ticks.
     pub(super) fn note(&mut self, operator: &str, ticks: u64) {
         let took = self.clock.duration(ticks);
         if self.may_block || took < BLOCKS {

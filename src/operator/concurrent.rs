@@ -1,8 +1,8 @@
-//! [`Concurrent`]: one operator, several of its runs at a time.
+//! [`Concurrent`]: one operator with several concurrent runs.
 //!
-//! The operator's own task dispatches: it waits for the conditions, as always, claims what one run needs, and hands that to
-//! a worker, a task with a clone of the operator, ports of its own and a stream of its own. A worker keeps what it sends;
-//! the dispatcher passes it on, in the order of claiming unless told otherwise.
+//! The operator's own task is the dispatcher: it waits for the conditions, claims what one run needs, and passes that
+//! to a worker, which is a task with a clone of the operator, ports of its own and a stream of its own. A worker
+//! collects what it sends; the dispatcher sends it on, in the order of claiming unless the operator is unordered.
 //!
 //! ```text
 //!                        ┌──> worker 1: compute ──┐
@@ -10,12 +10,13 @@
 //!          dispatcher    └──> worker 3: compute ──┘            dispatcher
 //! ```
 //!
-//! A run holds its number until the dispatcher has heard of it, however it ended: so one that fails holds up nobody, it
-//! ends the flow. A worker takes the next run when what it sent in the last one has been passed on: so there are never
-//! more messages kept than the workers' last runs sent.
+//! A run keeps its number until the dispatcher has received its result, successful or not: so a failed run does not
+//! block the others, it ends the flow. A worker takes the next run when the messages of its last one have been sent on:
+//! so no more messages are collected than the workers' last runs sent.
 //!
-//! The dispatcher holds the flow while a run is at work, and no longer: one that has ended and waits to be passed on waits
-//! for others of the flow, as the dispatcher does; and so does one that is parked in the middle, at a wait for a blank envelope.
+//! The dispatcher holds the flow's token only while a run is active. A run that has ended and waits to be sent on waits
+//! for other operators, as the dispatcher does; and so does a run that is parked in the middle, waiting for a blank
+//! envelope.
 
 use std::{
     any::Any,
@@ -34,12 +35,12 @@ use tokio::sync::mpsc;
 use super::{
     Cx, Operator, Ports, after_run,
     attend::attended,
-    carry::Carry,
-    node::{Method, Node},
+    erased::caught,
+    node::{Method, OperatorTask},
     plan::Binder,
     ports::{Flush, Flushed},
-    seat::caught,
-    shown::InRun,
+    run_context::RunContext,
+    status_cell::InRun,
 };
 use crate::{
     condition::{Need, PortId, Readiness},
@@ -55,26 +56,26 @@ pub struct Concurrent<O> {
     ordered: bool,
 }
 
-/// An operator of which up to `runs` runs go on at a time, each in a task of its own with a clone of it: for work that
-/// waits for a service, or keeps the host busy, or leaves parts of a device idle.
+/// An operator of which up to `runs` runs execute concurrently, each in a task of its own with a clone of the operator:
+/// for work that waits for a service, keeps the host busy, or leaves parts of a device idle.
 ///
-/// What clones share they share behind an `Arc`. Each has its own stream, so that their device work overlaps. Messages go
-/// out in the order in which runs claimed theirs, unless it is [`unordered`](Concurrent::unordered). `start` and `stop`
-/// are called once, on the operator itself, and clones are made after its `start`; `may_run` is asked of it, too. `after`
-/// belongs to a run.
+/// Data that the clones share is behind an `Arc`. Each has its own stream, so that their device work overlaps. Messages
+/// are sent in the order in which the runs claimed theirs, unless the operator is [`unordered`](Concurrent::unordered).
+/// `start` and `stop` are called once, on the operator itself, and clones are made after its `start`; `may_run` is also
+/// called on the operator itself. `after` belongs to a run.
 ///
-/// What a run sends is kept until the run has ended and it is its turn: a run does not wait for room. A `run` of the operator's
-/// own is never called. 0 runs at a time are as one, and there are at most 65,536.
+/// What a run sends is collected until the run has ended and it is its turn: a run does not wait for room. The
+/// operator's own `run` is never called. 0 concurrent runs count as one, and there are at most 65,536.
 ///
-/// A run that waits for its turn keeps the blank envelopes that it has filled. So an output's hub needs as many as all
-/// runs take at a time, and has one more where nobody says how many. It is taken that a run takes one, or as many as the
-/// output's `#[output(room = n)]` says: one that takes more says so there.
+/// A run that waits for its turn holds the blank envelopes that it has filled. So an output's hub needs as many as all
+/// runs take together, and gets one more where the number is not set. A run is assumed to take one, or as many as the
+/// output's `#[output(room = n)]` says: one that takes more must say so there.
 ///
-/// A run has its messages to itself, and no others: [`recv`](super::Input::recv) gives those and then `None`. What it leaves
-/// of them is dropped when it has ended, and counted as never taken. An output that a run [closes](super::Output::close) is
-/// closed when all runs that are under way have ended, and what they send goes out.
+/// A run gets only its own messages: [`recv`](super::Input::recv) returns those and then `None`. Messages that it
+/// leaves are dropped when it has ended, and counted as never taken. An output that a run
+/// [closes](super::Output::close) is closed when all runs in progress have ended and their messages are sent.
 ///
-/// Runs are tasks of the runtime: [`on_own_thread`](crate::flow::Added::on_own_thread) beside this is an error.
+/// Runs are tasks of the runtime: [`on_own_thread`](crate::flow::Added::on_own_thread) combined with this is an error.
 ///
 /// ```
 /// use wakeline::{Flow, operator::{concurrent, map, sink, source}};
@@ -96,7 +97,7 @@ pub fn concurrent<O: Operator + Clone>(runs: usize, operator: O) -> Concurrent<O
 }
 
 impl<O> Concurrent<O> {
-    /// Messages go out as runs end, whichever ends first.
+    /// Messages are sent in the order in which the runs end.
     #[must_use]
     pub fn unordered(mut self) -> Self {
         self.ordered = false;
@@ -104,7 +105,6 @@ impl<O> Concurrent<O> {
     }
 }
 
-/// A run for a worker.
 struct Job<P> {
     number: u64,
     ports: P,
@@ -125,35 +125,35 @@ struct Done<P> {
 /// A worker, as the dispatcher sees it.
 struct Worker<P> {
     jobs: mpsc::UnboundedSender<Job<P>>,
-    node: Arc<Node>,
+    node: Arc<OperatorTask>,
     /// Where its inputs' messages are put, by port.
     inlets: Inlets,
 }
 
 type Inlets = Vec<Option<Box<dyn Any + Send>>>;
 
-/// All of them. Dropped in the middle of a run, they drop what they do.
+/// All workers. Dropping this aborts their runs.
 struct Workers<P>(Vec<Worker<P>>);
 
-/// The runs that are under way.
+/// The runs in progress.
 struct Runs<P> {
-    /// The workers'.
-    nodes: Vec<Arc<Node>>,
-    /// Workers whose run has not ended, as far as the dispatcher has heard, in no order; and where each stands in there.
+    nodes: Vec<Arc<OperatorTask>>,
+    /// `working`: workers whose run's result the dispatcher has not received, in no order. `places`: for each worker,
+    /// its index in `working`.
     working: Vec<usize>,
     places: Vec<usize>,
     done: mpsc::UnboundedReceiver<Done<P>>,
     ordered: bool,
     begun: u64,
-    /// Those of which the dispatcher has heard that they have ended, and those of them that were passed on.
+    /// `ended`: the runs whose result was received. `passed`: those of them that were sent on.
     ended: u64,
     passed: u64,
-    /// The others of them, by when it is their turn.
+    /// Results that wait for their turn, by their turn.
     waiting: FxHashMap<u64, Done<P>>,
 }
 
 impl<P: Ports> Runs<P> {
-    /// Some have not ended, and wait for more than others of the flow.
+    /// Some runs have not ended, and wait for more than other operators of the flow.
     fn at_work(&self) -> bool {
         self.working.iter().any(|&worker| !self.nodes[worker].is_parked())
     }
@@ -173,10 +173,10 @@ impl<P: Ports> Runs<P> {
         self.ended += 1;
     }
 
-    /// The next that has ended.
-    async fn ended(&mut self, carry: &Carry) -> Option<Done<P>> {
+    /// The result of the next run that ends.
+    async fn ended(&mut self, context: &RunContext) -> Option<Done<P>> {
         poll_fn(|task| {
-            carry.poll_port(InRun::SENDS, task, |task| match self.done.poll_recv(task) {
+            context.poll_port(InRun::SENDS, task, |task| match self.done.poll_recv(task) {
                 Poll::Ready(ended) => Ok(ended),
                 Poll::Pending if self.at_work() => Err(Readiness::WAIT_EVENT),
                 Poll::Pending => Err(Readiness::WAIT),
@@ -185,15 +185,15 @@ impl<P: Ports> Runs<P> {
         .await
     }
 
-    /// Some have not been passed on.
+    /// Some runs have not been sent on.
     fn under_way(&self) -> bool {
         self.passed < self.begun
     }
 
-    /// One that has ended. `ports` are the dispatcher's.
-    fn hear(&mut self, ended: Option<Done<P>>, ports: &mut P) -> Result<()> {
+    /// Records the result of a run. `ports` are the dispatcher's.
+    fn record(&mut self, ended: Option<Done<P>>, ports: &mut P) -> Result<()> {
         let mut ended = ended.ok_or_else(gone)?;
-        // One that failed is heard of at once.
+        // A failure takes effect at once.
         std::mem::replace(&mut ended.outcome, Ok(()))?;
         take_back(&mut ended.ports, ports);
         let ordered = self.ordered && !mutants::is(Mutant::Overtaking);
@@ -203,15 +203,14 @@ impl<P: Ports> Runs<P> {
         Ok(())
     }
 
-    /// The next whose turn it is, if it has ended.
+    /// The result whose turn it is, if that run has ended.
     fn next(&mut self) -> Option<Done<P>> {
         let next = self.waiting.remove(&self.passed)?;
         self.passed += 1;
         Some(next)
     }
 
-    /// Sends what a run has sent.
-    async fn pass_on(&mut self, from: &mut P, to: &mut P, carry: &Carry) -> Result<()> {
+    async fn pass_on(&mut self, from: &mut P, to: &mut P, context: &RunContext) -> Result<()> {
         let mut kept = Vec::new();
         from.visit(&mut |_, port| kept.push(port.kept()));
         let mut kept = kept.into_iter();
@@ -221,10 +220,10 @@ impl<P: Ports> Runs<P> {
             }
         });
         poll_fn(|task| {
-            carry.poll_port(InRun::SENDS, task, |task| {
-                // Whether any is still at work, is known from those that have ended meanwhile.
+            context.poll_port(InRun::SENDS, task, |task| {
+                // Whether any run is still active is known only after recording those that have ended meanwhile.
                 while let Poll::Ready(ended) = self.done.poll_recv(task) {
-                    if let Err(error) = self.hear(ended, to) {
+                    if let Err(error) = self.record(ended, to) {
                         return Ok(Err(error));
                     }
                 }
@@ -252,7 +251,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
         self.operator.may_run(ports, cx)
     }
 
-    /// One run by itself.
+    /// A single run, without workers.
     fn compute(&mut self, ports: &mut O::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
         self.operator.compute(ports, cx)
     }
@@ -266,28 +265,28 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
     }
 
     async fn run(&mut self, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
-        // `may_run` and `after` are called, unlike those of others that have a `run` of their own.
+        // `may_run` and `after` are called, unlike those of other operators that override `run`.
         cx.not_written(Method::Run);
-        cx.node().shown().set_has_workers();
-        let (tell, done) = mpsc::unbounded_channel();
-        let carry = cx.carry().clone();
+        cx.node().status_cell().set_has_workers();
+        let (results, done) = mpsc::unbounded_channel();
+        let context = cx.context().clone();
         let mut workers = Workers(Vec::with_capacity(self.runs));
         let mut idle = Vec::with_capacity(self.runs);
         for worker in 0..self.runs {
             let own = cx.worker(worker);
             let (set, inlets) = spread(ports, &own, cx.named())?;
-            let (jobs, node) = self.hire(worker, own, cx, &tell);
+            let (jobs, node) = self.spawn_worker(worker, own, cx, &results);
             workers.0.push(Worker { jobs, node, inlets });
             idle.push((worker, set));
         }
-        drop(tell);
+        drop(results);
 
         let waiting = FxHashMap::default();
         let nodes = workers.0.iter().map(|worker| worker.node.clone()).collect();
         let (working, places) = (Vec::new(), vec![0; self.runs]);
         let mut runs =
             Runs { nodes, working, places, done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };
-        // No further run; none before an output is closed.
+        // `ending`: no further run begins. `closing`: none begins before an output is closed.
         let (mut ending, mut closing) = (false, false);
         loop {
             let ended = if ending || closing || idle.is_empty() {
@@ -299,18 +298,18 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                     closing = false;
                     continue;
                 }
-                runs.ended(&carry).await
+                runs.ended(&context).await
             } else {
                 let at_work = runs.at_work();
                 cx.holds_token(at_work);
                 let ended = {
                     let next = poll_fn(|task| match runs.done.poll_recv(task) {
                         Poll::Ready(ended) => Poll::Ready(Some(ended)),
-                        // A worker was parked, or woken: whether this one holds the token is another matter then.
+                        // A worker was parked or woken: whether this task must hold the token has changed.
                         Poll::Pending if runs.at_work() != at_work => Poll::Ready(None),
                         Poll::Pending => Poll::Pending,
                     });
-                    let ended = pin!(carry.attend(next));
+                    let ended = pin!(context.attend(next));
                     let ready = pin!(cx.until_ready(ports, |ports, cx| self.operator.may_run(ports, cx)));
                     match select(ended, ready).await {
                         Either::Left((None, _)) => continue,
@@ -334,11 +333,11 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                     }
                 }
             };
-            runs.hear(ended, ports)?;
+            runs.record(ended, ports)?;
             while let Some(Done { worker, ports: mut set, finished, busy, .. }) = runs.next() {
                 cx.busy += busy;
                 ending |= finished;
-                runs.pass_on(&mut set, ports, &carry).await?;
+                runs.pass_on(&mut set, ports, &context).await?;
                 ports.visit(&mut |_, port| closing |= port.closes());
                 idle.push((worker, set));
             }
@@ -347,42 +346,42 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
 }
 
 impl<O: Operator + Clone> Concurrent<O> {
-    /// Begins a worker's task.
-    fn hire(
+    fn spawn_worker(
         &self,
         worker: usize,
         mut own: Cx,
         cx: &mut Cx,
-        tell: &mpsc::UnboundedSender<Done<O::Ports>>,
-    ) -> (mpsc::UnboundedSender<Job<O::Ports>>, Arc<Node>) {
+        results: &mpsc::UnboundedSender<Done<O::Ports>>,
+    ) -> (mpsc::UnboundedSender<Job<O::Ports>>, Arc<OperatorTask>) {
         let (jobs, mut next) = mpsc::unbounded_channel::<Job<O::Ports>>();
-        // Dropped with a run under way, where the runtime ends: a panic of one destructor leaves the others.
+        // It may be dropped during a run, when the runtime shuts down: a panic of one destructor must not affect the
+        // others.
         let (mut operator, here) = (Discarded::new(self.operator.clone()), cx.helper());
-        let (tell, node, name) = (tell.clone(), own.node().clone(), own.name().to_string());
-        // A run has its messages when it begins: there is none to wait for.
+        let (results, node, name) = (results.clone(), own.node().clone(), own.name().to_string());
+        // A run has its messages when it begins: it must not wait for more.
         node.finish();
         let task = async move {
             while let Some(Job { number, ports }) = next.recv().await {
                 let mut ports = Discarded::new(ports);
                 let (node, device, before) = (own.node().clone(), own.device().clone(), own.busy);
-                let carry = own.carry().clone();
+                let context = own.context().clone();
                 let outcome = {
                     let (Some(operator), Some(ports)) = (operator.get_mut(), ports.get_mut()) else { break };
                     let run = caught(attended(&node, &device, one(operator, ports, &mut own)));
                     let mut run = pin!(run);
-                    poll_fn(|task| carry.within(|| run.as_mut().poll(task))).await
+                    poll_fn(|task| context.within(|| run.as_mut().poll(task))).await
                 };
                 if outcome.is_ok() {
-                    carry.let_go();
+                    context.release_unneeded();
                 }
                 let (finished, busy) = (own.has_finished(), own.busy - before);
                 let Some(ports) = ports.take() else { break };
-                if tell.send(Done { worker, number, ports, outcome, finished, busy }).is_err() {
+                if results.send(Done { worker, number, ports, outcome, finished, busy }).is_err() {
                     break;
                 }
             }
             drop((operator, own));
-            // All of it is gone now.
+            // Everything else is dropped by now.
             drop(here);
         };
         cx.spawn(&name, Box::pin(task));
@@ -390,7 +389,6 @@ impl<O: Operator + Clone> Concurrent<O> {
     }
 }
 
-/// One run of a worker.
 async fn one<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
     cx.until_awaited().await;
     cx.begin_run(ports);
@@ -401,7 +399,7 @@ async fn one<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mut Cx) -
     Ok(())
 }
 
-/// Ports for a worker, and where the dispatcher puts what it takes from its own.
+/// Creates ports for a worker, and the inlets through which the dispatcher passes messages to them.
 fn spread<P: Ports>(ports: &mut P, own: &Cx, named: &[(PortId, Option<Need>)]) -> Result<(P, Inlets)> {
     let (mut ends, mut inlets, mut failed) = (HashMap::new(), Vec::new(), None);
     ports.visit(&mut |name, port| match port.spread() {
@@ -414,12 +412,11 @@ fn spread<P: Ports>(ports: &mut P, own: &Cx, named: &[(PortId, Option<Need>)]) -
     if let Some(error) = failed {
         return Err(error);
     }
-    let (lane, carry) = (own.lane.clone(), own.carry().clone());
-    let set = P::bind(&mut Binder { lane, carry, named, ends: &mut ends })?;
+    let (streams, context) = (own.streams.clone(), own.context().clone());
+    let set = P::bind(&mut Binder { streams, context, named, ends: &mut ends })?;
     Ok((set, inlets))
 }
 
-/// Gives a worker the messages of one run.
 fn hand_over<P: Ports>(ports: &mut P, inlets: &mut [Option<Box<dyn Any + Send>>]) -> Result<()> {
     let (mut inlets, mut handed) = (inlets.iter_mut(), Ok(()));
     ports.visit(&mut |_, port| {
@@ -430,7 +427,7 @@ fn hand_over<P: Ports>(ports: &mut P, inlets: &mut [Option<Box<dyn Any + Send>>]
     handed
 }
 
-/// What a worker's run has left is dropped, and counted where it came from.
+/// Drops the messages that a worker's run has left, and accounts for them at the ports that they came from.
 fn take_back<P: Ports>(from: &mut P, to: &mut P) {
     let mut left = Vec::new();
     from.visit(&mut |_, port| left.push(port.leave()));

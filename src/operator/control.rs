@@ -1,4 +1,4 @@
-//! [`Handle`]: a flow at work, as seen and spoken to from outside and from its operators.
+//! [`Handle`]: observes and controls a running flow, from outside and from its operators.
 
 use std::{
     collections::HashMap,
@@ -16,9 +16,9 @@ use futures::Stream;
 use tokio::time::Instant;
 
 use super::{
-    node::{Node, Rest},
+    node::{OperatorTask, Rest},
     rest_check::RestCheck,
-    shown::{Ask, InRun},
+    status_cell::{Ask, InRun},
     watchers::Watcher,
 };
 use crate::{
@@ -27,68 +27,68 @@ use crate::{
     error::Error,
     hub::{
         chunks::{
-            core::{ChunkState, Lack},
+            core::{ChunkState, MissingResource},
             roles::Role,
             state::LinkId,
         },
-        link::{Holders, HubState},
+        link::{EnvelopeHolders, HubState},
         queue::Counts,
     },
     sync::{Mutex, WakerCell, contained, lock},
 };
 
-/// A flow at work: asks how it stands, pauses, resumes, stops and aborts it, from any thread or task. From
-/// [`Running::handle`](crate::Running::handle) or, in one of its operators, [`Cx::flow`](crate::Cx::flow).
+/// Controls a running flow: reports its status, pauses, resumes, stops and aborts it, from any thread or task. Obtained
+/// from [`Running::handle`](crate::Running::handle) or, in one of its operators, from [`Cx::flow`](crate::Cx::flow).
 ///
-/// It keeps nothing running, and once the flow has ended it does nothing.
+/// It does not keep the flow running, and has no effect once the flow has ended.
 #[derive(Clone)]
 pub struct Handle(pub(crate) Arc<Control>);
 
-/// What a flow's task, its operators and whoever has a handle share.
+/// The state shared by a flow's task, its operators and its handles.
 pub(crate) struct Control {
     pub(crate) name: Arc<str>,
     pub(crate) names: Vec<Arc<str>>,
-    /// By operator. Those of a section have one together.
-    pub(crate) nodes: Vec<Arc<Node>>,
-    sections: Vec<Section>,
-    /// By operator: the section that it is in.
+    /// By operator. The operators of a section share one node.
+    pub(crate) nodes: Vec<Arc<OperatorTask>>,
+    sections: Vec<SectionControl>,
+    /// By operator: the section that it belongs to.
     section_of: Vec<Option<usize>>,
     pub(crate) rest: Arc<Rest>,
-    /// While it runs.
+    /// Set while the flow runs.
     hubs: Mutex<Arc<Hubs>>,
-    /// It was stepped through, and is no longer. Written before `hubs` is read, and read after `hubs` is written.
+    /// The flow was stepped through, and no longer is. Written before `hubs` is read, and read after `hubs` is written.
     unstepped: AtomicBool,
     stop: AtomicBool,
-    /// When it is aborted unless it has ended, and how long that was after the call.
+    /// The time at which it is aborted unless it has ended, and the duration between the call and that time.
     stop_by: Mutex<Option<(Instant, Duration)>>,
     abort: AtomicBool,
-    /// The nodes' own flags are written with the lock: so the last call of several at once counts for all of them.
+    /// The nodes' own flags are written with this lock held, so that the last of several concurrent calls determines
+    /// all of them.
     paused: Mutex<bool>,
-    /// What it failed with.
+    /// The error that it failed with.
     failure: OnceLock<Error>,
     /// The flow's own task.
-    pub(crate) keeper: WakerCell,
-    /// A question of the task that steps through the flow to its own task.
+    pub(crate) flow_task: WakerCell,
+    /// A request of the task that steps through the flow to the flow's own task.
     pub(crate) rest_check: RestCheck,
 }
 
-/// Operators whose runs are one task's.
-pub(crate) struct Section {
+/// Operators that run in one task.
+pub(crate) struct SectionControl {
     pub(crate) name: Arc<str>,
-    /// Their numbers.
     pub(crate) operators: Vec<usize>,
 }
 
-/// A hub at work, and the operators that it joins.
+/// A hub in use, and the operators that it connects.
 #[derive(Clone)]
 pub(crate) struct Joined {
     pub(crate) state: Arc<dyn HubState>,
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// Its writer waits for room, its reader for messages.
+    /// Whether its writer waits for room, and its reader for messages.
     pub(crate) writer_waits: bool,
     pub(crate) reader_waits: bool,
-    /// The reader's port, where it waits for a message of each connection.
+    /// The reader's port, if that waits for a message of each connection.
     pub(crate) of_each: Option<&'static str>,
 }
 
@@ -100,25 +100,23 @@ pub(crate) struct LinkedTo {
     pub(crate) operator: usize,
 }
 
-/// All of a flow's hubs.
 #[derive(Default)]
 pub(crate) struct Hubs {
     pub(crate) all: Vec<Joined>,
     pub(crate) links: Vec<LinkedTo>,
-    /// By operator: those that it writes to and reads from.
+    /// By operator: the hubs that it writes to or reads from.
     of: Vec<Vec<usize>>,
     /// By operator: its links, and the numbers of their hubs.
     links_of: Vec<Vec<(usize, usize)>>,
-    /// By hub of chunks, as they come in `links`.
+    /// By hub of chunks, in the order of their first appearance in `links`.
     of_chunks: Vec<OfChunks>,
 }
 
-/// What is known of a hub of chunks.
+/// The operators of one hub of chunks.
 #[derive(Default)]
 struct OfChunks {
-    /// The operators with links to it.
     linked: Vec<usize>,
-    /// Those, and the operators that what they send may come to. Found out when first asked for.
+    /// These, and the operators that may receive what they send. Computed at the first use.
     reached: OnceLock<Vec<usize>>,
 }
 
@@ -149,19 +147,19 @@ impl Hubs {
         self.links_of.get(operator).into_iter().flatten().map(|&(at, hub)| (&self.links[at], hub))
     }
 
-    /// The operators with links to a hub of chunks, and those that what they send may come to. A link by hand, or of another flow,
-    /// counts as one that is outside.
+    /// The operators with links to a hub of chunks, and those that may receive what they send. A link by hand, or one
+    /// of another flow, counts as outside.
     pub(crate) fn reached_through(&self, hub: usize) -> &[usize] {
         let OfChunks { linked, reached } = &self.of_chunks[hub];
         reached.get_or_init(|| self.reached_from(linked.clone()))
     }
 
-    /// Those that an operator writes to and reads from.
+    /// The hubs that an operator writes to or reads from.
     pub(crate) fn of(&self, operator: usize) -> impl Iterator<Item = &Joined> {
         self.of.get(operator).into_iter().flatten().map(|at| &self.all[*at])
     }
 
-    /// Changes with each message that goes out of a hub of an operator's, and each chunk that comes or goes.
+    /// Changes with each message that leaves a hub of the operator, and each chunk that enters or leaves one.
     pub(crate) fn moved(&self, operator: usize) -> u64 {
         let counts = self.of(operator).map(|hub| hub.state.counts());
         let messages = counts.map(|counts| counts.taken + counts.dropped + counts.untaken);
@@ -169,7 +167,7 @@ impl Hubs {
         messages.sum::<u64>() + chunks.sum::<u64>()
     }
 
-    /// These operators, and those that what they send may come to.
+    /// These operators, and those that may receive what they send.
     pub(crate) fn reached_from(&self, mut next: Vec<usize>) -> Vec<usize> {
         let (mut reached, mut passed) = (vec![false; self.of.len()], vec![false; self.of_chunks.len()]);
         next.retain(|&operator| !std::mem::replace(&mut reached[operator], true));
@@ -186,40 +184,40 @@ impl Hubs {
 }
 
 impl LinkedTo {
-    /// Which hub that is.
+    /// Identifies the hub.
     pub(crate) fn hub(&self) -> *const () {
         Arc::as_ptr(&self.state).cast()
     }
 }
 
-/// How an operator stands.
+/// The status of an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperatorStatus {
-    /// Its name.
+    /// The operator's name.
     pub name: Arc<str>,
-    /// What all of its conditions say together: [`Ready`](Status::Ready) also while it runs, and before its first turn;
-    /// [`Never`](Status::Never) once it has ended; [`Wait`](Status::Wait) while a run of it waits for others in its middle,
-    /// for room say.
+    /// The combined state of all of its conditions. [`Ready`](Status::Ready) also while it runs, and before its first
+    /// turn; [`Never`](Status::Never) once it has ended; [`Wait`](Status::Wait) while a run waits for others in its
+    /// middle, for room for example.
     pub status: Status,
-    /// Whether a run is under way.
+    /// Whether a run is in progress.
     pub running: bool,
-    /// Runs that have ended.
+    /// The number of runs that have ended.
     pub runs: u64,
     /// What it waits for, in words.
     pub waits_for: Vec<String>,
 }
 
 impl Control {
-    pub(crate) fn new(name: Arc<str>, names: Vec<Arc<str>>, sections: Vec<Section>) -> Arc<Self> {
+    pub(crate) fn new(name: Arc<str>, names: Vec<Arc<str>>, sections: Vec<SectionControl>) -> Arc<Self> {
         let rest = Rest::new(names.len());
-        let mut nodes: Vec<_> = (0..names.len()).map(|operator| Node::new(operator, &rest)).collect();
+        let mut nodes: Vec<_> = (0..names.len()).map(|operator| OperatorTask::new(operator, &rest)).collect();
         let mut section_of = vec![None; names.len()];
-        for (number, Section { operators, .. }) in sections.iter().enumerate() {
+        for (number, SectionControl { operators, .. }) in sections.iter().enumerate() {
             let Some((&first, others)) = operators.split_first() else { continue };
             operators.iter().for_each(|operator| section_of[*operator] = Some(number));
             for &other in others {
-                // Its token is the section's.
+                // The section's token represents it.
                 nodes[other].end();
                 nodes[other] = nodes[first].clone();
             }
@@ -238,28 +236,26 @@ impl Control {
             abort: AtomicBool::new(false),
             paused: Mutex::new(false),
             failure: OnceLock::new(),
-            keeper: WakerCell::new(),
+            flow_task: WakerCell::new(),
             rest_check: RestCheck::new(),
         })
     }
 
-    /// The section that an operator is in.
     pub(crate) fn section(&self, operator: usize) -> Option<usize> {
         self.section_of.get(operator).copied().flatten()
     }
 
-    /// The operators of a section, by its number.
     pub(crate) fn operators_of(&self, section: usize) -> &[usize] {
         self.sections.get(section).map_or(&[], |section| &section.operators)
     }
 
-    /// Another operator has its node, too, and comes before it.
+    /// The operator shares its node with another operator of its section, which comes first.
     pub(crate) fn is_counted(&self, operator: usize) -> bool {
         let section = self.section(operator).map(|section| &self.sections[section]);
         section.is_some_and(|section| section.operators.first() != Some(&operator))
     }
 
-    /// `two`, or `two` of section `net`.
+    /// Its name for messages: `two`, or `two` of section `net`.
     pub(crate) fn whose(&self, operator: usize) -> String {
         let name = &self.names[operator];
         match self.section(operator) {
@@ -268,14 +264,14 @@ impl Control {
         }
     }
 
-    /// The operator that waits with this waker, in the middle of a run.
-    pub(crate) fn asker(&self, waker: &Waker) -> Option<&Arc<Node>> {
-        self.nodes.iter().find(|node| node.is_face(waker))
+    /// The operator that waits with this waker in the middle of a run.
+    pub(crate) fn asker(&self, waker: &Waker) -> Option<&Arc<OperatorTask>> {
+        self.nodes.iter().find(|node| node.is_probe_waker(waker))
     }
 
     pub(crate) fn set_hubs(&self, hubs: Hubs) {
         *lock(&self.hubs) = Arc::new(hubs);
-        // `unstep` may have found no hubs.
+        // `unstep` may have run before the hubs were set.
         if self.unstepped.load(Ordering::Acquire) {
             self.unstep_hubs();
         }
@@ -287,7 +283,7 @@ impl Control {
 
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        self.keeper.wake();
+        self.flow_task.wake();
     }
 
     pub(crate) fn stop_within(&self, time: Duration) {
@@ -300,7 +296,7 @@ impl Control {
         self.stop();
     }
 
-    /// When it is to have ended, and how long that was after the call.
+    /// The time at which it is aborted, and the duration between the call and that time.
     pub(crate) fn stop_by(&self) -> Option<(Instant, Duration)> {
         *lock(&self.stop_by)
     }
@@ -311,25 +307,25 @@ impl Control {
 
     pub(crate) fn abort(&self) {
         self.abort.store(true, Ordering::Release);
-        // Not only the flow's task: from here on no run begins.
+        // Abort the nodes here, not only in the flow's task: from now on no run begins.
         self.nodes.iter().for_each(|node| node.abort());
-        self.keeper.wake();
+        self.flow_task.wake();
     }
 
     pub(crate) fn is_aborted(&self) -> bool {
         self.abort.load(Ordering::Acquire)
     }
 
-    /// It fails with this, unless it has failed before. Said before anything is let go, so that whoever loses something
-    /// with it finds why. What it has failed with.
+    /// Records the error that the flow fails with, unless it has failed before; returns the recorded one. Called before
+    /// any resource is released, so that callers who lose access can find the reason.
     pub(crate) fn fail(&self, error: Error) -> Error {
         let mut first = false;
         let failure = self.failure.get_or_init(|| {
             first = true;
             error
         });
-        // Callers outside of the flow hear the kind alone, and a `Running` may have been dropped. The cause's `Display` and the
-        // subscriber are user code.
+        // Callers outside of the flow get only the kind of the error, and a `Running` may have been dropped. The
+        // cause's `Display` and the tracing subscriber are user code.
         if first {
             contained("the log of a flow's failure panicked", || {
                 if failure.is_cancelled() {
@@ -349,30 +345,29 @@ impl Control {
         }
         self.nodes.iter().for_each(|node| node.set_paused(paused));
         drop(now);
-        // A waker is user code: with no lock held. Each reads the flags as the last call has left them.
+        // Wakers are user code: no lock is held. Each woken operator reads the flags as the last call has set them.
         self.nodes.iter().for_each(Wake::wake_by_ref);
     }
 
-    /// No run begins unless it is asked for. Its hubs are made so that none moves anything by itself.
+    /// No run begins unless it is requested. The flow's hubs are created so that they move nothing by themselves.
     pub(crate) fn set_stepped(&self) {
         self.nodes.iter().for_each(|node| node.set_stepped(true));
     }
 
-    /// Every operator and every hub goes on by itself, also those hubs that the flow's task has yet to make.
+    /// Every operator and every hub continues by itself, also hubs that the flow's task has yet to create.
     pub(crate) fn unstep(&self) {
         self.unstepped.store(true, Ordering::Release);
-        // The hubs first: once all operators wait for each other, the flow is at its end.
+        // The hubs first: once all operators wait for each other, the flow ends.
         self.unstep_hubs();
         self.nodes.iter().for_each(|node| node.set_stepped(false));
     }
 
-    /// A task steps through the flow.
     pub(crate) fn is_stepped(&self) -> bool {
         self.nodes.iter().any(|node| node.permit().is_some())
     }
 
-    /// Each operator that has not ended waits for others of the flow, no envelope or link of the flow's is outside, and no message is
-    /// entering.
+    /// Each operator that has not ended waits for other operators, no envelope or link of the flow is outside, and no
+    /// message is entering.
     pub(crate) fn is_quiet(&self) -> bool {
         let none_is_outside = self.rest.outside() == 0 && !self.rest.has_message_entering();
         none_is_outside && self.nodes.iter().all(|node| node.has_ended() || node.rests())
@@ -387,11 +382,11 @@ impl Control {
     }
 
     /// What an operator waits for, if it waits.
-    pub(crate) fn lacks(&self, operator: usize) -> Lacks {
+    pub(crate) fn lacks(&self, operator: usize) -> WaitDescription {
         let hubs = self.hubs();
         let holders = Around { control: self, hubs: &hubs };
-        // In the middle of a run it is not what its ports were declared to wait for, but one of the two.
-        let in_run = self.nodes[operator].shown().in_run();
+        // In the middle of a run it waits for one of the two, independent of what its ports were declared to wait for.
+        let in_run = self.nodes[operator].status_cell().in_run();
         let sends = |declared| in_run.map_or(declared, InRun::sends);
         let receives = |declared| in_run.map_or(declared, InRun::receives);
         let from = hubs.of(operator).filter(|hub| hub.from == operator && sends(hub.writer_waits));
@@ -399,7 +394,8 @@ impl Control {
         let mut room: Vec<_> = from.filter_map(|hub| hub.state.writer_lacks(&holders)).collect();
         let lacking = to.filter_map(|hub| Some((hub.of_each, hub.state.reader_lacks(in_run.is_some(), &holders)?)));
         let (ports, mut messages): (Vec<_>, Vec<_>) = lacking.unzip();
-        // Once for each port, after the last hub that lacks a message. A run that waits in its middle waits for any of them.
+        // Once for each port, after the last hub that lacks a message. A run that waits in its middle waits for any of
+        // them.
         let mut said = Vec::new();
         for (lack, port) in messages.iter_mut().zip(ports).rev() {
             let Some(port) = port.filter(|port| in_run.is_none() && !said.contains(port)) else { continue };
@@ -414,36 +410,36 @@ impl Control {
         for (linked, _) in hubs.links_of(operator) {
             match linked.state.lacks(linked.link, &holders) {
                 None => {}
-                Some(Lack::Room(lack)) => room.push(lack),
-                Some(Lack::Chunk(lack)) => messages.push(lack),
+                Some(MissingResource::Room(lack)) => room.push(lack),
+                Some(MissingResource::Chunk(lack)) => messages.push(lack),
             }
         }
-        let shown = self.nodes[operator].shown();
-        let asked = shown.asked().into_iter().map(|ask| match ask {
-            Ask::Answer(desk) => format!("an answer of its own flow's service `{}`", self.names[desk]),
+        let cell = self.nodes[operator].status_cell();
+        let asked = cell.asked().into_iter().map(|ask| match ask {
+            Ask::Answer(desk) => format!("a response of its own flow's service `{}`", self.names[desk]),
             Ask::Room(desk) => {
                 let full =
                     hubs.of(desk).filter(|hub| hub.from == desk).find_map(|hub| hub.state.writer_lacks(&holders));
                 full.unwrap_or_else(|| format!("room at `{}`, which another handle has reserved", self.names[desk]))
             }
         });
-        Lacks { room, messages, asked: asked.collect(), more: shown.lacks() }
+        WaitDescription { room, messages, asked: asked.collect(), more: cell.lacks() }
     }
 
     pub(crate) fn status(&self, operator: usize) -> OperatorStatus {
-        let shown = self.nodes[operator].shown();
-        let (status, running) = shown.status();
+        let cell = self.nodes[operator].status_cell();
+        let (status, running) = cell.status();
         let waits = matches!(status, Status::Wait | Status::WaitEvent | Status::WaitTime(_));
         let mut waits_for = if waits { self.lacks(operator).all() } else { Vec::new() };
-        // That, and nothing beside it: what comes next is asked once it goes on.
+        // Only this is added: its other conditions are polled after the flow is resumed.
         if self.is_paused() && waits {
             waits_for.push("the flow to be resumed".into());
         }
-        OperatorStatus { name: self.names[operator].clone(), status, running, runs: shown.runs(), waits_for }
+        OperatorStatus { name: self.names[operator].clone(), status, running, runs: cell.runs(), waits_for }
     }
 }
 
-/// A flow's operators and hubs, as the holders of its envelopes.
+/// A flow's operators and hubs, as the possible holders of its envelopes.
 struct Around<'a> {
     control: &'a Control,
     hubs: &'a Hubs,
@@ -455,8 +451,8 @@ impl Around<'_> {
         self.hubs.of(operator).filter(|hub| hub.state.carries_envelopes())
     }
 
-    /// Whether an operator has sent as many messages with envelopes as it has taken. The readers of one output are sent the same:
-    /// so the most that any is sent.
+    /// Whether an operator has sent as many messages with envelopes as it has taken. All readers of one output receive
+    /// the same messages, so the largest number sent to any of them counts.
     fn has_passed_on_all(&self, operator: usize) -> bool {
         let taken: u64 = self.of(operator).filter(|hub| hub.to == operator).map(|hub| hub.state.counts().taken).sum();
         let sent = self.of(operator).filter(|hub| hub.from == operator).map(|hub| {
@@ -467,7 +463,7 @@ impl Around<'_> {
     }
 }
 
-impl Holders for Around<'_> {
+impl EnvelopeHolders for Around<'_> {
     fn each_hub(&self, show: &mut dyn FnMut(&dyn HubState)) {
         self.hubs.all.iter().for_each(|hub| show(&*hub.state));
     }
@@ -484,7 +480,7 @@ impl Holders for Around<'_> {
             }
         }
         found.retain(|operator| !self.has_passed_on_all(*operator));
-        let writes = self.control.nodes[own.from].shown().in_run().is_some() && !found.contains(&own.from);
+        let writes = self.control.nodes[own.from].status_cell().in_run().is_some() && !found.contains(&own.from);
         found.extend(writes.then_some(own.from));
         found.sort_unstable();
         found.into_iter().map(|operator| self.control.whose(operator)).collect()
@@ -492,14 +488,14 @@ impl Holders for Around<'_> {
 }
 
 /// What an operator waits for, in words.
-pub(crate) struct Lacks {
+pub(crate) struct WaitDescription {
     pub(crate) room: Vec<String>,
     messages: Vec<String>,
     pub(crate) asked: Vec<String>,
     more: Vec<String>,
 }
 
-impl Lacks {
+impl WaitDescription {
     pub(crate) fn waits_beside_its_ports(&self) -> bool {
         self.room.is_empty() && self.messages.is_empty() && self.asked.is_empty() && !self.more.is_empty()
     }
@@ -510,26 +506,27 @@ impl Lacks {
 }
 
 impl Handle {
-    /// The flow's name.
+    /// The name of the flow.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// How each of its operators stands, in the order of adding.
+    /// The status of each operator, in the order of adding.
     pub fn status(&self) -> Vec<OperatorStatus> {
         (0..self.0.nodes.len()).map(|operator| self.0.status(operator)).collect()
     }
 
-    /// Each operator as it stands now, and then whenever it stands otherwise, until the flow has ended. One who is slower
-    /// than the operators gets each one's latest state and not all that were in between.
+    /// Yields the current status of each operator, and then each change, until the flow has ended. A reader that is
+    /// slower than the operators gets the latest status of each one, without those in between.
     pub fn changes(&self) -> Changes {
         let watcher = self.0.rest.watchers.add(self.0.nodes.len());
-        // One that shows something at this moment may not have seen that somebody has come.
+        // An operator that publishes its status at this moment may not have seen the new watcher.
         self.0.nodes.iter().filter(|node| !node.is_parked_until_it_sees()).for_each(Wake::wake_by_ref);
         Changes { watcher, control: self.0.clone(), also: Vec::new() }
     }
 
-    /// No run begins until the flow is resumed. Runs that are under way go to their end, and so does what they await.
+    /// No run begins until the flow is resumed. Runs that are in progress continue to their end, and so does what they
+    /// await.
     pub fn pause(&self) {
         self.0.set_paused(true);
     }
@@ -539,47 +536,48 @@ impl Handle {
         self.0.set_paused(false);
     }
 
-    /// True while it is paused.
+    /// True while the flow is paused.
     pub fn is_paused(&self) -> bool {
         self.0.is_paused()
     }
 
-    /// Ends the flow by draining it: its sources do not run again, what is under way goes to its end.
+    /// Ends the flow by draining it: its sources do not run again; what is in progress is completed.
     ///
-    /// Sources are the operators that wait for no message. Of a loop that no source leads to every operator ends after its present
-    /// run. A loop that one leads to ends once it has gone quiet, and one that never does so must ask
-    /// [`is_stopping`](Self::is_stopping). A flow that is paused stays so: resume it.
+    /// Sources are the operators that do not wait for messages. In a loop that is not fed by a source, every operator
+    /// ends after its current run. A loop that is fed by a source ends once it is idle; one that never becomes idle
+    /// must check [`is_stopping`](Self::is_stopping). A paused flow stays paused: resume it.
     pub fn stop(&self) {
         self.0.stop();
     }
 
-    /// As [`stop`](Self::stop), and the flow is aborted if it has not ended after this time: it fails with
-    /// [`Cancelled`](crate::ErrorKind::Cancelled), which names the operators that were left and what each of them did or waited
-    /// for. Of several calls the earliest moment counts. It needs the runtime's timers (`enable_time`).
+    /// As [`stop`](Self::stop), but the flow is aborted if it has not ended after this time: it fails with
+    /// [`Cancelled`](crate::ErrorKind::Cancelled), and the error names the operators that were left and what each of
+    /// them did or waited for. Of several calls the earliest deadline counts. It needs the runtime's timers
+    /// (`enable_time`).
     ///
-    /// What an abort does not end, this does not end either: an operator that blocks its thread, and each operator's `stop`, which
-    /// runs to its end.
+    /// What an abort does not end is not ended by this either: an operator that blocks its thread, and each operator's
+    /// `stop`, which runs to its end.
     pub fn stop_within(&self, time: Duration) {
         self.0.stop_within(time);
     }
 
-    /// True once the flow is to end: [`stop`](Self::stop) was called.
+    /// True once [`stop`](Self::stop) was called and the flow is to end.
     pub fn is_stopping(&self) -> bool {
         self.0.is_stopping()
     }
 
-    /// What the flow failed with, if it has: an operator's failure, an abort, a stall. From then on; what
-    /// [`Running`](crate::Running) resolves with comes when every operator has stopped.
+    /// The error that the flow failed with, if it has: an operator's failure, an abort, a stall. It is available at
+    /// once; [`Running`](crate::Running) resolves when every operator has stopped.
     pub fn failure(&self) -> Option<Error> {
         self.0.failure.get().map(Error::again)
     }
 
-    /// True from the abort on, before the flow has failed with it.
+    /// True from the abort on, even before the flow has failed with it.
     pub(crate) fn is_aborted(&self) -> bool {
         self.0.is_aborted()
     }
 
-    /// Ends the flow at once: operators are dropped at the await they are in, then every `stop` runs. It fails with
+    /// Ends the flow at once: operators are dropped at their current await, then every `stop` runs. The flow fails with
     /// [`Cancelled`](crate::ErrorKind::Cancelled).
     pub fn abort(&self) {
         self.0.abort();
@@ -598,12 +596,12 @@ impl fmt::Debug for Control {
     }
 }
 
-/// How a flow's operators change, as a [`Stream`]. See [`Handle::changes`].
+/// The status changes of a flow's operators, as a [`Stream`]. See [`Handle::changes`].
 #[must_use = "it is a stream"]
 pub struct Changes {
     watcher: Arc<Watcher>,
     control: Arc<Control>,
-    /// Operators of a section stand as the first of them does.
+    /// Operators of a section whose status is due: they share that of its first operator.
     also: Vec<usize>,
 }
 
@@ -648,7 +646,6 @@ mod tests {
         Control::new("flow".into(), (0..NODES).map(|node| node.to_string().into()).collect(), Vec::new())
     }
 
-    /// How many nodes hold their operator.
     fn paused(control: &Control) -> usize {
         control.nodes.iter().filter(|node| node.is_paused()).count()
     }
@@ -665,9 +662,9 @@ mod tests {
 
         let handle = Handle(control());
         let waker = Arc::new(Resumes(Arc::downgrade(&handle.0))).into();
-        let mut worn = handle.0.nodes[0].wear_face();
-        let polled =
-            handle.0.nodes[0].poll(&mut worn, &mut Context::from_waker(&waker), |_| Poll::<crate::Result<()>>::Pending);
+        let mut probe = handle.0.nodes[0].install_probe_waker();
+        let polled = handle.0.nodes[0]
+            .poll(&mut probe, &mut Context::from_waker(&waker), |_| Poll::<crate::Result<()>>::Pending);
         assert!(polled.is_pending());
         handle.pause();
         assert_eq!((handle.is_paused(), paused(&handle.0)), (false, 0));

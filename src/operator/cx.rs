@@ -1,4 +1,4 @@
-//! [`Cx`]: what an operator is given beside its ports.
+//! [`Cx`]: an operator's context besides its ports.
 
 pub(super) mod runs;
 
@@ -15,12 +15,12 @@ use tokio::sync::mpsc;
 
 use super::{
     blocking::Blocking,
-    carry::Carry,
     control::Handle,
-    fruitless::Fruitless,
-    lane::{Lane, OwnStreams},
-    node::{Method, Node},
-    seat::{How, Setting, Surroundings, Tally, caught_call},
+    erased::{FlowContext, OperatorSettings, OperatorStats, StreamSettings, caught_call},
+    node::{Method, OperatorTask},
+    operator_streams::{OperatorStreams, OwnStreams},
+    run_context::RunContext,
+    spin_detector::SpinDetector,
 };
 use crate::{
     condition::{self, Awaited, Conditions, Gate, Need, PortId, When},
@@ -31,77 +31,76 @@ use crate::{
     stream::{DeviceTime, Stream, Ticket, capture::Capture},
 };
 
-/// An operator's surroundings: its name, its device and stream, and the wait for its next run.
+/// An operator's context: its name, its device and stream, and the wait for its next run.
 pub struct Cx {
     name: Arc<str>,
     device: Device,
-    /// `None` on the host. Gives its streams back when it is dropped, after the operator's `stop`.
-    pub(crate) lane: Option<Arc<Lane>>,
-    /// The stream for its work, once asked for: its own, or this run's.
+    /// `None` on the host. Returns its streams when it is dropped, after the operator's `stop`.
+    pub(crate) streams: Option<Arc<OperatorStreams>>,
+    /// The stream for the operator's work, after its first use: its own, or that of the current run.
     stream: Option<Stream>,
-    /// Its runs are timed on the device, where they have a stream of their own.
+    /// Its runs are timed on the device, if they have a stream of their own.
     timed: bool,
-    node: Arc<Node>,
-    /// The node's own waker, for what its runs wait for to keep. Away while that is asked.
+    node: Arc<OperatorTask>,
+    /// The node's own waker, which the conditions of its runs keep. `None` while they are polled.
     waker: Option<Waker>,
-    /// Its wait for the next run may be one of several things that it waits for.
+    /// Its wait for the next run may be one of several concurrent waits.
     among_others: bool,
     finished: bool,
-    /// What it has said last, in words, that is neither work nor a message.
+    /// A description of its last call that a replay would not repeat: one that is neither work nor a message.
     beside: Option<&'static str>,
-    /// What the next run waits for.
+    /// The buffers that the next run waits for.
     awaited: Awaited,
-    /// What every run waits for beside its ports.
+    /// The conditions of every run besides its ports.
     conditions: Option<Box<Conditions>>,
-    /// Its ports have more to say of what they wait for than their hubs do.
-    pub(super) ports_tell: bool,
-    /// Some of them are linked to hubs of chunks.
+    /// Its ports describe more of what they wait for than their hubs do.
+    pub(super) ports_notify: bool,
+    /// Some of its ports are linked to hubs of chunks.
     pub(super) linked: bool,
-    /// What it waits for beside its hubs stands in its node for others to read.
-    told: bool,
-    carry: Arc<Carry>,
-    flow: Arc<Surroundings>,
-    streams: OwnStreams,
-    /// Where its memory comes from, what is set apart of it for the present run, and how much it has.
+    /// Its status in the node lists what it waits for besides its hubs.
+    has_lacks: bool,
+    context: Arc<RunContext>,
+    flow: Arc<FlowContext>,
+    stream_source: OwnStreams,
+    /// The source of its memory, the memory reserved for the current run, and the account of its use.
     allocator: Option<Allocator>,
     reservations: Vec<Arc<Reservation>>,
     account: Arc<Account>,
-    /// The ports that its conditions name.
+    /// The ports named in its conditions.
     named: Arc<[(PortId, Option<Need>)]>,
-    /// Work of its own goes on elsewhere: it is not at rest, whatever it waits for.
+    /// Work of its own continues elsewhere: it is not idle, whatever it waits for.
     holds_token: bool,
-    /// The tasks that it has beside its own: each has the sending half.
+    /// A channel of which each task besides its own holds a sender, to detect their end.
     helpers: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
-    /// Theirs.
-    lanes: Vec<Arc<Lane>>,
-    /// Whether the operator's `may_run` and `after` are called: until it is known that it has none of its own.
+    /// The streams of these tasks.
+    worker_streams: Vec<Arc<OperatorStreams>>,
+    /// Whether the operator's `may_run` and `after` are called: true until they are known not to be overridden.
     asks_may_run: bool,
     calls_after: bool,
-    /// Asks until it lets others have a turn.
+    /// The number of polls until it yields to other tasks.
     asks_left: u32,
-    fruitless: Fruitless,
+    spin_detector: SpinDetector,
     blocking: Blocking,
-    /// What it has failed with between two runs.
+    /// The error that it failed with between two runs.
     failure: Option<Error>,
     pub(crate) runs: u64,
     /// In ticks.
     pub(crate) busy: u64,
-    /// In a run.
     running: bool,
-    /// When the present run began, or the first of those since it last waited.
+    /// The start of the current run, or of the first run since it last waited.
     busy_since: Option<Ticks>,
 }
 
 impl Cx {
-    pub(crate) fn new(setting: Setting, node: Arc<Node>, flow: Arc<Surroundings>) -> Self {
-        let Setting { name, device, streams, allocator, conditions, merge, may_block } = setting;
-        let How { mode, timed } = flow.how;
+    pub(crate) fn new(setting: OperatorSettings, node: Arc<OperatorTask>, flow: Arc<FlowContext>) -> Self {
+        let OperatorSettings { name, device, streams, allocator, conditions, merge, may_block } = setting;
+        let StreamSettings { mode, timed } = flow.how;
         let reservations = condition::reservations(&conditions);
         let number = Arc::as_ptr(&flow.control).addr();
         reservations.iter().for_each(|reservation| reservation.enter(number));
         Self {
-            lane: Lane::new(&name, &device, &streams, mode),
-            carry: Arc::new(Carry::new(name.clone(), merge, node.clone())),
+            streams: OperatorStreams::new(&name, &device, &streams, mode),
+            context: Arc::new(RunContext::new(name.clone(), merge, node.clone())),
             name,
             device,
             stream: None,
@@ -117,18 +116,18 @@ impl Cx {
             allocator,
             account: Arc::new(Account::new(number)),
             conditions: Conditions::new(conditions),
-            streams,
+            stream_source: streams,
             holds_token: false,
             helpers: None,
-            lanes: Vec::new(),
-            ports_tell: false,
+            worker_streams: Vec::new(),
+            ports_notify: false,
             linked: false,
-            told: false,
+            has_lacks: false,
             flow,
             asks_may_run: true,
             calls_after: true,
             asks_left: runs::LONGEST_STREAK,
-            fruitless: Fruitless::default(),
+            spin_detector: SpinDetector::default(),
             blocking: Blocking::new(may_block),
             failure: None,
             runs: 0,
@@ -138,23 +137,24 @@ impl Cx {
         }
     }
 
-    /// The operator's name in the flow.
+    /// The name of the operator in the flow.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The device it was put on; the host if none.
+    /// The device that the operator was placed on; the host by default.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The operator's own stream: taken from its pool at its first use, the same ever after. What it touches is ordered
-    /// onto it, and what it sends carries that order along, without a call. Messages without envelopes are ordered onto it
-    /// as they are taken.
+    /// The operator's own stream: taken from its pool at the first use, and the same from then on. The data that it
+    /// uses is ordered onto it, and what it sends carries that order along, without a call. Messages without envelopes
+    /// are ordered onto it when they are taken.
     ///
-    /// If it has none of its own, because it [was asked not to](crate::flow::Added::without_own_stream) or because its
-    /// pool was used up when it asked first: the stream that the first message of this run came with, which all others
-    /// join; and if none came with one, the device's default stream, which is not sent on.
+    /// The operator has no own stream if it was [added without one](crate::flow::Added::without_own_stream), or if its
+    /// pool was exhausted at the first use. Then this is the stream that the first message of this run came with, which
+    /// all other streams of the run's messages are joined to. If none came with a stream, it is the device's default
+    /// stream, which is not sent on.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for an operator on the host; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -162,7 +162,7 @@ impl Cx {
         let stream = match self.stream.take() {
             Some(stream) => stream,
             None => {
-                let stream = self.lane()?.stream()?;
+                let stream = self.streams()?.stream()?;
                 if self.running
                     && let Some(timed) = self.timed_stream()
                 {
@@ -174,21 +174,21 @@ impl Cx {
         Ok(self.stream.insert(stream))
     }
 
-    /// A further stream of the operator's, from its pool: the same for the same name, and another than
+    /// An additional stream of the operator, from its pool: the same one for the same name, and different from
     /// [`stream`](Self::stream). Outputs carry it only after [`Output::set_stream`](super::Output::set_stream), and
-    /// messages without envelopes are not ordered onto it by themselves: [`Stream::join`] them.
+    /// messages without envelopes are not ordered onto it automatically: [`Stream::join`] them.
     ///
-    /// It is given back with the operator's own stream, when the flow ends.
+    /// It is returned together with the operator's own stream, when the flow ends.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for an operator on the host or without streams of its own, or if its pool is used up;
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`Usage`](ErrorKind::Usage) for an operator on the host or without streams of its own, or if its pool is
+    /// exhausted; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn stream_named(&mut self, name: &str) -> Result<Stream> {
-        self.lane()?.named(name)
+        self.streams()?.named(name)
     }
 
-    fn lane(&self) -> Result<&Lane> {
-        self.lane.as_deref().ok_or_else(|| {
+    fn streams(&self) -> Result<&OperatorStreams> {
+        self.streams.as_deref().ok_or_else(|| {
             Error::new(
                 ErrorKind::Usage,
                 format!("`{}` is on the host, which has no streams: put it on a device with `.on(&device)`", self.name),
@@ -196,21 +196,21 @@ impl Cx {
         })
     }
 
-    /// Memory for `len` elements, for work on the operator's own stream; contents unknown. It comes from the first of
-    /// these that has it:
+    /// Allocates memory for `len` elements, for work on the operator's own stream; the contents are undefined. It comes
+    /// from the first of these that has it:
     ///
-    /// 1. what a [`memory`](crate::condition::memory) condition has set apart for this run and is not drawn yet, if it is
-    ///    enough: of the operator's own [allocator](crate::flow::Added::allocator) first, then of others, in the order of
-    ///    the conditions;
-    /// 2. the operator's own allocator, or, if it was given none, the one that its first condition names: what is left of
-    ///    that for this run, and beside that what nobody has;
-    /// 3. for an operator with neither: the device's own, or on the host memory of the host.
+    /// 1. what a [`memory`](crate::condition::memory) condition has reserved for this run and was not allocated yet, if
+    ///    it is enough: first of the operator's own [allocator](crate::flow::Added::allocator), then of others, in the
+    ///    order of the conditions;
+    /// 2. the operator's own allocator or, if it has none, the one that its first condition names: the rest of its
+    ///    reservation for this run, and beyond that memory that is not reserved;
+    /// 3. for an operator with neither: the device's own memory or, on the host, host memory.
     ///
-    /// It may be sent on, as an envelope, and comes back to its allocator when nobody has it any more. The report says how
-    /// much the operator had of it at once.
+    /// It may be sent on, as an envelope, and returns to its allocator when its last user drops it. The report gives
+    /// the peak of the operator's use.
     ///
     /// # Errors
-    /// As [`Allocator::alloc`] and [`stream`](Self::stream).
+    /// As for [`Allocator::alloc`] and [`stream`](Self::stream).
     pub fn alloc<T: Plain>(&mut self, len: usize) -> Result<Buffer<T>> {
         let own = self.allocator.clone();
         let is_own = |reserved: &&Arc<Reservation>| own.as_ref().is_some_and(|own| reserved.allocator() == own);
@@ -234,15 +234,15 @@ impl Cx {
         self.account.peak()
     }
 
-    /// This run is the operator's last: it ends after it, as a source does that has no more.
+    /// Makes this run the operator's last one: it ends after the run, as a source does that has no more data.
     pub fn finish(&mut self) {
         self.finished = true;
         self.beside = Some("it calls `Cx::finish`");
     }
 
-    /// The operator's next run also waits for this, with all its other conditions: for the data of a buffer that no
-    /// message carries. It is woken when that is available, or, with an error where it uses the buffer, when the device
-    /// is lost.
+    /// Makes the operator's next run wait for this too, besides all its other conditions: for the data of a buffer that
+    /// no message carries. The operator is woken when the data is available, or when the device is lost; then its use
+    /// of the buffer fails with the error.
     ///
     /// ```
     /// use wakeline::prelude::*;
@@ -277,13 +277,14 @@ impl Cx {
         self.beside = Some("it calls `Cx::run_after`");
     }
 
-    /// Wakes the operator, to ask its conditions and its [`may_run`](super::Operator::may_run) again: for whoever changes
-    /// what that depends on. It holds no flow up: one in which nobody can run meanwhile is at its end.
+    /// Wakes the operator, to poll its conditions and its [`may_run`](super::Operator::may_run) again. For code that
+    /// changes what these depend on. The waker does not keep the flow running: a flow in which no operator can run
+    /// ends.
     pub fn waker(&self) -> Waker {
         Waker::from(self.node.clone())
     }
 
-    /// The flow that it is part of: to ask how it stands, to stop it.
+    /// A handle to the operator's flow, to query its status or to stop it.
     pub fn flow(&self) -> Handle {
         Handle(self.flow.control.clone())
     }
@@ -291,20 +292,21 @@ impl Cx {
     /// The gate of that name, made by [`Flow::gate`](crate::Flow::gate).
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if the flow has none of that name; the message has those that it has.
+    /// [`Usage`](ErrorKind::Usage) if the flow has no gate of that name; the message lists its gates.
     pub fn gate(&self, name: &str) -> Result<Gate> {
         self.flow.gates.find(name)
     }
 
-    /// The named values that came with the messages of this run, as merged so far; what is sent takes them along.
+    /// The named values that came with the messages of this run, merged so far; the messages that it sends carry them
+    /// along.
     ///
-    /// Of an operator that awaits its ports in a loop of its own ([`run`](super::Operator::run)), outside of a run, those of
-    /// the message that it took last.
+    /// In an operator that awaits its ports in a loop of its own ([`run`](super::Operator::run)), outside of a run,
+    /// these are the values of the message that it took last.
     pub fn metadata(&self) -> Metadata {
-        self.carry.metadata()
+        self.context.metadata()
     }
 
-    /// Gives what is sent from now on in this run a named value: in place of what came in under that name, if something did.
+    /// Adds a named value to what is sent from now on in this run. It replaces a value that came in under that name.
     ///
     /// ```
     /// use wakeline::prelude::*;
@@ -327,22 +329,23 @@ impl Cx {
     pub fn insert_metadata<T: Send + Sync + 'static>(&mut self, name: impl Into<Cow<'static, str>>, value: T) {
         self.beside = Some("it gives messages metadata of its own");
         let (name, value) = (name.into(), Metadata::value(value));
-        // Dropped here, where no lock is held.
-        drop(self.carry.change(|metadata| metadata.replace(name, value)));
+        // The old value is dropped here, where no lock is held.
+        drop(self.context.change(|metadata| metadata.replace(name, value)));
     }
 
-    /// Takes a named value away from what is sent from now on in this run. True if there was one.
+    /// Removes a named value from what is sent from now on in this run. True if there was one.
     pub fn remove_metadata(&mut self, name: &str) -> bool {
         self.beside = Some("it takes metadata away from messages");
-        self.carry.change(|metadata| metadata.take(name)).is_some()
+        self.context.change(|metadata| metadata.take(name)).is_some()
     }
 
-    /// Who waits for answers to the messages that this run has taken: one entry a message, in the order of taking, empty
-    /// for a message that nobody waits for. For an operator that takes several messages in a run and makes several of
-    /// them: it says which of its own answers which with [`Output::send_for`](super::Output::send_for). Whoever is taken
-    /// away here is answered by nothing else that the run sends.
+    /// Takes the replies of the messages that this run has taken, to the callers that wait for a response: one entry
+    /// per message, in the order of taking, empty for a message without a caller. It is for an operator that takes
+    /// several messages in a run and sends several: with [`Output::send_for`](super::Output::send_for) it assigns each
+    /// of its messages to the one that it responds to. A reply that is taken here is not answered by anything else that
+    /// the run sends.
     ///
-    /// It need not be called where one message is made of one: that one carries the callers along by itself.
+    /// The call is not needed where one message is made of one other: that carries the callers along automatically.
     ///
     /// ```
     /// use wakeline::prelude::*;
@@ -374,17 +377,17 @@ impl Cx {
     /// ```
     pub fn take_replies(&mut self) -> Vec<Reply> {
         self.beside = Some("it calls `Cx::take_replies`");
-        let replies = self.carry.take_replies();
+        let replies = self.context.take_replies();
         replies.iter().for_each(Reply::taken_over);
         replies
     }
 
-    /// Said by the trait's own methods: the operator has not written this one.
+    /// Called by the trait's default methods: the operator does not override this one.
     pub(super) fn not_written(&self, method: Method) {
         self.node.set_default(method);
     }
 
-    /// What the device spent on its runs, where that is measured.
+    /// The device time of its runs, if that is measured.
     pub(super) fn device_time(&self) -> Option<DeviceTime> {
         if !self.timed || self.device.is_host() {
             return None;
@@ -392,54 +395,52 @@ impl Cx {
         Some(self.timed_stream().and_then(Stream::device_time).unwrap_or_default())
     }
 
-    pub(crate) fn node(&self) -> &Arc<Node> {
+    pub(crate) fn node(&self) -> &Arc<OperatorTask> {
         &self.node
     }
 
-    /// The stream that its runs are timed on: its own, and no other's.
+    /// The stream that its runs are timed on: only its own one.
     #[inline]
     fn timed_stream(&self) -> Option<&Stream> {
-        if self.timed { self.lane.as_ref()?.own() } else { None }
+        if self.timed { self.streams.as_ref()?.own() } else { None }
     }
 
-    /// What it has failed with between two runs, if it has.
     pub(super) fn take_failure(&mut self) -> Option<Error> {
         self.failure.take()
     }
 
-    /// The last work of each stream that it has used.
+    /// The ticket of the last work on each stream that it has used.
     pub(crate) fn last(&self) -> Vec<Ticket> {
-        self.lane.iter().chain(&self.lanes).flat_map(|lane| lane.last()).collect()
+        self.streams.iter().chain(&self.worker_streams).flat_map(|streams| streams.last()).collect()
     }
 
-    /// The surroundings of one of several workers: streams and messages' loads of its own.
+    /// The context of one of several workers, with streams and metadata of its own.
     pub(super) fn worker(&mut self, number: usize) -> Self {
-        let setting = Setting {
+        let setting = OperatorSettings {
             name: format!("{} #{}", self.name, number + 1).into(),
             device: self.device.clone(),
-            streams: self.streams.clone(),
+            streams: self.stream_source.clone(),
             allocator: self.allocator.clone(),
             conditions: Vec::new(),
-            merge: self.carry.policy(),
+            merge: self.context.policy(),
             may_block: false,
         };
-        let mut worker = Self::new(setting, Node::of_worker(&self.node), self.flow.clone());
+        let mut worker = Self::new(setting, OperatorTask::of_worker(&self.node), self.flow.clone());
         worker.account = self.account.clone();
-        self.lanes.extend(worker.lane.clone());
+        self.worker_streams.extend(worker.streams.clone());
         worker
     }
 
-    /// Work of its own goes on elsewhere, or does no longer.
     pub(super) fn holds_token(&mut self, holds: bool) {
         self.holds_token = holds;
     }
 
-    /// For a task beside its own, to be dropped at its end.
+    /// A sender for a task besides its own, which drops it at its end.
     pub(super) fn helper(&mut self) -> mpsc::Sender<()> {
         self.helpers.get_or_insert_with(|| mpsc::channel(1)).0.clone()
     }
 
-    /// Resolves once the tasks beside its own are gone.
+    /// Resolves once the tasks besides its own have ended.
     pub(super) async fn settled(&mut self) {
         if let Some((own, mut helpers)) = self.helpers.take() {
             drop(own);
@@ -447,12 +448,12 @@ impl Cx {
         }
     }
 
-    /// Begins a task of this name where the flow's others are.
+    /// Spawns a task of this name on the executor of the flow's other tasks.
     pub(super) fn spawn(&self, name: &str, task: BoxFuture<'static, ()>) {
         (self.flow.spawn)(name, task);
     }
 
-    /// Waits for what the run before was to be followed by, where no ports are waited at.
+    /// Waits for the buffers of [`run_after`](Self::run_after), where no ports are polled.
     pub(super) async fn until_awaited(&mut self) {
         if !self.awaited.is_empty() {
             poll_fn(|task| match condition::buffers(&mut self.awaited, task).is_ready() {
@@ -463,7 +464,6 @@ impl Cx {
         }
     }
 
-    /// It has said that it wants no further run.
     pub(super) fn has_finished(&self) -> bool {
         self.finished
     }
@@ -472,13 +472,13 @@ impl Cx {
         &self.named
     }
 
-    /// The last run's time, if it ended with an error.
+    /// Ends the last run, also after an error, and stops its clock.
     pub(crate) fn close(&mut self) {
-        // First: what follows may be user code that panics.
+        // First, since what follows may be user code that panics.
         self.reservations.iter().for_each(|reservation| reservation.release());
         self.end_run();
         self.stop_clock();
-        self.carry.let_go();
+        self.context.release_unneeded();
         self.finished = false;
         self.awaited.clear();
         if let Some(conditions) = &mut self.conditions {
@@ -486,18 +486,18 @@ impl Cx {
         }
     }
 
-    /// Before its own `start`.
+    /// Called before the operator's own `start`.
     pub(super) fn start_conditions(&mut self) {
         self.conditions.iter_mut().for_each(|conditions| conditions.start());
     }
 
-    /// After the operator's own `stop`, which may have used it: what it did is tallied, and it gives back the conditions that it was
-    /// given. One that panics is there in the next run, too.
-    pub(super) fn stopped(mut self, tally: &mut Tally, conditions: &mut Vec<When>) -> Result<()> {
+    /// Called after the operator's own `stop`, which may have used the context: records its statistics, and returns the
+    /// conditions that it was given, for the next run of the flow. A condition that panics is returned as well.
+    pub(super) fn stopped(mut self, tally: &mut OperatorStats, conditions: &mut Vec<When>) -> Result<()> {
         // The last work is done by now, or lost.
         tally.device = self.device_time();
         tally.memory_peak = self.memory_peak();
-        // The user's own are among them.
+        // These include the user's own conditions.
         let rested = caught_call(&mut || self.conditions.iter_mut().for_each(|conditions| conditions.rest()));
         let mut cx = Some(self);
         let kept = caught_call(&mut || {
@@ -507,41 +507,42 @@ impl Cx {
         rested.and(kept)
     }
 
-    pub(crate) fn carry(&self) -> &Arc<Carry> {
-        &self.carry
+    pub(crate) fn context(&self) -> &Arc<RunContext> {
+        &self.context
     }
 
-    /// From now on it works on streams of this capture, and what its messages bring along is kept apart. What it had before.
+    /// From now on the operator works on streams of this capture, and the metadata of its messages is kept apart.
+    /// Returns the previous state.
     pub(super) fn enter_capture(&mut self, capture: &Arc<Capture>) -> Result<Uncaptured> {
-        let lane = self.lane()?.captured(capture);
+        let streams = self.streams()?.captured(capture);
         self.beside = None;
-        let carry = Arc::new(Carry::new(self.name.clone(), self.carry.policy(), self.node.clone()));
+        let context = Arc::new(RunContext::new(self.name.clone(), self.context.policy(), self.node.clone()));
         Ok(Uncaptured {
-            lane: self.lane.replace(lane),
-            carry: std::mem::replace(&mut self.carry, carry),
+            streams: self.streams.replace(streams),
+            context: std::mem::replace(&mut self.context, context),
             stream: self.stream.take(),
             timed: std::mem::take(&mut self.timed),
         })
     }
 
-    /// As before the capture, which was no run.
+    /// Restores the state from before the capture, which was not a run.
     pub(super) fn leave_capture(&mut self, before: Uncaptured) {
-        let Uncaptured { lane, carry, stream, timed } = before;
-        (self.lane, self.carry, self.stream, self.timed) = (lane, carry, stream, timed);
+        let Uncaptured { streams, context, stream, timed } = before;
+        (self.streams, self.context, self.stream, self.timed) = (streams, context, stream, timed);
         self.running = false;
         self.stop_clock();
     }
 
-    /// What its captured run has said beside work and messages, which a replay would not say.
+    /// What its captured run has done besides work and messages, which a replay would not repeat.
     pub(super) fn said_beside(&self) -> Option<&'static str> {
         self.beside
     }
 }
 
-/// What an operator has beside a capture.
+/// The state that an operator has outside of a capture.
 pub(super) struct Uncaptured {
-    lane: Option<Arc<Lane>>,
-    carry: Arc<Carry>,
+    streams: Option<Arc<OperatorStreams>>,
+    context: Arc<RunContext>,
     stream: Option<Stream>,
     timed: bool,
 }

@@ -1,4 +1,4 @@
-//! Operators from plain functions, for small things.
+//! Operators made from plain functions, for small tasks.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::{error::Result, hub::Message};
 /// The ports of [`source`].
 #[derive(Debug, Ports)]
 pub struct SourcePorts<M: Message> {
-    /// What the function returned.
+    /// The values that the function returned.
     #[output]
     pub output: Output<M>,
 }
@@ -18,10 +18,10 @@ pub struct SourcePorts<M: Message> {
 /// The ports of [`map`].
 #[derive(Debug, Ports)]
 pub struct MapPorts<A: Message, B: Message> {
-    /// What the function is given.
+    /// The arguments of the function.
     #[input]
     pub input: Input<A>,
-    /// What it returned.
+    /// The values that the function returned.
     #[output]
     pub output: Output<B>,
 }
@@ -29,7 +29,7 @@ pub struct MapPorts<A: Message, B: Message> {
 /// The ports of [`sink`].
 #[derive(Debug, Ports)]
 pub struct SinkPorts<M: Message> {
-    /// What the function is given.
+    /// The arguments of the function.
     #[input]
     pub input: Input<M>,
 }
@@ -43,8 +43,8 @@ pub struct Map<F, A, B>(F, std::marker::PhantomData<fn(A) -> B>);
 /// See [`sink`].
 pub struct Sink<F, M>(F, std::marker::PhantomData<fn(M)>);
 
-/// An operator that sends what an async function returns, until it returns `None`. Its port is `output`. What the function
-/// may capture: see [`sink`].
+/// An operator that sends what an async function returns, until it returns `None`. Its port is `output`. For what the
+/// function may capture, see [`sink`].
 ///
 /// ```
 /// use wakeline::{Flow, operator::{sink, source}};
@@ -68,8 +68,8 @@ where
     Source(function, std::marker::PhantomData)
 }
 
-/// An operator that sends what an async function makes of each message. Its ports are `input` and `output`. What the function
-/// may capture: see [`sink`].
+/// An operator that applies an async function to each message and sends the result. Its ports are `input` and `output`.
+/// For what the function may capture, see [`sink`].
 pub fn map<A, B, F, R>(function: F) -> Map<F, A, B>
 where
     A: Message,
@@ -80,11 +80,11 @@ where
     Map(function, std::marker::PhantomData)
 }
 
-/// An operator that gives each message to an async function. Its port is `input`.
+/// An operator that passes each message to an async function. Its port is `input`.
 ///
-/// A function that keeps something from one message to the next changes it before its async block, which may outlive the
-/// call: an `async move |..|` that changes what it has captured does not compile. The same goes for [`source`] and [`map`].
-/// Whoever needs the [`Cx`], for metadata say, writes an [`Operator`].
+/// A function that keeps state between messages must change it before its async block, since the block may outlive the
+/// call: an `async move |..|` that changes its captures does not compile. The same is true for [`source`] and [`map`].
+/// If you need the [`Cx`], for metadata for example, write an [`Operator`].
 ///
 /// ```
 /// # use wakeline::operator::sink;

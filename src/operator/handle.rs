@@ -1,4 +1,4 @@
-//! Handles: an operator's ports as a flow names them, to connect them.
+//! Handles: name an operator's ports, to connect them in a flow.
 
 use std::{fmt, marker::PhantomData};
 
@@ -41,7 +41,7 @@ macro_rules! handle {
 }
 
 handle! {
-    /// An input, to connect: once, or if it is one of [`Inputs`](super::Inputs), any number of times.
+    /// An input, to connect once or, if it is an [`Inputs`](super::Inputs) port, any number of times.
     InputHandle
 }
 handle! {

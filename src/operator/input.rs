@@ -1,4 +1,4 @@
-//! [`Input`]: one hub's end, where messages come in.
+//! [`Input`]: the receiving end of one hub.
 
 use std::{
     any::Any,
@@ -11,9 +11,9 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    arrivals::{self, Arrivals, Intake, Wait, Waits},
     edge::{self, Entry, Passing},
     handle::InputHandle,
+    input_queue::{self, InputQueue, Intake, Wait, Waits},
     plan::{Binder, Plan, PortKind, PortOptions},
     ports::{AnyPort, InputPort, Port, Traffic},
 };
@@ -26,21 +26,22 @@ use crate::{
     sync::Discarded,
 };
 
-/// Messages come in here.
+/// A port that receives messages.
 pub struct Input<M: Message> {
-    arrivals: Arrivals<M>,
+    arrivals: InputQueue<M>,
     intake: Intake<M>,
-    /// `None`: one message.
+    /// `None`: the port waits for one message.
     waits: Option<Box<Waits>>,
 }
 
 impl<M: Message> Input<M> {
-    /// The next message. It is there: the port's condition said so before the operator ran. Of a hub that keeps the
-    /// [latest](crate::Hub::latest) it is the newest there is, whether it was taken before or not.
+    /// Takes the next message. It is available, because the port's condition was ready before the operator ran. From a
+    /// hub that keeps the [latest](crate::Hub::latest) value it returns the newest message, whether or not that was
+    /// taken before.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if it is taken once more than the condition promised and there is none; what went
-    /// wrong on the way, if something did.
+    /// [`Usage`](ErrorKind::Usage) if more messages are taken than the condition promised and none is available. The
+    /// error of the message, if its transfer failed.
     pub fn take(&mut self) -> Result<M> {
         let mut place = Discarded::none();
         self.intake.take_into(place.place(), &mut self.arrivals, true)?;
@@ -53,18 +54,19 @@ impl<M: Message> Input<M> {
         Error::new(ErrorKind::Usage, format!("{lacks}: `take` once a run, or use `try_take`"))
     }
 
-    /// The next message that was not taken before, if there is one (and if it is done, or its event has passed, where the port waits for that).
+    /// Takes the next message that was not taken before, if one is available (and, where the port waits for that, if
+    /// its work is done or its event has passed).
     ///
     /// # Errors
-    /// What went wrong on the way: a copy that failed, a device that was lost.
+    /// The error of a failed transfer: a copy that failed, a device that was lost.
     #[inline]
     pub fn try_take(&mut self) -> Result<Option<M>> {
         self.intake.take(&mut self.arrivals, false)
     }
 
-    /// The messages that the port's condition promised: as many as `at_least` or `batch` says, and fewer where time has
-    /// passed or the last sender is gone. Where neither is said, all that are there as it is called; what is sent meanwhile
-    /// stays for the next batch.
+    /// Takes the messages that the port's condition promised: as many as `at_least` or `batch` says, and fewer after a
+    /// timeout or once the last sender is dropped. Without either attribute, takes all messages that are available at
+    /// the call; messages sent meanwhile stay for the next batch.
     ///
     /// ```
     /// use wakeline::prelude::*;
@@ -92,12 +94,12 @@ impl<M: Message> Input<M> {
     /// ```
     ///
     /// # Errors
-    /// As [`Input::try_take`]. The messages before the one with the error are dropped: an operator that goes on after an
-    /// error takes them one by one.
+    /// As for [`Input::try_take`]. The messages before the failed one are dropped: an operator that continues after an
+    /// error should take messages one by one.
     pub fn take_batch(&mut self) -> Result<impl ExactSizeIterator<Item = M>> {
         let left = self.waits.as_ref().map_or(usize::MAX, |waits| waits.batch());
         let mut left = left.min(self.arrivals.most_to_take());
-        // Of a hub that keeps the newest, that one, if there is no newer.
+        // The first may be taken again: a latest-value hub yields its value even if there is no newer one.
         let (arrivals, mut again) = (&mut self.arrivals, true);
         self.intake.take_all(|intake| {
             if left == 0 {
@@ -110,31 +112,31 @@ impl<M: Message> Input<M> {
         })
     }
 
-    /// True once all senders are gone and nothing is left.
+    /// True once all senders are dropped and no message is left.
     pub fn has_ended(&self) -> bool {
         self.arrivals.has_ended()
     }
 
-    /// Waits for the next message. `None` when the last sender is gone and nothing is left, and when the flow has gone quiet:
-    /// nothing is under way that could send one.
+    /// Waits for the next message. Returns `None` when the last sender is dropped and no message is left, and when the
+    /// flow is idle, so that nothing in progress could send one.
     ///
     /// # Errors
-    /// As [`Input::try_take`].
+    /// As for [`Input::try_take`].
     ///
     /// # Cancel safety
-    /// A message is taken only as the future resolves: dropping it loses none. Beside something else (in a `select!`, say), or
-    /// in a combinator that polls with wakers of its own (`FuturesUnordered`), it counts as work under way: the flow is not
-    /// at rest.
+    /// A message is taken only when the future resolves: dropping the future loses none. If it is polled beside another
+    /// future (in a `select!`, say), or in a combinator that polls with wakers of its own (`FuturesUnordered`), it
+    /// counts as work in progress: the flow is not idle.
     pub fn recv(&mut self) -> impl Future<Output = Result<Option<M>>> + Send {
         async move {
-            self.intake.let_go();
+            self.intake.release_unneeded();
             loop {
                 let waiting = Wait(slice::from_mut(&mut self.arrivals));
                 let (intake, arrivals) = (&mut self.intake, &mut waiting.0[0]);
                 let there = poll_fn(move |task| intake.poll_received(task, |task| arrivals.poll_new(task))).await;
                 drop(waiting);
                 let taken = if there { self.try_take()? } else { return Ok(None) };
-                // Else its hub has dropped it since.
+                // Otherwise the hub has dropped the message since.
                 if taken.is_some() {
                     return Ok(taken);
                 }
@@ -142,24 +144,26 @@ impl<M: Message> Input<M> {
         }
     }
 
-    /// The streams that this run's messages came from, one entry a message, in the order of taking: the point in its
-    /// sender's stream at which the message's own work is done; `None` from a sender without one. Looking changes nothing.
+    /// The streams that this run's messages came from, one entry per message, in the order of taking: the point in the
+    /// sender's stream at which the message's own work is done; `None` for a sender without a stream. Reading them
+    /// changes nothing.
     ///
-    /// For [`Stream::join`](crate::Stream::join), where a message brings what wakeline does not track (another library's pointer, say) onto a
-    /// stream other than the operator's own: that one joins by itself as the message is taken. Envelopes need none of it.
+    /// Use it with [`Stream::join`](crate::Stream::join) where a message brings data that wakeline does not track
+    /// (another library's pointer, say) to a stream other than the operator's own: the operator's own stream is ordered
+    /// after the message when it is taken. Envelopes need none of it.
     ///
-    /// Of more than 1024 messages in one run the oldest are forgotten.
+    /// If a run takes more than 1024 messages, the oldest entries are discarded.
     pub fn streams(&self) -> impl Iterator<Item = Option<&Ticket>> {
         self.intake.streams()
     }
 
-    /// Messages that can be taken now. Where the port waits for their work, those that are known to be done: the device
-    /// is not asked.
+    /// The number of messages that can be taken now. Where the port waits for their work, counts those that are known
+    /// to be done, without a query to the device.
     pub fn len(&self) -> usize {
         self.arrivals.len()
     }
 
-    /// True if none can be taken now.
+    /// True if no message can be taken now.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -198,7 +202,7 @@ impl<M: Message> AnyPort for Input<M> {
         self.waits.as_ref()?.due()
     }
 
-    fn tells(&self) -> bool {
+    fn notifies(&self) -> bool {
         self.waits.is_some()
     }
 
@@ -223,14 +227,14 @@ impl<M: Message> AnyPort for Input<M> {
     }
 
     fn allows_runs(&mut self, cx: &mut Context<'_>) -> bool {
-        arrivals::allows_runs(slice::from_mut(&mut self.arrivals), self.waits.as_deref(), cx)
+        input_queue::allows_runs(slice::from_mut(&mut self.arrivals), self.waits.as_deref(), cx)
     }
 
     fn reader_gone(&self) -> bool {
         false
     }
 
-    fn let_go(&mut self) {
+    fn release_unneeded(&mut self) {
         self.arrivals.release();
     }
 
@@ -296,7 +300,7 @@ impl<M: Message> Port for Input<M> {
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
         let (need, off) = binder.need(name, options.need);
-        let arrivals = Arrivals::new(binder.end(name)?, options.wanted);
+        let arrivals = InputQueue::new(binder.end(name)?, options.wanted);
         Ok(Self { arrivals, intake: Intake::new(binder), waits: Waits::new(need, off) })
     }
 
@@ -316,7 +320,7 @@ impl<M: Message> Port for Input<M> {
         }
     }
 
-    /// This is the only reader: what was there still is, unless its hub drops messages.
+    /// This port is the only reader: a message that was available still is, unless its hub drops messages.
     #[inline]
     fn claim(&mut self) -> bool {
         self.intake.begin();

@@ -1,12 +1,12 @@
 //! [`Inputs`]: one port for any number of connections.
 //!
-//! Each connection has a queue of its own, so each sender's order is kept and a slow one holds up nobody but whoever
-//! waits for it. They are told apart by their number, counted from 0 in the order of connecting.
+//! Each connection has a queue of its own, so the order of each sender is kept, and a slow sender delays only the runs
+//! that wait for it. Connections are identified by their number, counted from 0 in the order of connecting.
 //!
 //! ```text
 //!   by default ready:  every connection that has not ended has a message
-//!   a connection has ended, and what it left is taken:  it counts no longer
-//!   all have, but for the newest that a hub keeps:  `Never`; where all hubs keep it, with the operator's other inputs
+//!   a connection has ended, and its remaining messages are taken:  it is ignored
+//!   all have ended, except for kept latest values:  `Never`; if all hubs keep the latest: with the other inputs
 //! ```
 
 use std::{
@@ -21,8 +21,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    arrivals::{self, Arrivals, Inlet, Intake, Wait, Waits},
     handle::InputHandle,
+    input_queue::{self, Inlet, InputQueue, Intake, Wait, Waits},
     plan::{Binder, Plan, PortKind, PortOptions},
     ports::{AnyPort, InputPort, Port, Traffic},
 };
@@ -33,13 +33,13 @@ use crate::{
     stream::Ticket,
 };
 
-/// Messages come in here from any number of outputs: its handle is given to [`Flow::connect`](crate::Flow::connect) once
-/// for each.
+/// A port that receives messages from any number of outputs: its handle is passed to
+/// [`Flow::connect`](crate::Flow::connect) once for each.
 ///
-/// **By default it waits for one message of each connection** that has not ended: a connection that stays silent holds up
-/// the messages of all others, and what an operator sends back to itself through such a port is a stall, since no run can
-/// send the first. An operator that is to run on any message, whichever connection it comes from, says how many of all connections
-/// together, in the attribute or by [`at_least`](crate::condition::at_least):
+/// **By default it waits for one message of each connection** that has not ended: a connection that stays silent delays
+/// the messages of all others, and a message that an operator sends back to itself through such a port is a stall,
+/// since no run can send the first one. An operator that should run on any message, from any connection, sets the
+/// number over all connections together, in the attribute or with [`at_least`](crate::condition::at_least):
 ///
 /// ```
 /// # use wakeline::{Inputs, prelude::*};
@@ -103,12 +103,13 @@ use crate::{
 /// # }).unwrap();
 /// ```
 pub struct Inputs<M: Message> {
-    connections: Vec<Arrivals<M>>,
-    /// The newest of one of them is taken again and again.
+    connections: Vec<InputQueue<M>>,
+    /// At least one connection has a latest-value hub, whose newest message is taken again and again.
     keeps: bool,
-    /// Where [`try_take_any`](Self::try_take_any) looks first: behind the one that it took from last.
+    /// The connection that [`try_take_any`](Self::try_take_any) checks first: the one after that of the last message.
     turn: usize,
-    /// Of a [batch](Self::take_batch): the connections that have messages for it, and how many each. Kept for its capacity.
+    /// For a [batch](Self::take_batch): the connections that have messages for it, and how many each. Kept for its
+    /// capacity.
     open: VecDeque<(usize, usize)>,
     intake: Intake<M>,
     /// `None`: one message of each connection.
@@ -116,12 +117,13 @@ pub struct Inputs<M: Message> {
 }
 
 impl<M: Message> Inputs<M> {
-    /// One message of each connection that has not ended, in the order of connecting. They are there: the port's
-    /// condition said so before the operator ran. What is left in the iterator when it is dropped is dropped with it.
+    /// Takes one message of each connection that has not ended, in the order of connecting. They are available, because
+    /// the port's condition was ready before the operator ran. Messages left in the iterator when it is dropped are
+    /// dropped with it.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage), and nothing is taken, if a connection has none, as where it is called twice in a
-    /// run; what went wrong on the way: then the messages that were taken before the error are dropped.
+    /// [`Usage`](ErrorKind::Usage), with nothing taken, if a connection has no message, for example when it is called
+    /// twice in a run. The error of a failed transfer; then the messages that were taken before the error are dropped.
     pub fn take(&mut self) -> Result<impl ExactSizeIterator<Item = M>> {
         for hub in &mut self.connections {
             hub.check()?;
@@ -141,10 +143,10 @@ impl<M: Message> Inputs<M> {
         })
     }
 
-    /// The next message of one connection, if there is one.
+    /// Takes the next message of one connection, if there is one.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if there are not so many connections; what went wrong on the way.
+    /// [`Usage`](ErrorKind::Usage) if there is no connection of that number; the error of a failed transfer.
     pub fn try_take_from(&mut self, connection: usize) -> Result<Option<M>> {
         let count = self.connections.len();
         let hub = self.connections.get_mut(connection).ok_or_else(|| {
@@ -153,11 +155,11 @@ impl<M: Message> Inputs<M> {
         self.intake.take(hub, false)
     }
 
-    /// The next message of whichever connection has one, and that one's number. They take turns: one that always has
-    /// some does not keep the others waiting.
+    /// Takes the next message of any connection that has one, together with the connection's number. Connections take
+    /// turns, so that a busy one does not starve the others.
     ///
     /// # Errors
-    /// What went wrong on the way: a copy that failed, a device that was lost.
+    /// The error of a failed transfer: a copy that failed, a device that was lost.
     pub fn try_take_any(&mut self) -> Result<Option<(usize, M)>> {
         let count = self.connections.len();
         for at in (self.turn..count).chain(0..self.turn) {
@@ -169,12 +171,12 @@ impl<M: Message> Inputs<M> {
         Ok(None)
     }
 
-    /// The messages that the port's condition promised, from whichever connections: as many as `at_least` or `batch` says,
-    /// and fewer where time has passed or the last sender is gone. Where neither is said, all that are there as it is
-    /// called; what is sent meanwhile stays for the next batch.
+    /// Takes the messages that the port's condition promised, from any connections: as many as `at_least` or `batch`
+    /// says, and fewer after a timeout or once the last sender is dropped. Without either attribute, takes all messages
+    /// that are available at the call; messages sent meanwhile stay for the next batch.
     ///
     /// # Errors
-    /// As [`Inputs::try_take_any`]. The messages before the one with the error are dropped.
+    /// As for [`Inputs::try_take_any`]. The messages before the failed one are dropped.
     pub fn take_batch(&mut self) -> Result<impl ExactSizeIterator<Item = M>> {
         let mut left = self.waits.as_ref().map_or(usize::MAX, |waits| waits.batch());
         let Self { connections, turn, open, .. } = self;
@@ -198,22 +200,23 @@ impl<M: Message> Inputs<M> {
         })
     }
 
-    /// True once all senders are gone and nothing is left.
+    /// True once all senders are dropped and no message is left.
     pub fn has_ended(&self) -> bool {
-        self.connections.iter().all(Arrivals::has_ended)
+        self.connections.iter().all(InputQueue::has_ended)
     }
 
-    /// Waits for the next message of whichever connection, and gives that one's number too. `None` when all senders
-    /// are gone and nothing is left, and when the flow has gone quiet: nothing is under way that could send one.
+    /// Waits for the next message of any connection, and returns it with the connection's number. Returns `None` when
+    /// all senders are dropped and no message is left, and when the flow is idle, so that nothing in progress could
+    /// send one.
     ///
     /// # Errors
-    /// As [`Inputs::try_take_any`].
+    /// As for [`Inputs::try_take_any`].
     ///
     /// # Cancel safety
-    /// A message is taken only as the future resolves: dropping it loses none.
+    /// A message is taken only when the future resolves: dropping the future loses none.
     pub fn recv_any(&mut self) -> impl Future<Output = Result<Option<(usize, M)>>> + Send {
         async move {
-            self.intake.let_go();
+            self.intake.release_unneeded();
             loop {
                 let waiting = Wait(&mut self.connections);
                 let (intake, connections) = (&mut self.intake, &mut *waiting.0);
@@ -224,7 +227,7 @@ impl<M: Message> Inputs<M> {
                             match (connection.poll_new(task), all) {
                                 (Readiness::READY, _) => return Readiness::READY,
                                 (Readiness::NEVER, _) => {}
-                                // Whichever comes first.
+                                // The one that may become ready first.
                                 (asked, Readiness::NEVER) => all = asked,
                                 (asked, before) if before.needs_others() => all = asked,
                                 _ => {}
@@ -236,7 +239,7 @@ impl<M: Message> Inputs<M> {
                 let there = there.await;
                 drop(waiting);
                 let taken = if there { self.try_take_any()? } else { return Ok(None) };
-                // Else its hub has dropped it since.
+                // Otherwise the hub has dropped the message since.
                 if taken.is_some() {
                     return Ok(taken);
                 }
@@ -244,46 +247,47 @@ impl<M: Message> Inputs<M> {
         }
     }
 
-    /// The streams that this run's messages came from, one entry a message, in the order of taking. See
+    /// The streams that this run's messages came from, one entry per message, in the order of taking. See
     /// [`Input::streams`](super::Input::streams).
     pub fn streams(&self) -> impl Iterator<Item = Option<&Ticket>> {
         self.intake.streams()
     }
 
-    /// How many connections it has, those that have ended included.
+    /// The number of connections, including those that have ended.
     pub fn connections(&self) -> usize {
         self.connections.len()
     }
 
-    /// Messages that can be taken now, of all connections together.
+    /// The number of messages that can be taken now, over all connections.
     pub fn len(&self) -> usize {
-        self.connections.iter().map(Arrivals::len).sum()
+        self.connections.iter().map(InputQueue::len).sum()
     }
 
-    /// Messages of one connection that can be taken now; 0 if there are not so many connections.
+    /// The number of messages of one connection that can be taken now; 0 if there is no connection of that number.
     pub fn len_of(&self, connection: usize) -> usize {
-        self.connections.get(connection).map_or(0, Arrivals::len)
+        self.connections.get(connection).map_or(0, InputQueue::len)
     }
 
-    /// True if none can be taken now.
+    /// True if no message can be taken now.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 impl<M: Message> Inputs<M> {
-    /// What is kept of one that has ended goes on only with the others. All have been asked.
+    /// The kept latest value of an ended connection counts only together with other connections. All have been polled.
     #[inline]
     fn unless_over(&self, readiness: Readiness) -> Readiness {
         let over = self.keeps && readiness.is_ready() && self.is_over();
         if over { Readiness::NEVER } else { readiness }
     }
 
-    /// Where all of them keep the latest, the others are the operator's other inputs.
+    /// If all of them keep the latest, it counts together with the operator's other inputs.
     #[cold]
     fn is_over(&self) -> bool {
         let mut all = self.connections.iter();
-        all.clone().all(Arrivals::is_over) && (!all.clone().all(Arrivals::reads_again) || all.all(Arrivals::has_ended))
+        all.clone().all(InputQueue::is_over)
+            && (!all.clone().all(InputQueue::reads_again) || all.all(InputQueue::has_ended))
     }
 }
 
@@ -299,11 +303,11 @@ impl<M: Message> InputPort for Inputs<M> {
 
 impl<M: Message> PortState for Inputs<M> {
     fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
-        arrivals::poll_count(&mut self.connections, most, cx)
+        input_queue::poll_count(&mut self.connections, most, cx)
     }
 
     fn poll_promised(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
-        arrivals::poll_promised(&mut self.connections, most, cx)
+        input_queue::poll_promised(&mut self.connections, most, cx)
     }
 
     fn poll_room(&mut self, _count: usize, _cx: &mut Context<'_>) -> Readiness {
@@ -311,7 +315,7 @@ impl<M: Message> PortState for Inputs<M> {
     }
 
     fn oldest(&self) -> Option<Instant> {
-        arrivals::oldest(&self.connections)
+        input_queue::oldest(&self.connections)
     }
 }
 
@@ -320,7 +324,7 @@ impl<M: Message> AnyPort for Inputs<M> {
         self.waits.as_ref()?.due()
     }
 
-    fn tells(&self) -> bool {
+    fn notifies(&self) -> bool {
         self.waits.is_some()
     }
 
@@ -349,20 +353,20 @@ impl<M: Message> AnyPort for Inputs<M> {
     }
 
     fn allows_runs(&mut self, cx: &mut Context<'_>) -> bool {
-        arrivals::allows_runs(&mut self.connections, self.waits.as_deref(), cx)
+        input_queue::allows_runs(&mut self.connections, self.waits.as_deref(), cx)
     }
 
     fn reader_gone(&self) -> bool {
         false
     }
 
-    fn let_go(&mut self) {
-        self.connections.iter_mut().for_each(Arrivals::release);
+    fn release_unneeded(&mut self) {
+        self.connections.iter_mut().for_each(InputQueue::release);
     }
 
     fn rest(&mut self) {
-        self.let_go();
-        self.connections.iter_mut().for_each(Arrivals::rest);
+        self.release_unneeded();
+        self.connections.iter_mut().for_each(InputQueue::rest);
         self.waits.iter_mut().for_each(|waits| waits.rest());
     }
 
@@ -371,7 +375,7 @@ impl<M: Message> AnyPort for Inputs<M> {
     }
 
     fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)> {
-        let (ends, inlets): (Vec<_>, Vec<_>) = self.connections.iter().map(Arrivals::spread).unzip();
+        let (ends, inlets): (Vec<_>, Vec<_>) = self.connections.iter().map(InputQueue::spread).unzip();
         let ends = ends.into_iter().map(|end| Box::new(end) as Box<dyn Any + Send>);
         Ok((ends.collect(), Some(Box::new(inlets))))
     }
@@ -381,10 +385,10 @@ impl<M: Message> AnyPort for Inputs<M> {
         let Self { connections, open, intake, waits, .. } = self;
         let mut both = connections.iter_mut().zip(inlets.iter_mut());
         let Some(waits) = waits else {
-            // One of each.
+            // One message of each.
             return both.try_for_each(|(connection, inlet)| intake.hand_over(connection, inlet, true).map(drop));
         };
-        // So many of whichever, of those that are there as it begins.
+        // A number of messages from any connection, of those that are available at the beginning.
         let mut left = waits.batch();
         let mut both: Vec<_> = both.collect();
         open.clear();
@@ -404,7 +408,7 @@ impl<M: Message> AnyPort for Inputs<M> {
     }
 
     fn leave(&mut self) -> Vec<Traffic> {
-        self.connections.iter_mut().map(Arrivals::leave).collect()
+        self.connections.iter_mut().map(InputQueue::leave).collect()
     }
 
     fn left(&mut self, left: Vec<Traffic>) {
@@ -423,9 +427,9 @@ impl<M: Message> Port for Inputs<M> {
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
         let ends: Vec<Receiver<M>> = binder.ends(name)?;
-        let connections: Vec<_> = ends.into_iter().map(|end| Arrivals::new(end, options.wanted)).collect();
+        let connections: Vec<_> = ends.into_iter().map(|end| InputQueue::new(end, options.wanted)).collect();
         let (need, off) = binder.need(name, options.need);
-        let keeps = connections.iter().any(Arrivals::reads_again);
+        let keeps = connections.iter().any(InputQueue::reads_again);
         Ok(Self {
             connections,
             keeps,
@@ -436,7 +440,7 @@ impl<M: Message> Port for Inputs<M> {
         })
     }
 
-    /// All are asked, the first that lacks a message is waited for.
+    /// All connections are polled; the first one that lacks a message registers for it.
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
         if let Some(waits) = &mut self.waits {
@@ -464,14 +468,14 @@ impl<M: Message> Port for Inputs<M> {
         self.unless_over(all)
     }
 
-    /// This is the only reader: what was there still is, unless a hub drops messages.
+    /// This port is the only reader: a message that was available still is, unless a hub drops messages.
     #[inline]
     fn claim(&mut self) -> bool {
         self.intake.begin();
-        self.connections.iter_mut().all(Arrivals::claim)
+        self.connections.iter_mut().all(InputQueue::claim)
     }
 
     fn unclaim(&mut self) {
-        self.connections.iter_mut().for_each(Arrivals::release);
+        self.connections.iter_mut().for_each(InputQueue::release);
     }
 }

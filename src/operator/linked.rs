@@ -1,10 +1,10 @@
 //! [`Linked`]: a port that is linked to a hub of chunks.
 //!
-//! Its condition is its next chunk, or a blank one. That is claimed as a run begins, and is there while it lasts; when the
-//! run has ended well it is committed, and otherwise it is as it was.
+//! Its condition is its next chunk, or a blank one. The chunk is claimed when a run begins, and held during the run.
+//! When the run has succeeded, it is committed; otherwise it is unchanged.
 //!
 //! ```text
-//!   waits ──there──> claimed: `get`, `get_mut` ──the run returns Ok──> committed
+//!   waits ──ready──> claimed: `get`, `get_mut` ──the run returns Ok──> committed
 //!     ^                 │    │                                           │
 //!     │      an error   │    └── `commit` ──> committed, before the end ─┤
 //!     └── given back <──┴── the end, `by_hand`, or an untouched blank <──┘
@@ -25,10 +25,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    carry::Carry,
     plan::{Binder, Plan, PortOptions},
     ports::{AnyPort, LinkPort, Port, Traffic},
-    shown::InRun,
+    run_context::RunContext,
+    status_cell::InRun,
 };
 use crate::{
     condition::{Counted, PortId, PortState, Readiness},
@@ -36,23 +36,24 @@ use crate::{
     hub::{
         Chunk, Destination, DestinationName, Envelope, Link, Unsent,
         chunks::roles::{LinkName, Role},
-        role::{self, DoesWith, Writes},
+        role::{self, ChunkRole, Writes},
     },
     memory::Plain,
 };
 
 /// A port that is linked to a [`ChunkHub`](crate::ChunkHub): [`Produce`], [`Consume`], [`Peek`] or [`Modify`].
 ///
-/// Its operator runs when the port's chunk is there, on the operator's device (a blank chunk, of one that produces), and
-/// has it for the run: [`get`](Self::get), [`get_mut`](Self::get_mut). When the run returns `Ok` the chunk is committed;
-/// if it fails, or if the port is `by_hand` and nobody called [`commit`](Self::commit), it is given back. A chunk `by_hand` is
-/// there until the operator's [`after`](crate::Operator::after) is over, and may be committed by that.
+/// Its operator runs when the port's chunk (for a producer, a blank chunk) is available on the operator's device. The
+/// run holds the chunk: [`get`](Self::get), [`get_mut`](Self::get_mut). When the run returns `Ok`, the chunk is
+/// committed. It is given back if the run fails, or if the port is `by_hand` and [`commit`](Self::commit) was not
+/// called. A chunk of a `by_hand` port is held until the operator's [`after`](crate::Operator::after) has ended, and
+/// may be committed there.
 ///
-/// A blank that was neither written to nor given a length or a structure goes home as the run ends: a source that finds that
-/// there is nothing more calls `cx.finish()` and returns. An empty chunk is produced with `fill_from(&[])`, or by `commit`.
+/// A blank that was neither written to nor given a length or a structure returns to the hub when the run ends: a source
+/// that has no more data calls `cx.finish()` and returns. To produce an empty chunk, use `fill_from(&[])` or `commit`.
 ///
-/// What is given back is as it was, but for one case: a [`Modify`] port that has written to a chunk's *only* copy. There is
-/// nothing to go back to, and all see what was written; [`Chunk`] says when that is.
+/// A chunk that is given back is unchanged, with one exception: a [`Modify`] port that has written to a chunk's *only*
+/// copy. There is no other copy to restore it from, and all readers see what was written; [`Chunk`] says when that is.
 ///
 /// ```
 /// use wakeline::{operator::{Modify, Peek}, prelude::*};
@@ -88,24 +89,23 @@ use crate::{
 /// flow.link(update.centroids, &centroids);
 /// # Ok::<(), Error>(())
 /// ```
-pub struct Linked<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static = ()> {
+pub struct Linked<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static = ()> {
     link: Link<K, T, S>,
     chunk: Option<Chunk<K, T, S>>,
-    /// Why the link cannot wait for a chunk, as of the last time it was asked.
+    /// Why the link cannot wait for a chunk, as of the last poll.
     refused: Option<Error>,
-    /// This run's error, in the chunk's place.
+    /// The error of this run, in place of a chunk.
     failed: Option<Failed>,
     name: &'static str,
     waits: bool,
     by_hand: bool,
     traffic: Traffic,
-    carry: Arc<Carry>,
+    context: Arc<RunContext>,
 }
 
-/// An error in a chunk's place.
 struct Failed {
     error: Error,
-    /// If not, it is the run's own: a chunk that is lost is lost for good. True from the first where nothing is.
+    /// If false, the run fails with this error: a lost chunk is lost for good. Initially true if no chunk is lost.
     looked_at: AtomicBool,
 }
 
@@ -115,32 +115,31 @@ impl Failed {
     }
 }
 
-/// Why a port has no chunk.
 #[cold]
 fn missing(failed: &Option<Failed>, port: &str, hub: &str) -> Error {
     if let Some(failed) = failed {
         failed.looked_at.store(true, Ordering::Relaxed);
         return failed.error.again();
     }
-    let text = format!("port `{port}` has no chunk of hub `{hub}` in this run, or none any more");
+    let text = format!("port `{port}` has no chunk of hub `{hub}` in this run, or no longer has one");
     Error::new(ErrorKind::Usage, text)
 }
 
-/// A port that fills blank chunks: marked `#[produce]`. See [`Linked`].
+/// A port that fills blank chunks, with the attribute `#[produce]`. See [`Linked`].
 pub type Produce<T, S = ()> = Linked<role::Produce, T, S>;
-/// A port that takes chunks out: marked `#[consume]`. See [`Linked`].
+/// A port that takes chunks out, with the attribute `#[consume]`. See [`Linked`].
 pub type Consume<T, S = ()> = Linked<role::Consume, T, S>;
-/// A port that looks at chunks, with others: marked `#[peek]`. See [`Linked`].
+/// A port that reads chunks, shared with other readers, with the attribute `#[peek]`. See [`Linked`].
 pub type Peek<T, S = ()> = Linked<role::Peek, T, S>;
-/// A port that changes chunks: marked `#[modify]`. See [`Linked`].
+/// A port that changes chunks, with the attribute `#[modify]`. See [`Linked`].
 pub type Modify<T, S = ()> = Linked<role::Modify, T, S>;
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
     /// This run's chunk.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if there is none: it was committed already, or the port is `optional`; what went wrong
-    /// with its copy, if something did. A run that does not look at the error of a chunk that is lost ends with it.
+    /// [`Usage`](ErrorKind::Usage) if there is none: it was committed already, or the port is `optional`. The error of
+    /// its copy, if that failed. A run that does not retrieve the error of a lost chunk fails with it.
     pub fn get(&self) -> Result<&Chunk<K, T, S>> {
         self.chunk.as_ref().ok_or_else(|| missing(&self.failed, self.name, self.link.hub()))
     }
@@ -148,7 +147,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
     /// This run's chunk, to write to.
     ///
     /// # Errors
-    /// As [`get`](Self::get).
+    /// As for [`get`](Self::get).
     pub fn get_mut(&mut self) -> Result<&mut Chunk<K, T, S>>
     where
         K: Writes,
@@ -157,27 +156,27 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
         chunk.as_mut().ok_or_else(|| missing(failed, name, link.hub()))
     }
 
-    /// True if this run has a chunk here, which has not been committed. It has none where the chunk was lost with a device:
-    /// [`get`](Self::get) says so, and a run that does not ask ends with that error.
+    /// True if this run has a chunk here that was not committed. It has none if the chunk was lost with a device:
+    /// [`get`](Self::get) returns that error, and a run that does not call it fails with the error.
     pub fn is_there(&self) -> bool {
         self.chunk.is_some()
     }
 
-    /// True once nothing will come here any more.
+    /// True once no chunk will become available here any more.
     pub fn has_ended(&self) -> bool {
         self.chunk.is_none() && self.link.has_ended()
     }
 
-    /// Commits this run's chunk now, and not at the end of the run.
+    /// Commits this run's chunk now instead of at the end of the run.
     ///
     /// # Errors
-    /// As [`get`](Self::get); [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// As for [`get`](Self::get); [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn commit(&mut self) -> Result<()> {
         self.get()?;
         self.commit_if_there()
     }
 
-    /// Gives this run's chunk back, whatever the port does by default: as if the run had failed.
+    /// Gives this run's chunk back, as if the run had failed.
     pub fn give_back(&mut self) {
         self.chunk = None;
     }
@@ -198,7 +197,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
         self.refused = None;
         match self.link.ask(cx) {
             Ok(answer) => answer.into(),
-            // The run gets the error, in the chunk's place.
+            // The run gets the error, in place of a chunk.
             Err(error) => {
                 self.refused = Some(error);
                 Readiness::READY
@@ -208,10 +207,10 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Consume, T, S> {
-    /// Takes this run's chunk out: its envelope, to write to or to send on. It goes home to the hub after its last use.
+    /// Takes this run's chunk out as an envelope, to write to or to send on. It returns to the hub after its last use.
     ///
     /// # Errors
-    /// As [`get`](Self::get).
+    /// As for [`get`](Self::get).
     pub fn take(&mut self) -> Result<Envelope<T>> {
         let chunk = self.chunk.take().ok_or_else(|| missing(&self.failed, self.name, self.link.hub()))?;
         chunk.into_envelope()
@@ -219,12 +218,13 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Consume, T, S> {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
-    /// Sends an envelope or a buffer of the user's as a chunk, once there is room in the queue; see [`Link::send`]. For a
-    /// port that is `optional`: any other has a place in the queue for its blank. So has a run of an optional port that was given a
-    /// blank ([`is_there`](Self::is_there)): [`give_back`](Self::give_back) it first, or this waits for another place.
+    /// Sends an envelope or a buffer of the user's as a chunk, once there is room in the queue; see [`Link::send`]. It
+    /// is meant for an `optional` port, since the blank of any other port occupies a place in the queue. A run of an
+    /// optional port that was given a blank ([`is_there`](Self::is_there)) occupies one, too:
+    /// [`give_back`](Self::give_back) the blank first, or this waits for another place.
     ///
     /// # Errors
-    /// As [`Link::send`].
+    /// As for [`Link::send`].
     ///
     /// # Cancel safety
     /// Dropping the future drops the envelope, unsent.
@@ -232,11 +232,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
         self.send_as(envelope.into(), structure, false).await
     }
 
-    /// As [`send`](Self::send), and what other links make of the chunk comes back into this memory; see
+    /// As [`send`](Self::send), and the changes that other links make to the chunk are written back to this memory; see
     /// [`Link::send_in_place`].
     ///
     /// # Errors
-    /// As [`Link::send_in_place`].
+    /// As for [`Link::send_in_place`].
     ///
     /// # Cancel safety
     /// Dropping the future drops the envelope, unsent.
@@ -246,9 +246,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
 
     async fn send_as(&mut self, envelope: Envelope<T>, structure: S, returns: bool) -> Result<(), Unsent<T>> {
         let bytes = envelope.len() * size_of::<T>();
-        let (carry, waiting) = (self.carry.clone(), self.link.waiting());
+        let (context, waiting) = (self.context.clone(), self.link.waiting());
         let place = poll_fn(|task| {
-            carry.poll_port(InRun::SENDS, task, |task| match self.link.poll_place(&envelope, returns, task) {
+            context.poll_port(InRun::SENDS, task, |task| match self.link.poll_place(&envelope, returns, task) {
                 Poll::Ready(place) => Ok(place),
                 Poll::Pending => Err(Readiness::WAIT),
             })
@@ -261,13 +261,13 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Destination for Linked<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Destination for Linked<K, T, S> {
     fn name(&self) -> DestinationName {
         self.link.name()
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> PortState for Linked<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> PortState for Linked<K, T, S> {
     fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
         let more = self.ask(cx);
         let ready = usize::from(more.is_ready());
@@ -283,7 +283,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> PortState for Link
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linked<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linked<K, T, S> {
     fn state(&mut self) -> &mut dyn PortState {
         self
     }
@@ -329,9 +329,10 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linked
         self.commit_if_there()
     }
 
-    fn let_go(&mut self) {
+    fn release_unneeded(&mut self) {
         self.chunk = None;
-        // The next run has a chunk, if the cause is gone; or again what the last one did not look at.
+        // The next run has a chunk, if the cause no longer applies; or again the error that the last run did not
+        // retrieve.
         self.refused = None;
         let _ = self.failed.take_if(|failed| failed.was_looked_at());
     }
@@ -341,7 +342,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linked
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K, T, S> {
     type Handle = LinkHandle<K, T, S>;
 
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> LinkHandle<K, T, S> {
@@ -358,13 +359,13 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K,
             waits: !options.is_optional(),
             by_hand: options.by_hand,
             traffic: Traffic::default(),
-            carry: binder.carry.clone(),
+            context: binder.context.clone(),
         })
     }
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
         let asked = self.ask(cx);
-        // Whoever need not have one is woken for it all the same, if it waits for something else.
+        // An operator that does not need a chunk is woken for it nevertheless, if it waits for something else.
         if self.waits { asked } else { Readiness::READY }
     }
 
@@ -387,7 +388,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K,
             }
             Ok(None) if self.waits => false,
             Ok(None) => {
-                // Nobody need wait behind one who runs without it.
+                // Other links must not queue behind a run that does without the chunk.
                 self.link.rest();
                 true
             }
@@ -406,16 +407,16 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K,
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> LinkPort<K> for Linked<K, T, S> {}
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> LinkPort<K> for Linked<K, T, S> {}
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> fmt::Debug for Linked<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> fmt::Debug for Linked<K, T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Linked").field("link", &self.link).field("chunk", &self.chunk).finish_non_exhaustive()
     }
 }
 
-/// A port to link to a hub of chunks, with [`Flow::link`](crate::Flow::link); and whom data can be said to
-/// [flow to](crate::ChunkHub::flow_to).
+/// A port to link to a hub of chunks, with [`Flow::link`](crate::Flow::link); also a destination of
+/// [`flow_to`](crate::ChunkHub::flow_to).
 pub struct LinkHandle<K, T, S> {
     pub(crate) id: PortId,
     #[allow(clippy::type_complexity)]
@@ -428,7 +429,7 @@ impl<K, T, S> LinkHandle<K, T, S> {
     }
 }
 
-impl<K: DoesWith, T, S> Destination for LinkHandle<K, T, S> {
+impl<K: ChunkRole, T, S> Destination for LinkHandle<K, T, S> {
     fn name(&self) -> DestinationName {
         DestinationName::of_port(self.link_name(), K::ROLE.0)
     }

@@ -1,18 +1,18 @@
-//! [`LocalOperator`]: an operator that stays on one thread, with what it may share there without a lock.
+//! [`LocalOperator`]: an operator that stays on one thread, and may share data there without a lock.
 //!
-//! A flow knows operators, and an operator can be sent. [`Here`] makes one of the other: it keeps the operator, and each of
-//! its futures, in a [`SendWrapper`], which can be sent and lets nobody in but the thread that made it. Only a
-//! [`LocalFlow`](crate::flow::LocalFlow) makes them, and it leaves nothing to another thread: it cannot be sent itself,
-//! and neither can what polls its tasks.
+//! A flow's operators are `Send`. [`LocalAdapter`] adapts a local operator: it keeps the operator, and each of its futures, in
+//! a [`SendWrapper`], which is `Send` but panics on access from any thread other than its own. Only a
+//! [`LocalFlow`](crate::flow::LocalFlow) creates them, and it moves nothing to another thread: neither the flow nor
+//! what polls its tasks is `Send`.
 
 use send_wrapper::SendWrapper;
 
 use super::{Cx, Operator, Ports, all_runs, node::Method};
 use crate::error::Result;
 
-/// As [`Operator`], for a [`LocalFlow`](crate::flow::LocalFlow): all of it stays on one thread, so neither the operator nor
-/// its futures need be `Send`, and several of them may share an `Rc<RefCell<..>>`. Its methods are those of [`Operator`],
-/// and mean the same. Messages can be sent all the same: what is shared is no message.
+/// As [`Operator`], for a [`LocalFlow`](crate::flow::LocalFlow): everything stays on one thread, so neither the
+/// operator nor its futures need be `Send`, and several operators may share an `Rc<RefCell<..>>`. The methods are those
+/// of [`Operator`], with the same meaning. Messages must still be `Send`; shared state is not sent.
 ///
 /// ```
 /// use std::{cell::RefCell, collections::HashMap, rc::Rc};
@@ -24,10 +24,10 @@ use crate::error::Result;
 ///     words: Input<&'static str>,
 /// }
 ///
-/// /// Counts words, in a table that it does not have to itself.
-/// struct Tally(Rc<RefCell<HashMap<&'static str, u32>>>);
+/// /// Counts words, in a table that it shares with other operators.
+/// struct OperatorStats(Rc<RefCell<HashMap<&'static str, u32>>>);
 ///
-/// impl LocalOperator for Tally {
+/// impl LocalOperator for OperatorStats {
 ///     type Ports = TallyPorts;
 ///
 ///     async fn compute(&mut self, ports: &mut TallyPorts, _cx: &mut Cx) -> Result<()> {
@@ -42,7 +42,7 @@ use crate::error::Result;
 /// for (name, text) in [("here", "to be or not"), ("there", "to be")] {
 ///     let mut words = text.split(' ');
 ///     let read = flow.add(format!("read {name}"), source(move || std::future::ready(Ok(words.next()))));
-///     let tally = flow.add_local(format!("tally {name}"), Tally(Rc::clone(&table)));
+///     let tally = flow.add_local(format!("tally {name}"), OperatorStats(Rc::clone(&table)));
 ///     flow.connect(read.output, tally.words);
 /// }
 /// flow.run().await?;
@@ -110,17 +110,17 @@ pub trait LocalOperator: 'static {
     }
 }
 
-/// A local operator as a flow sees it.
-pub(crate) struct Here<L>(SendWrapper<L>);
+/// Adapts a local operator to a flow.
+pub(crate) struct LocalAdapter<L>(SendWrapper<L>);
 
-impl<L: LocalOperator> Here<L> {
-    /// To be polled, and dropped, on this thread.
+impl<L: LocalOperator> LocalAdapter<L> {
+    /// The result must be polled and dropped on this thread.
     pub(crate) fn new(operator: L) -> Self {
         Self(SendWrapper::new(operator))
     }
 }
 
-impl<L: LocalOperator> Operator for Here<L> {
+impl<L: LocalOperator> Operator for LocalAdapter<L> {
     type Ports = L::Ports;
 
     fn start(&mut self, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {

@@ -1,13 +1,13 @@
-//! A [`Seat`] as a member of a section, which drives it round by round.
+//! A [`BoxedOperator`] as a member of a section, which drives it round by round.
 //!
 //! ```text
-//!   streamed    round: its ports are ready ──> compute, awaited ──> one message in at each input, one out at each output
+//!   streamed    round: its ports are ready ──> compute, awaited ──> takes one message per input, sends one per output
 //!   captured    enter ──> ports of the capture ──> compute, polled once ──> the same ──> leave: its own ports again
-//!   replayed    nothing of it runs: it is counted
+//!   replayed    the operator is not called: its runs are counted
 //! ```
 //!
-//! What it does has to be the same in all three. So it has a `compute` and nothing else that runs: what it would do in a
-//! loop of its own, after its device work, or when it says whether it may run, no replay does.
+//! All three must have the same effect. So the operator may have only a `compute`: a replay would not repeat what it
+//! does in a loop of its own, after its device work, or in `may_run`.
 
 use std::{
     future::poll_fn,
@@ -20,11 +20,11 @@ use tokio::task::coop::unconstrained;
 
 use super::{
     AnyPort, Cx,
-    carry::Carry,
-    node::{Method, Node},
+    erased::{BoxedOperator, PortEnds, bind, caught, unbound},
+    node::{Method, OperatorTask},
     ports::{AllPorts, Traffic},
-    seat::{Ends, Seat, bind, caught, unbound},
-    shown::InRun,
+    run_context::RunContext,
+    status_cell::InRun,
 };
 use crate::{
     condition::Readiness,
@@ -35,14 +35,14 @@ use crate::{
     },
 };
 
-/// What has passed each port until now.
+/// The traffic of each port so far.
 fn traffic(ports: &mut dyn AllPorts) -> Vec<(&'static str, Traffic, u64)> {
     let mut all = Vec::new();
     ports.visit_all(&mut |name, port| all.push((name, port.traffic(), port.connections())));
     all
 }
 
-/// In one run each input takes one message of each connection, and each output sends one.
+/// Checks that in one run each input takes one message of each connection, and each output sends one.
 fn one_each(before: &[(&'static str, Traffic, u64)], ports: &mut dyn AllPorts) -> Result<()> {
     let mut wrong = None;
     let mut before = before.iter();
@@ -67,7 +67,7 @@ pub(super) fn reader_gone(ports: &mut dyn AllPorts) -> bool {
     gone
 }
 
-/// An output that was closed.
+/// The name of an output that was closed.
 fn closed(ports: &mut dyn AllPorts) -> Option<&'static str> {
     let mut closed = None;
     ports.visit_all(&mut |name, port| {
@@ -83,8 +83,7 @@ fn is_no_replay(what: &str) -> Error {
     Error::new(ErrorKind::Usage, text)
 }
 
-/// An error for a method that was called and is not the trait's own.
-fn none_is_written(node: &Node) -> Result<()> {
+fn none_is_written(node: &OperatorTask) -> Result<()> {
     let methods = [(Method::Run, "run"), (Method::MayRun, "may_run"), (Method::After, "after")];
     match methods.into_iter().find(|(method, _)| !node.is_default(*method)) {
         Some((_, name)) => Err(is_no_replay(&format!("it has a `{name}` of its own"))),
@@ -92,7 +91,7 @@ fn none_is_written(node: &Node) -> Result<()> {
     }
 }
 
-/// Every replay does all that a captured run did: what it has done beside its work and its messages is an error.
+/// A replay repeats the work and the messages of a captured run: anything else that the run has done is an error.
 fn is_replayed_as_it_ran(
     before: &[(&'static str, Traffic, u64)],
     ports: &mut dyn AllPorts,
@@ -107,31 +106,31 @@ fn is_replayed_as_it_ran(
         return Err(is_no_replay(&format!("it closes `{name}`")));
     }
     if works_beside {
-        let text = "it puts work into a stream that it has kept from an earlier run, or made: that is in no graph, and \
-                    runs now; ask for the stream in each run, `cx.stream()`";
+        let text = "it enqueues work on a stream that it has kept from an earlier run, or made: that is in no graph, \
+                    and runs now; ask for the stream in each run, `cx.stream()`";
         return Err(Error::new(ErrorKind::Usage, text));
     }
     Ok(())
 }
 
-/// Why `compute` was pending.
+/// The error for a `compute` that was pending.
 fn waits(for_what: Option<InRun>) -> Error {
     let what = match for_what {
         Some(InRun::RECEIVES) => "for a message",
         Some(InRun::SENDS) => "for room, or for a blank envelope",
-        Some(InRun::ASKS) => "for an answer of its own flow's service",
+        Some(InRun::ASKS) => "for a response of its own flow's service",
         Some(_) => "for several things at once",
-        None => "for something of the host's: a look at data, a timer, a channel, another task",
+        None => "for something on the host: data, a timer, a channel or another task",
     };
     let text = format!(
-        "its `compute` waits {what}: a capture polls it once, and no replay waits for that again; let it only enqueue, or \
+        "its `compute` waits {what}: a capture polls it once, and a replay cannot wait; let it only enqueue, or \
          leave the operator out of the section"
     );
     Error::new(ErrorKind::Usage, text)
 }
 
-impl Seat {
-    /// An error if it has methods that a replay would not call.
+impl BoxedOperator {
+    /// An error if the operator overrides methods that a replay would not call.
     pub(crate) fn only_computes(&mut self) -> Result<()> {
         let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
         let node = cx.node().clone();
@@ -141,28 +140,28 @@ impl Seat {
         none_is_written(&node)
     }
 
-    /// Shows each of its ports: its own, or in a capture those of that.
+    /// Visits each of its ports: its own or, in a capture, those of the capture.
     pub(crate) fn visit(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {
         if let Ok(ports) = self.operator.ports() {
             ports.visit_all(visit);
         }
     }
 
-    /// What its messages bring along.
-    pub(crate) fn carry(&self) -> Result<Arc<Carry>> {
-        self.cx.as_ref().map(|cx| cx.carry().clone()).ok_or_else(unbound)
+    /// The metadata that its messages carry.
+    pub(crate) fn context(&self) -> Result<Arc<RunContext>> {
+        self.cx.as_ref().map(|cx| cx.context().clone()).ok_or_else(unbound)
     }
 
-    /// One run. False if it can have none any more.
+    /// One run. False if no further run is possible.
     pub(crate) async fn round(&mut self) -> Result<bool> {
         let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
-        let carry = cx.carry().clone();
+        let context = cx.context().clone();
         let ports = operator.ports()?;
         let ready = poll_fn(|task| {
-            carry.poll_port(InRun::RECEIVES, task, |task| match ports.poll_all(task) {
+            context.poll_port(InRun::RECEIVES, task, |task| match ports.poll_all(task) {
                 Readiness::READY if ports.claim_all() => Ok(true),
                 Readiness::READY => {
-                    // Its hub has dropped the message for a newer one.
+                    // The hub has dropped the message in favour of a newer one.
                     task.waker().wake_by_ref();
                     Err(Readiness::READY)
                 }
@@ -179,11 +178,11 @@ impl Seat {
         cx.begin_run(ports);
         let ran = {
             let mut run = pin!(caught(operator.compute(cx)?));
-            poll_fn(|task| carry.within(|| run.as_mut().poll(task))).await
+            poll_fn(|task| context.within(|| run.as_mut().poll(task))).await
         };
         cx.end_run();
         cx.stop_clock();
-        carry.let_go();
+        context.release_unneeded();
         let ports = operator.ports()?;
         if ran.as_ref().is_err_and(Error::is_reader_gone) && reader_gone(ports) {
             return Ok(false);
@@ -193,32 +192,30 @@ impl Seat {
         Ok(true)
     }
 
-    /// It has said that it wants no further run.
     pub(crate) fn has_finished(&self) -> bool {
         self.cx.as_ref().is_some_and(Cx::has_finished)
     }
 
-    /// A round was replayed: as good as a run.
+    /// A round was replayed: it counts as a run.
     pub(crate) fn count_run(&mut self) {
         if let Some(cx) = &mut self.cx {
             cx.runs += 1;
         }
     }
 
-    /// It works on streams of this capture until it leaves it: its own one.
+    /// Makes it work on streams of this capture until it leaves it. Returns its own stream there.
     pub(crate) fn enter_capture(&mut self, capture: &Arc<Capture>) -> Result<Stream> {
         let cx = self.cx.as_mut().ok_or_else(unbound)?;
         self.in_capture = Some(cx.enter_capture(capture)?);
         cx.stream().cloned()
     }
 
-    /// Its ports for the capture.
-    pub(crate) fn bind_captured(&mut self, mut ends: Ends) -> Result<()> {
+    /// Binds it to its ports for the capture.
+    pub(crate) fn bind_captured(&mut self, mut ends: PortEnds) -> Result<()> {
         let Self { operator, cx: Some(cx), in_capture: Some(_), .. } = self else { return Err(unbound()) };
         bind(&mut **operator, cx, &mut ends, true)
     }
 
-    /// One run in the capture.
     pub(crate) fn run_captured(&mut self) -> Result<()> {
         let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
         let node = cx.node().clone();
@@ -226,18 +223,18 @@ impl Seat {
         let before = traffic(ports);
         cx.begin_run(ports);
         let watch = Watch::new();
-        // Nobody is woken: what is pending now will be pending at every replay. Tokio's budget is the task's, and nothing
-        // of the operator's.
+        // The waker does nothing: what is pending now would be pending at every replay. Tokio's budget belongs to the
+        // task, not to the operator.
         let polled = pin!(caught(unconstrained(operator.compute(cx)?))).poll(&mut Context::from_waker(Waker::noop()));
         let works_beside = watch.end();
         match polled {
             Poll::Ready(ran) => ran?,
-            Poll::Pending => return Err(waits(node.shown().in_run())),
+            Poll::Pending => return Err(waits(node.status_cell().in_run())),
         }
         is_replayed_as_it_ran(&before, operator.ports()?, cx, works_beside)
     }
 
-    /// Its own ports and streams again.
+    /// Restores its own ports and streams.
     pub(crate) fn leave_capture(&mut self) {
         let (Some(cx), Some(before)) = (&mut self.cx, self.in_capture.take()) else { return };
         self.operator.restore();

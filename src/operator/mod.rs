@@ -1,32 +1,30 @@
-//! Operators: the work of a flow, each one async task.
+//! Operators: the processing steps of a flow, each one async task.
 //!
 //! ```text
 //!   start ──> [ conditions ready ──> may_run ──> claim ──> compute ──> its device work ──> after ]* ──> stop
 //! ```
 //!
-//! All of a flow's `start`s run first, in the order of adding; then the operators run beside each other; at the end
-//! every `stop` runs, in the order of adding, after an error too.
+//! The `start` methods of all operators of a flow run first, in the order of adding; then the operators run
+//! concurrently. At the end every `stop` runs, in the order of adding, even after an error.
 
-mod arrivals;
 pub(crate) mod attend;
 mod blocking;
-pub(crate) mod carry;
 mod concurrent;
 pub(crate) mod control;
 mod cx;
 mod edge;
-mod fruitless;
+pub(crate) mod erased;
 mod functions;
 mod handle;
 mod input;
+mod input_queue;
 mod inputs;
-pub(crate) mod lane;
-pub(crate) mod lent;
 mod linked;
 pub(crate) mod local;
 pub(crate) mod member;
 pub(crate) mod node;
 mod only_others;
+pub(crate) mod operator_streams;
 mod output;
 pub(crate) mod permit;
 mod plan;
@@ -34,10 +32,12 @@ mod ports;
 pub(crate) mod quiet;
 pub(crate) mod rest_check;
 pub(crate) mod rounds;
-pub(crate) mod seat;
+pub(crate) mod run_context;
 pub(crate) mod senders;
-pub(crate) mod shown;
+pub(crate) mod shared_port;
+mod spin_detector;
 pub(crate) mod stand;
+pub(crate) mod status_cell;
 pub(crate) mod watchers;
 
 use crate::error::Result;
@@ -68,7 +68,7 @@ pub use edge::{Blank, Entry, Exit, Passing};
 #[doc(hidden)]
 pub use ports::{AnyPort, InputPort, LinkPort, OutputPort, Port, Traffic};
 
-/// After a run: what the operator does once the work of that run is done, if it has written that.
+/// After a run: awaits the run's device work and then calls the operator's `after`, if the operator overrides it.
 macro_rules! after_run {
     ($operator:ident, $ports:ident, $cx:ident) => {
         if $cx.has_run() {
@@ -87,8 +87,7 @@ macro_rules! after_run {
 }
 pub(crate) use after_run;
 
-/// All runs of an operator that has not written `run`. A macro, since one kind's futures are `Send` and the other's are
-/// not.
+/// The default `run`. A macro, since the futures of one kind of operator are `Send` and those of the other are not.
 macro_rules! all_runs {
     ($operator:ident, $ports:ident, $cx:ident) => {{
         $cx.not_written(Method::Run);
@@ -107,12 +106,12 @@ use all_runs;
 /// One step of a flow: takes messages, enqueues work on its device, sends messages.
 ///
 /// # Errors of your own
-/// `?` turns an [`std::io::Error`] or a boxed error into an [`Error`](crate::Error) by itself; for another type write
-/// `.map_err(Error::other)?`, or once `impl From<MyError> for wakeline::Error`. Whoever runs the flow gets it back with
-/// [`downcast_ref`](crate::Error::downcast_ref).
+/// `?` converts an [`std::io::Error`] or a boxed error into an [`Error`](crate::Error). For another type write
+/// `.map_err(Error::other)?`, or implement `From<MyError> for wakeline::Error` once. The caller that runs the flow gets
+/// the error back with [`downcast_ref`](crate::Error::downcast_ref).
 ///
 /// Write the methods as `async fn`. [`compute`](Self::compute) is called when all conditions of the ports are ready. It
-/// does not wait for the device: it enqueues and sends, and the order travels along.
+/// does not wait for the device: it enqueues and sends, and the order of the device work travels with the messages.
 ///
 /// ```
 /// use wakeline::prelude::*;
@@ -138,50 +137,52 @@ use all_runs;
 /// }
 /// ```
 pub trait Operator: Send + 'static {
-    /// Its inputs and outputs; `()` for none.
+    /// The inputs and outputs; `()` for none.
     type Ports: Ports;
 
-    /// Before the flow's first run of any operator.
+    /// Called before any operator of the flow has its first run.
     ///
     /// # Errors
-    /// Stops the flow before it has begun; every operator's [`stop`](Self::stop) still runs.
+    /// An error stops the flow before any operator runs; every operator's [`stop`](Self::stop) still runs.
     fn start(&mut self, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
         let _ = cx;
         async { Ok(()) }
     }
 
-    /// Whether it may run, when all its conditions are ready; `true` if it is not written. Called right before a run
-    /// would begin. What it depends on should be its own, or its ports' (`ports.lines.len() >= 3`); it changes nothing
-    /// there, and nowhere else: a no that comes with something that wakes its own operator is asked for again at once.
+    /// Whether the operator may run when all its conditions are ready; the default is `true`. Called right before a run
+    /// would begin. The answer should depend on the operator's own state or on its ports' (`ports.lines.len() >= 3`).
+    /// The method must not change any state: after a `false` that comes together with a wake of its own operator it is
+    /// called again at once.
     ///
-    /// After a no it is asked again, as soon as its conditions are ready, when a message comes to one of its inputs or
-    /// room to one of its outputs, when somebody wakes [`Cx::waker`], and when all of the flow has come to rest, since it
-    /// may depend on what another operator did; it may be asked more often. If nobody may run then, the flow is at its
-    /// end, or, with messages left, stalled.
+    /// After a `false` it is called again as soon as the operator's conditions are ready, when a message arrives at one
+    /// of its inputs, when an output gains room, when [`Cx::waker`] is woken, and when the whole flow becomes idle,
+    /// since the answer may depend on another operator; it may be called more often. If no operator may run then, the
+    /// flow ends or, with messages left, it is stalled.
     fn may_run(&mut self, ports: &Self::Ports, cx: &Cx) -> bool {
         let _ = ports;
         cx.not_written(Method::MayRun);
         true
     }
 
-    /// One run. The messages and the room that its conditions promised are there. It takes what it likes of them; while
-    /// its conditions are ready with what it leaves, it runs again at once. One that has run a thousand times so and moved
-    /// nothing is warned of in the log; one that leaves a message that it waits for where it is, run after run, fails.
+    /// One run. The messages and the room that the conditions promised are available. The run takes as many messages as
+    /// it needs; while the conditions are ready with what remains, the operator runs again at once. After a thousand
+    /// such runs in a row that moved no message, a warning is logged. An operator that leaves a message at an input
+    /// that it waits for, run after run, fails.
     ///
-    /// A run that blocks its thread for 100 ms and more is warned of as well: see
+    /// A run that blocks its thread for 100 ms or more is logged as a warning as well: see
     /// [`on_own_thread`](crate::flow::Added::on_own_thread).
     ///
     /// # Errors
-    /// Stops the flow: the first failure is what `run` returns, with this operator's name.
+    /// An error stops the flow: the first failure is what `run` returns, with this operator's name.
     ///
     /// # Cancel safety
-    /// When the flow is aborted the future is dropped at the await it is in. Work that it has enqueued goes on, and
-    /// keeps what it uses.
+    /// When the flow is aborted, the future is dropped at its current await. Work that it has enqueued continues, and
+    /// keeps its resources alive.
     fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send;
 
-    /// After each run that went well: called once when all that the run has put into the operator's streams
-    /// ([`Cx::stream`] and the named ones) is done, before it may run again. For what needs the results: look at them, send them, count them. An operator that does
-    /// not write it never waits for its device.
+    /// Called once after each successful run, when all work that the run enqueued on the operator's streams
+    /// ([`Cx::stream`] and the named ones) has completed, before the operator may run again. Use it to read, send or
+    /// count the results. An operator that does not override it never waits for its device.
     ///
     /// ```
     /// use wakeline::prelude::*;
@@ -212,45 +213,47 @@ pub trait Operator: Send + 'static {
     ///     }
     ///
     ///     async fn after(&mut self, ports: &mut MeanPorts, _cx: &mut Cx) -> Result<()> {
-    ///         ports.mean.send(self.result.as_slice()?[0]).await     // it is there
+    ///         ports.mean.send(self.result.as_slice()?[0]).await     // no wait: the copy is done
     ///     }
     /// }
     /// ```
     ///
     /// Written as a plain function that returns a future, it is called when the run ends, and the future is polled when
-    /// the device is done.
+    /// the device work has completed.
     ///
     /// # Errors
-    /// As [`compute`](Self::compute). If the device is lost meanwhile it is not called, and the flow fails.
+    /// As for [`compute`](Self::compute). If the device is lost meanwhile, this method is not called, and the flow
+    /// fails.
     ///
     /// # Cancel safety
-    /// As [`compute`](Self::compute).
+    /// As for [`compute`](Self::compute).
     fn after(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
         let _ = ports;
         cx.not_written(Method::After);
         async { Ok(()) }
     }
 
-    /// After the flow's last run of any operator, also after an error, and even if `start` never ran or failed.
+    /// Called after the last run of every operator of the flow, also after an error, and even if `start` never ran or
+    /// failed.
     ///
     /// # Errors
-    /// Are what `run` returns if nothing failed before.
+    /// `run` returns this error if nothing failed before.
     fn stop(&mut self, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
         let _ = cx;
         async { Ok(()) }
     }
 
-    /// All runs, from the first to the end. Override it for a loop of your own: call [`Cx::ready`] before each run, or
-    /// await the ports yourself. Such a loop does by itself what [`may_run`](Self::may_run) and [`after`](Self::after)
-    /// are for; one of them beside it, which nobody would call, is an error.
+    /// All runs, from the first to the last. Override it for a loop of your own: call [`Cx::ready`] before each run, or
+    /// await the ports yourself. Such a loop replaces [`may_run`](Self::may_run) and [`after`](Self::after): to
+    /// override one of them as well is an error, since it would never be called.
     ///
     /// # Errors
-    /// As [`compute`](Self::compute).
+    /// As for [`compute`](Self::compute).
     fn run(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
         all_runs!(self, ports, cx)
     }
 
-    /// Tasks beside its own that its runs go on in; 0 if they go on in its own.
+    /// The number of additional tasks that execute the operator's runs; 0 if the runs are executed in its own task.
     #[doc(hidden)]
     fn workers(&self) -> usize {
         0

@@ -1,10 +1,10 @@
-//! [`Node`]: an operator's task as its wakers see it.
+//! [`OperatorTask`]: an operator's task as seen by its wakers.
 //!
-//! Whatever wakes an operator does it by its node, which wakes the tokio task behind it and keeps the [tokens](super::quiet)
-//! right. The node also carries the words from outside: end after this run, pause, abort. The operator's future is polled
-//! with the node's [face].
+//! Every waker of an operator goes through its node, which wakes the tokio task and keeps the [tokens](super::quiet)
+//! correct. The node also carries requests from outside: end after this run, pause, abort. The operator's future is
+//! polled with the node's [probe waker](probe_waker).
 
-mod face;
+mod probe_waker;
 
 use std::{
     fmt,
@@ -15,36 +15,36 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use self::face::Worn;
+use self::probe_waker::ProbeGuard;
 use super::{
     only_others::OnlyOthers,
     permit::Permit,
     quiet::{Parking, Tokens, Woken},
-    shown::{InRun, Shown},
+    status_cell::{InRun, StatusCell},
     watchers::Watchers,
 };
 use crate::{
     condition::Status,
     error::{Error, ErrorKind, Result},
-    hub::abroad::Lender,
+    hub::external_guard::Quiescence,
     sync::{Mutex, WakerCell, wake_shared},
 };
 
-/// What all nodes of a flow share.
+/// The state that all nodes of a flow share.
 #[derive(Debug)]
 pub(crate) struct Rest {
     pub(crate) tokens: Tokens,
-    /// The flow's own task: woken when the last token is given back.
+    /// The flow's own task: woken when the last token is returned.
     pub(crate) flow: WakerCell,
-    /// A task that steps through the flow: woken when nothing of the flow is outside any more.
+    /// A task that steps through the flow: woken when no envelope or link of the flow is outside any more.
     pub(crate) stepper: WakerCell,
-    /// Those who want to hear what operators wait for.
+    /// Receive notifications of what operators wait for.
     pub(crate) watchers: Watchers,
-    /// Operators that have not ended.
+    /// The number of operators that have not ended.
     left: AtomicUsize,
     /// One of [`parks`].
     parks: AtomicU8,
-    /// Envelopes of the flow that are outside of it, and links by hand to its hubs of chunks.
+    /// The number of envelopes that are outside the flow, plus links by hand to its hubs of chunks.
     outside: AtomicUsize,
 }
 
@@ -52,49 +52,50 @@ pub(crate) struct Rest {
 mod parks {
     pub(super) const IGNORED: u8 = 0;
     pub(super) const AWAITED: u8 = 1;
-    /// One has parked since.
+    /// An operator has parked since.
     pub(super) const SEEN: u8 = 2;
 }
 
-/// One operator's task.
-pub(crate) struct Node {
-    /// The waker of the task that polls it first: tokio's are the same for all of a task's life.
+pub(crate) struct OperatorTask {
+    /// The waker of the task that polls the node first: tokio's wakers of one task are all equal.
     task: OnceLock<Arc<Waker>>,
-    /// For a task whose waker changes all the same.
+    /// Set if the task's waker changes nevertheless: `other`, `within` and `dispatcher` are woken as well.
     changed: AtomicBool,
     other: WakerCell,
-    /// Of a combinator within the operator's future, which polls the wait for the next run with a waker of its own.
+    /// The waker of a combinator within the operator's future that polls the wait for the next run with a waker of its
+    /// own.
     within: WakerCell,
-    /// Of a worker: the node of the operator that it is one of. `changed` is set where there is one.
-    dispatcher: OnceLock<Arc<Node>>,
+    /// For a worker: the node of its operator. `changed` is set as well.
+    dispatcher: OnceLock<Arc<OperatorTask>>,
     parking: Parking,
     rest: Arc<Rest>,
     /// Bits of [`flags`].
     flags: AtomicU8,
-    /// Whoever steps through its runs asks here.
+    /// Controls the operator's runs while a task steps through the flow.
     permit: OnceLock<Permit>,
     ended: AtomicBool,
-    /// The methods of the operator that are the trait's own: a bit for each.
+    /// The methods that the operator does not override: one bit for each.
     defaults: AtomicU8,
     asked: AtomicU8,
     agreed: AtomicBool,
-    /// The address of its face, while it wears one.
-    face: AtomicUsize,
-    /// Whether it waits for others alone in the middle of a run.
+    /// The address of the current probe waker; 0 if there is none.
+    probe_addr: AtomicUsize,
+    /// Decides whether it waits only for other operators in the middle of a run.
     only_others: OnlyOthers,
-    /// What the present poll waits for in the middle of a run. Its own task's.
+    /// What the current poll waits for in the middle of a run. Used only by its own task.
     in_poll: Mutex<Option<InRun>>,
-    /// Nothing comes to it any more, though the other end of its hub is there.
+    /// No more messages arrive, though the other end of its hub still exists.
     released: AtomicBool,
-    /// The runs that it is at, one after the other, began in its present poll. Its own task's.
+    /// The current streak of runs began in the current poll. Used only by its own task.
     began_here: AtomicBool,
     operator: usize,
-    pub(super) shown: Shown,
-    /// How many had come to watch when it was polled last.
+    pub(super) status: StatusCell,
+    /// The number of watcher registrations at the previous poll.
     watched: AtomicUsize,
 }
 
-/// Why its next run does not begin by itself, or never: one word, so that an operator of which nothing is asked looks once.
+/// Reasons why the next run does not begin by itself, or never begins: one word, so that an operator without any of
+/// them does a single load.
 mod flags {
     pub(super) const PAUSED: u8 = 1;
     pub(super) const STEPPED: u8 = 2;
@@ -103,7 +104,7 @@ mod flags {
     pub(super) const ABORTED: u8 = 8;
 }
 
-/// A method that an operator may write.
+/// A method that an operator may override.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Method {
     Run = 1,
@@ -111,13 +112,13 @@ pub(crate) enum Method {
     After = 4,
 }
 
-/// What the operator's `may_run` said. One that says no may depend on what others do, and nobody wakes it for that: if
-/// others were still at work then, it is asked once more when all are at rest; and if one that had said no says yes
-/// (`agreed`), all the others again.
+/// The answer of the operator's `may_run`. A `false` may depend on what other operators do, which does not wake this
+/// one. If others were still active at that time, the method is called once more when all are idle. If an operator that
+/// had answered `false` now answers `true` (`agreed`), all the others are asked again.
 ///
 /// ```text
-///             no                 at rest             no
-///   ALLOWED ─────────> REFUSED ─────────> AGAIN ─────────> REFUSED_AGAIN    all of these: there is no reason to ask
+///             no                  idle              no
+///   ALLOWED ─────────> REFUSED ─────────> AGAIN ─────────> REFUSED_AGAIN    if all are here, there is no reason to ask
 ///      ^                  │ yes             │ yes               │ yes
 ///      └──────────────────┴─────────────────┴───────────────────┘ agreed
 /// ```
@@ -136,13 +137,13 @@ impl Rest {
         Arc::new(Self { tokens, flow, stepper, watchers, left, parks, outside })
     }
 
-    /// The flow's task is notified when the next operator parks, or ends. Call it before a look at which ones are parked: an operator
-    /// that parks meanwhile is seen there, or notifies.
+    /// Requests that the flow's task is notified when the next operator parks or ends. Call it before checking which
+    /// operators are parked: an operator that parks meanwhile is either seen by the check or notifies.
     pub(crate) fn await_park(&self) {
         self.parks.store(parks::AWAITED, Ordering::SeqCst);
     }
 
-    /// Whether one has parked, or ended, since [`await_park`](Self::await_park). True once.
+    /// Whether an operator has parked or ended since [`await_park`](Self::await_park). True only once.
     pub(crate) fn has_parked(&self) -> bool {
         let (from, to) = (parks::SEEN, parks::IGNORED);
         self.parks.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
@@ -155,18 +156,18 @@ impl Rest {
         }
     }
 
-    /// A message from outside has been accepted and is not in its queue yet.
+    /// A message from outside was accepted and is not in its queue yet.
     pub(crate) fn has_message_entering(&self) -> bool {
         self.tokens.lent() != self.outside()
     }
 
-    /// Envelopes that are outside, and links by hand.
+    /// The number of envelopes that are outside, plus links by hand.
     pub(crate) fn outside(&self) -> usize {
         self.outside.load(Ordering::SeqCst)
     }
 }
 
-impl Lender for Rest {
+impl Quiescence for Rest {
     fn lend(&self) {
         self.outside.fetch_add(1, Ordering::SeqCst);
         self.tokens.lend();
@@ -188,7 +189,7 @@ impl Lender for Rest {
     }
 }
 
-impl Node {
+impl OperatorTask {
     pub(crate) fn new(operator: usize, rest: &Arc<Rest>) -> Arc<Self> {
         Arc::new(Self {
             task: OnceLock::new(),
@@ -204,23 +205,24 @@ impl Node {
             defaults: AtomicU8::new(0),
             asked: AtomicU8::new(asked::ALLOWED),
             agreed: AtomicBool::new(false),
-            face: AtomicUsize::new(0),
+            probe_addr: AtomicUsize::new(0),
             only_others: OnlyOthers::new(),
             in_poll: Mutex::new(None),
             released: AtomicBool::new(false),
             began_here: AtomicBool::new(false),
             operator,
-            shown: Shown::new(),
+            status: StatusCell::new(),
             watched: AtomicUsize::new(0),
         })
     }
 
-    /// For work beside a flow's runs: no other operator's rest depends on it.
+    /// A node for work that is independent of a flow's runs: it has tokens of its own.
     pub(crate) fn alone() -> Arc<Self> {
         Self::new(0, &Rest::new(1))
     }
 
-    /// Of a worker of a concurrent operator: that operator's node is woken when this one is parked and when it is woken.
+    /// The node of a worker of a concurrent operator: the operator's node is woken when this one parks and when it is
+    /// woken.
     pub(super) fn of_worker(dispatcher: &Arc<Self>) -> Arc<Self> {
         let node = Self::alone();
         let _ = node.dispatcher.set(dispatcher.clone());
@@ -228,7 +230,6 @@ impl Node {
         node
     }
 
-    /// Its number in its flow.
     pub(crate) fn operator(&self) -> usize {
         self.operator
     }
@@ -237,13 +238,13 @@ impl Node {
         &self.rest
     }
 
-    /// Before the ports are asked, and when nobody waits at them any longer, whoever says so.
+    /// Called before the ports are polled, and when a wait at them is dropped.
     #[inline]
     pub(crate) fn resume(&self) {
         self.parking.resume(&self.rest.tokens);
     }
 
-    /// Nothing was ready.
+    /// Called when nothing was ready.
     pub(crate) fn park(&self) {
         let last = self.parking.park(&self.rest.tokens);
         if last || self.rest.parks.load(Ordering::SeqCst) == parks::AWAITED {
@@ -251,8 +252,7 @@ impl Node {
         }
     }
 
-    /// The flow's task is notified. Apart, as is what follows a change of the task: what a hop between operators calls stays
-    /// short.
+    /// Notifies the flow's task. Not inlined, like `wake_changed`: it keeps the code of a hop between operators short.
     #[cold]
     fn parked(&self, last: bool) {
         if last {
@@ -266,7 +266,8 @@ impl Node {
     fn wake_changed(&self) {
         self.other.wake();
         self.within.wake();
-        // It holds its flow's token for this one, and holds it before the one that wakes gives its own back.
+        // The dispatcher holds its flow's token on behalf of this worker, and must take it before the waking operator
+        // returns its own.
         self.wake_dispatcher();
     }
 
@@ -276,76 +277,76 @@ impl Node {
         }
     }
 
-    /// The wait for the next run is polled with this waker: it is woken with the node, by whatever lets runs begin again or ends
-    /// the operator. Before either is asked.
+    /// The wait for the next run is polled with this waker: it is woken together with the node, by everything that lets
+    /// runs begin again or ends the operator. Must be called before these are checked.
     #[cold]
     pub(super) fn register_within(&self, waker: &Waker) {
         self.changed.store(true, Ordering::Release);
         self.within.register(waker);
     }
 
-    /// Everything was ready, but the operator itself said no.
+    /// Everything was ready, but the operator's `may_run` returned false.
     pub(super) fn park_refused(&self) {
-        // All others are at rest: that is no reason to ask it again.
+        // If all others are idle, there is no reason to ask it again.
         if self.parking.is_last(&self.rest.tokens) {
             self.asked.store(asked::REFUSED_AGAIN, Ordering::Release);
         }
         self.park();
     }
 
-    /// A run begins, the first since it waited.
+    /// Begins a run, the first since the operator waited.
     #[inline]
     pub(super) fn begin_busy(&self) {
         self.began_here.store(true, Ordering::Relaxed);
     }
 
-    /// None of its runs since then has waited in its middle.
+    /// None of the runs since then has waited in its middle.
     pub(super) fn began_in_this_poll(&self) -> bool {
         self.began_here.load(Ordering::Relaxed)
     }
 
-    /// For all to see: why it does not run.
+    /// Publishes why the operator does not run.
     #[inline]
     pub(super) fn show(&self, status: Status) {
-        if self.shown.show(status) {
-            self.rest.watchers.tell(self.operator);
+        if self.status.show(status) {
+            self.rest.watchers.notify(self.operator);
         }
     }
 
-    /// For all to see: it runs.
+    /// Publishes that the operator runs.
     #[inline]
     pub(super) fn show_running(&self) {
-        if self.shown.running() {
-            self.rest.watchers.tell(self.operator);
+        if self.status.running() {
+            self.rest.watchers.notify(self.operator);
         }
     }
 
-    pub(crate) fn shown(&self) -> &Shown {
-        &self.shown
+    pub(crate) fn status_cell(&self) -> &StatusCell {
+        &self.status
     }
 
     pub(crate) fn is_parked(&self) -> bool {
         self.parking.is_parked()
     }
 
-    /// Nothing but another operator of its flow will wake it: it is parked; or it waits for its [permit](super::permit), its last run
-    /// was refused for that reason, and it has not been woken since.
+    /// Only another operator of its flow will wake it: it is parked; or it waits for its [permit](super::permit), its
+    /// last run was refused for that reason, and it has not been woken since.
     pub(crate) fn rests(&self) -> bool {
-        let refused = |permit: &Permit| permit.is_at_door() && self.shown.status().0 == Status::Wait;
+        let refused = |permit: &Permit| permit.is_at_door() && self.status.status().0 == Status::Wait;
         self.is_parked() || (self.permit().is_some_and(refused) && self.parking.is_calm())
     }
 
-    /// It was woken and has not looked since, or is in a run that does not wait for others.
+    /// It was woken and has not been polled since, or is in a run that does not wait for others.
     pub(crate) fn is_at_work(&self) -> bool {
-        !self.parking.is_calm() || (self.shown.status().1 && !self.is_parked())
+        !self.parking.is_calm() || (self.status.status().1 && !self.is_parked())
     }
 
-    /// As `is_parked`, for a caller whose writes before this its next poll is to see.
+    /// As `is_parked`, for a caller whose earlier writes must be visible to the operator's next poll.
     pub(crate) fn is_parked_until_it_sees(&self) -> bool {
         self.parking.is_parked_until_it_sees()
     }
 
-    /// No run after the present one.
+    /// No run begins after the current one.
     pub(crate) fn finish(self: &Arc<Self>) {
         self.set_flag(flags::FINISHING, true);
         self.wake_by_ref();
@@ -355,12 +356,12 @@ impl Node {
         self.has_flag(flags::FINISHING)
     }
 
-    /// No run begins while it is paused. Wake the node afterwards: this does not.
+    /// No run begins while the node is paused. This does not wake the node: do that afterwards.
     pub(crate) fn set_paused(&self, paused: bool) {
         self.set_flag(flags::PAUSED, paused);
     }
 
-    /// No run begins unless its permit says so.
+    /// No run begins unless the permit allows it.
     pub(crate) fn set_stepped(self: &Arc<Self>, stepped: bool) {
         if stepped {
             self.permit.get_or_init(Permit::default);
@@ -369,7 +370,7 @@ impl Node {
         self.wake_by_ref();
     }
 
-    /// Drops what it is doing.
+    /// The operator's future is dropped at its next poll.
     pub(crate) fn abort(self: &Arc<Self>) {
         self.set_flag(flags::ABORTED, true);
         self.wake_by_ref();
@@ -388,13 +389,13 @@ impl Node {
         self.flags.load(Ordering::Acquire) & flag != 0
     }
 
-    /// Its next run begins as soon as its conditions are ready: it is not held, and neither finishing nor aborted.
+    /// The next run begins as soon as its conditions are ready: the node is neither held nor finishing nor aborted.
     #[inline]
     pub(super) fn runs_by_itself(&self) -> bool {
         self.flags.load(Ordering::Acquire) == 0
     }
 
-    /// Where it is stepped through.
+    /// The permit, while the operator is stepped through.
     pub(crate) fn permit(&self) -> Option<&Permit> {
         self.permit.get().filter(|_| self.has_flag(flags::STEPPED))
     }
@@ -413,22 +414,22 @@ impl Node {
         self.has_flag(flags::PAUSED)
     }
 
-    /// The operator has ended: its token goes for good.
+    /// The operator has ended: its token is returned for good.
     pub(crate) fn end(&self) {
-        if self.shown.show(Status::Never) {
-            self.rest.watchers.tell_last(self.operator);
+        if self.status.show(Status::Never) {
+            self.rest.watchers.notify_last(self.operator);
         }
-        // It may keep the face, and so this node.
+        // What `within` belongs to may keep the probe waker, and so this node.
         self.within.wake();
         if !self.ended.swap(true, Ordering::AcqRel) {
             self.rest.left.fetch_sub(1, Ordering::AcqRel);
             if self.parking.end(&self.rest.tokens) {
                 self.rest.flow.wake();
             }
-            // Operators may have waited for this one that wait for each other alone now.
+            // Operators that waited for this one may now wait only for each other.
             self.rest.notify_of_park();
         }
-        // Last: a task that steps through the flow looks at `ended` as it is woken.
+        // Last: a task that steps through the flow reads `ended` when it is woken.
         if let Some(permit) = self.permit.get() {
             permit.end();
         }
@@ -442,7 +443,7 @@ impl Node {
         self.defaults.fetch_or(method as u8, Ordering::Relaxed);
     }
 
-    /// What was said of the methods was another operator's: one node may be several operators'.
+    /// The recorded methods were another operator's: several operators may share one node.
     pub(super) fn forget_defaults(&self) {
         self.defaults.store(0, Ordering::Relaxed);
     }
@@ -451,7 +452,6 @@ impl Node {
         self.defaults.load(Ordering::Relaxed) & method as u8 != 0
     }
 
-    /// Its `may_run` has answered.
     pub(super) fn answered(&self, allowed: bool) {
         let before = self.asked.load(Ordering::Acquire);
         let now = match (allowed, before) {
@@ -466,27 +466,27 @@ impl Node {
         self.asked.store(now, Ordering::Release);
     }
 
-    /// It waits for nothing but its own `may_run`.
+    /// It waits only for its own `may_run`.
     pub(crate) fn is_refused(&self) -> bool {
         self.is_parked() && self.has_refused()
     }
 
-    /// It has said no, the last time it was asked.
+    /// The last answer of its `may_run` was false.
     pub(crate) fn has_refused(&self) -> bool {
         matches!(self.asked.load(Ordering::Acquire), asked::REFUSED | asked::REFUSED_AGAIN)
     }
 
-    /// If it has said no even when all were at rest: that was another rest.
+    /// If it has refused even when all were idle, it may be asked again: the flow was active since.
     pub(crate) fn may_be_asked_again(&self) {
         let (from, to) = (asked::REFUSED_AGAIN, asked::REFUSED);
         let _ = self.asked.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// All are at rest: asks those again who have said no, if there is a reason to. False if there is none.
+    /// All operators are idle: asks those again that have refused, if there is a reason to. False if there is none.
     pub(crate) fn ask_again(nodes: &[Arc<Self>]) -> bool {
         let mut reason = false;
         for node in nodes {
-            // One that has ended is not asked any more, and would be a reason for ever.
+            // An operator that has ended is not asked any more, and would be a reason for ever.
             reason |= node.is_parked() && node.asked.load(Ordering::Acquire) == asked::REFUSED;
             reason |= node.agreed.swap(false, Ordering::AcqRel);
         }
@@ -498,10 +498,10 @@ impl Node {
         !refused.is_empty()
     }
 
-    /// Polls the operator's future, with its face. Once it is aborted, an error in its place.
+    /// Polls the operator's future, with its probe waker. Returns an error once the operator is aborted.
     pub(super) fn poll<T>(
         &self,
-        worn: &mut Worn,
+        probe: &mut ProbeGuard,
         task: &mut Context<'_>,
         future: impl FnOnce(&mut Context<'_>) -> Poll<Result<T>>,
     ) -> Poll<Result<T>> {
@@ -510,29 +510,29 @@ impl Node {
             self.other.register(task.waker());
         }
         self.began_here.store(false, Ordering::Relaxed);
-        // From here on a wake is a reason for another poll. After the waker is kept: one that came before is seen below.
+        // From here on a wake causes another poll. After the waker is stored: an earlier wake is seen below.
         self.parking.begin(&self.rest.tokens);
         self.rest.watchers.look(self.operator, &self.watched);
         if self.is_aborted() {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }
-        let polled = future(&mut Context::from_waker(&worn.waker));
-        let says = !self.only_others.is_noted() || self.end_wait(polled.is_pending(), worn);
+        let polled = future(&mut Context::from_waker(&probe.waker));
+        let says = !self.only_others.is_noted() || self.end_wait(polled.is_pending(), probe);
         if self.is_held()
             && says
             && polled.is_pending()
             && let Some(permit) = self.permit()
         {
-            let renews = permit.polled(self.shown.in_run().is_some(), worn.clones() > 0);
+            let renews = permit.polled(self.status.in_run().is_some(), probe.clones() > 0);
             if renews {
-                worn.renew();
+                probe.renew();
             }
         }
         polled
     }
 }
 
-impl Wake for Node {
+impl Wake for OperatorTask {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -554,9 +554,12 @@ impl Wake for Node {
     }
 }
 
-impl fmt::Debug for Node {
+impl fmt::Debug for OperatorTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Node").field("parking", &self.parking).field("ended", &self.ended).finish_non_exhaustive()
+        f.debug_struct("OperatorTask")
+            .field("parking", &self.parking)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
     }
 }
 
@@ -566,8 +569,8 @@ mod tests {
 
     use super::*;
 
-    /// Notes whether the node had ended as this was woken.
-    struct Notes(Arc<Node>, AtomicU8);
+    /// Records whether the node had ended when this was woken.
+    struct Notes(Arc<OperatorTask>, AtomicU8);
 
     impl Wake for Notes {
         fn wake(self: Arc<Self>) {
@@ -575,10 +578,11 @@ mod tests {
         }
     }
 
-    /// Who steps through a flow is told of an operator's end once it can see it: it looks at once, and is not told again.
+    /// A task that steps through a flow is notified of an operator's end only after the end is visible: it checks at
+    /// once, and is not notified again.
     #[test]
-    fn an_end_is_told_once_it_can_be_seen() {
-        let node = Node::new(0, &Rest::new(1));
+    fn an_end_is_visible_before_it_is_notified() {
+        let node = OperatorTask::new(0, &Rest::new(1));
         node.set_stepped(true);
         let notes = Arc::new(Notes(node.clone(), AtomicU8::new(0)));
         let permit = node.permit().unwrap();

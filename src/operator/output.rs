@@ -1,4 +1,4 @@
-//! [`Output`]: where messages go out, to one reader or to several.
+//! [`Output`]: a port that sends messages, to one reader or to several.
 
 use std::{
     any::Any,
@@ -12,13 +12,13 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    carry::Carry,
     edge::{self, Blank, Exit, Passing},
     handle::OutputHandle,
-    lane::Lane,
+    operator_streams::OperatorStreams,
     plan::{Binder, Plan, PortKind, PortOptions},
     ports::{AnyPort, Flush, OutputPort, Port, Traffic},
-    shown::InRun,
+    run_context::RunContext,
+    status_cell::InRun,
 };
 use crate::{
     condition::{self, Counted, PortState, Readiness, Room},
@@ -26,60 +26,61 @@ use crate::{
     hub::{
         Envelope, Message, Outcome, RawEnvelope, Reply,
         baggage::Parcel,
-        kept::Backlog,
+        outbox::Backlog,
         outlet::Outlet,
         queue::Answer,
-        sender::{SentBy, Way},
+        sender::{ExternalHandle, SentBy},
     },
     memory::{HostAccess, Plain},
     stream::Stream,
     sync::Discarded,
 };
 
-/// Messages go out here: to one reader, or to each of several ([`Flow::connect`](crate::Flow::connect)).
+/// A port that sends messages: to one reader, or to each of several ([`Flow::connect`](crate::Flow::connect)).
 ///
-/// With several, a message is sent when all have room: the slowest sets the pace, unless its hub drops messages instead
-/// of holding the writer up. A reader that has ended is passed over; the output is closed when all have.
+/// With several readers, a message is sent when all have room: the slowest sets the pace, unless its hub drops messages
+/// instead of making the writer wait. A reader that has ended is skipped; the output is closed when all have ended.
 pub struct Output<M: Message> {
     to: Outlet<M>,
-    /// What it waits for.
+    /// The room that the port waits for.
     room: Room,
     traffic: Traffic,
     /// `None` on the host.
-    lane: Option<Arc<Lane>>,
-    carry: Arc<Carry>,
-    /// The stream that messages carry, if that was said.
+    streams: Option<Arc<OperatorStreams>>,
+    context: Arc<RunContext>,
+    /// The stream that messages carry, if it was set.
     chosen: Option<Stream>,
-    /// What workers have sent.
+    /// Messages that workers have sent.
     backlog: Option<Box<Backlog<M>>>,
     /// What the host has to wait for before the first of those can be copied.
     pending: Option<Box<HostAccess>>,
-    /// A worker has closed it.
     closes: bool,
 }
 
-/// What became of a message that was [offered](Output::offer).
+/// The result of an [offer](Output::offer).
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Offer<M> {
-    /// What each hub did with it, in the order of connecting; nothing if the port was closed.
+    /// The outcome at each hub, in the order of connecting; empty if the port was closed.
     pub outcomes: Vec<Outcome>,
-    /// The message, if nobody took it.
+    /// The message, if no hub took it.
     pub kept: Option<M>,
 }
 
 impl<M: Message> Output<M> {
-    /// Sends a message, waiting for room if there is none. The first of a run finds room: the port's condition said so.
+    /// Sends a message, and waits for room if there is none. The first message of a run finds room, because the port's
+    /// condition was ready.
     ///
-    /// A wait for room in the middle of a run holds up what the operator has taken. Best sends no more in a run than its
-    /// conditions promise, or has a hub with room for it.
+    /// A wait for room in the middle of a run delays the messages that the operator has taken. Preferably send no more
+    /// in a run than the conditions promise, or use a hub with enough capacity.
     ///
-    /// The order of device work travels with it: whoever uses an envelope next comes after all that was enqueued on it.
+    /// The order of device work travels with the message: the next use of an envelope is ordered after all work that
+    /// was enqueued on it.
     ///
     /// # Errors
-    /// [`Closed`](crate::ErrorKind::Closed) if the reader is gone or the port was closed; what went wrong on the way. The
-    /// message is dropped then; [`try_send`](Self::try_send) gives it back. A reader may end at any moment: an operator
-    /// that returns this error because its reader is gone has ended, and not failed.
+    /// [`Closed`](crate::ErrorKind::Closed) if the reader has ended or the port was closed; the error of a failed
+    /// transfer. The message is dropped then; [`try_send`](Self::try_send) returns it instead. A reader may end at any
+    /// moment: an operator that returns this error because its reader has ended counts as ended, not as failed.
     ///
     /// # Cancel safety
     /// Dropping the future before it resolves drops the message with it, unsent.
@@ -89,18 +90,18 @@ impl<M: Message> Output<M> {
         async move { self.deliver(place.place()).await }
     }
 
-    /// Sends what lies in `place`. It stays there until it lies in the queue.
+    /// Sends the message in `place`, which stays there until it is in the queue.
     async fn deliver(&mut self, place: &mut Option<Parcel<M>>) -> Result<()> {
         loop {
             self.put(place, Outlet::try_send)?;
             let Some(parcel) = place else { return Ok(()) };
             if let Some(pending) = self.to.pending() {
-                // Boxed, as it is seldom and large: every operator's future would have room for it.
+                // Boxed, since it is rare and large: every operator's future would reserve space for it.
                 Box::pin(pending.wait()).await?;
                 continue;
             }
             let answer = poll_fn(|task| {
-                self.carry.poll_port(InRun::SENDS, task, |task| {
+                self.context.poll_port(InRun::SENDS, task, |task| {
                     match self.to.poll_send(&mut parcel.message, task.waker()) {
                         Answer::Wait => Err(Readiness::WAIT),
                         answer => Ok(answer),
@@ -113,40 +114,42 @@ impl<M: Message> Output<M> {
         }
     }
 
-    /// Sends a message if there is room, in all hubs whose readers have not ended; gives it back if not. So too, where
-    /// several readers are on the host as it is, an envelope that a device still writes: [`send`](Self::send) waits for
-    /// that.
+    /// Sends a message if all hubs whose readers have not ended have room; otherwise returns it. It is also returned if
+    /// it is an envelope that a device still writes, and several readers on the host receive it without a copy:
+    /// [`send`](Self::send) waits for that.
     ///
     /// # Errors
-    /// As [`Output::send`].
+    /// As for [`Output::send`].
     pub fn try_send(&mut self, message: M) -> Result<Result<(), M>> {
         let mut place = Discarded::new(self.parcel(message));
         self.put(place.place(), Outlet::try_send)?;
         Ok(place.take().map_or(Ok(()), |parcel| Err(parcel.message)))
     }
 
-    /// Sends a message as the answer to some of those that were taken, and to no other: see
+    /// Sends a message as the response to some of those that were taken, and to no other: see
     /// [`Cx::take_replies`](crate::Cx::take_replies). Otherwise as [`send`](Self::send).
     ///
     /// # Errors
-    /// As [`Output::send`].
+    /// As for [`Output::send`].
     ///
     /// # Cancel safety
-    /// Dropping the future before it resolves drops the message with it, unsent, and its callers are not answered by it.
+    /// Dropping the future before it resolves drops the message with it, unsent, and its callers get no response from
+    /// it.
     pub async fn send_for(&mut self, reply: Reply, message: M) -> Result<()> {
-        let load = self.carry.load_for(reply);
+        let load = self.context.load_for(reply);
         self.deliver(Discarded::new(Parcel::with(message, Some(load))).place()).await
     }
 
-    /// What a message needs to be sent by [`try_send_departed`](Self::try_send_departed), for a sender that holds a lock
-    /// only while the message is enqueued.
+    /// What [`try_send_departed`](Self::try_send_departed) needs, for a sender that holds a lock only while the message
+    /// is enqueued.
     pub(crate) fn departure(&self) -> Departure<M> {
-        let own = self.lane.as_ref().and_then(|lane| lane.own().cloned().or_else(|| lane.lent()));
+        let own = self.streams.as_ref().and_then(|streams| streams.own().cloned().or_else(|| streams.lent()));
         Departure { way: self.to.way(), origin: self.chosen.clone().or(own) }
     }
 
-    /// Sends what lies in `place` if there is room; otherwise it stays there. What the hub drops for it comes to lie in
-    /// `dropped`. No code of the message's runs; the hub moves nothing before [`Departure::arrive`].
+    /// Sends the message in `place` if there is room; otherwise it stays there. A message that the hub drops in
+    /// exchange is moved to `dropped`. No user code of the message is called; the hub moves nothing before
+    /// [`Departure::arrive`].
     pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
@@ -160,7 +163,7 @@ impl<M: Message> Output<M> {
         Ok(())
     }
 
-    /// Sends what lies in `place` if there is room; otherwise it stays there.
+    /// Sends the message in `place` if there is room; otherwise it stays there.
     #[inline]
     fn put(
         &mut self,
@@ -175,7 +178,7 @@ impl<M: Message> Output<M> {
         Ok(())
     }
 
-    /// Sends a message to whoever has room for it, and tells what became of it at each: for an output that is
+    /// Sends a message to each hub that has room for it, and returns the outcome for each: for an output that is
     /// `#[output(optional)]`, whose operator runs whether there is room or not.
     ///
     /// ```
@@ -204,7 +207,7 @@ impl<M: Message> Output<M> {
     /// ```
     ///
     /// # Errors
-    /// What went wrong on the way. Readers that have ended are none.
+    /// The error of a failed transfer. A reader that has ended is not an error.
     pub fn offer(&mut self, message: M) -> Result<Offer<M>> {
         let mut place = Discarded::new(self.parcel(message));
         let bytes = place.get().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
@@ -216,82 +219,83 @@ impl<M: Message> Output<M> {
         Ok(Offer { outcomes, kept })
     }
 
-    /// A message with what it takes along.
+    /// A message with its metadata and replies.
     #[inline]
     fn parcel(&self, message: M) -> Parcel<M> {
-        Parcel::with(message, self.carry.load())
+        Parcel::with(message, self.context.load())
     }
 
-    /// Does something with the stream that messages carry.
+    /// Calls `send` with the stream that messages carry.
     #[inline]
     fn carrying<R>(&mut self, send: impl FnOnce(&mut Outlet<M>, Option<&Stream>) -> R) -> R {
-        match (&self.chosen, &self.lane) {
+        match (&self.chosen, &self.streams) {
             (Some(chosen), _) => send(&mut self.to, Some(chosen)),
             (None, None) => send(&mut self.to, None),
-            (None, Some(lane)) => match lane.own() {
+            (None, Some(streams)) => match streams.own() {
                 Some(own) => send(&mut self.to, Some(own)),
-                None => send(&mut self.to, lane.lent().as_ref()),
+                None => send(&mut self.to, streams.lent().as_ref()),
             },
         }
     }
 
-    /// From now on messages carry this stream; with `None` the operator's own again, as they do without a call.
+    /// Sets the stream that messages carry from now on; with `None` it is the operator's own again, which is the
+    /// default.
     ///
-    /// It is what the reader sees in [`Input::streams`](super::Input::streams); and whatever it touches that wakeline does not track comes after
-    /// what was put into this stream before the message was sent. A [named](crate::Cx::stream_named) stream is sent on only
-    /// by this.
+    /// The reader gets it from [`Input::streams`](super::Input::streams). Uses of data that wakeline does not track are
+    /// ordered after the work that was enqueued on this stream before the message was sent. A
+    /// [named](crate::Cx::stream_named) stream is sent on only by this call.
     ///
     /// # Errors
-    /// [`Usage`](crate::ErrorKind::Usage) for a stream of another device than the operator's, which its work is not on. An
-    /// operator on the host may choose any.
+    /// [`Usage`](crate::ErrorKind::Usage) for a stream of another device than the operator's, where none of its work
+    /// is. An operator on the host may choose any stream.
     pub fn set_stream<'a>(&mut self, stream: impl Into<Option<&'a Stream>>) -> Result<()> {
         let stream = stream.into();
-        if let (Some(stream), Some(lane)) = (stream, &self.lane) {
-            lane.require_own_device(stream)?;
+        if let (Some(stream), Some(streams)) = (stream, &self.streams) {
+            streams.require_own_device(stream)?;
         }
         self.chosen = stream.cloned();
         Ok(())
     }
 
-    /// Says that nothing more will be sent: the reader ends once it has taken what is left, and so does this operator.
+    /// Closes the output: the reader ends once it has taken what is left, and this operator ends as well.
     pub fn close(&mut self) {
-        if let Outlet::Kept(kept) = &mut self.to {
+        if let Outlet::Outbox(kept) = &mut self.to {
             self.backlog = Some(Box::new(kept.take()));
         }
-        self.to = Outlet::Nobody;
+        self.to = Outlet::Closed;
     }
 
-    /// True if nothing that is sent can arrive any more.
+    /// True if no message can reach a reader any more.
     pub fn is_closed(&self) -> bool {
-        matches!(self.to, Outlet::Nobody) || self.to.readers_gone()
+        matches!(self.to, Outlet::Closed) || self.to.readers_gone()
     }
 }
 
 /// See [`Output::departure`].
 pub(crate) struct Departure<M: Message> {
-    /// To the one reader.
-    way: Option<Way<M>>,
+    /// The way to the reader, if there is only one.
+    way: Option<ExternalHandle<M>>,
     origin: Option<Stream>,
 }
 
 /// A message that is ready to be enqueued.
 pub(crate) struct Departed {
     bytes: u64,
-    /// Its envelopes are marked with the stream.
+    /// Its envelopes are stamped with the stream.
     stamped: bool,
     origin: Option<Stream>,
 }
 
 impl<M: Message> Departure<M> {
-    /// Whether the hub can bring the message to its reader.
+    /// Whether the hub can transfer the message to its reader.
     ///
     /// # Errors
-    /// [`Usage`](crate::ErrorKind::Usage), for who has sent it.
+    /// [`Usage`](crate::ErrorKind::Usage), for the sender `by`.
     pub(crate) fn accepts(&self, message: &mut M, by: SentBy) -> Result<()> {
         self.way.as_ref().map_or(Ok(()), |way| way.accepts(message, by))
     }
 
-    /// Prepares a message that is accepted: all of its code that a send calls is called here.
+    /// Prepares an accepted message: all user code of the message that a send calls is called here.
     pub(crate) fn of(&self, message: &mut M) -> Result<Departed> {
         let bytes = message.size_in_bytes() as u64;
         let stamped = match &self.way {
@@ -301,19 +305,19 @@ impl<M: Message> Departure<M> {
         Ok(Departed { bytes, stamped, origin: self.origin.clone() })
     }
 
-    /// The hub moves what can be moved.
+    /// Lets the hub move its messages.
     pub(crate) fn arrive(&self) -> Result<()> {
-        self.way.as_ref().map_or(Ok(()), Way::pump)
+        self.way.as_ref().map_or(Ok(()), ExternalHandle::pump)
     }
 }
 
 impl<M: Message> Output<M> {
-    /// Room for so many messages in the queue, whether there are blank envelopes or not?
+    /// Is there room for `count` messages in the queue, whether there are blank envelopes or not?
     pub(crate) fn poll_places(&self, count: usize, cx: &mut Context<'_>) -> Readiness {
         self.to.poll_places(count, cx.waker()).into()
     }
 
-    /// Ready if a blank envelope is at home, or none will ever come.
+    /// Ready if the hub has a blank envelope available, or will never have one.
     pub(crate) fn poll_has_blank(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self.to.poll_blank(cx.waker()) {
             Answer::Wait => Poll::Pending,
@@ -322,7 +326,7 @@ impl<M: Message> Output<M> {
     }
 }
 
-/// A future that waits for a blank envelope: its waker goes with it.
+/// A future that waits for a blank envelope; dropping it removes its waker.
 struct WaitsForBlank<'a, M: Message>(&'a mut Output<M>);
 
 impl<M: Message> Drop for WaitsForBlank<'_, M> {
@@ -332,24 +336,24 @@ impl<M: Message> Drop for WaitsForBlank<'_, M> {
 }
 
 impl<T: Plain> Output<Envelope<T>> {
-    /// A blank envelope of the hub's, to fill and to send. It is there: the port's condition said so before the
-    /// operator ran; a second one in the same run is waited for.
+    /// Takes a blank envelope of the hub, to fill and to send. The first one of a run is available, because the port's
+    /// condition was ready; for a second one the call waits.
     ///
     /// # Errors
-    /// [`Usage`](crate::ErrorKind::Usage) if nobody said how large the hub's envelopes are, [`Closed`](crate::ErrorKind::Closed) if
-    /// the reader is gone.
+    /// [`Usage`](crate::ErrorKind::Usage) if the size of the hub's envelopes was not set;
+    /// [`Closed`](crate::ErrorKind::Closed) if the reader has ended.
     ///
     /// # Cancel safety
-    /// An envelope is taken only as the future resolves: dropping it loses none.
+    /// An envelope is taken only when the future resolves: dropping the future loses none.
     pub fn blank(&mut self) -> impl Future<Output = Result<Envelope<T>>> + Send {
         async move {
             if let Some(raw) = self.to.blank()? {
                 return Ok(Envelope::of_raw(raw));
             }
-            let carry = self.carry.clone();
+            let context = self.context.clone();
             let waits = WaitsForBlank(self);
             poll_fn(|task| {
-                carry.poll_port(InRun::SENDS, task, |task| match waits.0.poll_blank(task) {
+                context.poll_port(InRun::SENDS, task, |task| match waits.0.poll_blank(task) {
                     Poll::Ready(blank) => Ok(blank),
                     Poll::Pending => Err(Readiness::WAIT),
                 })
@@ -421,7 +425,7 @@ impl<M: Message> AnyPort for Output<M> {
 
     fn kept(&mut self) -> Option<Box<dyn Any + Send>> {
         match &mut self.to {
-            Outlet::Kept(kept) => Some(Box::new((kept.take(), false))),
+            Outlet::Outbox(kept) => Some(Box::new((kept.take(), false))),
             // The worker has closed it.
             _ => Some(Box::new((self.backlog.take().map(|kept| *kept).unwrap_or_default(), true))),
         }
@@ -484,7 +488,7 @@ impl<M: Message> AnyPort for Output<M> {
                 continue;
             }
             if answer != Answer::Wait {
-                // Another was quicker.
+                // Another writer was faster.
                 cx.waker().wake_by_ref();
             }
             return Err(Readiness::WAIT);
@@ -519,15 +523,15 @@ impl<M: Message> Port for Output<M> {
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
         let room = if binder.need(name, options.need).1 { Room::Unconditional } else { options.room };
-        // Of a worker's, or in a capture, it keeps what is sent.
+        // The output of a worker, or in a capture, is bound to an outbox that collects its messages.
         let to = if binder.has::<Outlet<M>>(name) { binder.end(name)? } else { Outlet::new(binder.ends(name)?) };
-        let (lane, carry) = (binder.lane.clone(), binder.carry.clone());
+        let (streams, context) = (binder.streams.clone(), binder.context.clone());
         Ok(Self {
             to,
             room,
             traffic: Traffic::default(),
-            lane,
-            carry,
+            streams,
+            context,
             chosen: None,
             backlog: None,
             pending: None,
@@ -545,7 +549,7 @@ impl<M: Message> Port for Output<M> {
         condition::look_for_room(&self.to, self.room, cx)
     }
 
-    /// This is the only writer: the room that was there still is.
+    /// This port is the only writer: the room is still there.
     #[inline]
     fn claim(&mut self) -> bool {
         true

@@ -1,15 +1,15 @@
-//! [`Permit`]: one run at a time of an operator that is stepped through.
+//! [`Permit`]: allows one run at a time of an operator that is stepped through.
 //!
 //! ```text
 //!             ask               a run begins             it has ended
 //!   NONE ───────────> ASKED ───────────────────> BEGUN ────────────────> RAN
 //!    ^                  │ its conditions are       │ it waits in its        │
-//!    │                  v not ready                v middle: told, and      │
-//!    ├──────────── REFUSED                           BEGUN it stays         │
+//!    │                  v not ready                v middle: reported,      │
+//!    ├──────────── REFUSED                           and it stays BEGUN     │
 //!    └── outcome ───────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Used only where somebody steps, and by one at a time: a lock for each word costs nobody anything.
+//! Used only while a flow is stepped, by one task at a time, so the cost of a lock per access does not matter.
 
 use std::task::{Context, Poll, Waker};
 
@@ -18,33 +18,32 @@ use crate::{
     sync::{Mutex, MutexGuard, discard, lock, wake},
 };
 
-/// What an operator waits for that has not been asked.
+/// What an operator waits for until a step is requested of it.
 pub(crate) const TURN: &str = "its turn to be stepped";
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Permit(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     state: State,
-    /// It waits for its next run, and asks here before that.
+    /// The operator waits for its next run, and has asked for it here.
     at_door: bool,
-    /// It has asked in the present poll. A wait that is kept and not polled does not learn that it may run.
+    /// It has asked in the current poll. A wait that is kept but not polled does not learn that it may run.
     asks: bool,
-    /// It has a loop of its own, and may wait for something else beside its next run.
+    /// It has a loop of its own, and may wait for something else besides its next run.
     among_others: bool,
     /// It waits for nothing else.
     alone: bool,
-    /// It has had a new waker since it came here: what keeps a clone is still waited for.
+    /// It has had a new waker since it asked: the holder of a clone is still waited for.
     has_new_waker: bool,
-    /// The last work of the run.
+    /// The tickets of the last work of the run.
     last: Vec<Ticket>,
-    /// The run waits for others.
+    /// The run waits for other operators.
     waits: bool,
-    /// It was woken by something else than the question whether it may run, or what it had begun before has ended.
+    /// The operator was woken by something other than a step, or what it had begun before has ended.
     stirred: bool,
-    /// The operator has ended: its last run is told first.
+    /// The operator has ended: its last run is reported first.
     ended: bool,
     waker: Option<Waker>,
 }
@@ -59,40 +58,40 @@ enum State {
     Ran,
 }
 
-/// What became of it.
+/// The result of a step.
 #[derive(Debug)]
-pub(crate) enum Outcome {
-    /// It cannot run now; or it has no runs, and does by itself what it does.
+pub(crate) enum StepOutcome {
+    /// The operator cannot run now; or it has no runs, and works by itself.
     Refused,
-    /// A run has begun, and waits in its middle for others.
+    /// A run has begun, and waits in its middle for other operators.
     Waits,
-    /// It has run; this is its last work.
+    /// The run has ended; these are the tickets of its last work.
     Ran(Vec<Ticket>),
-    /// It has ended.
     Ended,
 }
 
 impl Permit {
-    /// One run, if its conditions are ready. One that is under way goes on.
+    /// Requests one run, if the operator's conditions are ready. A run that is in progress continues.
     pub(crate) fn ask(&self) {
         let mut inner = lock(&self.0);
         match inner.state {
             State::None => inner.state = State::Asked,
-            // Whether it waits still is known from its next poll.
+            // Its next poll shows whether it still waits.
             State::Begun => inner.waits = false,
             _ => {}
         }
     }
 
-    /// It wants to run. True if it may. `among_others`: it may wait for something else, too. `busy`: not all of its last run has
-    /// ended; otherwise `last` is that one's work.
+    /// The operator asks for its next run. True if it may run. `among_others`: it may wait for something else, too.
+    /// `busy`: a part of its last run has not ended; otherwise `last` returns the tickets of that run's work.
     pub(super) fn come(&self, among_others: bool, busy: bool, last: impl FnOnce() -> Vec<Ticket>) -> bool {
         let mut inner = lock(&self.0);
         (inner.at_door, inner.asks, inner.among_others, inner.alone) = (true, true, among_others, false);
         match inner.state {
             State::Asked => return true,
             State::Begun if !busy => {
-                // Not under the lock: it asks the operator's streams. The operator alone comes here, so it is still so.
+                // Not under the lock, since `last` queries the operator's streams. Only the operator calls this, so the
+                // state is unchanged afterwards.
                 drop(inner);
                 let last = last();
                 inner = lock(&self.0);
@@ -101,18 +100,18 @@ impl Permit {
             State::Begun => {}
             State::None | State::Refused | State::Ran => inner.stirred = true,
         }
-        tell(inner);
+        notify(inner);
         false
     }
 
-    /// Its conditions are ready.
+    /// Its conditions are ready: a run begins.
     pub(super) fn begin(&self) {
         let mut inner = lock(&self.0);
         (inner.state, inner.at_door, inner.asks, inner.waits) = (State::Begun, false, false, false);
         inner.has_new_waker = false;
     }
 
-    /// Its conditions are not ready: told once it has been polled.
+    /// Its conditions are not ready: reported after its poll.
     pub(super) fn refuse(&self) {
         let mut inner = lock(&self.0);
         if inner.state == State::Asked {
@@ -120,33 +119,34 @@ impl Permit {
         }
     }
 
-    /// It waits for its next run no more: the wait was given up, or there is no next run.
+    /// It no longer waits for its next run: the wait was dropped, or there is no next run.
     pub(super) fn go_away(&self) {
         let mut inner = lock(&self.0);
         (inner.at_door, inner.asks, inner.has_new_waker) = (false, false, false);
     }
 
-    /// It was polled, and is pending; `waits`: in the middle of a run, for others; `is_kept`: clones of its waker are. True if it is to
-    /// have a new waker for its next poll: what keeps a clone of this one may be waited for no more.
+    /// It was polled, and is pending. `waits`: in the middle of a run, for other operators. `is_kept`: clones of its
+    /// waker are kept. True if it needs a new waker for its next poll, since nothing may wait any longer for the holder
+    /// of a clone.
     pub(super) fn polled(&self, waits: bool, is_kept: bool) -> bool {
         let mut inner = lock(&self.0);
         inner.at_door = std::mem::take(&mut inner.asks);
         inner.alone = inner.at_door && !(inner.among_others && is_kept);
         let renews = inner.at_door && !inner.alone && !inner.has_new_waker;
-        // Once: it is asked again for every other operator that moves.
+        // Only once, since it is polled again for every other operator that moves.
         inner.has_new_waker = inner.at_door && (inner.has_new_waker || renews);
         match inner.state {
-            // Not since it was asked: something else has woken it.
+            // Not in the poll after a step was requested: something else has woken it.
             State::Begun => inner.stirred |= std::mem::replace(&mut inner.waits, waits),
-            // To be asked once more, with that.
+            // To be polled once more, with the new waker.
             _ if renews => inner.stirred = true,
             State::Refused if inner.at_door => {}
             _ if inner.at_door => return false,
-            // It has a loop of its own, and does something else than wait for its next run.
+            // It has a loop of its own, and does something other than wait for its next run.
             State::Asked => inner.state = State::Refused,
             _ => inner.stirred = true,
         }
-        tell(inner);
+        notify(inner);
         renews
     }
 
@@ -161,49 +161,50 @@ impl Permit {
         if inner.state == State::Begun {
             inner.state = State::Ran;
         }
-        tell(inner);
+        notify(inner);
     }
 
     pub(crate) fn has_ended(&self) -> bool {
         lock(&self.0).ended
     }
 
-    /// It waits for the question whether it may run, and for nothing else.
+    /// It waits for its permit, and for nothing else.
     pub(crate) fn is_at_door(&self) -> bool {
         let inner = lock(&self.0);
         inner.at_door && inner.alone
     }
 
-    /// What became of the run that was asked for.
-    pub(crate) fn poll_outcome(&self, cx: &mut Context<'_>) -> Poll<Outcome> {
+    /// The result of the run that was requested.
+    pub(crate) fn poll_outcome(&self, cx: &mut Context<'_>) -> Poll<StepOutcome> {
         self.poll(cx, |inner| match inner.state {
             State::Refused if !inner.ended => {
                 inner.state = State::None;
-                Poll::Ready(Outcome::Refused)
+                Poll::Ready(StepOutcome::Refused)
             }
             State::Ran => {
                 inner.state = State::None;
-                Poll::Ready(Outcome::Ran(std::mem::take(&mut inner.last)))
+                Poll::Ready(StepOutcome::Ran(std::mem::take(&mut inner.last)))
             }
-            _ if inner.ended => Poll::Ready(Outcome::Ended),
-            State::Begun if inner.waits => Poll::Ready(Outcome::Waits),
+            _ if inner.ended => Poll::Ready(StepOutcome::Ended),
+            State::Begun if inner.waits => Poll::Ready(StepOutcome::Waits),
             _ => Poll::Pending,
         })
     }
 
-    /// What woke it before this is known.
+    /// Clears the record of earlier wakes.
     pub(crate) fn calm(&self) {
         lock(&self.0).stirred = false;
     }
 
-    /// Something has woken it.
+    /// Ready once something has woken the operator.
     pub(crate) fn poll_stirred(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.poll(cx, |inner| if inner.stirred { Poll::Ready(()) } else { Poll::Pending })
     }
 
-    /// Keeps the waker where `ask` has no answer.
+    /// Keeps the waker if `ask` returns pending.
     fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnOnce(&mut Inner) -> Poll<T>) -> Poll<T> {
-        // Cloned before the lock, and the one that it replaces is dropped after it: both are user code.
+        // Cloned before the lock is taken, and the waker that it replaces is dropped after it is released: both are
+        // user code.
         let mut waker = Some(cx.waker().clone());
         let mut inner = lock(&self.0);
         let answer = ask(&mut inner);
@@ -222,8 +223,8 @@ impl Drop for Inner {
     }
 }
 
-/// Wakes who waits for an answer, after the lock.
-fn tell(mut inner: MutexGuard<'_, Inner>) {
+/// Wakes the waiting task, after the lock is released.
+fn notify(mut inner: MutexGuard<'_, Inner>) {
     let waker = inner.waker.take();
     drop(inner);
     waker.into_iter().for_each(wake);

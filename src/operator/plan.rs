@@ -1,53 +1,52 @@
-//! What a flow knows of an operator's ports before it runs ([`Plan`]), and how they get the ends of their hubs ([`Binder`]).
+//! [`Plan`]: what a flow knows about an operator's ports before it runs; [`Binder`]: gives the ports the ends of their
+//! hubs.
 
 use std::{any::Any, collections::HashMap, fmt, sync::Arc, time::Duration};
 
-use super::{carry::Carry, lane::Lane};
+use super::{operator_streams::OperatorStreams, run_context::RunContext};
 use crate::{
     condition::{IntoCondition, Need, OnPorts, PortId, Room, Wanted, When},
     error::{Error, ErrorKind, Result},
     hub::{Hub, Message, Since, chunks::roles::Role},
 };
 
-/// Which way, and for how many.
+/// The direction of a port, and how many hubs it can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortKind {
     Input,
     /// Can be connected any number of times.
     Inputs,
     Output,
-    /// Linked to a hub of chunks.
     Link(Role),
 }
 
-/// What a flow knows of a port before it runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortDecl {
     pub(crate) name: &'static str,
     pub(crate) kind: PortKind,
     pub(crate) hub: Hub,
     pub(crate) carries_envelopes: bool,
-    /// Its messages are envelopes and nothing else.
+    /// Its messages are envelopes and contain nothing else.
     pub(crate) is_envelope: bool,
     pub(crate) element_bytes: usize,
-    /// What an input waits for, by its attribute.
+    /// The condition of an input, from its attribute.
     pub(crate) need: Need,
-    /// What an input waits for of each message, beside that it is there.
+    /// What an input requires of each message, besides its arrival.
     pub(crate) wanted: Wanted,
-    /// What an output waits for.
+    /// The room that an output waits for.
     pub(crate) room: Room,
     /// It is used from outside of the flow, and not by its operator.
     pub(crate) lent: bool,
 }
 
-/// Gathers an operator's ports when it is added.
+/// Collects an operator's ports when the operator is added.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Plan {
     pub(crate) flow: u64,
     pub(crate) operator: usize,
     pub(crate) ports: Vec<PortDecl>,
-    /// Over several of them.
+    /// Conditions over several ports.
     pub(crate) conditions: Vec<When>,
 }
 
@@ -84,14 +83,14 @@ impl Plan {
         PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1, name }
     }
 
-    /// A condition that `#[ports(..)]` says.
+    /// Adds a condition from `#[ports(..)]`.
     #[doc(hidden)]
     pub fn condition(&mut self, condition: OnPorts) {
         self.conditions.push(condition.into_condition());
     }
 }
 
-/// What an attribute said of a port.
+/// The options that a port's attribute sets.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
@@ -186,29 +185,29 @@ impl PortOptions {
     }
 }
 
-/// Hands out the ends of hubs when a flow is built.
+/// Distributes the ends of hubs when a flow is built.
 #[doc(hidden)]
 pub struct Binder<'a> {
-    pub(crate) lane: Option<Arc<Lane>>,
-    pub(crate) carry: Arc<Carry>,
-    /// Ports that a condition of the operator names, which have no condition of their own then.
+    pub(crate) streams: Option<Arc<OperatorStreams>>,
+    pub(crate) context: Arc<RunContext>,
+    /// Ports named in a condition of the operator; they have no condition of their own.
     pub(crate) named: &'a [(PortId, Option<Need>)],
     /// By port, in the order of connecting.
     pub(crate) ends: &'a mut HashMap<&'static str, Vec<Box<dyn Any + Send>>>,
 }
 
 impl Binder<'_> {
-    /// What a port waits for: what was said of it from outside, or its attribute. True if it is not the port that waits.
+    /// What a port waits for: the need given by a condition of the operator, or else that of its attribute. True if the
+    /// port itself does not wait.
     pub(super) fn need(&self, name: &str, options: Need) -> (Need, bool) {
         let mut named = self.named.iter().filter(|(port, _)| port.name == name).peekable();
         match named.peek() {
-            // Of several the one that promises most.
+            // If several conditions name the port, the one that promises most.
             Some(_) => (named.filter_map(|(_, need)| *need).max_by_key(|need| need.least).unwrap_or_default(), true),
             None => (options, false),
         }
     }
 
-    /// Whether the ends of a port are of this kind.
     pub(super) fn has<T: 'static>(&self, name: &str) -> bool {
         self.ends.get(name).and_then(|ends| ends.first()).is_some_and(|end| end.is::<T>())
     }

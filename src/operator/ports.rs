@@ -1,4 +1,4 @@
-//! [`Ports`]: what an operator has of inputs and outputs, and what a flow needs of each of them.
+//! [`Ports`]: an operator's inputs and outputs, and what a flow needs of each of them.
 
 use std::{
     any::Any,
@@ -36,41 +36,41 @@ use crate::{
 ///
 /// # Options
 ///
-/// What an operator waits for at a port; one message or room for one, if nothing is said:
+/// What an operator waits for at a port; by default one message at an input, and room for one at an output:
 ///
 /// | | |
 /// |---|---|
-/// | `at_least = n` | of an input: so many messages; of several connections, of all together |
-/// | `at_most = n` | of an input: no more than so many, and at least one |
-/// | `batch = n, within = "5ms"` | of an input: so many, or fewer once the oldest has waited so long |
-/// | `since = Sent` | of an input that waits `within` a time: from when each was sent, and not from when it [arrived](Since) |
+/// | `at_least = n` | of an input: `n` messages; with several connections, of all together |
+/// | `at_most = n` | of an input: at most `n` messages, and at least one |
+/// | `batch = n, within = "5ms"` | of an input: `n` messages, or fewer once the oldest has waited for that time |
+/// | `since = Sent` | of an input with `within`: the time counts from when each message was sent, and not from when it [arrived](Since) |
 /// | `done` | of an input: a message counts once the work that wrote it is done |
-/// | `event = "name"` | of an input: a message counts once the event of that name that it carries has passed |
-/// | `room = n` | of an output: room for so many |
+/// | `event = "name"` | of an input: a message counts once its event of that name has passed |
+/// | `room = n` | of an output: room for `n` messages |
 /// | `optional` | nothing |
 ///
-/// and what its hub is, where the connection does not say:
+/// The properties of its hub, where the connection does not set them:
 ///
 /// | | |
 /// |---|---|
-/// | `capacity = n` | it queues so many messages; if nothing is said, as many as are waited for |
-/// | `envelopes = n`, `envelope_bytes = n` | of an output: how many envelopes it has on each side, and how large |
+/// | `capacity = n` | it queues up to `n` messages; by default as many as the port waits for |
+/// | `envelopes = n`, `envelope_bytes = n` | of an output: the number of envelopes on each side, and their size |
 ///
-/// A port that is [linked](crate::Flow::link) to a hub of chunks is marked `#[produce]`, `#[consume]`, `#[peek]` or
-/// `#[modify]` (see [`Linked`](super::Linked)). It waits for its chunk; `optional`, for nothing. What its run was given is
-/// committed when that has ended well; `by_hand`, when it says so.
+/// A port that is [linked](crate::Flow::link) to a hub of chunks has the attribute `#[produce]`, `#[consume]`,
+/// `#[peek]` or `#[modify]` (see [`Linked`](super::Linked)). It waits for its chunk or, with `optional`, for nothing.
+/// The chunk of a run is committed when the run has succeeded; with `by_hand`, when the run calls for it.
 ///
 /// Numbers are expressions of type `usize`; a time is a string such as `"5ms"` or an expression of type
 /// [`Duration`](std::time::Duration).
 ///
-/// Beside the struct stands what is waited for at several inputs together; they have no condition of their own then, and
-/// the others keep theirs:
+/// Attributes of the struct set conditions over several inputs together. These inputs then have no condition of their
+/// own; the others keep theirs:
 ///
 /// | | |
 /// |---|---|
-/// | `#[ports(sum(left, right) = n)]` | so many messages at all of them together |
-/// | `#[ports(each(left = n, right = m))]` | so many at each |
-/// | `or_after = "10ms"`, beside one of these | or so long after the last run began, whatever is there |
+/// | `#[ports(sum(left, right) = n)]` | `n` messages at all of them together |
+/// | `#[ports(each(left = n, right = m))]` | that many at each |
+/// | `or_after = "10ms"`, beside one of these | or when that time has passed since the last run began, with any number of messages |
 /// | `#[ports(handles = Name)]` | another name for the struct of handles |
 ///
 /// ```
@@ -83,7 +83,7 @@ use crate::{
 ///     left: Input<u32>,
 ///     #[input(capacity = 4)]
 ///     right: Input<u32>,
-///     /// One is there if somebody has sent one: `try_take`.
+///     /// Present only if one was sent: `try_take`.
 ///     #[input(optional)]
 ///     settings: Input<String>,
 ///     #[output(capacity = 4, room = 3)]
@@ -104,12 +104,12 @@ use crate::{
 /// }
 /// ```
 ///
-/// Without `done` or `event` an operator runs as soon as a message is there, and what it enqueues comes after the
-/// message's own work by itself. With `done` it is woken when all work that wrote the message's envelopes is done, not
-/// before, and nothing polls: it may look at the data without waiting. Messages without envelopes are done when the stream that
-/// they came with is, and at once if they came with none. If the device
-/// is lost meanwhile, the operator runs and [`Input::take`](super::Input::take) gives the error. Readiness is per message; each of a queue
-/// waits for its own work only. The two may stand together, then both must be.
+/// Without `done` or `event` an operator runs as soon as a message has arrived, and what it enqueues is ordered after
+/// the message's own work. With `done` it is woken only when all work that wrote the message's envelopes is done,
+/// without polling: it may read the data without waiting. Messages without envelopes are done when the stream that they
+/// came with is, and at once if they came with none. If the device is lost meanwhile, the operator runs and
+/// [`Input::take`](super::Input::take) returns the error. Readiness is per message: each message of a queue waits for
+/// its own work only. If both `done` and `event` are set, both must hold.
 ///
 /// ```
 /// # use wakeline::{prelude::*, stream::Event};
@@ -175,7 +175,7 @@ impl Ports for () {
     fn visit(&mut self, _visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {}
 }
 
-/// The ports of any operator: what is done with them through this is compiled once.
+/// The ports of any operator: code that uses them through this trait is compiled once.
 pub(super) trait AllPorts: Send {
     fn poll_all(&mut self, cx: &mut Context<'_>) -> Readiness;
     fn claim_all(&mut self) -> bool;
@@ -196,7 +196,7 @@ impl<P: Ports> AllPorts for P {
     }
 }
 
-/// What has passed a port.
+/// The traffic of a port.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -211,11 +211,10 @@ impl Traffic {
     }
 
     pub(super) fn without(self, other: Self) -> Self {
-        // A message of the user's may give another size each time it is asked.
+        // The `size_in_bytes` of a user's message type may differ from call to call.
         Self { messages: self.messages.saturating_sub(other.messages), bytes: self.bytes.saturating_sub(other.bytes) }
     }
 
-    /// One message of so many bytes.
     #[inline]
     pub(super) fn add(&mut self, bytes: u64) {
         self.messages += 1;
@@ -223,17 +222,17 @@ impl Traffic {
     }
 }
 
-/// A port, whatever it carries.
+/// A port, independent of its message type.
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub trait AnyPort: PortState {
-    /// Until when it waits, if it waits for a time.
+    /// The deadline of its wait, if it waits for a time.
     fn due(&self) -> Option<Instant> {
         None
     }
     fn state(&mut self) -> &mut dyn PortState;
     fn is_output(&self) -> bool;
-    /// True for an input once nothing is left and nothing will come.
+    /// True for an input once no message is left and none will arrive.
     fn has_ended(&self) -> bool {
         false
     }
@@ -245,81 +244,83 @@ pub trait AnyPort: PortState {
     }
     /// True for an output whose reader has ended.
     fn reader_gone(&self) -> bool;
-    /// It waits for more than a message. What an output waits for is for its hubs to say.
-    fn tells(&self) -> bool {
+    /// Whether it waits for more than a message, so that [`lacks`](Self::lacks) describes its wait. For an output, its
+    /// hubs do.
+    fn notifies(&self) -> bool {
         false
     }
-    /// What it waits for, where it tells: to be followed by "at `its name`".
+    /// What it waits for, if it describes that itself; to be followed by "at `its name`".
     fn lacks(&self) -> Option<String> {
         None
     }
-    /// It is linked to a hub of chunks.
+    /// Whether it is linked to a hub of chunks.
     fn is_linked(&self) -> bool {
         false
     }
-    /// A run has ended well: what it was given is committed.
+    /// A run has succeeded: its chunk is committed.
     fn run_ended(&mut self) -> Result<()> {
         Ok(())
     }
-    /// What the last run was given goes back: a chunk that it did not commit, messages that it was promised and did not take.
-    fn let_go(&mut self) {}
-    /// It is not waited at any longer.
+    /// Returns what the last run was given: a chunk that it did not commit, messages that it was promised and did not
+    /// take.
+    fn release_unneeded(&mut self) {}
+    /// The operator no longer waits at the port.
     fn rest(&mut self) {}
-    /// Keeps the waker for its next change, whether it is ready or not.
+    /// Registers the waker for the port's next change, whether or not the port is ready.
     fn watch(&mut self, waker: &Waker);
-    /// An end of the same kind for a worker, and where its messages are put, if it is an input.
+    /// Creates an end of the same kind for a worker and, for an input, the inlet for its messages.
     #[allow(clippy::type_complexity)]
     fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)>;
-    /// Gives a worker the messages of one run: those that the port's condition promised.
+    /// Passes the messages of one run to a worker: those that the port's condition promised.
     fn hand_over(&mut self, inlet: &mut (dyn Any + Send)) -> Result<()> {
         let _ = inlet;
         Ok(())
     }
-    /// What a worker's run has left of its messages is dropped: what that was, by connection.
+    /// Drops the messages that a worker's run has left. Returns their traffic, by connection.
     fn leave(&mut self) -> Vec<Traffic> {
         Vec::new()
     }
-    /// That has been left by a worker, and was not taken.
+    /// Subtracts messages that a worker has left and not taken.
     fn left(&mut self, left: Vec<Traffic>) {
         drop(left);
     }
-    /// What a worker's output has kept, and whether that has closed it.
+    /// Takes the messages that a worker's output has collected, and whether the worker has closed it.
     fn kept(&mut self) -> Option<Box<dyn Any + Send>> {
         None
     }
-    /// Takes over what a worker's output has kept.
+    /// Takes over the messages that a worker's output has collected.
     fn accept(&mut self, kept: Box<dyn Any + Send>) {
         drop(kept);
     }
-    /// A worker has closed it: it is to be closed as well, once what all others have kept was sent.
+    /// A worker has closed it: it must be closed as well, once the messages of all other workers are sent.
     fn closes(&self) -> bool {
         false
     }
-    /// That has been sent.
+    /// These messages are sent.
     fn settle(&mut self) {}
-    /// How many hubs it has messages from; one for an output, which sends to all of its own at once.
+    /// The number of hubs that it receives from; one for an output, which sends to all of its hubs at once.
     fn connections(&self) -> u64 {
         1
     }
-    /// As a section uses it that is replayed, if it is an input of envelopes.
+    /// The interface for a replayed section, if it is an input of envelopes.
     fn entry(&mut self) -> Option<&mut dyn Entry> {
         None
     }
-    /// As a section uses it that is replayed, if it is an output of envelopes.
+    /// The interface for a replayed section, if it is an output of envelopes.
     fn exit(&mut self) -> Option<&mut dyn Exit> {
         None
     }
-    /// Sends what it has taken over.
+    /// Sends the messages that it has taken over.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Flush {
         let _ = cx;
         Ok(Ok(()))
     }
 }
 
-/// All is sent, or an error, or what is waited for.
+/// Everything is sent; or an error; or what the port waits for.
 pub(crate) type Flush = std::result::Result<Result<()>, Readiness>;
 
-/// What several outputs have answered.
+/// The combined results of several outputs.
 #[derive(Default)]
 pub(crate) struct Flushed {
     failed: Option<Error>,
@@ -331,7 +332,7 @@ impl Flushed {
         match one {
             Ok(Ok(())) => {}
             Ok(Err(error)) => drop(self.failed.get_or_insert(error)),
-            // A message that one sends by itself may make room for the others.
+            // A message that is sent without another operator's help may make room for the others.
             Err(waits) if waits.needs_others() => drop(self.waits.get_or_insert(waits)),
             Err(waits) => self.waits = Some(waits),
         }
@@ -346,7 +347,7 @@ impl Flushed {
     }
 }
 
-/// What the derive macro needs of a port.
+/// The interface of a port for the derive macro.
 #[doc(hidden)]
 #[allow(missing_docs)]
 #[diagnostic::on_unimplemented(
@@ -360,34 +361,34 @@ pub trait Port: AnyPort + Send + 'static {
     where
         Self: Sized;
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness;
-    /// As `poll_ready`, where the operator waits for others of the flow at another port: it is woken when this one is
-    /// `Never`, and asks again after the other, so it need not be woken when this one is ready.
+    /// As `poll_ready`, for an operator that waits for other operators at another port: it must be woken when this port
+    /// becomes `Never`. It polls this port again after the other, so it need not be woken when this one becomes ready.
     fn look(&mut self, cx: &mut Context<'_>) -> Readiness;
     fn claim(&mut self) -> bool;
     fn unclaim(&mut self);
 }
 
-/// A port that `#[input]` may stand on.
+/// A port that may have the attribute `#[input]`.
 #[doc(hidden)]
 #[allow(missing_docs)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an input",
-    label = "`#[input]` stands on an `Input<M>` or `Inputs<M>`"
+    label = "`#[input]` belongs on an `Input<M>` or `Inputs<M>`"
 )]
 pub trait InputPort: Port {
-    /// Those that its messages can carry.
+    /// The names of the events that its messages can carry.
     const EVENTS: &'static [&'static str];
 }
 
-/// A port that `#[produce]`, `#[consume]`, `#[peek]` or `#[modify]` may stand on.
+/// A port that may have the attribute `#[produce]`, `#[consume]`, `#[peek]` or `#[modify]`.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` does not do with chunks what its attribute says",
-    label = "`#[produce]` stands on a `Produce<T>`, `#[consume]` on a `Consume<T>`, `#[peek]` on a `Peek<T>`, `#[modify]` on a `Modify<T>`"
+    message = "`{Self}` does not match the attribute of this port",
+    label = "`#[produce]` belongs on a `Produce<T>`, `#[consume]` on a `Consume<T>`, `#[peek]` on a `Peek<T>`, `#[modify]` on a `Modify<T>`"
 )]
 pub trait LinkPort<K>: Port {}
 
-/// A port that `#[output]` may stand on.
+/// A port that may have the attribute `#[output]`.
 #[doc(hidden)]
-#[diagnostic::on_unimplemented(message = "`{Self}` is not an output", label = "`#[output]` stands on an `Output<M>`")]
+#[diagnostic::on_unimplemented(message = "`{Self}` is not an output", label = "`#[output]` belongs on an `Output<M>`")]
 pub trait OutputPort: Port {}

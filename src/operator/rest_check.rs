@@ -1,8 +1,8 @@
-//! [`RestCheck`]: a question of the task that steps through a flow to the flow's own task: has a part of the flow come to its end, or
-//! stalled? Where the flow is not stepped its own task finds that out by itself.
+//! [`RestCheck`]: a request of the task that steps through a flow to the flow's own task, which asks whether a part of
+//! the flow has ended or stalled. Where the flow is not stepped, its own task detects that by itself.
 //!
 //! ```text
-//!            ask              answer: operators, or waits of theirs, were ended
+//!            ask              answer: operators, or their waits, were ended
 //!   NONE ──────────> ASKED ─────────────────────────────────────────────────────> SOMETHING
 //!    ^                 └────────────────────────> NOTHING
 //!    └── withdraw: the state may have changed ───────┘
@@ -15,7 +15,7 @@ const ASKED: u8 = 1;
 const NOTHING: u8 = 2;
 const SOMETHING: u8 = 3;
 
-/// See the [module](self). Each side notifies the other one after a change.
+/// See the [module](self). Each side notifies the other after a change.
 #[derive(Debug)]
 pub(crate) struct RestCheck(AtomicU8);
 
@@ -32,13 +32,13 @@ impl RestCheck {
         self.0.load(Ordering::Acquire) == ASKED
     }
 
-    /// `moved`: operators, or waits of theirs, were ended.
+    /// `moved`: operators, or their waits, were ended.
     pub(crate) fn answer(&self, moved: bool) {
         let answer = if moved { SOMETHING } else { NOTHING };
         let _ = self.0.compare_exchange(ASKED, answer, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Takes back the answer that nothing has moved.
+    /// Withdraws the answer that nothing has moved.
     pub(crate) fn withdraw(&self) {
         let _ = self.0.compare_exchange(NOTHING, NONE, Ordering::AcqRel, Ordering::Relaxed);
     }

@@ -1,12 +1,12 @@
 //! [`Rounds`]: the wait of a section of operators for its next round.
 //!
-//! It is for the section what [`Cx::ready`](super::Cx::ready) is for an operator: all that comes in and all room at its edge
-//! is asked for at once, and while nothing is there the section is at rest, by the one node that all of its operators share.
+//! It is for the section what [`Cx::ready`](super::Cx::ready) is for an operator: all inputs and all outputs at the
+//! edge are polled together, and while they are not ready the section is idle. All of its operators share one node.
 //!
 //! ```text
-//!   next ──> the last round has ended ──> ended, aborted, held? ──> the edge's ports ──> a round
-//!      ^                                                                  │ not ready
-//!      └── woken: all of it again ──── parked, unless it comes by itself <┘
+//!   next ──> the last round has ended ──> finishing, aborted, held? ──> the edge's ports ──> a round
+//!      ^                                                                    │ not ready
+//!      └── woken: all of it again ──── parked, unless it wakes by itself <──┘
 //! ```
 
 use std::{
@@ -15,34 +15,33 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use super::{cx::runs::LONGEST_STREAK, node::Node, permit::Permit, ports::Flush, shown::InRun};
+use super::{cx::runs::LONGEST_STREAK, node::OperatorTask, permit::Permit, ports::Flush, status_cell::InRun};
 use crate::{
     condition::{Readiness, Status},
     error::Result,
     stream::Ticket,
 };
 
-/// See the [module](self).
 pub(crate) struct Rounds {
-    node: Arc<Node>,
-    /// The node's own, for ports to keep.
+    node: Arc<OperatorTask>,
+    /// The node's own waker, for ports to keep.
     waker: Waker,
-    /// Rounds since others last had a turn.
+    /// Rounds since the task last yielded.
     streak: u32,
 }
 
 impl Rounds {
-    pub(crate) fn new(node: &Arc<Node>) -> Self {
+    pub(crate) fn new(node: &Arc<OperatorTask>) -> Self {
         Self { waker: Waker::from(node.clone()), node: node.clone(), streak: 0 }
     }
 
-    /// A round has ended, one of so many.
+    /// A round has ended; `rounds` is the number of rounds so far.
     pub(crate) fn ended(&self, rounds: u64) {
-        self.node.shown.ran(rounds);
+        self.node.status.ran(rounds);
     }
 
-    /// Waits until there may be another round, and begins it. False if there will be none. `ask`: all that it waits for;
-    /// `last`: its work so far.
+    /// Waits until another round may begin, and begins it. False if there will be none. `ask` polls everything that the
+    /// section waits for; `last` returns the tickets of its work so far.
     pub(crate) async fn next<T>(
         &mut self,
         of: &mut T,
@@ -50,7 +49,7 @@ impl Rounds {
         mut ask: impl FnMut(&mut T, &mut Context<'_>) -> Readiness,
     ) -> bool {
         poll_fn(|task| {
-            if self.node.is_face(task.waker()) {
+            if self.node.is_probe_waker(task.waker()) {
                 let waker = self.waker.clone();
                 self.poll_next(&mut Context::from_waker(&waker), of, &last, &mut ask)
             } else {
@@ -60,7 +59,7 @@ impl Rounds {
         .await
     }
 
-    /// Waits in the middle of a round until what it sends has gone.
+    /// Waits in the middle of a round until its messages are sent.
     pub(crate) async fn until_sent(&mut self, mut flush: impl FnMut(&mut Context<'_>) -> Flush) -> Result<()> {
         poll_fn(|task| self.node.poll_port(&self.waker, InRun::SENDS, task, &mut flush)).await
     }
@@ -78,7 +77,7 @@ impl Rounds {
             }
             return Poll::Ready(false);
         }
-        // Before the turn that is given up below: a step is not answered by that.
+        // Before the yield below, which would not answer a step.
         if self.node.is_held() && !self.node.is_aborted() && !self.may_begin(|| last(of)) {
             return Poll::Pending;
         }
@@ -119,12 +118,12 @@ impl Rounds {
         Poll::Pending
     }
 
-    /// Who steps through its rounds.
+    /// The permit of the task that steps through its rounds.
     fn held_by(&self) -> Option<&Permit> {
         if self.node.is_held() { self.node.permit() } else { None }
     }
 
-    /// It is paused, or stepped through: may a round begin all the same?
+    /// The section is paused or stepped through: may a round begin nevertheless?
     #[cold]
     fn may_begin(&self, last: impl Fn() -> Vec<Ticket>) -> bool {
         if let Some(permit) = self.node.permit()
@@ -135,7 +134,7 @@ impl Rounds {
             }
             permit.refuse();
         }
-        // Not at rest: somebody may let it go on.
+        // Not idle: it may be resumed.
         self.node.show(Status::WaitEvent);
         self.node.note_wait(false);
         false

@@ -1,43 +1,45 @@
-//! [`Stand`]: what an operator of a flow at work waits for others of it for, and which others those are.
+//! [`Dependency`]: what an operator of a running flow waits for, and for which other operators.
 //!
-//! The analysis of [closed groups](crate::flow) rests on it. So it errs on one side: an operator that might be able to go on is
-//! [`Active`](Stand::Active), or waits for too many others, never for too few.
+//! The analysis of [closed groups](crate::flow) is based on it. It errs on one side: an operator that might be able to
+//! continue is [`Active`](Stand::Active), or waits for too many others, never for too few.
 
 use super::{
     control::{Control, Hubs},
-    shown::{Ask, InRun},
+    status_cell::{Ask, InRun},
 };
 use crate::{
     hub::link::{ReaderWait, WriterWait},
     mutants::{self, Mutant},
 };
 
-/// How an operator stands to the others of its flow.
+/// How an operator depends on the others of its flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Stand {
-    /// It has ended, or stands for another one: those of a section share a task.
+pub(crate) enum Dependency {
+    /// It has ended, or another operator represents it: those of a section share a task.
     Ended,
-    /// It runs, is about to look, or waits for something that comes by itself.
+    /// It runs, is about to poll its conditions, or waits for something that no other operator has to cause.
     Active,
-    /// It does nothing until one of these operators acts.
+    /// It makes no progress until one of these operators acts.
     Waits(Vec<usize>),
 }
 
-/// The state of all operators of a flow, by their numbers, and what tells it from an earlier one.
+/// The state of all operators of a flow, by their numbers, and counters that distinguish it from an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stands {
-    pub(crate) all: Vec<Stand>,
-    /// Of each operator: runs that have ended, and what its hubs have moved, which shows one that goes on within a run.
+pub(crate) struct Dependencies {
+    pub(crate) all: Vec<Dependency>,
+    /// For each operator: the runs that have ended, and the messages that its hubs have moved, which show progress
+    /// within a run.
     runs: Vec<u64>,
     moved: Vec<u64>,
-    /// Some operator waits for an envelope, which one that is in a run may have been given in a way that the flow does not know, or
-    /// which may be outside; for room that a handle outside has reserved; or, in the middle of a run, for room in one of several hubs.
-    /// What ends such a wait, or makes it one for other operators, may be no operator's park.
+    /// Some operator waits for an envelope that may be outside, or that an operator in a run may have been given in a
+    /// way unknown to the flow; or for room that an external handle has reserved; or, in the middle of a run, for room
+    /// in one of several hubs. The end of such a wait, or its change to a wait for other operators, may happen without
+    /// the park of any operator.
     pub(crate) unsure: bool,
 }
 
-impl Stands {
-    /// These operators have not moved since the other look.
+impl Dependencies {
+    /// These operators have not moved since `other` was taken.
     pub(crate) fn are_as_in(&self, other: &Self, operators: &[usize]) -> bool {
         let is_as_in = |at: usize| {
             self.all[at] == other.all[at] && self.runs[at] == other.runs[at] && self.moved[at] == other.moved[at]
@@ -46,45 +48,47 @@ impl Stands {
     }
 }
 
-/// What is collected of one operator.
+/// What is collected about one operator.
 struct Found<'a> {
     control: &'a Control,
     hubs: &'a Hubs,
     on: Vec<usize>,
     /// It lacks an envelope.
     envelope: bool,
-    /// A hub is about to bring it a message, or has room that it may be given.
+    /// A hub is about to deliver a message to it, or has room that it may be given.
     moves: bool,
-    /// The end of that wakes no operator: to be looked at again.
+    /// The end of the wait wakes no operator: check again later.
     unsure: bool,
 }
 
 impl Control {
-    /// How all operators stand, `at_rest` if none of them can act before another one has: then a wait for something beside its ports
-    /// makes none active. `None` where the answer would mean nothing: a message from outside is on its way to an operator.
-    pub(crate) fn stands(&self, at_rest: bool) -> Option<Stands> {
+    /// The states of all operators. `at_rest`: none of them can act before another one has acted, so that a wait for
+    /// something outside its ports does not make an operator active. `None` where the answer would be meaningless: a
+    /// message from outside is in transit to an operator.
+    pub(crate) fn stands(&self, at_rest: bool) -> Option<Dependencies> {
         if self.rest.has_message_entering() {
             return None;
         }
         let hubs = self.hubs();
         let mut unsure = false;
-        // Before they are looked at: of two looks the second one sees what has moved while the first one was made.
+        // Read before the operators: of two passes the second one sees what has moved during the first.
         let moved = (0..self.nodes.len()).map(|operator| hubs.moved(operator)).collect();
         let all = (0..self.nodes.len()).map(|operator| self.stand(operator, at_rest, &hubs, &mut unsure)).collect();
-        let runs = self.nodes.iter().map(|node| node.shown().runs()).collect();
-        Some(Stands { all, runs, moved, unsure })
+        let runs = self.nodes.iter().map(|node| node.status_cell().runs()).collect();
+        Some(Dependencies { all, runs, moved, unsure })
     }
 
-    fn stand(&self, operator: usize, at_rest: bool, hubs: &Hubs, unsure: &mut bool) -> Stand {
+    fn stand(&self, operator: usize, at_rest: bool, hubs: &Hubs, unsure: &mut bool) -> Dependency {
         let node = &self.nodes[operator];
         if node.has_ended() || self.is_counted(operator) {
-            return Stand::Ended;
+            return Dependency::Ended;
         }
-        let shown = node.shown();
-        // Anything may end a wait of the user's own: what another operator does by way of shared memory, say.
+        let cell = node.status_cell();
+        // Any event may end a wait of the user's own: a change that another operator makes in shared memory, for
+        // example.
         let rests = node.rests() || mutants::is(Mutant::WakeUnseen);
-        if !rests || (!at_rest && (node.has_refused() || shown.waits_elsewhere())) {
-            return Stand::Active;
+        if !rests || (!at_rest && (node.has_refused() || cell.waits_elsewhere())) {
+            return Dependency::Active;
         }
         let mut found = Found { control: self, hubs, on: Vec::new(), envelope: false, moves: false, unsure: false };
         match self.section(operator) {
@@ -94,37 +98,38 @@ impl Control {
         *unsure |= found.unsure;
         if found.envelope && self.rest.outside() > 0 {
             *unsure = true;
-            return Stand::Active;
+            return Dependency::Active;
         }
         if found.moves {
-            return Stand::Active;
+            return Dependency::Active;
         }
-        // An envelope may be with an operator that is in a run, whichever way it came there.
+        // An operator that is in a run may hold an envelope, however it received it.
         if found.envelope {
-            let in_run = |other: &usize| self.nodes[*other].shown().status().1 && !self.nodes[*other].rests();
+            let in_run = |other: &usize| self.nodes[*other].status_cell().status().1 && !self.nodes[*other].rests();
             let holders: Vec<_> = (0..self.nodes.len()).filter(in_run).collect();
             *unsure |= !holders.is_empty();
             found.on.extend(holders);
         }
         let Found { mut on, envelope, .. } = found;
-        // Of one of which nothing is known it is not known either that nothing ends its wait.
+        // If nothing is known about an operator's wait, it may also end by itself.
         if on.is_empty() && !envelope {
-            return Stand::Active;
+            return Dependency::Active;
         }
         on.retain(|&other| self.first_of(other) != operator);
         on.iter_mut().for_each(|other| *other = self.first_of(*other));
         on.sort_unstable();
         on.dedup();
-        Stand::Waits(on)
+        Dependency::Waits(on)
     }
 
-    /// False only for one that holds no message of another: it has ended, or waits for its next run, and nothing lies before it.
+    /// False only for an operator that holds no message of another: it has ended, or it waits for its next run and no
+    /// message is queued for it.
     fn may_hold_a_request(&self, operator: usize, hubs: &Hubs) -> bool {
         let node = &self.nodes[operator];
         if node.has_ended() {
             return false;
         }
-        let waits_for_a_run = node.rests() && node.waits_in_run().is_none() && !node.shown().has_workers();
+        let waits_for_a_run = node.rests() && node.waits_in_run().is_none() && !node.status_cell().has_workers();
         let mut before = hubs.of(operator).filter(|hub| hub.to == operator);
         let is_linked = hubs.links_of(operator).next().is_some();
         !waits_for_a_run || is_linked || before.any(|hub| hub.state.queued() > 0 || hub.state.keeps_latest())
@@ -138,13 +143,13 @@ impl Control {
 
 impl Found<'_> {
     fn add(&mut self, operator: usize) {
-        let shown = self.control.nodes[operator].shown();
-        let in_run = shown.in_run();
+        let cell = self.control.nodes[operator].status_cell();
+        let in_run = cell.in_run();
         let sends = |declared| in_run.map_or(declared, InRun::sends);
         let receives = |declared| in_run.map_or(declared, InRun::receives);
-        // What its workers wait for is not known; nor which input it is that has too few messages, or too many.
-        let workers = shown.has_workers();
-        let any = workers || (in_run.is_none() && !shown.lacks().is_empty());
+        // Unknown are what its workers wait for, and which of its inputs has too few or too many messages.
+        let workers = cell.has_workers();
+        let any = workers || (in_run.is_none() && !cell.lacks().is_empty());
         let (mut holders, mut full) = (Vec::new(), 0);
         for hub in self.hubs.of(operator) {
             if hub.from == operator && (workers || sends(hub.writer_waits)) {
@@ -168,12 +173,13 @@ impl Found<'_> {
                 }
             }
         }
-        // It sends to one of these. That another one has room again wakes nothing, and may leave a closed group.
+        // It sends to one of these hubs. Room in another one wakes no operator, but it may break up a closed group.
         self.unsure |= in_run.is_some() && full > 1;
-        for ask in shown.asked() {
+        for ask in cell.asked() {
             match ask {
                 Ask::Answer(desk) => {
-                    // What has come back lies before the desk, or is with it, or this one has just been woken with it.
+                    // A response that has come back is queued for the desk, or held by it, or the operator has just
+                    // been woken for it.
                     let mut before = self.hubs.of(desk).filter(|hub| hub.to == desk);
                     self.moves |= before.any(|hub| hub.state.queued() > 0)
                         || self.control.nodes[desk].is_at_work()
@@ -182,7 +188,7 @@ impl Found<'_> {
                     let may_hold = |&other: &usize| other != desk && self.control.may_hold_a_request(other, self.hubs);
                     self.on.extend(behind.filter(may_hold));
                 }
-                // Room that there is has been reserved by another handle, which may be outside and may release it.
+                // If there is room, another handle has reserved it, which may be outside and may release it.
                 Ask::Room(desk) => {
                     for hub in self.hubs.of(desk).filter(|hub| hub.from == desk) {
                         match hub.state.writer_waits() {

@@ -1,21 +1,22 @@
-//! [`Watchers`]: those who want to hear whenever an operator shows something else.
+//! [`Watchers`]: receive a notification whenever an operator publishes a new status.
 //!
-//! An operator shows how it stands at every turn, and mostly nobody watches: then that costs it a look at a count, and no
-//! fence. So one who comes at the same moment may be overlooked, and may not see what was shown. It is up to whoever comes
-//! to see to that: every operator that is not parked is woken, and its next poll finds the new watcher, and marks it again.
-//! A parked operator has shown what it waits for before it parked, and its next poll sees all watchers that were added before: it is
-//! not woken, since a wake for nothing would keep the flow from being found at rest.
+//! An operator publishes its status at every turn, and mostly there is no watcher: then the cost is a load of a
+//! counter, without a fence. Therefore an operator may miss a watcher that registers at the same moment, and that
+//! watcher may miss the status. The registering side makes up for it: it wakes every operator that is not parked, and
+//! the operator's next poll finds the new watcher and marks the operator as changed again. A parked operator has
+//! published what it waits for before it parked, and its next poll sees all watchers that were added before. It is not
+//! woken, since a spurious wake would keep the flow from being detected as idle.
 //!
 //! ```text
-//!   operator:  polled ──> has anybody come? ──> ... ──> show ──> anybody there? ── yes ──> marked, watchers woken
-//!                  ^              └── yes ──> marked
-//!   watcher:   said to have come ──> operators that are not parked woken ──> [ unmark one ──> look at what it shows ]*
+//!   operator:  polled ──> new watcher? ──> ... ──> publish ──> any watcher? ── yes ──> marked, watchers woken
+//!                  ^           └── yes ──> marked
+//!   watcher:   registered ──> operators that are not parked woken ──> [ unmark one ──> read its status ]*
 //! ```
 //!
-//! A poll that follows the wake comes after all that was said before it, and after all that the operator has shown before.
-//! An operator that has ended is polled no more: for what it shows last there is a fence, here and with whoever comes. So
-//! what an operator shows last, a watcher sees last. A mark is taken away before the look: what comes in between is marked
-//! again.
+//! A poll that follows the wake comes after the registration, and after all that the operator has published before. An
+//! operator that has ended is not polled again: for its last status there is a fence here, and another one in the
+//! registration. So the last status that an operator publishes is also the last that a watcher reads. A mark is cleared
+//! before the status is read: a change in between sets the mark again.
 
 use std::{
     collections::VecDeque,
@@ -27,23 +28,22 @@ use smallvec::SmallVec;
 
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, WakeList, discard, fence, lock};
 
-/// Those who want to hear of changes.
+/// The registered watchers of a flow's operators.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
-    /// Written with the lock.
+    /// Written with the lock held.
     count: AtomicUsize,
-    /// How many have ever come. Written with the lock.
+    /// The number of registrations so far. Written with the lock held.
     came: AtomicUsize,
-    /// Nothing changes any more. Written with the lock.
+    /// No operator changes any more. Written with the lock held.
     over: AtomicBool,
     all: Mutex<Vec<Weak<Watcher>>>,
 }
 
-/// One of them.
 #[derive(Debug)]
 pub(crate) struct Watcher(Mutex<Changed>);
 
-/// Which operators have changed since it looked last.
+/// The operators that have changed since the watcher last read them.
 #[derive(Debug)]
 struct Changed {
     /// In the order of changing, each once.
@@ -54,7 +54,8 @@ struct Changed {
 }
 
 impl Watchers {
-    /// One more, to whom all of so many operators have changed. The caller wakes those that are not parked.
+    /// Registers a watcher, for which all `operators` operators are marked as changed. The caller wakes those that are
+    /// not parked.
     pub(crate) fn add(&self, operators: usize) -> Arc<Watcher> {
         let mut all = lock(&self.all);
         let over = self.over.load(Ordering::Relaxed);
@@ -68,15 +69,15 @@ impl Watchers {
         watcher
     }
 
-    /// An operator has come to show something else.
+    /// Marks an operator as changed, after it has published a new status.
     #[inline]
-    pub(crate) fn tell(&self, operator: usize) {
+    pub(crate) fn notify(&self, operator: usize) {
         if self.count.load(Ordering::Relaxed) > 0 {
             self.mark(operator);
         }
     }
 
-    /// An operator is polled; `seen`: how many had come when it was polled last.
+    /// Called when an operator is polled. `seen`: the number of registrations at its previous poll.
     #[inline]
     pub(crate) fn look(&self, operator: usize, seen: &AtomicUsize) {
         let came = self.came.load(Ordering::Relaxed);
@@ -86,10 +87,10 @@ impl Watchers {
         }
     }
 
-    /// An operator has ended: it is not polled again.
-    pub(crate) fn tell_last(&self, operator: usize) {
+    /// As `notify`, for an operator that has ended and is not polled again.
+    pub(crate) fn notify_last(&self, operator: usize) {
         fence(Ordering::SeqCst);
-        self.tell(operator);
+        self.notify(operator);
     }
 
     fn mark(&self, operator: usize) {
@@ -100,7 +101,7 @@ impl Watchers {
         });
     }
 
-    /// Nothing changes any more.
+    /// No operator changes any more.
     pub(crate) fn end(&self) {
         let all = lock(&self.all);
         self.over.store(true, Ordering::Relaxed);
@@ -114,7 +115,7 @@ impl Watchers {
         all.retain(|watcher| watcher.strong_count() > 0);
         self.count.store(all.len(), Ordering::Relaxed);
         let watchers: SmallVec<[_; 2]> = all.iter().filter_map(Weak::upgrade).collect();
-        // One lock after the other, and none when they are woken or dropped.
+        // One lock at a time, and none while watchers are woken or dropped.
         drop(all);
         let mut woken = WakeList::new();
         for watcher in &watchers {
@@ -134,7 +135,7 @@ impl Drop for Changed {
 }
 
 impl Watcher {
-    /// The next that has changed; `None` when nothing does any more.
+    /// The next operator that has changed; `None` once no operator changes any more.
     pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<usize>> {
         let mut waker = None;
         loop {
@@ -146,7 +147,7 @@ impl Watcher {
                 }
                 None if changed.over => Poll::Ready(None),
                 None if waker.is_none() => {
-                    // Cloned without the lock: that is user code. Then it is asked again.
+                    // Cloned without the lock, since that is user code. Then the state is checked again.
                     drop(changed);
                     waker = Some(cx.waker().clone());
                     continue;

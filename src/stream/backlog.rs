@@ -1,20 +1,20 @@
-//! [`Backlog`]: what a stream has to do must not fill the driver's queue.
+//! [`Backlog`]: keeps a stream's pending work from filling the driver's queue.
 //!
-//! A driver's queue for a stream is bounded: on an H200 it takes 1,021 kernels, copies and launches of graphs; events, waits
-//! and host functions take no place in it. The call that finds it full waits within the driver, and holds up every other
-//! call there that needs the context to itself (measured): making and ending streams and events, host functions,
-//! allocations of page-locked memory, on all streams. So a drop or an allocation on one thread would wait for the device
-//! because another thread launches faster than the device works.
+//! A driver's queue for a stream is bounded: on an H200 it holds 1,021 kernels, copies and launches of graphs; events,
+//! waits and host functions take no slot in it. The call that finds the queue full blocks within the driver, and with
+//! it every other call that needs the context exclusively, on all streams (measured): creating and destroying streams
+//! and events, host functions, allocations of page-locked memory. A drop or an allocation on one thread would wait for
+//! the device because another thread launches faster than the device works.
 //!
 //! ```text
-//!   piece ... piece, event, piece ... piece, event, piece ...     an event every so many pieces: the device has passed those
-//!                                                                 before it
-//!   make room:  little to do ──> a place is kept ──> enqueue      before a lock is taken
-//!               too much ──> the events are asked until it is less
+//!   op ... op, event, op ... op, event, op ...     an event every `step` operations: once it has passed, so have those
+//!                                                  before it
+//!   make room:  room left ──> a slot is reserved ──> enqueue     before a lock is taken
+//!               full ──> the events are queried until there is room
 //! ```
 //!
-//! A thread that has a place waits for no other place, nor for what such a thread waits for: so it enqueues soon, and however
-//! many threads there are the queue is never full.
+//! A thread that holds a slot waits for no other slot, nor for a thread that needs one, so it enqueues soon; however
+//! many threads there are, the queue is never full.
 
 use std::{
     collections::VecDeque,
@@ -33,51 +33,50 @@ use crate::{
     sync::{Level, Mutex, assert_unlocked, lock},
 };
 
-/// How much of one stream of the device's is enqueued and not known to be done. Several [`Stream`](super::Stream)s may share it.
+/// How much of a raw stream's work is enqueued and not known to be done. Several [`Stream`](super::Stream)s may share
+/// it.
 pub(super) struct Backlog {
-    /// Pieces that are enqueued, and places that are kept, at most.
+    /// The limit of enqueued operations and reserved slots together.
     most: u64,
-    /// Pieces between two events.
+    /// Operations between two events.
     step: u64,
-    /// How many pieces are enqueued since the beginning, and, above those, how many places are kept ([`PLACE`]): one word, as
-    /// every launch changes both.
+    /// Operations enqueued since the beginning, and, in the upper bits, slots reserved ([`PLACE`]): one word, as every
+    /// launch changes both.
     taken: AtomicU64,
-    /// Up to here nothing need be asked.
+    /// Below this count a reservation succeeds without querying events.
     free_until: AtomicU64,
     events: Mutex<Events>,
 }
 
-/// What a kept place adds to [`Backlog::taken`]: 2^48 pieces are nine years of a million a second, and 2^16 threads have a place
-/// at a time.
+/// What a reserved slot adds to [`Backlog::taken`]. 2^48 operations last nine years at a million a second, and 2^16
+/// threads can hold a slot at a time.
 const PLACE: u64 = 1 << 48;
 
-/// Pieces that are enqueued.
 const fn enqueued(taken: u64) -> u64 {
     taken % PLACE
 }
 
-/// The same with the places that are kept.
+/// Operations enqueued and slots reserved.
 const fn with_kept(taken: u64) -> u64 {
     enqueued(taken) + taken / PLACE
 }
 
 #[derive(Default)]
 struct Events {
-    /// How many pieces come before each, oldest first.
+    /// With the number of operations before each event, oldest first.
     open: VecDeque<(u64, RawEvent)>,
     idle: Vec<RawEvent>,
     passed: u64,
 }
 
-/// A place in the queue for one piece of work, until that is enqueued or this is dropped.
+/// A slot in the queue for one operation, held until that is enqueued or this is dropped.
 #[must_use]
-pub(crate) struct Room<'b>(Option<&'b Backlog>);
+pub(crate) struct QueueSlot<'b>(Option<&'b Backlog>);
 
-impl Room<'_> {
-    /// Where the queue is not bounded.
+impl QueueSlot<'_> {
     pub(super) const ENDLESS: Self = Self(None);
 
-    /// The place is taken: one piece was enqueued.
+    /// Consumes the slot: one operation was enqueued.
     #[inline]
     pub(super) fn taken(self, backend: &dyn Backend, stream: RawStream) {
         if let Some(backlog) = self.0 {
@@ -88,7 +87,7 @@ impl Room<'_> {
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for QueueSlot<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(backlog) = self.0 {
@@ -98,7 +97,7 @@ impl Drop for Room<'_> {
 }
 
 impl Backlog {
-    /// `None` where the queue is not bounded.
+    /// `None` if the queue has no bound.
     pub(super) fn of(backend: &dyn Backend) -> Option<Arc<Self>> {
         let depth = backend.queue_depth()?.max(16);
         let most = depth - depth / 4;
@@ -111,43 +110,42 @@ impl Backlog {
         }))
     }
 
-    /// A place, if there is one. Never waits.
+    /// Reserves a slot, if there is one. Never blocks.
     #[inline]
-    pub(super) fn keep(&self) -> Option<Room<'_>> {
+    pub(super) fn keep(&self) -> Option<QueueSlot<'_>> {
         let before = self.taken.fetch_add(PLACE, Ordering::AcqRel);
-        let room = Room(Some(self));
+        let room = QueueSlot(Some(self));
         (with_kept(before) < self.free_until.load(Ordering::Relaxed)).then_some(room)
     }
 
-    /// A place, if there is one now: asks the device, and never waits for it. Also where there is no saying how much it has to
-    /// do: then the next call there finds why.
-    pub(super) fn keep_now(&self, backend: &dyn Backend) -> Option<Room<'_>> {
+    /// Reserves a slot, if there is one now; queries the device, and never blocks. Also succeeds if the device's
+    /// progress cannot be determined: the next call there reports why.
+    pub(super) fn keep_now(&self, backend: &dyn Backend) -> Option<QueueSlot<'_>> {
         match self.look(backend) {
             Some(_) => self.keep(),
             None => Some(self.keep_beyond()),
         }
     }
 
-    /// A place even if there is none.
+    /// Reserves a slot even if the queue is full.
     #[cold]
-    pub(super) fn keep_beyond(&self) -> Room<'_> {
+    pub(super) fn keep_beyond(&self) -> QueueSlot<'_> {
         self.taken.fetch_add(PLACE, Ordering::AcqRel);
-        Room(Some(self))
+        QueueSlot(Some(self))
     }
 
-    /// Waits, blocking the thread, while the device has too much to do. False if there is no saying how much it has: after a
-    /// fault, which the next call reports, or where there is no event; then the driver's queue is the only bound, as without
-    /// this.
+    /// Blocks the thread while the queue is full. Returns false if progress cannot be determined: after a fault, which
+    /// the next call reports, or if no event could be recorded. The driver's queue is then the only bound.
     ///
     /// # Errors
-    /// Of `goes_on`, which is asked before each pause.
+    /// Those of `goes_on`, which is called before each pause.
     #[cold]
     pub(super) fn wait(&self, backend: &dyn Backend, goes_on: impl Fn() -> Result<()>) -> Result<bool> {
-        /// A queue of hundreds of pieces lasts far longer.
+        /// A queue of hundreds of operations lasts far longer.
         const PAUSE: Duration = Duration::from_micros(50);
         assert_unlocked();
         while let Some(passed) = self.look(backend) {
-            // Those that are kept may not come to be enqueued.
+            // Reserved slots may never be used.
             if with_kept(self.taken.load(Ordering::Acquire)) < passed + self.most {
                 return Ok(true);
             }
@@ -157,7 +155,7 @@ impl Backlog {
         Ok(false)
     }
 
-    /// How many pieces have passed. `None` if that cannot be found out.
+    /// How many operations have passed. `None` if that cannot be determined.
     fn look(&self, backend: &dyn Backend) -> Option<u64> {
         let mut events = lock(&self.events);
         while let Some((pieces, event)) = events.open.front().copied() {
@@ -173,7 +171,7 @@ impl Backlog {
         (!events.open.is_empty() || self.enqueued() < until).then_some(events.passed)
     }
 
-    /// After so many pieces. Never waits for the device.
+    /// Called after `pieces` operations were enqueued. Never blocks.
     #[inline]
     pub(super) fn grew(&self, backend: &dyn Backend, stream: RawStream, pieces: u64) {
         let before = self.taken.fetch_add(pieces, Ordering::Relaxed);
@@ -183,7 +181,8 @@ impl Backlog {
     #[inline]
     fn grown(&self, backend: &dyn Backend, stream: RawStream, before: u64, pieces: u64) {
         if before / self.step != (before + pieces) / self.step {
-            // An error is the device's, or there is no event: then the driver's queue is the only bound, as without this.
+            // An error is reported by the device's next call; or no event could be created, and the driver's queue is
+            // the only bound.
             let _ = self.mark(backend, stream);
         }
     }
@@ -191,11 +190,12 @@ impl Backlog {
     #[cold]
     fn mark(&self, backend: &dyn Backend, stream: RawStream) -> Result<()> {
         let mut events = lock(&self.events);
-        // Read under the lock, so that they grow along the queue, and before the record: it comes after them.
+        // Read under the lock, so that counts ascend along the queue, and before the record, which then covers these
+        // operations.
         let pieces = self.enqueued();
         let reusable = match events.idle.pop() {
             Some(event) => event,
-            // Where little was ever pending, the oldest has passed long since.
+            // Where little work was ever pending, the oldest event has passed long ago.
             None => match events.open.front().copied() {
                 Some((passed, oldest)) if backend.event_query(oldest)? => {
                     events.open.pop_front();
@@ -220,7 +220,7 @@ impl Backlog {
         enqueued(self.taken.load(Ordering::Relaxed))
     }
 
-    /// Another library's stream, whose last handle here is dropped: an event after its last piece.
+    /// Records an event after the last operation of another library's stream whose last handle here is dropped.
     #[cfg(feature = "cuda")]
     pub(super) fn mark_end(&self, backend: &dyn Backend, stream: RawStream) {
         let events = lock(&self.events);
@@ -232,13 +232,13 @@ impl Backlog {
         }
     }
 
-    /// After [`mark_end`](Self::mark_end): true if all of it is done, or if it cannot be found out.
+    /// After [`mark_end`](Self::mark_end): true if all work is done, or if that cannot be determined.
     #[cfg(feature = "cuda")]
     pub(super) fn is_over(&self, backend: &dyn Backend) -> bool {
         self.look(backend).is_none() || lock(&self.events).open.is_empty()
     }
 
-    /// The stream is about to be ended.
+    /// The stream is about to be destroyed.
     pub(super) fn close(&self, backend: &dyn Backend) {
         let Events { open, idle, .. } = std::mem::take(&mut *lock(&self.events));
         open.into_iter().map(|(_, event)| event).chain(idle).for_each(|event| backend.event_destroy(event));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn host_functions_and_points_take_no_place() {
+    fn host_functions_and_points_take_no_slot() {
         let device = Device::emulated(Emulated::new().queue_depth(16));
         let stream = Stream::new(&device).unwrap();
         let (go, wait) = mpsc::channel::<()>();

@@ -1,14 +1,14 @@
-//! A capture: streams whose work is recorded into a graph, and what that has to wait for.
+//! A capture: streams whose work is recorded into a graph, and the work that the graph must wait for.
 //!
-//! A captured stream is one like any other, with tickets, clock and marks, over a [`Recorder`] in place of the device.
-//! Order between the streams of one capture becomes edges. What was enqueued elsewhere before is not waited for now: it is
-//! noted, and the graph's launches wait for it. What is captured has not run, so the host cannot wait for it, and neither
-//! can a stream outside: both is an error at once.
+//! A captured stream is like any other, with tickets, clock and marks, but uses a [`Recorder`] in place of the device.
+//! Order between the streams of one capture becomes edges. Work that was enqueued elsewhere before is not waited for
+//! now: it is noted, and the graph's launches wait for it. Captured work has not run, so neither the host nor a stream
+//! outside can wait for it: either is an error at once.
 //!
 //! ```text
 //!   captured waits for captured     an edge
-//!   captured waits for another      noted: each launch comes after it
-//!   another waits for captured      an error, as long as it is captured; afterwards nothing, for its tickets have passed
+//!   captured waits for another      noted: each launch is ordered after it
+//!   another waits for captured      an error until the capture ends; then a no-op, as its tickets count as passed
 //! ```
 //!
 //! A capture is entered by one thread, within one call, and cannot be held across an await.
@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 
 use super::{Held, Stream, Streams, Ticket};
 use crate::{
-    device::{Device, draft::Few, recorder::Recorder},
+    device::{Device, graph_ir::NodeSet, recorder::Recorder},
     error::{Error, ErrorKind, Result},
     sync::{Deferred, Level, Mutex, lock, on_user_code},
 };
@@ -37,62 +37,61 @@ use crate::{
 pub(crate) struct Capture {
     device: Device,
     recorder: Arc<Recorder>,
-    /// Its streams, made with the first.
+    /// The streams of this capture, created with the first of them.
     streams: OnceLock<std::sync::Weak<Streams>>,
     made: Mutex<Vec<Stream>>,
-    /// Each stream's latest. `None` once its launches come after nothing more.
+    /// The latest ticket of each stream. `None` once its launches no longer wait for more.
     outside: Mutex<Option<Vec<(Ticket, bool)>>>,
     over: AtomicBool,
-    /// What its nodes use beside memory.
     kept: Mutex<Used>,
-    /// Those of its graph.
     launches: OnceLock<Launches>,
-    /// What the layers above keep with it.
+    /// State that the layers above attach.
     extension: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// Asks for launches that are not known to be done.
+/// Returns the launches that are not known to be done.
 type Launches = Box<dyn Fn() -> SmallVec<[Ticket; 3]> + Send + Sync>;
 
-/// To be kept as long as a graph.
-pub(crate) type Kept = Vec<Arc<dyn Any + Send + Sync>>;
+/// Kept alive as long as a graph.
+pub(crate) type KeptAlive = Vec<Arc<dyn Any + Send + Sync>>;
 
-/// What the nodes of a capture use beside memory.
+/// What the nodes of a capture use besides memory.
 #[derive(Default)]
 struct Used {
-    kept: Kept,
-    /// No node is added any more.
+    kept: KeptAlive,
+    /// True once no more nodes are added.
     complete: bool,
 }
 
 thread_local! {
-    /// Those that this thread is in, the innermost last. `ManuallyDrop`: without a destructor it stays usable while the
-    /// thread's other locals are destroyed, and theirs use streams. [`Entered`] empties it.
+    /// The captures that this thread is in, the innermost last. `ManuallyDrop`: without a destructor it stays usable
+    /// while the thread's other locals are destroyed, whose destructors use streams. [`Entered`] empties it.
     static ENTERED: ManuallyDrop<RefCell<Vec<Arc<Capture>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
-    /// Whether this thread has put work into a stream that is none of a capture's, while it is watched.
+    /// While this thread is watched: whether it has enqueued into a stream that belongs to no capture.
     static BESIDE: Cell<Option<bool>> = const { Cell::new(None) };
-    /// How often this thread has set its captures aside for user code that runs in the middle of them.
+    /// How many times this thread has set its captures aside for user code that runs within them.
     static SET_ASIDE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What a thread was in before user code of another task began to run there. Dropped, the thread is in it again.
-struct Aside {
+/// What a thread was in before user code of another task began to run there. Dropping this restores it.
+struct Suspended {
     entered: Vec<Arc<Capture>>,
     beside: Option<bool>,
 }
 
-/// A waker, a destructor or a subscriber is called in the middle of a capture: what it enqueues and allocates is no part of that.
+/// Called when a waker, a destructor or a subscriber runs within a capture: what that enqueues and allocates is not
+/// captured.
 fn set_aside() -> Box<dyn Any> {
     let entered = ENTERED.try_with(|entered| std::mem::take(&mut *entered.borrow_mut())).unwrap_or_default();
     SET_ASIDE.set(SET_ASIDE.get() + 1);
     on_user_code(None);
-    Box::new(Aside { entered, beside: BESIDE.take() })
+    Box::new(Suspended { entered, beside: BESIDE.take() })
 }
 
-impl Drop for Aside {
+impl Drop for Suspended {
     fn drop(&mut self) {
         let entered = std::mem::take(&mut self.entered);
-        // The user code has left all that it entered.
+        // The user code has left every capture that it entered.
         let left = ENTERED.try_with(|now| now.replace(entered));
         BESIDE.set(self.beside);
         SET_ASIDE.set(SET_ASIDE.get() - 1);
@@ -101,17 +100,17 @@ impl Drop for Aside {
     }
 }
 
-/// This thread may be in none any more.
+/// Called when this thread may have left its last capture.
 fn left() {
     if BESIDE.get().is_none() && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true) {
         on_user_code(None);
     }
 }
 
-/// Threads that are watched: most often none, and then nobody looks at what is his own.
+/// The number of watched threads: usually none, and then enqueueing makes no thread-local access.
 static WATCHED: AtomicUsize = AtomicUsize::new(0);
 
-/// This thread is watched, for work that it puts into streams that are none of a capture's.
+/// Watches this thread for work that it enqueues into streams that belong to no capture.
 #[must_use]
 pub(crate) struct Watch(());
 
@@ -123,7 +122,7 @@ impl Watch {
         Self(())
     }
 
-    /// True if there was such.
+    /// True if there was such work.
     pub(crate) fn end(self) -> bool {
         BESIDE.get() == Some(true)
     }
@@ -137,16 +136,15 @@ impl Drop for Watch {
     }
 }
 
-/// Work is put into a stream.
 #[inline]
 pub(super) fn note_work(stream: &Stream) {
-    // The thread itself has counted, if it is one.
+    // If this thread is watched, it has incremented the counter itself, so `Relaxed` suffices.
     if WATCHED.load(Ordering::Relaxed) > 0 && stream.capture().is_none() {
         BESIDE.set(BESIDE.get().map(|_| true));
     }
 }
 
-/// This thread is in a capture until it is dropped.
+/// This thread is in a capture until this is dropped.
 #[must_use]
 pub(crate) struct Entered(());
 
@@ -156,7 +154,7 @@ impl Drop for Entered {
             let mut entered = entered.borrow_mut();
             let capture = entered.pop();
             if entered.is_empty() {
-                // Its allocation goes, too: the thread does not release it when it ends.
+                // The allocation is freed, too: there is no destructor to free it when the thread ends.
                 *entered = Vec::new();
             }
             capture
@@ -189,36 +187,37 @@ impl Capture {
         &self.recorder
     }
 
-    /// What a layer above keeps with it: made at the first call.
+    /// State that a layer above attaches, created at the first call.
     pub(crate) fn extension<T: Any + Send + Sync>(&self, make: impl FnOnce() -> Arc<T>) -> Option<Arc<T>> {
         self.extension.get_or_init(|| make()).clone().downcast().ok()
     }
 
-    /// The capture that this thread is in.
+    /// The innermost capture that this thread is in.
     pub(crate) fn current() -> Option<Arc<Self>> {
         ENTERED.try_with(|entered| entered.borrow().last().cloned()).ok().flatten()
     }
 
-    /// All captures that this thread is in, the innermost last. None on a thread that ends.
+    /// All captures that this thread is in, the innermost last; empty on a thread that is ending.
     pub(crate) fn entered() -> SmallVec<[Arc<Self>; 1]> {
         ENTERED.try_with(|entered| entered.borrow().iter().cloned().collect()).unwrap_or_default()
     }
 
-    /// Whether the device may be asked on this thread. A library's calls may be captured in a capture, and the driver takes a
-    /// question of the same thread amiss: also one of user code that runs in the middle of it and is no part of it.
+    /// Whether the device may be queried on this thread. During a capture, a library's calls may be captured by the
+    /// driver, which rejects queries from the same thread, including those of user code that runs within the capture
+    /// without being part of it.
     pub(crate) fn may_ask_device() -> bool {
         SET_ASIDE.get() == 0 && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true)
     }
 
-    /// Until the guard is dropped this thread is in it.
+    /// Enters the capture on this thread until the guard is dropped.
     pub(crate) fn enter(self: &Arc<Self>) -> Entered {
         ENTERED.with(|entered| entered.borrow_mut().push(self.clone()));
         on_user_code(Some(set_aside));
         Entered(())
     }
 
-    /// A stream of it, whose first work comes after these nodes.
-    pub(crate) fn stream(self: &Arc<Self>, name: &str, after: Few) -> Result<Stream> {
+    /// A stream of this capture, whose first work is ordered after these nodes.
+    pub(crate) fn stream(self: &Arc<Self>, name: &str, after: NodeSet) -> Result<Stream> {
         let _later = Deferred::new();
         let mut made = lock(&self.made);
         let known = self.streams.get().and_then(std::sync::Weak::upgrade);
@@ -230,18 +229,17 @@ impl Capture {
         Ok(stream)
     }
 
-    /// Its streams so far.
     pub(crate) fn streams(&self) -> Vec<Stream> {
         lock(&self.made).clone()
     }
 
-    /// Nothing more is recorded. Its tickets count as passed, and nobody waits for them.
+    /// Ends the capture: nothing more is recorded, and its tickets count as passed.
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
         self.recorder.set_open(false);
-        // From here on every enqueue is refused: what is kept now is used by no node.
+        // From here on every enqueue is rejected, so no node uses what would be kept now.
         lock(&self.kept).complete = true;
-        // Whoever waits is woken: not under the lock.
+        // Waiters are woken, not under the lock.
         let made = std::mem::take(&mut *lock(&self.made));
         for stream in made {
             stream.0.completion.advance(u64::MAX);
@@ -252,7 +250,8 @@ impl Capture {
         self.over.load(Ordering::Acquire)
     }
 
-    /// A node that is about to be added uses this. Not kept once the capture is over: the node is refused then.
+    /// Keeps alive what a node that is about to be added uses. Does nothing once the capture is over, since the node is
+    /// rejected then.
     pub(crate) fn keep(&self, used: Arc<dyn Any + Send + Sync>) {
         let mut state = lock(&self.kept);
         if !state.complete {
@@ -260,7 +259,7 @@ impl Capture {
         }
     }
 
-    /// The node was refused.
+    /// Releases what was kept for a node that was rejected.
     pub(crate) fn release<T>(&self, used: &Arc<T>) {
         let mut state = lock(&self.kept);
         let at = state.kept.iter().rposition(|kept| std::ptr::addr_eq(Arc::as_ptr(kept), Arc::as_ptr(used)));
@@ -269,18 +268,18 @@ impl Capture {
         drop(released);
     }
 
-    /// For the owner of the nodes from now on.
-    pub(crate) fn take_kept(&self) -> Kept {
+    /// Moves what was kept to the new owner of the nodes.
+    pub(crate) fn take_kept(&self) -> KeptAlive {
         std::mem::take(&mut lock(&self.kept).kept)
     }
 
-    /// Who knows of its graph's launches.
+    /// Sets the function that returns the launches of the capture's graph.
     pub(crate) fn set_launches(&self, launches: impl Fn() -> SmallVec<[Ticket; 3]> + Send + Sync + 'static) {
         let _ = self.launches.set(Box::new(launches));
     }
 
-    /// What its launches have to come after: work of other streams that had not passed when it was met. And whether they may
-    /// read what that has written, so that they are spoilt if it is.
+    /// The work of other streams that the launches must be ordered after, as it had not passed when it was noted; and
+    /// for each, whether they may read what it wrote, and so are tainted if it is.
     pub(crate) fn take_outside(&self) -> Vec<(Ticket, bool)> {
         lock(&self.outside).take().unwrap_or_default()
     }
@@ -296,8 +295,8 @@ impl Capture {
     }
 }
 
-/// Whether both are streams of one capture, so that the wait is an edge. A wait of a captured stream for another is noted;
-/// one of another stream for a captured one is an error.
+/// Whether both are streams of one capture, or of none, so that the wait is recorded or enqueued. A wait of a captured
+/// stream for another stream is noted instead; a wait of another stream for a captured one is an error.
 #[cold]
 pub(super) fn is_one_of_both(stream: &Stream, ticket: &Ticket, reads: bool) -> Result<bool> {
     let (mine, other) = (stream.0.streams.capture(), ticket.stream().0.streams.capture());
@@ -305,7 +304,7 @@ pub(super) fn is_one_of_both(stream: &Stream, ticket: &Ticket, reads: bool) -> R
     match (mine, other) {
         (Some(mine), Some(other)) if Arc::ptr_eq(mine, other) => Ok(true),
         (_, Some(_)) => wrong(format!(
-            "stream `{}` would wait for stream `{}`, whose work is captured and does not run: it takes no part in that capture",
+            "stream `{}` cannot wait for stream `{}`, whose work is being captured and does not run: it is not part of that capture",
             stream.name(),
             ticket.stream().name()
         )),
@@ -318,7 +317,8 @@ pub(super) fn is_one_of_both(stream: &Stream, ticket: &Ticket, reads: bool) -> R
 }
 
 impl Ticket {
-    /// What has to be done for what a node does here to be done: the launches until now. None if it is no capture's.
+    /// The launches so far that must be done for what a node does here to be done; empty for a stream that belongs to
+    /// no capture.
     pub(super) fn launches(&self) -> SmallVec<[Ticket; 3]> {
         let launches = self.stream().capture().and_then(|capture| capture.launches.get());
         launches.map(|launches| launches()).unwrap_or_default()
@@ -326,13 +326,13 @@ impl Ticket {
 }
 
 impl Stream {
-    /// What it is captured for, if it is.
+    /// The capture that this stream belongs to, if any.
     #[inline]
     pub(crate) fn capture(&self) -> Option<&Arc<Capture>> {
         self.0.streams.capture()
     }
 
-    /// An error if its work does not run.
+    /// An error if this stream is captured, so that its work does not run.
     #[inline]
     pub(super) fn not_captured(&self) -> Result<()> {
         match self.capture() {
@@ -352,7 +352,7 @@ impl Stream {
         } else {
             format!(
                 "the work of stream `{name}` is captured, and none of it has run: the host can neither wait for it nor \
-                 look at what it makes; do that before the capture, or after the graph's launch"
+                 read its results; do that before the capture, or after the graph's launch"
             )
         };
         Error::new(ErrorKind::Usage, text)
@@ -381,7 +381,7 @@ mod tests {
         lock(&stream.capture().unwrap().kept).kept.len()
     }
 
-    /// Each is a node of the graph, or refused.
+    /// Each is a node of the graph, or rejected.
     fn use_events(stream: &Stream, event: &GraphEvent) -> [Result<()>; 3] {
         [Event::timed().record(stream), event.record(stream), event.wait(stream)]
     }
@@ -390,7 +390,7 @@ mod tests {
     fn a_capture_keeps_nothing_for_a_node_that_is_refused() {
         let device = Device::emulated(Emulated::new());
         let event = GraphEvent::new(&device).unwrap();
-        // Over; and open, with a stream that is closed.
+        // One capture that is over, and one that is open with a closed stream.
         let mut streams = Vec::new();
         let (_graph, ()) = Graph::capture(&device, |capture| {
             use_events(capture.stream(), &event).into_iter().collect::<Result<()>>()?;

@@ -1,14 +1,14 @@
-//! [`Clock`]: up to which ticket of which other stream one is ordered.
+//! [`Clock`]: for each other stream, the ticket up to which one stream is ordered after it.
 //!
-//! Clocks are lower bounds. Forgetting an entry costs a wait that was implied already; it never costs order.
+//! Clocks are lower bounds. A missing entry costs a wait that was implied already; it never costs order.
 
 use smallvec::SmallVec;
 
-/// Sorted by stream, so that two merge in one pass.
+/// Sorted by stream, so that two clocks merge in one pass.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clock(SmallVec<[(u64, u64); 8]>);
 
-/// What a clock remembers at most: streams beyond that are forgotten, the ones that are oldest first.
+/// The limit of entries. Beyond it, entries of the oldest streams are removed first.
 const LONGEST: usize = 8;
 
 impl Clock {
@@ -39,7 +39,7 @@ impl Clock {
             match self.0.get(at) {
                 Some((of, _)) if of == stream => self.0[at].1 = self.0[at].1.max(*ticket),
                 _ if self.0.len() < LONGEST => self.0.insert(at, (*stream, *ticket)),
-                // Older than all that there is room for.
+                // Older than every entry of a full clock.
                 _ if at == 0 => {}
                 _ => {
                     self.0.remove(0);
@@ -50,7 +50,7 @@ impl Clock {
         }
     }
 
-    /// Becomes what `other` is, in the memory it has.
+    /// Becomes a copy of `other`, in the memory it already has.
     pub(super) fn set(&mut self, other: &Self) {
         self.0.clear();
         self.0.extend_from_slice(&other.0);
@@ -70,7 +70,7 @@ mod tests {
     }
 
     proptest! {
-        /// Never more than both knew, and, as long as nothing has to be forgotten, never less.
+        /// Never more than both knew, and, if no entry was removed, never less.
         #[test]
         fn a_merge_knows_what_both_knew(a in vec((0..50_u64, 1..9_u64), 0..40), b in vec((0..50_u64, 1..9_u64), 0..40)) {
             let (a, b) = (clock(&a), clock(&b));

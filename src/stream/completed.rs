@@ -1,9 +1,9 @@
 //! [`Completed`]: the future of a ticket.
 //!
-//! It puts the protocol ([`completion`](super::completion)) and the device together: it registers first, then, if it is
-//! its stream's front, asks the device (work that is done needs no source), then makes an [effort](super::effort) to
-//! learn of the end. It says that all is well only after the device has said so: a signal that came too early, or a device
-//! that faulted meanwhile, is never reported as success.
+//! It combines the protocol ([`completion`](super::completion)) with the device. A poll registers the waker first;
+//! then, if it is the front of its stream, it queries the device (work that is done needs no notification); then it
+//! arranges to [be notified](super::wait_strategy). It reports success only after the device has reported it: a signal
+//! that came too early, or a device that faulted meanwhile, never counts as success.
 
 use std::{
     fmt,
@@ -13,29 +13,29 @@ use std::{
 
 use super::{
     Ticket,
-    completion::{Place, Progress},
-    effort::Effort,
-    lookout::Lookout,
+    completion::{Progress, WaiterSlot},
+    monitor::CompletionMonitor,
+    wait_strategy::WaitStrategy,
 };
 use crate::error::{Error, ErrorKind, Result};
 
-/// Resolves when the work up to a ticket is done, or with the error that ended the device.
+/// Resolves when the work up to a ticket is done, or with the error of the device that was lost.
 ///
-/// Of several that wait on one stream, the one with the earliest ticket looks for all; keep none of them unpolled while
-/// others wait, or the others learn of their end up to 50 ms late.
+/// Of several futures that wait on one stream, the one with the earliest ticket polls the device for all. Do not keep
+/// one of them unpolled while others wait: the others may then be notified up to 50 ms late.
 ///
 /// # Cancel safety
-/// Dropping it takes its waker out and does nothing else: it does not block, and the work goes on.
+/// Dropping the future removes its waker and does nothing else: it does not block, and the work goes on.
 #[must_use = "futures do nothing unless awaited"]
 pub struct Completed {
     ticket: Ticket,
-    place: Place,
-    effort: Effort,
+    place: WaiterSlot,
+    effort: WaitStrategy,
 }
 
 impl Completed {
     pub(super) fn new(ticket: Ticket) -> Self {
-        Self { ticket, place: Place::default(), effort: Effort::default() }
+        Self { ticket, place: WaiterSlot::default(), effort: WaitStrategy::default() }
     }
 
     /// The ticket it waits for.
@@ -61,16 +61,16 @@ impl Future for Completed {
                     this.effort.end();
                     // The device stores its error before it fails the waiters.
                     let lost = stream.device().check();
-                    return Poll::Ready(
-                        lost.and_then(|()| Err(Error::new(ErrorKind::DeviceLost, "its waiters were failed"))),
-                    );
+                    return Poll::Ready(lost.and_then(|()| {
+                        Err(Error::new(ErrorKind::DeviceLost, "the device was lost while this was pending"))
+                    }));
                 }
                 Progress::Wait { front } => {
                     stream.not_captured()?;
-                    // Marked at once: an event cannot be recorded later without waiting for more.
+                    // Marked at once: an event recorded later would cover later work, too.
                     this.ticket.commit()?;
                     let stream = this.ticket.stream();
-                    Lookout::watch(stream);
+                    CompletionMonitor::watch(stream);
                     match this.ticket.marked() {
                         Some(mark) if front && !this.effort.make(stream, mark, cx.waker())? => return Poll::Pending,
                         Some(_) if !front => return Poll::Pending,

@@ -1,26 +1,26 @@
-//! The protocol of completion: who waits for which ticket, who looks, and who is told.
+//! The completion protocol: which waiter waits for which ticket, which one polls the device, and which are woken.
 //!
-//! A stream counts its work in tickets: 1, 2, 3, ... A waiter waits until the stream has passed its ticket. Work on a
-//! stream is done in order, so of all who wait only the one with the lowest ticket, the **front**, sees to it that
-//! somebody looks; the others learn of their turn from it. This file knows no device, so that a model checker can try
-//! every interleaving of it on a CPU (`tests/loom/completion.rs` includes it as it stands).
+//! A stream numbers its operations with tickets: 1, 2, 3, ... A waiter waits until the stream has passed its ticket.
+//! Operations complete in order, so only the waiter with the lowest ticket, the **front**, arranges for the device to
+//! be polled; the others are woken in turn through it. This file does not use the device, so that a model checker can
+//! try every interleaving on a CPU (`tests/loom/completion.rs` includes it unchanged).
 //!
-//! Three things are told to it, from any thread:
+//! The protocol has three inputs, from any thread:
 //!
 //! ```text
-//!   wake(n)      a rumour: somebody (a host callback, an alarm) says that n may have passed. Wakes all up to n, who
-//!                then look at the device themselves.
-//!   advance(n)   the truth: the device said that n has passed. Resolves all up to n and wakes the next front.
-//!   fail()       the device is lost. Resolves everybody.
+//!   wake(n)      a hint: a host callback or an alarm reports that n may have passed. Wakes all waiters up to n, which
+//!                then query the device themselves.
+//!   advance(n)   confirmed: the device reported that n has passed. Resolves all waiters up to n, wakes the next front.
+//!   fail()       the device is lost. Every pending waiter fails.
 //!
 //!   a waiter:   poll -> Wait, not front ────────────────────── woken ──> poll -> ...
-//!               poll -> Wait, front -> look at the device -> a source -> woken ──> poll -> ... -> Passed | Failed
+//!               poll -> Wait, front -> query the device -> a source -> woken ──> poll -> ... -> Passed | Failed
 //! ```
 //!
-//! Promises: a waiter that got `Wait` is woken by the first `wake`, `advance` or `fail` after that which concerns it; as
-//! long as anybody waits, a front was told that it is one, or is being woken to be told; a waiter that is dropped is
-//! forgotten, and if it was the front the next one is woken. A rumour that is false costs a look, and one that comes
-//! twice or never does no harm: what never comes is caught by the lookout, which looks on a timer.
+//! Guarantees: a waiter that got `Wait` is woken by the first later `wake`, `advance` or `fail` that concerns it. As
+//! long as there are waiters, one has been informed that it is the front, or is being woken to be informed. A waiter
+//! that is dropped is removed, and if it was the front the next one is woken. A false hint costs a query; a hint that
+//! comes twice or never does no harm, since the completion monitor polls the stream on a timer.
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, WakeList, assert_may_wake, discard, lock};
 use std::{collections::BTreeMap, task::Waker};
@@ -28,19 +28,16 @@ use std::{collections::BTreeMap, task::Waker};
 /// What a waiter does next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// The ticket has passed.
     Passed,
-    /// The device is lost.
     Failed,
-    /// The waker is kept. The front looks at the device: if the ticket has passed it says so with `advance` and polls
-    /// again, if not it sees to it that a source is under way.
+    /// The waker is stored. The front queries the device: if the ticket has passed, it calls `advance` and polls again;
+    /// if not, it arranges for a source of notification.
     Wait {
-        /// Nobody waits for less.
+        /// True if no waiter has a lower ticket.
         front: bool,
     },
 }
 
-/// The completions of one stream.
 #[derive(Debug)]
 pub(crate) struct Completion {
     /// All tickets up to this one have passed.
@@ -52,29 +49,29 @@ pub(crate) struct Completion {
 #[derive(Debug)]
 struct State {
     waiters: Waiters,
-    /// Tickets for which a callback is under way, in ascending order.
+    /// Tickets with a callback pending, in ascending order.
     armed: Vec<u64>,
 }
 
-/// Who waits, in the order of their tickets. What one of them costs does not grow with those beside it; the lowest, which is
-/// mostly the only one, stands by itself.
+/// The waiters, in the order of their tickets. The cost of one does not grow with the number of others; the lowest,
+/// mostly the only one, is stored separately.
 #[derive(Debug)]
 struct Waiters {
-    lowest: Option<(Key, Kept)>,
-    /// All of them above the lowest; empty where there is none.
-    others: BTreeMap<Key, Kept>,
+    lowest: Option<(Key, WaiterEntry)>,
+    /// All waiters above the lowest; empty if there is no lowest.
+    others: BTreeMap<Key, WaiterEntry>,
     next: u64,
 }
 
-/// The ticket, and a number that no other waiter has.
+/// The ticket, and a number unique among the waiters.
 type Key = (u64, u64);
 
 /// A waiter's waker. Taken when it is woken.
-type Kept = Option<Waker>;
+type WaiterEntry = Option<Waker>;
 
-/// A waiter's place in the list, while it has one.
+/// A waiter's key in the list, while it is registered.
 #[derive(Debug, Default)]
-pub(crate) struct Place(Option<Key>);
+pub(crate) struct WaiterSlot(Option<Key>);
 
 impl Completion {
     pub(crate) fn new() -> Self {
@@ -95,23 +92,23 @@ impl Completion {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// True if anybody waits.
     pub(crate) fn has_waiters(&self) -> bool {
         !lock(&self.state).waiters.is_empty()
     }
 
-    /// Asks for `ticket`. Unless it is settled, `waker` is kept in `place` until `leave`.
-    pub(crate) fn poll(&self, place: &mut Place, ticket: u64, waker: &Waker) -> Progress {
+    /// Polls for `ticket`. Unless that is settled, `waker` is stored under `place` until `leave`.
+    pub(crate) fn poll(&self, place: &mut WaiterSlot, ticket: u64, waker: &Waker) -> Progress {
         if self.passed() >= ticket {
             self.leave(place).wake();
             return Progress::Passed;
         }
-        // A clone runs user code: it is made without the lock, before the first look or when the kept one is another's.
+        // Cloning runs user code, so it is done without the lock: before the first check, or when the stored waker
+        // differs.
         let mut new = place.0.is_none().then(|| waker.clone());
         loop {
             let mut state = lock(&self.state);
-            // Asked again under the lock: `advance` and `fail` store first and lock then, so either this sees what they
-            // stored, or they see the waiter.
+            // Checked again under the lock: `advance` and `fail` store first and lock afterwards, so either this sees
+            // what they stored, or they see the waiter.
             let passed = self.passed();
             if passed >= ticket || self.failed() {
                 let gone = Self::remove(&mut state, place);
@@ -140,7 +137,7 @@ impl Completion {
         }
     }
 
-    /// Notes that a callback is under way which will say `ticket`. False if one was already: then do not start one.
+    /// Notes that a callback for `ticket` is pending. False if one already is: then do not start another.
     pub(crate) fn arm(&self, ticket: u64) -> bool {
         let mut state = lock(&self.state);
         let at = state.armed.binary_search(&ticket);
@@ -150,13 +147,12 @@ impl Completion {
         at.is_err()
     }
 
-    /// The callback for `ticket` could not be started.
     pub(crate) fn disarm(&self, ticket: u64) {
         lock(&self.state).disarm(ticket);
     }
 
-    /// A waiter gives up its place. What is returned is woken instead of it.
-    pub(crate) fn leave(&self, place: &mut Place) -> WakeList {
+    /// Deregisters a waiter. The returned list is to be woken in its place.
+    pub(crate) fn leave(&self, place: &mut WaiterSlot) -> WakeList {
         if place.0.is_none() {
             return WakeList::new();
         }
@@ -164,7 +160,7 @@ impl Completion {
         let left = Self::remove(&mut state, place);
         let passed = self.passed();
         let woken = match &left {
-            // It was the front, and what it looked for has not come.
+            // It was the front, and its ticket has not passed.
             Some(((ticket, _), _)) if *ticket > passed => state.waiters.wake_front_from(*ticket, passed),
             _ => None,
         };
@@ -173,12 +169,12 @@ impl Completion {
         woken.into_iter().collect()
     }
 
-    fn remove(state: &mut State, place: &mut Place) -> Option<(Key, Kept)> {
+    fn remove(state: &mut State, place: &mut WaiterSlot) -> Option<(Key, WaiterEntry)> {
         let key = place.0.take()?;
         state.waiters.remove(key).map(|kept| (key, kept))
     }
 
-    /// A rumour: `ticket` may have passed.
+    /// A hint: `ticket` may have passed.
     pub(crate) fn wake(&self, ticket: u64) {
         let mut state = lock(&self.state);
         state.disarm(ticket);
@@ -187,7 +183,7 @@ impl Completion {
         woken.wake();
     }
 
-    /// The truth: all tickets up to `ticket` have passed. False if that was known.
+    /// Confirmed: all tickets up to `ticket` have passed. False if that was known.
     pub(crate) fn advance(&self, ticket: u64) -> bool {
         assert_may_wake();
         if self.passed.fetch_max(ticket, Ordering::AcqRel) >= ticket {
@@ -201,7 +197,6 @@ impl Completion {
         true
     }
 
-    /// The device is lost.
     pub(crate) fn fail(&self) {
         self.failed.store(true, Ordering::Release);
         let mut state = lock(&self.state);
@@ -228,7 +223,7 @@ impl Waiters {
         self.lowest.is_none()
     }
 
-    fn insert(&mut self, ticket: u64, kept: Kept) -> Key {
+    fn insert(&mut self, ticket: u64, kept: WaiterEntry) -> Key {
         let key = (ticket, self.next);
         self.next += 1;
         if self.lowest.is_none() {
@@ -239,10 +234,10 @@ impl Waiters {
         key
     }
 
-    // A lone waiter gets to none of the functions that are `cold`: inlined, they would lengthen its path.
+    // A lone waiter reaches none of the `cold` functions: inlined, they would lengthen its path.
     #[cold]
     #[inline(never)]
-    fn insert_beside(&mut self, key: Key, kept: Kept) {
+    fn insert_beside(&mut self, key: Key, kept: WaiterEntry) {
         let above = match &mut self.lowest {
             Some(lowest) if key < lowest.0 => std::mem::replace(lowest, (key, kept)),
             _ => (key, kept),
@@ -251,7 +246,7 @@ impl Waiters {
     }
 
     #[inline]
-    fn get_mut(&mut self, key: Key) -> Option<&mut Kept> {
+    fn get_mut(&mut self, key: Key) -> Option<&mut WaiterEntry> {
         match &mut self.lowest {
             Some(lowest) if lowest.0 == key => Some(&mut lowest.1),
             _ => Self::other(&mut self.others, key),
@@ -260,12 +255,12 @@ impl Waiters {
 
     #[cold]
     #[inline(never)]
-    fn other(others: &mut BTreeMap<Key, Kept>, key: Key) -> Option<&mut Kept> {
+    fn other(others: &mut BTreeMap<Key, WaiterEntry>, key: Key) -> Option<&mut WaiterEntry> {
         others.get_mut(&key)
     }
 
     #[inline]
-    fn remove(&mut self, key: Key) -> Option<Kept> {
+    fn remove(&mut self, key: Key) -> Option<WaiterEntry> {
         match self.lowest.take_if(|lowest| lowest.0 == key) {
             Some((_, kept)) => {
                 if !self.others.is_empty() {
@@ -285,13 +280,13 @@ impl Waiters {
 
     #[cold]
     #[inline(never)]
-    fn remove_other(&mut self, key: Key) -> Option<Kept> {
+    fn remove_other(&mut self, key: Key) -> Option<WaiterEntry> {
         self.others.remove(&key)
     }
 
-    /// The lowest that has not passed.
+    /// The lowest waiter whose ticket has not passed.
     #[inline]
-    fn front(&mut self, passed: u64) -> Option<(u64, &mut Kept)> {
+    fn front(&mut self, passed: u64) -> Option<(u64, &mut WaiterEntry)> {
         match &mut self.lowest {
             Some(lowest) if lowest.0.0 > passed => Some((lowest.0.0, &mut lowest.1)),
             Some(_) => Self::front_of(&mut self.others, passed),
@@ -301,7 +296,7 @@ impl Waiters {
 
     #[cold]
     #[inline(never)]
-    fn front_of(others: &mut BTreeMap<Key, Kept>, passed: u64) -> Option<(u64, &mut Kept)> {
+    fn front_of(others: &mut BTreeMap<Key, WaiterEntry>, passed: u64) -> Option<(u64, &mut WaiterEntry)> {
         others.range_mut((passed.checked_add(1)?, 0)..).next().map(|(key, kept)| (key.0, kept))
     }
 
@@ -311,7 +306,7 @@ impl Waiters {
         if front >= ticket { kept.take() } else { None }
     }
 
-    /// The wakers of all up to `ticket`; they keep their places until they poll or leave.
+    /// Takes the wakers of all waiters up to `ticket`; these stay registered until they poll or leave.
     fn take(&mut self, ticket: u64) -> WakeList {
         let Some(lowest) = self.lowest.as_mut().filter(|lowest| lowest.0.0 <= ticket) else { return WakeList::new() };
         let mut woken: WakeList = lowest.1.take().into_iter().collect();

@@ -1,7 +1,7 @@
-//! The current stream: for functions that are not handed one.
+//! The current stream: for functions that do not get one as an argument.
 //!
-//! A scope sets it, for a closure or for a future; scopes nest, and the inner one counts. A future takes its stream
-//! along, to whatever thread it is polled on; a task that it spawns has none.
+//! A scope sets it, for a closure or for a future; scopes nest, and the innermost applies. A future keeps its stream on
+//! every thread that polls it; a task that it spawns has none.
 
 use std::{
     cell::RefCell,
@@ -13,12 +13,12 @@ use std::{
 use super::Stream;
 
 thread_local! {
-    /// `ManuallyDrop`: without a destructor it stays usable while the thread's other locals are destroyed, and theirs use
-    /// streams (tokio's `task_local!` panics there, which aborts the process). [`Scope`] empties it.
+    /// `ManuallyDrop`: without a destructor it stays usable while the thread's other locals are destroyed, whose
+    /// destructors use streams (tokio's `task_local!` panics there, which aborts the process). [`Scope`] empties it.
     static CURRENT: ManuallyDrop<RefCell<Option<Stream>>> = const { ManuallyDrop::new(RefCell::new(None)) };
 }
 
-/// A stream is the current one, until this is dropped.
+/// Sets the current stream until this is dropped.
 struct Scope(Option<Stream>);
 
 impl Scope {
@@ -36,7 +36,7 @@ impl Drop for Scope {
     }
 }
 
-/// A future whose polls and whose drop are within the stream's scope.
+/// A future that is polled and dropped within the stream's scope.
 struct Scoped<'a, F> {
     stream: &'a Stream,
     future: Pin<&'a mut Option<F>>,
@@ -82,14 +82,14 @@ impl Stream {
             let _scope = Scope::enter(self);
             match scoped.future.as_mut().as_pin_mut() {
                 Some(future) => future.poll(cx),
-                // It is taken out by the drop alone.
+                // Only the drop takes the future out.
                 None => std::task::Poll::Pending,
             }
         })
         .await
     }
 
-    /// The stream of the innermost scope around this call. An operator's own is not set by itself: write
+    /// The stream of the innermost scope around this call. An operator's own stream is not set automatically: write
     /// `cx.stream()?.clone().scope(..)`.
     pub fn current() -> Option<Stream> {
         CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()

@@ -1,33 +1,34 @@
-//! [`Forecast`]: when will a stream's next work be done?
+//! [`Forecast`]: predicts when a stream's next work will be done.
 //!
-//! A stream's work tends to take as long as it took before. For each mark that somebody waited for, the time is taken
-//! from when the stream could begin with it (the end of the one before, or the begin of the wait if that is later) to its
+//! A stream's work tends to take as long as before. For each mark that was waited for, the duration is measured from
+//! when the stream could begin with it (the end of the one before, or the start of the wait if that is later) to its
 //! end. A moving average and its mean deviation are kept; a prediction is as good as the deviation is small.
 //!
-//! An end is noticed some time after the last look that found the work not done. Where that is long, the work may have
-//! ended at any moment in between. If it took longer than expected, the sleeper was woken by a callback, which comes soon
-//! after: the whole time is believed. If it may have taken less, the average is pulled down, more each time, so that the
-//! next look comes earlier: an average that is too high would never be found out otherwise.
+//! An end is detected some time after the last query that found the work not done. If that gap is long, the work may
+//! have ended at any moment in it. If the work took longer than expected, the sleeper was woken by a callback, which
+//! comes soon after the end: the whole duration is used. If it may have taken less, the average is reduced, more each
+//! time, so that the next query comes earlier: an average that is too high would never be detected otherwise.
 
 use std::time::{Duration, Instant};
 
-/// How soon a new sample is believed: a weight of 1/4.
+/// The weight of a new sample: 1/4.
 const WEIGHT: f64 = 0.25;
-/// Average deviation over average duration above which nothing can be foretold.
+/// Deviation relative to the mean above which no prediction is made.
 const HOPELESS: f64 = 0.5;
-/// An end is noticed in time if it was looked for so short a time before, or for so small a part of what the work took.
+/// An end is detected in time if the last query before it was at most this many seconds, or this fraction of the
+/// duration, earlier.
 const IN_TIME: (f64, f64) = (30e-6, 0.02);
-/// What the average is pulled down by at first, in seconds.
+/// How much the average is reduced at first, in seconds.
 const PULL: f64 = 250e-6;
 
-/// Marks that are counted between two ends: many that nobody waited for need not take as long as those that somebody did,
-/// and a sleeper that is woken too early only looks once more.
+/// The limit of marks counted between two ends: many marks that were not waited for need not take as long as those that
+/// were, and a sleeper that is woken too early only queries once more.
 const MOST: u64 = 32;
 
-/// What a stream's work took before.
+/// The durations of a stream's earlier work.
 #[derive(Debug, Default)]
 pub(super) struct Forecast {
-    /// The last end that was noticed in time, and the number of its mark.
+    /// The last end that was detected in time, and the number of its mark.
     last: Option<(Instant, u64)>,
     known: Option<Known>,
 }
@@ -39,7 +40,7 @@ struct Known {
     deviation: f64,
     /// How long the last one took.
     last: f64,
-    /// How many ends in a row may have come earlier than they were noticed.
+    /// How many ends in a row may have come before they were detected.
     late: i32,
 }
 
@@ -49,7 +50,7 @@ impl Known {
     }
 
     fn learn(self, took: f64) -> Self {
-        // Two alike that are nothing like the average: the work has become another.
+        // Two similar samples far from the average: the work has changed.
         if (took - self.last).abs() < took / 4.0 && (took - self.mean).abs() > took / 2.0 {
             return Self::new(took);
         }
@@ -59,16 +60,15 @@ impl Known {
     }
 }
 
-/// When an end is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Expected {
     pub(super) at: Instant,
-    /// How far off it usually is.
+    /// How far off the prediction usually is.
     pub(super) spread: Duration,
 }
 
 impl Forecast {
-    /// When the mark with this number will be done, for somebody who has waited for it since `began`.
+    /// When the mark with this number will be done, for a waiter since `began`.
     pub(super) fn expect(&self, number: u64, began: Instant) -> Option<Expected> {
         let known = self.known.filter(|known| known.deviation <= HOPELESS * known.mean)?;
         let (start, marks) = self.start(number, began);
@@ -76,7 +76,7 @@ impl Forecast {
         Some(Expected { at, spread: Duration::from_secs_f64(known.deviation) })
     }
 
-    /// A waiter that had waited since `began`, and at `asked` had found the mark not done, has `now` found it done.
+    /// A waiter since `began` found the mark not done at `asked`, and done at `now`.
     pub(super) fn found(&mut self, number: u64, began: Instant, asked: Option<Instant>, now: Instant) {
         let (start, marks) = self.start(number, began);
         let seconds = |moment: Instant| moment.saturating_duration_since(start).as_secs_f64() / marks;
@@ -84,7 +84,7 @@ impl Forecast {
         let in_time = asked.is_some() && most - least <= IN_TIME.0.max(IN_TIME.1 * most);
         self.last = in_time.then_some((now, number));
         self.known = Some(match self.known {
-            // The first may be a callback's: late, but not by much.
+            // The first may come from a callback: late, but not by much.
             None => Known::new(most),
             Some(known) if in_time || known.mean < least => known.learn(most),
             Some(known) => {
@@ -95,7 +95,7 @@ impl Forecast {
         });
     }
 
-    /// When the stream could begin with what lies before this mark, and how many marks that is.
+    /// When the stream could begin with the work before this mark, and how many marks that spans.
     fn start(&self, number: u64, began: Instant) -> (Instant, f64) {
         match self.last {
             Some((end, last)) if end > began && last < number => (end, (number - last).min(MOST) as f64),
@@ -112,8 +112,9 @@ mod tests {
 
     const MICRO: Duration = Duration::from_micros(1);
 
-    /// Work of these lengths, one after the other, each waited for from its begin: looked for from a while before its
-    /// expected end until a while after, woken `late` where that finds nothing. How many ends were seen as they came?
+    /// Work of these lengths, one after the other, each waited for from its start: polled from a while before its
+    /// expected end until a while after, and woken `late` after it otherwise. Returns how many ends were detected in
+    /// time.
     fn in_time(forecast: &mut Forecast, lengths: impl IntoIterator<Item = u32>) -> u32 {
         let (lead, late) = (250 * MICRO, 400 * MICRO);
         let mut now = Instant::now();
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn work_of_one_length_is_foretold_after_a_few() {
+    fn work_of_constant_length_is_predicted_after_a_few_samples() {
         for length in [20, 200, 1000, 5000, 100_000] {
             let count = in_time(&mut Forecast::default(), [length; 100]);
             assert!(count >= 90, "{count} of 100 of {length} us");
@@ -157,14 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn what_varies_without_measure_is_not_foretold() {
+    fn irregular_work_is_not_predicted() {
         let mut forecast = Forecast::default();
         in_time(&mut forecast, (0..200).map(|n| if n % 2 == 0 { 10 } else { 20_000 }));
         assert_eq!(forecast.expect(1000, Instant::now()), None);
     }
 
     #[test]
-    fn several_that_are_enqueued_at_once_follow_each_other() {
+    fn work_enqueued_at_once_is_predicted_in_sequence() {
         let mut forecast = Forecast::default();
         let began = Instant::now();
         for number in 1..=20 {
@@ -177,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever it is told, it foretells nothing before the begin and nothing absurd after it.
+        /// For any input, it predicts nothing before the start and nothing absurd after it.
         #[test]
         fn it_stays_within_what_was_seen(lengths in prop::collection::vec((1..100_000_u32, any::<bool>()), 1..50)) {
             let mut forecast = Forecast::default();

@@ -1,12 +1,12 @@
-//! A stream as the device has it, and whose it is.
+//! A raw stream of the device, with its owner.
 //!
-//! Several [`Stream`]s may stand for one of these, one after the other or at once: a pool gives it out again under
-//! another name, and the default stream is everybody's. What they enqueue runs one after the other all the same, so an
-//! order between them that is not known here costs a wait and never a race.
+//! Several [`Stream`]s may refer to one raw stream, one after the other or at once: a pool reuses it under another
+//! name, and the default stream is shared by all. Its operations run in order in any case, so an order between those
+//! [`Stream`]s that is not tracked here costs a redundant wait, never a race.
 //!
 //! A [`Held`] counts what fills the driver's queue (its [`Backlog`]), so there is one for as long as the device has the
-//! stream. The default stream's lives as long as the device, and is the same for handles with the race checker and without.
-//! That of another library's stream is found again by the raw stream, until its work is done.
+//! stream. That of the default stream lives as long as the device, and handles with and without the race checker share
+//! it. That of another library's stream is looked up by the raw stream, until its work is done.
 
 #[cfg(feature = "cuda")]
 use std::any::Any;
@@ -25,23 +25,22 @@ use crate::{
     sync::{Deferred, lock},
 };
 
-/// A stream of the device's.
 pub(crate) struct Held {
     backend: Arc<dyn Backend>,
     pub(crate) raw: RawStream,
-    /// As it was asked for; the device clamps it.
+    /// As requested; the device clamps it.
     pub(crate) priority: i32,
-    /// How much it has to do, where a driver's queue is bounded.
+    /// The pending work, where the driver's queue is bounded.
     backlog: Option<Arc<Backlog>>,
     owner: Owner,
 }
 
 enum Owner {
-    /// Made here: ended with this.
+    /// Created here, and destroyed with this.
     Here,
     /// The device's own default stream.
     Device,
-    /// Another library's, which ends it once this is gone.
+    /// Another library's, which may destroy it once this is dropped.
     #[cfg(feature = "cuda")]
     Other(#[allow(dead_code, reason = "held, never looked at")] Arc<dyn Any + Send + Sync>),
 }
@@ -51,11 +50,12 @@ impl Held {
     pub(crate) fn new(device: &Device, spec: &StreamSpec) -> Result<Arc<Self>> {
         device.check()?;
         device.check_process()?;
-        let raw = Streams::of(device).heed(device.backend().stream_create(spec))?;
+        let raw = Streams::of(device).observe(device.backend().stream_create(spec))?;
         Ok(Arc::new(Self::of(device.backend().clone(), raw, spec.priority, Owner::Here)))
     }
 
-    /// The device's default stream: the same at every call, so that what it has to do is known when all handles are dropped.
+    /// The device's default stream: the same at every call, so that its pending work stays known after all handles are
+    /// dropped.
     fn default_of(device: &Device) -> Arc<Self> {
         device
             .unchecked()
@@ -81,7 +81,7 @@ impl Held {
         Self { backend, raw, priority, backlog, owner }
     }
 
-    /// What it has to do, and the backend that is asked about that.
+    /// The pending work, and the backend to query about it.
     #[inline]
     pub(super) fn backlog(&self) -> Option<(&Backlog, &dyn Backend)> {
         self.backlog.as_deref().map(|backlog| (backlog, &*self.backend))
@@ -92,12 +92,12 @@ impl Held {
         &*self.backend
     }
 
-    /// True if others put work into it, of which wakeline does not know.
+    /// True if others may enqueue into it, unseen by wakeline.
     pub(crate) fn is_shared(&self) -> bool {
         !matches!(self.owner, Owner::Here)
     }
 
-    /// From now on people know it by this name.
+    /// Sets the name that tools show.
     pub(crate) fn rename(&self, name: &str) {
         self.backend.stream_rename(self.raw, name);
     }
@@ -118,8 +118,8 @@ impl Drop for Held {
     }
 }
 
-/// What other libraries' streams have to do: by raw stream, however many handles were made of one, and after the last of them
-/// until the work is done.
+/// The backlogs of other libraries' streams: one for each raw stream, however many handles it has, kept after the last
+/// of them until the work is done.
 #[cfg(feature = "cuda")]
 struct Others(Mutex<Vec<(RawStream, Arc<Backlog>)>>);
 
@@ -129,7 +129,7 @@ impl Others {
         let _later = Deferred::new();
         let mut all = lock(&self.0);
         let over = |(_, backlog): &mut (RawStream, Arc<Backlog>)| {
-            // One here.
+            // This list holds one.
             Arc::strong_count(backlog) == 1 && backlog.is_over(backend)
         };
         all.extract_if(.., over).for_each(|(_, backlog)| backlog.close(backend));
@@ -156,14 +156,15 @@ impl fmt::Debug for Held {
 }
 
 impl Stream {
-    /// The device's legacy default stream, the one that a CUDA program without streams uses: the same at every call.
-    /// Tickets and tracking are as with any other.
+    /// The device's legacy default stream, which a CUDA program without streams uses: the same at every call. Tickets
+    /// and tracking work as with any other stream.
     ///
-    /// It waits for all streams of the device that were not made non-blocking, and those wait for it; wakeline's own
-    /// are non-blocking unless a [`StreamPool`](super::StreamPool) says otherwise.
+    /// It waits for all streams of the device that were not created as non-blocking, and those wait for it. wakeline's
+    /// own are non-blocking unless a [`StreamPool`](super::StreamPool) was built otherwise.
     ///
-    /// Whoever else in the process uses the default stream does so unseen. What is in it when somebody waits for it
-    /// ([`wait_for`](Self::wait_for), [`join`](Self::join), [`completed`](Self::completed)) counts, whoever put it there.
+    /// Other users of the default stream in the process are not tracked. All work that is in it at the time of a wait
+    /// ([`wait_for`](Self::wait_for), [`join`](Self::join), [`completed`](Self::completed)) is waited for, regardless
+    /// of its origin.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for the host, which has none; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -171,7 +172,7 @@ impl Stream {
         if device.is_host() {
             return Err(Error::new(
                 ErrorKind::Usage,
-                "the host has no streams: choose a device, `Device::first()` say",
+                "the host has no streams: choose a device, for example with `Device::first()`",
             ));
         }
         device.check()?;
@@ -186,7 +187,7 @@ impl Stream {
         Ok(stream)
     }
 
-    /// How urgent its work is: lower is more urgent. See [`Device::stream_priorities`].
+    /// The priority of its work: lower is more urgent. See [`Device::stream_priorities`].
     pub fn priority(&self) -> i32 {
         let range = self.device().stream_priorities();
         self.0.held.priority.clamp(*range.start(), *range.end())
@@ -222,7 +223,7 @@ mod tests {
         }
         drop(go);
         plain.backend().stream_synchronize(raw).unwrap();
-        // Nothing is known of it any more, once another handle is made.
+        // Once another handle is created, this stream is forgotten.
         let other = plain.backend().stream_create(&spec).unwrap();
         drop(Held::of_other(&plain, other, Arc::new(())));
         assert!(pending(&others, raw).is_none() && pending(&others, other).is_some());

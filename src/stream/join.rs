@@ -4,11 +4,11 @@ use super::{Event, Stream, Ticket};
 use crate::error::Result;
 
 impl Stream {
-    /// Work enqueued here from now on waits, on the device, for each of these: for all that a [`Stream`] was given until
-    /// now, for a [`Ticket`] and no later work. This stream itself and `None` may be among them and are skipped. The
-    /// default stream joins only where it is among them (see [`Stream::default_of`]).
+    /// Work enqueued here from now on waits, on the device, for each of these points: for all that was enqueued into a
+    /// [`Stream`] before this call, for a [`Ticket`] and no later work. This stream itself and `None` may be among them
+    /// and are skipped. The default stream is joined only if it is listed (see [`Stream::default_of`]).
     ///
-    /// Work on buffers and envelopes is ordered without this.
+    /// Work on buffers and envelopes is ordered without this call.
     ///
     /// ```
     /// use wakeline::{Stream, device::{Device, Emulated}};
@@ -22,15 +22,16 @@ impl Stream {
     /// ```
     ///
     /// # Errors
-    /// [`Usage`](crate::ErrorKind::Usage) if a device is of another make; [`DeviceLost`](crate::ErrorKind::DeviceLost)
-    /// after a fault. Those before it have been joined then.
+    /// [`Usage`](crate::ErrorKind::Usage) if a device has a different backend;
+    /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault. The points before the failing one have been joined
+    /// by then.
     pub fn join<P: Point>(&self, points: impl IntoIterator<Item = P>) -> Result<()> {
         points.into_iter().filter_map(|point| point.ticket()).try_for_each(|ticket| self.wait(&ticket))
     }
 }
 
-/// A point in a stream's work: a [`Ticket`], the record of an [`Event`], the present end of a [`Stream`], any of them
-/// behind a reference, or none.
+/// A point in a stream's work: a [`Ticket`], the record of an [`Event`], the current end of a [`Stream`], a reference
+/// to any of these, or `None`.
 ///
 /// Sealed.
 pub trait Point: Sealed {

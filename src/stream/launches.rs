@@ -1,8 +1,8 @@
-//! [`Launches`]: what a stream was last asked to launch. The error of a lost device names what of it may not be done.
+//! [`Launches`]: the latest launches of a stream. The error of a lost device names those that may not be done.
 
 use std::fmt;
 
-/// How many are remembered.
+/// How many launches are remembered.
 const REMEMBERED: usize = 4;
 
 /// What was launched.
@@ -12,7 +12,7 @@ pub(crate) enum Launched {
     Graph,
 }
 
-/// The last ones that differ from the one before, each with the ticket of its last launch: a ring.
+/// A ring of the latest launches, each different from its predecessor, with the ticket of its last repetition.
 #[derive(Debug, Default)]
 pub(super) struct Launches {
     last: [Option<(u64, Launched)>; REMEMBERED],
@@ -28,7 +28,7 @@ impl Launches {
         self.last[self.newest] = Some((ticket, launched));
     }
 
-    /// Those after this ticket, oldest first, in parentheses, if there are any.
+    /// The launches after this ticket, oldest first, in parentheses; empty if there are none.
     pub(super) fn after(&self, passed: u64) -> impl fmt::Display + use<> {
         let oldest_first = (1..=REMEMBERED).filter_map(|at| self.last[(self.newest + at) % REMEMBERED]);
         let open: Vec<_> = oldest_first.filter(|(ticket, _)| *ticket > passed).map(|(_, launched)| launched).collect();
@@ -41,7 +41,7 @@ struct Unfinished(Vec<Launched>);
 impl fmt::Display for Unfinished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((first, others)) = self.0.split_first() else { return Ok(()) };
-        // Where all are open there may be others before them.
+        // If all that are remembered are unfinished, there may be earlier ones.
         let before = if self.0.len() == REMEMBERED { ".., " } else { "" };
         write!(f, " ({before}{first}")?;
         others.iter().try_for_each(|other| write!(f, ", {other}"))?;

@@ -1,9 +1,9 @@
 //! [`Mark`]: an event behind a ticket, with what the stream was ordered after when it was recorded.
 //!
-//! Whoever waits for a ticket or asks about it holds its mark and needs the stream no more: no lock of one stream is
-//! taken for the work of another. Marks are shared (`Arc`) and come from their stream's own pool; one is used again only
-//! when nobody else holds it, so an event is never recorded again under somebody who waits, and no generation number is
-//! needed. Waits that the device already has keep the record they were given (`cuStreamWaitEvent` captures it).
+//! A waiter for a ticket holds the ticket's mark and does not need the stream: no lock of one stream is taken for work
+//! on another. Marks are shared (`Arc`) and come from a pool of their stream. A mark is reused only when no ticket
+//! holds it, so an event is never recorded again while a waiter uses it, and no generation number is needed. Waits that
+//! are already enqueued on the device keep their record (`cuStreamWaitEvent` captures it).
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
@@ -18,37 +18,37 @@ use crate::{
 /// A recorded point of a stream.
 pub(crate) struct Mark {
     pub(super) ticket: u64,
-    /// The how manyth of its stream.
+    /// Its sequence number among the marks of its stream.
     pub(super) number: u64,
     pub(super) event: RawEvent,
     pub(super) clock: Clock,
-    /// Other devices whose work came before, directly or not. The stream keeps those that are still needed.
+    /// Other devices whose work this is ordered after, directly or not. The stream keeps those that are still needed.
     pub(super) upstream: SmallVec<[WeakDevice; 1]>,
     home: Arc<Streams>,
 }
 
-/// A stream's marks that have passed: to be used again.
+/// A stream's marks that have passed, for reuse.
 ///
-/// As many are made at once as there are, and some from the start: making one is the only call on a message's path that
-/// holds others up (see `device/cuda/gate.rs`).
+/// The pool starts with some marks and doubles when it runs out: creating a mark is the only call on a message's path
+/// that blocks other threads (see `device/cuda/gate.rs`).
 #[derive(Debug, Default)]
 pub(super) struct Spares {
-    /// Those that may be free.
+    /// Marks that may be free.
     idle: VecDeque<Arc<Mark>>,
-    /// Those that a ticket still held when they were looked at last: events and memory may keep theirs for long.
+    /// Marks that a ticket still held at the last check: events and memory may hold theirs for long.
     held: VecDeque<Arc<Mark>>,
     made: usize,
 }
 
 impl Spares {
-    /// How many there are from the start.
+    /// The initial number of marks.
     const FIRST: usize = 16;
 
-    /// How many held marks are looked at again at each call: more than one, so that marks come back faster than they are taken.
+    /// How many held marks each call checks: more than one, so that marks return faster than they are taken.
     const LOOKS: usize = 2;
 
-    /// A mark that no ticket holds; its event is not yet recorded for this use. However many are held, a call looks at few of
-    /// them: each once when it comes back, and then [`LOOKS`](Self::LOOKS) in turn.
+    /// A mark that no ticket holds; its event is not yet recorded for this use. However many marks are held, a call
+    /// checks few: each once when it returns, and then [`LOOKS`](Self::LOOKS) in turn.
     pub(super) fn take(&mut self) -> Option<Arc<Mark>> {
         for _ in 0..self.held.len().min(Self::LOOKS) {
             let mut mark = self.held.pop_front()?;
@@ -68,12 +68,11 @@ impl Spares {
         self.idle.push_back(mark);
     }
 
-    /// Doubles their number.
     pub(super) fn grow(&mut self, streams: &Arc<Streams>) -> Result<()> {
         for _ in 0..self.made.max(Self::FIRST) {
             let event = streams.backend().event_create(false)?;
             self.made += 1;
-            // In front: they are known to be nobody's.
+            // In front: they are known to be free.
             self.idle.push_front(Arc::new(Mark {
                 ticket: 0,
                 number: 0,
@@ -88,9 +87,9 @@ impl Spares {
 }
 
 impl Mark {
-    /// Everything but the event, of a mark that was just taken.
+    /// Sets everything but the event of a mark that was just taken.
     pub(super) fn set(this: &mut Arc<Self>, ticket: u64, number: u64, clock: &Clock, upstream: &[Upstream]) {
-        let Some(mark) = Arc::get_mut(this) else { unreachable!("`Spares::take` gives out none that others hold") };
+        let Some(mark) = Arc::get_mut(this) else { unreachable!("`Spares::take` returns only free marks") };
         (mark.ticket, mark.number) = (ticket, number);
         mark.clock.set(clock);
         mark.upstream.clear();
@@ -135,9 +134,9 @@ mod tests {
         assert!(spares.made <= 1024, "{} for one at a time", spares.made);
     }
 
-    /// The marks of events that are kept are not passed over at each take; once they are free they are taken again.
+    /// Marks that are held for long are not checked at each take; once they are free they are reused.
     #[test]
-    fn a_take_looks_at_few_of_the_marks_that_are_held() {
+    fn a_take_checks_few_held_marks() {
         let device = Device::emulated(Emulated::new());
         let streams = Streams::of(&device);
         let (mut spares, mut held) = (Spares::default(), Vec::new());
@@ -152,7 +151,7 @@ mod tests {
             held.push(mark.clone());
             spares.put(mark);
         }
-        // Each is passed over once, and no more.
+        // Each is checked once, and not again.
         let made = spares.made;
         for round in 0..made + 100 {
             let mark = take(&mut spares);
@@ -165,6 +164,6 @@ mod tests {
         }
         held.clear();
         let all: Vec<_> = (0..made).map(|_| take(&mut spares)).collect();
-        assert_eq!((all.len(), spares.made), (made, made), "none was made anew");
+        assert_eq!((all.len(), spares.made), (made, made), "no mark is created");
     }
 }

@@ -1,4 +1,4 @@
-//! Where a stream's marks come from and go to.
+//! Recording and recycling of a stream's marks.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::{
     sync::{Deferred, assert_may_wake, lock},
 };
 
-/// A mark that is recorded again leaves no more tickets than this without one.
+/// The limit of tickets without a mark that re-recording a mark may leave.
 pub(super) const NEAR: u64 = 64;
 
 impl Stream {
-    /// The first mark at or after a ticket, made now if there is none: then it may come late, never early.
+    /// The first mark at or after a ticket, recorded now if there is none. It may cover later work, never less.
     pub(super) fn mark(&self, number: u64) -> Result<Arc<Mark>> {
         assert_may_wake();
         let inner = &*self.0;
@@ -31,7 +31,7 @@ impl Stream {
         if passed > before {
             inner.completion.advance(passed);
         }
-        inner.streams.heed(made)
+        inner.streams.observe(made)
     }
 
     /// The mark for another stream that waits for a ticket.
@@ -45,11 +45,11 @@ impl Stream {
         Ok(mark)
     }
 
-    /// Records a mark again, at the stream's present end, if that is the latest and whoever asks is the only one who has it:
-    /// an event that is recorded again and again needs no other. False if not.
+    /// Records a mark again, at the stream's current end, if it is the latest and the caller is its only other holder:
+    /// an event that is recorded repeatedly needs no further marks. False if it cannot.
     ///
-    /// Whoever looks for a mark between finds a later one then; so one in [`NEAR`] tickets stays. An error is not yet heeded:
-    /// whoever asks has a lock.
+    /// A search for an earlier mark then finds a later one, so one mark in [`NEAR`] tickets stays. The caller must pass
+    /// an error to `observe`, once it has released its lock.
     pub(super) fn move_mark(&self, mark: &mut Arc<Mark>) -> Result<bool> {
         assert_may_wake();
         let inner = &*self.0;
@@ -63,7 +63,7 @@ impl Stream {
             Some(before) => order.marks[before].ticket,
             None => inner.completion.passed(),
         };
-        // One here, one in the order.
+        // One reference here, one in the order.
         let is_its_own = Arc::strong_count(mark) == 2 && order.marks.back().is_some_and(|last| Arc::ptr_eq(last, mark));
         if !is_its_own || order.issued.saturating_sub(before) > NEAR {
             return Ok(false);
@@ -82,9 +82,9 @@ impl Stream {
 }
 
 impl Order {
-    /// Where nobody looks, marks pile up until none is spare: then the device is asked how far it is, which may raise
-    /// `passed`. If it has not come half as far there should be more of them: to get back one at a time would be to ask
-    /// each time.
+    /// Without polling, marks pile up until no spare is left. The device is then queried for its progress, which may
+    /// raise `passed`. If it has not passed half of the marks, the pool grows: recycling one mark at a time would need
+    /// a query each time.
     fn new_mark(&mut self, stream: &Inner, passed: &mut u64) -> Result<Arc<Mark>> {
         let backend = stream.streams.backend();
         self.forget(*passed);
@@ -108,7 +108,7 @@ impl Order {
         Ok(mark)
     }
 
-    /// Marks up to this ticket are done. False if there are none.
+    /// Recycles the marks up to this ticket. False if there are none.
     fn forget(&mut self, passed: u64) -> bool {
         if self.marks.front().is_none_or(|mark| mark.ticket > passed) {
             return false;

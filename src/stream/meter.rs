@@ -1,16 +1,16 @@
-//! How long a device worked for each run of an operator.
+//! Measures how long a device works for each run of an operator.
 //!
-//! A run's work is a number of pieces on its stream, with waits for other streams between them. Timed events stand around
-//! the pieces and not around the waits, so that a run is not charged for what another operator's stream has still to do:
+//! A run's work is a number of operations on its stream, with waits for other streams between them. Timed events
+//! enclose the operations, not the waits, so that a run is not charged for pending work on another operator's stream:
 //!
 //! ```text
 //!   begin_run     wait   launch   launch   wait   copy   end_run
 //!                       [ span of the run ]      [ span ]
 //! ```
 //!
-//! What has been recorded is read back later, when the device is known to have passed it, and never waited for. There is
-//! room for a fixed number of spans; where the device is so far behind that all of it is taken, a run is not measured, and
-//! counted as such. Events are used again: a run allocates nothing once the first have been made.
+//! Recorded spans are read back later, once the device is known to have passed them, and are never waited for. There is
+//! room for a fixed number of spans; if the device is so far behind that all are in use, a run is not measured, and is
+//! counted as missed. Events are reused: after the first ones are created, a run allocates nothing.
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
@@ -20,37 +20,36 @@ use crate::{
     error::Result,
 };
 
-/// What the device spent on the runs of one operator.
+/// The device time spent on the runs of one operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceTime {
-    /// Of all runs that were measured.
+    /// The total of all measured runs.
     pub total: Duration,
-    /// Of the longest one.
+    /// The longest measured run.
     pub longest: Duration,
-    /// How many runs were measured: those that put work into the operator's stream.
+    /// How many runs were measured: those that enqueued work into the operator's stream.
     pub runs: u64,
-    /// Runs that were not measured, since the device was too far behind, or was lost.
+    /// Runs that were not measured, because the device was too far behind or was lost.
     pub missed: u64,
 }
 
 impl DeviceTime {
-    /// Of one run, on average; zero if none was measured.
+    /// The average of a run; zero if none was measured.
     pub fn mean(&self) -> Duration {
         if self.runs == 0 { Duration::ZERO } else { self.total.div_f64(self.runs as f64) }
     }
 }
 
-/// The spans of one stream.
 pub(super) struct Meter {
     streams: Arc<Streams>,
     phase: Phase,
     run: u64,
-    /// Recorded, oldest first.
+    /// Recorded spans, oldest first.
     spans: VecDeque<Span>,
     idle: Vec<RawEvent>,
     sums: DeviceTime,
-    /// The run that was read back last, as far as it was.
+    /// The run that is being read back, with its time so far.
     reading: Option<(u64, Duration)>,
 }
 
@@ -58,7 +57,7 @@ pub(super) struct Meter {
 enum Phase {
     /// Between two runs, or in one that is not measured.
     Off,
-    /// The next piece of work begins a span.
+    /// The next operation begins a span.
     Armed,
     /// In a span.
     In(RawEvent),
@@ -71,7 +70,7 @@ struct Span {
 }
 
 impl Meter {
-    /// Spans that there is room for: events of a few hundred bytes each.
+    /// The limit of spans: events of a few hundred bytes each.
     const MOST: usize = 128;
 
     pub(super) fn new(streams: &Arc<Streams>) -> Box<Self> {
@@ -95,7 +94,7 @@ impl Meter {
         self.sums.missed += u64::from(self.spans.len() >= Self::MOST);
     }
 
-    /// True if it has put something into the stream.
+    /// True if it has recorded anything in the stream.
     pub(super) fn end_run(&mut self, stream: RawStream) -> bool {
         let spans = self.spans.len();
         self.end_span(stream);
@@ -103,7 +102,6 @@ impl Meter {
         self.spans.len() > spans
     }
 
-    /// Before a piece of work.
     pub(super) fn work(&mut self, stream: RawStream) {
         if let Phase::Armed = self.phase {
             match self.record(stream) {
@@ -113,7 +111,7 @@ impl Meter {
         }
     }
 
-    /// Before a wait for another stream. Where there is no room for a span after it, the present one goes on.
+    /// Called before a wait for another stream. If there is no room for a span after it, the current one continues.
     pub(super) fn wait(&mut self, stream: RawStream) {
         if self.spans.len() + 1 < Self::MOST {
             self.end_span(stream);
@@ -143,13 +141,12 @@ impl Meter {
         backend.event_record(event, stream).map(|()| event).inspect_err(|_| self.idle.push(event))
     }
 
-    /// A call has failed; whoever works on the device hears why from their own.
+    /// A call has failed; users of the device get the error from their own calls.
     fn give_up(&mut self) {
         self.phase = Phase::Off;
         self.sums.missed += 1;
     }
 
-    /// Reads what the device has passed.
     fn read_back(&mut self) {
         while let Some(span) = self.spans.front() {
             let backend = self.streams.backend();
@@ -189,7 +186,7 @@ impl Meter {
         }
     }
 
-    /// The device will tell no more times.
+    /// No more times can be read from the device.
     fn lose(&mut self) {
         let begun = self.spans.front().map(|span| span.run);
         if self.reading.is_some_and(|(run, _)| Some(run) != begun) {
@@ -204,7 +201,7 @@ impl Meter {
         self.reading = None;
     }
 
-    /// All that is known, after the last run.
+    /// The sums after the last run.
     pub(super) fn sums(&mut self) -> DeviceTime {
         self.read_back();
         if self.spans.is_empty() {

@@ -1,25 +1,26 @@
 //! Streams: ordered work on a device, counted in tickets.
 //!
-//! A [`Stream`] runs what is put into it one after the other; streams run beside each other. Every piece of work gets
-//! a [`Ticket`], a number of its stream. "Ticket n has passed" is what everything else here is made of: order between
-//! streams (`stream_b` waits for a ticket of `stream_a`), completion (a [`Completed`] future resolves when a ticket has
-//! passed), the life of memory (it is free when the tickets of its uses have passed).
+//! A [`Stream`] runs its operations in order; streams run concurrently. Every operation gets a [`Ticket`], a number
+//! that counts up within its stream. Everything else here is built on "ticket n has passed": order between streams
+//! (`stream_b` waits for a ticket of `stream_a`), completion (a [`Completed`] future resolves when its ticket has
+//! passed) and the lifetime of memory (it is free once the tickets of its uses have passed).
 //!
 //! ```text
 //!   enqueue ─> ticket 1, 2, 3, 4 ...         under the stream's lock: ticket and enqueue are one step
-//!   mark    ─> an event after ticket 3       recorded where somebody may wait for it, with the stream's clock of then
+//!   mark    ─> an event after ticket 3       recorded where a wait may need it, with a snapshot of the stream's clock
 //!   wait    ─> the device waits for a mark   unless the order is implied already
 //! ```
 //!
-//! A stream's clock says, for each other stream, up to which ticket this one is ordered after it. Clocks are lower
-//! bounds: forgetting costs a wait, never a race. A wait merges the snapshot that was taken with the mark, never the
-//! other stream's present clock.
+//! A stream's clock holds, for each other stream, the ticket up to which this stream is ordered after it. Clocks are
+//! lower bounds: a missing entry costs a redundant wait, never a race. A wait merges the snapshot that was taken with
+//! the mark, never the other stream's current clock.
 //!
-//! Order goes by way of streams of one device only. What a device keeps in order is so while it lives: once it is lost, waits for
-//! its work end though what that was to come after, on a third device, has not passed. So a wait for a stream of another device
-//! merges no snapshot, and memory keeps the uses that came before on other devices (`memory::access::Uses`).
+//! Order is transitive only through streams of one device. A device guarantees the order of its work only while it
+//! lives: when it is lost, waits for its work end, even if the work that it was waiting for on a third device has not
+//! passed. A wait for a stream of another device therefore merges no snapshot, and memory keeps earlier uses on other
+//! devices (`memory::access::Uses`).
 //!
-//! What the loss of another device spoils is a matter of tickets, too: see `stream/taint.rs`.
+//! The loss of another device taints tickets, too: see `stream/taint.rs`.
 
 mod backlog;
 pub(crate) mod capture;
@@ -27,23 +28,23 @@ mod clock;
 mod completed;
 pub(crate) mod completion;
 mod current;
-mod effort;
+mod event;
 mod forecast;
 mod held;
 mod join;
 mod launches;
-mod lookout;
 mod mark;
-mod marker;
 mod marks;
 mod meter;
 mod mode;
+mod monitor;
 mod pool;
 mod streams;
 mod stride;
 mod taint;
 mod ticket;
 mod timer;
+mod wait_strategy;
 mod watch;
 
 use std::{
@@ -57,17 +58,17 @@ use std::{
 
 use smallvec::SmallVec;
 
-use backlog::Room;
+use backlog::QueueSlot;
 use clock::Clock;
 pub use completed::Completed;
 use completion::Completion;
+pub use event::Event;
 use forecast::Forecast;
 pub(crate) use held::Held;
 pub use join::Point;
 pub(crate) use launches::Launched;
 use launches::Launches;
 use mark::{Mark, Spares};
-pub use marker::Event;
 pub use meter::DeviceTime;
 use meter::Meter;
 use mode::AtomicMode;
@@ -75,11 +76,11 @@ pub use mode::CompletionMode;
 pub use pool::{PooledStream, StreamPool, StreamPoolBuilder};
 pub(crate) use streams::Streams;
 use stride::Stride;
-pub(crate) use taint::Leave;
-use taint::{Spoilt, Upstream, Wait};
+pub(crate) use taint::EnqueuePermit;
+use taint::{Tainted, Upstream, Wait};
 pub use ticket::Ticket;
 pub use timer::Timer;
-pub(crate) use watch::Watched;
+pub(crate) use watch::WatchFlag;
 
 use crate::{
     device::{
@@ -114,63 +115,64 @@ pub(crate) struct Inner {
     streams: Arc<Streams>,
     held: Arc<Held>,
     raw: RawStream,
-    /// Of all streams of the process.
+    /// Unique among all streams of the process.
     id: u64,
     name: String,
     order: Mutex<Order>,
-    /// The highest ticket handed out, for a look without the lock.
+    /// The highest ticket issued, readable without the lock.
     issued: AtomicU64,
-    /// Shared with callbacks: those run on the driver's thread, where no stream may be destroyed, so they must not be
-    /// the last to hold one.
+    /// Shared with callbacks. Callbacks run on the driver's thread, where no stream may be destroyed, so a callback
+    /// must not hold the last reference to a stream.
     completion: Arc<Completion>,
-    /// Carries the host functions that signal: on the stream itself they would hold it up.
+    /// Carries the host functions that signal completion; on the stream itself they would delay its work.
     side: OnceLock<RawStream>,
-    /// How long its work takes.
+    /// Predicts how long the stream's work takes.
     forecast: Mutex<Forecast>,
-    /// On the lookout's list.
-    watched: Watched,
-    /// Has waited for another device, whose work is not known to be sound.
-    crossed: AtomicBool,
-    /// How many of those it has noted as lost.
+    /// Whether the stream is on the completion monitor's list.
+    watched: WatchFlag,
+    /// Set once the stream has waited for another device whose work is not yet known to be valid.
+    has_upstream_work: AtomicBool,
+    /// How many losses of such devices the stream has noted.
     losses: AtomicU64,
     mode: AtomicMode,
     stride: Stride,
 }
 
-/// What changes with each enqueue.
+/// The state that changes with each enqueue.
 struct Order {
     issued: u64,
     clock: Clock,
-    /// Oldest first; those that have passed go.
+    /// Oldest first; marks that have passed are recycled.
     marks: VecDeque<Arc<Mark>>,
-    /// How many marks there ever were.
+    /// How many marks were ever recorded.
     marked: u64,
     spares: Spares,
-    /// Where the runs of an operator are timed.
+    /// Set where an operator's runs are timed.
     meter: Option<Box<Meter>>,
-    /// Other devices whose work this stream has come after, directly or not, and is not yet known to be sound.
+    /// Other devices that this stream is ordered after, directly or not, and whose work is not yet known to be valid.
     upstream: SmallVec<[Upstream; 1]>,
-    /// What those of them have spoilt that were lost, oldest first.
-    spoilt: Vec<Spoilt>,
+    /// The tickets that were tainted by the loss of such a device, oldest first.
+    tainted: Vec<Tainted>,
     launches: Launches,
 }
 
-/// For work that reads nothing: what was noted before it makes no difference.
+/// For work that reads no memory: losses noted before it do not taint it.
 pub(crate) const READS_NOTHING: u64 = u64::MAX;
 
-/// With more devices to come after than this, a wait looks for those that are no longer needed.
+/// With more upstream devices than this, a wait checks which of them are no longer needed.
 const MANY: usize = 16;
 
 impl Stream {
     /// A new stream on `device`, with the default priority.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for the host, which has none; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`Usage`](ErrorKind::Usage) for the host, which has no streams; [`DeviceLost`](ErrorKind::DeviceLost) after a
+    /// fault.
     pub fn new(device: &Device) -> Result<Self> {
         Self::named(device, "stream")
     }
 
-    /// A new stream with a name for logs and for errors that list whose work was lost.
+    /// A new stream with a name, which logs show and which errors use to list the work that was lost.
     ///
     /// # Errors
     /// As [`Stream::new`].
@@ -190,7 +192,7 @@ impl Stream {
     fn among(streams: Arc<Streams>, device: &Device, name: String, held: Arc<Held>) -> Result<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let mut spares = Spares::default();
-        streams.heed(spares.grow(&streams))?;
+        streams.observe(spares.grow(&streams))?;
         let stream = Self(Arc::new(Inner {
             device: device.clone(),
             streams,
@@ -208,7 +210,7 @@ impl Stream {
                     spares,
                     meter: None,
                     upstream: SmallVec::new(),
-                    spoilt: Vec::new(),
+                    tainted: Vec::new(),
                     launches: Launches::default(),
                 },
             ),
@@ -216,8 +218,8 @@ impl Stream {
             completion: Arc::new(Completion::new()),
             side: OnceLock::new(),
             forecast: Mutex::default(),
-            watched: Watched::new(),
-            crossed: AtomicBool::new(false),
+            watched: WatchFlag::new(),
+            has_upstream_work: AtomicBool::new(false),
             losses: AtomicU64::new(0),
             mode: AtomicMode::new(CompletionMode::default()),
             stride: Stride::new(),
@@ -226,76 +228,79 @@ impl Stream {
         Ok(stream)
     }
 
-    /// The device it is on.
+    /// The stream's device.
     #[inline]
     pub fn device(&self) -> &Device {
         &self.0.device
     }
 
-    /// Its name.
+    /// The stream's name.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// How it learns that its work is done.
+    /// How the host learns that work on this stream is done.
     pub fn completion_mode(&self) -> CompletionMode {
         self.0.mode.get()
     }
 
-    /// Changes how it learns that its work is done, for waits that begin from now on.
+    /// Changes how the host learns that work is done, for waits that begin from now on.
     pub fn set_completion_mode(&self, mode: CompletionMode) {
         self.0.mode.set(mode);
     }
 
-    /// Resolves when all that was enqueued until now is done. What is enqueued between this call and the first poll is not waited
-    /// for.
+    /// Resolves when all work that was enqueued before this call is done. Work that is enqueued between this call and
+    /// the first poll is not waited for.
     pub fn completed(&self) -> Completed {
         let mut ticket = self.ticket();
         if self.capture().is_none() {
-            // Marked now: at the first poll it would wait for what is enqueued until then. An error is the poll's.
+            // The mark is recorded now, not at the first poll, which would include later work. An error is reported by
+            // the poll.
             let _ = ticket.commit();
         }
         Completed::new(ticket)
     }
 
-    /// Waits, blocking the thread, until all that was enqueued is done. For places without a runtime: in async code
-    /// await [`completed`](Self::completed).
+    /// Blocks the thread until all work that was enqueued before this call is done. Meant for code without a runtime;
+    /// in async code await [`completed`](Self::completed).
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) for a stream of a capture, in a host
-    /// function, in a waker that a device calls, and in the destructors that these lead to: see [`CompletionMode`].
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) for a stream under capture, and
+    /// in a host function, in a waker that a device thread calls, and in destructors that run there: see
+    /// [`CompletionMode`].
     pub fn synchronize_blocking(&self) -> Result<()> {
-        // In a fork of the process no worker would ever be done.
+        // In a forked child process no worker thread exists that could complete the work.
         self.0.device.check_process()?;
         self.not_captured()?;
         self.may_wait("all of its work")?;
         let ticket = self.ticket();
-        self.0.streams.heed(self.0.streams.backend().stream_synchronize(self.0.raw))?;
+        self.0.streams.observe(self.0.streams.backend().stream_synchronize(self.0.raw))?;
         self.0.completion.advance(ticket.number());
         ticket.sound()
     }
 
-    /// Work enqueued here from now on waits, on the device, for all that was enqueued into `other` until now.
+    /// Work enqueued here from now on waits, on the device, for all work that was enqueued into `other` before this
+    /// call.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if the two devices are of different makes, [`DeviceLost`](ErrorKind::DeviceLost)
-    /// after a fault, or if the last work of `other` came after that of a device that was lost then.
+    /// [`Usage`](ErrorKind::Usage) if the two devices have different backends; [`DeviceLost`](ErrorKind::DeviceLost)
+    /// after a fault, or if the last work of `other` is ordered after work of a device that has been lost.
     pub fn wait_for(&self, other: &Stream) -> Result<()> {
         self.wait(&other.ticket())
     }
 
-    /// Enqueues a function of the host: it runs when the work before it is done, on a thread of the driver's, and
-    /// holds up this stream until it returns. It must not call into wakeline or the driver, nor wait for anything, and
-    /// what it captures should hold no `Buffer`, no `Envelope` and nothing of a graph's: those would be dropped there, and
-    /// on CUDA, where the driver permits no calls there, what they have of the driver's is leaked. A call that would wait for
-    /// the device, and on CUDA every call that needs the driver, is a [`Usage`](ErrorKind::Usage) error there. It is dropped
-    /// without being called if the device is lost.
+    /// Enqueues a host function. It runs when the work before it is done, on a thread of the driver, and blocks this
+    /// stream until it returns. It must not call into wakeline or the driver, and must not wait. What it captures
+    /// should hold no `Buffer`, no `Envelope` and nothing that belongs to a graph: these would be dropped on the
+    /// driver's thread, where CUDA permits no calls, so that their driver resources would leak. A call there that would
+    /// wait for the device, and on CUDA every call that needs the driver, returns a [`Usage`](ErrorKind::Usage) error.
+    /// If the device is lost, the function is dropped without being called.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
         if self.capture().is_some() {
-            // Before the stream's lock: what is refused is dropped without.
+            // Before the stream's lock is taken: a rejected function is dropped without it.
             discard(function);
             return Err(recorder::is_called_once());
         }
@@ -303,28 +308,30 @@ impl Stream {
         let call = move || function.take().into_iter().for_each(|function| function());
         let mut function: Option<HostFunction> = Some(Box::new(call));
         let ticket = self.enqueue_point(|backend, raw| backend.host_function(raw, &mut function));
-        // What is refused goes here, without the stream's lock: it may have captured a buffer, whose drop takes that.
+        // A rejected function is dropped here, without the stream's lock: it may have captured a buffer, whose drop
+        // takes that lock.
         discard(function);
         ticket.map(drop)
     }
 
-    /// As [`host_function`](Self::host_function), for a function that can be called again: in a [graph](crate::graph) it is,
-    /// at every launch.
+    /// As [`host_function`](Self::host_function), for a function that can be called more than once: in a
+    /// [graph](crate::graph) it is called at every launch.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn host_callback(&self, function: impl Fn() + Send + Sync + 'static) -> Result<()> {
-        // A device that refuses it lets go of what it has of it, under its recorder's lock.
+        // A device that rejects the function drops its clone under its recorder's lock.
         let _later = Deferred::new();
         let function = host_callback(function);
-        // Two of it: what is refused is dropped without the stream's lock.
+        // A second handle, so that a rejected function is dropped without the stream's lock.
         let given = function.clone();
         let ticket = self.enqueue_point(|backend, raw| backend.host_callback(raw, given));
         discard(function);
         ticket.map(drop)
     }
 
-    /// The ticket of the latest work. Where others put work into the stream too, unseen, one that comes after that.
+    /// The ticket of the latest work. If other libraries enqueue into the stream too, unseen, a new ticket after their
+    /// work.
     pub fn ticket(&self) -> Ticket {
         if self.0.held.is_shared()
             && let Ok(ticket) = self.enqueue_point(|_, _| Ok(()))
@@ -334,7 +341,7 @@ impl Stream {
         Ticket::new(self.clone(), self.0.issued.load(Ordering::Acquire))
     }
 
-    /// The point before all of its work.
+    /// The point before all work of this stream.
     pub(crate) fn beginning(&self) -> Ticket {
         Ticket::new(self.clone(), 0)
     }
@@ -348,14 +355,14 @@ impl Stream {
         self.0.raw
     }
 
-    /// Its number among all streams of the process, from 1.
+    /// The stream's number, unique in the process, from 1.
     #[inline]
     pub(crate) fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// Whether work that is enqueued here from now on comes after a ticket, as far as that is known now: it is one of this
-    /// stream, it has passed, or the device was made to wait for it.
+    /// Whether work enqueued here from now on is ordered after a ticket, as far as is known now: the ticket is one of
+    /// this stream, it has passed, or the device was made to wait for it.
     pub(crate) fn past(&self) -> impl Fn(&Ticket) -> bool + use<> {
         let (own, clock) = (self.0.id, lock(&self.0.order).clock.clone());
         move |ticket| {
@@ -369,53 +376,54 @@ impl Stream {
         self.0.id == other.0.id
     }
 
-    /// Waits, blocking the thread, while the device has too much to do in this stream, and takes the locks that are held
-    /// across an [`enqueue`](Self::enqueue): so a thread that needs one of those does not wait for the device. To be called
-    /// with no lock held. `locks` may wait, and may be called again.
+    /// Blocks the thread while this stream's queue is full, then takes the locks that are held across an
+    /// [`enqueue`](Self::enqueue), so that a thread that needs one of these locks does not wait for the device. Call it
+    /// with no lock held. `locks` may block, and may be called more than once.
     #[inline]
-    pub(crate) fn make_room<L>(&self, mut locks: impl FnMut() -> L) -> Result<(Leave<'_>, L)> {
+    pub(crate) fn make_room<L>(&self, mut locks: impl FnMut() -> L) -> Result<(EnqueuePermit<'_>, L)> {
         assert_unlocked();
         let Some((backlog, backend)) = self.0.held.backlog() else {
             let taken = locks();
-            return Ok((Leave::new(Room::ENDLESS, self), taken));
+            return Ok((EnqueuePermit::new(QueueSlot::ENDLESS, self), taken));
         };
         loop {
-            // A thread that has a place waits for short locks alone: what `locks` waits for may itself need a place.
+            // The locks come first: a thread that has reserved a slot may wait for short locks only, and `locks` may
+            // wait for a thread that needs a slot.
             let taken = locks();
             if let Some(room) = backlog.keep() {
-                return Ok((Leave::new(room, self), taken));
+                return Ok((EnqueuePermit::new(room, self), taken));
             }
             drop(taken);
             let goes_on = || self.may_wait("room in its queue").and_then(|()| self.0.device.check_process());
             if !backlog.wait(backend, goes_on)? {
                 let taken = locks();
-                return Ok((Leave::new(backlog.keep_beyond(), self), taken));
+                return Ok((EnqueuePermit::new(backlog.keep_beyond(), self), taken));
             }
         }
     }
 
-    /// Leave to enqueue a piece of work that reads nothing, unless the device has too much to do in this stream. `asks`: how much
-    /// it has is asked. Never waits: for a drop.
-    pub(crate) fn room_if_any(&self, asks: bool) -> Option<Leave<'_>> {
+    /// A permit to enqueue one operation that reads nothing, unless this stream's queue is full. With `asks`, the
+    /// device is queried first. Never blocks: meant for a drop.
+    pub(crate) fn room_if_any(&self, asks: bool) -> Option<EnqueuePermit<'_>> {
         let room = match self.0.held.backlog() {
             Some((backlog, backend)) if asks => backlog.keep_now(backend)?,
             Some((backlog, _)) => backlog.keep()?,
-            None => Room::ENDLESS,
+            None => QueueSlot::ENDLESS,
         };
-        Some(Leave { room, losses: READS_NOTHING })
+        Some(EnqueuePermit { room, losses: READS_NOTHING })
     }
 
-    /// An error on a thread that a device cannot go on without.
+    /// An error on a thread that the device depends on.
     #[cold]
     fn may_wait(&self, what: &str) -> Result<()> {
         DeviceThread::may_wait(|| format!("stream `{}` of {} would wait for {what}", self.name(), self.device()))
     }
 
-    /// Puts one piece of work into the stream and gives it the next ticket, as one step. Never waits: there is room.
+    /// Enqueues one operation and issues the next ticket as one step. Never blocks: the permit holds a slot.
     #[inline]
     pub(crate) fn enqueue(
         &self,
-        leave: Leave<'_>,
+        leave: EnqueuePermit<'_>,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
         self.enqueue_as(leave, None, work)
@@ -425,7 +433,7 @@ impl Stream {
     #[inline]
     pub(crate) fn enqueue_launch(
         &self,
-        leave: Leave<'_>,
+        leave: EnqueuePermit<'_>,
         what: Launched,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
@@ -435,7 +443,7 @@ impl Stream {
     #[inline]
     fn enqueue_as(
         &self,
-        leave: Leave<'_>,
+        leave: EnqueuePermit<'_>,
         launched: Option<Launched>,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
@@ -444,14 +452,15 @@ impl Stream {
         Ok(ticket)
     }
 
-    /// The same for what takes no place in the device's queue, and reads nothing that was written before: events, host
-    /// functions, nothing at all. Never waits.
+    /// The same for an operation that takes no slot in the device's queue and reads no memory written before: events,
+    /// host functions, nothing at all. Never blocks.
     #[inline]
     pub(crate) fn enqueue_point(&self, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
         self.put(READS_NOTHING, None, work)
     }
 
-    /// Puts it in, with the order's lock. `losses`: how many were noted before it was found to read nothing that is spoilt.
+    /// Enqueues under the order lock. `losses`: how many losses were noted before the work was found to read nothing
+    /// tainted.
     fn put(
         &self,
         losses: u64,
@@ -460,11 +469,11 @@ impl Stream {
     ) -> Result<Ticket> {
         assert_may_wake();
         let inner = &*self.0;
-        // A simulation's loop is woken by work for its devices.
+        // Enqueueing for a simulated device wakes the simulation's loop.
         let _later = Deferred::new();
         let mut order = lock(&inner.order);
         inner.device.check()?;
-        if inner.crossed.load(Ordering::Relaxed) {
+        if inner.has_upstream_work.load(Ordering::Relaxed) {
             order.note_losses(inner);
         }
         if let Some(meter) = &mut order.meter {
@@ -475,7 +484,7 @@ impl Stream {
         std::mem::forget(unwinding);
         if let Err(error) = done {
             drop(order);
-            return self.0.streams.heed(Err(error));
+            return self.0.streams.observe(Err(error));
         }
         if let Some(launched) = launched {
             let ticket = order.issued + 1;
@@ -484,19 +493,18 @@ impl Stream {
         Ok(self.issue(order, 0, losses))
     }
 
-    /// The ticket of work that was put in without the order's lock, by a function of the user's: also where the device was lost
+    /// The ticket of work that a user function enqueued without the order lock. Also issued if the device was lost
     /// meanwhile.
     pub(crate) fn ticket_after_work(&self, pieces: u64, losses: u64) -> Ticket {
         assert_may_wake();
         let _later = Deferred::new();
         let mut order = lock(&self.0.order);
-        if self.0.crossed.load(Ordering::Relaxed) {
+        if self.0.has_upstream_work.load(Ordering::Relaxed) {
             order.note_losses(&self.0);
         }
         self.issue(order, pieces, losses)
     }
 
-    /// The next ticket.
     #[inline]
     fn issue(&self, mut order: MutexGuard<'_, Order>, pieces: u64, losses: u64) -> Ticket {
         let inner = &*self.0;
@@ -504,13 +512,13 @@ impl Stream {
         order.issued += 1;
         let number = order.issued;
         if losses < inner.losses.load(Ordering::Relaxed) {
-            order.spoil(number);
+            order.taint(number);
         }
         inner.issued.store(number, Ordering::Release);
         let is_armed = inner.streams.vigil.is_armed();
         drop(order);
         if is_armed {
-            inner.streams.stir();
+            inner.streams.work_added();
         }
         if pieces > 0
             && let Some((backlog, backend)) = inner.held.backlog()
@@ -520,14 +528,14 @@ impl Stream {
         Ticket::new(self.clone(), number)
     }
 
-    /// An operator's run begins: what it puts in here is timed.
+    /// An operator's run begins: work enqueued from now on is timed.
     pub(crate) fn begin_run(&self) {
         let _later = Deferred::new();
         let mut order = lock(&self.0.order);
         order.meter.get_or_insert_with(|| Meter::new(&self.0.streams)).begin_run();
     }
 
-    /// Work is about to be put into it that does not go through [`enqueue`](Self::enqueue).
+    /// Work that does not go through [`enqueue`](Self::enqueue) is about to be enqueued.
     pub(crate) fn begin_work(&self) {
         let _later = Deferred::new();
         if let Some(meter) = &mut lock(&self.0.order).meter {
@@ -539,34 +547,36 @@ impl Stream {
         let _later = Deferred::new();
         let mut order = lock(&self.0.order);
         if order.meter.as_mut().is_some_and(|meter| meter.end_run(self.0.raw)) {
-            // Who waits for the stream's last work waits for its time, too.
+            // A waiter for the stream's last work also waits for its timing event.
             order.issued += 1;
             self.0.issued.store(order.issued, Ordering::Release);
         }
     }
 
-    /// What its runs took, once. Never waits: what is not done is not measured.
+    /// What the runs took; reports once. Never blocks: runs that are not done are not measured.
     pub(crate) fn device_time(&self) -> Option<DeviceTime> {
         let meter = lock(&self.0.order).meter.take();
         meter.map(|mut meter| meter.sums())
     }
 
-    /// Work enqueued from now on comes after `ticket`, and may read what that has written. Says nothing to the device where
-    /// that is implied already. An error if the ticket is known to be spoilt by the loss of another device.
+    /// Orders work enqueued from now on after `ticket`, so that it may read what that wrote. Issues no call to the
+    /// device if the order is already implied. An error if the ticket is known to be tainted by the loss of another
+    /// device.
     #[inline]
     pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
         self.wait_and(ticket, true)
     }
 
-    /// The same for work that is prepared now, and a ticket that may be one of this stream. If that is known to be spoilt it is
-    /// no error: the work is spoilt, too. `outlives`: what the ticket has written lies where the loss of its device does not reach.
+    /// The same for work that is being prepared, where `ticket` may be one of this stream. A ticket that is known to be
+    /// tainted is no error: it taints the new work. `outlives`: the memory that the ticket wrote survives the loss of
+    /// its device.
     #[inline]
     pub(crate) fn wait_to_read(&self, ticket: &Ticket, outlives: bool) -> Result<()> {
         let waited = if self.is(ticket.stream()) { ticket.check_known() } else { self.wait_and(ticket, true) };
-        waited.or_else(|error| self.read_spoilt(ticket, outlives, error))
+        waited.or_else(|error| self.read_tainted(ticket, outlives, error))
     }
 
-    /// The same for work that reads nothing of what the ticket has written: whether that is spoilt makes no difference.
+    /// The same for work that does not read what the ticket wrote: whether that is tainted does not matter.
     #[inline]
     pub(crate) fn wait_until_over(&self, ticket: &Ticket) -> Result<()> {
         self.wait_and(ticket, false)
@@ -582,9 +592,9 @@ impl Stream {
             ticket.check_known()?;
         }
         if ticket.has_passed() {
-            // Looked at again: a loss may have been noted meanwhile.
-            let may_be_spoilt = inner.device != other.device || ticket.stream().is_doubtful();
-            return if reads && may_be_spoilt { self.come_after_passed(ticket) } else { Ok(()) };
+            // Checked again: a loss may have been noted meanwhile.
+            let may_be_tainted = inner.device != other.device || ticket.stream().may_be_tainted_by();
+            return if reads && may_be_tainted { self.come_after_passed(ticket) } else { Ok(()) };
         }
         if !reads && ticket.has_ended() {
             return Ok(());
@@ -597,29 +607,29 @@ impl Stream {
         let _later = Deferred::new();
         let mut order = lock(&inner.order);
         if order.clock.reached(other.id) >= ticket.number() {
-            // It has waited for that before. What it enqueued since then is spoilt if that device is lost; what it reads now
-            // would be, too.
+            // The stream has waited for this before. If that device is lost, work enqueued since then is tainted, and
+            // so is what would be read now.
             return if reads && inner.device != other.device { other.device.check() } else { Ok(()) };
         }
         if !inner.device.copies_with(&other.device) {
             return Err(Error::new(
                 ErrorKind::Usage,
-                format!("{} cannot wait for {}: they are devices of different makes", inner.device, other.device),
+                format!("{} cannot wait for {}: they have different backends", inner.device, other.device),
             ));
         }
         let late;
         let mark = match ticket.marked() {
             Some(mark) => mark,
             None => {
-                // One lock after the other, never both.
+                // Takes one order lock after the other, never both.
                 drop(order);
                 late = ticket.stream().mark_for_wait(ticket.number())?;
                 order = lock(&inner.order);
                 &late
             }
         };
-        // Each is looked at once. Of those that are lost none has spoilt the ticket, or this is an error; those that are lost
-        // from now on are noted later.
+        // Each device is checked once. If a lost one has tainted the ticket, this is an error; one that is lost from
+        // now on is noted later.
         let mut upstream: SmallVec<[Device; 1]> = mark.upstream.iter().filter_map(WeakDevice::upgrade).collect();
         upstream.retain(|device| !device.is_lost());
         if reads && upstream.len() < mark.upstream.len() {
@@ -635,10 +645,10 @@ impl Stream {
         let done = inner.streams.backend().stream_wait(inner.raw, mark.event);
         if let Err(error) = done {
             drop(order);
-            // Either device may be the one that is lost.
-            return inner.streams.heed(other.streams.heed(Err(error)));
+            // Either device may be the lost one.
+            return inner.streams.observe(other.streams.observe(Err(error)));
         }
-        // What another device keeps in order is so only while that device lives: see `memory::access::Uses`.
+        // An order through another device holds only while that device lives: see `memory::access::Uses`.
         if inner.device == other.device {
             order.clock.merge(&mark.clock);
         }
@@ -646,21 +656,21 @@ impl Stream {
         if mutants::is(Mutant::PresentClock) {
             order.clock.reach(other.id, other.issued.load(Ordering::Acquire));
         }
-        // A wait has a ticket too: whoever comes after this stream now comes after what it waits for.
+        // A wait has a ticket, too: work ordered after this stream now is ordered after what this waits for.
         order.issued += 1;
         inner.issued.store(order.issued, Ordering::Release);
         self.come_after(&mut order, upstream.into_iter(), &other.device, Wait::Enqueued);
         let are_many = order.upstream.len() > MANY && inner.streams.capture().is_none();
         drop(order);
         if are_many {
-            // What they say is for those who wait.
+            // The results are for waiters: ignored here.
             let mut last = self.ticket();
-            let _ = last.look_back().and_then(|()| last.sound());
+            let _ = last.recheck().and_then(|()| last.sound());
         }
         Ok(())
     }
 
-    /// Asks the device whether a mark of this stream's has passed. An error means that the device is lost.
+    /// Queries the device whether a mark of this stream has passed. An error means that the device is lost.
     fn ask(&self, mark: &Mark) -> Result<bool> {
         assert_may_wake();
         let inner = &*self.0;
@@ -669,7 +679,7 @@ impl Stream {
         }
         inner.device.check()?;
         self.not_captured()?;
-        let mut passed = inner.streams.heed(inner.device.backend().event_query(mark.event))?;
+        let mut passed = inner.streams.observe(inner.device.backend().event_query(mark.event))?;
         passed |= mutants::is(Mutant::EarlyCompletion);
         if passed {
             inner.completion.advance(mark.ticket);
@@ -677,8 +687,8 @@ impl Stream {
         Ok(passed)
     }
 
-    /// As [`ask`](Self::ask), for the first time. If the mark has passed, a task that comes to ask one after the other is behind the
-    /// device: so one further on is asked about as well, and those between need not be.
+    /// As [`ask`](Self::ask), for the first query of a wait. If the mark has passed, a task that queries mark by mark
+    /// is behind the device, so this queries a mark further on as well; the marks between then need no query.
     fn ask_first(&self, mark: &Mark) -> Result<bool> {
         let inner = &*self.0;
         let known = inner.completion.passed() >= mark.ticket;
@@ -690,19 +700,19 @@ impl Stream {
         let next = order.marks.partition_point(|other| other.ticket <= mark.ticket);
         let further = order.marks.range(next..).take(stride).next_back().cloned();
         drop(order);
-        // What is wrong with the device is no matter of work that is done.
+        // An error here does not affect work that is done.
         if let Some(Ok(passed)) = further.map(|further| self.ask(&further)) {
             inner.stride.found(passed);
         }
         Ok(true)
     }
 
-    /// Asks the device how far the stream is. An error means that the device is lost.
+    /// Queries the device for the stream's progress. An error means that the device is lost.
     fn look(&self) -> Result<()> {
         loop {
             let passed = self.0.completion.passed();
             let order = lock(&self.0.order);
-            // Those that have passed stay until another one is made.
+            // Marks that have passed stay in the list until the next mark is recorded.
             let next = order.marks.partition_point(|mark| mark.ticket <= passed);
             let next = order.marks.get(next).cloned();
             drop(order);
@@ -713,7 +723,7 @@ impl Stream {
         }
     }
 
-    /// Has a callback say when the mark has passed: on a stream at this one's side, behind a wait for the mark.
+    /// Arranges a callback for when the mark has passed, on a side stream behind a wait for the mark.
     fn call_back(&self, mark: &Mark) -> Result<()> {
         if !self.0.completion.arm(mark.ticket) {
             return Ok(());
@@ -727,20 +737,20 @@ impl Stream {
         if armed.is_err() {
             self.0.completion.disarm(mark.ticket);
         }
-        self.0.streams.heed(armed)
+        self.0.streams.observe(armed)
     }
 
     fn forecast(&self) -> MutexGuard<'_, Forecast> {
         lock(&self.0.forecast)
     }
 
-    /// It has waited for another device, whose work is not known to be sound.
-    pub(crate) fn has_crossed(&self) -> bool {
-        self.0.crossed.load(Ordering::Acquire)
+    /// True if the stream has waited for another device whose work is not yet known to be valid.
+    pub(crate) fn has_upstream(&self) -> bool {
+        self.0.has_upstream_work.load(Ordering::Acquire)
     }
 }
 
-/// Dropped only by a panic out of a call that enqueues: its work may be there, so there is a ticket that comes after it.
+/// Dropped only when a call that enqueues panics: its work may have been enqueued, so a ticket is issued after it.
 struct Unwinding<'a> {
     issued: &'a mut u64,
     of: &'a AtomicU64,
@@ -770,8 +780,9 @@ impl Inner {
     }
 }
 
-/// It may keep the last handle of a device, its own or one upstream, and the end of a device may drop functions of the user's and
-/// wake a simulation: those wait for the end of a [`Deferred`] scope. So a function that drops tickets under a lock opens one first.
+/// It may hold the last handle of a device, its own or an upstream one. Dropping that may drop user functions and wake
+/// a simulation; both are deferred to the end of a [`Deferred`] scope. A function that drops tickets under a lock must
+/// open such a scope first.
 impl Drop for Inner {
     fn drop(&mut self) {
         assert_may_wake();

@@ -1,12 +1,12 @@
-//! [`CompletionMode`]: what a stream's completions may cost, and what they are to bring.
+//! [`CompletionMode`]: the trade-off between the latency of a stream's completions and their cost.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// How a stream learns that its work is done: how soon, and at what cost to the host.
+/// How the host learns that a stream's work is done: how soon, and at what cost.
 ///
-/// Microseconds from the end of a kernel of 20 us, 1 ms and 5 ms, launch included, to the task that awaits it, median (one
-/// in a hundred), and cores kept busy, on an H200 with 16 processors; a thread that spins in `cuStreamSynchronize` needs
-/// 6 to 7 and a core (bench `completion`):
+/// Median (99th percentile) microseconds from the end of a kernel of 20 us, 1 ms and 5 ms, launch included, to the task
+/// that awaits it, and cores kept busy, on an H200 with 16 processors. A thread that spins in `cuStreamSynchronize`
+/// needs 6 to 7 us and a core (bench `completion`):
 ///
 /// | | 20 us | 1 ms | 5 ms |
 /// |---|---|---|---|
@@ -15,14 +15,15 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// | `Quiet` | 45 (867), 0.3 | 538 (820), 0.1 | 537 (1121), 0.0 |
 ///
 /// # What a waker may do
-/// A waker is called on the thread that finds the end: on that of a task that looks, on the device's lookout, or on a worker's or
-/// the driver's, from a host function. Wakers of a runtime are all right on each: they schedule a task and return. One that goes
-/// on with its task at once, inside `wake`, runs that task there, and a device waits for it as for a host function. So on the
-/// device's own threads no call of wakeline waits: enqueueing into a stream whose queue is full, as well as
-/// [`synchronize_blocking`](crate::Stream::synchronize_blocking) and
-/// [`Kernel::load_blocking`](crate::kernel::Kernel::load_blocking), is a [`Usage`](crate::ErrorKind::Usage) error there. On the
-/// driver's callback thread CUDA permits no calls at all: all that need the driver are `Usage` errors there, and what is dropped
-/// there is leaked until the process ends. Let such a waker wake a task of a runtime, and enqueue in that.
+/// A waker is called on the thread that detects the completion: that of a polling task, the device's completion
+/// monitor, or, from a host function, a worker or the driver's thread. The wakers of runtimes are safe on each: they
+/// schedule a task and return. A waker that runs its task at once, inside `wake`, runs it on that thread, and the
+/// device waits for it as for a host function. Therefore no call of wakeline blocks on the device's own threads:
+/// enqueueing into a stream whose queue is full, [`synchronize_blocking`](crate::Stream::synchronize_blocking) and
+/// [`Kernel::load_blocking`](crate::kernel::Kernel::load_blocking) return a [`Usage`](crate::ErrorKind::Usage) error
+/// there. On the driver's callback thread CUDA permits no calls at all: every call that needs the driver is a `Usage`
+/// error there, and what is dropped there is leaked until the process ends. Let such a waker wake a runtime's task, and
+/// enqueue in that task.
 ///
 /// ```
 /// use wakeline::{Flow, Stream, device::{Device, Emulated}, stream::CompletionMode};
@@ -38,16 +39,16 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CompletionMode {
-    /// Looks when an end is near, sleeps when it is not.
+    /// Polls when the end is near, sleeps before.
     #[default]
     Adaptive,
-    /// Looks all the time while somebody waits: soonest, and it may keep a core busy.
+    /// Polls as long as there are waiters: the lowest latency, but it may keep a core busy.
     LowLatency,
-    /// Never looks again and again: the device calls back. Cheapest while work is long, and latest.
+    /// Never polls: the device calls back. The cheapest for long work, with the highest latency.
     Quiet,
 }
 
-/// A mode that may be set while others read it.
+/// A mode that can be set while others read it.
 #[derive(Debug)]
 pub(super) struct AtomicMode(AtomicU8);
 

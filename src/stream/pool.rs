@@ -1,14 +1,14 @@
-//! [`StreamPool`]: streams of one kind, used again.
+//! [`StreamPool`]: reusable streams of one kind.
 //!
 //! ```text
-//!              take                              give back (drop)
+//!              take                              return (drop)
 //!   idle ───────────────> a Stream, newly named ──────────────────> idle
-//!     ^ made: at once (reserved), or when none is idle, up to the maximum
+//!     ^ created: in advance (reserved), or when none is idle, up to the maximum
 //! ```
 //!
-//! What is given back may still have work in flight: whoever gets it next comes after that, as anything in a stream
-//! comes after what is before it. So nobody waits, and clones of a [`Stream`] that was given back go on working; they
-//! share it then.
+//! A returned stream may still have work in flight: the next user's work is ordered after it, as always within a
+//! stream. So returning one waits for nothing, and clones of a returned [`Stream`] stay usable; they then share it with
+//! the next user.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
@@ -20,14 +20,13 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-/// Streams that are made at once, at most. Others are made when they are needed.
+/// The limit of streams that are created in advance. Others are created on demand.
 const MOST_RESERVED: usize = 1 << 16;
 
-/// Streams of one device, one priority, made when they are needed and used again. A cheap handle: clones are the same
-/// pool.
+/// Streams of one device with one priority, created on demand and reused. A cheap handle: clones are the same pool.
 ///
-/// An operator takes its stream from the pool that it was given with [`Added::streams`](crate::flow::Added::streams);
-/// from the device's [default pool](StreamPool::default_of) otherwise.
+/// An operator takes its stream from the pool that was set with [`Added::streams`](crate::flow::Added::streams), or
+/// else from the device's [default pool](StreamPool::default_of).
 ///
 /// ```
 /// use wakeline::{StreamPool, device::{Device, Emulated}};
@@ -43,11 +42,11 @@ const MOST_RESERVED: usize = 1 << 16;
 #[derive(Clone)]
 pub struct StreamPool {
     device: Device,
-    shelf: Arc<Shelf>,
+    shelf: Arc<PoolState>,
 }
 
-/// What is in the pool. Knows no device, which may hold it.
-struct Shelf {
+/// The contents of the pool. Holds no device, since the device may hold this.
+struct PoolState {
     name: String,
     priority: i32,
     blocking: bool,
@@ -57,12 +56,12 @@ struct Shelf {
 
 #[derive(Default)]
 struct State {
-    /// The one given back last is given out next.
+    /// The stream that was returned last is reused first.
     idle: Vec<Arc<Held>>,
     made: usize,
 }
 
-/// A pool in the making. See [`StreamPool::builder`].
+/// Builds a [`StreamPool`]. See [`StreamPool::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct StreamPoolBuilder {
@@ -74,15 +73,15 @@ pub struct StreamPoolBuilder {
     maximum: Option<usize>,
 }
 
-/// A stream of a pool: given back when it is dropped. Clones of the [`Stream`] behind it may outlive that and then share
-/// it with whoever gets it next.
+/// A stream of a pool, returned when this is dropped. Clones of the [`Stream`] behind it may outlive that; they then
+/// share it with the next user.
 pub struct PooledStream {
     stream: Stream,
-    shelf: Arc<Shelf>,
+    shelf: Arc<PoolState>,
 }
 
 impl StreamPool {
-    /// A pool without a maximum, with priority 0 and non-blocking streams, unless it is told otherwise.
+    /// A builder for a pool. The defaults: no maximum, priority 0, non-blocking streams.
     pub fn builder(device: &Device) -> StreamPoolBuilder {
         StreamPoolBuilder {
             device: device.clone(),
@@ -94,15 +93,15 @@ impl StreamPool {
         }
     }
 
-    /// The device's default pool, the same at every call: no maximum, priority 0, non-blocking streams. Operators that
-    /// were given no other take their streams from it.
+    /// The device's default pool, the same at every call: no maximum, priority 0, non-blocking streams. Operators
+    /// without a pool of their own take their streams from it.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for the host, which has no streams.
     pub fn default_of(device: &Device) -> Result<Self> {
         check_device(device)?;
         let shelf = device.extension(|_| {
-            Arc::new(Shelf {
+            Arc::new(PoolState {
                 name: "default".into(),
                 priority: 0,
                 blocking: false,
@@ -113,7 +112,7 @@ impl StreamPool {
         Ok(Self { device: device.clone(), shelf })
     }
 
-    /// A stream, for whoever holds it alone.
+    /// Takes a stream for exclusive use.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the maximum is in use; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -121,7 +120,7 @@ impl StreamPool {
         self.take_as(&self.shelf.name)?.ok_or_else(|| self.used_up())
     }
 
-    /// A stream under another name; `None` if the maximum is in use.
+    /// As [`take`](Self::take), under another name; `None` if the maximum is in use.
     pub(crate) fn take_as(&self, name: &str) -> Result<Option<PooledStream>> {
         self.device.check()?;
         let shelf = &self.shelf;
@@ -160,33 +159,33 @@ impl StreamPool {
         )
     }
 
-    /// The device of its streams.
+    /// The device of the pool's streams.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Its name.
+    /// The pool's name.
     pub fn name(&self) -> &str {
         &self.shelf.name
     }
 
-    /// How urgent its streams' work is, as the device has it.
+    /// The priority of the streams' work, clamped to the device's range.
     pub fn priority(&self) -> i32 {
         let range = self.device.stream_priorities();
         self.shelf.priority.clamp(*range.start(), *range.end())
     }
 
-    /// The most streams that it makes, if that was said.
+    /// The limit of streams, if one was set.
     pub fn maximum(&self) -> Option<usize> {
         self.shelf.maximum
     }
 
-    /// Streams that it has made so far.
+    /// The number of streams created so far.
     pub fn made(&self) -> usize {
         lock(&self.shelf.state).made
     }
 
-    /// Streams that were taken and not yet given back.
+    /// The number of streams taken and not yet returned.
     pub fn in_use(&self) -> usize {
         let state = lock(&self.shelf.state);
         state.made - state.idle.len()
@@ -198,58 +197,59 @@ impl StreamPool {
 }
 
 impl StreamPoolBuilder {
-    /// A name, for errors and warnings.
+    /// Sets the name that errors and warnings show.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// How urgent the streams' work is: lower is more urgent, 0 is the default. Clamped to what the device has, see
-    /// [`Device::stream_priorities`].
+    /// Sets the priority of the streams' work: lower is more urgent, 0 is the default. It is clamped to the device's
+    /// range, see [`Device::stream_priorities`].
     pub fn priority(mut self, priority: i32) -> Self {
         self.priority = priority;
         self
     }
 
-    /// Whether the streams order themselves with the legacy default stream, as CUDA's do by default. Off here: what
-    /// uses a buffer is ordered without it, and a default stream that anybody uses would hold up all.
+    /// Sets whether the streams synchronise with the legacy default stream, as CUDA's streams do by default. Off by
+    /// default: buffers are ordered without it, and any use of the default stream would delay all of these streams.
     pub fn blocking(mut self, blocking: bool) -> Self {
         self.blocking = blocking;
         self
     }
 
-    /// So many streams are made at once, so that the first to take one does not wait for that: at most 65,536.
+    /// Sets how many streams are created in advance, so that the first user does not wait for their creation: at most
+    /// 65,536.
     pub fn reserved(mut self, count: usize) -> Self {
         self.reserved = count;
         self
     }
 
-    /// The most streams that it makes. An operator that finds all of them in use has no stream of its own.
+    /// Sets the limit of streams. An operator that finds all of them in use gets no stream of its own.
     pub fn maximum(mut self, count: usize) -> Self {
         self.maximum = Some(count);
         self
     }
 
-    /// Makes the pool and the streams that are reserved.
+    /// Creates the pool and its reserved streams.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for the host, for a maximum of 0 and for one below what is reserved, and for too many of these;
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`Usage`](ErrorKind::Usage) for the host, for a maximum of 0 or below the number of reserved streams, and for
+    /// too many reserved streams; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn build(self) -> Result<StreamPool> {
         let Self { device, name, priority, blocking, reserved, maximum } = self;
         let wrong = |what: String| Err(Error::new(ErrorKind::Usage, what).at(format!("pool `{name}`")));
         match maximum {
             _ if reserved > MOST_RESERVED => {
-                return wrong(format!("{reserved} streams are to be made at once: at most {MOST_RESERVED}"));
+                return wrong(format!("cannot reserve {reserved} streams: the limit is {MOST_RESERVED}"));
             }
-            Some(0) => return wrong("its maximum is 0, and nobody could ever take a stream: at least 1".into()),
+            Some(0) => return wrong("its maximum is 0: it must be at least 1".into()),
             Some(maximum) if maximum < reserved => {
                 return wrong(format!("{reserved} streams are reserved, and its maximum is {maximum}"));
             }
             _ => {}
         }
         check_device(&device).map_err(|error| error.at(format!("pool `{name}`")))?;
-        let shelf = Shelf { name, priority, blocking, maximum, state: Mutex::default() };
+        let shelf = PoolState { name, priority, blocking, maximum, state: Mutex::default() };
         let made = (0..reserved).map(|_| shelf.make(&device, &shelf.name)).collect::<Result<Vec<_>>>()?;
         *lock(&shelf.state) = State { made: made.len(), idle: made };
         Ok(StreamPool { device, shelf: Arc::new(shelf) })
@@ -258,12 +258,15 @@ impl StreamPoolBuilder {
 
 fn check_device(device: &Device) -> Result<()> {
     match device.is_host() {
-        true => Err(Error::new(ErrorKind::Usage, "the host has no streams: choose a device, `Device::first()` say")),
+        true => Err(Error::new(
+            ErrorKind::Usage,
+            "the host has no streams: choose a device, for example with `Device::first()`",
+        )),
         false => Ok(()),
     }
 }
 
-impl Shelf {
+impl PoolState {
     fn make(&self, device: &Device, name: &str) -> Result<Arc<Held>> {
         Held::new(device, &StreamSpec { name: name.into(), priority: self.priority, non_blocking: !self.blocking })
     }

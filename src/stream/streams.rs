@@ -1,11 +1,11 @@
-//! What all streams of one device share: the lookout, and what happens at a fault.
+//! State shared by all streams of one device: the completion monitor, and the handling of a fault.
 
 use std::{
     fmt,
     sync::{Arc, Weak, atomic::AtomicUsize},
 };
 
-use super::{Inner, Stream, Ticket, capture::Capture, lookout::Lookout, watch::Vigil};
+use super::{Inner, Stream, Ticket, capture::Capture, monitor::CompletionMonitor, watch::FaultWatch};
 use crate::{
     device::{
         Device, WeakDevice,
@@ -15,33 +15,32 @@ use crate::{
     sync::{Level, Mutex, assert_may_wake, discard, later, lock, log},
 };
 
-/// The streams of one device.
 pub(crate) struct Streams {
     device: WeakDevice,
     backend: Arc<dyn Backend>,
     live: Mutex<Vec<Weak<Inner>>>,
-    /// The device's default stream, while anybody holds it.
+    /// The device's default stream, while a handle exists.
     pub(super) default: Mutex<Weak<Inner>>,
-    lookout: Lookout,
-    /// Whether the device is asked for tasks that only hear of its loss.
-    pub(super) vigil: Vigil,
-    /// Tasks that ask for their work again and again.
+    monitor: CompletionMonitor,
+    /// Whether the device is polled for tasks that are only notified of its loss.
+    pub(super) vigil: FaultWatch,
+    /// The number of tasks that poll for their work.
     pub(super) pollers: AtomicUsize,
-    /// Those of them that are limited in number.
+    /// Those of them that count against the limit.
     pub(super) seats: AtomicUsize,
-    /// Of streams that were dropped with work in flight: an event at the end of each.
+    /// Events at the ends of streams that were dropped with work in flight.
     left: Mutex<Vec<RawEvent>>,
-    /// For streams that are captured: the device's own, and what they are captured for.
+    /// For streams under capture: the device's own streams, and the capture.
     captured: Option<(Arc<Streams>, Arc<Capture>)>,
 }
 
 impl Streams {
     pub(crate) fn of(device: &Device) -> Arc<Self> {
         device.extension(|device| {
-            let whom = device.downgrade();
+            let weak = device.downgrade();
             device.backend().when_lost(Box::new(move |error| {
-                if let Some(device) = whom.upgrade() {
-                    let _ = Self::of(&device).heed::<()>(Err(error));
+                if let Some(device) = weak.upgrade() {
+                    let _ = Self::of(&device).observe::<()>(Err(error));
                 }
             }));
             Arc::new(Self {
@@ -49,8 +48,8 @@ impl Streams {
                 backend: device.backend().clone(),
                 live: Mutex::default(),
                 default: Mutex::at(Level::DefaultStream, Weak::new()),
-                lookout: Lookout::new(device),
-                vigil: Vigil::new(),
+                monitor: CompletionMonitor::new(device),
+                vigil: FaultWatch::new(),
                 pollers: AtomicUsize::new(0),
                 seats: AtomicUsize::new(0),
                 left: Mutex::default(),
@@ -66,8 +65,8 @@ impl Streams {
             backend: capture.recorder().clone(),
             live: Mutex::default(),
             default: Mutex::at(Level::DefaultStream, Weak::new()),
-            lookout: Lookout::new(device),
-            vigil: Vigil::new(),
+            monitor: CompletionMonitor::new(device),
+            vigil: FaultWatch::new(),
             pollers: AtomicUsize::new(0),
             seats: AtomicUsize::new(0),
             left: Mutex::default(),
@@ -75,7 +74,7 @@ impl Streams {
         })
     }
 
-    /// What its streams are captured for, if they are.
+    /// The capture that its streams belong to, if any.
     #[inline]
     pub(super) fn capture(&self) -> Option<&Arc<Capture>> {
         self.captured.as_ref().map(|(_, capture)| capture)
@@ -85,65 +84,65 @@ impl Streams {
         &*self.backend
     }
 
-    pub(crate) fn lookout(&self) -> &Lookout {
-        &self.lookout
+    pub(crate) fn monitor(&self) -> &CompletionMonitor {
+        &self.monitor
     }
 
-    /// A task waits for what other tasks bring, and [hears](crate::device::HearsOfLoss) of a loss: from now on, as long as
-    /// it waits and work is in flight, the device is asked at every beat. Called after the waiter has registered.
-    pub(crate) fn attend(device: &Device) {
+    /// Called by a task that waits for other tasks and is [notified](crate::device::LossObserver) of a loss: as long as
+    /// it waits and work is in flight, the device is queried at every tick. Call this after the waiter has registered.
+    pub(crate) fn waiter_added(device: &Device) {
         if device.is_host() {
             return;
         }
         let streams = Self::of(device);
-        if streams.vigil.attend() {
-            streams.keep_vigil();
+        if streams.vigil.waiter_added() {
+            streams.start_ticks();
         }
     }
 
-    /// Work was enqueued while tasks wait and no beat is kept for them.
+    /// Work was enqueued while tasks wait and no tick runs for them.
     #[cold]
-    pub(super) fn stir(self: &Arc<Self>) {
-        if self.vigil.stir() {
-            self.keep_vigil();
+    pub(super) fn work_added(self: &Arc<Self>) {
+        if self.vigil.work_added() {
+            self.start_ticks();
         }
     }
 
     #[cold]
-    fn keep_vigil(self: &Arc<Self>) {
+    fn start_ticks(self: &Arc<Self>) {
         let own = Arc::downgrade(self);
-        self.lookout.sweep(Box::new(move || own.upgrade().is_some_and(|streams| streams.beat())));
+        self.monitor.sweep(Box::new(move || own.upgrade().is_some_and(|streams| streams.tick())));
     }
 
-    fn beat(&self) -> bool {
+    fn tick(&self) -> bool {
         let Some(device) = self.device.upgrade() else { return false };
-        let goes_on = self.vigil.beat(|| !device.is_lost() && device.has_waiters(), || self.has_work());
+        let goes_on = self.vigil.tick(|| !device.is_lost() && device.has_waiters(), || self.has_work());
         discard(device);
         goes_on
     }
 
-    /// Asks each stream with work that is not known to be done how far it is. True if some of it is not.
+    /// Queries the progress of each stream with unfinished work. True if any work is still unfinished.
     fn has_work(&self) -> bool {
         let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
         let mut has_work = false;
         for stream in &live {
             let issued = lock(&stream.0.order).issued;
             if issued > stream.0.completion.passed() {
-                // A loss is told by the look itself; after an error of another kind the stream is asked again.
-                let _ = Ticket::new(stream.clone(), issued).look_back();
+                // The query itself handles a loss; after any other error the stream is queried again.
+                let _ = Ticket::new(stream.clone(), issued).recheck();
                 has_work |= issued > stream.0.completion.passed();
             }
         }
         discard(live);
         let mut left = std::mem::take(&mut *lock(&self.left));
-        left.retain(|event| !self.heed(self.is_over(*event)).unwrap_or_default());
+        left.retain(|event| !self.observe(self.is_over(*event)).unwrap_or_default());
         has_work |= !left.is_empty();
         lock(&self.left).append(&mut left);
         has_work
     }
 
-    /// The last handle of this stream is being dropped, and its work is not known to be done. Memory that is used there keeps
-    /// the stream; this is for work that uses none.
+    /// The last handle of this stream is being dropped, and its work is not known to be done. Memory in use keeps its
+    /// stream alive; this covers work that uses no memory.
     #[cold]
     pub(super) fn leave(self: &Arc<Self>, device: &Device, stream: RawStream) {
         let is_left = self.captured.is_none() && !device.is_lost() && device.check_process().is_ok();
@@ -151,7 +150,7 @@ impl Streams {
         if !is_left || (may_ask && self.backend.stream_query(stream).unwrap_or_default()) {
             return;
         }
-        // Two at each call: there are no more of them than were in flight at a time.
+        // Two at each call: there are never more than were in flight at a time.
         let oldest: Vec<_> = {
             let mut left = lock(&self.left);
             let count = if may_ask { left.len().min(2) } else { 0 };
@@ -168,14 +167,14 @@ impl Streams {
         drop(left);
         if is_armed || recorded.is_err() {
             let own = self.clone();
-            later("what hears of a lost device panicked", move || {
-                let _ = own.heed(recorded);
-                own.stir();
+            later("a device-loss callback panicked", move || {
+                let _ = own.observe(recorded);
+                own.work_added();
             });
         }
     }
 
-    /// Whether what comes before this event of [`left`](Self::left) is done. Then it is destroyed.
+    /// Whether the work before this event of [`left`](Self::left) is done. If so, destroys the event.
     fn is_over(&self, event: RawEvent) -> Result<bool> {
         let is_over = self.backend.event_query(event)?;
         if is_over {
@@ -190,26 +189,26 @@ impl Streams {
         live.push(Arc::downgrade(&stream.0));
     }
 
-    /// Passes a result on. If this device is lost, all that waits there fails first, and the error from then on names all
-    /// streams whose work was not known to be done.
+    /// Passes a result on. If this device is lost, everything that waits for it fails first, and from then on the error
+    /// names all streams whose work was not known to be done.
     ///
-    /// A call that names another device too (a wait, a copy, a launch of a graph that waits) fails if that one is lost. So
-    /// an error is a question only: the device itself is asked.
-    pub(crate) fn heed<T>(&self, result: Result<T>) -> Result<T> {
+    /// A call that involves another device as well (a wait, a copy, a launch of a graph that waits) also fails if that
+    /// one is lost. So the error alone decides nothing: this device is queried.
+    pub(crate) fn observe<T>(&self, result: Result<T>) -> Result<T> {
         assert_may_wake();
         if let Some((own, _)) = &self.captured {
-            return own.heed(result);
+            return own.observe(result);
         }
         result.map_err(|error| self.failed(error))
     }
 
     #[cold]
     fn failed(&self, error: Error) -> Error {
-        // In a fork every call of the driver fails, each with a code of its own.
+        // In a forked child process every driver call fails, with various codes.
         if let Some(Err(forked)) = self.device.upgrade().map(|device| device.check_process()) {
             return forked;
         }
-        // Ends with the device's own answer, which costs no call where the loss is known.
+        // The last query decides; it makes no driver call if the loss is already known.
         if error.is_device_lost() && self.backend.make_current().is_err_and(|own| own.is_device_lost()) {
             return self.lose(error);
         }
@@ -225,7 +224,7 @@ impl Streams {
         let unfinished: Vec<String> = live
             .iter()
             .filter_map(|stream| {
-                // Under its lock: a piece of work that fails at once may be known before it has its ticket.
+                // Under the lock: work that fails at once may be known to have failed before it has its ticket.
                 let (order, passed) = (lock(&stream.0.order), stream.0.completion.passed());
                 (order.issued > passed).then(|| format!("`{}`{}", stream.name(), order.launches.after(passed)))
             })
@@ -234,20 +233,20 @@ impl Streams {
             0 => "no unfinished work".to_string(),
             _ => format!("unfinished work on: {}", unfinished.join(", ")),
         };
-        let told = Error::new(
+        let loss = Error::new(
             ErrorKind::DeviceLost,
             format!("{device} takes no more work in this process; {whose}; start again in a new process"),
         )
         .because(error);
-        let is_first = device.set_lost(told);
+        let is_first = device.set_lost(loss);
         discard(live);
-        // Read again: one that was made meanwhile may have waiters already.
+        // Read again: a stream created meanwhile may already have waiters.
         let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
         live.iter().for_each(|stream| stream.0.completion.fail());
         discard(live);
-        // Those who hear of it take locks of their own: at the end, if this is called with one held.
+        // The callbacks take locks of their own: they run at the end, if this is called with a lock held.
         let lost = device.clone();
-        later("what hears of a lost device panicked", move || lost.tell_lost());
+        later("a device-loss callback panicked", move || lost.notify_lost());
         if is_first {
             let (device, unfinished) = (device.name().to_owned(), unfinished.join(", "));
             log(move || tracing::error!(%device, unfinished, "device lost"));
@@ -276,16 +275,16 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::device::{Emulated, HearsOfLoss};
+    use crate::device::{Emulated, LossObserver};
 
-    /// A task that waits for what another one brings.
+    /// A task that waits for another task.
     #[derive(Default)]
     struct Waits {
         waiting: Mutex<bool>,
         lost: AtomicUsize,
     }
 
-    impl HearsOfLoss for Waits {
+    impl LossObserver for Waits {
         fn device_lost(&self) {
             self.lost.fetch_add(1, Ordering::SeqCst);
         }
@@ -295,39 +294,39 @@ mod tests {
         }
     }
 
-    /// The beat of a device on which nothing is in flight ends though a task waits, and work starts it again: an idle flow uses no
-    /// processor.
+    /// The tick of a device with nothing in flight ends although a task waits, and new work restarts it: an idle flow
+    /// uses no processor.
     #[test]
-    fn a_device_is_asked_for_those_who_wait_only_while_work_is_in_flight() {
+    fn a_device_is_polled_for_waiting_tasks_only_while_work_is_in_flight() {
         let device = Device::emulated(Emulated::new());
         let (stream, streams) = (Stream::new(&device).unwrap(), Streams::of(&device));
         let waits = Arc::<Waits>::default();
-        let hears: Weak<Waits> = Arc::downgrade(&waits);
-        device.tell_when_lost(hears);
+        let observer: Weak<Waits> = Arc::downgrade(&waits);
+        device.on_loss(observer);
         *lock(&waits.waiting) = true;
-        // The beats are this test's: the lookout has none of them.
-        assert!(streams.vigil.attend());
-        assert!(!streams.beat() && streams.vigil.is_armed(), "nothing is in flight");
-        assert!(!streams.vigil.attend(), "work starts it");
+        // This test runs the ticks: the completion monitor has none.
+        assert!(streams.vigil.waiter_added());
+        assert!(!streams.tick() && streams.vigil.is_armed(), "nothing is in flight");
+        assert!(!streams.vigil.waiter_added(), "work starts it");
         let (go, held) = std::sync::mpsc::channel::<()>();
-        assert!(streams.vigil.stir());
+        assert!(streams.vigil.work_added());
         stream.host_function(move || _ = held.recv()).unwrap();
-        assert!(streams.beat() && !streams.vigil.is_armed(), "work is in flight");
+        assert!(streams.tick() && !streams.vigil.is_armed(), "work is in flight");
         drop(go);
-        // What has passed is not asked for by a task: the beat itself finds out.
+        // No task polls for what has passed: the tick itself finds out.
         device.backend().stream_synchronize(stream.raw()).unwrap();
-        assert!(!streams.beat() && streams.vigil.is_armed());
-        // An enqueue starts a beat of the lookout's, which ends again, though the work is never asked for.
+        assert!(!streams.tick() && streams.vigil.is_armed());
+        // An enqueue starts a tick of the completion monitor, which ends again, although no task polls for the work.
         stream.host_function(|| ()).unwrap();
         assert!(stream.ticket().number() == 2);
         while !streams.vigil.is_armed() {
             std::thread::yield_now();
         }
-        assert_eq!(stream.0.completion.passed(), 2, "the lookout has asked");
+        assert_eq!(stream.0.completion.passed(), 2, "the completion monitor has queried");
         *lock(&waits.waiting) = false;
-        assert!(streams.vigil.stir());
-        assert!(!streams.beat() && !streams.vigil.is_armed(), "no task waits");
-        assert!(streams.vigil.attend());
+        assert!(streams.vigil.work_added());
+        assert!(!streams.tick() && !streams.vigil.is_armed(), "no task waits");
+        assert!(streams.vigil.waiter_added());
         assert_eq!(waits.lost.load(Ordering::SeqCst), 0);
     }
 }

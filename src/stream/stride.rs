@@ -1,8 +1,9 @@
-//! [`Stride`]: how far beyond a mark that has passed a stream is asked about.
+//! [`Stride`]: how far beyond a passed mark a stream is queried.
 //!
-//! Each question costs a driver call, some 4,400 cycles of a lock that all of a device's calls share (measured on an H200). A task that
-//! is behind the device finds each mark passed; one that is as quick finds that no other has. So the stride is doubled where the mark
-//! that far on has passed too, and halved where not; and where not even the next one has, none is asked about for a while.
+//! Each query costs a driver call, some 4,400 cycles of a lock that all calls of a device share (measured on an H200).
+//! A task that is behind the device finds each mark passed; a task that keeps up finds that no further mark has. So the
+//! stride doubles if the mark that far ahead has passed, too, and halves if not; if not even the next mark has passed,
+//! none is queried for a while.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -10,10 +11,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 #[derive(Debug)]
 pub(super) struct Stride(AtomicI32);
 
-/// Marks are found passed so often before the next one is asked about again.
+/// How many marks are found passed before the next one is queried again.
 const PAUSE: i32 = 15;
 
-/// It grows no further.
 const LONGEST: i32 = 32;
 
 impl Stride {
@@ -21,9 +21,9 @@ impl Stride {
         Self(AtomicI32::new(1))
     }
 
-    /// A mark has passed. How many marks further on is one to be asked about, if one is?
+    /// A mark has passed. Returns how many marks ahead to query, if any.
     pub(super) fn next(&self) -> Option<usize> {
-        // Only a guess: of two threads that change it at once one may be forgotten.
+        // Only a heuristic: of two concurrent changes one may be lost.
         let stride = self.0.load(Ordering::Relaxed);
         if stride <= 0 {
             self.0.store(stride + 1, Ordering::Relaxed);
@@ -31,7 +31,7 @@ impl Stride {
         usize::try_from(stride).ok().filter(|stride| *stride > 0)
     }
 
-    /// Whether that one has passed.
+    /// Notes whether that mark has passed.
     pub(super) fn found(&self, passed: bool) {
         let stride = self.0.load(Ordering::Relaxed).max(1);
         let next = match passed {

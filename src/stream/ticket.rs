@@ -10,7 +10,7 @@ use crate::error::Result;
 pub struct Ticket {
     stream: Stream,
     number: u64,
-    /// Once somebody may wait for it: the first mark at or after it.
+    /// The first mark at or after the ticket, once a wait may need it.
     mark: Option<Arc<Mark>>,
 }
 
@@ -20,36 +20,35 @@ impl Ticket {
         Self { stream, number, mark: None }
     }
 
-    /// The stream it is a ticket of.
+    /// The stream that the ticket belongs to.
     #[inline]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Its number: 1 for the stream's first work, 0 for none.
+    /// The ticket's number: 1 for the stream's first work, 0 for none.
     #[inline]
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// True once it is known that the work is done. It never asks the device: a `true` is certain, a `false` may lag.
+    /// True once the work is known to be done. Never queries the device: a `true` is certain, a `false` may lag.
     #[inline]
     pub fn has_passed(&self) -> bool {
         self.stream.0.completion.passed() >= self.number
     }
 
-    /// A point of the same stream that never passes: of a device that is lost it stands for all work that may still run.
+    /// A point of the same stream that never passes: on a lost device it represents all work that may still run.
     pub(crate) fn never(&self) -> Self {
         Self::new(self.stream.clone(), u64::MAX)
     }
 
-    /// The same point, without its mark: whoever needs that finds it with the stream.
+    /// The same point without its mark, which can be found through the stream.
     #[inline]
     pub(crate) fn point(&self) -> Self {
         Self::new(self.stream.clone(), self.number)
     }
 
-    /// Becomes a later point of its stream.
     #[inline]
     pub(crate) fn advance_to(&mut self, later: &Self) {
         self.number = later.number;
@@ -58,13 +57,14 @@ impl Ticket {
         }
     }
 
-    /// Resolves when the work is done. A ticket that no stream and no event has waited for may wait for what is enqueued until the
-    /// future is first polled, too; [`Stream::completed`] and an [`Event`](super::Event) mark their point at once.
+    /// Resolves when the work is done. If no stream and no event has waited for the ticket, it may also wait for work
+    /// that is enqueued before the first poll; [`Stream::completed`] and an [`Event`](super::Event) mark their point at
+    /// once.
     pub fn completed(&self) -> Completed {
         Completed::new(self.clone())
     }
 
-    /// Marks this point now, so that whoever waits for it later waits for nothing more, and without this stream's lock.
+    /// Marks this point now, so that later waits cover no later work, and need no lock of this stream.
     #[inline]
     pub(crate) fn commit(&mut self) -> Result<()> {
         if self.mark.is_none() && !self.has_passed() {
@@ -73,8 +73,8 @@ impl Ticket {
         Ok(())
     }
 
-    /// Becomes its stream's present end, marked, if it is of this one and its mark can be recorded again: nobody else has it.
-    /// False if not; then it is as it was. An error is not yet heeded.
+    /// Becomes its stream's current end, marked, if it belongs to `stream` and its mark can be recorded again, having
+    /// no other holder. Otherwise returns false and changes nothing. The caller must pass an error to `observe`.
     pub(super) fn move_to_end(&mut self, stream: &Stream) -> Result<bool> {
         let Some(mark) = self.mark.as_mut().filter(|_| self.stream.is(stream)) else { return Ok(false) };
         let moved = stream.move_mark(mark)?;
@@ -90,7 +90,7 @@ impl Ticket {
         self.mark.as_ref()
     }
 
-    /// Asks the device, now, whether the work is done.
+    /// Queries the device whether the work is done.
     pub(crate) fn look(&mut self) -> Result<bool> {
         if self.has_passed() {
             return Ok(true);
@@ -102,8 +102,8 @@ impl Ticket {
         }
     }
 
-    /// Asks the device how far the stream has come, up to here: so earlier tickets of it are known to have passed, too.
-    pub(crate) fn look_back(&mut self) -> Result<()> {
+    /// Queries the stream's progress up to here, so that earlier tickets are known to have passed, too.
+    pub(crate) fn recheck(&mut self) -> Result<()> {
         self.commit()?;
         self.stream.look()
     }

@@ -1,4 +1,4 @@
-//! [`Timer`]: how long did the device take?
+//! [`Timer`]: measures device time.
 
 use std::{fmt, time::Duration};
 
@@ -28,24 +28,24 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// Begins to measure, from the stream's present end.
+    /// Starts measuring, from the stream's current end.
     ///
     /// # Errors
-    /// [`Usage`](crate::ErrorKind::Usage) for a captured stream: time the launches of the graph.
+    /// [`Usage`](crate::ErrorKind::Usage) for a captured stream: time the launches of the graph instead.
     /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault.
     pub fn start(stream: &Stream) -> Result<Self> {
         // The graph's nodes would record events that are destroyed with the timer.
         stream.not_captured()?;
         let backend = stream.device().backend();
         let streams = stream.streams();
-        let from = streams.heed(backend.event_create(true))?;
-        let to = streams.heed(backend.event_create(true)).inspect_err(|_| backend.event_destroy(from))?;
+        let from = streams.observe(backend.event_create(true))?;
+        let to = streams.observe(backend.event_create(true)).inspect_err(|_| backend.event_destroy(from))?;
         let timer = Self { stream: stream.clone(), from, to };
         stream.enqueue_point(|backend, raw| backend.event_record(from, raw))?;
         Ok(timer)
     }
 
-    /// Ends the measurement at the stream's present end. The time is known when the device has come there.
+    /// Ends the measurement at the stream's current end. The future resolves once the device has reached that point.
     ///
     /// # Errors
     /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault.
@@ -54,7 +54,7 @@ impl Timer {
         let done: Completed = end.completed();
         Ok(async move {
             done.await?;
-            self.stream.streams().heed(self.stream.device().backend().event_elapsed(self.from, self.to))
+            self.stream.streams().observe(self.stream.device().backend().event_elapsed(self.from, self.to))
         })
     }
 }

@@ -1,67 +1,67 @@
-//! What the lookout looks at, at every beat: [`Watched`], the flag of a stream or a heap, [`Visits`], the streams of a
-//! device and whether a beat is kept at all, and [`Vigil`], whether a device is asked for its fault.
+//! What the completion monitor checks at every tick: [`WatchFlag`], the flag of a stream or a heap; [`WatchList`], the
+//! streams of a device and whether the tick runs at all; and [`FaultWatch`], whether a device is polled for faults.
 //!
 //! ```text
-//!   Watched         there is something to look at: start        nothing is there: stop
-//!            off ────────────────────────────────────────> on ───────────────────────────> off ──> still nothing? done
-//!             ^                                            ^                                        │ something came
-//!             └────────────────────────────────────────────┴────────────────────────────────────────┘ start, once
+//!   WatchFlag         there is something to check: start        nothing is left: stop
+//!            off ──────────────────────────────────────> on ─────────────────────────> off ──> still nothing? done
+//!             ^                                          ^                                      │ something was added
+//!             └──────────────────────────────────────────┴──────────────────────────────────────┘ start, once
 //!
-//!   Visits   idle ── begin ──> beating ── [ take ──> each is looked at ──> finish ]* ── nothing is left ──> idle
+//!   WatchList   idle ── begin ──> ticking ── [ take ──> check each ──> finish ]* ── nothing is left ──> idle
 //!
-//!   Vigil    off ── a task waits: attend ──> beating ── no task waits ──────────────────> off
+//!   FaultWatch    off ── a task waits: waiter_added ──> ticking ── no task waits ──────────────────> off
 //!                                             │   ^
-//!                        no work is in flight v   │ work is enqueued: stir
+//!                        no work is in flight v   │ work is enqueued: work_added
 //!                                             armed
 //! ```
 //!
-//! What there is to look at, a waiter or memory that is bound, is kept under a lock of its own. It is added under that lock
-//! first, and `start` is called then; `stop` turns the flag off first, and looks under the lock then. So of the two,
-//! whichever has the lock later sees the other, and exactly one of them goes on: what is watched is listed once.
+//! What is checked, a waiter or memory that is in use, is kept under a lock of its own. It is first added under that
+//! lock, then `start` is called; `stop` first clears the flag, then checks under the lock. So whichever takes the lock
+//! later sees the other, and exactly one of them continues: what is watched is listed once.
 //!
-//! The thread for which `begin` returns true keeps the beat. One that comes while a beat is under way is listed at once, and
-//! `finish` sees it under the lock under which it decides to end.
+//! The thread for which `begin` returns true runs the ticks. A stream that is added during a tick is listed at once,
+//! and `finish` sees it under the lock under which it decides to end.
 //!
-//! A vigil is for tasks that wait for what other tasks bring (memory, chunks) and only hear of a loss. A fault comes out of
-//! work in flight: while there is none, the beat ends although tasks wait, and the next enqueue starts it. Waiters and work
-//! are each added under a lock of their own, before `attend` and `is_armed` are asked, and a beat changes the state before
-//! its second look under that lock: again, whichever is later sees the other.
+//! A vigil is for tasks that wait for other tasks (for memory or chunks) and are only notified of a loss. A fault
+//! arises from work in flight: while there is none, the ticks end although tasks wait, and the next enqueue restarts
+//! them. Waiters and work are each added under a lock of their own before `waiter_added` or `is_armed` is called, and a tick
+//! changes the state before its second check under that lock: again, whichever is later sees the other.
 //!
-//! Knows no device: `tests/loom/lookout.rs` and `tests/loom/memory.rs` include it as it stands.
+//! This file does not use the device: `tests/loom/monitor.rs` and `tests/loom/memory.rs` include it unchanged.
 
 use crate::sync::{AtomicBool, AtomicUsize, Ordering};
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Watched(AtomicBool);
+pub(crate) struct WatchFlag(AtomicBool);
 
-impl Watched {
+impl WatchFlag {
     pub(crate) fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 
-    /// Asked by one that has added something to look at. A `false` is current if that was under the lock; a `true` may be
-    /// about to be turned off, by a `stop` that will see what was added.
+    /// Called after adding something to check. A `false` is current if read under the lock; a `true` may be about to be
+    /// cleared, by a `stop` that will see what was added.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 
-    /// There is something to look at. True if it is for the caller to have that done at every beat.
+    /// There is something to check. True if the caller must have it checked at every tick.
     #[must_use]
     pub(crate) fn start(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// A beat has found nothing to look at. True if it goes on all the same: `is_needed` says that something came, and no
-    /// other has started.
+    /// A tick has found nothing to check. True if it must continue nevertheless: `is_needed` reports that something was
+    /// added, and no other thread has called `start`.
     #[must_use]
     pub(crate) fn stop(&self, is_needed: impl FnOnce() -> bool) -> bool {
         self.0.store(false, Ordering::Release);
         is_needed() && self.start()
     }
 
-    /// No beat can be kept: the next one that comes starts again.
+    /// No tick can run: the next addition starts it again.
     pub(crate) fn forget(&self) {
         self.0.store(false, Ordering::Release);
     }
@@ -69,39 +69,39 @@ impl Watched {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Vigil(AtomicUsize);
+pub(crate) struct FaultWatch(AtomicUsize);
 
-impl Vigil {
+impl FaultWatch {
     const OFF: usize = 0;
     const ARMED: usize = 1;
-    const BEATING: usize = 2;
+    const TICKING: usize = 2;
 
     pub(crate) fn new() -> Self {
         Self(AtomicUsize::new(Self::OFF))
     }
 
-    /// Called by a waiter that has registered. True if the caller is to start the beat.
+    /// Called by a waiter that has registered. True if the caller must start the tick.
     #[inline]
     #[must_use]
-    pub(crate) fn attend(&self) -> bool {
+    pub(crate) fn waiter_added(&self) -> bool {
         self.0.load(Ordering::Acquire) == Self::OFF && self.begin(Self::OFF)
     }
 
-    /// Asked under the lock under which work was added. If true, `stir` follows once that is released.
+    /// Called under the lock under which work was added. If true, `work_added` must follow once the lock is released.
     #[inline]
     pub(crate) fn is_armed(&self) -> bool {
         self.0.load(Ordering::Relaxed) == Self::ARMED
     }
 
-    /// Work was enqueued. True if the caller is to start the beat.
+    /// Work was enqueued. True if the caller must start the tick.
     #[must_use]
-    pub(crate) fn stir(&self) -> bool {
+    pub(crate) fn work_added(&self) -> bool {
         self.begin(Self::ARMED)
     }
 
-    /// A beat. True if another one follows.
+    /// One tick. True if another one follows.
     #[must_use]
-    pub(crate) fn beat(&self, waits: impl Fn() -> bool, works: impl Fn() -> bool) -> bool {
+    pub(crate) fn tick(&self, waits: impl Fn() -> bool, works: impl Fn() -> bool) -> bool {
         if !waits() {
             return self.end(Self::OFF, waits);
         }
@@ -114,51 +114,51 @@ impl Vigil {
     }
 
     fn begin(&self, from: usize) -> bool {
-        self.0.compare_exchange(from, Self::BEATING, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.0.compare_exchange(from, Self::TICKING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
 
-/// Kept under the lookout's lock.
+/// Guarded by the completion monitor's lock.
 #[derive(Debug)]
-pub(crate) struct Visits<S> {
+pub(crate) struct WatchList<S> {
     streams: Vec<S>,
-    beating: bool,
+    ticking: bool,
 }
 
-impl<S> Default for Visits<S> {
+impl<S> Default for WatchList<S> {
     fn default() -> Self {
-        Self { streams: Vec::new(), beating: false }
+        Self { streams: Vec::new(), ticking: false }
     }
 }
 
-impl<S> Visits<S> {
+impl<S> WatchList<S> {
     pub(crate) fn add(&mut self, stream: S) {
         self.streams.push(stream);
     }
 
-    /// There is something to do at a beat. True if it is for the caller to keep it.
+    /// There is something to do at a tick. True if the caller must run the ticks.
     #[must_use]
     pub(crate) fn begin(&mut self) -> bool {
-        !std::mem::replace(&mut self.beating, true)
+        !std::mem::replace(&mut self.ticking, true)
     }
 
-    /// The caller cannot keep it. The streams are not watched any more.
+    /// The caller cannot run the ticks. The streams are no longer watched.
     pub(crate) fn abandon(&mut self) -> Vec<S> {
-        self.beating = false;
+        self.ticking = false;
         std::mem::take(&mut self.streams)
     }
 
-    /// A beat: the streams to look at, with the lock released.
+    /// A tick begins: takes the streams, to be checked with the lock released.
     pub(crate) fn take(&mut self) -> Vec<S> {
         std::mem::take(&mut self.streams)
     }
 
-    /// The beat is over. True if another one follows: streams are left, or came meanwhile, or `more` says so of what else
-    /// there is to do.
+    /// The tick is over. True if another one follows: streams are left or were added meanwhile, or `more` reports other
+    /// work.
     #[must_use]
     pub(crate) fn finish(&mut self, mut left: Vec<S>, more: bool) -> bool {
         self.streams.append(&mut left);
-        self.beating = more || !self.streams.is_empty();
-        self.beating
+        self.ticking = more || !self.streams.is_empty();
+        self.ticking
     }
 }

@@ -1,8 +1,8 @@
-//! [`step_out`]: user code that runs in the middle of something is no part of it.
+//! [`step_out`]: excludes user code from an activity of the thread, such as a capture, that the user code interrupts.
 //!
-//! A waker that is woken in another task's capture goes on with its own task. What the thread is in the middle of is none of
-//! `sync`'s concern: the code that enters it on this thread registers a hook, which is called before the user code and returns
-//! the guard that enters it again.
+//! A waker that is woken during another task's capture continues its own task. `sync` does not know the activity: the
+//! code that begins one on this thread registers a hook. The hook is called before user code, suspends the activity and
+//! returns a guard whose drop resumes it.
 
 use std::{
     any::Any,
@@ -10,19 +10,19 @@ use std::{
     mem::ManuallyDrop,
 };
 
-/// Leaves what the thread is in the middle of, until the guard is dropped.
+/// Suspends the thread's activity until the guard is dropped.
 pub(crate) type SetAside = fn() -> Box<dyn Any>;
 
 use super::wakes::set_in_the_middle;
 
 thread_local! {
-    /// No destructor: it is there for destructors that run at the thread's end.
+    /// Has no destructor, so that it is usable in destructors that run at the thread's end.
     static HOOK: Cell<Option<SetAside>> = const { Cell::new(None) };
-    /// Of the user code that is on the stack, the innermost last. Each takes its own off.
+    /// The guards of the user code on the stack, the innermost last.
     static GUARDS: RefCell<ManuallyDrop<Vec<Box<dyn Any>>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
-/// Before user code of a thread that is in the middle of something.
+/// Suspends the thread's activity before user code runs.
 #[cold]
 pub(crate) fn step_out() {
     if let Some(set_aside) = HOOK.get() {
@@ -31,13 +31,12 @@ pub(crate) fn step_out() {
     }
 }
 
-/// After it.
 #[cold]
 pub(crate) fn step_back() {
     let guard = GUARDS.with_borrow_mut(|guards| {
         let guard = guards.pop();
         if guards.is_empty() {
-            // Its allocation goes, too: the thread does not release it when it ends.
+            // Frees the allocation as well, as the thread does not when it ends.
             **guards = Vec::new();
         }
         guard
@@ -45,7 +44,7 @@ pub(crate) fn step_back() {
     drop(guard);
 }
 
-/// Registers what is called before user code on this thread, or nothing.
+/// Registers or clears the hook that is called before user code on this thread.
 pub(crate) fn on_user_code(hook: Option<SetAside>) {
     HOOK.set(hook);
     set_in_the_middle(hook.is_some());

@@ -1,19 +1,19 @@
-//! Locks, and what must not happen while one is held.
+//! Locks, and the calls of user code that must not happen while a lock is held.
 //!
 //! - [`Mutex`]: every lock of the crate. A debug build asserts the [order](Level) in which a thread acquires them.
-//! - [`WakeList`], [`wake`], [`WakerCell`], [`discard`]: the only way to wake a waker, or to drop a value of the user's where a lock may be
-//!   held. User code runs with no lock held, and a panic of it ends there.
+//! - [`WakeList`], [`wake`], [`WakerCell`], [`discard`]: the only way to wake a waker, or to drop a user's value where
+//!   a lock may be held. User code runs with no lock held, and its panics are contained.
 //! - [`log`]: a `tracing` event where a lock may be held.
-//! - [`Deferred`]: a scope that holds back the wakes, drops and logs of its thread until the locks within it are released.
-//! - [`on_user_code`]: what a thread is in the middle of, a capture, is left while user code of another task runs there.
-//! - [`limit_depth`]: a call that may lead to another one like it, and so on, without an end to the stack. What is woken and
-//!   discarded is limited in the same way.
+//! - [`Deferred`]: a scope that defers the wakes, drops and logs of its thread until the locks within it are released.
+//! - [`on_user_code`]: suspends an activity of a thread (a capture) while user code of another task runs there.
+//! - [`limit_depth`]: a call that may recurse, with a bound on the stack. Wakes and discards are bounded in the same
+//!   way.
 //!
-//! The protocols that are model-checked use nothing else of the crate: `stream/completion.rs`, `stream/watch.rs`,
-//! `hub/queue.rs`, `hub/waking.rs`, `hub/free_list.rs`, `flow/blank_queue.rs`, `memory/line.rs`, `memory/hold/turn.rs`,
-//! `condition/told.rs`, `operator/quiet.rs`, `operator/only_others.rs`, `operator/watchers.rs`,
-//! `device/emulated/simulation/wakeup.rs`. The model checks in `tests/loom` include those files and [`wakes`] as they stand,
-//! beside a module of this name with loom's primitives in it.
+//! The model-checked protocols use nothing else of the crate: `stream/completion.rs`, `stream/watch.rs`,
+//! `hub/queue.rs`, `hub/waking.rs`, `hub/free_list.rs`, `flow/blank_queue.rs`, `memory/wait_queue.rs`,
+//! `memory/graph_memory/use_lock.rs`, `condition/watch.rs`, `operator/quiet.rs`, `operator/only_others.rs`,
+//! `operator/watchers.rs`, `device/emulated/simulation/wakeup.rs`. The model checks in `tests/loom` include those files
+//! and [`wakes`] unmodified, next to a module of this name with loom's primitives.
 
 use crate::mutants::{self, Mutant};
 
@@ -43,13 +43,13 @@ pub(crate) const fn mutex_at<T>(level: Level, value: T) -> Mutex<T> {
     Mutex::at(level, value)
 }
 
-/// A mutant: a waker that panics strands those after it.
+/// A mutant: after a waker that panics, the remaining wakers are not woken.
 #[inline]
 pub(crate) fn strands_others() -> bool {
     mutants::is(Mutant::WakersStranded)
 }
 
-/// Acquires a lock. A poisoned one is acquired as well: the protocols keep their state whole at every step.
+/// Acquires a lock. Poisoning is ignored: the protocols keep their state consistent at every step.
 #[inline]
 #[track_caller]
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,8 +1,9 @@
-//! [`Mutex`]: std's, with an order of acquisition that debug builds assert.
+//! [`Mutex`]: std's mutex, with an order of acquisition that debug builds assert.
 //!
-//! A lock made by [`Mutex::new`] is a leaf: its holder acquires no other lock. Locks that nest are made by [`Mutex::at`] with
-//! their [`Level`]. A thread that acquires a lock whose level is not below those it holds panics in a debug build, whether or
-//! not another thread contends: so one run of a code path checks it. A release build contains std's mutex and nothing else.
+//! A lock made by [`Mutex::new`] is a leaf: its holder acquires no other lock. Locks that nest are made by
+//! [`Mutex::at`] with their [`Level`]. In a debug build, a thread panics if it acquires a lock whose level is not below
+//! those of the locks it holds, whether or not another thread contends: a single run of a code path checks its lock
+//! order. A release build contains only std's mutex.
 
 use std::{
     fmt,
@@ -15,33 +16,33 @@ use std::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "some are of CUDA devices"))]
 pub(crate) enum Level {
-    /// `device`: the CUDA devices that were opened. One is opened under it.
+    /// `device`: the CUDA devices that were opened. Held while one is opened.
     Devices,
     /// `device/cuda`: the open devices, by their ordinals.
     Opening,
-    /// `flow/door`: what an ingress has given out, while its port is asked for more.
+    /// `flow/ingress_gate`: the envelopes that an ingress has handed out, while its port is asked for more.
     Ingress,
-    /// `operator/lent`: a port, while one outside of the operator uses it.
+    /// `operator/shared_port`: a port, while it is used outside of its operator.
     Port,
-    /// `operator/lane`: an operator's streams, while one is taken or waits for another.
-    Lane,
-    /// `hub/chunks`: the streams that carry a hub's copies, while one is made.
+    /// `operator/operator_streams`: an operator's streams, while one is taken or waits for another.
+    OperatorStreams,
+    /// `hub/chunks`: the streams of a hub's copies, while one is created.
     CopyStreams,
-    /// `stream/held`: a device's default stream, while it is made.
+    /// `stream/held`: a device's default stream, while it is created.
     DefaultStream,
-    /// `stream/held`: what other libraries' streams have to do, while the device is asked about those that are not used.
+    /// `stream/held`: the pending work of other libraries' streams, while unused ones are queried.
     OtherStreams,
-    /// `graph/exec`: what the nodes of an exec were set to.
+    /// `graph/exec`: the work that nodes of an exec were set to.
     ExecChanges,
-    /// `memory/staging`: what has come for memory that is not page-locked and is not brought over.
+    /// `memory/staging`: data that has arrived for pageable memory and is not copied there yet.
     Arrivals,
-    /// `memory/hold/tie`: the turn at memory that graphs use.
-    Turn,
+    /// `memory/graph_memory/shared_uses`: the lock on uses of memory that graphs share.
+    UseLock,
     /// `memory/execution`: an exec that was dropped before its launches were done.
     EndingExec,
-    /// `memory/execution`: what the launches of an exec use.
+    /// `memory/execution`: the resources that the launches of an exec use.
     ExecUses,
-    /// `memory/hold`: what a graph keeps.
+    /// `memory/graph_memory`: the memory that a graph keeps.
     GraphMemory,
     /// `hub/queue`, `hub/chunks`: the messages of a hub.
     Hub,
@@ -49,58 +50,58 @@ pub(crate) enum Level {
     Heap,
     /// `memory`: the uses of a piece of memory.
     MemoryUses,
-    /// `stream/marker`: the record of an event.
+    /// `stream/event`: the record of an event.
     EventRecord,
-    /// `stream/capture`: the streams of a capture, while one is made.
+    /// `stream/capture`: the streams of a capture, while one is created.
     CaptureStreams,
     /// `stream`: tickets and enqueues.
     StreamOrder,
-    /// `stream/backlog`: what a stream has to do, while the device is asked.
+    /// `stream/backlog`: a stream's pending work, while the device is queried.
     Backlog,
     /// `device/recorder`: the recorder of a graph that becomes a node of another one.
     ChildRecorder,
     /// `device/recorder`: the graph that is recorded.
     Recorder,
-    /// `stream/lookout`: what the lookout has to do.
-    Lookout,
-    /// `device/cuda`, `device/emulated`: the graphs of a device; a kernel that is prepared.
+    /// `stream/monitor`: the completion monitor's tasks.
+    CompletionMonitor,
+    /// `device/cuda`, `device/emulated`: the graphs of a device; a kernel that is being prepared.
     DriverObjects,
     /// `device/emulated/workers`: the machine that all emulated devices share.
     Machine,
-    /// `device/emulated/simulation`: the loop that runs it.
+    /// `device/emulated/simulation`: the loop that runs a simulation.
     Simulation,
-    /// Everything else: nothing is acquired under it.
+    /// All other locks: nothing is acquired under them.
     Leaf,
 }
 
-/// A mutual exclusion lock that ignores poisoning and knows its [`Level`].
+/// A mutual exclusion lock that ignores poisoning and has a [`Level`].
 pub(crate) struct Mutex<T: ?Sized> {
     #[cfg(debug_assertions)]
     level: Level,
     inner: sync::Mutex<T>,
 }
 
-/// Access to what a [`Mutex`] protects, until it is dropped.
+/// Access to the value that a [`Mutex`] protects. Dropping the guard releases the lock.
 #[must_use]
 pub(crate) struct MutexGuard<'a, T: ?Sized> {
     inner: sync::MutexGuard<'a, T>,
-    // Below the guard: the lock is released first.
+    // Declared after the guard, so that the lock is released first.
     #[cfg(debug_assertions)]
     held: held::Held,
 }
 
-/// std's condition variable, for a [`Mutex`]. A thread waits with that one lock only.
+/// std's condition variable, for a [`Mutex`]. A waiting thread holds no other lock.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar(sync::Condvar);
 
 impl<T> Mutex<T> {
-    /// A leaf.
+    /// Creates a leaf lock.
     #[inline]
     pub(crate) const fn new(value: T) -> Self {
         Self::at(Level::Leaf, value)
     }
 
-    /// One that is acquired in the order of its level.
+    /// Creates a lock that is acquired in the order of its level.
     #[inline]
     #[cfg_attr(not(debug_assertions), allow(unused_variables, reason = "only debug builds keep it"))]
     pub(crate) const fn at(level: Level, value: T) -> Self {
@@ -130,7 +131,7 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// As [`lock`](Self::lock), with another level than its own, for one of several locks of one kind that are held together.
+    /// Like [`lock`](Self::lock), at another level: for one of several locks of the same kind that are held together.
     #[inline]
     #[track_caller]
     #[cfg_attr(not(debug_assertions), allow(unused_variables, reason = "only debug builds look at it"))]
@@ -144,7 +145,7 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// `None` if it is held, by this thread or another. It never blocks, so it asserts no order.
+    /// `None` if the lock is held, by this thread or another. It never blocks, so it asserts no order.
     #[cfg(test)]
     #[track_caller]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
@@ -169,13 +170,13 @@ impl<T: ?Sized> Mutex<T> {
 }
 
 impl<T: Default> Default for Mutex<T> {
-    /// A leaf.
+    /// Creates a leaf lock.
     fn default() -> Self {
         Self::new(T::default())
     }
 }
 
-/// Without what it protects: a writer is user code, and runs with no lock held.
+/// Does not print the protected value: the writer is user code, which must run with no lock held.
 impl<T: ?Sized> fmt::Debug for Mutex<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mutex").finish_non_exhaustive()
@@ -209,19 +210,18 @@ impl Condvar {
         Self(sync::Condvar::new())
     }
 
-    /// Releases the lock while it waits, and acquires it again.
     pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         #[cfg(debug_assertions)]
         guard.held.assert_alone();
         MutexGuard { inner: self.0.wait(guard.inner).unwrap_or_else(PoisonError::into_inner), ..guard }
     }
 
-    /// As [`wait`](Self::wait), where the thread may hold other locks, which keeps other threads from those, too.
+    /// Like [`wait`](Self::wait), but the thread may hold other locks, which stay locked during the wait.
     pub(crate) fn wait_with_others<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         MutexGuard { inner: self.0.wait(guard.inner).unwrap_or_else(PoisonError::into_inner), ..guard }
     }
 
-    /// As [`wait`](Self::wait), for so long at most.
+    /// Like [`wait`](Self::wait), with a timeout.
     pub(crate) fn wait_timeout<'a, T>(&self, guard: MutexGuard<'a, T>, time: Duration) -> MutexGuard<'a, T> {
         #[cfg(debug_assertions)]
         guard.held.assert_alone();
@@ -237,7 +237,7 @@ impl Condvar {
     }
 }
 
-/// Asserts, in a debug build, that this thread holds none of the crate's locks: user code is about to run.
+/// Asserts, in a debug build, that this thread holds none of the crate's locks. Call it before user code runs.
 #[inline]
 #[track_caller]
 pub(crate) fn assert_unlocked() {
@@ -245,7 +245,7 @@ pub(crate) fn assert_unlocked() {
     held::assert_none();
 }
 
-/// Whether this thread holds none of the crate's locks. Known in a debug build only, true in others.
+/// True if this thread holds none of the crate's locks. Release builds do not track locks and return true.
 #[inline]
 pub(crate) fn is_unlocked() -> bool {
     #[cfg(debug_assertions)]
@@ -265,7 +265,7 @@ mod held {
 
     use super::Level;
 
-    /// More than ever nest.
+    /// More than the number of locks that ever nest.
     const MOST: usize = 24;
 
     #[derive(Clone, Copy)]
@@ -277,12 +277,12 @@ mod held {
     }
 
     thread_local! {
-        // Neither has a destructor, so both are there for destructors that run at the thread's end.
+        // Neither has a destructor, so both are usable in destructors that run at the thread's end.
         static HELD: RefCell<[Option<Entry>; MOST]> = const { RefCell::new([None; MOST]) };
         static KEYS: Cell<u64> = const { Cell::new(0) };
     }
 
-    /// One of them. `None`: too many for the table.
+    /// An entry of the table; `None` if the table was full.
     pub(super) struct Held(Option<u64>, PhantomData<*mut ()>);
 
     impl Held {
@@ -299,12 +299,13 @@ mod held {
             })
         }
 
-        /// A thread that sleeps with another lock held would keep everyone from it.
+        /// Asserts that no other lock is held: a thread that sleeps with one would block all other threads that need
+        /// it.
         #[track_caller]
         pub(super) fn assert_alone(&self) {
             let other = HELD.with_borrow(|held| held.iter().flatten().find(|held| Some(held.key) != self.0).copied());
             if let Some(other) = other.filter(|_| !std::thread::panicking()) {
-                panic!("a thread waits for a condition and holds {other}");
+                panic!("a thread would wait for a condition variable while it holds {other}");
             }
         }
     }
@@ -335,7 +336,7 @@ mod held {
     #[cold]
     #[track_caller]
     fn refuse(new: &Entry, held: &Entry) -> ! {
-        panic!("locks in the wrong order: {new}, with this held: {held}")
+        panic!("lock order violated: {new} would be acquired while {held} is held")
     }
 
     impl std::fmt::Display for Entry {

@@ -1,7 +1,8 @@
-//! [`ProxyWaker`]: what other libraries' primitives are given in place of a user's waker.
+//! [`ProxyWaker`]: passed to other libraries' primitives in place of a user's waker.
 //!
-//! tokio's semaphore wakes under its lock when it is closed, and of several wakers those after one that panics are not woken.
-//! A proxy never panics, and where a [`Deferred`](super::Deferred) scope is open the user's waker is woken after it.
+//! tokio's semaphore wakes under its lock when it is closed, and after a waker that panics it does not wake the others.
+//! A proxy never panics, and if a [`Deferred`](super::Deferred) scope is open it wakes the user's waker after the
+//! scope.
 
 use std::{
     future::poll_fn,
@@ -12,7 +13,7 @@ use std::{
 
 use super::WakerCell;
 
-/// A waker that wakes the one it was last polled with.
+/// A waker that forwards to the waker it was last polled with.
 #[derive(Debug)]
 pub(crate) struct ProxyWaker {
     cell: Arc<Proxied>,
@@ -28,7 +29,7 @@ impl ProxyWaker {
         Self { waker: Waker::from(cell.clone()), cell }
     }
 
-    /// To poll with in place of this task's.
+    /// Registers the task's waker and returns the context to poll with in place of the task's.
     pub(crate) fn stand_in(&self, task: &Context<'_>) -> Context<'_> {
         self.cell.0.register(task.waker());
         Context::from_waker(&self.waker)
@@ -45,7 +46,7 @@ impl Wake for Proxied {
     }
 }
 
-/// The same future, which is given a proxy.
+/// Runs a future with a proxy in place of the task's waker.
 pub(crate) async fn proxied<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let proxy = ProxyWaker::new();

@@ -1,4 +1,4 @@
-//! What locks and wakes promise to each other.
+//! Tests of the guarantees between locks and wakes.
 
 use std::{
     sync::{
@@ -10,7 +10,6 @@ use std::{
 
 use super::{wakes::DEEPEST, *};
 
-/// Counts its wakes, and panics at each.
 struct Panics(Arc<AtomicUsize>);
 
 impl Wake for Panics {
@@ -25,7 +24,7 @@ fn panicking(count: &Arc<AtomicUsize>) -> Waker {
 }
 
 #[test]
-fn all_are_woken_though_each_panics() {
+fn all_wakers_are_woken_even_if_each_panics() {
     let count = Arc::new(AtomicUsize::new(0));
     let list: WakeList = (0..6).map(|_| panicking(&count)).collect();
     list.wake();
@@ -34,7 +33,7 @@ fn all_are_woken_though_each_panics() {
 }
 
 #[test]
-fn what_is_woken_and_dropped_within_a_scope_waits_for_its_end() {
+fn wakes_and_drops_within_a_scope_run_at_its_end() {
     struct Says(Arc<AtomicUsize>);
     impl Drop for Says {
         fn drop(&mut self) {
@@ -79,9 +78,9 @@ fn a_scope_works_in_a_destructor_at_the_threads_end() {
 
 #[test]
 #[cfg(debug_assertions)]
-fn the_order_of_locks_and_what_runs_under_them_is_asserted() {
+fn lock_order_and_calls_under_a_lock_are_asserted() {
     let refused = |act: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(act)).is_err();
-    let (outer, inner, leaf) = (Mutex::at(Level::Turn, 1), Mutex::at(Level::StreamOrder, 2), Mutex::new(3));
+    let (outer, inner, leaf) = (Mutex::at(Level::UseLock, 1), Mutex::at(Level::StreamOrder, 2), Mutex::new(3));
     let same = Mutex::at(Level::StreamOrder, 4);
     assert!(!refused(&|| _ = (lock(&outer), lock(&inner), lock(&leaf))));
     assert!(refused(&|| _ = (lock(&inner), lock(&outer))));
@@ -90,7 +89,7 @@ fn the_order_of_locks_and_what_runs_under_them_is_asserted() {
     assert!(refused(&|| _ = (lock(&outer), wake(Waker::noop().clone()))));
     assert!(refused(&|| _ = (lock(&outer), WakeList::new().wake())));
     assert!(refused(&|| _ = (lock(&outer), discard(String::from("a user's")))));
-    // Nothing is left behind of any of them.
+    // None of them leaves an entry behind.
     assert_unlocked();
 }
 
@@ -106,7 +105,7 @@ fn chain(left: usize, calls: Arc<AtomicUsize>) {
 }
 
 #[test]
-fn a_long_chain_is_over_when_the_first_call_returns() {
+fn a_long_chain_ends_before_the_first_call_returns() {
     for left in [0, 1, DEEPEST - 1, DEEPEST, DEEPEST + 1, 1_000_000] {
         let calls = Arc::default();
         chain(left, Arc::clone(&calls));
@@ -126,7 +125,7 @@ fn a_panic_stops_no_other_call() {
         assert!(!panics(left), "on purpose");
     }
     const CALLS: usize = DEEPEST + 20;
-    // One at the end, all that are queued, the one that queues the first, one before it.
+    // The last call panics; all queued calls; the call that queues the first one; a call before that.
     let panics: [fn(usize) -> bool; 4] =
         [|left| left == 0, |left| left < CALLS - DEEPEST, |left| left == CALLS - DEEPEST, |left| left == CALLS - 2];
     for (case, panics) in panics.into_iter().enumerate() {

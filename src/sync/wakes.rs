@@ -1,32 +1,32 @@
-//! Waking wakers and dropping what is the user's: with no lock held, and whatever that code does.
+//! Wakes wakers and drops users' values with no lock held, whatever that code does.
 //!
-//! A waker's `wake` and `drop`, and the destructors of what the user gave away, are user code: they may panic, call back into
-//! the crate, drop a buffer. So:
+//! A waker's `wake` and `drop`, and the destructors of values that the user passed in, are user code: they may panic,
+//! call back into the crate or drop a buffer. So:
 //!
 //! - they run with no lock of the crate held, which a debug build asserts;
-//! - a panic of one ends there. It is logged as a `tracing` error and the others are woken as well. It is not resumed: the
-//!   thread that wakes is rarely the one that the waker belongs to, is often a worker of the device's or a destructor, and
-//!   has changes of its own to complete.
+//! - a panic is contained. It is logged as a `tracing` error, and the remaining wakers are woken. It is not resumed:
+//!   the waking thread is rarely the waker's own. It is often a worker of the device or runs a destructor, and has
+//!   changes of its own to complete.
 //!
 //! ```text
 //!   wake, discard ──> a Deferred scope on this thread? ── no ───────────────────────> run now
 //!                                   └── yes ──> queued ──> end of the outermost scope ──^
 //! ```
 //!
-//! A function that wakes and may be called under its caller's lock needs no list handed back: the caller opens a [`Deferred`]
-//! scope before it acquires the lock.
+//! A function that wakes and may be called under its caller's lock need not return a list of wakers: the caller opens a
+//! [`Deferred`] scope before it acquires the lock.
 //!
-//! User code may lead to more of its kind: a waker drops a future that wakes the next waiter; a message's destructor drops the
-//! reader of another queue; an error drops its cause. The user decides how long such a [chain](Chain) is, and the stack is short.
-//! So a thread counts those on its stack, and from [`DEEPEST`] on they are queued:
+//! User code may recurse: a waker drops a future that wakes the next waiter; a message's destructor drops the reader of
+//! another queue; an error drops its cause. The user controls the length of such a [chain](Chain), and the stack is
+//! limited. So a thread counts the calls of each chain on its stack, and queues them from [`DEEPEST`] on:
 //!
 //! ```text
 //!   wake, discard ──> fewer than DEEPEST of this chain on the stack? ── yes ──> run now
 //!                                   └── no ──> queued ──> the deepest has returned ──> run in a loop
 //! ```
 //!
-//! The chains are counted apart: a user's destructor may wait for a task, whose wake is not queued until the destructor has
-//! returned.
+//! The chains are counted separately: a user's destructor may wait for a task, whose wake must not be queued until the
+//! destructor has returned.
 
 use std::{
     any::Any,
@@ -42,13 +42,12 @@ use smallvec::SmallVec;
 
 use crate::sync::{assert_unlocked, is_unlocked, step_back, step_out, strands_others};
 
-/// Wakers that were taken out under a lock, to be woken after it. Dropped without a wake, they are dropped one by one in the
-/// same way.
+/// Wakers that were collected under a lock, to be woken after its release. If the list is dropped without a wake, the
+/// wakers are [discarded](discard).
 #[derive(Debug, Default)]
 #[must_use = "it wakes when `wake` is called"]
 pub(crate) struct WakeList(SmallVec<[Waker; 4]>);
 
-/// What a scope holds back.
 enum Held {
     Wake(Waker),
     WakeShared(Arc<Waker>),
@@ -56,43 +55,43 @@ enum Held {
     Call(&'static str, Box<dyn FnOnce()>),
 }
 
-/// What a call leads to: others of its own kind.
+/// A kind of call that may lead to further calls of the same kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Chain {
     Wakes,
     /// The user's destructors.
     Drops,
-    /// Listeners of pools, which wake tasks and move messages from hub to hub.
+    /// Listeners of pools, which wake tasks and move messages between hubs.
     Listeners,
 }
 
-/// So many calls of one chain lie on a thread's stack: a few KiB in a debug build.
+/// The maximum number of calls of one chain on a thread's stack, which take a few KiB in a debug build.
 pub(super) const DEEPEST: usize = 8;
 
-/// Set in [`SCOPES`] while something is held back.
+/// Set in [`SCOPES`] while actions are deferred.
 const HELD_BACK: usize = 1;
-/// Set in [`SCOPES`] while the thread is in the middle of something that user code is no part of.
+/// Set in [`SCOPES`] while the thread has an activity that excludes user code.
 const IN_THE_MIDDLE: usize = 2;
-/// What a call of the first chain adds to [`SCOPES`]. Each chain has four bits.
+/// The value that a call of the first chain adds to [`SCOPES`]. Each chain has four bits.
 const CALL: usize = 4;
-/// What one scope adds to [`SCOPES`].
+/// The value that one scope adds to [`SCOPES`].
 const SCOPE: usize = CALL << 12;
 
 thread_local! {
-    /// Scopes that are open on this thread, whether they hold something back, whether user code is to be [set
-    /// aside](super::aside), and how many calls of each chain are on the stack: one word, which is 0 on most calls.
+    /// The number of scopes that are open on this thread, whether actions are deferred, whether user code is to be [set
+    /// aside](super::aside), and the number of calls of each chain on the stack. One word, which is usually 0.
     static SCOPES: Cell<usize> = const { Cell::new(0) };
-    /// Of each chain, the calls that wait for the deepest one to return, which leaves this empty. Without a destructor, as
+    /// For each chain, the calls that wait for the deepest one to return, which then runs them all. No destructor, as
     /// below.
     static TOO_DEEP: RefCell<ManuallyDrop<[Vec<Held>; 3]>> =
         const { RefCell::new(ManuallyDrop::new([Vec::new(), Vec::new(), Vec::new()])) };
-    /// What they hold back. Without a destructor, so that it is there for destructors that run at the thread's end; the
-    /// outermost scope leaves it empty.
+    /// The actions that the open scopes defer. No destructor, so that it is usable in destructors that run at the
+    /// thread's end; the end of the outermost scope empties it.
     static QUEUE: RefCell<ManuallyDrop<Vec<Held>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
-/// While one of these is open on a thread, what is woken or discarded there is held back; the end of the outermost one runs
-/// it. Open it before the lock that it is for, so that it ends after that.
+/// A scope that defers the wakes and discards of its thread. They run at the end of the outermost scope. Open the scope
+/// before its lock is acquired, so that it ends after the lock's release.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Deferred(PhantomData<*mut ()>);
@@ -102,7 +101,6 @@ impl WakeList {
         Self(SmallVec::new())
     }
 
-    /// Wakes all.
     #[inline]
     pub(crate) fn wake(mut self) {
         assert_may_wake();
@@ -136,11 +134,10 @@ impl Drop for WakeList {
     }
 }
 
-/// One of a chain's calls on the stack.
+/// A guard for one of a chain's calls on the stack.
 struct Entered(Chain);
 
 impl Chain {
-    /// What one call adds to [`SCOPES`].
     #[inline]
     fn call(self) -> usize {
         CALL << (4 * self as usize)
@@ -199,22 +196,21 @@ impl Drop for Entered {
     }
 }
 
-/// Makes a call that may lead to another one like it. A panic of it is the caller's; that of a queued one is logged.
+/// Makes a call that may recurse. Its panic propagates to the caller; the panic of a queued call is logged.
 #[inline]
 pub(crate) fn limit_depth(chain: Chain, call: impl FnOnce() + 'static) {
     if chain.is_deepest() {
-        return chain.queue(Held::Call("a call at the end of a long chain of them panicked", Box::new(call)));
+        return chain.queue(Held::Call("a call that was queued in a long chain panicked", Box::new(call)));
     }
     let _entered = chain.enter();
     call();
 }
 
-/// Wakes one.
 pub(crate) fn wake(waker: Waker) {
     wake_one(waker);
 }
 
-/// False if it has panicked.
+/// Wakes a waker. False if it panicked.
 fn wake_one(waker: Waker) -> bool {
     if is_deferred() {
         hold_back(Held::Wake(waker));
@@ -229,13 +225,13 @@ fn wake_one(waker: Waker) -> bool {
     wake_by_ref(waker)
 }
 
-/// By reference: were it dropped as its panic unwinds, a panic of its destructor would be the second at a time, an abort.
+/// Wakes by reference: if the waker were dropped while its panic unwinds, a second panic in its destructor would abort.
 fn wake_by_ref(waker: Waker) -> bool {
     let woken = caught("a waker panicked", || waker.wake_by_ref());
     drop_one(waker) && woken
 }
 
-/// Wakes one from within its task's own poll, which asks to be polled again.
+/// Wakes a task from within its own poll, to have it polled again.
 pub(crate) fn wake_again(waker: &Waker) {
     if is_deferred() || Chain::Wakes.is_deepest() {
         contained("the clone of a waker panicked", || wake(waker.clone()));
@@ -246,11 +242,11 @@ pub(crate) fn wake_again(waker: &Waker) {
     }
 }
 
-/// Wakes one that stays. It is shared so that it can be held back, or taken out under a lock, without a clone of the waker,
-/// which is user code.
+/// Wakes a waker that stays registered. It is shared, so that it can be deferred, or collected under a lock, without
+/// cloning the waker, which would run user code.
 pub(crate) fn wake_shared(waker: &Arc<Waker>) {
     let scopes = SCOPES.get();
-    // A few wakes may be on the stack.
+    // The fast path: no scope is open, no activity is suspended, and only a few wakes are on the stack.
     if scopes < CALL * DEEPEST / 2 && scopes.is_multiple_of(CALL) {
         assert_unlocked();
         SCOPES.set(scopes + CALL);
@@ -261,7 +257,7 @@ pub(crate) fn wake_shared(waker: &Arc<Waker>) {
     }
 }
 
-/// The same where it is to be held back, or set aside, or in a long chain.
+/// The slow path: the wake may have to be deferred, set aside or queued.
 #[cold]
 fn wake_shared_aside(waker: &Arc<Waker>) {
     if is_deferred() {
@@ -275,19 +271,19 @@ fn wake_shared_aside(waker: &Arc<Waker>) {
     caught("a waker panicked", || waker.wake_by_ref());
 }
 
-/// Whether what is woken or discarded on this thread is held back.
+/// True if wakes and discards on this thread are deferred.
 #[inline]
 fn is_deferred() -> bool {
     SCOPES.get() >= SCOPE
 }
 
-/// Whether user code that this thread calls is to be set aside.
+/// Sets whether the thread has an activity that is to be suspended while user code runs.
 pub(crate) fn set_in_the_middle(is: bool) {
     let others = SCOPES.get() & !IN_THE_MIDDLE;
     SCOPES.set(if is { others | IN_THE_MIDDLE } else { others });
 }
 
-/// Drops a value whose destructor is the user's: a waker that was replaced, a closure that was refused.
+/// Drops a value whose destructor is user code: a waker that was replaced, a closure that was refused.
 pub(crate) fn discard<T: 'static>(value: T) {
     if std::mem::needs_drop::<T>() {
         assert_may_wake();
@@ -295,8 +291,8 @@ pub(crate) fn discard<T: 'static>(value: T) {
     }
 }
 
-/// The same for the cause of an error. Most are the crate's own, and dropped wherever that is: so it is not asserted that no
-/// lock is held.
+/// Like [`discard`], for the cause of an error. Most causes are the crate's own errors, which may be dropped under a
+/// lock, so this does not assert that no lock is held.
 pub(crate) fn discard_cause<T: 'static>(cause: T) {
     if is_deferred() {
         hold_back(Held::Drop(Box::new(cause)));
@@ -305,7 +301,7 @@ pub(crate) fn discard_cause<T: 'static>(cause: T) {
     }
 }
 
-/// False if its destructor has panicked.
+/// Drops a value. False if its destructor panicked.
 fn drop_one<T: 'static>(value: T) -> bool {
     if Chain::Drops.is_deepest() {
         Chain::Drops.queue(Held::Drop(Box::new(value)));
@@ -315,18 +311,17 @@ fn drop_one<T: 'static>(value: T) -> bool {
     caught("a destructor panicked", || drop(value))
 }
 
-/// The same, one by one.
 pub(crate) fn discard_all<T: 'static>(values: impl IntoIterator<Item = T>) {
     values.into_iter().for_each(discard);
 }
 
-/// Calls a `tracing` macro from where a lock may be held: the subscriber is user code. In a [`Deferred`] scope the call is held
-/// back, too.
+/// Calls a `tracing` macro where a lock may be held: the subscriber is user code. A [`Deferred`] scope defers the call.
 pub(crate) fn log(event: impl FnOnce() + 'static) {
     later("a subscriber panicked", event);
 }
 
-/// Calls a function that takes locks of any level, or leads to user code: in a [`Deferred`] scope at its end.
+/// Calls a function that acquires locks of any level, or that runs user code. A [`Deferred`] scope defers the call to
+/// its end.
 pub(crate) fn later(what: &'static str, call: impl FnOnce() + 'static) {
     if is_deferred() {
         hold_back(Held::Call(what, Box::new(call)));
@@ -335,13 +330,13 @@ pub(crate) fn later(what: &'static str, call: impl FnOnce() + 'static) {
     }
 }
 
-/// The same where no lock is held.
+/// Like [`log`], where no lock is held.
 pub(crate) fn logged(event: impl FnOnce()) {
     contained("a subscriber panicked", event);
 }
 
-/// A function of the user's, or another value, that is [discarded](discard) wherever its last owner drops it: on a worker's
-/// thread, in the middle of a list of others, or as a part of another one like it.
+/// A value of the user's, such as a function, that is [discarded](discard) wherever its last owner drops it: on a
+/// worker thread, within a list of others, or as a part of another such value.
 pub(crate) struct Discarded<T: 'static>(Option<T>);
 
 impl<T: 'static> Discarded<T> {
@@ -349,13 +344,13 @@ impl<T: 'static> Discarded<T> {
         Self(Some(value))
     }
 
-    /// For a value that comes later, into its [`place`](Self::place).
+    /// Creates an empty container, to be filled through [`place`](Self::place).
     #[inline]
     pub(crate) fn none() -> Self {
         Self(None)
     }
 
-    /// `None` never comes: the value is there until it is taken, which consumes this.
+    /// The value. Never `None` after [`new`](Self::new): [`take`](Self::take) consumes the container.
     pub(crate) fn get(&self) -> Option<&T> {
         self.0.as_ref()
     }
@@ -368,7 +363,7 @@ impl<T: 'static> Discarded<T> {
         self.0.take()
     }
 
-    /// For one that takes it out and leaves `None`, or leaves it.
+    /// Direct access, to take or set the value.
     #[inline]
     pub(crate) fn place(&mut self) -> &mut Option<T> {
         &mut self.0
@@ -382,7 +377,7 @@ impl<T: 'static> Drop for Discarded<T> {
     }
 }
 
-/// Asserts, in a debug build, that what may wake is called with no lock held, or within a [`Deferred`] scope.
+/// Asserts, in a debug build, that no lock is held or a [`Deferred`] scope is open. Called by functions that may wake.
 #[inline]
 #[track_caller]
 pub(crate) fn assert_may_wake() {
@@ -391,7 +386,7 @@ pub(crate) fn assert_may_wake() {
     }
 }
 
-/// Calls user code. A panic of it ends here and is logged. False if there was one.
+/// Calls user code. A panic is contained and logged. False if there was one.
 #[inline]
 pub(crate) fn contained(what: &'static str, call: impl FnOnce()) -> bool {
     assert_unlocked();
@@ -400,7 +395,7 @@ pub(crate) fn contained(what: &'static str, call: impl FnOnce()) -> bool {
 
 #[inline]
 fn caught(what: &'static str, call: impl FnOnce()) -> bool {
-    // It is no part of what this thread is in the middle of.
+    // An activity of this thread, such as a capture, does not include the call.
     let aside = SCOPES.get() & IN_THE_MIDDLE > 0;
     if aside {
         step_out();
@@ -427,7 +422,8 @@ fn caught_here(what: &'static str, call: impl FnOnce()) -> bool {
 fn report(what: &'static str, payload: Box<dyn Any + Send>) {
     let text = payload.downcast_ref::<&str>().map(|text| text.to_string());
     let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no text)".into());
-    // The subscriber and the payload's destructor are user code, too: each by itself, as two panics at a time are an abort.
+    // The subscriber and the payload's destructor are user code, too. Each is called separately, as a panic during a
+    // panic aborts.
     for call in
         [Box::new(move || tracing::error!(panic = text, "{what}")) as Box<dyn FnOnce()>, Box::new(|| drop(payload))]
     {
@@ -471,7 +467,7 @@ impl Drop for Deferred {
 
 #[cold]
 fn run_held() {
-    // What runs here may hold back more, within scopes of its own, which run that.
+    // These actions may open scopes of their own and defer more, which those scopes run.
     let queue = QUEUE.with_borrow_mut(|queue| std::mem::take(&mut **queue));
     for held in queue {
         match held {

@@ -1,4 +1,4 @@
-//! Tests of what could hang or end a whole process.
+//! Runs tests that could hang or end a whole process.
 
 use std::{
     io::{Read, pipe},
@@ -11,16 +11,16 @@ use std::{
 
 /// Longer than any body takes on a loaded machine.
 const BOUND: Duration = Duration::from_secs(60);
-/// Names the test that a process runs.
+/// The variable that names the test that a process runs.
 const ONLY: &str = "WAKELINE_TEST_ALONE";
 
-/// Runs a body that must not hang. If it does, its process ends.
+/// Runs a body that must not hang. If it hangs, its process exits.
 pub fn within_bound(body: impl FnOnce() + Send + 'static) {
     let test = thread::current();
     case_within_bound(test.name().unwrap_or("a test"), body);
 }
 
-/// The same, of one case of a test: it is named where it hangs or fails.
+/// The same for one case of a test, which is named when it hangs or fails.
 pub fn case_within_bound(case: &str, body: impl FnOnce() + Send + 'static) {
     let (done, wait) = mpsc::channel();
     let thread = thread::spawn(move || {
@@ -32,14 +32,14 @@ pub fn case_within_bound(case: &str, body: impl FnOnce() + Send + 'static) {
         eprintln!("{case}: hangs");
         std::process::abort();
     }
-    if let Err(panic) = thread.join().expect("it catches what its body does") {
+    if let Err(panic) = thread.join().expect("it catches the panics of its body") {
         eprintln!("{case}: failed");
         resume_unwind(panic);
     }
 }
 
-/// Runs the body of the test of this name in a process of its own: an abort ends that process alone, and one that hangs is
-/// killed. Its output is shown if it fails.
+/// Runs the body of the named test in a process of its own: an abort ends only that process, and a process that hangs
+/// is killed. Its output is shown if it fails.
 pub fn in_a_process(name: &str, body: impl FnOnce()) {
     if std::env::var(ONLY).is_ok_and(|only| only == name) {
         return body();
@@ -54,17 +54,17 @@ pub fn in_a_process(name: &str, body: impl FnOnce()) {
         .unwrap();
     let (tell, ended) = mpsc::channel();
     thread::spawn(move || {
-        // The output ends as its process does.
+        // The pipe closes when the process exits.
         let mut text = Vec::new();
         let _ = output.read_to_end(&mut text);
         let _ = tell.send(String::from_utf8_lossy(&text).into_owned());
     });
     let text = ended.recv_timeout(BOUND).unwrap_or_else(|_| {
         process.kill().unwrap();
-        format!("{}\nit hangs", ended.recv().unwrap())
+        format!("{}\nthe test hangs", ended.recv().unwrap())
     });
     let status = process.wait().unwrap();
     assert!(status.success(), "{status}:\n{text}");
-    // A name that matches no test ends well, too.
+    // A name that matches no test also succeeds.
     assert!(text.contains("1 passed"), "no test `{name}`:\n{text}");
 }

@@ -1,4 +1,4 @@
-//! Operators with ports of hubs of chunks: one that fills, one that sees, one that takes out.
+//! Operators with ports of hubs of chunks: one that fills, one that reads, one that drains.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,6 @@ pub struct FillPorts {
     pub numbers: Produce<u32>,
 }
 
-/// Produces these, and ends.
 #[derive(Clone)]
 pub struct Fill(pub VecDeque<Vec<u32>>);
 
@@ -40,7 +39,6 @@ pub struct SeePorts {
     pub numbers: Peek<u32>,
 }
 
-/// Sees so many chunks.
 pub struct See(pub u32, pub Shared<Vec<u32>>);
 
 impl Operator for See {
@@ -63,7 +61,6 @@ pub struct DrainPorts {
     pub numbers: Consume<u32>,
 }
 
-/// Takes all out.
 #[derive(Clone)]
 pub struct Drain(pub Shared<Vec<u32>>);
 

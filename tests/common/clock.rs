@@ -1,5 +1,5 @@
-//! Operators that do something at a time, and notes of when something happened: for tests whose clock is paused
-//! (`#[tokio::test(start_paused = true)]`). Then time passes only while everybody waits, and every moment is exact.
+//! Operators that act at given times, and records of when something happened: for tests whose clock is paused
+//! (`#[tokio::test(start_paused = true)]`). Time then passes only while all tasks wait, and every moment is exact.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// What happened when, in milliseconds since the notes were begun.
+/// Events with their times, in milliseconds since the start.
 pub struct Notes<T> {
     begun: Instant,
     all: Shared<(u64, T)>,
@@ -32,7 +32,7 @@ impl<T: Clone> Notes<T> {
 
     pub fn add(&self, what: T) {
         let since = self.begun.elapsed();
-        assert_eq!(since.subsec_nanos() % 1_000_000, 0, "it is {since:?}, and no millisecond of this test");
+        assert_eq!(since.subsec_nanos() % 1_000_000, 0, "{since:?} is not a whole millisecond");
         lock(&self.all).push((since.as_millis() as u64, what));
     }
 
@@ -63,7 +63,7 @@ impl<P: Ports, F: FnMut(&mut P, &mut Cx) -> Result<()> + Send + 'static> Operato
     }
 }
 
-/// An operator each of whose runs is a call of this function.
+/// An operator whose runs call this function.
 pub fn runs<P, F>(run: F) -> impl Operator<Ports = P>
 where
     P: Ports,
@@ -72,7 +72,7 @@ where
     runs_for(0, run)
 }
 
-/// The same, each of whose runs takes so many milliseconds.
+/// The same; each run takes so many milliseconds.
 pub fn runs_for<P, F>(millis: u64, run: F) -> impl Operator<Ports = P>
 where
     P: Ports,
@@ -81,19 +81,19 @@ where
     Runs { run, lasts: ms(millis), of: std::marker::PhantomData }
 }
 
-/// Sends each message at its time, in milliseconds since it began, and ends with the last.
+/// Sends each message at its time, in milliseconds since the operator started, and ends after the last.
 pub fn at<M: wakeline::Message>(messages: impl IntoIterator<Item = (u64, M)>) -> impl Operator<Ports = SourcePorts<M>> {
     at_until(0, messages)
 }
 
-/// The same, and does not end before this time.
+/// The same, but does not end before this time.
 pub fn at_until<M: wakeline::Message>(
     end: u64,
     messages: impl IntoIterator<Item = (u64, M)>,
 ) -> impl Operator<Ports = SourcePorts<M>> {
     let mut messages = Some(messages.into_iter().collect::<Vec<_>>().into_iter());
     task(move |ports: &mut SourcePorts<M>, _cx: &mut Cx| {
-        let messages = messages.take().expect("its flow is run once");
+        let messages = messages.take().expect("the flow runs only once");
         async move {
             let begun = Instant::now();
             for (time, message) in messages {

@@ -1,13 +1,13 @@
-//! Examples as a user runs them: their executables.
+//! Runs examples as a user does, by their executables.
 
 use std::{
     path::{Path, PathBuf},
     process::Command,
 };
 
-/// The example beside this test: where cargo puts it, or where it was copied to together with this executable.
+/// The example's executable: where cargo puts it, or beside this test's executable, if both were copied.
 pub fn executable(name: &str) -> PathBuf {
-    let me = std::env::current_exe().expect("a path of its own");
+    let me = std::env::current_exe().expect("the path of this executable");
     let here = me.parent().expect("a folder");
     let file = format!("{name}{}", std::env::consts::EXE_SUFFIX);
     let places = [here.join(format!("example-{name}")), here.with_file_name("examples").join(file)];
@@ -15,19 +15,18 @@ pub fn executable(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("no example at {places:?}: `cargo build --examples` first")).clone()
 }
 
-/// An example, race-checked.
 pub fn command(name: &str) -> Command {
     checked(&executable(name))
 }
 
-/// A program that runs examples race-checked, or is one.
+/// A command for an example or a program that runs examples, race-checked.
 pub fn checked(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.env("WAKELINE_RACE_CHECK", "1").env_remove("WAKELINE_DEVICE").env_remove("RUST_LOG");
     command
 }
 
-/// A body as two tests, `name::emulated` and `name::cuda`: it is given the device as an example's option says it.
+/// One body as two tests, `name::emulated` and `name::cuda`. The body gets the value of an example's `--device` option.
 #[macro_export]
 macro_rules! on_each_device {
     ($name:ident, $body:expr) => {

@@ -1,9 +1,9 @@
-//! Scenario F1, for any fault of a kernel: everybody who waits for the device is told, every later call says why, and
-//! nothing hangs.
+//! Scenario F1, for any fault of a kernel: every pending future of the device fails, every later call returns the
+//! cause, and nothing hangs.
 //!
-//! A fault ends a GPU for the whole process, so each kind has an executable of its own with one test in it, twice: on a
-//! GPU with the fault itself, on the emulated device with a planned one (which loses one device and not the process).
-//! The first is ignored unless it is asked for: `cargo test -- --include-ignored`.
+//! A fault ends a GPU for the whole process, so each kind of fault has an executable of its own with one test, in two
+//! forms: on a GPU with the real fault, on the emulated device with a planned one (which loses one device and not the
+//! process). The GPU test is ignored by default: `cargo test -- --include-ignored`.
 
 use std::sync::{
     Arc,
@@ -13,13 +13,14 @@ use std::sync::{
 use crate::*;
 use wakeline::{prelude::*, stream::Timer};
 
-/// Enqueues the kernel that faults where it meets the number that it is given.
+/// Enqueues the kernel that faults at the given number.
 pub type Launch = fn(&Stream, &mut Envelope<u32>, u32) -> Result<()>;
 
-/// The number that the kernels fault at: that of the eighth message, and launch.
+/// The number that the kernels fault at: that of the eighth message and launch.
 pub const FAULT: u32 = 7;
 
-/// A fault as two tests, `name::emulated` and `name::cuda`; `$beside`: whether a GPU tells of it while it has other work.
+/// A fault as two tests, `name::emulated` and `name::cuda`; `$beside`: whether a GPU reports it while it has other
+/// work.
 #[macro_export]
 macro_rules! a_fault {
     ($name:ident, $kernel:ident) => {
@@ -52,13 +53,13 @@ macro_rules! a_fault {
     };
 }
 
-/// Keeps a GPU busy; the emulated device is held up in another way.
+/// Keeps a GPU busy; the emulated device is blocked in another way.
 #[kernel(unsafe(cuda = "../kernels/spin_for.cu"))]
 fn spin_for(x: &mut [u32], _nanoseconds: u64) {
     x[0] += 1;
 }
 
-/// Increments, until it meets the fault.
+/// Increments, until it reaches the fault.
 struct Faulty {
     launch: Launch,
     after: Arc<AtomicUsize>,
@@ -91,7 +92,7 @@ pub struct DonePorts {
     input: Input<Envelope<u32>>,
 }
 
-/// Keeps what is done when it is shown.
+/// Collects the messages once their work is done.
 struct CollectDone(Shared<Vec<u32>>);
 
 impl Operator for CollectDone {
@@ -104,7 +105,8 @@ impl Operator for CollectDone {
     }
 }
 
-/// `beside`: while the device has other work, which never ends by itself and is let go only afterwards.
+/// `beside`: the fault happens while the device has other work, which never ends by itself and is released only
+/// afterwards.
 pub async fn fault(device: Device, beside: bool, kernel: &str, launch: Launch) {
     let bystander = Stream::named(&device, "bystander").unwrap();
     let mut buffers = Vec::new();
@@ -136,7 +138,7 @@ pub async fn fault(device: Device, beside: bool, kernel: &str, launch: Launch) {
         ("the host's read", read),
         ("a timer", tokio::spawn(async move { timed.await.map(drop) })),
     ];
-    // A flow that waits at a port, for a message of that work.
+    // A flow that waits at a port for a message of that work.
     let mut other = Flow::new("beside");
     let mut carried = Some(Envelope::from(carried));
     let sends = other.add("sends", source(move || std::future::ready(Ok(carried.take())))).on(&device);
@@ -157,19 +159,19 @@ pub async fn fault(device: Device, beside: bool, kernel: &str, launch: Launch) {
     let error = within(flow.run()).await.unwrap_err();
 
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
-    let told = error.to_string();
-    eprintln!("{told}");
-    assert!(told.contains("(noticed by operator `"), "{told}");
-    assert!(told.contains("unfinished work on:"), "{told}");
+    let message = error.to_string();
+    eprintln!("{message}");
+    assert!(message.contains("(noticed by operator `"), "{message}");
+    assert!(message.contains("unfinished work on:"), "{message}");
     let named = [format!("`faulty` (kernel `{kernel}`)"), "`faulty` (a graph)".into()];
-    assert!(named.iter().any(|named| told.contains(named)), "whose work is not done: {told}");
-    assert!(!beside || told.contains("`bystander`"), "whose work is not done: {told}");
-    assert!(told.contains("start again in a new process"), "what to do: {told}");
+    assert!(named.iter().any(|named| message.contains(named)), "unfinished work: {message}");
+    assert!(!beside || message.contains("`bystander`"), "unfinished work: {message}");
+    assert!(message.contains("start again in a new process"), "remedy: {message}");
     let cause = if device.is_cuda() { "CUDA_ERROR_" } else { "on stream `faulty`" };
-    assert!(told.contains(cause), "what it was: {told}");
+    assert!(message.contains(cause), "cause: {message}");
     let arrived = lock(&seen).len() as u32;
-    assert!(arrived <= FAULT, "what faulted has not arrived");
-    assert_eq!(*lock(&seen), (0..arrived).map(|n| vec![n + 2; 1024]).collect::<Vec<_>>(), "what has is right");
+    assert!(arrived <= FAULT, "the faulted message has not arrived");
+    assert_eq!(*lock(&seen), (0..arrived).map(|n| vec![n + 2; 1024]).collect::<Vec<_>>(), "what arrived is right");
     assert_eq!(after.load(Ordering::Relaxed), FAULT as usize, "the work of that run was never done");
     assert_eq!(stopped.load(Ordering::Relaxed), 1);
 
@@ -187,7 +189,7 @@ pub async fn fault(device: Device, beside: bool, kernel: &str, launch: Launch) {
     }
     drop(held);
 
-    let lost = device.lost().expect("it is").to_string();
+    let lost = device.lost().expect("a lost device").to_string();
     assert!(lost.contains(cause), "{lost}");
     let [mut one, mut two] = <[_; 2]>::try_from(buffers).unwrap();
     let refused = [
@@ -202,7 +204,7 @@ pub async fn fault(device: Device, beside: bool, kernel: &str, launch: Launch) {
         ("a wait of the host", bystander.synchronize_blocking()),
         ("the flow, again", within(flow.run()).await.map(drop)),
     ];
-    // Of work that was done before, all is well.
+    // This holds for work that was already done, too.
     let unfinished = [
         ("what a buffer is doing", one.state().map(drop)),
         ("a completion", within(bystander.completed()).await),

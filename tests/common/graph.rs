@@ -1,14 +1,13 @@
-//! What the tests of graphs share.
+//! Shared by the tests of graphs.
 
 use wakeline::prelude::*;
 
-/// Adds `x` to each element of `y`.
 #[kernel(unsafe(cuda = "../kernels/add_to.cu"))]
 pub fn add_to(y: &mut [u32], x: &[u32]) {
     y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
 }
 
-/// 64 of one value, which are there.
+/// A buffer of 64 elements of one value, completed.
 pub async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
     let buffer = Buffer::from_slice(stream, &[value; 64]).unwrap();
     stream.completed().await.unwrap();
@@ -17,8 +16,8 @@ pub async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
 
 #[track_caller]
 pub fn refused<T>(outcome: Result<T>, says: &[&str]) {
-    let error = outcome.err().expect("it is refused");
-    let told = error.to_string();
-    assert_eq!(error.kind(), ErrorKind::Usage, "{told}");
-    says.iter().for_each(|says| assert!(told.contains(says), "no `{says}` in: {told}"));
+    let error = outcome.err().expect("an error");
+    let message = error.to_string();
+    assert_eq!(error.kind(), ErrorKind::Usage, "{message}");
+    says.iter().for_each(|says| assert!(message.contains(says), "no `{says}` in: {message}"));
 }

@@ -1,7 +1,7 @@
-//! What the scenario tests share: devices, small operators, and ways to hold things up without a sleep.
+//! Shared by the scenario tests: devices, small operators, and ways to block things without sleeping.
 //!
-//! A test of a device runs its body twice, on the emulated device and on a GPU, both with the race checker on:
-//! [`on_both!`]. The second is ignored unless it is asked for: `cargo test -- --include-ignored`.
+//! A test of a device runs its body twice, on the emulated device and on a GPU, both race-checked: [`on_both!`]. The
+//! GPU test is ignored by default: `cargo test -- --include-ignored`.
 
 pub mod alone;
 pub mod chunks;
@@ -25,12 +25,12 @@ use wakeline::{device::Emulated, memory::Plain, prelude::*};
 
 pub use wakeline::operator::{MapPorts, SinkPorts, SourcePorts, map, sink, source};
 
-/// An emulated device, race-checked. It has workers for streams that are held up, and more.
+/// An emulated device, race-checked, with enough workers for blocked streams.
 pub fn emulated() -> Device {
     emulated_with(Emulated::new().workers(4))
 }
 
-/// An emulated device of another kind, race-checked.
+/// An emulated device with this configuration, race-checked.
 pub fn emulated_with(config: Emulated) -> Device {
     hear_errors();
     let device = Device::emulated(config).race_checked();
@@ -42,8 +42,8 @@ pub fn emulated_with(config: Emulated) -> Device {
 pub fn cuda() -> Device {
     let device = cuda_without_kernels();
     hear_errors();
-    // A driver that loads code, or page-locks memory, may wait for all that the device has to do, and these tests hold the
-    // device up.
+    // A driver may wait for all work of the device when it loads code or page-locks memory, and these tests block the
+    // device.
     for kernel in wakeline::kernel::Kernel::all() {
         kernel.load_blocking(&device).expect("the tests' kernels compile");
     }
@@ -52,23 +52,22 @@ pub fn cuda() -> Device {
     device
 }
 
-/// The same, with kernels that are not loaded: for a test of one that does not compile.
+/// The same without loading the kernels: for a test of one that does not compile.
 pub fn cuda_without_kernels() -> Device {
     Device::cuda(0).unwrap_or_else(|error| panic!("this test needs a GPU: {error}")).race_checked()
 }
 
-/// How often a test repeats what it does, or how much it sends: a debug build, as `cargo test` makes it, does the first, and a
-/// release build, as `.ci/full` makes it, the second.
+/// How often a test repeats, or how much it sends: `quick` in a debug build (`cargo test`), `long` in a release build
+/// (`.ci/full`).
 pub const fn quick_or_long<T: Copy>(quick: T, long: T) -> T {
     if cfg!(debug_assertions) { quick } else { long }
 }
 
-/// Streams of a device: `a`, `b`, `c`, `d`.
 pub fn streams<const N: usize>(device: &Device) -> [Stream; N] {
     std::array::from_fn(|n| Stream::named(device, ["a", "b", "c", "d"][n]).unwrap())
 }
 
-/// Nobody keeps memory of a test's device beyond the test: asked as its thread ends, after its runtime.
+/// Checks that no memory of a test's device outlives the test: when the test's thread ends, after its runtime.
 mod rest {
     use std::{
         cell::{Cell, RefCell},
@@ -99,19 +98,19 @@ mod rest {
 
     impl Drop for Devices {
         fn drop(&mut self) {
-            // One that has failed says so itself.
+            // A failed test reports its own error.
             if FAILED.get() {
                 return;
             }
             let asked = Instant::now();
-            // What a lost device may still touch is left to it, and so is whoever keeps it.
+            // A lost device keeps the memory that it may still access, and the memory's owners.
             let devices = self.0.take().into_iter().filter(|device| device.lost().is_none());
             for device in devices {
                 let all = || [device.memory_stats(), device.pinned_memory_stats()];
                 while !all().iter().all(|stats| stats.is_at_rest()) {
                     if asked.elapsed() > Duration::from_secs(10) {
                         let test = std::thread::current();
-                        eprintln!("{}: memory of {device} is not given back: {:?}", test.name().unwrap_or("?"), all());
+                        eprintln!("{}: memory of {device} is not released: {:?}", test.name().unwrap_or("?"), all());
                         std::process::abort();
                     }
                     std::thread::yield_now();
@@ -148,22 +147,21 @@ macro_rules! on_both {
     };
 }
 
-/// Tests of one GPU take turns: the driver calls host functions one at a time, so that one which holds a stream up holds
-/// up those of all others, and the default stream waits for every test's.
+/// Serialises the tests of one GPU: the driver calls host functions one at a time, so that one which blocks a stream
+/// blocks those of all others, and the default stream waits for every test's work.
 pub async fn alone() -> tokio::sync::MutexGuard<'static, ()> {
     static GPU: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     GPU.lock().await
 }
 
-/// An upper bound for what must not hang.
 pub async fn within<T>(future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(Duration::from_secs(60), future).await {
         Ok(output) => output,
-        Err(_) => panic!("it hangs"),
+        Err(_) => panic!("timed out after 60 seconds"),
     }
 }
 
-/// Resolves when something has become true.
+/// Resolves when the condition is true.
 pub async fn until(what: &str, mut is: impl FnMut() -> bool) {
     let becomes = async {
         while !is() {
@@ -175,14 +173,14 @@ pub async fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Resolves when wakeline has given all of the device's memory back, none of it too early.
+/// Resolves when wakeline has released all of the device's memory, none of it too early.
 pub async fn freed(device: &Device) {
-    until("all memory of the device is given back", || device.memory_in_use() == 0).await;
+    until("all memory of the device is released", || device.memory_in_use() == 0).await;
     assert_eq!(freed_too_early(), [""; 0]);
 }
 
-/// Resolves when all that a device counts is back at zero: what is in use, what waits, what is set apart, in its own
-/// memory and in page-locked memory of the host. The end of every test of a device.
+/// Resolves when all counters of a device, and of its page-locked memory, are back at zero. Called at the end of every
+/// test of a device.
 pub async fn at_rest(device: &Device) {
     let all = || [device.memory_stats(), device.pinned_memory_stats()];
     let is_at_rest = || all().iter().all(wakeline::memory::MemoryStats::is_at_rest) && device.memory_in_use() == 0;
@@ -192,7 +190,7 @@ pub async fn at_rest(device: &Device) {
         }
     };
     if tokio::time::timeout(Duration::from_secs(10), rests).await.is_err() {
-        panic!("memory of {device} is not given back: {:?}", all());
+        panic!("memory of {device} is not released: {:?}", all());
     }
     assert_eq!(freed_too_early(), [""; 0]);
 }
@@ -201,14 +199,12 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A list that an operator fills and a test reads.
 pub type Shared<T> = Arc<Mutex<Vec<T>>>;
 
 pub fn shared<T>() -> Shared<T> {
     Shared::default()
 }
 
-/// Sends each chunk as an envelope, and ends.
 pub struct SendEach<T>(VecDeque<Vec<T>>);
 
 impl<T> SendEach<T> {
@@ -235,7 +231,7 @@ impl<T: Plain> Operator for SendEach<T> {
     }
 }
 
-/// Keeps what each envelope holds. On the host.
+/// Collects the contents of each envelope, on the host.
 pub struct Collect<T>(pub Shared<Vec<T>>);
 
 impl<T: Plain> Operator for Collect<T> {
@@ -262,12 +258,11 @@ impl Operator for Increment {
     }
 }
 
-/// Passes on what it is given, wherever that lies.
+/// Passes messages on unchanged, wherever their data is.
 pub fn pass_on<M: wakeline::Message + Sync>() -> impl Operator<Ports = MapPorts<M, M>> {
     map(|message: M| std::future::ready(Ok(message)))
 }
 
-/// Writes down what comes.
 pub fn keep<M: wakeline::Message + Sync>(seen: &Shared<M>) -> impl Operator<Ports = SinkPorts<M>> {
     let seen = seen.clone();
     sink(move |message: M| {
@@ -276,7 +271,7 @@ pub fn keep<M: wakeline::Message + Sync>(seen: &Shared<M>) -> impl Operator<Port
     })
 }
 
-/// Reads until it is told to go on, `first` messages, and then all.
+/// Reads `first` messages, waits to be released, and then reads the rest.
 pub fn held(
     first: usize,
     go: tokio::sync::oneshot::Receiver<()>,
@@ -310,7 +305,7 @@ where
     type Ports = P;
 
     async fn compute(&mut self, _ports: &mut P, _cx: &mut Cx) -> Result<()> {
-        unreachable!("its `run` calls no `compute`")
+        unreachable!("`run` does not call `compute`")
     }
 
     async fn run(&mut self, ports: &mut P, cx: &mut Cx) -> Result<()> {
@@ -327,7 +322,7 @@ where
     Task(run, std::marker::PhantomData)
 }
 
-/// Holds a stream up until it is dropped.
+/// Blocks a stream until it is dropped.
 #[must_use]
 pub struct Hold {
     _go: mpsc::Sender<()>,
@@ -339,21 +334,20 @@ pub fn hold(stream: &Stream) -> Hold {
     Hold { _go: go }
 }
 
-/// Hears what wakeline logs as an error: memory that could not be given back, since something may still use it, is found
-/// by the race checker and has nobody else to tell.
+/// Collects what wakeline logs as an error. The race checker finds memory that cannot be released because it may still
+/// be in use; it can only log it.
 struct Errors;
 
 static ERRORS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// From now on, in the whole process.
 pub fn hear_errors() {
-    // The second test of a process finds the first one's.
+    // Fails in the second test of a process: the collector is already installed.
     let _ = tracing::subscriber::set_global_default(Errors);
 }
 
-/// Memory that was given back too early, if there was any.
+/// The errors about memory that was released too early.
 pub fn freed_too_early() -> Vec<String> {
-    lock(&ERRORS).iter().filter(|told| told.contains("could not be given back")).cloned().collect()
+    lock(&ERRORS).iter().filter(|error| error.contains("could not be given back")).cloned().collect()
 }
 
 impl tracing::Subscriber for Errors {
@@ -378,13 +372,13 @@ impl tracing::Subscriber for Errors {
     fn exit(&self, _span: &tracing::span::Id) {}
 }
 
-/// Hears what a thread is warned of, where `tracing::subscriber::set_default` says so.
+/// Collects the warnings of a thread, if set with `tracing::subscriber::set_default`.
 #[derive(Clone, Default)]
 pub struct Warnings(Shared<String>);
 
 impl Warnings {
-    /// What was heard since it was asked last.
-    pub fn told(&self) -> Vec<String> {
+    /// Returns the warnings since the last call.
+    pub fn messages(&self) -> Vec<String> {
         std::mem::take(&mut *lock(&self.0))
     }
 }
@@ -424,11 +418,11 @@ fn fields(event: &tracing::Event<'_>, is: &str) -> String {
     text.0
 }
 
-/// Counts messages: how many live, and how many lived at once.
+/// Counts messages: how many exist, and the maximum at any time.
 #[derive(Clone, Default)]
 pub struct Census(Arc<(AtomicUsize, AtomicUsize)>);
 
-/// A message that is counted from here to its drop.
+/// A message that is counted from its creation to its drop.
 pub struct Counted {
     pub number: u64,
     census: Census,
@@ -458,7 +452,6 @@ impl Drop for Counted {
     }
 }
 
-/// x += 1
 #[kernel(unsafe(cuda = "../kernels/increment.cu"))]
 pub fn increment(x: &mut [u32]) {
     for x in x {
@@ -466,7 +459,6 @@ pub fn increment(x: &mut [u32]) {
     }
 }
 
-/// y = x + 1
 #[kernel(unsafe(cuda = "../kernels/add_one.cu"))]
 pub fn add_one(x: &[u32], y: &mut [u32]) {
     for (y, x) in y.iter_mut().zip(x) {

@@ -6,12 +6,12 @@ use super::*;
 pub(super) mod aligned {
     use wakeline::{kernel, kernel::KernelType};
 
-    /// As wide as memory is aligned.
+    /// As wide as the alignment of memory.
     #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
     #[repr(C, align(256))]
     pub(crate) struct Wide(pub(crate) [u64; 32]);
 
-    // SAFETY: double_wide.cu has the same.
+    // SAFETY: double_wide.cu declares the same type.
     unsafe impl KernelType for Wide {
         const CUDA: &'static str = "Wide";
         const DECLARE: &'static str = "struct Wide;";
@@ -27,9 +27,9 @@ pub(super) mod aligned {
 }
 use aligned::{Wide, double_wide};
 
-on_both!(elements_of_the_widest_alignment_lie_right_everywhere, async |device: Device| {
+on_both!(elements_of_the_widest_alignment_are_aligned_everywhere, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
-    // Odd sizes between them: nothing is aligned by luck.
+    // Odd sizes in between, so that no allocation is aligned by chance.
     let mut kept: Vec<Box<dyn Any + Send>> = Vec::new();
     for n in 1..20_u64 {
         let data: Vec<Wide> = (0..n).map(|at| Wide([at; 32])).collect();
@@ -52,7 +52,7 @@ on_both!(elements_of_the_widest_alignment_lie_right_everywhere, async |device: D
     produce.with(async |blank| blank.fill_from(&[Wide([7; 32]); 3]).await).await.unwrap();
 });
 
-/// An envelope keeps its elements' type; where the doc-hidden way around that is taken, what does not fit is an error.
+/// An envelope keeps its element type. With the doc-hidden way around that, memory that does not fit is an error.
 #[test]
 fn memory_of_other_elements_is_an_error_and_no_panic() {
     fn as_other<T: wakeline::memory::Plain>(envelope: Envelope<u8>) -> Envelope<T> {
@@ -76,7 +76,7 @@ fn memory_of_other_elements_is_an_error_and_no_panic() {
         let _ = mine.as_mut_slice().map(|all| assert!(all.as_ptr().is_aligned()));
         let _ = mine.as_mut_space().map(|all| assert!(all.as_ptr().is_aligned()));
     }
-    // A vector of one byte each at an odd address is what it is.
+    // Byte elements are valid at an odd address.
     let (odd, _) = Buffer::wrap_read_only(bytes_at(1)).unwrap();
     assert_eq!(odd.as_slice().unwrap().len(), 63);
 }

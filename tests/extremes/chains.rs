@@ -4,7 +4,7 @@ use tower_service::Service as _;
 
 use super::*;
 
-/// Runs a test's body in a process of its own: an overflow of a stack aborts the process.
+/// Runs a test's body in a separate process: a stack overflow aborts the process.
 pub(super) fn on_a_small_stack(test: &str, body: impl FnOnce() + Send + 'static) {
     common::alone::in_a_process(test, || small_stack(256 << 10, body));
 }
@@ -13,9 +13,10 @@ fn small_stack(bytes: usize, body: impl FnOnce() + Send + 'static) {
     std::thread::Builder::new().stack_size(bytes).spawn(body).unwrap().join().unwrap();
 }
 
-/// Every hub is full, and every message waits for an envelope of the next hub: one that comes home at the end lets all move.
+/// Every hub is full, and every message waits for an envelope of the next hub: an envelope that returns at the end lets
+/// all of them move.
 #[test]
-fn envelopes_come_home_along_any_number_of_hubs() {
+fn envelopes_return_along_any_number_of_hubs() {
     const HUBS: u32 = 100;
     async fn run(simulation: &Simulation) {
         let device = Device::simulated(simulation, Emulated::new());
@@ -32,7 +33,7 @@ fn envelopes_come_home_along_any_number_of_hubs() {
         let running = flow.spawn().unwrap();
         let first = out.recv().await.unwrap();
         let sent = || running.status().iter().find(|operator| &*operator.name == "from").unwrap().runs;
-        // The clock is paused: it goes on when nothing else can.
+        // The clock is paused: it advances when no task can run.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let before = sent();
         assert!(before > u64::from(HUBS) && before < u64::from(4 * HUBS), "{before} messages");
@@ -42,19 +43,19 @@ fn envelopes_come_home_along_any_number_of_hubs() {
             assert_eq!(envelope.read().await.unwrap(), [n]);
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-        // Four have come home, and each has let one more in at the other end.
+        // Four envelopes have returned, and each has let one more message in at the other end.
         assert_eq!(sent(), before + 4);
         running.abort();
         assert!(running.await.unwrap_err().is_cancelled());
     }
-    common::alone::in_a_process("extremes::chains::envelopes_come_home_along_any_number_of_hubs", || {
+    common::alone::in_a_process("extremes::chains::envelopes_return_along_any_number_of_hubs", || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let simulation = Simulation::new(1);
         runtime.block_on(simulation.run(run(&simulation)));
     });
 }
 
-/// A retry that keeps its last failure, as the cause or within another error.
+/// A retry that keeps the last failure, as the cause or within another error.
 #[test]
 fn chains_of_causes_may_be_of_any_length() {
     const FAILURES: usize = 20_000;
@@ -83,10 +84,10 @@ fn chains_of_causes_may_be_of_any_length() {
     });
 }
 
-/// An operator of a cycle that keeps what came with the message before.
+/// An operator of a cycle that keeps the metadata of the previous message.
 #[test]
-fn metadata_may_lie_in_metadata_to_any_depth() {
-    on_a_small_stack("extremes::chains::metadata_may_lie_in_metadata_to_any_depth", || {
+fn metadata_may_be_nested_to_any_depth() {
+    on_a_small_stack("extremes::chains::metadata_may_be_nested_to_any_depth", || {
         let drops = Arc::new(());
         let mut metadata = Metadata::default();
         for _ in 0..20_000 {
@@ -110,7 +111,7 @@ impl Operator for Once {
     }
 }
 
-/// Any number of conditions, in a loop, and those that are nested too deeply.
+/// Any number of conditions combined in a loop, and conditions that are nested too deeply.
 #[test]
 fn conditions_within_conditions_are_refused_beyond_a_depth() {
     use condition::{Gate, When, all_of, any_of};
@@ -132,27 +133,27 @@ fn conditions_within_conditions_are_refused_beyond_a_depth() {
         };
         drop(nested(50_000));
         outcome(nested(63)).unwrap();
-        // One more than is taken; one more than that; so many that those before them have been refused, too.
+        // One level too many; two; and so many that inner conditions were refused too.
         for levels in [64, 65, 200, 50_000] {
             let error = outcome(nested(levels)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Setup, "{error}");
             assert!(error.to_string().contains("more than 64 levels deep"), "{error}");
         }
-        // One level, however it is written.
+        // One level, in either notation.
         let both: [fn(When, When) -> When; 2] = [any_of, all_of];
         let pairs: [fn() -> When; 2] = [|| any_of(Gate::open(), Gate::open()), || all_of(Gate::open(), Gate::open())];
         for (both, pair) in both.into_iter().zip(pairs) {
             let one = || all_of(open(), open());
             outcome((0..2000).fold(one(), |when, _| both(when, one()))).unwrap();
             outcome((0..2000).fold(one(), |when, _| both(one(), when))).unwrap();
-            // Were all those moved that are there already, this would take minutes.
+            // This would take minutes if each step moved all earlier conditions.
             drop((0..30_000).fold(pair(), |when, _| both(when, pair())));
             drop((0..30_000).fold(pair(), |when, _| both(pair(), when)));
         }
     });
 }
 
-/// Connected from the last to the first: nothing upstream of a hub is known when it is planned.
+/// Connected from last to first: nothing upstream of a hub is known when it is planned.
 #[test]
 fn a_flow_of_any_length_is_checked_and_runs() {
     const OPERATORS: usize = 5_000;
@@ -163,7 +164,7 @@ fn a_flow_of_any_length_is_checked_and_runs() {
         let pass = |at| flow.add(format!("pass {at}"), pass_on::<Envelope<u32>>()).on(&device);
         let passes: Vec<_> = (0..OPERATORS).map(pass).collect();
         let last = flow.add("last", sink(async |_: Envelope<u32>| Ok(())));
-        // The last hub copies to the host, and so needs the size that the first one sets.
+        // The last hub copies to the host, so it needs the size that the first hub sets.
         flow.connect(passes[OPERATORS - 1].output, last.input);
         for at in (1..OPERATORS).rev() {
             flow.connect(passes[at - 1].output, passes[at].input);
@@ -178,7 +179,7 @@ fn a_flow_of_any_length_is_checked_and_runs() {
     });
 }
 
-/// A time that grows with the square of the number of readers is more than a process is given.
+/// Time quadratic in the number of readers would exceed the process's time limit.
 #[test]
 fn an_output_of_any_number_of_readers_is_checked() {
     const READERS: usize = 20_000;
@@ -196,10 +197,10 @@ fn an_output_of_any_number_of_readers_is_checked() {
 #[derive(Clone)]
 struct Within(#[allow(dead_code, reason = "dropped")] Option<ChunkHub<u8, Within>>);
 
-/// A structure holds a hub, one of whose chunks has a structure that holds a hub.
+/// A structure holds a hub, one of whose chunks holds such a structure.
 #[test]
-fn hubs_may_lie_in_structures_to_any_depth() {
-    on_a_small_stack("extremes::chains::hubs_may_lie_in_structures_to_any_depth", || {
+fn hubs_may_be_nested_in_structures_to_any_depth() {
+    on_a_small_stack("extremes::chains::hubs_may_be_nested_in_structures_to_any_depth", || {
         let mut inner = None;
         for _ in 0..5_000 {
             let hub = ChunkHub::<u8, Within>::builder("hub").elements(1).host_envelopes(1).build().unwrap();
@@ -211,7 +212,7 @@ fn hubs_may_lie_in_structures_to_any_depth() {
             drop(produce);
             inner = Some(hub);
         }
-        // In a chunk's hands at last.
+        // The chunk owns the inner structure from here on.
         let hub = inner.take().unwrap();
         let chunk = hub.consume(&Device::host()).unwrap().next().now_or_never().unwrap().unwrap().unwrap();
         drop(hub);
@@ -219,14 +220,14 @@ fn hubs_may_lie_in_structures_to_any_depth() {
     });
 }
 
-/// A message that holds the egress of an earlier flow, in which lies such a message.
+/// A message that holds the egress of an earlier flow, which holds such a message.
 struct Holds(#[allow(dead_code, reason = "dropped")] Option<wakeline::Egress<Holds>>);
 
 impl Message for Holds {}
 
 #[test]
-fn egresses_may_lie_in_messages_to_any_depth() {
-    on_a_small_stack("extremes::chains::egresses_may_lie_in_messages_to_any_depth", || {
+fn egresses_may_be_nested_in_messages_to_any_depth() {
+    on_a_small_stack("extremes::chains::egresses_may_be_nested_in_messages_to_any_depth", || {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let mut before = None;
             for _ in 0..2_000 {
@@ -242,11 +243,11 @@ fn egresses_may_lie_in_messages_to_any_depth() {
     });
 }
 
-/// What a user gives away, which keeps what was given away before.
+/// A user's value that is given to the library, and owns the value given before it.
 type Kept = Option<Box<dyn Any + Send + Sync>>;
 
-/// A place of the library's that keeps one, and is kept by the next.
-type Keeper = (&'static str, fn(Kept) -> Kept);
+/// A place in the library that owns a user's value, and is owned by the next one.
+type Container = (&'static str, fn(Kept) -> Kept);
 
 fn device() -> Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
@@ -257,7 +258,7 @@ fn kept(value: impl Any + Send + Sync) -> Kept {
     Some(Box::new(value))
 }
 
-/// A flow that does not run.
+/// A flow that is not run.
 fn flow(add: impl FnOnce(&mut Flow)) -> Kept {
     let mut flow = Flow::new("f");
     add(&mut flow);
@@ -272,14 +273,14 @@ impl AsMut<[u8]> for Owner {
     }
 }
 
-const KEEPERS: [Keeper; 17] = [
+const KEEPERS: [Container; 17] = [
     ("the owner of a buffer", |inner| kept(Buffer::wrap(Owner(vec![0; 8], inner)).unwrap().0)),
-    ("memory that has come back", |inner| {
+    ("memory that was returned", |inner| {
         let (buffer, wrapped) = Buffer::wrap(Owner(vec![0; 8], inner)).unwrap();
         drop(buffer);
         kept(wrapped)
     }),
-    ("a wait for memory that has come back", |inner| {
+    ("a wait for memory that was returned", |inner| {
         let (buffer, wrapped) = Buffer::wrap(Owner(vec![0; 8], inner)).unwrap();
         let mut wait = Box::pin(wrapped.into_inner());
         assert!(wait.as_mut().now_or_never().is_none());
@@ -380,7 +381,7 @@ const KEEPERS: [Keeper; 17] = [
             let running = flow.spawn().unwrap();
             std::future::poll_fn(|cx| service.poll_ready(cx)).await.unwrap();
             let response = service.call(Host(inner));
-            // The one behind it has its answer, so it has, too.
+            // The later request is answered, so this one is too.
             service.ask(Host(None)).await.unwrap();
             running.stop();
             running.await.unwrap();
@@ -402,7 +403,7 @@ const KEEPERS: [Keeper; 17] = [
     }),
 ];
 
-/// An error of the user's.
+/// A user's error.
 #[derive(Debug)]
 struct Owns(#[allow(dead_code, reason = "dropped")] Kept);
 
@@ -418,10 +419,10 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Wherever the library keeps a user's value: that may keep another one, to any depth.
+/// Wherever the library owns a user's value, that value may own another one, to any depth.
 #[test]
-fn what_a_user_gives_away_may_lie_in_it_to_any_depth() {
-    on_a_small_stack("extremes::chains::what_a_user_gives_away_may_lie_in_it_to_any_depth", || {
+fn user_values_may_be_nested_to_any_depth() {
+    on_a_small_stack("extremes::chains::user_values_may_be_nested_to_any_depth", || {
         for (place, keep) in KEEPERS {
             println!("{place}");
             drop((0..1_000).fold(None, |inner, _| keep(inner)));
@@ -429,7 +430,7 @@ fn what_a_user_gives_away_may_lie_in_it_to_any_depth() {
     });
 }
 
-/// How many messages are gathered in one run, each with metadata of a name of its own.
+/// The number of messages that one run gathers, each with a different metadata name.
 const NAMES: u32 = 30_000;
 
 struct Names(u32);
@@ -471,9 +472,9 @@ impl Operator for GathersNames {
     }
 }
 
-/// A message that is taken adds its names to those of the run. Were all of these copied for each, this would take minutes.
+/// A message that is taken adds its names to those of the run. If each one copied all names, this would take minutes.
 #[test]
-fn metadata_of_many_messages_is_gathered_in_time() {
+fn metadata_of_many_messages_is_gathered_in_linear_time() {
     alone::within_bound(|| {
         let mut flow = host_only();
         let names = flow.add("names", Names(0));

@@ -1,5 +1,5 @@
-//! Extremes that safe code can ask for: sizes, counts, durations, alignments, names, and a thread that ends. Each is an error
-//! that says what is wrong, or works; none is a panic, an abort or undefined behaviour, in debug and in release
+//! Extremes that safe code can request: sizes, counts, durations, alignments, names, and a thread that ends. Each works
+//! or is an error that says what is wrong; none is a panic, an abort or undefined behaviour, in debug and in release
 //! (`cargo test -p wakeline-tests --release --test devices extremes::`).
 
 #![deny(unsafe_code)]
@@ -36,10 +36,10 @@ use wakeline::{
 
 const MOST: usize = usize::MAX;
 
-/// Errors that say what is wrong with a size, and nothing else.
+/// Asserts that a call fails with an error about the size.
 #[track_caller]
 fn refused<T>(what: &str, outcome: Result<T>) -> Error {
-    let Err(error) = outcome else { panic!("{what} was taken") };
+    let Err(error) = outcome else { panic!("{what} was accepted") };
     let expected = [ErrorKind::OutOfMemory, ErrorKind::Usage, ErrorKind::Setup, ErrorKind::Driver];
     assert!(expected.contains(&error.kind()), "{what}: {error}");
     error

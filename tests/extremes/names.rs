@@ -1,8 +1,8 @@
-//! Names of any text.
+//! Names of arbitrary text.
 
 use super::*;
 
-/// What no operating system, no driver and no drawing has for a name.
+/// Names that are invalid for operating systems, drivers or drawings.
 fn names() -> Vec<String> {
     ["", "\0", "a\0b", "\n\r\t\u{1b}[31m", "\"} evil [label=\"", "\\", "\u{85}\u{200f}é", "/../..", "%s%n"]
         .map(String::from)
@@ -12,7 +12,7 @@ fn names() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn any_name_does_for_a_device_an_operator_and_a_flow() {
+async fn any_name_works_for_a_device_an_operator_and_a_flow() {
     for name in names() {
         let device = emulated_with(Emulated::new().workers(1).name(name.clone()));
         assert_eq!(device.name(), name);
@@ -30,7 +30,7 @@ async fn any_name_does_for_a_device_an_operator_and_a_flow() {
             assert_eq!(*lock(&seen), [vec![2; 4]]);
             assert!(!report.to_string().is_empty());
         }
-        // The lookout's thread is named after the device.
+        // The completion monitor's thread is named after the device.
         let stream = Stream::named(&device, name.clone()).unwrap();
         let held = hold(&stream);
         let waits = stream.completed();
@@ -41,7 +41,7 @@ async fn any_name_does_for_a_device_an_operator_and_a_flow() {
     }
 }
 
-on_both!(any_name_does_for_streams_pools_hubs_and_graphs, async |device: Device| {
+on_both!(any_name_works_for_streams_pools_hubs_and_graphs, async |device: Device| {
     for name in names() {
         let stream = Stream::named(&device, name.clone()).unwrap();
         let pool = StreamPool::builder(&device).name(name.clone()).build().unwrap();
@@ -61,19 +61,19 @@ on_both!(any_name_does_for_streams_pools_hubs_and_graphs, async |device: Device|
     }
 });
 
-/// An operator's name stands in the drawing of the graph that its section becomes.
+/// The drawing of a section's graph contains the operators' names.
 #[tokio::test]
 async fn a_drawing_has_no_control_characters() {
     let device = emulated();
     for name in names().into_iter().filter(|name| name.len() < 100) {
-        let (tell, receiver) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let mut flow = host_only();
         let from = flow.add("from", SendEach::new([vec![1_u32; 4], vec![1; 4]]));
         let add = flow.add(name.clone(), Increment).on(&device);
         let to = flow.add("to", Collect(shared()));
         flow.connect_with(from.output, add.input, Hub::bounded(1).envelope_bytes(16));
         flow.connect(add.output, to.input);
-        flow.replay(name, &add).inspect(move |graph| tell.send(graph.to_dot()).unwrap());
+        flow.replay(name, &add).inspect(move |graph| sender.send(graph.to_dot()).unwrap());
         within(flow.run()).await.unwrap();
         drop(flow);
         for dot in receiver {
@@ -83,9 +83,9 @@ async fn a_drawing_has_no_control_characters() {
     }
 }
 
-/// A flow on one thread, and one in a simulation.
+/// A single-threaded flow, and one in a simulation.
 #[tokio::test(start_paused = true)]
-async fn any_name_does_on_one_thread_and_in_a_simulation() {
+async fn any_name_works_on_one_thread_and_in_a_simulation() {
     for name in names() {
         let local = async {
             let mut flow = LocalFlow::new(name.clone());

@@ -1,8 +1,8 @@
-//! A panic beside the operators: in a subscriber, in the flow's own task.
+//! Panics outside the operators: in a subscriber, and in the flow's own task.
 
 use super::*;
 
-/// Panics at an event with this text.
+/// A subscriber that panics at an event with this text.
 struct PanicsAt(&'static str);
 
 impl tracing::Subscriber for PanicsAt {
@@ -35,29 +35,30 @@ impl tracing::Subscriber for PanicsAt {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// The first failure is what the flow ends with, though its own task panics after that: it was `Cancelled: the runtime ended`.
+/// The flow returns the first failure, although its own task panics afterwards. Once it returned
+/// `Cancelled: the runtime ended`.
 #[tokio::test]
 async fn a_panic_in_the_flows_own_task_hides_no_error() {
-    let _told = tracing::subscriber::set_default(PanicsAt("flow failed"));
+    let _subscriber = tracing::subscriber::set_default(PanicsAt("flow failed"));
     let mut flow = host_only();
     flow.add("fails", task(|_: &mut (), _| Box::pin(async { Err("no more".into()) })));
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.kind() == ErrorKind::Operator && error.to_string().contains("no more"), "{error}");
 }
 
-/// A flow that fails logs its report, with all names.
+/// A failing flow logs its report, with all names.
 #[tokio::test]
 async fn a_flow_of_long_names_fails_with_its_own_error() {
-    let _told = tracing::subscriber::set_default(PanicsAt("nothing is like this"));
+    let _subscriber = tracing::subscriber::set_default(PanicsAt("no event has this text"));
     let mut flow = host_only();
     flow.add("x".repeat(1 << 17), task(|_: &mut (), _| Box::pin(async { Err("no more".into()) })));
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.kind() == ErrorKind::Operator && error.to_string().ends_with("no more"), "{:?}", error.kind());
 }
 
-/// What a panic carries may panic when it is dropped.
+/// The payload of a panic may itself panic when it is dropped.
 #[tokio::test]
-async fn a_panics_payload_that_panics_is_forgotten() {
+async fn a_panic_payload_that_panics_on_drop_is_forgotten() {
     struct Payload;
     impl Drop for Payload {
         fn drop(&mut self) {
@@ -74,6 +75,6 @@ async fn a_panics_payload_that_panics_is_forgotten() {
     for _ in 0..3 {
         stream.host_function(|| std::panic::panic_any(Payload)).unwrap();
     }
-    // Its only worker goes on.
+    // The device's only worker continues.
     within(stream.completed()).await.unwrap();
 }

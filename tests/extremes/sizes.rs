@@ -5,7 +5,7 @@ use super::{alignment::aligned::Wide, *};
 on_both!(buffers_of_any_size_are_refused_with_the_numbers, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let half = MOST / 2 + 1;
-    // Up to here a driver is asked.
+    // Up to this size the driver is asked.
     refused("Buffer::new", Buffer::<u8>::new(&device, (1 << 48) - 1));
     out_of_memory("Buffer::pinned", Buffer::<u8>::pinned(&device, (1 << 48) - 1));
     refused("stream-ordered", Allocator::stream_ordered(&device).alloc::<u8>(&stream, (1 << 48) - 1));
@@ -31,7 +31,7 @@ on_both!(buffers_of_any_size_are_refused_with_the_numbers, async |device: Device
             out_of_memory(&allocator.to_string(), allocator.alloc::<u8>(&stream, len));
             out_of_memory(&allocator.to_string(), allocator.alloc::<u64>(&stream, len));
             out_of_memory(&allocator.to_string(), allocator.alloc_when_free::<u16>(&stream, len).await);
-            // What it counts is as before, and it works.
+            // The allocator's counts are unchanged, and it works.
             assert_eq!(allocator.stats().in_use, 0);
         }
         let captured = Graph::capture(&device, |capture| capture.stream().alloc::<u32>(len).map(drop));
@@ -40,7 +40,7 @@ on_both!(buffers_of_any_size_are_refused_with_the_numbers, async |device: Device
         out_of_memory("as a node", builder.alloc::<u32>(&[], len));
     }
     for _ in 0..100 {
-        // None of these took anything, addresses neither.
+        // None of these calls consumed memory or addresses.
         out_of_memory("Buffer::new", Buffer::<u8>::new(&device, half - 1));
     }
     Buffer::from_slice(&stream, &[1_u8; 100]).unwrap().to_vec(&stream).await.unwrap();
@@ -70,13 +70,13 @@ on_both!(blocks_of_any_number_are_refused_at_once, async |device: Device| {
         }
         out_of_memory("of the host", Allocator::pinned_blocks(&Device::host(), bytes, count));
     }
-    // What was refused is counted nowhere.
+    // Refused requests are not counted.
     at_rest(&device).await;
     assert_eq!(Allocator::blocks(&device, 0, 1).unwrap_err().kind(), ErrorKind::Usage);
     assert_eq!(Allocator::blocks(&device, 1, 0).unwrap_err().kind(), ErrorKind::Usage);
 });
 
-/// An emulated device says that it has as much memory as it was given; the machine has not.
+/// An emulated device reports as much memory as it was configured with; the machine has less.
 #[tokio::test]
 async fn an_emulated_device_of_any_size_takes_no_more_than_the_machine_has() {
     for memory in [0, 1, u64::MAX / 2, u64::MAX - 1, u64::MAX] {
@@ -92,11 +92,11 @@ async fn an_emulated_device_of_any_size_takes_no_more_than_the_machine_has() {
 }
 
 #[test]
-fn an_emulated_device_has_as_many_workers_as_it_can() {
+fn an_emulated_device_starts_as_many_workers_as_possible() {
     let device = Device::emulated(Emulated::new().workers(MOST));
     let stream = Stream::new(&device).unwrap();
-    let (tell, receiver) = mpsc::channel();
-    stream.host_function(move || tell.send(()).unwrap()).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    stream.host_function(move || sender.send(()).unwrap()).unwrap();
     receiver.recv().unwrap();
     drop(Device::emulated(Emulated::new().workers(0)));
 }
@@ -185,7 +185,7 @@ async fn queues_conditions_and_limits_of_any_size_are_refused_or_work() {
         within(flow.run()).await.unwrap();
         assert_eq!(*lock(&seen), [0, 1, 2]);
     }
-    // As much as is asked for fits, and never comes: what there is at the end does.
+    // The requested number fits and never arrives: the messages that are there at the end are enough.
     type Ask = fn(condition::PortId) -> condition::OnPorts;
     let conditions: [(&str, Ask); 7] = [
         ("at_least", |port| at_least(port, MOST)),
@@ -245,9 +245,9 @@ impl Operator for Takes {
     }
 }
 
-/// A condition that is asked by hand, as a combinator of the user's would.
+/// A condition that is polled by hand, as a user's combinator would.
 #[test]
-fn counts_go_to_the_end_of_their_range() {
+fn counts_use_their_full_range() {
     for runs in [i64::MAX, i64::MIN, 0, -1] {
         let counter = count(runs);
         counter.reset(i64::MAX);
@@ -257,9 +257,9 @@ fn counts_go_to_the_end_of_their_range() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn durations_of_any_length_are_taken() {
+async fn durations_of_any_length_are_accepted() {
     let longest = || {
-        // The longest that the clock can go from now: a timer that rounds up would overflow.
+        // The longest duration from now that the clock can represent: a timer that rounds up would overflow.
         let now = std::time::Instant::now();
         let (mut fits, mut over) = (Duration::ZERO, Duration::MAX);
         while over - fits > Duration::from_nanos(1) {
@@ -282,7 +282,7 @@ async fn durations_of_any_length_are_taken() {
             while lock(&seen).is_empty() {
                 tokio::task::yield_now().await;
             }
-            // Its state can be looked at while it waits.
+            // The status can be read while it waits.
             drop(format!("{:?}", running.status()));
             if period > Duration::from_secs(1) {
                 running.abort();
@@ -294,7 +294,8 @@ async fn durations_of_any_length_are_taken() {
     }
 }
 
-/// Reservations for operators' runs: more than there can ever be is said before the flow runs, and asking by hand takes none.
+/// Reservations for operators' runs: more than can ever be available is an error before the flow runs, and polling by
+/// hand reserves nothing.
 #[tokio::test]
 async fn reservations_of_any_size_are_refused() {
     let device = emulated();
@@ -351,7 +352,7 @@ on_both!(chunk_hubs_of_any_size_are_refused, async |device: Device| {
 });
 
 #[test]
-fn envelopes_have_as_much_as_they_have() {
+fn envelope_lengths_beyond_the_capacity_are_refused() {
     let buffer = Buffer::<u64>::pinned(&Device::host(), 4).unwrap();
     let mut envelope = Envelope::from(buffer);
     for len in [MOST, MOST / 2 + 1, MOST / 8 + 1, 5] {
@@ -361,7 +362,7 @@ fn envelopes_have_as_much_as_they_have() {
     assert_eq!(envelope.as_slice().unwrap(), [0_u64; 0]);
 }
 
-/// A message may say of itself that it has any size.
+/// A message may report any size.
 #[tokio::test]
 async fn messages_of_any_size_are_counted() {
     struct Huge;
@@ -370,7 +371,7 @@ async fn messages_of_any_size_are_counted() {
             MOST
         }
     }
-    /// One that has envelopes, of which there are none this time.
+    /// A message type with envelopes, used here without any.
     #[derive(wakeline::Message)]
     struct Derived(#[envelope] Vec<Envelope<u8>>, #[envelope] Carries, #[envelope] Carries);
     struct Carries;
@@ -419,7 +420,7 @@ async fn sections_of_any_size_are_refused_or_work() {
 }
 
 #[test]
-fn devices_of_any_number_are_not_there() {
+fn devices_with_absurd_numbers_do_not_exist() {
     for n in [MOST, MOST / 2, u32::MAX as usize, i32::MAX as usize, i32::MAX as usize + 1] {
         assert!(Device::cuda(n).unwrap_err().is_no_device());
         assert!(format!("cuda:{n}").parse::<Device>().unwrap_err().is_no_device());

@@ -1,8 +1,8 @@
-//! A thread that ends, with what it keeps in thread-locals.
+//! A thread that ends while its thread-locals own wakeline's values.
 
 use super::*;
 
-/// Runs a function when its thread ends, after the destructors of all thread-locals that are used first after it.
+/// Runs a function when its thread ends, after the destructors of all thread-locals that are first used after it.
 struct AtEnd(RefCell<Option<Box<dyn FnOnce()>>>);
 
 impl Drop for AtEnd {
@@ -17,7 +17,8 @@ thread_local! {
     static AT_END: AtEnd = const { AtEnd(RefCell::new(None)) };
 }
 
-/// A thread: what `work` returns is run by a destructor of a thread-local that goes after those of wakeline and of tokio.
+/// Runs `work` on a thread. The closure that it returns runs in the destructor of a thread-local, after those of
+/// wakeline's and of tokio's thread-locals.
 fn as_a_thread_ends(work: impl FnOnce() -> Box<dyn FnOnce()> + Send + 'static) {
     std::thread::spawn(|| {
         AT_END.with(|_| ());
@@ -28,7 +29,7 @@ fn as_a_thread_ends(work: impl FnOnce() -> Box<dyn FnOnce()> + Send + 'static) {
     .unwrap();
 }
 
-on_both!(a_buffer_in_flight_goes_with_its_threads_locals, async |device: Device| {
+on_both!(a_buffer_in_flight_is_dropped_with_its_threads_locals, async |device: Device| {
     let [a, b]: [Stream; 2] = streams(&device);
     let held = hold(&a);
     let (own, other) = (a.clone(), b.clone());
@@ -37,7 +38,7 @@ on_both!(a_buffer_in_flight_goes_with_its_threads_locals, async |device: Device|
             let from = Buffer::<u32>::pinned(own.device(), 64).unwrap();
             let mut to = Buffer::<u32>::new(own.device(), 64).unwrap();
             own.copy(&from, &mut to).unwrap();
-            // Whatever there is of wakeline's on this thread is made, and is gone before the buffers.
+            // Creates wakeline's thread-locals, so that they are destroyed before the buffers.
             other.scope(|| assert_eq!(Stream::current(), Some(other.clone())));
             futures::executor::block_on(Simulation::new(1).run(ready(())));
             Box::new(move || drop((from, to)))
@@ -49,11 +50,11 @@ on_both!(a_buffer_in_flight_goes_with_its_threads_locals, async |device: Device|
     freed(&device).await;
 });
 
-on_both!(all_of_wakeline_works_in_a_threads_last_locals, async |device: Device| {
+on_both!(wakeline_works_in_a_threads_last_destructors, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let thread = move || {
         as_a_thread_ends(move || {
-            // Its locals are there first.
+            // Creates the thread-locals first.
             everything(&stream);
             Box::new(move || everything(&stream))
         });
@@ -87,9 +88,9 @@ fn everything(stream: &Stream) {
     }
 }
 
-/// The stream of a scoped future is the current one while the future is polled and while it is dropped, and nowhere else.
+/// The stream of a scoped future is the current one while the future is polled or dropped, and at no other time.
 #[tokio::test]
-async fn a_scoped_futures_drop_is_in_its_scope() {
+async fn a_scoped_future_is_dropped_in_its_scope() {
     struct Looks(mpsc::Sender<Option<Stream>>);
     impl Drop for Looks {
         fn drop(&mut self) {
@@ -98,8 +99,8 @@ async fn a_scoped_futures_drop_is_in_its_scope() {
     }
     let device = emulated();
     let [a, b]: [Stream; 2] = streams(&device);
-    let (tell, receiver) = mpsc::channel();
-    let looks = Looks(tell.clone());
+    let (sender, receiver) = mpsc::channel();
+    let looks = Looks(sender.clone());
     let mut pending = Box::pin(a.scoped(async move {
         let _looks = looks;
         std::future::pending::<()>().await;
@@ -111,10 +112,10 @@ async fn a_scoped_futures_drop_is_in_its_scope() {
         assert_eq!(Stream::current(), Some(b.clone()));
     });
     assert_eq!(receiver.try_recv().unwrap(), Some(a.clone()));
-    let looks = Looks(tell);
+    let looks = Looks(sender);
     a.scoped(async move { drop(looks) }).await;
     assert_eq!(receiver.try_recv().unwrap(), Some(a.clone()));
-    // A panic leaves it as it was.
+    // A panic restores the current stream.
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| a.scope(|| panic!("within a scope"))));
     assert!(outcome.is_err());
     assert_eq!(Stream::current(), None);
@@ -126,7 +127,7 @@ struct BatchPorts {
     messages: Input<Envelope<u32>>,
 }
 
-/// Notes since when messages wait, and hands out what it takes.
+/// Measures how long messages wait, and sends the messages that it takes.
 struct HandsOut(mpsc::Sender<Envelope<u32>>);
 
 impl Operator for HandsOut {
@@ -138,19 +139,19 @@ impl Operator for HandsOut {
     }
 }
 
-/// Once the clock of a runtime was paused, tokio looks for the clock of a thread's runtime wherever it is asked for the time.
+/// Once a runtime's clock was paused, tokio looks up the clock of the thread's runtime for every time query.
 fn pause_a_clock() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     runtime.block_on(async {});
 }
 
 #[tokio::test]
-async fn a_message_is_sent_and_one_is_moved_where_tokio_has_no_clock() {
+async fn messages_are_sent_and_moved_where_tokio_has_no_clock() {
     std::thread::spawn(pause_a_clock).join().unwrap();
     let (hand_out, handed_out) = mpsc::channel();
     let mut flow = Flow::new("flow");
     let reader = flow.add("reader", HandsOut(hand_out)).on(&Device::emulated(Emulated::new()));
-    // One envelope where the reader is: the next message is moved when that comes home.
+    // One envelope on the reader's device: the next message is copied when it returns.
     let hub = Hub::bounded(4).envelopes(1).envelope_bytes(4);
     let ingress = flow.ingress_with("ingress", reader.messages, hub);
     let running = flow.spawn().unwrap();
@@ -167,7 +168,7 @@ async fn a_message_is_sent_and_one_is_moved_where_tokio_has_no_clock() {
     };
     let (first, second) = (next().await, message());
     as_a_thread_ends(move || {
-        // Its locals are there first.
+        // Creates the thread-locals first.
         let _ = tokio::runtime::Handle::try_current();
         Box::new(move || {
             let error = tokio::runtime::Handle::try_current().unwrap_err();
@@ -180,9 +181,10 @@ async fn a_message_is_sent_and_one_is_moved_where_tokio_has_no_clock() {
     within(running).await.unwrap();
 }
 
-/// What waits by tokio's primitives is an error where these are gone, and what need not wait is done.
+/// Where tokio's thread-locals are destroyed, a call that must wait on tokio's primitives is an error, and one that
+/// need not wait succeeds.
 #[test]
-fn sends_into_a_flow_work_or_are_errors_in_a_threads_last_locals() {
+fn sends_into_a_flow_work_or_fail_in_a_threads_last_destructors() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     for runs in [false, true] {
         let mut flow = Flow::new("f");
@@ -198,14 +200,14 @@ fn sends_into_a_flow_work_or_are_errors_in_a_threads_last_locals() {
             false => (Some(flow), None),
         };
         if runs {
-            // It is open from then on.
+            // The flow accepts messages from here on.
             runtime.block_on(async {
                 ingress.send(1).await.unwrap();
                 service.ask(1).await.unwrap();
             });
         }
         as_a_thread_ends(move || {
-            // Tokio's locals are there first.
+            // Creates tokio's thread-locals first.
             assert!(tokio::runtime::Handle::try_current().is_err());
             Box::new(move || {
                 let sent = ingress.send(2).now_or_never();

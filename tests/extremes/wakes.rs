@@ -1,4 +1,4 @@
-//! Chains of wakes of any length, on a small stack: a waker that gives up its wait, or goes on with its task, where it is woken.
+//! Chains of wakes of any length, on a small stack: a waker that drops its wait, or polls its task, within `wake`.
 
 use std::{
     pin::Pin,
@@ -16,11 +16,11 @@ use super::{chains::on_a_small_stack, *};
 
 type Wait = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A task as a small executor has it, which lies in its own waker.
+/// A task of a minimal executor, which is its own waker.
 struct Task {
     wait: Mutex<Option<Wait>>,
     goes_on: bool,
-    /// Counts the tasks that are done, or have given up.
+    /// Counts the tasks that are done or have dropped their wait.
     done: Arc<AtomicUsize>,
 }
 
@@ -37,13 +37,13 @@ impl Wake for Task {
     }
 }
 
-/// So many tasks, each of which waits.
+/// Creates `count` waiting tasks.
 fn tasks(count: usize, goes_on: bool, wait: impl Fn(usize) -> Wait) -> (Vec<Arc<Task>>, Arc<AtomicUsize>) {
     let done = Arc::new(AtomicUsize::new(0));
     let task = |at| {
         let task = Arc::new(Task { wait: Mutex::default(), goes_on, done: done.clone() });
         let waker = Waker::from(task.clone());
-        // All in one turn of the test's own task.
+        // All within one poll of the test's task.
         let mut wait: Wait = Box::pin(unconstrained(wait(at)));
         assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         *task.wait.lock().unwrap() = Some(wait);
@@ -57,8 +57,8 @@ fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 #[test]
-fn callers_of_a_service_with_a_limit_give_up_as_they_are_woken() {
-    on_a_small_stack("extremes::wakes::callers_of_a_service_with_a_limit_give_up_as_they_are_woken", || {
+fn callers_of_a_limited_service_cancel_when_woken() {
+    on_a_small_stack("extremes::wakes::callers_of_a_limited_service_cancel_when_woken", || {
         block_on(async {
             let gate = Gate::open();
             let mut flow = Flow::new("f");
@@ -75,7 +75,7 @@ fn callers_of_a_service_with_a_limit_give_up_as_they_are_woken() {
             assert!(first.as_mut().now_or_never().is_none());
             let (tasks, done) = tasks(2_000, false, |_| ask());
             drop(first);
-            assert_eq!(done.load(Ordering::SeqCst), tasks.len(), "each has given up, and so woken the next");
+            assert_eq!(done.load(Ordering::SeqCst), tasks.len(), "each has cancelled, and so woken the next");
             gate.resume();
             assert_eq!(service.ask(7).await.unwrap(), 7);
         });
@@ -83,8 +83,8 @@ fn callers_of_a_service_with_a_limit_give_up_as_they_are_woken() {
 }
 
 #[test]
-fn senders_from_outside_give_up_as_they_are_woken() {
-    on_a_small_stack("extremes::wakes::senders_from_outside_give_up_as_they_are_woken", || {
+fn ingress_senders_cancel_when_woken() {
+    on_a_small_stack("extremes::wakes::ingress_senders_cancel_when_woken", || {
         block_on(async {
             let gate = Gate::paused();
             let mut flow = Flow::new("f");
@@ -98,7 +98,7 @@ fn senders_from_outside_give_up_as_they_are_woken() {
                 Box::pin(async move { _ = ingress.send(1).await })
             });
             gate.resume();
-            until("each has given up", || done.load(Ordering::SeqCst) == tasks.len()).await;
+            until("each has cancelled", || done.load(Ordering::SeqCst) == tasks.len()).await;
             ingress.send(1).await.unwrap();
             running.stop();
             running.await.unwrap();
@@ -106,10 +106,10 @@ fn senders_from_outside_give_up_as_they_are_woken() {
     });
 }
 
-/// Each ticket's task asks for its own mark, which is passed, too, and so wakes the next.
+/// Each ticket's task polls its own mark, which has been reached too, and so wakes the next.
 #[test]
-fn tasks_that_wait_for_a_stream_go_on_as_they_are_woken() {
-    on_a_small_stack("extremes::wakes::tasks_that_wait_for_a_stream_go_on_as_they_are_woken", || {
+fn tasks_that_wait_for_a_stream_continue_when_woken() {
+    on_a_small_stack("extremes::wakes::tasks_that_wait_for_a_stream_continue_when_woken", || {
         let stream = Stream::new(&Device::emulated(Emulated::new().workers(1))).unwrap();
         stream.set_completion_mode(CompletionMode::Quiet);
         let (go, held) = mpsc::channel::<()>();
@@ -126,7 +126,8 @@ fn tasks_that_wait_for_a_stream_go_on_as_they_are_woken() {
     });
 }
 
-/// In `LowLatency` each poll of a task asks for the next one: a task that goes on where it is woken polls the next in line.
+/// In `LowLatency` each poll of a task requests the next one: a task that is polled within `wake` polls the next in
+/// line.
 #[test]
 fn tasks_that_poll_a_stream_wake_each_other() {
     struct Next(Arc<Mutex<Vec<Completed>>>);

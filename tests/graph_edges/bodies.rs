@@ -1,5 +1,5 @@
-//! Bodies of conditionals that do not end well: a panic, or a builder that is taken away. And what is recorded into a graph or
-//! shown of one.
+//! Bodies of conditionals that fail: by a panic, or because their builder is taken away. And what is recorded into a
+//! graph or displayed of one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,14 +11,14 @@ use wakeline::{
 use super::*;
 
 const INCOMPLETE: &str = "the graph is incomplete";
-const EXCHANGED: &str = "exchanged for another one";
+const EXCHANGED: &str = "replaced by another one";
 
-/// Runs it and catches its panic.
+/// Runs the closure and catches its panic.
 fn panics<T>(run: impl FnOnce() -> T) {
     assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
 }
 
-/// The ways a body can give its builder away.
+/// How a body ends after it has given its builder away.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     Returns,
@@ -28,7 +28,8 @@ enum Way {
 
 const WAYS: [Way; 3] = [Way::Returns, Way::Fails, Way::Panics];
 
-/// A graph with a conditional whose body puts another builder in the place of its own; and the body's, after `with`.
+/// Returns a graph with a conditional whose body replaced its own builder by another one, and the body's builder, after
+/// `with` was called with it.
 fn steal(
     device: &Device,
     flag: &Buffer<u32>,
@@ -43,19 +44,19 @@ fn steal(
             std::mem::swap(body, &mut stolen);
             match way {
                 Way::Returns => Ok(()),
-                Way::Fails => Err(Error::new(ErrorKind::Usage, "given up")),
-                Way::Panics => panic!("the body's own"),
+                Way::Fails => Err(Error::new(ErrorKind::Usage, "rejected by the test")),
+                Way::Panics => panic!("a panic of the body"),
             }
         })
     };
     match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(made) => refused(made, &[if way == Way::Returns { EXCHANGED } else { "given up" }]),
+        Ok(made) => refused(made, &[if way == Way::Returns { EXCHANGED } else { "rejected by the test" }]),
         Err(_) => assert_eq!(way, Way::Panics),
     }
     (graph, stolen)
 }
 
-/// Nothing is added to it.
+/// Asserts that every call that adds to the builder is refused.
 fn is_closed(builder: &mut Builder, flag: &Buffer<u32>, child: &Graph, data: &mut Buffer<u32>) {
     refused(builder.add(&[], |stream| stream.fill(data, 9)), &[INCOMPLETE]);
     refused(builder.join(&[]), &[INCOMPLETE]);
@@ -65,20 +66,20 @@ fn is_closed(builder: &mut Builder, flag: &Buffer<u32>, child: &Graph, data: &mu
     refused(builder.run_if(&[], flag, |_| Ok(())), &[INCOMPLETE]);
 }
 
-// The body panics after it has added nodes: those that follow in the graph would have no edge after them.
-alone!(a_graph_whose_body_panicked_is_launched_without_an_edge, async |device: Device, stream: Stream| {
+// The body panics after it has added nodes: later nodes of the graph would have no edge after them.
+alone!(a_graph_whose_body_panicked_is_incomplete, async |device: Device, stream: Stream| {
     let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
     let (child, ()) = Graph::capture(&device, |capture| capture.stream().alloc::<u32>(64).map(drop)).unwrap();
     let mut graph = Graph::builder(&device).unwrap();
     panics(|| {
         graph.run_if(&[], &flag, |body| {
             body.add(&[], |stream| stream.fill(&mut data, 1))?;
-            panic!("the body's own");
+            panic!("a panic of the body");
         })
     });
     is_closed(&mut graph, &flag, &child, &mut data);
     refused(graph.build(), &[INCOMPLETE]);
-    // The memory is free again.
+    // The memory is usable again.
     stream.fill(&mut data, 2).unwrap();
     assert_eq!(data.to_vec(&stream).await.unwrap(), [2; 64]);
 });
@@ -92,10 +93,10 @@ alone!(a_panic_within_a_body_of_a_body_is_not_hidden_by_the_outer_one, async |de
         panics(|| {
             body.run_if(&[], &other, |inner| {
                 inner.add(&[], |stream| stream.fill(&mut data, 1))?;
-                panic!("the body's own");
+                panic!("a panic of the body");
             })
         });
-        // Whatever comes of this.
+        // The result does not matter.
         let _ = body.add(&[], |stream| stream.fill(flag, 0));
         Ok(())
     });
@@ -103,8 +104,8 @@ alone!(a_panic_within_a_body_of_a_body_is_not_hidden_by_the_outer_one, async |de
     refused(graph.build(), &[INCOMPLETE]);
 });
 
-// A body's builder that is kept adds nodes behind the back of the graph around it, also after that was built or dropped.
-alone!(a_body_that_was_taken_away_adds_to_a_graph_that_is_over, async |device: Device, stream: Stream| {
+// A body's builder that is taken away must not add nodes to the outer graph, also after that was built or dropped.
+alone!(a_builder_that_was_taken_from_a_body_is_closed, async |device: Device, stream: Stream| {
     let flag = buffer(&stream, 1).await;
     let mut data = buffer(&stream, 0).await;
     let child = fills(&mut data, 3);
@@ -122,8 +123,8 @@ alone!(a_body_that_was_taken_away_adds_to_a_graph_that_is_over, async |device: D
     }
 });
 
-// A body is built on its own, while it is made: an exec of it would be one of a part of another graph.
-alone!(a_body_is_built_as_a_graph_of_its_own, async |device: Device, stream: Stream| {
+// Building a body on its own is refused: an exec of it would be one of a part of another graph.
+alone!(a_body_cannot_be_built_as_a_graph, async |device: Device, stream: Stream| {
     let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
     let mut graph = Graph::builder(&device).unwrap();
     let made = graph.run_if(&[], &flag, |body| {
@@ -136,10 +137,10 @@ alone!(a_body_is_built_as_a_graph_of_its_own, async |device: Device, stream: Str
     refused(graph.build(), &[INCOMPLETE]);
 });
 
-// A builder that was taken away to another thread is in a body of its own when the graph around both is dropped.
-alone!(a_body_of_a_body_that_was_taken_away_outlives_the_graph, async |device: Device, stream: Stream| {
+// A builder that was taken to another thread is in a nested body there when the outer graph is dropped.
+alone!(a_nested_body_on_another_thread_may_outlive_the_graph, async |device: Device, stream: Stream| {
     let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
-    let (tell, entered) = mpsc::channel();
+    let (sender, entered) = mpsc::channel();
     let (go, went) = mpsc::channel();
     std::thread::scope(|scope| {
         let mut graph = Graph::builder(&device).unwrap();
@@ -149,7 +150,7 @@ alone!(a_body_of_a_body_that_was_taken_away_outlives_the_graph, async |device: D
             scope.spawn(move || {
                 let made = body.run_if(&[], flag, |inner| {
                     inner.join(&[])?;
-                    tell.send(()).unwrap();
+                    sender.send(()).unwrap();
                     went.recv().unwrap();
                     refused(inner.add(&[], |stream| stream.fill(data, 9)), &[INCOMPLETE]);
                     refused(inner.run_if(&[], flag, |_| Ok(())), &[INCOMPLETE]);
@@ -166,8 +167,8 @@ alone!(a_body_of_a_body_that_was_taken_away_outlives_the_graph, async |device: D
     });
 });
 
-// What a body that was taken away has added is used by nodes of the graph that it was taken from: a child's own memory.
-alone!(a_child_of_a_body_that_was_taken_away_loses_its_memory, async |device: Device, stream: Stream| {
+// Nodes that a taken builder has added use a child's own memory: it is kept as long as the graph that has the nodes.
+alone!(a_child_of_a_taken_body_keeps_its_memory, async |device: Device, stream: Stream| {
     let flag = buffer(&stream, 1).await;
     for way in WAYS {
         let (child, address) = Graph::capture(&device, |capture| {
@@ -178,29 +179,30 @@ alone!(a_child_of_a_body_that_was_taken_away_loses_its_memory, async |device: De
         .unwrap();
         let (graph, stolen) = steal(&device, &flag, way, |body| body.child(&[], &child).map(drop));
         drop((stolen, child));
-        assert!(!is_handed_out(&device, address), "{way:?}: a node of a graph that is there writes to it");
+        assert!(!is_handed_out(&device, address), "{way:?}: a node of a live graph writes to it");
         drop(graph);
-        assert!(is_handed_out(&device, address), "{way:?}: it is kept for ever");
+        assert!(is_handed_out(&device, address), "{way:?}: the memory is leaked");
     }
 });
 
-// A body that fails is as it was: what it added stays in its place, before what comes later.
-alone!(holds_a_body_that_fails_is_in_order_with_later_nodes, async |device: Device, stream: Stream| {
+// The nodes of a body that fails stay in the graph, before later nodes.
+alone!(holds_nodes_of_a_failed_body_are_ordered_before_later_nodes, async |device: Device, stream: Stream| {
     let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
     let one = buffer(&stream, 1).await;
     let mut graph = Graph::builder(&device).unwrap();
     let made = graph.run_if(&[], &flag, |body| {
         body.add(&[], |stream| stream.fill(&mut data, 4))?;
-        Err::<(), _>(Error::new(ErrorKind::Usage, "given up"))
+        Err::<(), _>(Error::new(ErrorKind::Usage, "rejected by the test"))
     });
-    refused(made, &["given up"]);
+    refused(made, &["rejected by the test"]);
     graph.add(&[], |stream| add_to::launch(stream, &mut data, &one)).unwrap();
     graph.build().unwrap().instantiate().unwrap().launch(&stream).unwrap();
     assert_eq!(data.to_vec(&stream).await.unwrap(), [5; 64]);
 });
 
-// The body of a condition comes after all nodes so far, and so must the nodes of a stream that was kept.
-alone!(a_stream_that_a_panicking_function_kept_is_open, async |device: Device, stream: Stream| {
+// The body of a conditional comes after all nodes so far; nodes of a stream that was kept would have to as well, so the
+// stream is closed.
+alone!(a_stream_that_a_panicking_function_kept_is_closed, async |device: Device, stream: Stream| {
     let flag = buffer(&stream, 1).await;
     let mut data = buffer(&stream, 0).await;
     let mut other = buffer(&stream, 0).await;
@@ -218,8 +220,8 @@ alone!(a_stream_that_a_panicking_function_kept_is_open, async |device: Device, s
     assert_eq!(graph.build().unwrap().nodes().len(), 1);
 });
 
-// A timer's events are gone with the timer, and the graph's nodes would record them at each launch.
-alone!(a_timer_in_a_capture_leaves_nodes_that_record_its_events, async |device: Device, stream: Stream| {
+// A timer's events are destroyed with the timer, while the graph's nodes would record them at each launch.
+alone!(a_timer_in_a_capture_is_refused, async |device: Device, stream: Stream| {
     let mut data = buffer(&stream, 0).await;
     let (graph, ()) = Graph::capture(&device, |capture| {
         refused(Timer::start(capture.stream()), &["is captured"]);
@@ -231,13 +233,13 @@ alone!(a_timer_in_a_capture_leaves_nodes_that_record_its_events, async |device: 
     let added = built.add(&[], |stream| Timer::start(stream).map(drop));
     refused(added, &["is captured"]);
     assert!(built.build().unwrap().nodes().is_empty());
-    // Around a launch.
+    // A timer around a launch works.
     let timer = Timer::start(&stream).unwrap();
     graph.instantiate().unwrap().launch(&stream).unwrap();
     timer.stop().unwrap().await.unwrap();
 });
 
-/// Fills one buffer and another, and calls the host.
+/// A graph that fills both buffers and calls the host.
 fn fills_both(device: &Device, one: &mut Buffer<u32>, other: &mut Buffer<u32>) -> Graph {
     let mut graph = Graph::builder(device).unwrap();
     graph.add(&[], |stream| stream.fill(one, 1)).unwrap();
@@ -246,7 +248,7 @@ fn fills_both(device: &Device, one: &mut Buffer<u32>, other: &mut Buffer<u32>) -
     graph.build().unwrap()
 }
 
-/// Calls it when it is dropped.
+/// Calls the closure when it is dropped.
 struct OnDrop<F: FnMut()>(F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {
@@ -255,48 +257,49 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
-// An update lets go of what a node was set to, whose destructor sets another node: to write what the new graph writes, too.
-alone!(a_set_within_an_update_is_checked_against_the_graph_before, async |device: Device, stream: Stream| {
+// An update drops a callback that a node was set to. Its destructor sets another node to write memory that the new
+// graph writes too, which is refused.
+alone!(a_set_within_an_update_is_checked_against_the_new_graph, async |device: Device, stream: Stream| {
     let [mut x, mut y, mut z] = [0; 3].map(|_| Buffer::<u32>::new(&device, 64).unwrap());
     let mut q = buffer(&stream, 0).await;
     let (before, after) = (fills_both(&device, &mut x, &mut y), fills_both(&device, &mut z, &mut q));
     let nodes = before.nodes();
     let exec = Arc::new(before.instantiate().unwrap());
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let (weak, node) = (Arc::downgrade(&exec), nodes[0].node);
     let mut q = Some(q);
     let sets = std::sync::Mutex::new(OnDrop(move || {
         let (exec, mut q) = (weak.upgrade().unwrap(), q.take().unwrap());
-        tell.send((exec.set(node, |stream| stream.fill(&mut q, 9)), q)).unwrap();
+        sender.send((exec.set(node, |stream| stream.fill(&mut q, 9)), q)).unwrap();
     }));
     exec.set(nodes[2].node, |stream| stream.host_callback(move || _ = &sets)).unwrap();
     exec.update(&after).unwrap();
-    let (set, q) = told.recv().unwrap();
+    let (set, q) = receiver.recv().unwrap();
     refused(set, &["uses the same memory"]);
     exec.launch(&stream).unwrap();
     assert_eq!(q.to_vec(&stream).await.unwrap(), [5; 64]);
 });
 
-// What is set and refused is dropped when the exec can be used again.
+// A refused callback is dropped once the exec can be used again.
 alone!(holds_what_a_refused_set_drops_may_use_the_exec, async |device: Device, stream: Stream| {
     let [mut x, mut y] = [0; 2].map(|_| Buffer::<u32>::new(&device, 64).unwrap());
     let graph = fills_both(&device, &mut x, &mut y);
     let nodes = graph.nodes();
     let exec = Arc::new(graph.instantiate().unwrap());
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let (weak, node) = (Arc::downgrade(&exec), nodes[0].node);
     let mut mine = Some(Buffer::<u32>::new(&device, 64).unwrap());
     let sets = std::sync::Mutex::new(OnDrop(move || {
         let mut mine = mine.take().unwrap();
-        tell.send(weak.upgrade().unwrap().set(node, |stream| stream.fill(&mut mine, 9))).unwrap();
+        sender.send(weak.upgrade().unwrap().set(node, |stream| stream.fill(&mut mine, 9))).unwrap();
     }));
     refused(exec.set(nodes[1].node, |stream| stream.host_callback(move || _ = &sets)), &["is not changed"]);
-    told.recv().unwrap().unwrap();
+    receiver.recv().unwrap().unwrap();
     exec.launch(&stream).unwrap();
     stream.completed().await.unwrap();
 });
 
-/// Calls it for each piece that is written.
+/// Calls the closure for each string that is written.
 struct Writer<F: FnMut()>(F);
 
 impl<F: FnMut()> std::fmt::Write for Writer<F> {
@@ -306,8 +309,8 @@ impl<F: FnMut()> std::fmt::Write for Writer<F> {
     }
 }
 
-// A writer that looks at what is written there.
-alone!(a_writer_of_a_graph_hangs_if_it_looks_at_it, async |device: Device, _| {
+// A writer that inspects the graph that is being written.
+alone!(a_writer_that_inspects_the_graph_does_not_hang, async |device: Device, _| {
     use std::fmt::Write;
     let mut builder = Graph::builder(&device).unwrap();
     builder.join(&[]).unwrap();
@@ -323,10 +326,10 @@ alone!(a_writer_of_a_graph_hangs_if_it_looks_at_it, async |device: Device, _| {
     registry.remove("model").unwrap();
 });
 
-/// The most levels of graphs within each other.
+/// The maximum depth of nested graphs.
 const LEVELS: usize = 64;
 
-/// Conditionals within each other, so many, and what is in the innermost.
+/// Adds conditionals nested to the given number of levels; the closure fills the innermost body.
 fn nested(
     body: &mut Builder,
     flag: &Buffer<u32>,
@@ -339,7 +342,7 @@ fn nested(
     }
 }
 
-/// A graph with others within each other, so many, of which the innermost is this.
+/// Wraps a graph in child nodes of the given number of levels.
 fn wrapped(device: &Device, innermost: &Graph, levels: usize) -> Result<Graph> {
     let mut graph = innermost.clone();
     for _ in 0..levels {
@@ -350,10 +353,10 @@ fn wrapped(device: &Device, innermost: &Graph, levels: usize) -> Result<Graph> {
     Ok(graph)
 }
 
-// What walks through graphs within graphs takes stack for each level, on threads whose stack is not the caller's: the device's
-// workers.
+// Walking through nested graphs uses stack for each level, on threads whose stack the caller does not control: the
+// device's workers.
 #[tokio::test]
-async fn conditionals_within_each_other_are_bounded() {
+async fn nested_conditionals_are_bounded() {
     let device = emulated();
     let [stream] = streams(&device);
     let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
@@ -365,12 +368,12 @@ async fn conditionals_within_each_other_are_bounded() {
 
     let mut graph = Graph::builder(&device).unwrap();
     let made = nested(&mut graph, &flag, LEVELS + 1, &mut |_| panic!("there is no such level"));
-    refused(made, &["65 levels", "at most 64", "beside each other"]);
-    assert!(graph.build().is_ok(), "only the innermost is missing");
+    refused(made, &["65 levels", "at most 64", "one graph"]);
+    assert!(graph.build().is_ok(), "only the innermost body is missing");
 }
 
 #[tokio::test]
-async fn children_within_each_other_are_bounded() {
+async fn nested_children_are_bounded() {
     let device = emulated();
     let [stream] = streams(&device);
     let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
@@ -380,7 +383,7 @@ async fn children_within_each_other_are_bounded() {
     assert_eq!(data.to_vec(&stream).await.unwrap(), [7; 64]);
     refused(wrapped(&device, &deepest, 1), &["65 levels", "at most 64"]);
 
-    // Both count, and a graph's levels are those of its deepest node.
+    // Conditionals and children both count, and a graph has as many levels as its deepest node.
     let child = wrapped(&device, &innermost, 3).unwrap();
     let add = &mut |body: &mut Builder| {
         body.child(&[], &child)?;
@@ -393,9 +396,9 @@ async fn children_within_each_other_are_bounded() {
     refused(nested(&mut graph, &flag, LEVELS - 3, add), &["65 levels"]);
 }
 
-// Each level doubles what a device has to hold: there are 1,048,574 nodes within a graph of 19 levels.
+// Each level doubles the number of nodes that a device must hold: a graph of 19 levels has 1,048,574 nodes.
 #[test]
-fn children_that_are_added_twice_at_each_level_are_bounded() {
+fn the_number_of_nodes_of_nested_children_is_bounded() {
     let device = Device::emulated(wakeline::device::Emulated::new());
     let mut graph = Graph::builder(&device).unwrap().build().unwrap();
     for level in 1.. {
@@ -404,7 +407,7 @@ fn children_that_are_added_twice_at_each_level_are_bounded() {
         let second = around.child(&[], &graph);
         if level == 20 {
             refused(second, &["2097148 nodes", "at most 1048576", "launch a child several times"]);
-            // What was added before, around and within a body counts, too.
+            // Nodes before, around and within a body count too.
             let stream = Stream::new(&device).unwrap();
             let flag = Buffer::from_slice(&stream, &[0_u32]).unwrap();
             let body = |body: &mut Builder| body.child(&[], &graph).map(drop);

@@ -1,9 +1,9 @@
-//! Copies between host and device: inputs, outputs, and memory of the users.
+//! Copies between host and device: inputs, outputs, and users' memory.
 
 use super::*;
 
-// A `&[T]` of the host's memory, and a launch that writes there: a data race in safe code.
-alone!(a_launch_writes_to_host_memory_while_a_slice_of_it_is_borrowed, async |device: Device, stream: Stream| {
+// A launch that writes host memory while a `&[T]` of it exists would be a data race in safe code.
+alone!(host_memory_that_a_launch_writes_gives_no_slice, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
     let mut out = Buffer::<u32>::pinned(&device, 64).unwrap();
     out.as_mut_slice().unwrap().fill(3);
@@ -16,14 +16,14 @@ alone!(a_launch_writes_to_host_memory_while_a_slice_of_it_is_borrowed, async |de
     assert!(out.as_slice().is_err() && out.as_mut_slice().is_err() && out.read().await.is_err());
     exec.launch(&stream).unwrap();
     assert_eq!(out.to_vec(&stream).await.unwrap(), [7; 64]);
-    // It is the host's again.
+    // The host can use the memory again.
     drop((exec, graph));
     assert_eq!(out.read().await.unwrap(), [7; 64]);
     out.as_mut_slice().unwrap().fill(3);
 });
 
-// Memory that is not page-locked is copied by way of other memory, by the host in part: no launch would do that.
-alone!(a_copy_of_memory_that_is_not_page_locked_fits_no_graph, async |device: Device, stream: Stream| {
+// Copies of memory that is not page-locked are staged, partly by the host, which a launch cannot do.
+alone!(a_copy_of_memory_that_is_not_page_locked_is_refused, async |device: Device, stream: Stream| {
     let mut x = buffer(&stream, 7).await;
     let mut near = Buffer::<u32>::pinned(&Device::host(), 64).unwrap();
     let (mut mine, _back) = Buffer::wrap(vec![5_u32; 64]).unwrap();
@@ -44,8 +44,8 @@ alone!(a_copy_of_memory_that_is_not_page_locked_fits_no_graph, async |device: De
     assert_eq!(x.to_vec(&stream).await.unwrap(), [7; 64]);
 });
 
-// Two inputs, one after the other: their memory is the same block, and their copies are made before the launch.
-alone!(inputs_overwrite_each_other, async |device: Device, stream: Stream| {
+// Two inputs, used in sequence, must not share a block: both copies are made before the launch.
+alone!(inputs_do_not_overwrite_each_other, async |device: Device, stream: Stream| {
     let mut sums = [buffer(&stream, 0).await, buffer(&stream, 0).await];
     let hosts = [(); 2].map(|()| Buffer::<u32>::pinned(&device, 64).unwrap());
     let (graph, ()) = Graph::capture(&device, |capture| {
@@ -70,8 +70,9 @@ alone!(inputs_overwrite_each_other, async |device: Device, stream: Stream| {
     assert_eq!(seen, [5, 6]);
 });
 
-// An input's memory is used by the graph for something else before it: what was copied there is gone when it is read.
-alone!(an_input_is_overwritten_by_what_used_the_memory_before, async |device: Device, stream: Stream| {
+// An input's memory must not reuse a block that the graph used before: the copy is made before the launch, and would be
+// overwritten.
+alone!(an_input_is_not_overwritten_by_earlier_nodes, async |device: Device, stream: Stream| {
     let (mut sum, mut other) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
     let host = Buffer::<u32>::pinned(&device, 64).unwrap();
     let (graph, ()) = Graph::capture(&device, |capture| {
@@ -94,27 +95,27 @@ alone!(an_input_is_overwritten_by_what_used_the_memory_before, async |device: De
     assert_eq!(sum.to_vec(&stream).await.unwrap(), [5; 64]);
 });
 
-// A user's own memory as an input's source: it is given back while the copy may still read it.
-alone!(memory_of_the_users_is_given_back_before_an_inputs_copy_has_read_it, async |device: Device, stream: Stream| {
+// A user's own memory as an input's source could be returned while the copy may still read it.
+alone!(a_copy_of_a_users_memory_to_an_input_is_refused, async |device: Device, stream: Stream| {
     let mut sum = buffer(&stream, 0).await;
     let host = Buffer::<u32>::pinned(&device, 64).unwrap();
     let graph = adds_input(&host, &mut sum).unwrap();
     let (mine, _wrapped) = Buffer::wrap(vec![5_u32; 64]).unwrap();
-    // Memory that is not page-locked goes through other memory, which an input's copy does not.
+    // Copies of memory that is not page-locked are staged, which an input's copy does not do.
     refused(graph.inputs()[0].copy(&stream, &mine), &["not page-locked"]);
 });
 
-// An input's copy, captured by another graph: it writes to memory that the first graph gives back.
-alone!(an_inputs_copy_in_another_graph_outlives_its_memory, async |device: Device, stream: Stream| {
+// An input's copy that another graph captures would write to memory that the first graph frees.
+alone!(an_inputs_copy_in_another_graph_is_refused, async |device: Device, stream: Stream| {
     let mut sum = buffer(&stream, 0).await;
     let host = Buffer::<u32>::pinned(&device, 64).unwrap();
     let graph = adds_input(&host, &mut sum).unwrap();
     let captured = Graph::capture(&device, |capture| graph.inputs()[0].copy(capture.stream(), &host));
-    refused(captured, &["an input is copied on a captured stream"]);
+    refused(captured, &["an input cannot be copied on a captured stream"]);
 });
 
-// A capture of a copy to wrapped memory fails, and the user's memory is overwritten with what never arrived.
-alone!(a_capture_that_fails_overwrites_memory_of_the_users, async |device: Device, stream: Stream| {
+// A failed capture of a copy to wrapped memory leaves the user's memory unchanged.
+alone!(a_capture_that_fails_leaves_a_users_memory_unchanged, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 1).await;
     let (mut mine, _wrapped) = Buffer::wrap(vec![7_u32; 64]).unwrap();
     let captured = Graph::capture(&device, |capture| {
@@ -125,8 +126,8 @@ alone!(a_capture_that_fails_overwrites_memory_of_the_users, async |device: Devic
     assert_eq!(mine.as_slice().unwrap(), [7; 64]);
 });
 
-// A node that copies to wrapped memory: the user sees neither what he had nor what a launch copied.
-alone!(a_node_that_copies_to_wrapped_memory_copies_to_nowhere, async |device: Device, stream: Stream| {
+// A node that copies to wrapped memory is refused, and leaves the memory unchanged.
+alone!(a_node_that_copies_to_wrapped_memory_is_refused, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 1).await;
     let (mut mine, _wrapped) = Buffer::wrap(vec![7_u32; 64]).unwrap();
     let mut graph = Graph::builder(&device).unwrap();
@@ -134,8 +135,8 @@ alone!(a_node_that_copies_to_wrapped_memory_copies_to_nowhere, async |device: De
     assert_eq!(mine.as_slice().unwrap(), [7; 64]);
 });
 
-// An input's copy was taken out of the graph, and launches still count as readers of where it came from.
-alone!(the_source_of_an_input_that_was_taken_out_is_in_use_by_launches, async |device: Device, stream: Stream| {
+// An input's copy is removed from the graph, so launches do not count as readers of its source.
+alone!(the_source_of_an_input_is_not_in_use_by_launches, async |device: Device, stream: Stream| {
     let mut sum = buffer(&stream, 0).await;
     let mut host = Buffer::<u32>::pinned(&device, 64).unwrap();
     let graph = adds_input(&host, &mut sum).unwrap();
@@ -144,22 +145,23 @@ alone!(the_source_of_an_input_that_was_taken_out_is_in_use_by_launches, async |d
     stream.completed().await.unwrap();
     let held = hold(&stream);
     exec.launch(&stream).unwrap();
-    // The next one, meanwhile.
+    // The host writes the next input meanwhile.
     let next = host.as_mut_slice().map(|_| ());
     drop(held);
     next.unwrap();
 });
 
-// Wrapped memory as an input: its copy is staged, and so is taken for a constant's; the first value is the graph's for ever.
-alone!(an_input_of_wrapped_memory_is_taken_for_a_constant, async |_, stream: Stream| {
+// Wrapped memory as an input is refused: its copy would be staged and taken for that of a constant, so that the graph
+// would keep the first value for ever.
+alone!(an_input_of_wrapped_memory_is_refused, async |_, stream: Stream| {
     let mut sum = buffer(&stream, 0).await;
     let (mine, _wrapped) = Buffer::wrap(vec![5_u32; 64]).unwrap();
     refused(adds_input(&mine, &mut sum), &["not page-locked"]);
 });
 
-// An input's copy on a stream of another device: in order with the launches.
+// An input's copy on a stream of another device is ordered with the launches.
 alone!(holds_an_inputs_copy_on_another_device, async |device: Device, stream: Stream| {
-    // Of a GPU there may be one alone.
+    // There may be only one GPU.
     let other = if device.is_cuda() { device.clone() } else { common::emulated() };
     let elsewhere = Stream::new(&other).unwrap();
     let mut sum = buffer(&stream, 0).await;
@@ -174,8 +176,8 @@ alone!(holds_an_inputs_copy_on_another_device, async |device: Device, stream: St
     assert_eq!(sum.to_vec(&stream).await.unwrap(), [5; 64]);
 });
 
-// Whose copy was taken out stays in page-locked memory as long as the graph, though nothing uses it.
-alone!(the_source_of_an_input_that_was_taken_out_is_kept, async |device: Device, _| {
+// The page-locked source of an input whose copy was removed is not kept by the graph, as no node uses it.
+alone!(the_source_of_an_input_is_not_kept, async |device: Device, _| {
     let mut x = Buffer::<u32>::new(&device, 64).unwrap();
     let before = device.pinned_memory_stats().in_use;
     let host = Buffer::<u32>::pinned(&device, 64).unwrap();
@@ -188,8 +190,8 @@ alone!(the_source_of_an_input_that_was_taken_out_is_kept, async |device: Device,
     assert_eq!(device.pinned_memory_stats().in_use, before, "no node uses it: {:?}", graph.nodes());
 });
 
-// What an input is copied to is used before that copy: taken out, it would come first.
-alone!(what_an_input_is_copied_to_is_used_before_that, async |device: Device, stream: Stream| {
+// An input's destination must not be used before the copy: the copy is removed from the graph, and would come first.
+alone!(an_earlier_use_of_an_inputs_destination_is_refused, async |device: Device, stream: Stream| {
     let (mut sum, mut x) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
     let hosts = [(); 2].map(|()| Buffer::<u32>::pinned(&device, 64).unwrap());
     let filled = Graph::capture(&device, |capture| {
@@ -209,12 +211,12 @@ alone!(what_an_input_is_copied_to_is_used_before_that, async |device: Device, st
     });
     refused(copied_twice, &["input 1", "memory of its own"]);
     let of_a_device = Graph::capture(&device, |capture| capture.input(&sum));
-    refused(of_a_device, &["an input is page-locked memory of the host"]);
+    refused(of_a_device, &["an input must be page-locked host memory"]);
 });
 
-// An input is known by where it lies: other memory at its address would be taken for it, and a launch would read what nothing
-// keeps.
-alone!(other_memory_begins_where_an_input_did, async |device: Device, stream: Stream| {
+// An input is identified by its address: other memory at the same address would be mistaken for it, and a launch would
+// read memory that is not kept.
+alone!(other_memory_is_not_mistaken_for_an_input, async |device: Device, stream: Stream| {
     let blocks = Allocator::pinned_blocks(&device, 4096, 1).unwrap();
     let mut there = Buffer::<u8>::new(&device, 4096).unwrap();
     let (graph, (before, mut after)) = Graph::capture(&device, |capture| {
@@ -228,7 +230,7 @@ alone!(other_memory_begins_where_an_input_did, async |device: Device, stream: St
     })
     .unwrap();
     assert_ne!(before, after.as_slice().unwrap().as_ptr().addr());
-    assert!(after.as_mut_slice().is_err(), "a launch reads it: {:?}", graph.nodes());
+    assert!(after.as_mut_slice().is_err(), "a launch reads the memory: {:?}", graph.nodes());
     // An input's memory is free when the capture is over.
     blocks.alloc::<u8>(&stream, 4096).unwrap();
 });

@@ -1,11 +1,11 @@
-//! Launches: what they come after, and what goes while they are in flight.
+//! Launches: the work that they are ordered after, and what is dropped while they are in flight.
 
 use super::*;
 
-// Two execs of one graph that write nothing: `instantiate` says that they are launched beside each other.
-alone!(execs_of_one_graph_that_write_nothing_wait_for_each_other, async |device: Device, _| {
+// Two execs of one graph that write nothing run concurrently, as `instantiate` documents.
+alone!(execs_of_one_graph_that_write_nothing_run_concurrently, async |device: Device, _| {
     let [one, two] = streams(&device);
-    // No function of the host: a GPU's driver may call one at a time, and the one that holds the stream is called.
+    // Not a host function: a GPU's driver may call one at a time, and the one that holds the stream is running.
     let mut builder = Graph::builder(&device).unwrap();
     builder.join(&[]).unwrap();
     let graph = builder.build().unwrap();
@@ -19,8 +19,8 @@ alone!(execs_of_one_graph_that_write_nothing_wait_for_each_other, async |device:
     assert!(beside.is_ok(), "the second one waits for the first");
 });
 
-// A stream of a builder's, used while the body of a conditional node is made: it is not ordered with that.
-alone!(a_builders_stream_within_a_body_is_not_in_order_with_it, async |device: Device, stream: Stream| {
+// A builder's stream that is used while a conditional's body is being made would not be ordered with the body.
+alone!(a_builders_stream_within_a_body_is_refused, async |device: Device, stream: Stream| {
     let (flag, mut data, mut other) = (buffer(&stream, 1).await, buffer(&stream, 0).await, buffer(&stream, 0).await);
     let mut graph = Graph::builder(&device).unwrap();
     let mut kept = None;
@@ -35,11 +35,11 @@ alone!(a_builders_stream_within_a_body_is_not_in_order_with_it, async |device: D
         body.add(&[], |stream| stream.fill(&mut data, 1))?;
         kept.fill(&mut data, 2)
     });
-    refused(built, &["take the one that the next node is given"]);
+    refused(built, &["use the stream that is passed to the next node"]);
 });
 
-// A lost device: what a callback of a graph owns is never let go.
-alone!(callbacks_of_an_exec_in_flight_are_not_let_go_on_a_lost_device, async |_, _| {
+// When the device is lost, a graph's callbacks are dropped nevertheless.
+alone!(callbacks_of_an_exec_in_flight_are_dropped_on_a_lost_device, async |_, _| {
     let device = traps_at_increment();
     let stream = Stream::new(&device).unwrap();
     let mut data = buffer(&stream, 0).await;
@@ -53,26 +53,26 @@ alone!(callbacks_of_an_exec_in_flight_are_not_let_go_on_a_lost_device, async |_,
     let exec = graph.instantiate().unwrap();
     assert!(exec.launch(&stream).unwrap().completed().await.is_err());
     drop((exec, graph, data));
-    until("the callback is let go", || Arc::strong_count(&owned) == 1).await;
+    until("the callback is dropped", || Arc::strong_count(&owned) == 1).await;
 });
 
-// Within a capture, on a stream outside, a kernel on captured memory is an error; a launch of a graph on it runs.
-alone!(a_launch_outside_of_a_capture_of_the_same_memory_is_no_error, async |device: Device, stream: Stream| {
+// Within a capture, an outside stream must use captured memory neither in a kernel nor in a graph launch.
+alone!(a_launch_outside_of_a_capture_of_the_same_memory_is_an_error, async |device: Device, stream: Stream| {
     let mut data = buffer(&stream, 0).await;
     let (graph, ()) = Graph::capture(&device, |capture| increment::launch(capture.stream(), &mut data)).unwrap();
     let exec = graph.instantiate().unwrap();
     let launched = Graph::capture(&device, |capture| {
         increment::launch(capture.stream(), &mut data)?;
-        assert!(increment::launch(&stream, &mut data).is_err(), "it takes no part in the capture");
+        assert!(increment::launch(&stream, &mut data).is_err(), "the stream takes no part in the capture");
         Ok(exec.launch(&stream).map(drop))
     })
     .unwrap()
     .1;
-    assert!(launched.is_err(), "it runs now, and at no launch");
+    assert!(launched.is_err(), "the launch would run now, and not as part of the graph");
 });
 
-// Events of a graph go with it while a launch that records and waits for them is in flight.
-alone!(holds_events_that_go_before_a_launch_is_done, async |device: Device, _| {
+// A graph's events are dropped with it while a launch that records and waits for them is in flight.
+alone!(holds_events_that_are_dropped_before_a_launch_is_done, async |device: Device, _| {
     let [one, two] = streams(&device);
     let (begun, go) = (GraphEvent::new(&device).unwrap(), GraphEvent::new(&device).unwrap());
     let (graph, ()) = Graph::capture(&device, |capture| {
@@ -90,7 +90,7 @@ alone!(holds_events_that_go_before_a_launch_is_done, async |device: Device, _| {
     launched.completed().await.unwrap();
 });
 
-// Execs launched by several threads, buffers used by another and all of it dropped by a third.
+// Several threads launch execs, another uses the buffers, and all of it is dropped by a third.
 alone!(holds_threads_that_launch_use_and_drop, async |device: Device, stream: Stream| {
     for _ in 0..30 {
         let (mut sum, constant) = (buffer(&stream, 0).await, buffer(&stream, 1).await);
@@ -123,8 +123,8 @@ alone!(holds_threads_that_launch_use_and_drop, async |device: Device, stream: St
     freed(&device).await;
 });
 
-// A fault that is seen by an event of a graph's is told to whoever asked, and to nobody else.
-alone!(a_fault_that_a_graph_event_sees_is_not_heeded, async |_, _| {
+// A fault that a query of a graph event reports must mark the device as lost, not only fail the query.
+alone!(a_fault_that_a_graph_event_reports_loses_the_device, async |_, _| {
     let device = traps_at_increment();
     let stream = Stream::new(&device).unwrap();
     let mut data = buffer(&stream, 0).await;
@@ -140,10 +140,10 @@ alone!(a_fault_that_a_graph_event_sees_is_not_heeded, async |_, _| {
         }
     };
     assert!(error.is_device_lost(), "{error}");
-    assert!(device.lost().is_some(), "it has said so: {error}");
+    assert!(device.lost().is_some(), "the query has reported the loss: {error}");
 });
 
-// The handles of a capture's own events are never those of the device's: a record of a graph event is a node.
+// The handles of a capture's own events differ from those of the device's events: a record of a graph event is a node.
 alone!(holds_graph_events_are_no_events_of_the_capture, async |device: Device, _| {
     let events: Vec<_> = (0..200).map(|_| GraphEvent::new(&device).unwrap()).collect();
     let (graph, ()) = Graph::capture(&device, |capture| {
@@ -154,7 +154,7 @@ alone!(holds_graph_events_are_no_events_of_the_capture, async |device: Device, _
     assert_eq!(graph.nodes().len(), 200);
 });
 
-// Threads that capture, launch, set, update, use and drop at random, with one thing at a time in each exec.
+// Threads capture, launch, set, update, use and drop at random, with one operation at a time on each exec.
 alone!(holds_threads_at_random, async |device: Device, _| {
     let shared = Arc::new(buffer(&Stream::new(&device).unwrap(), 1).await);
     let threads: Vec<_> = (0..4_u64)
@@ -205,8 +205,9 @@ alone!(holds_threads_at_random, async |device: Device, _| {
     freed(&device).await;
 });
 
-// A graph that makes memory: its exec is dropped in flight, and until the lookout has seen the end there can be no other.
-alone!(an_exec_that_was_dropped_in_flight_is_in_the_way_of_the_next, async |device: Device, stream: Stream| {
+// A graph that allocates memory has one exec at a time. An exec that is dropped in flight does not block the next one
+// once its launches are done, even if the completion monitor has not noticed that yet.
+alone!(an_exec_that_was_dropped_in_flight_does_not_block_the_next, async |device: Device, stream: Stream| {
     let mut builder = Graph::builder(&device).unwrap();
     let (_, mut x) = builder.alloc::<u32>(&[], 64).unwrap();
     builder.add(&[], |stream| stream.fill(&mut x, 1)).unwrap();
@@ -216,7 +217,7 @@ alone!(an_exec_that_was_dropped_in_flight_is_in_the_way_of_the_next, async |devi
     let launched = exec.launch(&stream).unwrap();
     drop((exec, held));
     launched.completed().await.unwrap();
-    // Dropped, and its launches are done.
+    // The first exec is dropped, and its launches are done.
     let next = graph.instantiate().map(drop);
     assert!(next.is_ok(), "{next:?}");
 });

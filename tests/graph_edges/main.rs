@@ -1,5 +1,5 @@
-//! Graphs at their edges: what a sceptic did to them. Each test is named for the fault that it would show; what never was one
-//! is `holds_..`.
+//! Edge cases of graphs, from an adversarial review. Tests named `holds_..` passed from the start; each of the others
+//! once exposed a defect.
 
 use std::{
     sync::{
@@ -19,8 +19,9 @@ use wakeline::{
     prelude::*,
 };
 
-/// An async body as two tests, `name::emulated` and `name::cuda`. It is given a device and a stream of that, and runs in a
-/// process of its own: what hangs there may hold a lock that all tests share, and what ends the process ends alone.
+/// An async body as two tests, `name::emulated` and `name::cuda`. It is given a device and a stream of that device, and
+/// runs in a separate process: a body that hangs may hold a lock that all tests share, and one that aborts ends only
+/// its own process.
 macro_rules! alone {
     ($name:ident, $body:expr) => {
         mod $name {
@@ -48,7 +49,7 @@ mod sets;
 mod slices;
 
 fn in_a_process(path: &str, device: impl FnOnce() -> Device, body: impl AsyncFnOnce(Device, Stream)) {
-    // Tests are called without their crate.
+    // Test names do not include the crate.
     let name = path.split_once("::").map_or(path, |(_, name)| name);
     common::alone::in_a_process(name, || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -68,20 +69,20 @@ fn first(graph: &Graph) -> Node {
     graph.nodes()[0].node
 }
 
-/// Whether memory at this address is given to whoever asks: then nobody keeps it.
+/// Whether an allocation returns memory at this address, that is, whether the memory is free.
 fn is_handed_out(device: &Device, address: u64) -> bool {
-    // Several: others of the same size may lie before it.
+    // Several allocations: other free memory of the same size may be returned first.
     let asked: Vec<_> = (0..16).map(|_| Buffer::<u32>::new(device, 64).unwrap()).collect();
     asked.iter().any(|buffer| buffer.device_address().unwrap() == address)
 }
 
-/// A graph of one node, which fills.
+/// A graph of one fill node.
 fn fills(data: &mut Buffer<u32>, value: u32) -> Graph {
     let device = data.device().clone();
     Graph::capture(&device, |capture| capture.stream().fill(data, value)).unwrap().0
 }
 
-/// A graph that adds what its input holds to `sum`, by way of memory of its own.
+/// A graph that copies its input to its own memory, and adds it to `sum`.
 fn adds_input(input: &Buffer<u32>, sum: &mut Buffer<u32>) -> Result<Graph> {
     let device = sum.device().clone();
     let captured = Graph::capture(&device, |capture| {

@@ -1,18 +1,18 @@
-//! What a graph uses stays as long as it does, and is nobody else's meanwhile.
+//! Memory that a graph uses is kept as long as the graph, and not reused meanwhile.
 
 use super::*;
 
-// The body of a conditional node fails: its nodes stay, and what they use is kept by nobody.
-alone!(a_body_that_fails_leaves_nodes_whose_memory_is_not_kept, async |device: Device, stream: Stream| {
+// The nodes of a conditional's body that fails stay in the graph, so their memory must be kept.
+alone!(memory_of_the_nodes_of_a_failed_body_is_kept, async |device: Device, stream: Stream| {
     let (flag, mut data) = (buffer(&stream, 1).await, buffer(&stream, 0).await);
     let address = data.device_address().unwrap();
     let mut graph = Graph::builder(&device).unwrap();
     let failed = graph.run_if(&[], &flag, |body| {
         body.add(&[], |stream| stream.fill(&mut data, 1))?;
-        Err("no more of this".into())
+        Err("given up".into())
     });
     assert!(failed.is_err());
-    // The user goes on without it.
+    // The user ignores the failure.
     let graph = graph.build().unwrap();
     let exec = graph.instantiate().unwrap();
     drop(data);
@@ -20,22 +20,19 @@ alone!(a_body_that_fails_leaves_nodes_whose_memory_is_not_kept, async |device: D
     exec.launch(&stream).unwrap();
 });
 
-// A body's builder, swapped with another: what the body's nodes use is kept by another graph.
-alone!(
-    a_builder_that_is_swapped_out_of_its_closure_keeps_its_memory_elsewhere,
-    async |device: Device, stream: Stream| {
-        let flag = buffer(&stream, 1).await;
-        let mut mine = Graph::builder(&device).unwrap();
-        let mut graph = Graph::builder(&device).unwrap();
-        let swapped = graph.run_if(&[], &flag, |body| {
-            std::mem::swap(body, &mut mine);
-            Ok(())
-        });
-        refused(swapped, &["exchanged for another one"]);
-    }
-);
+// A body's builder is swapped with another one, so that another graph would keep the memory of the body's nodes.
+alone!(a_builder_that_is_swapped_out_of_its_closure_is_refused, async |device: Device, stream: Stream| {
+    let flag = buffer(&stream, 1).await;
+    let mut mine = Graph::builder(&device).unwrap();
+    let mut graph = Graph::builder(&device).unwrap();
+    let swapped = graph.run_if(&[], &flag, |body| {
+        std::mem::swap(body, &mut mine);
+        Ok(())
+    });
+    refused(swapped, &["replaced by another one"]);
+});
 
-// Two captures, one in the other, swapped: each would return the other's graph, of another device.
+// Nested captures of two devices are swapped: each would return the other's graph.
 alone!(captures_that_are_swapped_return_no_graph, async |device: Device, stream: Stream| {
     let other = Device::emulated(Emulated::new());
     let mut data = buffer(&stream, 0).await;
@@ -44,16 +41,16 @@ alone!(captures_that_are_swapped_return_no_graph, async |device: Device, stream:
             std::mem::swap(outer, inner);
             Ok(())
         });
-        refused(inner, &["exchanged for another one"]);
+        refused(inner, &["replaced by another one"]);
         Ok(())
     });
-    refused(swapped, &["exchanged for another one"]);
+    refused(swapped, &["replaced by another one"]);
     stream.fill(&mut data, 7).unwrap();
     assert_eq!(data.to_vec(&stream).await.unwrap(), [7; 64]);
 });
 
-// A stream that is kept beyond its capture is given the graph's own memory, which launches write to.
-alone!(a_stream_that_is_kept_is_given_the_graphs_own_memory, async |device: Device, _| {
+// A stream that outlives its capture must not be given the graph's own memory, which launches write.
+alone!(a_stream_that_outlives_its_capture_cannot_allocate, async |device: Device, _| {
     let (_graph, kept) = Graph::capture(&device, |capture| {
         let mut scratch = capture.stream().alloc::<u32>(64)?;
         capture.stream().fill(&mut scratch, 1)?;
@@ -63,8 +60,8 @@ alone!(a_stream_that_is_kept_is_given_the_graphs_own_memory, async |device: Devi
     refused(kept.alloc::<u32>(64), &["its capture is over"]);
 });
 
-// Memory of one graph's own that another graph uses, too: the first forgets that as its capture ends, and takes it along.
-alone!(memory_of_a_graphs_own_goes_while_another_graph_uses_it, async |device: Device, stream: Stream| {
+// Memory of one graph that another graph uses too is kept when the first graph is dropped.
+alone!(a_graphs_memory_is_kept_while_another_graph_uses_it, async |device: Device, stream: Stream| {
     let (one, (two, address)) = Graph::capture(&device, |capture| {
         let mut shared = capture.stream().alloc::<u32>(64)?;
         capture.stream().fill(&mut shared, 1)?;
@@ -78,8 +75,8 @@ alone!(memory_of_a_graphs_own_goes_while_another_graph_uses_it, async |device: D
     exec.launch(&stream).unwrap();
 });
 
-// The same two graphs, both alive: their launches write to one memory and do not wait for each other.
-alone!(launches_of_two_graphs_that_share_memory_of_ones_own_race, async |device: Device, _| {
+// The same two graphs, both alive: launches that write the same memory are ordered.
+alone!(launches_of_two_graphs_that_share_memory_are_ordered, async |device: Device, _| {
     let [a, b] = streams(&device);
     let (one, two) = Graph::capture(&device, |capture| {
         let mut shared = capture.stream().alloc::<u32>(64)?;
@@ -95,8 +92,8 @@ alone!(launches_of_two_graphs_that_share_memory_of_ones_own_race, async |device:
     second.unwrap();
 });
 
-// Memory of a builder's that was used on a stream and dropped: the launches do not come after that use.
-alone!(a_launch_does_not_come_after_a_use_of_memory_that_was_dropped_before_the_build, async |device: Device, _| {
+// Memory of a builder that was used on a stream and dropped: launches come after that use.
+alone!(a_launch_comes_after_a_use_of_memory_that_was_dropped_before_the_build, async |device: Device, _| {
     let [one, two] = streams(&device);
     let mut seen = buffer(&one, 0).await;
     let mut builder = Graph::builder(&device).unwrap();
@@ -122,16 +119,16 @@ alone!(a_launch_does_not_come_after_a_use_of_memory_that_was_dropped_before_the_
     assert_eq!(seen.to_vec(&two).await.unwrap(), [9; 64]);
 });
 
-// Memory that a node of one graph makes, in another graph: there it is nothing.
-alone!(memory_that_a_node_makes_is_used_in_another_graph, async |device: Device, _| {
+// Memory that a node of one graph allocates does not exist in another graph.
+alone!(memory_that_a_node_allocates_is_refused_in_another_graph, async |device: Device, _| {
     let mut builder = Graph::builder(&device).unwrap();
     let (_, mut x) = builder.alloc::<u32>(&[], 64).unwrap();
     let captured = Graph::capture(&device, |capture| capture.stream().fill(&mut x, 1));
-    refused(captured, &["a node of another graph makes"]);
+    refused(captured, &["a node of another graph allocates"]);
 });
 
-// Whoever keeps a stream of a capture, or an event that was recorded there, keeps the whole graph and its callbacks.
-alone!(a_stream_that_is_kept_keeps_the_graphs_callbacks, async |device: Device, _| {
+// A stream of a capture, or an event that was recorded there, must not keep the graph and its callbacks alive.
+alone!(a_stream_that_outlives_its_capture_does_not_keep_callbacks, async |device: Device, _| {
     let owned = Arc::new(());
     let captured = owned.clone();
     let (graph, kept) = Graph::capture(&device, |capture| {
@@ -142,20 +139,20 @@ alone!(a_stream_that_is_kept_keeps_the_graphs_callbacks, async |device: Device, 
     })
     .unwrap();
     drop(graph);
-    assert_eq!(Arc::strong_count(&owned), 1, "the graph is gone, and what its callback owns is not");
+    assert_eq!(Arc::strong_count(&owned), 1, "the callback's values outlive the dropped graph");
     drop(kept);
 });
 
-/// Memory that is asked for as a thread ends, after it has captured: a panic.
+/// An allocation as a thread ends, after it has captured, works.
 #[test]
-fn memory_as_a_thread_ends_after_a_capture_panics() {
+fn an_allocation_as_a_thread_ends_after_a_capture_works() {
     struct AtEnd(std::cell::RefCell<Option<(Device, mpsc::Sender<bool>)>>);
     impl Drop for AtEnd {
         fn drop(&mut self) {
-            let Some((device, told)) = self.0.take() else { return };
+            let Some((device, sender)) = self.0.take() else { return };
             let made =
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| Buffer::<u32>::new(&device, 64).is_ok()));
-            let _ = told.send(made.unwrap_or(false));
+            let _ = sender.send(made.unwrap_or(false));
         }
     }
     thread_local! {
@@ -163,29 +160,29 @@ fn memory_as_a_thread_ends_after_a_capture_panics() {
         static LATE: AtEnd = const { AtEnd(std::cell::RefCell::new(None)) };
     }
     let device = common::emulated();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let of_thread = device.clone();
     std::thread::spawn(move || {
-        EARLY.with(|at_end| at_end.0.replace(Some((of_thread.clone(), tell.clone()))));
+        EARLY.with(|at_end| at_end.0.replace(Some((of_thread.clone(), sender.clone()))));
         Graph::capture(&of_thread, |_| Ok(())).unwrap();
-        LATE.with(|at_end| at_end.0.replace(Some((of_thread, tell))));
+        LATE.with(|at_end| at_end.0.replace(Some((of_thread, sender))));
     })
     .join()
     .unwrap();
-    assert_eq!(told.into_iter().collect::<Vec<_>>(), [true, true]);
+    assert_eq!(receiver.into_iter().collect::<Vec<_>>(), [true, true]);
 }
 
-/// Memory of another device for a captured stream: outside a capture that is an error.
+/// Allocating memory of another device for a captured stream is an error, as it is outside a capture.
 #[test]
-fn memory_of_another_device_for_a_captured_stream_is_no_error() {
+fn memory_of_another_device_for_a_captured_stream_is_an_error() {
     let (here, there) = (common::emulated(), common::emulated());
     let allocator = Allocator::unbounded(&there);
     let made = Graph::capture(&here, |capture| Ok(allocator.alloc::<u32>(capture.stream(), 64).map(drop))).unwrap().1;
     assert!(made.is_err(), "`choose one of its own device`");
 }
 
-// What two devices say to the same mistake: a graph that makes memory, twice, or as a child. Documented as `Usage`.
-alone!(mistakes_with_graphs_that_make_memory_are_no_usage_errors, async |device: Device, _| {
+// A second exec of a graph that allocates memory, or its use as a child, is a `Usage` error on every device.
+alone!(misuse_of_graphs_that_allocate_memory_is_a_usage_error, async |device: Device, _| {
     let mut builder = Graph::builder(&device).unwrap();
     let (_, mut x) = builder.alloc::<u32>(&[], 64).unwrap();
     builder.add(&[], |stream| stream.fill(&mut x, 1)).unwrap();
@@ -197,7 +194,7 @@ alone!(mistakes_with_graphs_that_make_memory_are_no_usage_errors, async |device:
     assert_eq!((child.kind(), second.kind()), (ErrorKind::Usage, ErrorKind::Usage), "{child}; {second}");
 });
 
-// Memory made before and used in a capture: stream-ordered, a user's, page-locked; dropped in any order.
+// Memory allocated before a capture and used in it: stream-ordered and a user's own; dropped in any order.
 alone!(holds_memory_of_every_kind_in_any_order, async |device: Device, stream: Stream| {
     for order in 0..6 {
         let mut sum = buffer(&stream, 0).await;
@@ -206,7 +203,7 @@ alone!(holds_memory_of_every_kind_in_any_order, async |device: Device, stream: S
         stream.fill(&mut ordered, 1).unwrap();
         let under = buffer(&stream, 2).await;
         let address = under.device_address().unwrap();
-        // SAFETY: the owner keeps the memory, and nobody else touches it.
+        // SAFETY: the owner keeps the memory, and nothing else accesses it.
         let (mine, wrapped) = unsafe { Buffer::<u32>::from_device_address(&device, address, 64, under) }.unwrap();
         let (graph, ()) = Graph::capture(&device, |capture| {
             add_to::launch(capture.stream(), &mut sum, &ordered)?;
@@ -224,7 +221,7 @@ alone!(holds_memory_of_every_kind_in_any_order, async |device: Device, stream: S
                 1 => drop(exec.take()),
                 _ => drop(made.take()),
             }
-            assert!(futures::FutureExt::now_or_never(&mut back).is_none(), "a launch uses it");
+            assert!(futures::FutureExt::now_or_never(&mut back).is_none(), "a launch uses the memory");
         }
         drop(held);
         launched.completed().await.unwrap();
@@ -234,8 +231,8 @@ alone!(holds_memory_of_every_kind_in_any_order, async |device: Device, stream: S
     freed(&device).await;
 });
 
-// A capture within a capture, of another device and of the same, with the outer one's memory.
-alone!(holds_captures_within_captures, async |here: Device, one: Stream| {
+// Nested captures, of another device and of the same one, with the outer capture's memory.
+alone!(holds_nested_captures, async |here: Device, one: Stream| {
     let there = common::emulated();
     let two = Stream::new(&there).unwrap();
     let (mut a, mut b) = (buffer(&one, 0).await, buffer(&two, 0).await);
@@ -261,7 +258,8 @@ alone!(holds_captures_within_captures, async |here: Device, one: Stream| {
     assert_eq!((a.to_vec(&one).await.unwrap()[0], b.to_vec(&two).await.unwrap()[0]), (3, 4));
 });
 
-// What a capture gave its caller is his when the graph is gone, and in order with its last launches.
+// Memory that a capture returned to its caller stays valid after the graph is dropped, and is ordered after its last
+// launches.
 alone!(holds_an_output_outlives_its_graph, async |device: Device, _| {
     let [one, two] = streams(&device);
     let (graph, mut output) = Graph::capture(&device, |capture| {
@@ -281,8 +279,8 @@ alone!(holds_an_output_outlives_its_graph, async |device: Device, _| {
     freed(&device).await;
 });
 
-// Memory of a capture that another graph uses, too, is not handed out again in that capture: in three ways.
-on_both!(memory_of_a_capture_that_another_graph_uses_is_not_used_again, async |device: Device| {
+// Memory of a capture that another graph uses too is not reused in that capture; tested in three ways.
+on_both!(memory_of_a_capture_that_another_graph_uses_is_not_reused, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let mut other = Buffer::from_slice(&stream, &[0_u32; 64]).unwrap();
     let (settable, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut other, 5)).unwrap();
@@ -318,8 +316,9 @@ on_both!(memory_of_a_capture_that_another_graph_uses_is_not_used_again, async |d
     }
 });
 
-// What a change of an exec has replaced while a launch was under way goes when that is done, though the exec is left alone then.
-on_both!(what_was_replaced_in_an_exec_goes_when_its_last_launch_is_done, async |device: Device| {
+// Memory that a change of an exec replaced while a launch was in flight is freed when the launch is done, without
+// another call on the exec.
+on_both!(replaced_memory_of_an_exec_is_freed_when_its_last_launch_is_done, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let blocks = Allocator::blocks(&device, 256, 1).unwrap();
     let mut replaced = blocks.alloc::<u32>(&stream, 64).unwrap();

@@ -1,9 +1,9 @@
-//! What an exec does from now on: `Exec::set` and `Exec::update`.
+//! Changes of an exec: `Exec::set` and `Exec::update`.
 
 use super::*;
 
-// `set` of one exec within that of another of the same graph: the work goes to one, and what it uses is kept by the other.
-alone!(two_sets_at_once_keep_the_memory_with_the_wrong_exec, async |device: Device, stream: Stream| {
+// `set` within another exec's `set`, of the same graph: the work goes to the exec that keeps its memory.
+alone!(nested_sets_keep_the_memory_with_the_right_exec, async |device: Device, stream: Stream| {
     let (mut old, mut new) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
     let graph = fills(&mut old, 1);
     let (one, two) = (graph.instantiate().unwrap(), graph.instantiate().unwrap());
@@ -17,12 +17,12 @@ alone!(two_sets_at_once_keep_the_memory_with_the_wrong_exec, async |device: Devi
     outer.unwrap();
     refused(inner.unwrap(), &["nothing was enqueued for it"]);
     drop((two, new));
-    assert!(!is_handed_out(&device, address), "it is memory that a node of `one` writes to");
+    assert!(!is_handed_out(&device, address), "a node of `one` writes to the memory");
     one.launch(&stream).unwrap();
 });
 
-// The same with threads that know nothing of each other: whoever sets takes what the other one enqueues.
-alone!(two_threads_that_set_execs_of_one_graph_take_each_others_work, async |_, stream: Stream| {
+// The same with two independent threads: each `set` takes only the work of its own closure.
+alone!(two_threads_that_set_execs_of_one_graph_do_not_mix_their_work, async |_, stream: Stream| {
     let mut old = buffer(&stream, 0).await;
     let (mut a, mut b) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
     let graph = fills(&mut old, 1);
@@ -58,8 +58,9 @@ alone!(two_threads_that_set_execs_of_one_graph_take_each_others_work, async |_, 
     assert_eq!((a.to_vec(&stream).await.unwrap()[0], b.to_vec(&stream).await.unwrap()[0]), (10, 20));
 });
 
-// A stream that a former `set` has left to somebody: its work becomes another exec's, and what it uses is kept by the first.
-alone!(a_stream_of_a_former_set_works_again_within_the_next, async |_, stream: Stream| {
+// A stream that outlives its `set` must not work in a later `set`: the work would be one exec's, and its memory would
+// be kept by the other.
+alone!(a_stream_that_outlives_its_set_is_closed, async |_, stream: Stream| {
     let (mut old, mut new) = (buffer(&stream, 0).await, buffer(&stream, 0).await);
     let graph = fills(&mut old, 1);
     let (one, two) = (graph.instantiate().unwrap(), graph.instantiate().unwrap());
@@ -73,19 +74,20 @@ alone!(a_stream_of_a_former_set_works_again_within_the_next, async |_, stream: S
     refused(two.set(node, |_| kept.unwrap().fill(&mut new, 2)), &["its capture is over"]);
 });
 
-// A launch takes the turn and then the exec; `set` takes the exec and then, for what it enqueues, the turn.
-alone!(a_launch_and_a_set_wait_for_each_other, async |device: Device, stream: Stream| {
+// Lock order: a launch takes the use lock and then the exec; `set` takes the exec and then, for the work that it
+// enqueues, the use lock.
+alone!(a_launch_and_a_set_do_not_deadlock, async |device: Device, stream: Stream| {
     let mut data = Buffer::<u32>::new(&device, 64).unwrap();
     let graph = fills(&mut data, 1);
     let exec = graph.instantiate().unwrap();
     let (go, went) = mpsc::channel();
-    let (tell, launched) = mpsc::channel();
+    let (sender, launched) = mpsc::channel();
     std::thread::scope(|scope| {
         let (exec, stream) = (&exec, &stream);
         scope.spawn(move || {
             went.recv().unwrap();
             exec.launch(stream).unwrap();
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
         });
         let set = exec.set(first(&graph), |stream| {
             go.send(()).unwrap();
@@ -97,8 +99,8 @@ alone!(a_launch_and_a_set_wait_for_each_other, async |device: Device, stream: St
     stream.synchronize_blocking().unwrap();
 });
 
-// `set` calls the user with the exec locked: whatever he does there with the exec waits for itself.
-alone!(a_launch_within_a_set_hangs, async |device: Device, stream: Stream| {
+// The closure of `set` uses the exec: the exec must not be locked while user code runs.
+alone!(a_launch_within_a_set_does_not_hang, async |device: Device, stream: Stream| {
     let mut data = Buffer::<u32>::new(&device, 64).unwrap();
     let graph = fills(&mut data, 1);
     let exec = graph.instantiate().unwrap();
@@ -109,8 +111,8 @@ alone!(a_launch_within_a_set_hangs, async |device: Device, stream: Stream| {
     stream.synchronize_blocking().unwrap();
 });
 
-// Two pieces of work in a `set`: the first is lost, and nobody says so.
-alone!(work_in_a_set_before_the_piece_that_fits_is_lost_in_silence, async |device: Device, stream: Stream| {
+// Two pieces of work in a `set` are an error: the first one would be lost.
+alone!(two_pieces_of_work_in_a_set_are_refused, async |device: Device, stream: Stream| {
     let (mut sum, one) = (buffer(&stream, 0).await, buffer(&stream, 1).await);
     let (graph, ()) = Graph::capture(&device, |capture| add_to::launch(capture.stream(), &mut sum, &one)).unwrap();
     let exec = graph.instantiate().unwrap();
@@ -123,8 +125,8 @@ alone!(work_in_a_set_before_the_piece_that_fits_is_lost_in_silence, async |devic
     assert_eq!(sum.to_vec(&stream).await.unwrap(), [1; 64]);
 });
 
-// A `set` that fails changes the exec all the same.
-alone!(a_set_that_is_refused_changes_the_exec, async |_, stream: Stream| {
+// A `set` that is refused leaves the exec unchanged.
+alone!(a_set_that_is_refused_leaves_the_exec_unchanged, async |_, stream: Stream| {
     let mut data = buffer(&stream, 0).await;
     let graph = fills(&mut data, 1);
     let exec = graph.instantiate().unwrap();
@@ -134,11 +136,11 @@ alone!(a_set_that_is_refused_changes_the_exec, async |_, stream: Stream| {
     });
     assert!(set.is_err());
     exec.launch(&stream).unwrap();
-    assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64], "`it is as it was then`");
+    assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64], "the exec is unchanged");
 });
 
-// The same where the user's closure fails.
-alone!(a_set_whose_closure_fails_changes_the_exec, async |_, stream: Stream| {
+// The same if the user's closure fails.
+alone!(a_set_whose_closure_fails_leaves_the_exec_unchanged, async |_, stream: Stream| {
     let mut data = buffer(&stream, 0).await;
     let graph = fills(&mut data, 1);
     let exec = graph.instantiate().unwrap();
@@ -148,22 +150,22 @@ alone!(a_set_whose_closure_fails_changes_the_exec, async |_, stream: Stream| {
     });
     assert!(set.is_err());
     exec.launch(&stream).unwrap();
-    assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64], "`it is as it was then`");
+    assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64], "the exec is unchanged");
 });
 
-// The same in a `set`, after the node that gives it back.
-alone!(memory_that_a_node_makes_is_set_where_it_is_gone, async |device: Device, stream: Stream| {
+// A `set` must not use memory of a node where that memory does not exist.
+alone!(memory_that_a_node_allocates_is_refused_in_a_set, async |device: Device, stream: Stream| {
     let mut data = buffer(&stream, 0).await;
     let mut builder = Graph::builder(&device).unwrap();
     let before = builder.add(&[], |stream| stream.fill(&mut data, 1)).unwrap();
     let (_, mut x) = builder.alloc::<u32>(&[before], 64).unwrap();
     builder.add(&[], |stream| stream.fill(&mut x, 1)).unwrap();
     let exec = builder.build().unwrap().instantiate().unwrap();
-    refused(exec.set(before, |stream| stream.fill(&mut x, 2)), &["a node of another graph makes"]);
+    refused(exec.set(before, |stream| stream.fill(&mut x, 2)), &["a node of another graph allocates"]);
 });
 
-// A node is set to other memory again and again: all of it is kept.
-alone!(setting_a_node_again_and_again_keeps_all_that_it_ever_used, async |device: Device, stream: Stream| {
+// Memory that a node was set to earlier is freed.
+alone!(setting_a_node_repeatedly_frees_earlier_memory, async |device: Device, stream: Stream| {
     let mut data = buffer(&stream, 0).await;
     let graph = fills(&mut data, 1);
     let exec = graph.instantiate().unwrap();
@@ -177,8 +179,8 @@ alone!(setting_a_node_again_and_again_keeps_all_that_it_ever_used, async |device
     assert!(kept < 10, "{kept} buffers that no launch will touch again");
 });
 
-// An exec is updated again and again: all graphs are kept.
-alone!(updating_an_exec_again_and_again_keeps_all_that_it_ever_was, async |device: Device, stream: Stream| {
+// Graphs that an exec was updated to earlier are freed.
+alone!(updating_an_exec_repeatedly_frees_earlier_graphs, async |device: Device, stream: Stream| {
     let capture = || {
         let mut data = Buffer::<u32>::new(&device, 64).unwrap();
         fills(&mut data, 1)
@@ -193,8 +195,8 @@ alone!(updating_an_exec_again_and_again_keeps_all_that_it_ever_was, async |devic
     assert!(kept < 10, "{kept} buffers that no launch will touch again");
 });
 
-// A closure of `set` records an event and panics: the node records it from now on, and nobody keeps it.
-alone!(a_set_that_panics_leaves_an_event_that_is_not_kept, async |device: Device, stream: Stream| {
+// A closure of `set` records an event and panics: the node must not record an event that is not kept.
+alone!(a_set_that_panics_leaves_no_dangling_event, async |device: Device, stream: Stream| {
     let (old, new) = (GraphEvent::new(&device).unwrap(), GraphEvent::new(&device).unwrap());
     let (graph, ()) = Graph::capture(&device, |capture| old.record(capture.stream())).unwrap();
     let exec = graph.instantiate().unwrap();
@@ -209,8 +211,8 @@ alone!(a_set_that_panics_leaves_an_event_that_is_not_kept, async |device: Device
     exec.launch(&stream).unwrap().completed().await.unwrap();
 });
 
-// A callback that is replaced is dropped with the exec, its graph and a stream locked: what it owns may ask them something.
-alone!(what_a_replaced_callback_owns_is_dropped_under_locks, async |device: Device, _| {
+// A replaced callback must not be dropped with the exec, its graph or a stream locked: its destructor may use them.
+alone!(a_replaced_callback_is_not_dropped_under_locks, async |device: Device, _| {
     struct Asks(Graph);
     impl Drop for Asks {
         fn drop(&mut self) {

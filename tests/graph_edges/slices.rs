@@ -1,20 +1,20 @@
-//! Slices of the host's memory beside graphs that use it: a slice that exists is never written, and one of the memory that a
-//! launch may read is never written through. In every way to add a node: a builder, a capture of another thread, a capture
-//! within a capture, a change of an exec, a child.
+//! Slices of host memory that graphs use: no launch writes memory while a slice of it exists, and no mutable slice
+//! exists of memory that a launch may read. Tested for every way to add a node: a builder, a capture on another thread,
+//! a nested capture, a change of an exec, a child.
 
 use super::*;
 
-const WRITES: &str = "a graph writes";
-const USES: &str = "a graph uses";
+const WRITES: &str = "a graph or a capture writes";
+const USES: &str = "a graph or a capture uses";
 
-/// Page-locked memory of the host with this in it.
+/// Page-locked host memory, filled with `value`.
 fn host(device: &Device, value: u32) -> Buffer<u32> {
     let mut host = Buffer::<u32>::pinned(device, 64).unwrap();
     host.as_mut_slice().unwrap().fill(value);
     host
 }
 
-/// Neither a look at it nor a write is given out.
+/// Asserts that neither a shared nor a mutable slice is available.
 async fn is_written_by_a_graph(host: &mut Buffer<u32>) {
     refused(host.as_slice().map(drop), &[WRITES]);
     refused(host.read().await.map(drop), &[WRITES]);
@@ -22,19 +22,19 @@ async fn is_written_by_a_graph(host: &mut Buffer<u32>) {
     refused(host.write().await.map(drop), &[USES]);
 }
 
-/// The host may look at it, and may not write.
+/// Asserts that the host may read, and may not write.
 fn is_read_by_a_graph(host: &mut Buffer<u32>) {
     assert_eq!(host.as_slice().unwrap().len(), 64);
     refused(host.as_mut_slice().map(drop), &[USES]);
 }
 
-/// All of it is the host's again.
+/// Asserts that the host may read and write.
 fn is_the_hosts(host: &mut Buffer<u32>) {
     host.as_slice().unwrap();
     host.as_mut_slice().unwrap().fill(1);
 }
 
-// A node is added by a builder, the host asks for a slice before the graph is built, and a launch writes there.
+// A builder's node writes the memory: no slice is available even before the graph is built.
 alone!(a_slice_of_what_a_builders_node_writes, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
     let mut out = host(&device, 1);
@@ -49,7 +49,8 @@ alone!(a_slice_of_what_a_builders_node_writes, async |device: Device, stream: St
     is_the_hosts(&mut out);
 });
 
-// The exec is dropped while it runs. The host has the memory at the end of the last launch, whichever device it is page-locked for.
+// The exec is dropped while it runs. The host may use the memory after the last launch, whichever device it is
+// page-locked for.
 alone!(memory_of_another_device_is_the_hosts_when_a_dropped_exec_is_done, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
     let other = (!device.is_cuda()).then(common::emulated);
@@ -68,12 +69,12 @@ alone!(memory_of_another_device_is_the_hosts_when_a_dropped_exec_is_done, async 
     }
 });
 
-// The same, of what a launch reads: it would read what the host has half written.
+// The same for memory that a launch reads: it could read a partial write of the host.
 alone!(a_slice_to_write_of_what_a_builders_node_reads, async |device: Device, stream: Stream| {
     let mut x = buffer(&stream, 0).await;
     let mut from = host(&device, 5);
     let mut graph = Graph::builder(&device).unwrap();
-    // A slice that is there before is as shared as the read.
+    // A shared slice that exists before the read is compatible with it.
     let seen = from.as_slice().unwrap();
     graph.add(&[], |stream| stream.copy(&from, &mut x)).unwrap();
     assert_eq!(seen, [5; 64]);
@@ -86,7 +87,7 @@ alone!(a_slice_to_write_of_what_a_builders_node_reads, async |device: Device, st
     assert_eq!(x.to_vec(&stream).await.unwrap(), [5; 64]);
 });
 
-// A builder that is given up leaves the memory as it was.
+// A dropped builder releases the memory.
 alone!(a_slice_after_the_builder_was_dropped, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
     let (mut out, mut from) = (host(&device, 1), host(&device, 2));
@@ -99,7 +100,7 @@ alone!(a_slice_after_the_builder_was_dropped, async |device: Device, stream: Str
     is_the_hosts(&mut from);
 });
 
-// A capture of another thread: this one is in no capture, and its guard would see nothing.
+// A capture on another thread: a per-thread guard would not notice it here.
 alone!(a_slice_while_another_thread_captures, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
     let mut out = host(&device, 1);
@@ -121,8 +122,8 @@ alone!(a_slice_while_another_thread_captures, async |device: Device, stream: Str
     is_the_hosts(&mut out);
 });
 
-// A capture within a capture: the guard of the innermost sees nothing of the one around it.
-alone!(a_slice_within_a_capture_within_a_capture, async |device: Device, stream: Stream| {
+// A nested capture: a guard of the innermost capture would not notice the outer one.
+alone!(a_slice_within_a_nested_capture, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
     let (mut out, mut from) = (host(&device, 1), host(&device, 2));
     let mut y = buffer(&stream, 0).await;
@@ -148,7 +149,7 @@ alone!(a_slice_within_a_capture_within_a_capture, async |device: Device, stream:
     is_the_hosts(&mut from);
 });
 
-// A capture that fails after its nodes were added: nothing will ever launch them.
+// A capture that fails after nodes were added: they will never be launched.
 alone!(a_slice_after_a_capture_that_failed, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
     let (mut out, mut from) = (host(&device, 1), host(&device, 2));
@@ -156,18 +157,18 @@ alone!(a_slice_after_a_capture_that_failed, async |device: Device, stream: Strea
     let failed = Graph::capture(&device, |capture| {
         capture.stream().copy(&x, &mut out)?;
         capture.stream().copy(&from, &mut y)?;
-        Err::<(), _>(Error::new(ErrorKind::Usage, "given up"))
+        Err::<(), _>(Error::new(ErrorKind::Usage, "rejected by the test"))
     });
-    refused(failed, &["given up"]);
+    refused(failed, &["rejected by the test"]);
     is_the_hosts(&mut out);
     is_the_hosts(&mut from);
-    // And one whose copy to the host is no output.
+    // A capture with a copy to host memory that is not an output.
     refused(Graph::capture(&device, |capture| capture.stream().copy(&x, &mut out)), &["output"]);
     is_the_hosts(&mut out);
 });
 
-// A node of an exec is set to write other memory of the host: launches write that from then on, and some may still write the
-// memory from before.
+// A node of an exec is set to write other host memory: later launches write that, and earlier ones may still write the
+// previous memory.
 alone!(a_slice_of_what_a_node_is_set_to_write, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
     let (mut first, mut second) = (host(&device, 1), host(&device, 2));
@@ -188,7 +189,7 @@ alone!(a_slice_of_what_a_node_is_set_to_write, async |device: Device, stream: St
     is_the_hosts(&mut first);
 });
 
-// A change that is refused leaves the memory as it was.
+// A refused change leaves the memory available.
 alone!(a_slice_after_a_change_that_was_refused, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
     let mut filled = buffer(&stream, 0).await;
@@ -199,7 +200,7 @@ alone!(a_slice_after_a_change_that_was_refused, async |device: Device, stream: S
     is_the_hosts(&mut out);
 });
 
-// A child is dropped after it was added: the parent's launches write what the child's nodes write.
+// A child graph is dropped after it was added: the parent's launches write the memory of the child's nodes.
 alone!(a_slice_of_what_a_child_node_writes, async |device: Device, stream: Stream| {
     let x = buffer(&stream, 7).await;
     let mut out = host(&device, 1);
@@ -219,7 +220,7 @@ alone!(a_slice_of_what_a_child_node_writes, async |device: Device, stream: Strea
     assert_eq!(out.read().await.unwrap(), [7; 64]);
 });
 
-// A string of the host's memory stays one: safe code holds a `&str` of it across launches.
+// A `&str` of host memory that safe code holds across launches must stay valid UTF-8.
 alone!(a_string_of_memory_that_launches_would_write, async |device: Device, stream: Stream| {
     let mut bytes = Buffer::<u8>::pinned(&device, 4).unwrap();
     bytes.as_mut_slice().unwrap().copy_from_slice(b"true");
@@ -233,11 +234,11 @@ alone!(a_string_of_memory_that_launches_would_write, async |device: Device, stre
     stream.completed().await.unwrap();
     if let Ok(text) = text {
         assert_eq!(text, "true");
-        panic!("a slice is given out of what a node writes");
+        panic!("got a slice of memory that a node writes");
     }
 });
 
-// Memory that is made in a capture is the host's until a node uses it.
+// The host may use memory that is allocated in a capture until a node uses it.
 alone!(holds_memory_made_in_a_capture_is_written_before_its_first_node, async |device: Device, stream: Stream| {
     let mut x = buffer(&stream, 0).await;
     let (graph, ()) = Graph::capture(&device, |capture| {
@@ -253,8 +254,8 @@ alone!(holds_memory_made_in_a_capture_is_written_before_its_first_node, async |d
     assert_eq!(x.to_vec(&stream).await.unwrap(), [9; 64]);
 });
 
-// Within a capture, work that is none of its business: a copy to the host and back on a stream of its own.
-alone!(work_on_another_stream_within_a_capture_is_refused, async |device: Device, stream: Stream| {
+// Unrelated work within a capture: a copy to the host and back on a separate stream.
+alone!(unrelated_work_on_another_stream_within_a_capture_works, async |device: Device, stream: Stream| {
     let mut filled = buffer(&stream, 0).await;
     let free = buffer(&stream, 4).await;
     let other = Stream::named(&device, "other").unwrap();
@@ -263,7 +264,7 @@ alone!(work_on_another_stream_within_a_capture_is_refused, async |device: Device
         capture.stream().fill(&mut filled, 3)?;
         let back = pinned_copy(&free, &other)?;
         let there = Buffer::from_slice(&other, &[5_u32; 64])?;
-        // Memory that was made in the capture by hand, and that no node uses.
+        // Memory that was allocated in the capture and that no node uses.
         let mut between = Buffer::<u32>::new(&device, 64)?;
         other.copy(&there, &mut between)?;
         other.fill(&mut between, 6)?;
@@ -274,22 +275,22 @@ alone!(work_on_another_stream_within_a_capture_is_refused, async |device: Device
     assert_eq!(there.to_vec(&other).await.unwrap(), [5; 64]);
     other.fill(&mut there, 8).unwrap();
     assert_eq!(there.to_vec(&other).await.unwrap(), [8; 64]);
-    // What the copies went through is not the graph's.
+    // The copies' staging memory does not belong to the graph.
     other.completed().await.unwrap();
     assert_eq!(device.pinned_memory_stats().in_use, own_before);
     graph.instantiate().unwrap().launch(&stream).unwrap();
     assert_eq!(filled.to_vec(&stream).await.unwrap(), [3; 64]);
 });
 
-// Memory that nodes use is still refused there, also of the capture around.
+// Memory that nodes use is still refused there, also that of an outer capture.
 alone!(holds_another_streams_work_with_memory_of_the_capture_is_refused, async |device: Device, stream: Stream| {
     let mut filled = buffer(&stream, 0).await;
     let other = Stream::named(&device, "other").unwrap();
     let captured = Graph::capture(&device, |capture| {
         capture.stream().fill(&mut filled, 3)?;
-        refused(other.fill(&mut filled, 4), &["takes no part in the capture"]);
+        refused(other.fill(&mut filled, 4), &["is not part of the capture"]);
         Graph::capture(&device, |_| {
-            refused(other.fill(&mut filled, 4), &["takes no part in the capture"]);
+            refused(other.fill(&mut filled, 4), &["is not part of the capture"]);
             Ok(())
         })
         .map(drop)
@@ -307,7 +308,7 @@ fn buffer_of_zeros(device: &Device) -> Buffer<u32> {
     Buffer::<u32>::new(device, 64).unwrap()
 }
 
-/// The copy of a buffer, begun now and awaited later.
+/// Enqueues a copy of a buffer now, and returns a future for the result.
 fn pinned_copy<'a>(
     from: &'a Buffer<u32>,
     stream: &'a Stream,
@@ -323,11 +324,11 @@ fn pinned_copy<'a>(
     })
 }
 
-/// A look at memory ends no exec that has nothing to do with it: what another user's callback holds is not dropped by the thread
-/// that looks, which may hold any lock.
+/// A slice request does not finish unrelated execs: the values of another user's callback are not dropped on the
+/// requesting thread, which may hold any lock.
 #[test]
-fn a_look_at_memory_drops_no_other_graphs_callback() {
-    /// Says which thread drops it.
+fn a_slice_request_drops_no_other_graphs_callback() {
+    /// Sends the id of the thread that drops it.
     struct Says(std::sync::mpsc::Sender<std::thread::ThreadId>);
     impl Drop for Says {
         fn drop(&mut self) {
@@ -358,6 +359,6 @@ fn a_look_at_memory_drops_no_other_graphs_callback() {
     .unwrap();
     drop(go);
     theirs.synchronize_blocking().unwrap();
-    assert!(mine.as_slice().is_err(), "a graph may write it");
+    assert!(mine.as_slice().is_err(), "a graph may write the memory");
     assert_ne!(says.recv().unwrap(), std::thread::current().id());
 }

@@ -1,5 +1,5 @@
-//! Model check of `flow/blank_queue.rs`: callers that wait for an envelope, the operator that wakes them one by one, and the
-//! envelope that comes home meanwhile. The file is included as it stands, with loom's primitives.
+//! Model check of `flow/blank_queue.rs`: callers that wait for an envelope, the operator that wakes them one by one,
+//! and an envelope that is returned meanwhile.
 
 #[allow(dead_code)]
 #[path = "../../src/flow/blank_queue.rs"]
@@ -18,12 +18,12 @@ use loom::{
     thread,
 };
 
-/// The callers, the envelopes at home, and the operator's waker, which is woken as one comes home and taken out then.
+/// The callers, the free envelopes, and the operator's waker, which is woken when an envelope is returned.
 struct World {
     queue: BlankQueue,
     home: Mutex<u32>,
     operator: AtomicWaker,
-    /// What the operator was woken for.
+    /// How often the operator was woken.
     woken: Mutex<u32>,
 }
 
@@ -43,7 +43,7 @@ impl World {
         self.operator.wake();
     }
 
-    /// As `Door::blank` does it.
+    /// As in `IngressGate::blank`.
     fn take(&self) {
         let caller = self.queue.join();
         block_on(poll_fn(|cx| {
@@ -57,7 +57,7 @@ impl World {
         }));
     }
 
-    /// As `Door::tend` does it, until so many have come home and all callers are woken or served.
+    /// As in `IngressGate::tend`, until so many envelopes have been returned and all callers are woken or served.
     fn operate(&self, comes: u32) {
         block_on(poll_fn(|cx| {
             self.operator.register_by_ref(cx.waker());
@@ -73,7 +73,7 @@ impl World {
 }
 
 #[test]
-fn an_envelope_that_comes_home_as_a_caller_looks_is_its_own() {
+fn an_envelope_returned_while_a_caller_checks_is_not_lost() {
     model(2, || {
         let world = World::new(0);
         let threads = [
@@ -92,9 +92,9 @@ fn an_envelope_that_comes_home_as_a_caller_looks_is_its_own() {
     });
 }
 
-/// One that stands before it was woken and is not polled; it is dropped at the end.
+/// The caller in front is woken but not polled; it is dropped at the end.
 #[test]
-fn a_caller_that_is_kept_keeps_nothing_from_the_next() {
+fn a_caller_that_is_not_polled_does_not_block_the_next() {
     model(2, || {
         let world = World::new(0);
         let kept = world.queue.join();

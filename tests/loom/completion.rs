@@ -1,5 +1,5 @@
-//! Model check of `stream/completion.rs`: every interleaving of waiters, sources and faults. The file is included as it
-//! stands, with loom's primitives; the device is a number, "so far the stream is", and the callbacks that were enqueued.
+//! Model check of `stream/completion.rs`: waiters, sources and faults. The device is modelled by the last completed
+//! ticket and the enqueued callbacks.
 
 #[allow(dead_code)]
 #[path = "../../src/stream/completion.rs"]
@@ -10,7 +10,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use self::completion::{Completion, Place, Progress};
+use self::completion::{Completion, Progress, WaiterSlot};
 use crate::sync::model;
 use loom::{
     future::block_on,
@@ -21,7 +21,7 @@ use loom::{
     thread,
 };
 
-/// A stream of a device: how far it is, and the callbacks behind its work.
+/// A stream of a device: its progress, and the callbacks behind its work.
 struct Device {
     completion: Completion,
     done: AtomicU64,
@@ -34,7 +34,7 @@ impl Device {
         Arc::new(Self { completion: Completion::new(), done, callbacks })
     }
 
-    /// A host function behind the work up to `ticket`.
+    /// Enqueues a host function behind the work up to `ticket`.
     fn call_back(&self, ticket: u64) {
         if !self.completion.arm(ticket) {
             return;
@@ -47,7 +47,7 @@ impl Device {
         self.completion.wake(ticket);
     }
 
-    /// All work up to `ticket` is done; its callbacks run.
+    /// Completes all work up to `ticket` and runs its callbacks.
     fn finish(&self, ticket: u64) {
         let mut callbacks = self.callbacks.lock().unwrap();
         self.done.store(ticket, Ordering::SeqCst);
@@ -57,7 +57,7 @@ impl Device {
         due.into_iter().for_each(|at| self.completion.wake(at));
     }
 
-    /// Asks how far it is.
+    /// Queries the stream's progress.
     fn ask(&self, ticket: u64) -> bool {
         let done = self.done.load(Ordering::SeqCst) >= ticket;
         if done {
@@ -67,11 +67,11 @@ impl Device {
     }
 }
 
-/// As `stream/completed.rs` does it: register; the front asks, and has itself called back.
+/// As in `stream/completed.rs`: registers; the first in line queries the device and arms a callback.
 struct Waiter {
     device: Arc<Device>,
     ticket: u64,
-    place: Place,
+    place: WaiterSlot,
 }
 
 impl Future for Waiter {
@@ -102,16 +102,16 @@ impl Drop for Waiter {
 }
 
 fn waiter(device: &Arc<Device>, ticket: u64) -> Waiter {
-    Waiter { device: device.clone(), ticket, place: Place::default() }
+    Waiter { device: device.clone(), ticket, place: WaiterSlot::default() }
 }
 
 fn spawn(waiter: Waiter) -> thread::JoinHandle<bool> {
     thread::spawn(move || block_on(waiter))
 }
 
-/// Only the front has itself called back: the others hear of their turn from it.
+/// Only the first in line arms a callback: the others are notified by it when they become first.
 #[test]
-fn whoever_comes_to_the_front_is_told() {
+fn the_first_in_line_is_notified() {
     model(3, || {
         let device = Device::new();
         let waiters = [1, 2].map(|ticket| spawn(waiter(&device, ticket)));
@@ -123,7 +123,7 @@ fn whoever_comes_to_the_front_is_told() {
     });
 }
 
-/// A callback and somebody who scans, for one ticket.
+/// A callback and a task that scans, for one ticket.
 #[test]
 fn two_sources_race() {
     model(3, || {
@@ -140,9 +140,9 @@ fn two_sources_race() {
     });
 }
 
-/// The scanner sees only the first of two end, the callback is for that one as well.
+/// The scanner sees only the first of two completions, and the callback is for that one as well.
 #[test]
-fn two_sources_race_and_the_next_one_waits_on() {
+fn two_sources_race_and_the_next_waiter_keeps_waiting() {
     model(3, || {
         let device = Device::new();
         let first = spawn(waiter(&device, 1));
@@ -162,7 +162,7 @@ fn two_sources_race_and_the_next_one_waits_on() {
 }
 
 #[test]
-fn a_false_rumour_and_one_that_comes_twice_do_no_harm() {
+fn false_and_repeated_notifications_are_harmless() {
     model(3, || {
         let device = Device::new();
         let only = spawn(waiter(&device, 1));
@@ -174,20 +174,20 @@ fn a_false_rumour_and_one_that_comes_twice_do_no_harm() {
 }
 
 #[test]
-fn a_fault_resolves_everybody() {
+fn a_fault_fails_every_waiter() {
     model(3, || {
         let device = Device::new();
         let waiters = [1, 2].map(|ticket| spawn(waiter(&device, ticket)));
         device.completion.fail();
         for waiter in waiters {
-            assert!(!waiter.join().unwrap(), "nothing was ever done");
+            assert!(!waiter.join().unwrap(), "no work was completed");
         }
     });
 }
 
-/// The front goes; the one behind it has no source of its own until it is told.
+/// The first waiter is dropped; the one behind it has no source of its own until it is notified.
 #[test]
-fn a_front_that_goes_leaves_its_turn_to_the_next() {
+fn a_dropped_first_waiter_passes_its_place_to_the_next() {
     model(3, || {
         let device = Device::new();
         let mut goes = waiter(&device, 1);
@@ -195,7 +195,7 @@ fn a_front_that_goes_leaves_its_turn_to_the_next() {
         assert!(Pin::new(&mut goes).poll(&mut Context::from_waker(&waker)).is_pending());
         let stays = spawn(waiter(&device, 2));
         let going = thread::spawn(move || drop(goes));
-        // Nobody finishes 1 by itself: what it has armed never comes in time.
+        // Ticket 1 does not complete by itself: the callback armed for it never comes in time.
         device.callbacks.lock().unwrap().retain(|at| *at != 1);
         device.finish(2);
         going.join().unwrap();
@@ -205,7 +205,7 @@ fn a_front_that_goes_leaves_its_turn_to_the_next() {
 }
 
 #[test]
-fn a_waiter_that_goes_takes_nobodys_wake_with_it() {
+fn a_dropped_waiter_loses_no_wake_of_another() {
     model(3, || {
         let device = Device::new();
         let stays = spawn(waiter(&device, 1));

@@ -1,10 +1,9 @@
-//! Model check of `memory/line.rs` and `stream/watch.rs`: every interleaving of tasks that wait for memory of a heap, of
-//! those that free some, and of the lookout's beat. The files are included as they stand, with loom's primitives; the heap is
-//! two numbers under a lock.
+//! Model check of `memory/wait_queue.rs` and `stream/watch.rs`: tasks that wait for memory of a heap, tasks that free memory,
+//! and the monitor's tick. The heap is two numbers under a lock.
 
 #[allow(dead_code)]
-#[path = "../../src/memory/line.rs"]
-mod line;
+#[path = "../../src/memory/wait_queue.rs"]
+mod wait_queue;
 
 #[allow(dead_code)]
 #[path = "../../src/stream/watch.rs"]
@@ -12,8 +11,8 @@ mod watch;
 
 use std::{future::poll_fn, task::Poll};
 
-use self::line::{Hunger, Line, Place};
-use self::watch::Watched;
+use self::wait_queue::{Hunger, WaitQueue, WaitSlot};
+use self::watch::WatchFlag;
 use crate::sync::model;
 use futures::task::noop_waker_ref;
 use loom::{
@@ -28,10 +27,10 @@ use loom::{
 /// Blocks of one size.
 struct Heap {
     hunger: Hunger,
-    line: Line,
-    swept: Watched,
+    wait_queue: WaitQueue,
+    swept: WatchFlag,
     blocks: Mutex<Blocks>,
-    /// How many sweeps the lookout calls at every beat.
+    /// How many sweeps are registered with the monitor.
     sweeps: Mutex<usize>,
 }
 
@@ -46,27 +45,27 @@ impl Heap {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             hunger: Hunger::new(),
-            line: Line::new(),
-            swept: Watched::new(),
+            wait_queue: WaitQueue::new(),
+            swept: WatchFlag::new(),
             blocks: Mutex::default(),
             sweeps: Mutex::default(),
         })
     }
 
-    /// As `Ledger::tell`.
+    /// As in `Ledger::tell`.
     fn tell(&self) {
         if self.hunger.is_any() {
-            self.line.first().wake();
+            self.wait_queue.first().wake();
         }
     }
 
-    /// As `Memory::shelve_idle`.
+    /// As in `Memory::shelve_idle`.
     fn free(&self) {
         self.blocks.lock().unwrap().idle += 1;
         self.tell();
     }
 
-    /// As `Memory::shelve`.
+    /// As in `Memory::shelve`.
     fn free_bound(&self) {
         let mut blocks = self.blocks.lock().unwrap();
         blocks.bound += 1;
@@ -80,8 +79,8 @@ impl Heap {
         }
     }
 
-    /// As `Heap::beat`, if there is one: what is bound has passed.
-    fn beat(&self) {
+    /// As in `Heap::tick`, if a sweep is registered: the bound memory's work has completed.
+    fn tick(&self) {
         if *self.sweeps.lock().unwrap() == 0 {
             return;
         }
@@ -116,15 +115,15 @@ impl Heap {
         is
     }
 
-    /// As `Heap::alloc_when_free`: what is bound is waited for by the first itself.
+    /// As in `Heap::alloc_when_free`: the first in line waits for bound memory itself.
     fn alloc_when_free(&self, who: u32) {
-        let mut place = Place::default();
+        let mut place = WaitSlot::default();
         block_on(poll_fn(|cx| self.poll_alloc(who, &mut place, cx.waker())));
         self.leave(&mut place);
     }
 
-    fn poll_alloc(&self, who: u32, place: &mut Place, waker: &std::task::Waker) -> Poll<()> {
-        if !self.line.join(&self.hunger, place, waker) {
+    fn poll_alloc(&self, who: u32, place: &mut WaitSlot, waker: &std::task::Waker) -> Poll<()> {
+        if !self.wait_queue.join(&self.hunger, place, waker) {
             return Poll::Pending;
         }
         loop {
@@ -137,15 +136,15 @@ impl Heap {
         }
     }
 
-    fn leave(&self, place: &mut Place) {
-        if self.line.leave(&self.hunger, place) {
-            self.line.first().wake();
+    fn leave(&self, place: &mut WaitSlot) {
+        if self.wait_queue.leave(&self.hunger, place) {
+            self.wait_queue.first().wake();
         }
     }
 }
 
 #[test]
-fn memory_that_comes_free_while_a_task_joins_wakes_it() {
+fn memory_freed_while_a_task_joins_wakes_it() {
     for bound in [false, true] {
         model(3, move || {
             let heap = Heap::new();
@@ -160,9 +159,10 @@ fn memory_that_comes_free_while_a_task_joins_wakes_it() {
     }
 }
 
-/// One block for two: the first leaves the line and wakes the next, which gets the block when the first frees it.
+/// One block for two tasks: the first leaves the line and wakes the second, which gets the block when the first frees
+/// it.
 #[test]
-fn the_first_that_leaves_wakes_the_next() {
+fn the_first_task_wakes_the_next_when_it_leaves() {
     model(3, || {
         let heap = Heap::new();
         let other = {
@@ -179,16 +179,16 @@ fn the_first_that_leaves_wakes_the_next() {
         let mut served = heap.blocks.lock().unwrap().served.clone();
         served.sort_unstable();
         assert_eq!(served, [1, 2]);
-        assert!(!heap.hunger.is_any() && heap.line.is_empty());
+        assert!(!heap.hunger.is_any() && heap.wait_queue.is_empty());
     });
 }
 
-/// A future that is dropped, woken or not, holds up none behind it.
+/// A dropped future, woken or not, does not block the tasks behind it.
 #[test]
 fn a_task_that_gives_up_its_place_wakes_the_next() {
     model(3, || {
         let heap = Heap::new();
-        let mut place = Place::default();
+        let mut place = WaitSlot::default();
         assert!(heap.poll_alloc(1, &mut place, noop_waker_ref()).is_pending());
         let next = {
             let heap = heap.clone();
@@ -201,58 +201,58 @@ fn a_task_that_gives_up_its_place_wakes_the_next() {
     });
 }
 
-/// The device is lost: a task that is not the first hears of it, though the first is never polled again.
+/// The device is lost: a task that is not first is notified, although the first is never polled again.
 #[test]
-fn a_loss_wakes_all_of_the_line() {
+fn a_loss_wakes_every_task_in_line() {
     model(3, || {
         let heap = Heap::new();
-        let mut first = Place::default();
-        assert!(heap.line.join(&heap.hunger, &mut first, noop_waker_ref()));
+        let mut first = WaitSlot::default();
+        assert!(heap.wait_queue.join(&heap.hunger, &mut first, noop_waker_ref()));
         let lost = Arc::new(AtomicBool::new(false));
         let next = {
             let (heap, lost) = (heap.clone(), lost.clone());
             thread::spawn(move || {
-                let mut place = Place::default();
-                // As `Heap::alloc_when_free`.
+                let mut place = WaitSlot::default();
+                // As in `Heap::alloc_when_free`.
                 block_on(poll_fn(|cx| {
-                    assert!(!heap.line.join(&heap.hunger, &mut place, cx.waker()));
+                    assert!(!heap.wait_queue.join(&heap.hunger, &mut place, cx.waker()));
                     if lost.load(Ordering::SeqCst) { Poll::Ready(()) } else { Poll::Pending }
                 }));
-                assert!(heap.line.leave(&heap.hunger, &mut place));
+                assert!(heap.wait_queue.leave(&heap.hunger, &mut place));
             })
         };
         lost.store(true, Ordering::SeqCst);
-        heap.line.wake_all();
+        heap.wait_queue.wake_all();
         next.join().unwrap();
-        assert!(heap.line.leave(&heap.hunger, &mut first));
+        assert!(heap.wait_queue.leave(&heap.hunger, &mut first));
     });
 }
 
-/// The condition of an operator: as long as a task stands in line it takes nothing, and it is woken when the last one leaves.
+/// The condition of an operator takes nothing while a task is in line, and is woken when the last one leaves.
 #[test]
-fn one_at_the_side_is_woken_when_the_line_is_empty() {
+fn a_condition_is_woken_when_the_line_is_empty() {
     model(3, || {
         let heap = Heap::new();
-        let line = {
+        let wait_queue = {
             let heap = heap.clone();
             thread::spawn(move || heap.alloc_when_free(1))
         };
         heap.free();
         heap.free();
-        let mut place = Place::default();
+        let mut place = WaitSlot::default();
         block_on(poll_fn(|cx| {
-            heap.line.watch(&heap.hunger, &mut place, cx.waker());
-            if heap.line.is_empty() && heap.take(2) { Poll::Ready(()) } else { Poll::Pending }
+            heap.wait_queue.watch(&heap.hunger, &mut place, cx.waker());
+            if heap.wait_queue.is_empty() && heap.take(2) { Poll::Ready(()) } else { Poll::Pending }
         }));
-        assert!(!heap.line.leave(&heap.hunger, &mut place));
-        line.join().unwrap();
+        assert!(!heap.wait_queue.leave(&heap.hunger, &mut place));
+        wait_queue.join().unwrap();
         assert!(!heap.hunger.is_any());
     });
 }
 
-/// Memory is bound as the beat finds that none is: it is swept by one beat to come, and not by two.
+/// Memory is bound while a tick finds that none is: it is swept by a later tick, and only once.
 #[test]
-fn memory_that_is_bound_as_a_beat_ends_is_swept() {
+fn memory_bound_while_a_tick_ends_is_swept() {
     model(3, || {
         let heap = Heap::new();
         heap.free_bound();
@@ -260,20 +260,20 @@ fn memory_that_is_bound_as_a_beat_ends_is_swept() {
             let heap = heap.clone();
             thread::spawn(move || heap.free_bound())
         };
-        heap.beat();
+        heap.tick();
         frees.join().unwrap();
         let sweeps = *heap.sweeps.lock().unwrap();
-        assert!(sweeps <= 1, "swept twice at each beat");
-        assert!(sweeps == 1 || !heap.has_bound(), "memory is bound and is never swept");
-        heap.beat();
+        assert!(sweeps <= 1, "swept twice at each tick");
+        assert!(sweeps == 1 || !heap.has_bound(), "memory is bound but never swept");
+        heap.tick();
         assert!(!heap.has_bound() && *heap.sweeps.lock().unwrap() == 0);
         assert_eq!(heap.blocks.lock().unwrap().idle, 2);
     });
 }
 
-/// Two free memory as the beat ends: one of the three has it go on.
+/// Two threads free memory while the tick ends: exactly one of the three keeps it running.
 #[test]
-fn two_that_bind_memory_as_a_beat_ends_begin_one() {
+fn two_threads_that_bind_memory_while_a_tick_ends_start_one() {
     model(3, || {
         let heap = Heap::new();
         heap.free_bound();
@@ -281,7 +281,7 @@ fn two_that_bind_memory_as_a_beat_ends_begin_one() {
             let heap = heap.clone();
             thread::spawn(move || heap.free_bound())
         });
-        heap.beat();
+        heap.tick();
         for frees in frees {
             frees.join().unwrap();
         }

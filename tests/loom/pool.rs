@@ -1,5 +1,4 @@
-//! Model check of `hub/free_list.rs`: every interleaving of those who take envelopes of one pool, and of those who give them
-//! back. The file is included as it stands, with loom's primitives.
+//! Model check of `hub/free_list.rs`: tasks that take envelopes from one pool and tasks that return them.
 
 #[allow(dead_code)]
 #[path = "../../src/hub/free_list.rs"]
@@ -11,7 +10,7 @@ use self::free_list::FreeList;
 use crate::sync::model;
 use loom::{future::block_on, sync::Arc, thread};
 
-/// As a worker of an operator does it: waits until one is there, and is woken again where another was quicker.
+/// As in a worker of an operator: waits until an envelope is free, and waits again if another worker was faster.
 fn take(list: &FreeList<u32>) -> u32 {
     let waiter = list.waiter();
     let item = block_on(poll_fn(|cx| {
@@ -29,7 +28,7 @@ fn take(list: &FreeList<u32>) -> u32 {
 }
 
 #[test]
-fn one_that_comes_back_while_a_worker_begins_to_wait_wakes_it() {
+fn an_envelope_returned_while_a_worker_registers_wakes_it() {
     model(3, || {
         let list = Arc::new(FreeList::new());
         let gives = {
@@ -42,9 +41,9 @@ fn one_that_comes_back_while_a_worker_begins_to_wait_wakes_it() {
     });
 }
 
-/// One envelope, two workers: each has it in its turn.
+/// One envelope, two workers: each gets it in turn.
 #[test]
-fn a_worker_that_came_too_late_is_woken_by_the_next() {
+fn a_worker_that_was_too_late_is_woken_by_the_next_return() {
     model(3, || {
         let list = Arc::new(FreeList::new());
         let other = {
@@ -62,9 +61,9 @@ fn a_worker_that_came_too_late_is_woken_by_the_next() {
     });
 }
 
-/// A worker that is woken and goes, as it is aborted, leaves the envelope to the other one: all who wait are woken.
+/// A worker that is woken and aborted leaves the envelope to the other one: all waiters are woken.
 #[test]
-fn a_worker_that_goes_takes_no_wake_with_it() {
+fn an_aborted_worker_loses_no_wake() {
     model(3, || {
         let list = Arc::new(FreeList::new());
         assert!(!list.poll_some(list.waiter(), futures::task::noop_waker_ref()));
@@ -84,9 +83,9 @@ impl std::task::Wake for Counts {
     fn wake(self: std::sync::Arc<Self>) {}
 }
 
-/// One that leaves while an envelope comes back keeps no waker here, and takes none of another's away.
+/// A worker that leaves while an envelope is returned leaves no waker behind, and removes no other worker's.
 #[test]
-fn a_worker_that_leaves_while_one_comes_back_leaves_no_waker_behind() {
+fn a_worker_that_leaves_during_a_return_leaves_no_waker_behind() {
     model(3, || {
         let list = Arc::new(FreeList::new());
         let wakers = [(); 2].map(|()| std::sync::Arc::new(Counts));
@@ -94,7 +93,7 @@ fn a_worker_that_leaves_while_one_comes_back_leaves_no_waker_behind() {
             let (list, wakers) = (list.clone(), wakers.clone());
             thread::spawn(move || {
                 let waiter = list.waiter();
-                // Of a future that is polled with another waker each time.
+                // A future that is polled with another waker each time.
                 for waker in &wakers {
                     let _ = list.poll_some(waiter, &std::task::Waker::from(waker.clone()));
                 }

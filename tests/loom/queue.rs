@@ -1,5 +1,4 @@
-//! Model check of `hub/queue.rs` and `hub/waking.rs`: every interleaving of a writer, a reader and whoever moves messages. The files are
-//! included as they stand, with loom's primitives.
+//! Model check of `hub/queue.rs` and `hub/waking.rs`: a writer, a reader and the task that moves messages.
 
 #[allow(dead_code)]
 #[path = "../../src/hub/queue.rs"]
@@ -54,9 +53,9 @@ async fn receive(queue: &Queue<u32>) -> Option<u32> {
     }
 }
 
-/// Each end is one task, which comes with the same waker every time.
+/// Each end is one task, which always has the same waker.
 #[test]
-fn a_queue_of_one_hands_everything_over_in_order_and_ends() {
+fn a_queue_of_one_delivers_everything_in_order_and_ends() {
     model(3, || {
         let queue = Arc::new(Queue::new(1, Full::Hold));
         let writer = {
@@ -80,7 +79,7 @@ fn a_queue_of_one_hands_everything_over_in_order_and_ends() {
 }
 
 #[test]
-fn a_reader_that_was_woken_for_nothing_waits_on() {
+fn a_reader_keeps_waiting_after_a_spurious_wake() {
     model(3, || {
         let queue = Arc::new(Queue::new(1, Full::Hold));
         let writer = {
@@ -96,7 +95,7 @@ fn a_reader_that_was_woken_for_nothing_waits_on() {
 }
 
 #[test]
-fn a_reader_that_goes_ends_the_writer() {
+fn a_dropped_reader_ends_the_writer() {
     model(3, || {
         let queue = Arc::new(Queue::new(1, Full::Hold));
         let writer = {
@@ -116,7 +115,7 @@ fn a_reader_that_goes_ends_the_writer() {
     });
 }
 
-/// A pool of one envelope: a move needs it, and the reader gives it back and comes by.
+/// A pool of one envelope: a move needs it, and the reader returns it and pumps again.
 fn pump(queue: &Queue<u32>, envelopes: &AtomicUsize) {
     while let Some(message) = queue.begin_move() {
         let moved = envelopes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |free| free.checked_sub(1)).is_ok();
@@ -128,7 +127,7 @@ fn pump(queue: &Queue<u32>, envelopes: &AtomicUsize) {
     }
 }
 
-/// Moves what there is; the message 2 cannot be moved.
+/// Moves all messages; the message 2 cannot be moved.
 fn pump_but_two(queue: &Queue<u32>) {
     while let Some(message) = queue.begin_move() {
         if message == 2 {
@@ -140,7 +139,7 @@ fn pump_but_two(queue: &Queue<u32>) {
 }
 
 #[test]
-fn a_reader_hears_of_the_end_if_the_last_message_cannot_be_moved() {
+fn a_reader_is_notified_of_the_end_if_the_last_message_cannot_be_moved() {
     model(3, || {
         let queue = Arc::new(Queue::new(2, Full::Hold));
         let writer = {
@@ -150,7 +149,7 @@ fn a_reader_hears_of_the_end_if_the_last_message_cannot_be_moved() {
                     assert_eq!(push(&queue, message, false), Pushed::In);
                 }
                 queue.close_writer();
-                // After the end: nothing else tells the reader.
+                // After the end: nothing else notifies the reader.
                 pump_but_two(&queue);
             })
         };
@@ -162,7 +161,7 @@ fn a_reader_hears_of_the_end_if_the_last_message_cannot_be_moved() {
 }
 
 #[test]
-fn a_message_that_cannot_be_moved_leaves_its_place_to_the_next() {
+fn a_message_that_cannot_be_moved_makes_room_for_the_next() {
     model(3, || {
         let queue = Arc::new(Queue::new(2, Full::Hold));
         let writer = {
@@ -188,7 +187,7 @@ fn a_message_that_cannot_be_moved_leaves_its_place_to_the_next() {
 }
 
 #[test]
-fn a_message_that_waits_for_an_envelope_is_moved_when_one_comes_home() {
+fn a_message_that_waits_for_an_envelope_is_moved_when_one_is_returned() {
     model(3, || {
         let queue = Arc::new(Queue::new(2, Full::Hold));
         let envelopes = Arc::new(AtomicUsize::new(1));
@@ -210,7 +209,7 @@ fn a_message_that_waits_for_an_envelope_is_moved_when_one_comes_home() {
     });
 }
 
-/// An operator with two inputs: it waits at one of them and looks at the other.
+/// An operator with two inputs: it waits at one of them and checks the other.
 async fn receive_both(first: &Queue<u32>, second: &Queue<u32>) -> Option<(u32, u32)> {
     let both = poll_fn(|cx| {
         let (one, other) = match first.poll_message(cx.waker()) {
@@ -227,7 +226,7 @@ async fn receive_both(first: &Queue<u32>, second: &Queue<u32>) -> Option<(u32, u
 }
 
 #[test]
-fn one_that_waits_at_two_queues_gets_what_both_have_and_hears_of_an_end() {
+fn a_reader_of_two_queues_gets_both_messages_and_sees_the_end() {
     model(3, || {
         let (first, second) = (Arc::new(Queue::new(1, Full::Hold)), Arc::new(Queue::new(1, Full::Hold)));
         let writer = {
@@ -235,7 +234,7 @@ fn one_that_waits_at_two_queues_gets_what_both_have_and_hears_of_an_end() {
             thread::spawn(move || {
                 assert_eq!(push(&second, 2, true), Pushed::In);
                 assert_eq!(push(&first, 1, true), Pushed::In);
-                // The first has no end.
+                // The first queue does not end.
                 second.close_writer();
             })
         };
@@ -246,7 +245,7 @@ fn one_that_waits_at_two_queues_gets_what_both_have_and_hears_of_an_end() {
 }
 
 #[test]
-fn a_writer_that_waits_for_something_else_hears_that_its_reader_has_gone() {
+fn a_writer_that_waits_for_something_else_is_notified_of_a_dropped_reader() {
     model(3, || {
         let (input, output) = (Queue::<u32>::new(1, Full::Hold), Arc::new(Queue::new(1, Full::Hold)));
         assert_eq!(push(&output, 1, true), Pushed::In);
@@ -262,7 +261,7 @@ fn a_writer_that_waits_for_something_else_hears_that_its_reader_has_gone() {
             });
             match (input.poll_message(cx.waker()), output.look_for_room(cx.waker())) {
                 (_, Answer::Wait) => Poll::Pending,
-                // Room, or already the end.
+                // There is room, or the reader is already dropped.
                 _ => Poll::Ready(()),
             }
         });
@@ -272,14 +271,14 @@ fn a_writer_that_waits_for_something_else_hears_that_its_reader_has_gone() {
 }
 
 #[test]
-fn a_writer_that_never_waited_for_room_hears_that_its_reader_has_gone() {
+fn a_writer_that_never_waited_for_room_is_notified_of_a_dropped_reader() {
     model(3, || {
         let output = Arc::new(Queue::<u32>::new(1, Full::Hold));
         let reader = {
             let output = output.clone();
             thread::spawn(move || drop(output.close_reader()))
         };
-        // There is room, and something else to wait for.
+        // There is room, but the writer waits for something else.
         block_on(poll_fn(|cx| match output.poll_room(cx.waker()) {
             Answer::Never => Poll::Ready(()),
             _ => Poll::Pending,
@@ -288,9 +287,9 @@ fn a_writer_that_never_waited_for_room_hears_that_its_reader_has_gone() {
     });
 }
 
-/// It was polled by a combinator at first, which has a waker of its own.
+/// It was first polled by a combinator, which has a waker of its own.
 #[test]
-fn a_writer_that_came_with_another_waker_hears_that_its_reader_has_gone() {
+fn a_writer_with_another_waker_is_notified_of_a_dropped_reader() {
     model(3, || {
         let output = Arc::new(Queue::<u32>::new(1, Full::Hold));
         assert_eq!(output.poll_room(Waker::noop()), Answer::Yes);
@@ -306,7 +305,7 @@ fn a_writer_that_came_with_another_waker_hears_that_its_reader_has_gone() {
     });
 }
 
-/// Pushes so many messages, counted from 1, into a queue that holds nobody up, and moves them.
+/// Pushes so many messages, counted from 1, into a queue that never makes its writer wait, and moves them.
 fn push_all(queue: &Queue<u32>, messages: u32, ready: bool) {
     for message in 1..=messages {
         assert_ne!(push(queue, message, ready), Pushed::Back);
@@ -315,7 +314,7 @@ fn push_all(queue: &Queue<u32>, messages: u32, ready: bool) {
     queue.close_writer();
 }
 
-/// There are envelopes enough.
+/// There are enough envelopes.
 fn pump_freely(queue: &Queue<u32>) {
     while let Some(message) = queue.begin_move() {
         let (_dropped, again) = queue.end_move(message, true);
@@ -325,11 +324,11 @@ fn pump_freely(queue: &Queue<u32>) {
     }
 }
 
-/// Takes what there is, as an operator does whose runs take one each.
+/// Takes all messages, like an operator that takes one in each run.
 async fn take_all(queue: &Queue<u32>) -> Vec<u32> {
     let mut taken = Vec::new();
     loop {
-        drop(queue.let_go());
+        drop(queue.release_unneeded());
         let answer = poll_fn(|cx| match queue.poll_message(cx.waker()) {
             Answer::Wait => Poll::Pending,
             answer => Poll::Ready(answer),
@@ -337,9 +336,9 @@ async fn take_all(queue: &Queue<u32>) -> Vec<u32> {
         if answer.await == Answer::Never {
             return taken;
         }
-        // It may be gone by now. What is held is not.
+        // The queue may have dropped it by now, but not after `hold`.
         if queue.hold() > 0 {
-            taken.push(take(queue).expect("it was held"));
+            taken.push(take(queue).expect("a held message"));
         }
     }
 }
@@ -354,24 +353,24 @@ fn lossy(full: Full, ready: bool) {
         let taken = block_on(take_all(&queue));
         writer.join().unwrap();
         assert!(taken.is_sorted() && !taken.is_empty(), "{taken:?}");
-        assert_eq!(taken.last(), Some(&3), "the newest is there");
+        assert_eq!(taken.last(), Some(&3), "the newest message is kept");
         let taken = taken.len() as u64;
         assert_eq!(queue.counts(), Counts { taken, dropped: 3 - taken, untaken: 0 });
     });
 }
 
 #[test]
-fn a_queue_that_drops_its_oldest_drops_nothing_that_is_held_and_counts() {
+fn drop_oldest_keeps_held_messages_and_counts_the_others() {
     lossy(Full::DropOldest, true);
 }
 
-/// While a newer one is on its way there is nothing to take; but not of what is held.
+/// While a newer message is being moved there is nothing to take, unless a message is held.
 #[test]
-fn a_queue_that_drops_its_oldest_for_one_that_must_be_moved_drops_nothing_that_is_held() {
+fn drop_oldest_for_a_message_that_must_be_moved_keeps_held_messages() {
     lossy(Full::DropOldest, false);
 }
 
-/// What takes the place of a message is there as soon as that one is not: who asks without the lock sees no moment between.
+/// A replaced message and its replacement: a lock-free check never sees the queue empty in between.
 fn never_empty(full: Full, take: impl Fn(&Queue<u32>) -> Option<u32> + Copy + Send + Sync + 'static) {
     model(3, move || {
         let queue = Arc::new(Queue::new(1, full));
@@ -388,12 +387,12 @@ fn never_empty(full: Full, take: impl Fn(&Queue<u32>) -> Option<u32> + Copy + Se
 }
 
 #[test]
-fn a_queue_that_drops_its_oldest_has_a_message_all_the_while() {
+fn drop_oldest_always_has_a_message() {
     never_empty(Full::DropOldest, take);
 }
 
 #[test]
-fn a_queue_that_keeps_the_newest_has_a_message_all_the_while() {
+fn latest_always_has_a_message() {
     never_empty(Full::Replace, |queue| {
         let mut place = None;
         queue.read(&mut place, Clone::clone);
@@ -402,8 +401,8 @@ fn a_queue_that_keeps_the_newest_has_a_message_all_the_while() {
 }
 
 #[test]
-fn a_queue_that_drops_what_is_new_counts() {
-    // Held or not, nothing that is in it is dropped.
+fn drop_newest_counts() {
+    // No message in the queue is dropped, held or not.
     model(3, || {
         let queue = Arc::new(Queue::new(1, Full::DropNewest));
         let writer = {
@@ -424,14 +423,14 @@ fn a_queue_that_drops_what_is_new_counts() {
 }
 
 #[test]
-fn what_is_dropped_while_it_is_moved_is_counted_and_the_next_is_moved() {
+fn a_message_dropped_during_its_move_is_counted_and_the_next_is_moved() {
     model(3, || {
         let queue = Arc::new(Queue::new(1, Full::DropOldest));
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || push_all(&queue, 2, false))
         };
-        // It comes by while the writer moves, or moves while that pushes.
+        // The reader pumps while the writer moves, or moves while the writer pushes.
         pump_freely(&queue);
         let taken = block_on(take_all(&queue));
         writer.join().unwrap();
@@ -442,7 +441,7 @@ fn what_is_dropped_while_it_is_moved_is_counted_and_the_next_is_moved() {
 }
 
 #[test]
-fn the_newest_is_read_again_and_again_and_counted_once() {
+fn the_newest_is_read_repeatedly_and_counted_once() {
     model(3, || {
         let queue = Arc::new(Queue::new(1, Full::Replace));
         let writer = {
@@ -458,11 +457,11 @@ fn the_newest_is_read_again_and_again_and_counted_once() {
             })
             .await
             {
-                // New, and then what may be the same.
+                // The newest message, and then possibly the same one.
                 for _ in 0..2 {
                     let mut place = None;
-                    let number = queue.read(&mut place, Clone::clone).expect("there is one");
-                    let message = place.expect("and it was read");
+                    let number = queue.read(&mut place, Clone::clone).expect("a message");
+                    let message = place.expect("a message that was read");
                     assert!(number == u64::from(message) && message >= last);
                     last = message;
                     if seen.last() != Some(&message) {
@@ -472,16 +471,16 @@ fn the_newest_is_read_again_and_again_and_counted_once() {
             }
         });
         writer.join().unwrap();
-        assert_eq!(last, 2, "the newest");
+        assert_eq!(last, 2, "the newest message");
         let taken = seen.len() as u64;
         assert_eq!(queue.counts(), Counts { taken, dropped: 2 - taken, untaken: 0 });
         drop(queue.close_reader());
-        assert_eq!(queue.counts().untaken, 0, "it was read");
+        assert_eq!(queue.counts().untaken, 0, "the message was read");
     });
 }
 
 #[test]
-fn what_is_dropped_while_its_reader_looks_at_it_is_counted_and_the_next_is_moved() {
+fn a_message_dropped_while_it_is_peeked_is_counted_and_the_next_is_moved() {
     model(3, || {
         let queue = Arc::new(Queue::new(1, Full::DropOldest));
         assert_eq!(push(&queue, 1, true), Pushed::In);
@@ -493,7 +492,7 @@ fn what_is_dropped_while_its_reader_looks_at_it_is_counted_and_the_next_is_moved
                 queue.close_writer();
             })
         };
-        // Out of its slot meanwhile: it is dropped there, or goes back.
+        // `peek` takes it out of its slot: meanwhile it is dropped there, or it goes back.
         let looked = queue.peek(0, |number, message| (number, *message));
         assert!(looked.is_none_or(|(number, message)| number == u64::from(message)));
         let taken = block_on(take_all(&queue));

@@ -1,6 +1,5 @@
-//! Model check of `operator/quiet.rs`, every interleaving of operators that wake each other, and of `operator/watchers.rs`,
-//! every interleaving of an operator and one that watches it; and of `operator/senders.rs`, every interleaving of a send from
-//! outside and of the end of what it comes in by. The files are included as they stand, with loom's primitives.
+//! Model checks of `operator/quiet.rs`: operators that wake each other; of `operator/watchers.rs`: an operator and a
+//! watcher; and of `operator/senders.rs`: a send from outside and the close of its ingress.
 
 #[allow(dead_code)]
 #[path = "../../src/operator/quiet.rs"]
@@ -40,34 +39,34 @@ impl Operator {
         Self { parking: Parking::new(tokens, number), input: AtomicUsize::new(0), polled: AtomicBool::new(true) }
     }
 
-    /// Somebody sends it a message, then wakes it: the token first, the task then.
+    /// Sends a message and then wakes the operator: the token first, then the task.
     fn send(&self, tokens: &Tokens) {
         self.input.fetch_add(1, Ordering::SeqCst);
         let Woken { first, last } = self.parking.wake(tokens);
         assert!(!last, "the sender holds a token");
         if first {
-            // Not a plain store: loom might put it before a swap that had seen what came before it.
+            // Not a plain store: loom might order it before a swap that had seen an earlier value.
             self.polled.swap(true, Ordering::SeqCst);
         }
     }
 
-    /// Its task runs once: takes a message or parks. What it does with the message, `run` says.
+    /// Runs its task once: takes a message or parks. `run` handles the message.
     fn poll(&self, tokens: &Tokens, rest: &AtomicUsize, messages: &AtomicUsize, run: impl Fn()) {
         self.parking.begin(tokens);
         if self.input.load(Ordering::SeqCst) > 0 {
             self.input.fetch_sub(1, Ordering::SeqCst);
             run();
             messages.fetch_sub(1, Ordering::SeqCst);
-            // Looks again, as the loop does. Not a plain store, as in `send`.
+            // Checks again, as the loop does. Not a plain store, for the reason given in `send`.
             self.polled.swap(true, Ordering::SeqCst);
         } else if self.parking.park(tokens) {
-            // The last token: nothing may be under way.
-            assert_eq!(messages.load(Ordering::SeqCst), 0, "at rest with a message under way");
+            // The last token: no message may be in flight.
+            assert_eq!(messages.load(Ordering::SeqCst), 0, "idle with a message in flight");
             rest.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// The scheduler's part: polls while somebody asked for it.
+    /// The scheduler: polls the task as long as it is woken.
     fn drive(&self, tokens: &Tokens, rest: &AtomicUsize, messages: &AtomicUsize, run: impl Fn()) {
         while self.polled.swap(false, Ordering::SeqCst) {
             self.poll(tokens, rest, messages, &run);
@@ -75,7 +74,7 @@ impl Operator {
     }
 }
 
-/// Of two operators; those between them have ended from the first.
+/// The tokens of two operators; the operators between them have already ended.
 fn tokens_of_two(distance: usize) -> Tokens {
     let tokens = Tokens::new(distance + 1);
     for between in 1..distance {
@@ -84,9 +83,9 @@ fn tokens_of_two(distance: usize) -> Tokens {
     tokens
 }
 
-/// One operator sends to another, which may at any moment be polled for a wake of long ago. In one group, and in two.
+/// One operator sends to another, which may at any moment be polled because of an old wake. In one group, and in two.
 #[test]
-fn rest_is_never_seen_while_a_message_is_under_way() {
+fn idle_is_never_seen_while_a_message_is_in_flight() {
     for distance in [1, 4] {
         send_one(distance);
     }
@@ -98,7 +97,7 @@ fn send_one(distance: usize) {
         let rest = Arc::new(AtomicUsize::new(0));
         let messages = Arc::new(AtomicUsize::new(1));
         let (a, b) = (Arc::new(Operator::new(&tokens, 0)), Arc::new(Operator::new(&tokens, distance)));
-        // What `a` has to do: one message, after which it sends one to `b`.
+        // The work of `a`: one message, after which it sends one to `b`.
         a.input.store(1, Ordering::SeqCst);
 
         let other = {
@@ -111,22 +110,22 @@ fn send_one(distance: usize) {
             })
         };
         b.drive(&tokens, &rest, &messages, || {});
-        // A late poll, for a wake of long ago.
+        // A late poll, from an old wake.
         b.poll(&tokens, &rest, &messages, || {});
         b.drive(&tokens, &rest, &messages, || {});
         other.join().unwrap();
         b.drive(&tokens, &rest, &messages, || {});
         b.poll(&tokens, &rest, &messages, || {});
         b.drive(&tokens, &rest, &messages, || {});
-        assert!(tokens.at_rest().is_some(), "everything is done, and a token is left");
-        assert!(rest.load(Ordering::SeqCst) >= 1, "the rest was not seen");
+        assert!(tokens.at_rest().is_some(), "all work is done, but a token is left");
+        assert!(rest.load(Ordering::SeqCst) >= 1, "the idle state was not seen");
     });
 }
 
-/// Somebody outside the flow, who holds no token, wakes an operator that another has woken already, and that ends. Whose
-/// token is the last to go, the flow is told.
+/// A thread outside the flow, which holds no token, wakes an operator that another has already woken and that ends. The
+/// release of the last token notifies the flow, whichever thread makes it.
 #[test]
-fn a_wake_from_outside_that_comes_too_late_hides_no_rest() {
+fn a_late_wake_from_outside_does_not_hide_the_idle_state() {
     for distance in [1, 4] {
         wake_too_late(distance);
     }
@@ -135,40 +134,40 @@ fn a_wake_from_outside_that_comes_too_late_hides_no_rest() {
 fn wake_too_late(distance: usize) {
     model(3, move || {
         let tokens = Arc::new(tokens_of_two(distance));
-        let told = Arc::new(AtomicUsize::new(0));
+        let notified = Arc::new(AtomicUsize::new(0));
         let parking = Arc::new(Parking::new(&tokens, 0));
         let other = Parking::new(&tokens, distance);
         parking.begin(&tokens);
         assert!(!parking.park(&tokens), "the other operator holds a token");
 
         let outside = {
-            let (tokens, told, parking) = (tokens.clone(), told.clone(), parking.clone());
+            let (tokens, notified, parking) = (tokens.clone(), notified.clone(), parking.clone());
             thread::spawn(move || {
                 if parking.wake(&tokens).last {
-                    told.fetch_add(1, Ordering::SeqCst);
+                    notified.fetch_add(1, Ordering::SeqCst);
                 }
             })
         };
         let end = |parking: &Parking| {
             if parking.end(&tokens) {
-                told.fetch_add(1, Ordering::SeqCst);
+                notified.fetch_add(1, Ordering::SeqCst);
             }
         };
-        // The other wakes it, it runs and ends, and then the other ends.
+        // The other operator wakes it, it runs and ends, and then the other ends.
         assert!(!parking.wake(&tokens).last);
         assert!(!parking.wake(&tokens).last);
         end(&parking);
         end(&other);
         outside.join().unwrap();
         assert!(tokens.at_rest().is_some());
-        assert!(told.load(Ordering::SeqCst) >= 1, "nobody was told of the rest");
+        assert!(notified.load(Ordering::SeqCst) >= 1, "the flow was not notified that it is idle");
     });
 }
 
-/// Two wake an operator in the middle of its run, or while it waits at its ports: whichever comes second relies on the
-/// first to have its task polled, and what it wanted to show is seen all the same.
+/// Two threads wake an operator in the middle of its run, or while it waits at its ports: the second relies on the
+/// first to have the task polled, and its change must be seen nevertheless.
 #[test]
-fn a_wake_that_leaves_the_poll_to_another_is_not_lost() {
+fn a_wake_that_relies_on_the_poll_of_another_is_not_lost() {
     for parks in [false, true] {
         model(2, move || {
             let tokens = Arc::new(Tokens::new(3));
@@ -180,7 +179,7 @@ fn a_wake_that_leaves_the_poll_to_another_is_not_lost() {
                     let (tokens, parking, shown, polled) =
                         (tokens.clone(), parking.clone(), shown.clone(), polled.clone());
                     thread::spawn(move || {
-                        // Nothing else orders what it shows.
+                        // Nothing else orders the change.
                         shown.fetch_add(1, Ordering::Relaxed);
                         if parking.wake(&tokens).first {
                             polled.swap(true, Ordering::Release);
@@ -203,15 +202,15 @@ fn a_wake_that_leaves_the_poll_to_another_is_not_lost() {
                 waker.join().unwrap();
             }
             drive();
-            assert_eq!(seen, 2, "the task was not polled for a wake");
+            assert_eq!(seen, 2, "the task was not polled after a wake");
         });
     }
 }
 
-/// An operator asks its ports twice in one poll of its task, as a loop of its own over several futures may: it has a token
-/// whenever it goes on, and none once it has parked for good.
+/// An operator polls its ports twice in one poll of its task, as a loop of its own over several futures may: it has a
+/// token whenever it proceeds, and none once it has parked for good.
 #[test]
-fn one_that_asks_again_after_it_has_parked_has_a_token() {
+fn an_operator_that_polls_again_after_parking_has_a_token() {
     model(3, || {
         let tokens = Arc::new(Tokens::new(2));
         let operator = Arc::new(Operator::new(&tokens, 0));
@@ -219,7 +218,7 @@ fn one_that_asks_again_after_it_has_parked_has_a_token() {
             let (tokens, operator) = (tokens.clone(), operator.clone());
             thread::spawn(move || {
                 operator.send(&tokens);
-                assert!(tokens.at_rest().is_none(), "at rest with a message under way");
+                assert!(tokens.at_rest().is_none(), "idle with a message in flight");
                 Parking::new(&tokens, 1).end(&tokens);
             })
         };
@@ -243,14 +242,14 @@ fn one_that_asks_again_after_it_has_parked_has_a_token() {
         other.join().unwrap();
         drive();
         assert_eq!(taken, 1);
-        assert!(tokens.at_rest().is_some(), "everything is done, and a token is left");
+        assert!(tokens.at_rest().is_some(), "all work is done, but a token is left");
     });
 }
 
-/// An operator waits at its ports no longer, and goes on with something else: it has a token, whoever else wakes it or
-/// gives back its own.
+/// An operator stops waiting at its ports and proceeds with something else: it has a token, even if other tasks wake it
+/// or release their own tokens.
 #[test]
-fn one_that_gives_up_waiting_has_a_token() {
+fn an_operator_that_stops_waiting_has_a_token() {
     for distance in [1, 4] {
         model(3, move || {
             let tokens = Arc::new(tokens_of_two(distance));
@@ -264,20 +263,20 @@ fn one_that_gives_up_waiting_has_a_token() {
                 })
             };
             parking.resume(&tokens);
-            assert!(!Parking::new(&tokens, distance).end(&tokens), "at rest while one goes on");
-            assert!(tokens.at_rest().is_none(), "it goes on without a token");
+            assert!(!Parking::new(&tokens, distance).end(&tokens), "idle while an operator proceeds");
+            assert!(tokens.at_rest().is_none(), "it proceeds without a token");
             other.join().unwrap();
-            assert!(tokens.at_rest().is_none(), "it goes on without a token");
-            assert!(parking.end(&tokens), "the last token, and nobody is told");
+            assert!(tokens.at_rest().is_none(), "it proceeds without a token");
+            assert!(parking.end(&tokens), "the last token was released without a notification");
             assert!(tokens.at_rest().is_some());
         });
     }
 }
 
-/// What is found at rest by two looks that show the same has not been at work in between: an operator that was notified, and has
-/// parked again, is seen.
+/// Two looks that show the same idle state mean that no work ran in between: an operator that was notified, and has
+/// parked again, is detected.
 #[test]
-fn a_rest_between_two_looks_is_the_same_rest() {
+fn an_idle_state_seen_twice_is_the_same() {
     for distance in [1, 4] {
         model(3, move || {
             let tokens = Arc::new(tokens_of_two(distance));
@@ -306,7 +305,7 @@ fn a_rest_between_two_looks_is_the_same_rest() {
     }
 }
 
-/// Looks at whatever is marked as changed: what the operator shows then, if it is.
+/// Visits everything that is marked as changed, and reads what the operator shows then.
 fn look(watcher: &Watcher, shown: &AtomicUsize, seen: &mut usize) -> Poll<()> {
     while let Poll::Ready(next) = watcher.poll_next(&mut Context::from_waker(Waker::noop())) {
         if next.is_none() {
@@ -327,13 +326,13 @@ struct Shows {
 }
 
 impl Shows {
-    /// It is woken.
+    /// Initially woken.
     fn new() -> Self {
         let [now, watched, turns] = [0; 3].map(AtomicUsize::new);
         Self { watchers: Watchers::default(), now, watched, woken: AtomicBool::new(true), turns }
     }
 
-    /// Polled while it is woken. In its first turn it shows something, and something else; or its end, and that is the last.
+    /// Polls while it is woken. In its first turn it shows a value, then another one, or its end, which is the last.
     fn drive(&self, ends: bool) {
         while self.woken.swap(false, Ordering::AcqRel) {
             self.watchers.look(0, &self.watched);
@@ -341,19 +340,19 @@ impl Shows {
                 continue;
             }
             self.now.store(1, Ordering::Release);
-            self.watchers.tell(0);
+            self.watchers.notify(0);
             self.now.store(2, Ordering::Release);
             if ends {
-                self.watchers.tell_last(0);
+                self.watchers.notify_last(0);
                 return;
             }
-            self.watchers.tell(0);
+            self.watchers.notify(0);
         }
     }
 }
 
-/// A watcher leaves an operator alone that is parked, and misses nothing all the same: what was shown before is there, and the next
-/// poll finds it.
+/// A watcher does not wake a parked operator, and misses nothing nevertheless: earlier values are visible, and the next
+/// poll finds them.
 #[test]
 fn a_watcher_of_a_parked_operator_misses_nothing() {
     model(3, || {
@@ -362,14 +361,14 @@ fn a_watcher_of_a_parked_operator_misses_nothing() {
         let operator = {
             let (shows, tokens, parking) = (shows.clone(), tokens.clone(), parking.clone());
             thread::spawn(move || {
-                for turn in 1..=2 {
+                for use_lock in 1..=2 {
                     parking.begin(&tokens);
                     shows.watchers.look(0, &shows.watched);
-                    shows.now.store(turn, Ordering::Release);
-                    shows.watchers.tell(0);
+                    shows.now.store(use_lock, Ordering::Release);
+                    shows.watchers.notify(0);
                     parking.park(&tokens);
-                    if turn == 1 {
-                        // A message comes.
+                    if use_lock == 1 {
+                        // A message arrives.
                         let _ = parking.wake(&tokens);
                     }
                 }
@@ -381,7 +380,7 @@ fn a_watcher_of_a_parked_operator_misses_nothing() {
         assert!(look(&watcher, &shows.now, &mut seen).is_pending());
         operator.join().unwrap();
         if wakes {
-            // Its task is run again, maybe once more than is needed.
+            // Its task runs again, possibly once more than needed.
             shows.watchers.look(0, &shows.watched);
         }
         assert!(look(&watcher, &shows.now, &mut seen).is_pending());
@@ -389,7 +388,7 @@ fn a_watcher_of_a_parked_operator_misses_nothing() {
     });
 }
 
-/// What an operator shows last, a watcher sees last, whenever it has come and whenever it looks.
+/// A watcher finally sees the operator's last value, whenever the watcher was added and whenever it looks.
 #[test]
 fn a_watcher_misses_nothing() {
     for ends in [false, true] {
@@ -403,10 +402,10 @@ fn a_watcher_misses_nothing() {
             shows.woken.swap(true, Ordering::AcqRel);
             let mut seen = usize::MAX;
             assert!(look(&watcher, &shows.now, &mut seen).is_pending());
-            assert_ne!(seen, usize::MAX, "each is marked at first");
+            assert_ne!(seen, usize::MAX, "each is marked initially");
             operator.join().unwrap();
             if !ends {
-                // Its task is run again, if it was woken too late for the first time.
+                // Its task runs again, if the first wake was too late.
                 shows.drive(ends);
             }
             assert!(look(&watcher, &shows.now, &mut seen).is_pending());
@@ -417,10 +416,10 @@ fn a_watcher_misses_nothing() {
     }
 }
 
-/// An operator sends something out of the flow and parks. Whoever has it there wakes the operator as it comes home, and gives
-/// its hold of the flow back after that.
+/// An operator sends an object out of the flow and parks. The thread that holds it there wakes the operator when it
+/// returns the object, and releases its token of the flow only after that.
 #[test]
-fn what_is_outside_comes_home_before_a_rest() {
+fn an_object_outside_is_returned_before_the_flow_is_idle() {
     model(3, || {
         let tokens = Arc::new(Tokens::new(1));
         let rest = Arc::new(AtomicUsize::new(0));
@@ -439,18 +438,18 @@ fn what_is_outside_comes_home_before_a_rest() {
         operator.drive(&tokens, &rest, &messages, || {});
         outside.join().unwrap();
         operator.drive(&tokens, &rest, &messages, || {});
-        assert!(tokens.at_rest().is_some(), "everything is done, and a token is left");
-        assert!(rest.load(Ordering::SeqCst) >= 1, "the rest was not seen");
+        assert!(tokens.at_rest().is_some(), "all work is done, but a token is left");
+        assert!(rest.load(Ordering::SeqCst) >= 1, "the idle state was not seen");
     });
 }
 
-/// A flow of two operators: the first stands for senders from outside, the second reads what they send.
+/// A flow of two operators: the first represents senders from outside, the second reads their messages.
 struct FedFlow {
     tokens: Tokens,
     senders: Senders,
     reader: Operator,
     rest: AtomicUsize,
-    /// Messages that are in and that the reader has not taken, whether or not it was woken for them.
+    /// Accepted messages that the reader has not taken, whether or not it was woken for them.
     messages: AtomicUsize,
     accepted: AtomicUsize,
     taken: AtomicUsize,
@@ -464,16 +463,15 @@ impl FedFlow {
         Arc::new(Self { tokens, senders: Senders::new(), reader, rest, messages, accepted, taken })
     }
 
-    /// The flow's own task is notified that no token is left.
+    /// Notifies the flow's own task that no token is left.
     fn rests(&self, last: bool) {
         if last {
-            assert_eq!(self.messages.load(Ordering::SeqCst), 0, "at rest with a message on its way in");
+            assert_eq!(self.messages.load(Ordering::SeqCst), 0, "idle with a message on its way in");
             self.rest.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// The message is in the queue first, and the reader woken later. `closes`: it finds in between that nothing more can
-    /// be sent.
+    /// Enqueues the message, and wakes the reader later. `closes`: in between it finds that no more can be sent.
     fn send(&self, closes: bool) {
         if !self.senders.enter() {
             return;
@@ -481,7 +479,7 @@ impl FedFlow {
         self.messages.fetch_add(1, Ordering::SeqCst);
         self.accepted.fetch_add(1, Ordering::SeqCst);
         if closes {
-            assert!(!self.senders.close(&self.tokens), "at rest with a message on its way in");
+            assert!(!self.senders.close(&self.tokens), "idle with a message on its way in");
         }
         self.reader.send(&self.tokens);
         self.rests(self.senders.leave(&self.tokens));
@@ -494,7 +492,7 @@ impl FedFlow {
     }
 }
 
-/// `others` do something while the reader waits and the first operator closes the way in and ends.
+/// Runs `others` while the reader waits and the first operator closes the ingress and ends.
 fn fed<const N: usize>(others: [fn(&FedFlow); N]) {
     let flow = FedFlow::new();
     let others = others.map(|other| {
@@ -505,25 +503,26 @@ fn fed<const N: usize>(others: [fn(&FedFlow); N]) {
     flow.rests(flow.senders.close(&flow.tokens));
     flow.rests(Parking::new(&flow.tokens, 0).end(&flow.tokens));
     if flow.tokens.at_rest().is_some() {
-        assert_eq!(flow.messages.load(Ordering::SeqCst), 0, "at rest with a message on its way in");
+        assert_eq!(flow.messages.load(Ordering::SeqCst), 0, "idle with a message on its way in");
     }
     others.into_iter().for_each(|other| other.join().unwrap());
     flow.read();
     assert_eq!(flow.taken.load(Ordering::SeqCst), flow.accepted.load(Ordering::SeqCst), "a message is lost");
-    assert!(flow.tokens.at_rest().is_some(), "everything is done, and a token is left");
-    assert!(flow.rest.load(Ordering::SeqCst) >= 1, "the rest was not seen");
+    assert!(flow.tokens.at_rest().is_some(), "all work is done, but a token is left");
+    assert!(flow.rest.load(Ordering::SeqCst) >= 1, "the idle state was not seen");
 }
 
-/// A message from outside is accepted while the way in is closed: the flow is not at rest before its reader is woken.
+/// A message from outside is accepted while the ingress is being closed: the flow is not idle before its reader is
+/// woken.
 #[test]
-fn a_message_on_its_way_in_keeps_the_flow_from_rest() {
+fn a_message_on_its_way_in_keeps_the_flow_busy() {
     model(3, || fed([|flow| flow.send(false)]));
 }
 
-/// The same where another closes the way in, be it a sender or not, and the operator finds it closed. Of several senders the
-/// last one lets the flow rest.
+/// The same if another thread closes the ingress, a sender or not, and the operator finds it closed. With several
+/// senders, the last one lets the flow become idle.
 #[test]
-fn closing_the_way_in_keeps_a_token_for_the_senders() {
+fn closing_the_ingress_keeps_a_token_for_the_senders() {
     model(2, || {
         fed([|flow| flow.send(false), |flow| flow.rests(flow.senders.close(&flow.tokens))]);
     });

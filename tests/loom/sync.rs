@@ -1,6 +1,6 @@
 //! `crate::sync` of the model checks: loom's primitives in place of std's.
 
-#![allow(dead_code, unused_imports, reason = "each model takes from here what its files use")]
+#![allow(dead_code, unused_imports, reason = "each model uses only a part")]
 
 #[path = "../../src/sync/wakes.rs"]
 mod wakes;
@@ -11,13 +11,13 @@ pub(crate) use loom::sync::{
 };
 pub(crate) use wakes::*;
 
-/// Checks every interleaving with at most so many preemptions; with two at most, unless `WAKELINE_MODELS=long` is set, as
-/// `.ci/full` does: the third takes most of the time.
+/// Checks every interleaving with at most this many preemptions. The limit is two unless `WAKELINE_MODELS=long` is set,
+/// as in `.ci/full`: the third takes most of the time.
 pub(crate) fn model(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
     model_short(preemptions.min(2), preemptions, check);
 }
 
-/// The same, with fewer preemptions unless all are asked for.
+/// The same, with `few` preemptions unless `WAKELINE_MODELS=long` is set.
 pub(crate) fn model_short(few: usize, preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
     let is_long = std::env::var("WAKELINE_MODELS").is_ok_and(|value| value == "long");
     let mut builder = loom::model::Builder::new();
@@ -29,7 +29,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no model panics with a lock held")
 }
 
-/// As the crate's.
+/// Corresponds to the crate's own.
 pub(crate) struct Condvar(pub(crate) loom::sync::Condvar);
 
 impl Condvar {
@@ -44,7 +44,7 @@ impl Condvar {
 
 pub(crate) fn assert_unlocked() {}
 
-// No model enters anything that user code is no part of.
+// No model calls user code.
 pub(crate) fn step_out() {}
 
 pub(crate) fn step_back() {}
@@ -57,7 +57,7 @@ pub(crate) fn is_unlocked() -> bool {
     true
 }
 
-/// The order of acquisition is asserted by the crate's own mutex; loom finds a deadlock itself.
+/// The crate's own mutex asserts the lock order; loom finds deadlocks itself.
 pub(crate) enum Level {
     Hub,
 }

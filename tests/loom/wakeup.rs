@@ -1,5 +1,4 @@
-//! Model check of `device/emulated/simulation/wakeup.rs`: every interleaving of a simulation's loop and of threads that change
-//! what it has to do. The file is included as it stands, with loom's primitives.
+//! Model check of `device/emulated/simulation/wakeup.rs`: a simulation's loop and threads that change its work.
 
 #[allow(dead_code)]
 #[path = "../../src/device/emulated/simulation/wakeup.rs"]
@@ -15,7 +14,7 @@ use loom::{
     thread,
 };
 
-/// A simulation that has tasks to poll and streams to run.
+/// A simulation that polls tasks and runs streams.
 struct Simulation {
     wakeup: Wakeup,
     work: Mutex<Work>,
@@ -25,9 +24,9 @@ struct Simulation {
 struct Work {
     /// Tasks that are ready.
     tasks: usize,
-    /// Entries of streams that may run.
+    /// Entries of streams that can run.
     runnable: usize,
-    /// Entries that come after those, one each.
+    /// Entries behind those, one each.
     parked: usize,
     done: usize,
 }
@@ -38,13 +37,13 @@ impl Simulation {
         Arc::new(Self { wakeup: Wakeup::new(), work })
     }
 
-    /// As `Core::make_ready`.
+    /// As in `Core::make_ready`.
     fn make_ready(&self) {
         self.work.lock().unwrap().tasks += 1;
         self.wakeup.notify();
     }
 
-    /// As `Engine::step`: false if nothing may run.
+    /// As in `Engine::step`: returns false if no entry can run.
     fn step_streams(&self) -> bool {
         let mut work = self.work.lock().unwrap();
         if work.runnable == 0 {
@@ -52,7 +51,7 @@ impl Simulation {
         }
         work.runnable -= 1;
         drop(work);
-        // It is carried out here.
+        // The entry runs here.
         let mut work = self.work.lock().unwrap();
         work.done += 1;
         if work.parked > 0 {
@@ -60,7 +59,7 @@ impl Simulation {
             work.runnable += 1;
         }
         drop(work);
-        // A stream may run, or a task has waited for this one.
+        // A stream may run now, or a task has waited for this entry.
         self.wakeup.notify();
         true
     }
@@ -75,7 +74,7 @@ impl Simulation {
         is_ready
     }
 
-    /// As `Core::poll`, until so much is done.
+    /// As in `Core::poll`, until so much is done.
     fn run(&self, all: usize) {
         block_on(poll_fn(|cx| {
             let polling = self.wakeup.begin(cx.waker().clone());
@@ -95,7 +94,7 @@ impl Simulation {
     }
 }
 
-/// Were it lost, the loop would sleep for ever, which loom reports as a deadlock.
+/// A lost wakeup would let the loop sleep for ever, which loom reports as a deadlock.
 #[test]
 fn a_wake_is_not_lost() {
     model(2, || {
@@ -109,10 +108,10 @@ fn a_wake_is_not_lost() {
     });
 }
 
-/// A thread makes a task ready and then runs one entry of a stream, as a call that waits does. The entry that this makes
-/// runnable is the loop's.
+/// A thread makes a task ready and then runs one entry of a stream, like a call that waits. The entry that becomes
+/// runnable by this is left to the loop.
 #[test]
-fn a_thread_that_carries_out_streams_hides_nothing_from_the_loop() {
+fn a_thread_that_runs_streams_hides_no_work_from_the_loop() {
     model(2, || {
         let simulation = Simulation::new(1, 1);
         let other = {

@@ -1,9 +1,8 @@
-//! Model check of `condition/told.rs`: every interleaving of handles that set a watch value and observers of it. The file is
-//! included as it stands, with loom's primitives.
+//! Model check of `condition/watch.rs`: handles that set a watch value and observers of it.
 
 #[allow(dead_code)]
-#[path = "../../src/condition/told.rs"]
-mod told;
+#[path = "../../src/condition/watch.rs"]
+mod watch;
 
 use std::{
     future::poll_fn,
@@ -14,20 +13,20 @@ use std::{
     task::{Poll, Wake, Waker},
 };
 
-use self::told::{Heard, Seen, Told, Value};
+use self::watch::{Seen, Watch, WatchReader, WatchValue};
 use crate::sync::model;
 use loom::{future::block_on, thread};
 
-impl Value for u32 {
+impl WatchValue for u32 {
     fn is_awaited(self) -> bool {
         self != GOES_ON
     }
 }
 
-/// Its observers wait for no change.
+/// The value with which observers no longer wait for a change.
 const GOES_ON: u32 = 9;
 
-/// How often it was woken. Where it is used there is one thread.
+/// Counts wakes. Used by one thread only.
 #[derive(Default)]
 struct Woken(AtomicUsize);
 
@@ -37,10 +36,10 @@ impl Wake for Woken {
     }
 }
 
-/// Waits until what is seen is as `wanted`. A wake that is lost is a deadlock, which loom reports.
-fn wait_until(heard: &mut Heard<u32>, wanted: impl Fn(Seen<u32>) -> bool) -> Seen<u32> {
+/// Waits until the observed value is as `wanted`. A lost wakeup is a deadlock, which loom reports.
+fn wait_until(reader: &mut WatchReader<u32>, wanted: impl Fn(Seen<u32>) -> bool) -> Seen<u32> {
     block_on(poll_fn(|cx| {
-        let seen = heard.poll(cx.waker());
+        let seen = reader.poll(cx.waker());
         if wanted(seen) { Poll::Ready(seen) } else { Poll::Pending }
     }))
 }
@@ -48,55 +47,55 @@ fn wait_until(heard: &mut Heard<u32>, wanted: impl Fn(Seen<u32>) -> bool) -> See
 #[test]
 fn a_change_while_an_observer_registers_is_seen() {
     model(3, || {
-        let told = Told::new(0);
-        let mut heard = told.heard();
+        let told = Watch::new(0);
+        let mut reader = told.reader();
         let sets = thread::spawn(move || {
             told.set(|value| value + 1);
             told.set(|value| value + 1);
         });
-        assert_eq!(wait_until(&mut heard, |seen| seen.value == 2).value, 2);
+        assert_eq!(wait_until(&mut reader, |seen| seen.value == 2).value, 2);
         sets.join().unwrap();
     });
 }
 
 #[test]
-fn the_last_handle_wakes_its_observers_as_it_goes() {
+fn dropping_the_last_handle_wakes_the_observers() {
     model(3, || {
-        let told = Told::new(0);
-        let mut heard = told.heard();
+        let told = Watch::new(0);
+        let mut reader = told.reader();
         let other = told.clone();
         let drops = thread::spawn(move || drop(other));
         drop(told);
-        assert_eq!(wait_until(&mut heard, |seen| !seen.may_change), Seen { value: 0, may_change: false });
+        assert_eq!(wait_until(&mut reader, |seen| !seen.may_change), Seen { value: 0, may_change: false });
         drops.join().unwrap();
     });
 }
 
-/// A handle that comes and goes is news only where observers wait, and then none of it is missed.
+/// A handle that is created or dropped is a change only if observers wait, and then none misses it.
 #[test]
-fn a_handle_again_is_seen_by_an_observer_that_waits() {
+fn a_new_handle_is_seen_by_a_waiting_observer() {
     model(3, || {
-        let told = Told::new(0);
-        let heard = told.heard();
-        let mut waits = told.heard();
+        let told = Watch::new(0);
+        let reader = told.reader();
+        let mut waits = told.reader();
         drop(told);
-        let again = thread::spawn(move || heard.teller());
+        let again = thread::spawn(move || reader.writer());
         assert_eq!(wait_until(&mut waits, |seen| seen.may_change), Seen { value: 0, may_change: true });
-        // Another value, which lets it go on: it is woken by that, and not by what becomes of the handles.
+        // This value lets the observer proceed: it is woken by the value, and not by the handles.
         again.join().unwrap().set(|_| GOES_ON);
         let woken = Arc::new(Woken::default());
         waits.poll(&Waker::from(woken.clone()));
-        drop(waits.teller());
+        drop(waits.writer());
         assert_eq!(woken.0.load(Ordering::Relaxed), 0);
     });
 }
 
-/// The place of one that has been woken is void: another may have it by the time that the first goes.
+/// The slot of a woken observer is free: another may have it by the time that the first is dropped.
 #[test]
-fn an_observer_that_goes_takes_no_other_ones_place() {
+fn a_dropped_observer_does_not_free_the_slot_of_another() {
     model(3, || {
-        let told = Told::new(0);
-        let (mut goes, mut stays) = (told.heard(), told.heard());
+        let told = Watch::new(0);
+        let (mut goes, mut stays) = (told.reader(), told.reader());
         goes.poll(futures::task::noop_waker_ref());
         let waits = thread::spawn(move || wait_until(&mut stays, |seen| seen.value == 2));
         told.set(|_| 1);
@@ -106,37 +105,37 @@ fn an_observer_that_goes_takes_no_other_ones_place() {
     });
 }
 
-/// Two share a count of one: one of them has it, and the other is woken to see that none is left.
+/// Two observers share a count of one: one of them claims it, and the other is woken to see that none is left.
 #[test]
 fn one_of_two_claims_the_last_run() {
     model(3, || {
-        let told = Told::new(1);
-        let claims = |mut heard: Heard<u32>| {
+        let told = Watch::new(1);
+        let claims = |mut reader: WatchReader<u32>| {
             move || {
-                let claimed = heard.change(|left| left.checked_sub(1), |left| left == 0).is_some();
-                wait_until(&mut heard, |seen| seen.value == 0);
+                let claimed = reader.change(|left| left.checked_sub(1), |left| left == 0).is_some();
+                wait_until(&mut reader, |seen| seen.value == 0);
                 claimed
             }
         };
-        let other = thread::spawn(claims(told.heard()));
-        let first = claims(told.heard())();
-        assert!(first != other.join().unwrap(), "claimed by both, or by none");
+        let other = thread::spawn(claims(told.reader()));
+        let first = claims(told.reader())();
+        assert!(first != other.join().unwrap(), "claimed by both or by neither");
     });
 }
 
-/// A task that is polled by another executor meanwhile comes with another waker: the last one counts.
+/// A task that another executor polls meanwhile has another waker: the last one is used.
 #[test]
 fn the_waker_of_the_last_poll_is_woken() {
     model(3, || {
-        let told = Told::new(0);
-        let mut heard = told.heard();
-        heard.poll(futures::task::noop_waker_ref());
+        let told = Watch::new(0);
+        let mut reader = told.reader();
+        reader.poll(futures::task::noop_waker_ref());
         let sets = thread::spawn(move || {
             told.set(|_| 1);
             told.set(|_| 2);
         });
-        heard.poll(futures::task::noop_waker_ref());
-        wait_until(&mut heard, |seen| seen.value == 2);
+        reader.poll(futures::task::noop_waker_ref());
+        wait_until(&mut reader, |seen| seen.value == 2);
         sets.join().unwrap();
     });
 }

@@ -1,4 +1,4 @@
-//! What the macros accept: each file of `accepted` compiles, without a warning, and runs.
+//! Each file of `accepted` compiles, without a warning, and runs.
 
 #[path = "accepted/kernel.rs"]
 mod kernel;

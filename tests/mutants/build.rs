@@ -1,4 +1,4 @@
-//! All targets of this package are built with the mutants.
+//! Builds all targets of this package with the mutants.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

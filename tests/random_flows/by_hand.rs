@@ -1,8 +1,8 @@
-//! Streams, buffers, events and allocators with no flow around them: a few tasks that do whatever the seed says.
+//! Streams, buffers, events and allocators without a flow: a few tasks that perform random operations.
 //!
-//! What a buffer holds is known from the calls, in the order in which they were made: that is what tracking promises,
-//! whatever streams and devices they go to. Kernels and the host look whether it is so. Futures are given up in the
-//! middle, buffers and streams dropped while they are in use. Graphs are made of them, launched and dropped, too ([`graphs`]).
+//! The expected contents of a buffer are known from the calls, in the order in which they were made: tracking
+//! guarantees that, whatever streams and devices they go to. Kernels and the host check it. Futures are dropped half
+//! way, buffers and streams while they are in use. Graphs of buffers are built, launched and dropped, too ([`graphs`]).
 
 mod graphs;
 
@@ -21,10 +21,10 @@ use super::{
     plan::{Dice, Fault, Limits},
 };
 
-/// Words of every buffer: those of one allocator may be taken for any.
+/// Words of every buffer: buffers of one allocator are interchangeable.
 const WORDS: usize = 16;
 
-/// What a seed decides before it begins; the rest comes as it goes, and is written down.
+/// Decisions of a seed before the run; further ones are made during it, and logged.
 #[derive(Clone, Debug)]
 pub(crate) struct ByHand {
     pub(crate) seed: u64,
@@ -33,11 +33,10 @@ pub(crate) struct ByHand {
     steps: usize,
 }
 
-/// What a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holds {
     Nothing,
-    /// Each word the same.
+    /// The same value in each word.
     Flat(u32),
     Painted(u32),
 }
@@ -48,7 +47,7 @@ struct Slot {
     holds: Holds,
 }
 
-/// What all tasks share. Nothing is held locked while one waits.
+/// Shared by all tasks. It is not locked across an await.
 #[derive(Default)]
 struct Shelf {
     slots: Vec<Slot>,
@@ -79,7 +78,7 @@ fn is(holds: Holds, data: &[u32]) -> bool {
 }
 
 fn look_at(who: &str, number: u32, holds: Holds, data: &[u32]) -> Option<String> {
-    (!is(holds, data)).then(|| format!("{who} finds buffer {number} not as it should be, {holds:x?}: {data:x?}"))
+    (!is(holds, data)).then(|| format!("{who} finds wrong data in buffer {number}, expected {holds:x?}: {data:x?}"))
 }
 
 fn holds(flat: u32, value: u32) -> Holds {
@@ -90,24 +89,21 @@ fn found(what: Option<String>) {
     world(|world| world.wrong_on_devices.extend(what));
 }
 
-/// Writes a buffer, whatever it held.
 #[kernel]
 fn paint(data: &mut [u32], value: u32) {
     data.iter_mut().enumerate().for_each(|(at, word)| *word = painted(value, at));
 }
 
-/// Looks at a buffer, and writes it.
 #[kernel]
 fn repaint(data: &mut [u32], number: u32, flat: u32, before: u32, value: u32) {
     found(look_at("kernel `repaint`", number, holds(flat, before), data));
     data.iter_mut().enumerate().for_each(|(at, word)| *word = painted(value, at));
 }
 
-/// Looks at two buffers.
 #[kernel]
 fn compare(one: &[u32], flat: u32, value: u32, other: &[u32], other_flat: u32, other_value: u32, number: u32) {
     found(look_at("kernel `compare`", number, holds(flat, value), one));
-    found(look_at("kernel `compare`, beside it,", number, holds(other_flat, other_value), other));
+    found(look_at("kernel `compare`, second argument,", number, holds(other_flat, other_value), other));
 }
 
 impl ByHand {
@@ -118,7 +114,6 @@ impl ByHand {
         Self { seed, faults, tasks: tasks.min(limits.operators), steps: steps.min(8 * limits.messages as usize) }
     }
 
-    /// Runs it. What has failed that no fault explains.
     pub(crate) async fn run(&self, simulation: &Simulation) -> (Vec<Device>, Vec<String>) {
         let devices: Vec<_> = self.faults.iter().map(|fault| open(simulation, *fault)).collect();
         let shelf = Arc::<Mutex<Shelf>>::default();
@@ -155,7 +150,6 @@ impl ByHand {
     }
 }
 
-/// What goes wrong on a device, if something does.
 pub(crate) fn fault(dice: &mut Dice) -> Option<Fault> {
     let nth = 1 + dice.up_to(25) as u64;
     dice.one_in(6).then(|| match dice.up_to(3) {
@@ -177,22 +171,21 @@ pub(crate) fn open(simulation: &Simulation, fault: Option<Fault>) -> Device {
     Device::simulated(simulation, Emulated::new().memory(1 << 20).faults(faults)).race_checked()
 }
 
-/// A call's error, unless a fault is the reason for it.
+/// Returns a call's error unless a fault explains it.
 pub(crate) fn unexplained(error: Error, devices: &[Device]) -> Option<String> {
     let explained = match error.kind() {
         ErrorKind::DeviceLost => devices.iter().any(|device| device.lost().is_some()),
         ErrorKind::OutOfMemory => true,
         _ => false,
     };
-    (!explained).then(|| format!("a call fails: {error}"))
+    (!explained).then(|| format!("a call failed: {error}"))
 }
 
-/// What is wrong with what was done.
 pub(crate) fn judge(devices: &[Device], failed: &[String]) -> Vec<String> {
     let mut found = failed.to_vec();
     world(|world| {
         found.append(&mut world.wrong);
-        // After a fault what comes after it runs all the same, on what is not there.
+        // After a fault later work still runs, on unwritten data.
         if devices.iter().all(|device| device.lost().is_none()) {
             found.append(&mut world.wrong_on_devices);
         }
@@ -213,7 +206,7 @@ impl Hand {
         self.devices[self.dice.up_to(self.devices.len() - 1)].clone()
     }
 
-    /// One of the streams, or a new one. Those of the device, if that was said.
+    /// One of the streams, or a new one; of this device, if given.
     fn stream(&mut self, device: Option<&Device>) -> Result<Stream> {
         let there: Vec<Stream> = self.shelf(|shelf| {
             let fits = |stream: &&Stream| device.is_none_or(|device| stream.device() == device);
@@ -229,7 +222,6 @@ impl Hand {
         Ok(stream)
     }
 
-    /// Takes a buffer that fits from the shelf.
     fn take(&mut self, fits: impl Fn(&Slot) -> bool) -> Option<Slot> {
         let there: Vec<_> = self.shelf(|shelf| (0..shelf.slots.len()).filter(|at| fits(&shelf.slots[*at])).collect());
         let at = *there.get(self.dice.up_to(there.len()))?;
@@ -301,7 +293,7 @@ impl Hand {
                 let stream = self.stream(Some(allocator.device()))?;
                 match allocator.alloc(&stream, WORDS) {
                     Ok(buffer) => buffer,
-                    // Who has the blocks may be this task: so it waits, and gives up.
+                    // This task may itself hold the blocks, so it waits only for a while.
                     Err(error) if error.is_out_of_memory() => {
                         let patience = self.dice.up_to(40) as u32;
                         match patiently(patience, allocator.alloc_when_free(&stream, WORDS)).await {
@@ -333,7 +325,7 @@ impl Hand {
                 paint::launch(&stream, &mut slot.buffer, value).map(|()| Holds::Painted(value))
             }
             (_, holds) => {
-                let (flat, before) = told(holds);
+                let (flat, before) = arguments(holds);
                 let done = repaint::launch(&stream, &mut slot.buffer, slot.number, flat, before, value);
                 done.map(|()| Holds::Painted(value))
             }
@@ -366,7 +358,7 @@ impl Hand {
         let stream = self.stream(Some(&device))?;
         let beside = other.as_ref().unwrap_or(&one);
         self.note(format!("reads buffers {} and {} on `{}`", one.number, beside.number, stream.name()));
-        let ((flat, value), (other_flat, other_value)) = (told(one.holds), told(beside.holds));
+        let ((flat, value), (other_flat, other_value)) = (arguments(one.holds), arguments(beside.holds));
         compare::launch(&stream, &one.buffer, flat, value, &beside.buffer, other_flat, other_value, one.number)?;
         self.put(one);
         other.into_iter().for_each(|other| self.put(other));
@@ -434,8 +426,8 @@ impl Hand {
     }
 }
 
-/// As a kernel is told it.
-fn told(holds: Holds) -> (u32, u32) {
+/// The kernel arguments for expected contents.
+fn arguments(holds: Holds) -> (u32, u32) {
     match holds {
         Holds::Nothing => (0, 0),
         Holds::Flat(value) => (1, value),

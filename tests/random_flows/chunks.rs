@@ -1,7 +1,7 @@
-//! A hub of chunks with no flow around it: links of all kinds at random places, each a task.
+//! A hub of chunks without a flow: links of all kinds at random places, each in a task.
 //!
-//! Each chunk goes through every link that modifies it, once, in the order of linking; each link that peeks sees it then,
-//! once; and one of those that consume gets it. Links give chunks back uncommitted, and waits up in the middle.
+//! Each chunk visits every link that modifies, once, in the order of linking; then each link that peeks reads it once;
+//! and exactly one consuming link gets it. Links return chunks uncommitted, and drop waits half way.
 
 use wakeline::{
     ChunkHub, Device, Stream,
@@ -17,7 +17,7 @@ use super::{
     plan::{self, Dice, Fault, Limits, WORDS},
 };
 
-/// The numbers of links, by what they do.
+/// Numbers of links, by role.
 const MODIFY: usize = 100;
 const PEEK: usize = 200;
 const CONSUME: usize = 300;
@@ -27,23 +27,21 @@ pub(crate) struct Chunks {
     seed: u64,
     faults: Vec<Option<Fault>>,
     queue: Option<usize>,
-    /// At each place, the host last.
+    /// At each place; the last is the host.
     envelopes: Vec<usize>,
-    /// Where they are; and how many chunks each of the first makes.
+    /// Their places, and the number of chunks that each producer makes.
     produce: Vec<(usize, u32)>,
     modify: Vec<usize>,
     peek: Vec<usize>,
     consume: Vec<usize>,
 }
 
-/// The outcome, and what is left to look at.
 pub(crate) struct Ran {
     pub(crate) devices: Vec<Device>,
     went_well: bool,
     failed: Vec<String>,
 }
 
-/// One link and its task's own.
 struct Hand<L> {
     link: L,
     node: usize,
@@ -108,7 +106,7 @@ impl Chunks {
         }
         let hub = hub.build()?;
         let mut tasks: Vec<Task<Result<()>>> = Vec::new();
-        // All links first: what flows where follows from them.
+        // All links first: they determine the flow of the chunks.
         macro_rules! hands {
             ($places:expr, $base:expr, $link:ident) => {{
                 let made = $places.iter().enumerate().map(|(number, place)| {
@@ -138,7 +136,7 @@ impl Chunks {
         Ok(tasks)
     }
 
-    /// Where all went well each chunk was seen by whom it should, once, as it should be.
+    /// If all succeeded, each chunk was seen by the right links, once and unchanged.
     pub(crate) fn judge(&self, ran: &Ran) -> Vec<String> {
         if ran.went_well {
             self.judge_links();
@@ -155,7 +153,7 @@ impl Chunks {
         let check = |who: &str, mut got: Vec<Head>| {
             got.sort_unstable_by_key(|head| (head.origin, head.number));
             if got != all {
-                world(|world| world.wrong_on_devices.push(format!("{who} got {got:?} and not {all:?}")));
+                world(|world| world.wrong_on_devices.push(format!("{who} got {got:?} instead of {all:?}")));
             }
         };
         let got = |node: usize| world(|world| world.seen.remove(&node)).unwrap_or_default();
@@ -163,7 +161,7 @@ impl Chunks {
             check(&format!("link {node}, which peeks,"), got(node));
         }
         let consumed = (CONSUME..).take(self.consume.len()).flat_map(got).collect();
-        check("those who consume together", consumed);
+        check("all consuming links together", consumed);
     }
 }
 
@@ -196,7 +194,7 @@ impl Hand<Producer<u32, Tag>> {
                 }
             }
             if self.dice.one_in(6) {
-                // Given back: it was nothing.
+                // Returned uncommitted: it is discarded.
                 continue;
             }
             chunk.commit()?;
@@ -215,7 +213,7 @@ impl Hand<Modifier<u32, Tag>> {
     async fn modify(mut self) -> Result<()> {
         while let Some(mut chunk) = self.link.next().await? {
             if self.dice.one_in(6) {
-                // Given back: it comes again.
+                // Returned uncommitted: it comes again.
                 turns(self.dice.up_to(4) as u32).await;
                 continue;
             }
@@ -249,7 +247,7 @@ impl Hand<Consumer<u32, Tag>> {
     async fn consume(mut self) -> Result<()> {
         while let Some(chunk) = self.link.next().await? {
             if self.dice.one_in(6) {
-                // Given back: it is the next one again, for whoever consumes.
+                // Returned uncommitted: the next consume gets it again.
                 continue;
             }
             look(self.node, self.stream.as_ref(), &chunk, tag(chunk.structure())).await?;
@@ -264,7 +262,7 @@ impl Hand<Consumer<u32, Tag>> {
     }
 }
 
-/// Looks at a chunk where it is, and takes it down.
+/// Checks a chunk where it is, and records it.
 async fn look(node: usize, stream: Option<&Stream>, chunk: &Envelope<u32>, tag: Tag) -> Result<()> {
     match stream {
         Some(stream) => tally::launch(stream, chunk, node as u32, tag.origin, tag.number),

@@ -1,12 +1,12 @@
-//! Messages that say themselves who they are, and everybody who finds one that does not.
+//! Messages that identify themselves, and checks that report every wrong one.
 //!
 //! ```text
-//!   origin | number | rounds left | path | words | filled from all of these to the end
+//!   origin | number | rounds left | path | words | fill value derived from these, to the end
 //! ```
 //!
-//! So what was lost, doubled, overtaken, mixed up, copied in part, or not there yet is seen by whoever looks next: a
-//! kernel, the host, or at the end the plan. Kernels run on the thread of their simulation: what is found is written down
-//! for that thread.
+//! So a message that is lost, duplicated, reordered, mixed up, partly copied, or not yet complete is detected by the
+//! next check: in a kernel, on the host, or at the end against the plan. Kernels run on the thread of their simulation,
+//! and errors are recorded per thread.
 
 use std::{cell::RefCell, collections::BTreeMap, fmt};
 
@@ -16,10 +16,9 @@ use super::plan;
 
 pub(crate) type Message = Envelope<u32>;
 
-/// Nobody knows which message is to come.
+/// The expected message is unknown.
 pub(crate) const ANY: u32 = u32::MAX;
 
-/// What a message says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) origin: u32,
@@ -28,7 +27,7 @@ pub(crate) struct Head {
     pub(crate) path: u32,
 }
 
-/// The same beside it, as metadata.
+/// The same in the metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag {
     pub(crate) origin: u32,
@@ -37,7 +36,7 @@ pub(crate) struct Tag {
 
 pub(crate) const NO_TAG: Tag = Tag { origin: ANY, number: ANY };
 
-/// Nobody knows that, nor how long it is: it says so itself, and what comes after that is padding.
+/// The message and its length are unknown: its header says both, and padding follows it.
 pub(crate) const PADDED: Tag = Tag { origin: ANY, number: ANY - 1 };
 
 fn length(data: &[u32], number: u32) -> usize {
@@ -45,23 +44,22 @@ fn length(data: &[u32], number: u32) -> usize {
     if number == PADDED.number { words.min(data.len()) } else { data.len() }
 }
 
-/// What is written down of one simulation.
 #[derive(Debug, Default)]
 pub(crate) struct World {
     pub(crate) wrong: Vec<String>,
-    /// The same, found by kernels: after a fault of another device they run all the same, on what is not there.
+    /// The same, found by kernels: after a fault of another device they still run, on unwritten data.
     pub(crate) wrong_on_devices: Vec<String>,
-    /// What was done by hand, call by call.
+    /// The operations of a run without a flow, call by call.
     pub(crate) done: Vec<String>,
-    /// By sink, in order.
+    /// The messages at each sink, in order.
     pub(crate) seen: BTreeMap<usize, Vec<Head>>,
-    /// By source: how many messages have left.
+    /// The number of messages that each source has sent.
     pub(crate) sent: BTreeMap<usize, u32>,
-    /// By source: how many numbers were let in from outside.
+    /// How many numbers each source has accepted from outside.
     pub(crate) accepted: BTreeMap<usize, u32>,
-    /// Users' memory, to be given back.
+    /// User memory that must be returned.
     pub(crate) wrapped: Vec<Wrapped<Vec<u32>>>,
-    /// Numbers that were sent beside messages, by whom they were for.
+    /// The last hint sent to each operator.
     pub(crate) hints: BTreeMap<usize, u64>,
 }
 
@@ -87,7 +85,6 @@ fn filled(head: Head, words: usize, at: usize) -> u32 {
     hash
 }
 
-/// Writes a message that fills `data`.
 pub(crate) fn write(data: &mut [u32], head: Head) {
     let words = data.len();
     data[..5].copy_from_slice(&[head.origin, head.number, head.laps, head.path, words as u32]);
@@ -96,7 +93,6 @@ pub(crate) fn write(data: &mut [u32], head: Head) {
     }
 }
 
-/// Reads a message, and writes down what is wrong with it.
 pub(crate) fn read(data: &[u32], who: impl fmt::Display, tag: Tag) -> Option<Head> {
     checked(data, tag).map_err(|what| wrong(format!("{who} finds {what}"))).ok()
 }
@@ -115,7 +111,7 @@ fn checked(data: &[u32], tag: Tag) -> Result<Head, String> {
     let spoilt = rest.iter().enumerate().position(|(at, word)| *word != filled(head, data.len(), at + 5));
     if *words as usize != data.len() || spoilt.is_some() {
         let from = spoilt.map_or(4, |at| at + 5);
-        return Err(format!("wrong data, from word {from} of {}: {data:x?}", data.len()));
+        return Err(format!("wrong data from word {from} of {}: {data:x?}", data.len()));
     }
     if tag.origin != ANY && (tag.origin, tag.number) != (head.origin, head.number) {
         return Err(format!("{head:?} with the metadata of another: {tag:?}"));
@@ -123,13 +119,12 @@ fn checked(data: &[u32], tag: Tag) -> Result<Head, String> {
     Ok(head)
 }
 
-/// What an operator makes of a message: one that it has passed, or of those that a loop goes through, one that has made
-/// one more round.
+/// How an operator changes a message: it passes it, or it sends it through one more round of a loop.
 pub(crate) const PASS: u32 = 0;
 pub(crate) const ROUND: u32 = 1;
 pub(crate) const COUNTED_ROUND: u32 = 2;
 
-/// What is read at a node goes on with this.
+/// The message after this node.
 pub(crate) fn step_on(head: Head, node: usize, mark: u32) -> Head {
     match mark {
         PASS => Head { path: plan::passed(head.path, node), ..head },
@@ -138,13 +133,11 @@ pub(crate) fn step_on(head: Head, node: usize, mark: u32) -> Head {
     }
 }
 
-/// A message as its source makes it.
 #[kernel]
 pub(crate) fn create(data: &mut [u32], origin: u32, number: u32, laps: u32, path: u32) {
     write(data, Head { origin, number, laps, path });
 }
 
-/// Looks at a message and changes it.
 #[kernel]
 pub(crate) fn step(data: &mut [u32], node: u32, mark: u32, origin: u32, number: u32) {
     let words = length(data, number);
@@ -154,13 +147,11 @@ pub(crate) fn step(data: &mut [u32], node: u32, mark: u32, origin: u32, number: 
     }
 }
 
-/// Looks at a message.
 #[kernel]
 pub(crate) fn look(data: &[u32], node: u32, origin: u32, number: u32) {
     read_in("look", node, &data[..length(data, number)], Tag { origin, number });
 }
 
-/// Looks at a message and writes what becomes of it.
 #[kernel]
 pub(crate) fn transfer(from: &[u32], to: &mut [u32], node: u32, mark: u32, origin: u32, number: u32) {
     let words = length(from, number);
@@ -169,7 +160,6 @@ pub(crate) fn transfer(from: &[u32], to: &mut [u32], node: u32, mark: u32, origi
     }
 }
 
-/// Takes a message down.
 #[kernel]
 pub(crate) fn tally(data: &[u32], node: u32, origin: u32, number: u32) {
     if let Some(head) = read_in("tally", node, data, Tag { origin, number }) {
@@ -177,7 +167,6 @@ pub(crate) fn tally(data: &[u32], node: u32, origin: u32, number: u32) {
     }
 }
 
-/// A sink has got a message.
 pub(crate) fn seen(node: usize, head: Head) {
     world(|world| world.seen.entry(node).or_default().push(head));
 }

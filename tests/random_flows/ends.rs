@@ -1,4 +1,4 @@
-//! Where messages come from, and where they end.
+//! Sources and sinks.
 
 use std::pin::Pin;
 
@@ -13,7 +13,6 @@ use super::{
     plan::{self, Make, Sink, WORDS},
 };
 
-/// Sends its messages, and ends.
 pub(crate) struct Source {
     pub(crate) me: Me,
     pub(crate) messages: u32,
@@ -21,13 +20,12 @@ pub(crate) struct Source {
 }
 
 impl Me {
-    /// Makes a message and sends it.
     async fn send(&mut self, number: u32, make: Make, output: &mut Output<Message>, cx: &mut Cx) -> Result<()> {
         let words = self.dice.between(*WORDS.start(), *WORDS.end());
         let path = plan::passed(0, self.node);
         let head = Head { origin: self.number(), number, laps: plan::laps(number), path };
         let mut message = match make {
-            Make::Blank | Make::Told => output.blank().await?,
+            Make::Blank | Make::FromIngress => output.blank().await?,
             Make::Wrapped => {
                 let (buffer, wrapped) = Buffer::wrap(vec![0_u32; words])?;
                 world(|world| world.wrapped.push(wrapped));
@@ -66,19 +64,19 @@ impl Operator for Source {
     }
 }
 
-/// Sends the messages whose numbers come in from outside.
-pub(crate) struct Told(pub(crate) Me);
+/// Sends the messages whose numbers arrive from outside.
+pub(crate) struct FromIngress(pub(crate) Me);
 
-impl Operator for Told {
+impl Operator for FromIngress {
     type Ports = MapPorts<u32, Message>;
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let number = ports.input.take()?;
-        self.0.send(number, Make::Told, &mut ports.output, cx).await
+        self.0.send(number, Make::FromIngress, &mut ports.output, cx).await
     }
 }
 
-/// A task outside of the flow that lets numbers in.
+/// A task outside the flow that sends numbers in.
 pub(crate) async fn tell(mut me: Me, messages: u32, ingress: wakeline::Ingress<u32>) {
     for number in 0..messages {
         turns(me.dice.up_to(15) as u32).await;
@@ -89,7 +87,6 @@ pub(crate) async fn tell(mut me: Me, messages: u32, ingress: wakeline::Ingress<u
     }
 }
 
-/// Looks at messages, each in its way.
 pub(crate) struct Last {
     pub(crate) me: Me,
     pub(crate) sink: Sink,
@@ -111,7 +108,7 @@ impl Operator for Last {
     }
 }
 
-/// Gives up whatever it waits for, and begins again.
+/// Drops each wait half way, and starts again.
 pub(crate) struct Impatient(pub(crate) Me);
 
 impl Operator for Impatient {
@@ -153,7 +150,7 @@ pub(crate) struct DoneSinkPorts {
     pub(crate) input: Input<Message>,
 }
 
-/// Gets what is done, and looks without waiting.
+/// Gets completed messages, and reads them without waiting.
 pub(crate) struct DoneSink(pub(crate) Me);
 
 impl Operator for DoneSink {
@@ -168,7 +165,7 @@ impl Operator for DoneSink {
     }
 }
 
-/// Sends numbers beside the messages.
+/// Sends numbers in parallel to the messages.
 pub(crate) struct HintSource {
     pub(crate) to: usize,
     pub(crate) left: u64,
@@ -190,12 +187,12 @@ impl Operator for HintSource {
     }
 }
 
-/// A task outside of the flow that holds on to what it has got for a while.
+/// A task outside the flow that holds each message for a while.
 pub(crate) async fn outside(mut me: Me, mut egress: wakeline::Egress<Message>) {
     while let Some(message) = egress.recv().await {
         turns(me.dice.up_to(19) as u32).await;
         let read: Pin<Box<dyn Future<Output = Result<&[u32]>> + Send>> = Box::pin(message.read());
-        // A device that was lost: the flow says so.
+        // A lost device is reported by the flow.
         let Ok(data) = read.await else { continue };
         if let Some(head) = me.read(data, NO_TAG) {
             seen(me.node, head);

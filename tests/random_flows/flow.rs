@@ -1,4 +1,4 @@
-//! From a plan to a flow, its run, and what is to be said of it.
+//! Builds the flow of a plan, runs it, and checks the outcome.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,14 +20,12 @@ use super::{
     plan::{self, BYTES, Dice, Ending, Fault, Full, HubPlan, Kind, Make, Plan, Route, Runs, Sink, Work},
 };
 
-/// The outcome of a run, and what is left to look at.
 pub(crate) struct Ran {
     pub(crate) devices: Vec<Device>,
-    /// `None` if nobody waited for it.
+    /// `None` if it was not awaited.
     pub(crate) outcome: Option<Result<Report>>,
 }
 
-/// A node's ports that others are connected to.
 #[derive(Default)]
 struct Sockets {
     input: Option<InputHandle<Message>>,
@@ -59,7 +57,6 @@ pub(crate) fn devices(plan: &Plan, simulation: &Simulation) -> Vec<Device> {
     plan.devices.iter().map(open).collect()
 }
 
-/// Runs the flow. `watch` is given its handle, for when it hangs.
 pub(crate) async fn run(plan: &Plan, simulation: &Simulation, watch: impl FnOnce(Handle)) -> Ran {
     let devices = devices(plan, simulation);
     let flow = Flow::new(format!("seed {}", plan.seed));
@@ -93,7 +90,7 @@ async fn end(running: &mut Running, after: u32, how: fn(&Running)) -> Result<Rep
     running.await
 }
 
-/// Pauses and resumes, and lets go.
+/// Pauses and resumes the gates, and finally opens them.
 async fn work_gates(gates: Vec<Gate>, seed: u64) {
     let mut dice = Dice::new(!seed);
     for _ in 0..dice.up_to(5) {
@@ -145,7 +142,6 @@ impl Builder<'_> {
         }
     }
 
-    /// Puts an operator where it belongs.
     fn settle<H>(&mut self, node: usize, mut added: Added<H>) -> Added<H> {
         let plan = &self.plan.nodes[node];
         if let Some(device) = plan.device {
@@ -155,7 +151,7 @@ impl Builder<'_> {
             }
         }
         if let (Some(blocks), Some(device)) = (plan.blocks, plan.device) {
-            // Without them, where a fault is planned there: then it has its memory from the device.
+            // If a fault of this allocation is planned, it uses the device's memory instead.
             if let Ok(blocks) = Allocator::blocks(&self.devices[device], BYTES as u64, blocks) {
                 added = added.when(memory(&blocks, BYTES as u64));
             }
@@ -195,10 +191,10 @@ impl Builder<'_> {
             }};
         }
         match self.plan.nodes[node].kind.clone() {
-            Kind::Source { messages, make: Make::Told } => {
-                let added = self.place(node, Told(me.clone()));
+            Kind::Source { messages, make: Make::FromIngress } => {
+                let added = self.place(node, FromIngress(me.clone()));
                 let ingress = self.flow.ingress(format!("in{node}"), added.input);
-                drop(self.simulation.spawn("tells", tell(me, messages, ingress)));
+                drop(self.simulation.spawn("ingress", tell(me, messages, ingress)));
                 Sockets { output: Some(added.output), ..Sockets::default() }
             }
             Kind::Source { messages, make } => sockets!(Source { me, messages, make }, output: output),
@@ -249,13 +245,11 @@ impl Builder<'_> {
             Kind::Quiet { .. } => sockets!(Quiet(relay), input: inputs, output: output, back: inputs, forth: forth),
             Kind::Sink(Sink::Done) => sockets!(DoneSink(me), input: input),
             Kind::Sink(Sink::Impatient) => sockets!(Impatient(me), input: input),
-            // Made where it is connected.
             Kind::Sink(Sink::Outside) => Sockets::default(),
             Kind::Sink(sink) => sockets!(Last { me, sink }, input: input),
         }
     }
 
-    /// All that a node's outputs go to.
     fn connect(&mut self, from: usize, sockets: &mut [Sockets]) {
         let plan = self.plan;
         let mut to_all = Vec::new();
@@ -307,7 +301,6 @@ fn hub(plan: HubPlan) -> Hub {
     hub
 }
 
-/// What is wrong with what a run has done.
 pub(crate) fn judge(plan: &Plan, ran: &Ran) -> Vec<String> {
     let mut wrong = Vec::new();
     let lost = ran.devices.iter().any(|device| device.lost().is_some());
@@ -318,7 +311,7 @@ pub(crate) fn judge(plan: &Plan, ran: &Ran) -> Vec<String> {
         None => false,
         Some(Ok(report)) => {
             if lost {
-                wrong.push("a device was lost, and the flow says that all went well".into());
+                wrong.push("a device was lost, but the flow succeeded".into());
             }
             judge_hubs(plan, report, &mut wrong);
             judge_section(plan, report, &mut wrong);
@@ -327,13 +320,13 @@ pub(crate) fn judge(plan: &Plan, ran: &Ran) -> Vec<String> {
         Some(Err(error)) => {
             let meant = match error.kind() {
                 ErrorKind::DeviceLost => lost,
-                // What a lost device may still touch is not used again, on another one neither.
+                // Memory that a lost device may still access is not reused, on other devices either.
                 ErrorKind::OutOfMemory => plan.may_run_out() || lost,
                 ErrorKind::Cancelled => matches!(plan.ending, Ending::Abort(_)),
                 _ => false,
             };
             if !meant {
-                wrong.push(format!("the flow fails: {error}"));
+                wrong.push(format!("the flow failed: {error}"));
             }
             false
         }
@@ -343,7 +336,7 @@ pub(crate) fn judge(plan: &Plan, ran: &Ran) -> Vec<String> {
         for (node, accepted) in world.accepted.iter().filter(|_| complete) {
             let sent = world.sent.get(node).copied().unwrap_or_default();
             if sent != *accepted {
-                wrong.push(format!("{} was let have {accepted} numbers, and has sent {sent}", plan.name(*node)));
+                wrong.push(format!("{} accepted {accepted} numbers, but sent {sent}", plan.name(*node)));
             }
         }
         if !lost {
@@ -361,7 +354,7 @@ fn sinks(plan: &Plan) -> impl Iterator<Item = (usize, &[Route])> {
     sinks.map(|(number, node)| (number, &node.routes[..]))
 }
 
-/// What has come to a sink: each message once at most, in order, and if all went well each that was sent.
+/// The messages of a sink: each at most once, in order, and if all succeeded every one that was sent.
 fn judge_sink(plan: &Plan, world: &World, node: usize, routes: &[Route], complete: bool, wrong: &mut Vec<String>) {
     let name = plan.name(node);
     let mut by_route: BTreeMap<(u32, u32), Vec<u32>> = BTreeMap::new();
@@ -375,28 +368,28 @@ fn judge_sink(plan: &Plan, world: &World, node: usize, routes: &[Route], complet
             numbers.sort_unstable();
         }
         if !numbers.is_sorted_by(|one, next| one < next) {
-            wrong.push(format!("{name} got messages of {source} doubled or out of order: {numbers:?}"));
+            wrong.push(format!("{name} got messages of {source} duplicated or out of order: {numbers:?}"));
         }
         let sent = world.sent.get(&route.source).copied().unwrap_or_default();
         if complete && !route.lossy && numbers.len() != sent as usize {
             wrong.push(format!("{name} got {numbers:?} of the {sent} messages of {source}"));
         }
         if numbers.iter().any(|number| *number > sent) {
-            wrong.push(format!("{name} got {numbers:?} of {source}, which has sent {sent}"));
+            wrong.push(format!("{name} got {numbers:?} of {source}, which sent {sent}"));
         }
     }
     for ((origin, path), numbers) in by_route {
-        wrong.push(format!("{name} got messages {numbers:?} of {origin} by a way that there is not: {path:x}"));
+        wrong.push(format!("{name} got messages {numbers:?} of {origin} by an impossible route: {path:x}"));
     }
 }
 
-/// Every operator of a section has run in each of its rounds.
+/// Every operator of a section ran in each of its rounds.
 fn judge_section(plan: &Plan, report: &Report, wrong: &mut Vec<String>) {
     let Some(section) = report.section("section") else { return };
     for node in plan.section.iter().flat_map(|section| &section.nodes) {
         let runs = report.operator(&plan.name(*node)).map_or(0, |operator| operator.runs);
         if runs != section.replayed + section.streamed {
-            wrong.push(format!("{} has run {runs} times, in {section:?}", plan.name(*node)));
+            wrong.push(format!("{} ran {runs} times, in {section:?}", plan.name(*node)));
         }
     }
 }
@@ -415,10 +408,10 @@ fn judge_hubs(plan: &Plan, report: &Report, wrong: &mut Vec<String>) {
         let writer = hub.name.split('.').next().unwrap_or_default();
         let sent = report.operator(writer).map_or(0, |operator| operator.messages_out);
         let counted = hub.passed + hub.dropped + hub.untaken;
-        // Loops have two outputs, and what comes in from outside or beside is counted elsewhere.
+        // Loops have two outputs; messages from outside and hints are counted elsewhere.
         let other = ["rounds", "quiet", "hints", "in"].iter().any(|name| writer.starts_with(name));
         if !other && counted != sent {
-            wrong.push(format!("hub `{}` counts {counted} of {sent} messages", hub.name));
+            wrong.push(format!("hub `{}` counted {counted} of {sent} messages", hub.name));
         }
     }
 }

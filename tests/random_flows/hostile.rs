@@ -1,9 +1,8 @@
-//! Wakers, destructors and host functions that do what they should not: a few tasks poll futures of all kinds by hand, with
-//! wakers that drop buffers and streams, enqueue work, poll other futures or panic, when they are woken or when they are
-//! dropped.
+//! Misbehaving wakers, destructors and host functions: a few tasks poll futures of all kinds by hand, with wakers that
+//! drop buffers and streams, enqueue work, poll other futures or panic, when they are woken or dropped.
 //!
-//! Each waker first wakes the task that it belongs to. So every future has its end all the same, those of the other tasks,
-//! which wait for the same streams, among them; and nothing is left.
+//! Each waker first wakes its own task. So every future must still resolve, including those of the other tasks, which
+//! wait for the same streams; and nothing may be left behind.
 
 use std::{
     future::poll_fn,
@@ -28,7 +27,7 @@ use super::{
     plan::{Dice, Fault, Limits},
 };
 
-/// What everything says that panics here.
+/// The message of every panic here.
 pub(crate) const ON_PURPOSE: &str = "hostile on purpose";
 
 const WORDS: usize = 16;
@@ -41,15 +40,14 @@ pub(crate) struct Hostile {
     steps: usize,
 }
 
-/// What a waker, a destructor or a host function does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Conduct {
     Nothing,
-    /// It drops a buffer that is in use, and a stream.
+    /// Drops a buffer that is in use, and a stream.
     Drops,
-    /// It enqueues work, and gives up waiting for it.
+    /// Enqueues work, and drops the wait for it.
     Enqueues,
-    /// It polls a future that waits for the same stream.
+    /// Polls a future that waits for the same stream.
     Polls,
     Panics,
 }
@@ -58,7 +56,7 @@ const CONDUCTS: [Conduct; 5] = [Conduct::Nothing, Conduct::Drops, Conduct::Enque
 
 type Pending = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
-/// What it takes to be hostile, once.
+/// Everything needed to misbehave once.
 struct Luggage {
     conduct: Conduct,
     stream: Stream,
@@ -68,7 +66,7 @@ struct Luggage {
 
 impl Luggage {
     fn unpack(mut self) {
-        // A device that was lost refuses all of it, and says so to those who ask.
+        // A lost device fails all of this, and the error is reported elsewhere.
         match self.conduct {
             Conduct::Nothing => {}
             Conduct::Drops => drop((self.buffer.take(), self.stream)),
@@ -88,7 +86,6 @@ impl Luggage {
     }
 }
 
-/// A waker, or a value that a closure has captured.
 struct Trap {
     task: Option<Waker>,
     woken: Mutex<Option<Luggage>>,
@@ -110,7 +107,7 @@ impl Wake for Trap {
 impl Drop for Trap {
     fn drop(&mut self) {
         let luggage = self.dropped.get_mut().unwrap().take();
-        // Two panics at a time would be an abort, and that of the user's.
+        // A panic during a panic would be an abort, and the user's fault.
         luggage.filter(|_| !std::thread::panicking()).into_iter().for_each(Luggage::unpack);
     }
 }
@@ -123,7 +120,7 @@ fn fill(data: &mut [u32], word: u32) {
 impl Hostile {
     pub(crate) fn new(seed: u64, limits: Limits) -> Self {
         let mut dice = Dice::new(seed);
-        // A function that is never called keeps what it has captured, a buffer perhaps, as long as its device.
+        // A function that is never called keeps its captured values alive, possibly a buffer, as long as its device.
         let is_kept = |fault: &Fault| matches!(fault, Fault::LostFunction(_));
         let fault = |dice: &mut Dice| by_hand::fault(dice).filter(|fault| !is_kept(fault));
         let faults = (0..1 + dice.up_to(1)).map(|_| fault(&mut dice)).collect();
@@ -131,7 +128,6 @@ impl Hostile {
         Self { seed, faults, tasks: tasks.min(limits.operators), steps: steps.min(2 * limits.messages as usize) }
     }
 
-    /// Runs it. What has failed that no fault explains.
     pub(crate) async fn run(&self, simulation: &Simulation) -> (Vec<Device>, Vec<String>) {
         let devices: Vec<_> = self.faults.iter().map(|fault| by_hand::open(simulation, *fault)).collect();
         let mut failed = Vec::new();
@@ -186,7 +182,7 @@ impl Hand {
         Ok(())
     }
 
-    /// One that all tasks have.
+    /// A stream that all tasks share.
     fn stream(&mut self) -> Stream {
         self.streams[self.dice.up_to(self.streams.len() - 1)].clone()
     }
@@ -213,7 +209,7 @@ impl Hand {
         Trap { task: task.cloned(), woken: Mutex::new(self.luggage(stream)), dropped: Mutex::new(self.luggage(stream)) }
     }
 
-    /// What a host function has captured is dropped by it, or by who refuses it.
+    /// The captured values are dropped by the host function, or by the call that refuses it.
     fn host_function(&mut self, stream: &Stream) -> Result<()> {
         let trap = Arc::new(self.trap(stream, None));
         stream.host_function(move || trap.wake())
@@ -240,7 +236,7 @@ impl Hand {
             4 if !self.allocators.is_empty() => {
                 let allocator = self.allocators[self.dice.up_to(self.allocators.len() - 1)].clone();
                 let stream = Stream::new(allocator.device())?;
-                // All blocks but one that is to come back.
+                // All blocks but one, which is returned later.
                 let kept = allocator.alloc::<u32>(&stream, WORDS)?;
                 let mut soon = allocator.alloc::<u32>(&stream, WORDS)?;
                 stream.fill(&mut soon, 9_u32)?;
@@ -261,7 +257,7 @@ impl Hand {
         })
     }
 
-    /// The reader's and the writer's wait for each other's chunk.
+    /// The reader and the writer wait for each other's chunk.
     fn chunk(&mut self, stream: &Stream) -> Result<Pending> {
         let device = stream.device();
         let hub = ChunkHub::<u32, ()>::builder("hostile").elements(WORDS).near(device).envelopes(device, 1).build()?;
@@ -286,13 +282,13 @@ impl Hand {
         Ok(Box::pin(async move { futures::try_join!(produce, consume).map(drop) }))
     }
 
-    /// Polls it to its end, or gives it up, each time with another waker.
+    /// Polls the future until it resolves, or drops it; each poll has another waker.
     async fn poll(&mut self, mut future: Pending, stream: &Stream) -> Result<()> {
         let mut patience = if self.dice.one_in(4) { self.dice.up_to(6) } else { usize::MAX };
         let outcome = poll_fn(|task| {
             for _ in 0..=self.dice.up_to(1) {
                 let waker = Waker::from(Arc::new(self.trap(stream, Some(task.waker()))));
-                // A waker that is dropped for the next one panics in the call of its own task.
+                // Dropping the previous waker may panic in the call of its own task.
                 let polled = contained(|| future.as_mut().poll(&mut Context::from_waker(&waker)));
                 contained(|| drop(waker));
                 match polled {
@@ -313,7 +309,7 @@ impl Hand {
     }
 }
 
-/// What user code does on its own stack is caught there; `None` if it panics.
+/// Catches panics of user code on its own stack; returns `None` if it panics.
 fn contained<R>(call: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(call)).ok()
 }

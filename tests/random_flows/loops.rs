@@ -1,4 +1,4 @@
-//! Loops of any shape beside timers, `latest` readers, services and deadlocks that are there on purpose.
+//! Loops of any shape, with timers, `latest` readers, services and deliberate deadlocks.
 //!
 //! ```text
 //!   feed ──> walk_0 <──> walk_1 ──┐ ──> exit ──> [ callers ]        ticks ──> log
@@ -6,8 +6,8 @@
 //!              └ latest ──> show, every 20 ms
 //! ```
 //!
-//! A message goes from walker to walker as often as its number says, and which way it goes is known from the plan. So is how often each
-//! operator runs, which parts come to an end, and which operators each deadlock consists of.
+//! The number of a message determines how many hops it makes and, with the plan, which way it takes. So the plan
+//! determines how often each operator runs, which parts end, and which operators each deadlock consists of.
 
 mod build;
 mod operators;
@@ -28,15 +28,16 @@ use super::{
     plan::{Dice, Full, Limits},
 };
 
-/// Each divides the time after which the supervisor looks for deadlocks, so that it often looks in the middle of something.
+/// Each divides the supervisor's interval of checks for deadlocks, so that a check often happens in the middle of
+/// something.
 const PERIODS: [u64; 6] = [5, 10, 20, 25, 50, 100];
-/// The longest that a part which ends takes for that once the flow is stopped.
+/// The maximum time in which a part that can end does so after a stop.
 const ENDS_WITHIN: u64 = 15_000;
-/// The longest that it takes until a deadlock is there and found.
+/// The maximum time until a deadlock exists and is found.
 const FOUND_WITHIN: u64 = 6_000;
-/// Hops of a message that never leaves its loop.
+/// The hops of a message that never leaves its loop.
 const ENDLESS: u32 = u32::MAX;
-/// Room of a hub that is to fill up.
+/// The capacity of a hub that should fill up.
 const FEW: usize = 2;
 
 #[derive(Clone, Debug)]
@@ -46,19 +47,19 @@ pub(crate) struct Loops {
     stop: Option<Stop>,
 }
 
-/// Milliseconds.
+/// Times in milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Stop {
     at: u64,
     within: Option<u64>,
 }
 
-/// Parts of a flow have nothing to do with each other.
+/// Independent parts of a flow.
 #[derive(Clone, Debug)]
 enum Part {
     Walk(Walk),
     Stuck(Stuck),
-    /// A source that runs every so many milliseconds, without end or so many times.
+    /// A source that runs every so many milliseconds, endlessly or so many times.
     Ticks {
         every: u64,
         count: Option<u64>,
@@ -68,11 +69,10 @@ enum Part {
 #[derive(Clone, Debug)]
 struct Walk {
     feed: Feed,
-    /// Hops of each message.
     hops: Vec<u32>,
     walkers: Vec<Walker>,
     show: Option<Show>,
-    /// The walker that it pauses, from the start for so many milliseconds.
+    /// A gate: the walker that it pauses, from the start for so many milliseconds.
     gate: Option<(usize, u64)>,
 }
 
@@ -96,40 +96,40 @@ enum Feed {
     Service,
 }
 
-/// Who is shown what walker 0 sends on its first way.
+/// A reader of what walker 0 sends on its first way.
 #[derive(Clone, Copy, Debug)]
 struct Show {
     hub: Full,
     every: Option<u64>,
-    /// The messages of a source that ticks say when it runs.
+    /// The number of messages of a tick source that triggers the runs.
     ticks: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
 enum Stuck {
-    /// It waits for a request and for what its own messages come back as.
+    /// It waits for a request and for its own messages to come back.
     Exchange {
         feed: Feed,
-        /// A single request: its source ends.
+        /// A single request, whose source ends.
         once: bool,
         echoes: usize,
         back: Full,
         in_run: bool,
     },
-    /// Walkers that make two messages of each, in hubs without room for them.
+    /// Walkers that make two messages of each one, in hubs without room for them.
     Flood { ways: Vec<[usize; 3]> },
-    /// One branch has no room for what comes before the first message of the other, and both are taken in pairs.
+    /// One branch has no room for what precedes the first message of the other, and both are taken in pairs.
     Pairs { relays: usize },
-    /// A reader keeps all of a hub's envelopes.
+    /// A reader holds all of a hub's envelopes.
     Kept,
 }
 
-/// Of three, the one that a message takes with so many hops left.
+/// The way, one of three, that a message takes with so many hops left.
 fn way(number: u64, left: u32) -> usize {
     Dice::new(token(number, left)).up_to(2)
 }
 
-/// A message: its number, and how many hops are left.
+/// Encodes a message: its number, and the hops left.
 fn token(number: u64, left: u32) -> u64 {
     number << 32 | u64::from(left)
 }
@@ -139,7 +139,7 @@ fn parts_of(token: u64) -> (u64, u32) {
 }
 
 impl Walk {
-    /// How often each walker runs, and each of its ways is taken.
+    /// How often each walker runs, and how often each of its ways is taken.
     fn visits(&self) -> Vec<(u64, [u64; 3])> {
         let mut visits = vec![(0, [0; 3]); self.walkers.len()];
         for (number, hops) in self.hops.iter().enumerate() {
@@ -161,7 +161,7 @@ impl Walk {
 }
 
 impl Stuck {
-    /// The operators that wait for each other alone.
+    /// The operators that wait only for each other.
     fn operators(&self, part: usize) -> BTreeSet<String> {
         let mut names = BTreeSet::from([format!("log{part}")]);
         let several = |name: &str, count: usize| (0..count).map(|at| format!("{name}{part}_{at}")).collect::<Vec<_>>();
@@ -193,7 +193,7 @@ impl Loops {
         let mut dice = Dice::new(seed);
         let mut parts: Vec<_> =
             (0..dice.between(1, limits.operators.min(3))).map(|_| Part::new(&mut dice, limits)).collect();
-        // An envelope may be with anything outside, and with an operator that is in the middle of a run.
+        // An envelope may be held outside the flow, or by an operator in the middle of a run.
         let hides_envelopes = |part: &Part| match part {
             Part::Walk(walk) => walk.feed != Feed::Source || walk.is_endless(),
             Part::Stuck(Stuck::Exchange { feed, .. }) => *feed == Feed::Service,
@@ -210,7 +210,7 @@ impl Loops {
         plan
     }
 
-    /// One that is stopped at a random moment.
+    /// A flow that is stopped at a random moment.
     pub(crate) fn stopped(seed: u64) -> Self {
         let mut plan = Self::new(seed, Limits::default());
         plan.stop = Some(plan.a_stop(&mut Dice::new(!seed)));
@@ -246,7 +246,7 @@ impl Loops {
         })
     }
 
-    /// It may be stopped before a deadlock is there.
+    /// It may be stopped before a deadlock exists.
     fn may_end(&self) -> bool {
         let sure = |part: &Part| match part {
             Part::Stuck(Stuck::Exchange { feed, .. }) => *feed != Feed::Service,
@@ -256,7 +256,7 @@ impl Loops {
         self.stop.is_some() && !self.parts.iter().any(sure)
     }
 
-    /// It needs no stop.
+    /// It ends without a stop.
     fn ends(&self) -> bool {
         self.parts.iter().all(|part| match part {
             Part::Walk(walk) => !walk.is_endless(),
@@ -289,7 +289,7 @@ impl Part {
                         once,
                         echoes: dice.up_to(3),
                         back: dice.of(&[Full::Hold, Full::DropOldest, Full::Latest]),
-                        // What a run has taken is no message that is left.
+                        // A message taken by a run no longer counts as waiting.
                         in_run: feed == Feed::Source && !once && dice.one_in(2),
                     }
                 }
@@ -309,7 +309,7 @@ impl Walk {
         let ways = ways(dice, limits);
         let walker = |ways| {
             let period = dice.of(&PERIODS);
-            // Without a pace time would stand still.
+            // Without a delay time would not advance.
             let pace = match dice.up_to(5) {
                 0 => Pace::Sleeps(period),
                 1 | 2 => Pace::Every(period),
@@ -332,27 +332,26 @@ impl Walk {
     }
 }
 
-/// A graph of any shape, in which each walker can be reached from the first.
+/// A random graph in which each walker can be reached from the first.
 fn ways(dice: &mut Dice, limits: Limits) -> Vec<[usize; 3]> {
     let last = dice.up_to(limits.operators.min(4) - 1);
     let mut any = || dice.up_to(last);
     (0..=last).map(|at| [if at < last { at + 1 } else { any() }, any(), any()]).collect()
 }
 
-/// To requests, by their numbers.
+/// Answers to requests, by their numbers.
 type Answers = Vec<(u64, Result<u64>)>;
 
-/// The outcome, and what is left to look at.
 pub(crate) struct Ran {
     pub(crate) devices: Vec<Device>,
     outcome: Result<Report>,
     took: u64,
     shown: BTreeMap<usize, Shown>,
-    /// Of each call to a service that is not stuck.
+    /// The answers of each call to a service that is not stuck.
     answers: Answers,
 }
 
-/// The last message that a walker has shown, and the last that its reader saw.
+/// The last message that a walker has sent to its reader, and the last that the reader saw.
 #[derive(Clone, Default)]
 struct Shown(Arc<AtomicU64>, Arc<AtomicU64>);
 
@@ -364,17 +363,16 @@ fn listed(error: &Error) -> BTreeSet<String> {
 }
 
 impl Loops {
-    /// What is wrong with what a run has done.
     pub(crate) fn judge(&self, ran: &Ran) -> Vec<String> {
         let mut found = world(|world| std::mem::take(&mut world.wrong));
         let outcome = match &ran.outcome {
             Ok(report) => self.judge_end(report, ran),
             Err(error) if error.kind() == ErrorKind::Stalled => self.judge_stall(error, ran),
             Err(error) if error.kind() == ErrorKind::Cancelled => self.judge_overdue(error, ran),
-            Err(_) => Err("the flow fails".into()),
+            Err(_) => Err("the flow failed".into()),
         };
         if let Err(what) = outcome {
-            let error = ran.outcome.as_ref().err().map_or("it ended".into(), ToString::to_string);
+            let error = ran.outcome.as_ref().err().map_or("the flow ended".into(), ToString::to_string);
             found.push(format!("{what}: after {} ms {error}", ran.took));
         }
         let fails = ran.outcome.as_ref().err().map(Error::kind);
@@ -387,42 +385,42 @@ impl Loops {
                 }
             };
             if !right {
-                found.push(format!("request {number} is answered with {answer:?}"));
+                found.push(format!("request {number} got the answer {answer:?}"));
             }
         }
         found
     }
 
-    /// When it is stopped, in milliseconds, and has to have ended by.
+    /// The time by which it must have ended after its stop, in milliseconds.
     fn limit(&self) -> Option<u64> {
         self.stop.and_then(|Stop { at, within }| Some(at + within?))
     }
 
     fn judge_end(&self, report: &Report, ran: &Ran) -> Result<(), String> {
         if let Some(stuck) = self.stuck().next().filter(|_| !self.may_end()) {
-            return Err(format!("a deadlock of {stuck:?} is not found"));
+            return Err(format!("a deadlock of {stuck:?} was not found"));
         }
         if self.endless().next().is_some() {
-            return Err("a loop that never ends has ended".into());
+            return Err("an endless loop ended".into());
         }
         if self.stop.is_some_and(|stop| ran.took > stop.at + ENDS_WITHIN) {
-            return Err("it does not end when it is stopped".into());
+            return Err("it did not end after the stop".into());
         }
         for (part, Shown(sent, seen)) in &ran.shown {
             let last_is_seen =
                 self.walks().any(|(at, walk)| at == *part && walk.show.is_some_and(|show| show.ticks.is_none()));
             let (sent, seen) = (sent.load(Ordering::Relaxed), seen.load(Ordering::Relaxed));
             if last_is_seen && sent != seen {
-                return Err(format!("show{part} has seen {seen:x} last, not {sent:x}"));
+                return Err(format!("show{part} saw {seen:x} last instead of {sent:x}"));
             }
         }
-        // A flow that is stopped takes what was sent by then.
+        // A stopped flow takes only what was sent by then.
         for (part, walk) in self.walks().filter(|_| self.stop.is_none()) {
             let each = walk.visits().into_iter().enumerate().map(|(at, count)| (format!("walk{part}_{at}"), count.0));
             for (name, count) in each.chain([(format!("exit{part}"), walk.hops.len() as u64)]) {
                 let runs = report.operator(&name).map_or(0, |operator| operator.runs);
                 if runs != count {
-                    return Err(format!("{name} has run {runs} times, not {count}"));
+                    return Err(format!("{name} ran {runs} times instead of {count}"));
                 }
             }
         }
@@ -431,40 +429,40 @@ impl Loops {
 
     fn judge_stall(&self, error: &Error, ran: &Ran) -> Result<(), String> {
         let mut listed = listed(error);
-        // A flow that is stopped ends its sources.
+        // A stopped flow ends its sources.
         if self.stop.is_some() {
             listed.retain(|name| !name.starts_with("feed"));
         }
-        let alone = error.to_string().contains("wait for each other alone");
+        let alone = error.to_string().contains("wait only for each other");
         let is_it = |mut stuck: BTreeSet<String>| {
             stuck.retain(|name| self.stop.is_none() || !name.starts_with("feed"));
             if alone { listed == stuck } else { listed.is_superset(&stuck) }
         };
         if !self.stuck().any(is_it) {
-            return Err("a stall that there is not".into());
+            return Err("a stall was reported that does not exist".into());
         }
         if ran.took > self.stop.map_or(0, |stop| stop.at) + FOUND_WITHIN {
-            return Err("the deadlock is found late".into());
+            return Err("the deadlock was found too late".into());
         }
         Ok(())
     }
 
     fn judge_overdue(&self, error: &Error, ran: &Ran) -> Result<(), String> {
         let listed = listed(error);
-        let Some(limit) = self.limit() else { return Err("it is cancelled".into()) };
+        let Some(limit) = self.limit() else { return Err("it was cancelled".into()) };
         if ran.took != limit || listed.is_empty() {
-            return Err(format!("it is aborted, and not after {limit} ms"));
+            return Err(format!("it was aborted, but not after {limit} ms"));
         }
         for (part, walk) in self.endless() {
             let is_listed = |at: usize| listed.contains(&format!("walk{part}_{at}"));
             let left: Vec<_> = (0..walk.walkers.len()).filter(|at| is_listed(*at)).collect();
-            // What goes round may come to each that it can be sent to.
+            // A circulating message may reach each walker that it can be sent to.
             if left.is_empty() || left.iter().any(|at| !walk.walkers[*at].ways.iter().all(|to| is_listed(*to))) {
-                return Err(format!("part {part} is not listed"));
+                return Err(format!("part {part} was not listed"));
             }
         }
         if self.endless().next().is_none() && self.stop.is_some_and(|stop| stop.within >= Some(ENDS_WITHIN)) {
-            return Err("it does not end when it is stopped".into());
+            return Err("it did not end after the stop".into());
         }
         Ok(())
     }

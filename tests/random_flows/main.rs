@@ -1,22 +1,22 @@
-//! Scenario F6: random flows with random faults, in the order that a seed decides, race-checked.
+//! Scenario F6: random flows with random faults, in an order that a seed determines, race-checked.
 //!
-//! A seed makes a [plan](plan::Plan): operators of many kinds on one to three simulated devices, some of them replayed as a
-//! graph, hubs of all kinds between them, faults, and an end by itself or by somebody. Each message says itself who it is
-//! ([`data`]). A run must end, without a race, with each message where it belongs, once, in order, and untouched; or with the
-//! error that its fault means.
-//! Afterwards no memory, stream or task is left.
+//! A seed determines a [plan](plan::Plan): operators of many kinds on one to three simulated devices, some of them
+//! replayed as a graph, hubs of all kinds between them, faults, and the end: by itself, by a stop or by an abort. Each
+//! message identifies itself ([`data`]). A run must end without a race, with each message at its destination, once, in
+//! order, and unchanged; or with the error that its fault implies. Afterwards no memory, stream or task may be left.
 //!
-//! What fails prints its seed and its plan, and the smallest flow of that seed that fails too. Found again, with the same
-//! log line by line:
+//! A failure prints its seed and its plan, and the smallest flow of that seed that fails too. To repeat it, with the
+//! same log line by line:
 //!
 //! ```sh
 //! WAKELINE_SEEDS=4711 cargo test -p wakeline-tests --test random_flows random_flows -- --nocapture
 //! WAKELINE_SEEDS=0..100000 cargo test -p wakeline-tests --release --test random_flows random_flows -- --nocapture
 //! ```
 //!
-//! With `WAKELINE_SEEDS_GO_ON=1` the first failure is not the last: each is told in a line, and the lowest in full.
+//! With `WAKELINE_SEEDS_GO_ON=1` the run continues after the first failure: each is printed in a line, and the lowest
+//! in full.
 
-#![cfg_attr(wakeline_mutants, allow(dead_code, reason = "the mutants are looked for, and nothing is shown of a seed"))]
+#![cfg_attr(wakeline_mutants, allow(dead_code, reason = "only the mutants are run, and no seed is shown"))]
 
 mod by_hand;
 mod chunks;
@@ -48,7 +48,7 @@ use std::{
 
 use run::{Failure, Verdict};
 
-/// Panics that a seed has planned are not printed.
+/// Does not print panics that a seed has planned.
 fn quietly() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -63,14 +63,14 @@ fn quietly() {
     });
 }
 
-/// A mutant is active in the whole process: the tests take turns.
+/// A mutant is active in the whole process: the tests run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     quietly();
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs seeds on all cores until one fails, or all if that was asked for: the lowest that did.
+/// Runs seeds on all cores until one fails, or all of them if requested. Returns the lowest failure.
 fn first_failure(seeds: Range<u64>) -> Option<Failure> {
     let (next, failed) = (AtomicU64::new(seeds.start), Mutex::new(None::<Failure>));
     let goes_on = std::env::var("WAKELINE_SEEDS_GO_ON").is_ok();

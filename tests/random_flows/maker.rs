@@ -1,15 +1,15 @@
-//! How a seed becomes a [`Plan`].
+//! Makes a [`Plan`] from a seed.
 //!
-//! Made so that a flow without faults never has to stall, or a lost wake could not be told from a flow that was built so:
+//! A flow without faults must never stall by construction, or a lost wakeup would look the same:
 //!
-//! - whoever keeps messages (a batch, a loop that counts its rounds) is allowed for in every hub's envelopes;
+//! - every hub has envelopes for the messages that an operator keeps (a batch, a loop that counts its rounds);
 //! - messages are taken in pairs only where no output has several readers, since branches that meet again may wait for
 //!   each other;
-//! - a loop that ends as it goes quiet has nothing behind or beside it that waits for somebody to end.
+//! - a loop that ends when it goes quiet has nothing downstream or in parallel that waits for an end.
 
 use super::plan::*;
 
-/// What only enqueues.
+/// Work that only enqueues.
 const REPLAYABLE: [Work; 5] = [Work::InPlace, Work::Side, Work::Transfer, Work::Fresh, Work::Named];
 
 fn is_replayable(node: &Node) -> bool {
@@ -24,17 +24,15 @@ impl Plan {
 
 struct Maker {
     dice: Dice,
-    /// Those of sections.
+    /// Decisions about sections.
     more: Dice,
     limits: Limits,
     plan: Plan,
-    /// Messages may be taken in pairs, and no output has several readers; or the other way round.
+    /// Messages may be taken in pairs, and no output has several readers; or the reverse.
     pairs: bool,
-    /// Readers, by node.
     readers: Vec<usize>,
-    /// What each node sends.
     sent: Vec<Vec<Route>>,
-    /// Messages that are kept somewhere.
+    /// Number of messages that operators keep.
     kept: usize,
 }
 
@@ -58,7 +56,8 @@ impl Maker {
         let sources = 1 + self.dice.up_to(2).min(self.limits.operators.saturating_sub(1));
         for _ in 0..sources {
             let messages = self.dice.between(1, self.limits.messages as usize) as u32;
-            let make = self.dice.of(&[Make::Blank, Make::Blank, Make::Blank, Make::Own, Make::Wrapped, Make::Told]);
+            let make =
+                self.dice.of(&[Make::Blank, Make::Blank, Make::Blank, Make::Own, Make::Wrapped, Make::FromIngress]);
             let node = self.add(Kind::Source { messages, make });
             if make == Make::Wrapped {
                 self.plan.nodes[node].device = None;
@@ -79,7 +78,7 @@ impl Maker {
         self.plan
     }
 
-    /// A body of a loop sends to that loop alone.
+    /// A body of a loop sends only to that loop.
     fn sends(&self, node: usize) -> bool {
         !self.sent[node].is_empty()
     }
@@ -137,7 +136,7 @@ impl Maker {
         self.add_chain(node);
     }
 
-    /// Behind what can be in a section there is more of that now and then.
+    /// After an operator that can be in a section, sometimes adds more of them.
     fn add_chain(&mut self, mut last: usize) {
         while is_replayable(&self.plan.nodes[last]) && self.more.one_in(2) {
             let work = self.more.of(&REPLAYABLE);
@@ -150,7 +149,7 @@ impl Maker {
         }
     }
 
-    /// Where something can come from: seldom from an output that has a reader already.
+    /// Outputs to connect to; rarely one that already has a reader.
     fn outputs(&mut self, count: usize) -> Vec<usize> {
         let nodes = 0..self.plan.nodes.len();
         let mut open: Vec<_> = nodes.clone().filter(|node| self.readers[*node] == 0 && self.sends(*node)).collect();
@@ -213,7 +212,6 @@ impl Maker {
         }
     }
 
-    /// The operator that a loop goes through.
     fn add_body(&mut self, node: usize) {
         let work = self.dice.of(&[Work::InPlace, Work::Side, Work::Transfer]);
         let body = self.add(Kind::Relay { work, done: false, runs: Runs::One, hints: None });
@@ -238,7 +236,7 @@ impl Maker {
         }
         let mut routes = self.connect(from, node);
         if sink == Sink::Device && !self.plan.nodes[node].own_stream {
-            // Each on the stream that it came with.
+            // Each message is on the stream that it came with.
             routes.iter_mut().for_each(|route| route.ordered = false);
         }
         self.plan.nodes[node].routes = routes;
@@ -258,7 +256,7 @@ impl Maker {
         self.sent[from].iter().map(|route| Route { lossy: route.lossy || lossy, ..*route }).collect()
     }
 
-    /// Messages that can come to a node at most.
+    /// The maximum number of messages that can reach a node.
     fn messages(&self, routes: &[Route]) -> usize {
         let of = |route: &Route| match self.plan.nodes[route.source].kind {
             Kind::Source { messages, .. } => messages as usize,
@@ -267,7 +265,6 @@ impl Maker {
         routes.iter().map(of).sum()
     }
 
-    /// Some relays become a section.
     fn replay(&mut self) {
         let (plan, dice) = (&mut self.plan, &mut self.more);
         let on = |plan: &Plan, node: usize| {
@@ -301,7 +298,7 @@ impl Maker {
     }
 
     fn size_hubs(&mut self) {
-        // Where a flow goes quiet, what an optional input has left is a stall.
+        // In a flow that goes quiet, a message left at an optional input is a stall.
         if self.plan.nodes.iter().any(|node| matches!(node.kind, Kind::Quiet { .. })) {
             for node in &mut self.plan.nodes {
                 if let Kind::Relay { hints, .. } = &mut node.kind {
@@ -316,10 +313,10 @@ impl Maker {
         }
         for node in &mut self.plan.nodes {
             let fresh = matches!(node.kind, Kind::Relay { work: Work::Fresh, runs: Runs::One, .. });
-            // One in its hands, one with somebody else, and those that are kept.
+            // One held by the operator, one elsewhere, and those that are kept.
             node.blocks = (fresh && node.device.is_some() && self.dice.one_in(2)).then(|| 2 + self.kept);
         }
-        // A section waits for its messages, and for no memory.
+        // A section waits only for its messages, not for memory.
         for node in self.plan.section.iter().flat_map(|section| &section.nodes) {
             self.plan.nodes[*node].blocks = None;
         }
@@ -332,9 +329,9 @@ impl Maker {
             } else {
                 let in_loop = |end: usize| matches!(self.plan.nodes[end].kind, Kind::Rounds { .. });
                 let needs = match self.plan.nodes[from].kind {
-                    // What a run that waits for its turn has filled.
+                    // The envelopes filled by runs that wait for their turn.
                     Kind::Relay { runs: Runs::Several { count, .. }, .. } => count,
-                    // A body that writes another envelope has two in its hands.
+                    // A body that writes another envelope holds two.
                     _ => usize::from(in_loop(from) || in_loop(to)),
                 };
                 if self.kept > 0 || dice.one_in(2) {
@@ -350,7 +347,7 @@ impl Maker {
                     hub.capacity = Some(self.messages(&self.plan.nodes[end].routes) + 1);
                 }
             }
-            // Whoever only passes on what it was given need not say how large that is.
+            // An operator that only passes messages on need not set their size.
             let own = match self.plan.nodes[from].kind {
                 Kind::Source { .. } | Kind::Relay { work: Work::Transfer | Work::Fresh, .. } => true,
                 _ => self.plan.nodes[from].device.is_none(),

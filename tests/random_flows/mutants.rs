@@ -1,13 +1,12 @@
-//! The random flows find each mutant, alone, within a thousand seeds.
+//! The random flows find each mutant, one at a time, within a thousand seeds.
 
 use std::time::Instant;
 
 use wakeline::mutants::{Mutant, activate};
 
-/// How many seeds a mutant has to hide in.
 const SEEDS: u64 = 1000;
 
-/// None is active afterwards, whatever happens.
+/// Deactivates the mutant when dropped, even on a panic.
 struct Active;
 
 impl Drop for Active {
@@ -37,6 +36,6 @@ fn f6_random_flows_find_each_mutant() {
     assert_eq!(missed, [], "not found within {SEEDS} seeds");
     activate(None);
     if let Some(failure) = super::first_failure(0..last + 1) {
-        panic!("found where there is no mutant: {failure}");
+        panic!("failed without a mutant: {failure}");
     }
 }

@@ -1,4 +1,4 @@
-//! What stands between the ends of a random flow, and what all of its operators share.
+//! The operators between the ends of a random flow, and their common state.
 
 use std::{future::poll_fn, pin::pin, task::Poll};
 
@@ -9,7 +9,7 @@ use super::{
     plan::{Dice, Work},
 };
 
-/// One turn for everybody else.
+/// Yields once to all other tasks.
 pub(crate) async fn turn() {
     let mut turned = false;
     poll_fn(|task| {
@@ -43,17 +43,16 @@ pub(crate) async fn patiently<T>(turns: u32, future: impl Future<Output = T>) ->
     .await
 }
 
-/// What every operator knows of itself.
 #[derive(Clone)]
 pub(crate) struct Me {
     pub(crate) node: usize,
-    /// What it makes of a message: one of those in [`data`].
+    /// How it changes a message: one of the constants in [`data`].
     pub(crate) mark: u32,
     pub(crate) own_stream: bool,
-    /// Page-locked memory is made for this device.
+    /// The device for which page-locked memory is allocated.
     pub(crate) near: Device,
     pub(crate) dice: Dice,
-    /// It is part of a section: it knows nothing of a message that it could say to a kernel, and does the same with each.
+    /// It is part of a section: it cannot pass anything about a message to a kernel, and treats every message alike.
     pub(crate) in_section: bool,
 }
 
@@ -66,19 +65,18 @@ impl Me {
         self.in_section || self.dice.one_in(2)
     }
 
-    /// Reads a message on the host.
     pub(crate) fn read(&self, data: &[u32], tag: Tag) -> Option<Head> {
         data::read(data, format_args!("operator {}, on the host,", self.node), tag)
     }
 
-    /// As `step` does it on a device.
+    /// The same as `step` on a device.
     fn step(&self, data: &mut [u32], tag: Tag) {
         if let Some(head) = self.read(data, tag) {
             data::write(data, data::step_on(head, self.node, self.mark));
         }
     }
 
-    /// The message that is to come, as its metadata says.
+    /// The expected message, according to its metadata.
     pub(crate) fn tag(&self, cx: &Cx) -> Tag {
         if self.in_section {
             return data::PADDED;
@@ -87,13 +85,12 @@ impl Me {
         metadata.get::<Tag>("tag").copied().unwrap_or(NO_TAG)
     }
 
-    /// Several messages were taken at once: whose metadata stand there is no matter of this test.
+    /// Several messages were taken at once: which one's metadata is present does not matter to this test.
     fn untag(&self, cx: &mut Cx) {
         cx.remove_metadata("tag");
     }
 }
 
-/// Does its work with each message and sends it on.
 #[derive(Clone)]
 pub(crate) struct Relay {
     pub(crate) me: Me,
@@ -158,7 +155,7 @@ impl Relay {
                     step::launch(cx.stream()?, &mut copy, node, mark, ANY, number)?;
                 }
                 if me.chance() {
-                    // While it is in use, and somebody else asks for memory.
+                    // While it is in use, and another allocation asks for memory.
                     drop(copy);
                 }
                 step::launch(cx.stream()?, &mut message, node, mark, origin, number)?;
@@ -213,7 +210,6 @@ pub(crate) struct DonePorts {
     pub(crate) output: Output<Message>,
 }
 
-/// Gets what is done.
 #[derive(Clone)]
 pub(crate) struct DoneRelay(pub(crate) Relay);
 
@@ -225,7 +221,7 @@ impl Operator for DoneRelay {
         if message.is_host() {
             self.0.me.read(message.as_slice()?, self.0.me.tag(cx));
         } else if !message.state()?.is_available() {
-            wrong(format!("operator {} got a message that is not done", self.0.me.node));
+            wrong(format!("operator {} got a message before its work was done", self.0.me.node));
         }
         self.0.pass(message, &mut ports.output, cx).await
     }
@@ -241,7 +237,7 @@ pub(crate) struct HintedPorts {
     pub(crate) output: Output<Message>,
 }
 
-/// Takes the numbers that come in beside its messages: each once, and in order.
+/// Takes the hints for its messages: each once, and in order.
 pub(crate) struct HintedRelay {
     pub(crate) relay: Relay,
     pub(crate) last: u64,
@@ -253,7 +249,7 @@ impl Operator for HintedRelay {
     async fn compute(&mut self, ports: &mut HintedPorts, cx: &mut Cx) -> Result<()> {
         while let Some(hint) = ports.hints.try_take()? {
             if hint <= self.last {
-                wrong(format!("operator {} got number {hint} after {}", self.relay.me.node, self.last));
+                wrong(format!("operator {} got hint {hint} after {}", self.relay.me.node, self.last));
                 break;
             }
             self.last = hint;
@@ -263,7 +259,7 @@ impl Operator for HintedRelay {
     }
 }
 
-/// Sees in `after` that its work is done.
+/// Checks in `after` that its work is done.
 pub(crate) struct AfterRelay {
     pub(crate) relay: Relay,
     pub(crate) here: Option<Buffer<u32>>,
@@ -290,7 +286,6 @@ impl Operator for AfterRelay {
     }
 }
 
-/// Sends on several at a time.
 pub(crate) struct Batch {
     pub(crate) relay: Relay,
     pub(crate) most: usize,
@@ -352,7 +347,6 @@ pub(crate) struct EachPorts {
     pub(crate) output: Output<Message>,
 }
 
-/// Takes one of each input.
 pub(crate) struct MergeEach(pub(crate) Relay);
 
 impl Operator for MergeEach {
@@ -376,7 +370,6 @@ pub(crate) struct AnyPorts {
     pub(crate) output: Output<Message>,
 }
 
-/// Takes whichever is there.
 pub(crate) struct MergeAny(pub(crate) Relay);
 
 impl Operator for MergeAny {
@@ -386,7 +379,7 @@ impl Operator for MergeAny {
         match ports.inputs.try_take_any()? {
             Some((_, message)) => self.0.pass(message, &mut ports.output, cx).await,
             None => {
-                wrong(format!("operator {} ran for nothing", self.0.me.node));
+                wrong(format!("operator {} ran without a message", self.0.me.node));
                 Ok(())
             }
         }
@@ -405,7 +398,7 @@ pub(crate) struct RoundsPorts {
     pub(crate) forth: Output<Message>,
 }
 
-/// Has each message go round, and waits for it.
+/// Sends each message through its rounds, and waits for it.
 pub(crate) struct Rounds {
     pub(crate) relay: Relay,
     pub(crate) laps: u32,
@@ -422,7 +415,7 @@ impl Operator for Rounds {
                 Some(message) => message,
                 None if cx.flow().failure().is_some() => return Ok(()),
                 None => {
-                    wrong(format!("operator {} lost a message on its round", self.relay.me.node));
+                    wrong(format!("operator {} lost a message in its round", self.relay.me.node));
                     return Ok(());
                 }
             };
@@ -441,7 +434,7 @@ pub(crate) struct QuietPorts {
     pub(crate) forth: Output<Message>,
 }
 
-/// Has each message go round as often as it says. Nothing ends this but that it goes quiet.
+/// Sends each message through as many rounds as it says. Only becoming quiet ends it.
 pub(crate) struct Quiet(pub(crate) Relay);
 
 impl Operator for Quiet {

@@ -1,19 +1,19 @@
-//! What a seed decides: a flow, where its operators run, what goes wrong, and how it ends.
+//! The decisions of a seed: a flow, where its operators run, the faults, and how it ends.
 //!
-//! A [`Plan`] is data: it prints as what it is, and the same seed and [`Limits`] give the same one: see
+//! A [`Plan`] is data: it can be printed, and the same seed and [`Limits`] give the same plan: see
 //! [`maker`](super::maker).
 //!
-//! Each operator that a message passes changes its *route*, a number in its data. So a sink knows from the plan which
-//! routes come to it, and for each of them which messages, and in which order.
+//! Each operator that a message passes changes its *route*, a number in its data. So the plan says which routes reach a
+//! sink, and for each of them which messages, and in which order.
 
 use std::fmt;
 
 /// Words of the smallest message, and of the largest.
 pub(crate) const WORDS: std::ops::RangeInclusive<usize> = 6..=32;
-/// What every envelope has room for.
+/// The size of every envelope.
 pub(crate) const BYTES: usize = *WORDS.end() * 4;
 
-/// How large a plan may be: fewer, to find out what a failure needs.
+/// Limits of a plan: smaller ones help to find out what a failure needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     pub(crate) operators: usize,
@@ -30,7 +30,7 @@ impl Default for Limits {
 pub(crate) struct Plan {
     pub(crate) seed: u64,
     pub(crate) devices: Vec<Vec<Fault>>,
-    /// Sources first, then in an order in which every input comes from before.
+    /// Sources first, then in an order in which every input is connected to an earlier node.
     pub(crate) nodes: Vec<Node>,
     pub(crate) edges: Vec<Edge>,
     pub(crate) ending: Ending,
@@ -38,11 +38,11 @@ pub(crate) struct Plan {
     pub(crate) section: Option<Section>,
 }
 
-/// Relays, one after the other, whose runs are replayed as a graph.
+/// Relays in sequence whose runs are replayed as a graph.
 #[derive(Clone, Debug)]
 pub(crate) struct Section {
     pub(crate) nodes: Vec<usize>,
-    /// Words; or for each length a graph, up to so many.
+    /// Sizes of the buckets, in words; or one graph for each length, up to so many.
     pub(crate) buckets: Result<Vec<usize>, usize>,
     pub(crate) at_start: bool,
     pub(crate) checked: bool,
@@ -57,11 +57,11 @@ pub(crate) struct Node {
     pub(crate) own_stream: bool,
     /// Milliseconds from one run to the next.
     pub(crate) every: Option<u64>,
-    /// Somebody pauses it now and then.
+    /// It is paused now and then.
     pub(crate) gate: bool,
-    /// Its buffers come from so many blocks, and it waits until there is one.
+    /// Its buffers come from so many blocks, and it waits until one is free.
     pub(crate) blocks: Option<usize>,
-    /// Of the messages that it is given: what comes through each of its edges.
+    /// The routes of its messages, one per edge.
     pub(crate) routes: Vec<Route>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) enum Kind {
         runs: Runs,
         hints: Option<Hints>,
     },
-    /// Sends on so many at a time, or after so many milliseconds.
+    /// Sends on so many at a time, or fewer after so many milliseconds.
     Batch {
         most: usize,
         within: u64,
@@ -86,7 +86,7 @@ pub(crate) enum Kind {
     Keep {
         count: usize,
     },
-    /// Takes one of each input, or any.
+    /// Takes one message from each input, or from any.
     Merge {
         each: bool,
     },
@@ -95,42 +95,35 @@ pub(crate) enum Kind {
         laps: u32,
         body: Option<usize>,
     },
-    /// The same with as many rounds as stands in the message, and any number of messages at a time.
+    /// The same with the number of rounds given in the message, and any number of messages at a time.
     Quiet {
         body: Option<usize>,
     },
     Sink(Sink),
 }
 
-/// What a source's messages are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Make {
-    /// The hub's blank envelopes.
     Blank,
-    /// Buffers of its own.
     Own,
-    /// A user's memory, on the host.
+    /// User memory, on the host.
     Wrapped,
-    /// Blank envelopes, each for a number that comes in from outside of the flow.
-    Told,
+    /// Blank envelopes, each for a number that arrives from outside the flow.
+    FromIngress,
 }
 
-/// What an operator does with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Changes it where it lies.
     InPlace,
     /// Reads it on two further streams, and then changes it.
     Side,
-    /// Copies it to the host, and looks at it.
+    /// Copies it to the host, and checks it.
     Look,
-    /// Writes another envelope.
     Transfer,
-    /// Writes a buffer of its own.
     Fresh,
-    /// Works on a named stream, and sends that along.
+    /// Works on a named stream, and sends the message with it.
     Named,
-    /// Leaves it to `after` to see that it is done.
+    /// Checks in `after` that it is done.
     After,
 }
 
@@ -140,7 +133,7 @@ pub(crate) enum Runs {
     Several { count: usize, ordered: bool },
 }
 
-/// Numbers that come in beside the messages.
+/// Numbers that arrive in parallel to the messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hints {
     pub(crate) count: u64,
@@ -157,15 +150,13 @@ pub(crate) enum Full {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sink {
-    /// Reads on the host.
     Read,
-    /// Looks at what is done, on the host.
+    /// Checks completed messages on the host.
     Done,
-    /// Reads on the host, gives up in the middle, and begins again.
+    /// Reads on the host, drops the wait half way, and starts again.
     Impatient,
-    /// Looks on its device.
+    /// Checks on its device.
     Device,
-    /// Outside of the flow.
     Outside,
 }
 
@@ -201,7 +192,7 @@ pub(crate) enum Fault {
     LostFunction(u64),
 }
 
-/// After so many turns of whoever looks on.
+/// After so many turns of the observing task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     ByItself,
@@ -210,17 +201,17 @@ pub(crate) enum Ending {
     Drop(u32),
 }
 
-/// The path of what has passed this operator.
+/// The path after this operator.
 pub(crate) fn passed(path: u32, node: usize) -> u32 {
     (path ^ (node as u32 + 1)).wrapping_mul(0x0100_0193).rotate_left(7)
 }
 
-/// How many rounds a message of this number makes.
+/// The number of rounds of a message.
 pub(crate) fn laps(number: u32) -> u32 {
     number % 4
 }
 
-/// Chances, by a seed. (SplitMix64: two lines, and a clone goes its own way.)
+/// Random decisions from a seed. (SplitMix64: two lines, and a clone diverges.)
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(u64);
 

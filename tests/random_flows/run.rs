@@ -1,4 +1,4 @@
-//! One seed: the run, the look at what is left, and what is said of a failure.
+//! Runs one seed, checks what is left, and reports failures.
 
 use std::{
     cell::RefCell,
@@ -33,7 +33,6 @@ pub(crate) enum Verdict {
     Fails(Box<Failure>),
 }
 
-/// What was found.
 pub(crate) struct Failure {
     pub(crate) seed: u64,
     limits: Limits,
@@ -42,7 +41,7 @@ pub(crate) struct Failure {
     log: Vec<String>,
 }
 
-/// Hears what wakeline logs as an error on this thread: what is found in a `Drop` has nobody else to tell.
+/// Collects what wakeline logs as an error on this thread: an error in a `Drop` can only be logged.
 #[derive(Default)]
 struct Errors;
 
@@ -80,7 +79,6 @@ impl tracing::Subscriber for Errors {
     fn exit(&self, _span: &tracing::span::Id) {}
 }
 
-/// What a seed stands for.
 enum Scenario {
     Flow(Plan),
     ByHand(ByHand),
@@ -91,7 +89,7 @@ enum Scenario {
 }
 
 impl Scenario {
-    /// Five seeds of ten are no flow of the [`Plan`]'s.
+    /// Five seeds of ten are not a flow from a [`Plan`].
     fn new(seed: u64, limits: Limits) -> Self {
         match seed % 10 {
             2 => Self::Hostile(Hostile::new(seed, limits)),
@@ -103,7 +101,7 @@ impl Scenario {
         }
     }
 
-    /// What is found. First all comes to its end, also what goes on outside of a flow.
+    /// Returns the findings. First everything ends, work outside a flow included.
     async fn run(&self, simulation: &Simulation) -> Vec<String> {
         match self {
             Self::Flow(plan) => {
@@ -148,13 +146,13 @@ async fn settle_and_judge<R>(
     };
     let devices = devices(&ran);
     let mut found = Vec::new();
-    // What has come for a user is kept until it is asked for.
+    // Memory for a user is kept until it is claimed.
     for wrapped in world(|world| std::mem::take(&mut world.wrapped)) {
         match in_bounds(simulation, wrapped.into_inner()).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) if error.is_device_lost() && devices.iter().any(|device| device.lost().is_some()) => {}
-            Ok(Err(error)) => found.push(format!("a user's memory is not given back: {error}")),
-            Err(why) => found.push(format!("a user's memory is not given back: {why}")),
+            Ok(Err(error)) => found.push(format!("user memory was not returned: {error}")),
+            Err(why) => found.push(format!("user memory was not returned: {why}")),
         }
     }
     let settles = async {
@@ -195,7 +193,6 @@ impl fmt::Display for Scenario {
     }
 }
 
-/// Runs what a seed stands for. What was found, and the log.
 fn run(scenario: &Scenario, seed: u64) -> (Vec<String>, Vec<String>) {
     world(|world| *world = World::default());
     ERRORS.with_borrow_mut(Vec::clear);
@@ -208,12 +205,13 @@ fn run(scenario: &Scenario, seed: u64) -> (Vec<String>, Vec<String>) {
     let mut found = found.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()));
-        vec![format!("it panics: {}", text.unwrap_or_default())]
+        vec![format!("panicked: {}", text.unwrap_or_default())]
     });
     let log = simulation.log();
     drop(simulation);
     ERRORS.with_borrow_mut(|errors| {
-        // A fault says so; without one, `judge` finds that it did. A panic on purpose is logged where it ends.
+        // Faults log an error; `judge` reports a lost device without a fault. A deliberate panic is logged where it
+        // ends.
         found.extend(
             errors
                 .drain(..)
@@ -242,27 +240,25 @@ fn streams_in_use(device: &Device) -> usize {
     StreamPool::default_of(device).map_or(0, |pool| pool.in_use())
 }
 
-/// Nothing is left.
 fn is_settled(devices: &[Device], simulation: &Simulation) -> bool {
     simulation.unfinished().is_empty() && devices.iter().all(|device| is_at_rest(device) && streams_in_use(device) == 0)
 }
 
-/// Runs something that ends before long.
+/// Runs a future that must end before long.
 async fn in_bounds<T>(simulation: &Simulation, what: impl Future<Output = T>) -> Result<T, String> {
     let mut run = pin!(tokio::time::timeout(TIME, simulation.run(what)));
     std::future::poll_fn(|task| match run.as_mut().poll(task) {
         Poll::Ready(Ok(output)) => Poll::Ready(Ok(output)),
         Poll::Ready(Err(_)) => {
             let unfinished = simulation.unfinished().join(", ");
-            Poll::Ready(Err(format!("it hangs: nothing has ended it within {TIME:?}; unfinished: {unfinished}")))
+            Poll::Ready(Err(format!("hung: it did not end within {TIME:?}; unfinished: {unfinished}")))
         }
-        Poll::Pending if simulation.steps() > STEPS => Poll::Ready(Err("it goes on and on".into())),
+        Poll::Pending if simulation.steps() > STEPS => Poll::Ready(Err("exceeded the limit of steps".into())),
         Poll::Pending => Poll::Pending,
     })
     .await
 }
 
-/// Runs a seed.
 pub(crate) fn seed(seed: u64, limits: Limits) -> Verdict {
     let scenario = Scenario::new(seed, limits);
     let (what, log) = run(&scenario, seed);
@@ -272,13 +268,12 @@ pub(crate) fn seed(seed: u64, limits: Limits) -> Verdict {
     Verdict::Fails(Box::new(Failure { seed, limits, plan: scenario.to_string(), what, log }))
 }
 
-/// What is found in a flow with loops that is stopped at some moment, and its plan.
+/// The findings in a flow with loops that is stopped at a random moment, and its plan.
 pub(crate) fn stopped(seed: u64) -> (Vec<String>, String) {
     let scenario = Scenario::Loops(Loops::stopped(seed));
     (run(&scenario, seed).0, scenario.to_string())
 }
 
-/// What happens, step by step.
 pub(crate) fn log(seed: u64) -> Vec<String> {
     let (found, mut log) = run(&Scenario::new(seed, Limits::default()), seed);
     log.extend(found);
@@ -293,12 +288,11 @@ pub(crate) fn show(seed: u64) {
 }
 
 impl Failure {
-    /// What is wrong, in a line.
     pub(crate) fn first(&self) -> String {
         self.what.first().map(|what| what.replace('\n', " ").chars().take(160).collect()).unwrap_or_default()
     }
 
-    /// For people: what fails, and the smallest flow that does.
+    /// The failure, and the smallest flow that fails, for people.
     pub(crate) fn explained(&self) -> String {
         let mut text = format!("{self}");
         let smaller = (1..=self.limits.operators)
@@ -315,7 +309,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "seed {} fails:", self.seed)?;
+        writeln!(f, "seed {} failed:", self.seed)?;
         self.what.iter().try_for_each(|what| writeln!(f, "  - {what}"))?;
         writeln!(f, "{}", self.plan)?;
         writeln!(f, "  the last of {} steps:", self.log.len())?;

@@ -1,10 +1,10 @@
-//! The random flows themselves: what each seed must come to.
+//! Runs the random flows of each seed.
 
 use std::{ops::Range, time::Instant};
 
 use super::{alone, first_failure, run};
 
-/// What is run without being asked for more.
+/// The seeds that run by default.
 const SEEDS: Range<u64> = 0..300;
 
 /// `4711`, or `0..100000`.
@@ -18,7 +18,7 @@ fn wanted() -> Option<Range<u64>> {
 }
 
 #[test]
-fn f6_random_flows_end_with_what_they_should() {
+fn f6_random_flows_end_as_planned() {
     let _alone = alone();
     let (seeds, began) = (wanted().unwrap_or(SEEDS), Instant::now());
     let count = seeds.end - seeds.start;
@@ -29,12 +29,12 @@ fn f6_random_flows_end_with_what_they_should() {
         run::show(seeds.start);
     }
     let seconds = began.elapsed().as_secs_f64();
-    println!("{count} seeds in {seconds:.1} s, {:.0} a second: nothing found", count as f64 / seconds);
+    println!("{count} seeds in {seconds:.1} s, {:.0} per second: no failure", count as f64 / seconds);
 }
 
 /// The same seed gives the same events and the same outcome.
 #[test]
-fn f6_a_seed_is_found_again() {
+fn f6_a_seed_is_reproducible() {
     let _alone = alone();
     for seed in 0..20 {
         let (first, second) = (run::log(seed), run::log(seed));
@@ -44,10 +44,10 @@ fn f6_a_seed_is_found_again() {
     }
 }
 
-/// Loops that end, others that never do, and deadlocks, each stopped at some moment: the flow ends in time, or the error lists what
-/// has not.
+/// Loops that end, endless loops, and deadlocks, each stopped at a random moment: the flow ends in time, or the error
+/// lists the operators that have not ended.
 #[test]
-fn f6_a_thousand_flows_with_loops_stop_when_they_are_asked_to() {
+fn f6_a_thousand_flows_with_loops_stop_on_request() {
     let _alone = alone();
     std::thread::scope(|scope| {
         for first in 0..4 {

@@ -1,5 +1,5 @@
-//! A service whose operator keeps state in a cycle: clients that ask, some of whom go away, and an operator that answers
-//! at once, late, with a refusal or not at all.
+//! A service whose operator keeps state in a cycle: clients that send requests, some of which are dropped, and an
+//! operator that answers at once, late, with a refusal or not at all.
 //!
 //! ```text
 //!   clients ──> [ front ] ──> core ──> [ split ══> join ] ──> clients
@@ -8,7 +8,8 @@
 //!                             look
 //! ```
 //!
-//! Each request has its one answer, known from the plan; and what goes round goes back to the requests in flight, at most.
+//! Each request has exactly one answer, known from the plan; and replies that circulate belong only to requests in
+//! flight.
 
 use wakeline::{
     Inputs, Message as _, Service,
@@ -28,41 +29,40 @@ use super::{
 pub(crate) struct Services {
     seed: u64,
     fault: Option<Fault>,
-    /// Requests of each client.
     clients: Vec<u32>,
-    /// How many turns a client waits at most, now and then.
+    /// The maximum number of turns that a client sometimes waits.
     patience: usize,
     places: usize,
     limit: Option<usize>,
     front: bool,
     on_device: bool,
     state_first: bool,
-    /// The state goes on before the response does.
+    /// Sends the state before the response.
     state_sent_first: bool,
-    /// It says which message answers whom; otherwise all that it sends goes back to all that it took.
+    /// It assigns each message to the requests that it answers; otherwise everything it sends belongs to everything it
+    /// took.
     says_which: bool,
     split: bool,
     ending: Ending,
 }
 
-/// The outcome, and what is left to look at.
 pub(crate) struct Ran {
     pub(crate) devices: Vec<Device>,
     outcome: Option<Result<wakeline::Report>>,
-    heard: Vec<(Request, Heard)>,
+    answers: Vec<(Request, Answer)>,
 }
 
-/// Who asks, and its how manieth request it is.
+/// The client, and the index of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Request {
     client: u32,
     number: u32,
 }
 
-/// What a caller got for it; `None` for one that went away.
-type Heard = Option<Result<u64>>;
+/// A caller's result; `None` if it dropped the request.
+type Answer = Option<Result<u64>>;
 
-/// What travels: whose destructor drops more than itself.
+/// A message with a destructor that also drops other things.
 #[derive(wakeline::Message)]
 struct Parcel {
     request: Request,
@@ -74,22 +74,22 @@ struct Luggage {
     stream: Stream,
 }
 
-/// Enqueues work, and drops what that uses.
+/// Enqueues work, and drops the memory that the work uses.
 impl Drop for Luggage {
     fn drop(&mut self) {
         if let Some(mut buffer) = self.buffer.take() {
-            // A device that was lost says so elsewhere.
+            // A lost device is reported elsewhere.
             let _ = self.stream.fill(&mut buffer, 7_u32);
             drop(self.stream.completed());
         }
     }
 }
 
-/// What becomes of a request where the operator says which message answers whom.
+/// The fate of a request if the operator assigns messages to requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Answered,
-    /// And then once more, with something else: the first one counts.
+    /// Answered twice, with different values: the first one counts.
     Twice,
     Late,
     Refused,
@@ -150,7 +150,7 @@ impl Services {
     pub(crate) async fn run(&self, simulation: &Simulation) -> Ran {
         let device = by_hand::open(simulation, self.fault);
         let devices = vec![device.clone()];
-        let mut ran = Ran { devices, outcome: None, heard: Vec::new() };
+        let mut ran = Ran { devices, outcome: None, answers: Vec::new() };
         let (flow, service) = self.build(&device, simulation);
         let service = match self.limit {
             Some(limit) => service.limit(limit),
@@ -194,8 +194,8 @@ impl Services {
         };
         for client in clients {
             match client.await {
-                Ok(heard) => ran.heard.extend(heard),
-                Err(unfinished) => wrong(format!("a client does not end: {unfinished}")),
+                Ok(answers) => ran.answers.extend(answers),
+                Err(unfinished) => wrong(format!("a client did not end: {unfinished}")),
             }
         }
         ran
@@ -243,7 +243,6 @@ impl Services {
         (flow, service)
     }
 
-    /// What is wrong with what the clients have heard.
     pub(crate) fn judge(&self, ran: &Ran) -> Vec<String> {
         let lost = ran.devices.iter().any(|device| device.lost().is_some());
         let explained = |kind: ErrorKind| match kind {
@@ -256,17 +255,17 @@ impl Services {
         if let Some(Err(error)) = &ran.outcome
             && !explained(error.kind())
         {
-            failed.push(format!("the flow fails: {error}"));
+            failed.push(format!("the flow failed: {error}"));
         }
-        for (request, heard) in &ran.heard {
+        for (request, answer) in &ran.answers {
             let fate = if self.says_which { request.fate() } else { Fate::Answered };
-            let right = match heard {
+            let right = match answer {
                 None => true,
                 Some(Ok(answer)) => {
                     *answer == request.answer() && matches!(fate, Fate::Answered | Fate::Twice | Fate::Late)
                 }
                 Some(Err(error)) => match error.kind() {
-                    // A stopped flow does not wait for a reply that is outside of it.
+                    // A stopped flow does not wait for a reply that is held outside it.
                     ErrorKind::Unanswered => {
                         fate == Fate::Dropped || (fate == Fate::RefusedLate && matches!(self.ending, Ending::Stop(_)))
                     }
@@ -274,18 +273,18 @@ impl Services {
                         matches!(fate, Fate::Refused | Fate::RefusedLate)
                             && error.to_string() == refusal(*request).to_string()
                     }
-                    // It may have been in time, where a flow was stopped.
+                    // In a stopped flow the request may have been in time or not.
                     ErrorKind::Closed => matches!(self.ending, Ending::Stop(_)),
                     kind => explained(kind),
                 },
             };
             if !right {
-                failed.push(format!("{request:?}, {fate:?}, is given {heard:?}, and not {}", request.answer()));
+                failed.push(format!("{request:?}, {fate:?}, got {answer:?} instead of {}", request.answer()));
             }
-            if let Some(Err(error)) = heard
+            if let Some(Err(error)) = answer
                 && ["operator", "simulated", "core"].iter().any(|inside| error.to_string().contains(inside))
             {
-                failed.push(format!("{request:?} is given names: {error}"));
+                failed.push(format!("{request:?} got internal names: {error}"));
             }
         }
         by_hand::judge(&ran.devices, &failed)
@@ -304,8 +303,8 @@ struct Client {
 }
 
 impl Client {
-    async fn asks(mut self, count: u32, patience: usize) -> Vec<(Request, Heard)> {
-        let mut heard = Vec::new();
+    async fn asks(mut self, count: u32, patience: usize) -> Vec<(Request, Answer)> {
+        let mut answers = Vec::new();
         for number in 0..count {
             turns(self.dice.up_to(9) as u32).await;
             let request = Request { client: self.client, number };
@@ -315,12 +314,12 @@ impl Client {
                 0 => patiently(self.dice.up_to(patience) as u32, asked).await,
                 _ => Some(asked.await),
             };
-            heard.push((request, answer));
+            answers.push((request, answer));
         }
-        heard
+        answers
     }
 
-    /// None where a fault is planned, or has been.
+    /// `None` if a fault is planned or has happened.
     fn luggage(&self) -> Option<Luggage> {
         let stream = Stream::new(&self.device).ok()?;
         Some(Luggage { buffer: Buffer::new(&self.device, 8).ok(), stream })
@@ -335,7 +334,7 @@ struct CorePorts {
     state: Input<Message>,
     #[output]
     responses: Output<u64>,
-    /// There is room: the state that was there has been taken.
+    /// There is room: the previous state has been taken.
     #[output(optional)]
     next: Output<Message>,
 }
@@ -345,12 +344,12 @@ struct Core {
     plan: Services,
     runs: u32,
     near: Device,
-    /// To be refused some time.
+    /// Replies to refuse later.
     late: tokio::sync::mpsc::UnboundedSender<(Request, Reply)>,
     dice: Dice,
 }
 
-/// Looks how often the state has been counted, and counts it once more.
+/// Checks how often the state has been counted, and counts it once more.
 #[kernel]
 fn count(state: &mut [u32], runs: u32) {
     if let Some(what) = counted(state, runs) {
@@ -369,7 +368,7 @@ impl Core {
         if self.runs > 0 {
             let state = ports.state.recv().await?;
             if state.is_none() && cx.flow().failure().is_none() {
-                wrong("the state is lost".into());
+                wrong("the state was lost".into());
             }
             return Ok(state);
         }
@@ -395,7 +394,7 @@ impl Core {
         Ok(())
     }
 
-    /// The state goes on, and is no answer.
+    /// Sends the state on, which answers no request.
     async fn goes_on(&mut self, state: Message, ports: &mut CorePorts) -> Result<()> {
         match self.plan.says_which {
             true => ports.next.send_for(Reply::default(), state).await,
@@ -407,7 +406,7 @@ impl Core {
         let Some(reply) = reply else { return ports.responses.send(request.answer()).await };
         match request.fate() {
             Fate::Refused => reply.fail(refusal(request)),
-            // Those that are left when the flow ends are refused, too: whoever has them says so.
+            // Replies left when the flow ends are refused, too, by the task that holds them.
             Fate::RefusedLate => _ = self.late.send((request, reply)),
             Fate::Dropped => drop(reply),
             fate => {
@@ -441,7 +440,7 @@ impl Operator for Core {
             let mut replies = cx.take_replies();
             let at = usize::from(self.plan.state_first && is_state_taken);
             if replies.len() != 1 + usize::from(is_state_taken) || replies[at].is_empty() {
-                wrong(format!("the request is not among the replies: {replies:?}"));
+                wrong(format!("the request is missing from the replies: {replies:?}"));
             }
             std::mem::take(&mut replies[at])
         });
@@ -456,7 +455,7 @@ impl Operator for Core {
     }
 }
 
-/// In the cycle: no more callers than there are clients, each of whom asks one thing at a time.
+/// In the cycle: there are never more callers than clients, each of which has one request at a time.
 struct Look {
     callers: usize,
     says_which: bool,
@@ -475,10 +474,10 @@ impl Operator for Look {
         let digits: String = text.chars().filter(char::is_ascii_digit).collect();
         let callers: usize = digits.parse().unwrap_or(usize::MAX);
         if callers > self.callers {
-            wrong(format!("the state goes back to {callers} requests of {} clients", self.callers));
+            wrong(format!("the state carries replies of {callers} requests from {} clients", self.callers));
         }
         if self.says_which && !reply.is_empty() {
-            wrong("the state goes back to a request, and was sent for none".into());
+            wrong("the state carries a reply, but was sent for no request".into());
         }
         ports.output.send_for(reply, state).await
     }
@@ -494,7 +493,7 @@ struct SplitPorts {
     other: Output<u64>,
 }
 
-/// Two parts of a response, which go two ways.
+/// Splits a response into two parts, which take two ways.
 struct Split;
 
 impl Operator for Split {

@@ -77,7 +77,7 @@ on_both!(what_does_not_have_the_rows_of_the_inputs_is_sent_whole, async |device:
         flow.replay("net", one).buckets([8]).rows(one.input, ROW);
     });
     let told = unsaid.await.err().unwrap().to_string();
-    says(&told, &["operator `one`: port `output`", "it sends 1 elements for 8 rows", "say `.whole(..)`"]);
+    says(&told, &["operator `one`: port `output`", "it sends 1 elements for 8 rows", "use `.whole(..)`"]);
 });
 
 /// Sends as many elements, whatever it is given.
@@ -101,7 +101,7 @@ on_both!(rows_of_another_length_in_each_bucket_are_none, async |device: Device| 
     });
     let told = unsaid.await.err().unwrap().to_string();
     let bucket = "it sends 32 bytes for one bucket and 32 for another, which is 16 and 32 bytes a row";
-    says(&told, &["operator `one`: port `output`", bucket, "say `.whole(..)`"]);
+    says(&told, &["operator `one`: port `output`", bucket, "use `.whole(..)`"]);
 
     let said = alone(&device, &[1, 1, 2, 1], Always(8), |flow, one| {
         flow.replay("net", one).buckets([1, 2]).rows(one.input, ROW).whole(one.output);

@@ -49,7 +49,7 @@ on_both!(what_a_capture_cannot_hold_is_an_error_that_names_the_operator, async |
 
     let waits = odd(|_, _| tokio::task::yield_now().map(Ok).boxed());
     let told = refused(&device, false, waits).await;
-    assert!(told.contains("its `compute` waits for something of the host's"), "{told}");
+    assert!(told.contains("its `compute` waits for something on the host"), "{told}");
 
     let awaits = odd(|x, cx| {
         async move {
@@ -70,7 +70,7 @@ on_both!(what_a_capture_cannot_hold_is_an_error_that_names_the_operator, async |
         .boxed()
     });
     let told = refused(&device, false, looks).await;
-    assert!(told.contains("the host can neither wait for it nor look at what it makes"), "{told}");
+    assert!(told.contains("the host can neither wait for it nor read its results"), "{told}");
 
     let copies_back = odd(|x, cx| {
         async move {
@@ -128,7 +128,7 @@ on_both!(what_a_capture_cannot_hold_is_an_error_that_names_the_operator, async |
         async move { filled }.boxed()
     });
     let told = refused(&device, false, keeps).await;
-    assert!(told.contains("it puts work into a stream that it has kept from an earlier run"), "{told}");
+    assert!(told.contains("it enqueues work on a stream that it has kept from an earlier run"), "{told}");
 
     let marks = odd(|_, cx| {
         cx.insert_metadata("mine", 1);
@@ -233,8 +233,8 @@ fn what_is_wrong_with_a_section_is_said_before_anything_runs() {
         let _ = flow.replay("net", (one, two)).buckets([]);
         flow.replay("net", one).buckets([0, 1]).rows(two.input, 4).rows(one.input, 0);
     });
-    says(&told, &["section `net`: its list of buckets is empty", "section `net`: another has the same name"]);
-    says(&told, &["operator `one` is in another section, too"]);
+    says(&told, &["section `net`: its list of buckets is empty", "section `net`: another section has the same name"]);
+    says(&told, &["operator `one` is also in another section"]);
 
     let told = problems(|flow, one, two, _| {
         flow.replay("net", one).buckets([0, 1]).rows(two.input, 4).rows(one.input, 0).whole(two.output);
@@ -242,13 +242,13 @@ fn what_is_wrong_with_a_section_is_said_before_anything_runs() {
     says(&told, &["a bucket of 0 rows holds nothing", "a row of 0 elements at `input`"]);
     says(
         &told,
-        &["the rows of `two.input` are said, which is none of the ports on its edge", "whole messages of `two.output`"],
+        &["the rows of `two.input` are set, which is not a port on its boundary", "whole messages of `two.output`"],
     );
 
     let told = problems(|flow, one, _, _| {
         flow.replay("start", one).at_start();
     });
-    says(&told, &["section `start`: it is to be captured at the start, when nobody knows the sizes yet"]);
+    says(&told, &["section `start`: it is to be captured at the start, when the sizes are not known yet"]);
 
     let told = problems(|flow, one, two, _| {
         let _ = two.clone().on(&Device::host());
@@ -266,7 +266,7 @@ fn what_is_wrong_with_a_section_is_said_before_anything_runs() {
         let _ = two.clone().on(&emulated());
         flow.replay("net", (one, two));
     });
-    says(&told, &["a graph is one device's"]);
+    says(&told, &["a graph belongs to one device"]);
 
     let told = problems(|flow, one, two, _| {
         let _ = one.clone().on_own_thread();
@@ -280,7 +280,7 @@ fn what_is_wrong_with_a_section_is_said_before_anything_runs() {
         flow.replay("net", (one, two, &elsewhere));
         flow.replay("nobody", Vec::<&Added<Io>>::new());
     });
-    says(&told, &["operator `far` is one of another flow", "section `nobody`: it has no operators"]);
+    says(&told, &["operator `far` belongs to another flow", "section `nobody`: it has no operators"]);
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_section_hangs_together_and_waits_for_nobody_of_its_own() {
         ends.push(collect);
     }
     flow.replay("net", [&all[0], &all[1]]);
-    says(&flow.check().unwrap_err().to_string(), &["nothing within it leads from `one` to `two` or back"]);
+    says(&flow.check().unwrap_err().to_string(), &["no path within it leads from `one` to `two` or back"]);
 
     let mut flow = Flow::new("around");
     let read = flow.add("read", SendEach::new(batches(&[1])));
@@ -327,7 +327,13 @@ fn a_section_hangs_together_and_waits_for_nobody_of_its_own() {
     flow.connect(double.output, end.input);
     flow.replay("net", &double);
     let told = flow.check().unwrap_err().to_string();
-    says(&told, &["the messages at `double.input`, on its edge, are no envelopes", "the messages at `double.output`"]);
+    says(
+        &told,
+        &[
+            "the messages at `double.input`, on its boundary, are not plain envelopes",
+            "the messages at `double.output`",
+        ],
+    );
 
     let mut flow = Flow::new("source");
     let numbers = flow.add("numbers", source(|| std::future::ready(Ok(None::<u32>)))).on(&device);

@@ -1,11 +1,11 @@
-//! cuBLAS on a stream of wakeline's: what it reads and writes is declared, and its order is the stream's.
+//! cuBLAS on a stream of wakeline: its reads and writes are declared, and it is ordered with the stream's other work.
 
 use wakeline::{
     memory::{DeviceSlice, DeviceSliceMut},
     prelude::*,
 };
 
-/// Rows and columns of a matrix, which lies row by row.
+/// Rows and columns of a matrix, stored row by row.
 pub(crate) type Shape = [usize; 2];
 
 /// Multiplies matrices of float32 on one stream.
@@ -23,11 +23,11 @@ pub(crate) struct Matrix<S> {
 
 impl<S> Matrix<S> {
     /// # Errors
-    /// If it has not as many elements as its shape says.
+    /// If the number of elements does not match the shape.
     pub(crate) fn new(elements: S, len: usize, shape: Shape) -> Result<Self> {
         let [rows, columns] = shape;
         if rows.checked_mul(columns) != Some(len) || len == 0 || len > i32::MAX as usize {
-            return Err(format!("a matrix of {rows} x {columns} with {len} elements").into());
+            return Err(format!("a matrix of {rows} x {columns} cannot have {len} elements").into());
         }
         Ok(Self { elements, shape })
     }
@@ -37,7 +37,7 @@ impl Gemm {
     /// Enqueues `product = left * right`.
     ///
     /// # Errors
-    /// If the shapes do not fit, or what cuBLAS says.
+    /// If the shapes do not match, and errors of cuBLAS.
     pub(crate) fn multiply(
         &mut self,
         stream: &Stream,
@@ -55,7 +55,7 @@ impl Gemm {
                 multiply(left.as_slice(), right.as_slice(), product.as_mut_slice(), [rows, inner, columns]);
             },
         );
-        // SAFETY: one call of `cublasSgemm` on this stream. It reads and writes the slices that are declared, within their
+        // SAFETY: one call of `cublasSgemm` on this stream. It reads and writes the declared slices, within their
         // lengths, as every `Matrix` has as many elements as its shape says, and its handle's own workspace.
         unsafe { call.enqueue(|stream, addresses| self.sgemm(stream, addresses, [rows, inner, columns])) }
     }
@@ -71,7 +71,7 @@ impl Gemm {
     }
 }
 
-/// The same on the host: what stands in for it on the emulated device.
+/// The same on the host: used on the emulated device.
 fn multiply(left: &[f32], right: &[f32], product: &mut [f32], [rows, inner, columns]: [usize; 3]) {
     product.fill(0.0);
     for row in 0..rows {
@@ -90,11 +90,11 @@ mod cublas {
     use cudarc::cublas::{result, sys};
     use wakeline::prelude::*;
 
-    /// A handle, once the first work has asked for it: cuBLAS belongs to the context that is current then.
+    /// A handle, created by the first call: cuBLAS binds it to the context that is current then.
     #[derive(Default)]
     pub(super) struct Cublas(Option<sys::cublasHandle_t>);
 
-    // SAFETY: a handle may be used from any thread, by one at a time, which `&mut` sees to.
+    // SAFETY: a handle may be used from any thread, by one at a time, which `&mut` ensures.
     unsafe impl Send for Cublas {}
 
     impl Cublas {
@@ -111,8 +111,8 @@ mod cublas {
             let (m, n, k) = (columns as i32, rows as i32, inner as i32);
             let (zero, one) = (0.0, 1.0);
             let no = sys::cublasOperation_t::CUBLAS_OP_N;
-            // SAFETY: the handle is alive; the stream and the three matrices are as the caller of `enqueue` vouches. cuBLAS
-            // counts by columns: there the rows of `right * left` are what is asked for.
+            // SAFETY: the handle is alive; the caller of `enqueue` guarantees the stream and the three matrices. cuBLAS
+            // is column-major: in its terms the result is `right * left`.
             unsafe {
                 result::set_stream(handle, stream.cast()).map_err(Error::other)?;
                 let (left, right, product) = (left as *const f32, right as *const f32, product as *mut f32);
@@ -122,7 +122,7 @@ mod cublas {
     }
 
     fn create() -> Result<sys::cublasHandle_t> {
-        // SAFETY: looks whether the library can be loaded, and no more.
+        // SAFETY: only checks whether the library can be loaded.
         if !unsafe { sys::is_culib_present() } {
             return Err("cuBLAS is not installed: it comes with the CUDA toolkit".into());
         }
@@ -132,7 +132,7 @@ mod cublas {
     impl Drop for Cublas {
         fn drop(&mut self) {
             if let Some(handle) = self.0.take() {
-                // SAFETY: made by `create`, and used by nobody after this. cuBLAS waits for its own work.
+                // SAFETY: made by `create`, and not used after this. cuBLAS waits for its own work.
                 let _ = unsafe { result::destroy_handle(handle) };
             }
         }

@@ -1,4 +1,4 @@
-//! A chain of matrices multiplied into one: cuBLAS on a GPU, through the operator's stream; checked against float64.
+//! Multiplies a chain of matrices: cuBLAS on a GPU, on the operator's stream; checked against float64.
 //!
 //! `cargo run --release -p wakeline-more-examples --example matmul_chain -- [--device cuda:0|emulated] [-n 256] [--count 16]`
 //!
@@ -9,8 +9,8 @@
 //!                                 {product}             the product so far
 //! ```
 //!
-//! The chunks of both hubs are matrices of any shape; it stands beside their elements. What is left in {product} when the
-//! flow is over is taken out of it by hand.
+//! The chunks of both hubs are matrices of any shape; the shape is stored with the elements. The chunk left in
+//! {product} when the flow has ended is consumed without an operator.
 
 mod gemm;
 
@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wakeline::{
-    hub::{Chunk, role::DoesWith},
+    hub::{Chunk, role::ChunkRole},
     operator::{Consume, Produce},
     prelude::*,
 };
@@ -29,13 +29,13 @@ use gemm::{Gemm, Matrix, Shape};
 /// Multiplies a chain of random matrices on a GPU.
 #[derive(Parser)]
 struct Args {
-    /// cuda:0, cuda:1, ... or emulated; the first GPU if left out, emulated where there is no driver.
+    /// cuda:0, cuda:1, ... or emulated; default: the first GPU, or emulated where there is no driver.
     #[arg(long)]
     device: Option<String>,
-    /// Rows and columns of the largest matrix; the smallest has half of that.
+    /// Rows and columns of the largest matrix; the smallest has half as many.
     #[arg(short, default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     n: u16,
-    /// Matrices.
+    /// Number of matrices.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     count: u16,
     /// Seed of the matrices.
@@ -43,13 +43,13 @@ struct Args {
     seed: u64,
 }
 
-/// On the host: its elements row by row.
+/// A matrix on the host, its elements row by row.
 struct Random {
     elements: Vec<f32>,
     shape: Shape,
 }
 
-/// A chain whose products are neither large nor small.
+/// A chain whose products stay of moderate size.
 fn chain(args: &Args) -> Vec<Random> {
     let mut random = StdRng::seed_from_u64(args.seed);
     let n = usize::from(args.n);
@@ -90,10 +90,9 @@ impl Operator for Matrices {
 struct MultiplyPorts {
     #[consume]
     matrices: Consume<f32, Shape>,
-    /// The product of all so far.
+    /// The product of all matrices so far.
     #[consume]
     product: Consume<f32, Shape>,
-    /// And the next.
     #[produce]
     next: Produce<f32, Shape>,
 }
@@ -120,15 +119,15 @@ impl Operator for Multiply {
     }
 }
 
-/// It stands beside every chunk that was committed.
-fn shape_of<K: DoesWith>(chunk: &Chunk<K, f32, Shape>) -> Result<Shape> {
+/// The shape is stored with every committed chunk.
+fn shape_of<K: ChunkRole>(chunk: &Chunk<K, f32, Shape>) -> Result<Shape> {
     chunk.structure().copied().ok_or_else(|| "a matrix without a shape".into())
 }
 
 async fn with_hubs(device: &Device, n: usize, mut matrices: Vec<Random>) -> Result<Vec<f32>> {
     let hub = |name| ChunkHub::<f32, Shape>::builder(name).elements(n * n);
     let all = hub("matrices").envelopes(device, 2).host_envelopes(2).build()?;
-    // One is read while the next is written.
+    // Two envelopes: one is read while the next is written.
     let product = hub("product").queue(2).envelopes(device, 2).host_envelopes(1).build()?;
     let host = Device::host();
     let first = matrices.remove(0);
@@ -147,11 +146,11 @@ async fn with_hubs(device: &Device, n: usize, mut matrices: Vec<Random>) -> Resu
     flow.link(multiply.next, &product);
     flow.run().await?;
 
-    let last = product.consume(&host)?.next().await?.ok_or_else(|| Error::from("the product is gone"))?;
+    let last = product.consume(&host)?.next().await?.ok_or_else(|| Error::from("the product is missing"))?;
     Ok(last.read().await?.to_vec())
 }
 
-/// The same in float64.
+/// The same on the host in float64.
 fn on_host(matrices: &[Random]) -> Vec<f64> {
     let wide = |matrix: &Random| matrix.elements.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
     let mut product = wide(&matrices[0]);
@@ -186,11 +185,11 @@ async fn multiply(args: &Args) -> Result<String> {
         )
         .into());
     }
-    // All elements are positive: nothing cancels.
+    // All elements are positive: no cancellation.
     let off =
         product.iter().zip(&expected).map(|(here, there)| (f64::from(*here) / there - 1.0).abs()).fold(0.0, f64::max);
     if off.is_nan() || off > 1e-5 {
-        return Err(format!("an element is {off:.1e} of itself away from float64").into());
+        return Err(format!("an element has a relative error of {off:.1e} against float64").into());
     }
     let device = format!("{device} ({})", device.description());
     Ok(format!("{} matrices to {} x {} on {device}, within {off:.1e} of float64", args.count, first[0], last[1]))

@@ -1,4 +1,4 @@
-//! One layer of a perceptron on a stream of wakeline's: cuBLASLt, with bias and ReLU in the same kernel.
+//! One layer of a perceptron on a stream of wakeline: cuBLASLt, with bias and ReLU in the same kernel.
 
 use half::f16;
 use wakeline::{
@@ -8,24 +8,24 @@ use wakeline::{
 
 /// `output = relu(input * weights^T + bias)`: float16, with sums in float32. Rows of input become rows of output.
 ///
-/// Weights lie output by output, as PyTorch has them.
+/// The weights are stored output by output, as in PyTorch.
 pub(crate) struct Linear {
     weights: Buffer<f16>,
     bias: Buffer<f16>,
-    /// Numbers a row: of input, of output.
+    /// Numbers per row: of input, of output.
     sizes: [usize; 2],
     lt: lt::Lt,
 }
 
 impl Linear {
-    /// Brings weights and bias to the stream's device.
+    /// Copies weights and bias to the stream's device.
     ///
     /// # Errors
-    /// If they do not fit together, or the device has no room for them, or cuBLAS is not there.
+    /// If their sizes do not match, the device has no room for them, or cuBLAS is not installed.
     pub(crate) fn new(stream: &Stream, weights: &[f16], bias: &[f16]) -> Result<Self> {
         let [inputs, outputs] = [weights.len() / bias.len().max(1), bias.len()];
         if inputs * outputs != weights.len() || weights.is_empty() {
-            return Err(format!("{} weights for {outputs} outputs", weights.len()).into());
+            return Err(format!("{} weights do not match {outputs} outputs", weights.len()).into());
         }
         Ok(Self {
             weights: Buffer::from_slice(stream, weights)?,
@@ -35,8 +35,7 @@ impl Linear {
         })
     }
 
-    /// Numbers a row: of input, of output.
-    #[allow(dead_code, reason = "the bench knows them")]
+    #[allow(dead_code, reason = "unused by the bench")]
     pub(crate) fn sizes(&self) -> [usize; 2] {
         self.sizes
     }
@@ -44,7 +43,7 @@ impl Linear {
     /// Enqueues the layer for so many rows.
     ///
     /// # Errors
-    /// If input or output are too short for them, or what cuBLAS says.
+    /// If input or output are too short for them, and errors of cuBLAS.
     pub(crate) fn forward(
         &mut self,
         stream: &Stream,
@@ -54,7 +53,7 @@ impl Linear {
     ) -> Result<()> {
         let [inputs, outputs] = self.sizes;
         if rows == 0 || input_len < rows * inputs || output_len < rows * outputs {
-            let text = format!("{rows} rows of {inputs} to {outputs} numbers, in {input_len} and {output_len}");
+            let text = format!("{rows} rows of {inputs} to {outputs} numbers do not fit {input_len} and {output_len}");
             return Err(text.into());
         }
         let sizes = [rows, inputs, outputs];
@@ -63,20 +62,20 @@ impl Linear {
         let call = call.write(&mut workspace).emulated(move |[input, weights, bias, mut output, _]| {
             forward(input.as_slice(), weights.as_slice(), bias.as_slice(), output.as_mut_slice(), sizes);
         });
-        // SAFETY: one call of `cublasLtMatmul` on this stream. It reads and writes the slices that are declared, within their
-        // lengths, as was just checked; the workspace is as large as the algorithm asks for.
+        // SAFETY: one call of `cublasLtMatmul` on this stream. It reads and writes the declared slices, within their
+        // lengths, as was just checked; the workspace is as large as the algorithm requires.
         unsafe { call.enqueue(|stream, addresses| self.lt.matmul(stream, addresses, sizes)) }
     }
 
-    /// Bytes, for rows, numbers a row of input, and of output.
+    /// The size of the workspace in bytes, for: rows, numbers per row of input, and of output.
     pub(crate) fn workspace_bytes(&mut self, sizes: [usize; 3]) -> Result<usize> {
         self.lt.workspace_bytes(sizes)
     }
 
-    /// The same without wakeline, from `input` to `output`: what a bench compares with.
+    /// The same without wakeline, from `input` to `output`: for comparison in a bench.
     ///
     /// # Safety
-    /// Both have so many rows, the workspace is as large as it has to be, and all of it lives until the work is done.
+    /// Both have so many rows, the workspace has the required size, and all of it lives until the work is done.
     #[allow(dead_code, reason = "for the bench")]
     pub(crate) unsafe fn forward_bare(
         &mut self,
@@ -90,7 +89,7 @@ impl Linear {
     }
 }
 
-/// The same on the host: what stands in for it on the emulated device.
+/// The same on the host: used on the emulated device.
 pub(crate) fn forward(
     input: &[f16],
     weights: &[f16],
@@ -120,17 +119,17 @@ mod lt {
     use cudarc::cublaslt::{result, sys};
     use wakeline::prelude::*;
 
-    /// The most that an algorithm may ask for, in bytes: as PyTorch has it on this generation of GPUs.
+    /// The maximum workspace of an algorithm, in bytes: as in PyTorch on this generation of GPUs.
     const WORKSPACE: usize = 32 << 20;
 
-    /// A handle, and how each shape is multiplied.
+    /// A handle, and the plan for each shape.
     #[derive(Default)]
     pub(super) struct Lt {
         handle: Option<sys::cublasLtHandle_t>,
         plans: HashMap<[usize; 3], Plan>,
     }
 
-    /// How one shape is multiplied: cuBLAS's own choice, kept.
+    /// The plan for one shape: cuBLAS's own choice of algorithm, cached.
     struct Plan {
         desc: sys::cublasLtMatmulDesc_t,
         weights: sys::cublasLtMatrixLayout_t,
@@ -140,19 +139,19 @@ mod lt {
         workspace: usize,
     }
 
-    // SAFETY: handle and descriptions may be used from any thread, by one at a time, which `&mut` sees to.
+    // SAFETY: handle and descriptions may be used from any thread, by one at a time, which `&mut` ensures.
     unsafe impl Send for Lt {}
 
     impl Lt {
         pub(super) fn new() -> Result<Self> {
-            // SAFETY: looks whether the library can be loaded, and no more.
+            // SAFETY: only checks whether the library can be loaded.
             if !unsafe { sys::is_culib_present() } {
                 return Err("cuBLAS is not installed: it comes with the CUDA toolkit".into());
             }
             Ok(Self { handle: Some(result::create_handle().map_err(Error::other)?), plans: HashMap::new() })
         }
 
-        /// At least one: memory of no bytes is none.
+        /// At least 1: an allocation of 0 bytes is an error.
         pub(super) fn workspace_bytes(&mut self, sizes: [usize; 3]) -> Result<usize> {
             match self.handle {
                 Some(_) => Ok(self.plan(sizes)?.workspace.max(1)),
@@ -161,7 +160,7 @@ mod lt {
         }
 
         fn plan(&mut self, sizes: [usize; 3]) -> Result<&Plan> {
-            let Some(handle) = self.handle else { return Err("a layer that was made for another device".into()) };
+            let Some(handle) = self.handle else { return Err("the layer was created for another device".into()) };
             Ok(match self.plans.entry(sizes) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => new.insert(Plan::new(handle, sizes).map_err(Error::other)?),
@@ -178,8 +177,8 @@ mod lt {
             let plan = self.plan(sizes)?;
             let (zero, one) = (0.0_f32, 1.0_f32);
             let at = |address: u64| address as *mut c_void;
-            // SAFETY: the handle and the plan live; the stream and the slices are as the caller of `enqueue` vouches. The
-            // bias' address is read from the description at each call.
+            // SAFETY: the handle and the plan are alive; the caller of `enqueue` guarantees the stream and the slices.
+            // The address of the bias is read from the description at each call.
             unsafe {
                 let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
                 result::set_matmul_desc_attribute(plan.desc, pointer, ptr::from_ref(&bias).cast(), size_of::<u64>())
@@ -208,7 +207,7 @@ mod lt {
     }
 
     impl Plan {
-        /// cuBLAS counts by columns: there a row of ours is a column, and `output = weights^T * input`.
+        /// cuBLAS is column-major: a row here is a column there, and `output = weights^T * input`.
         fn new(
             handle: sys::cublasLtHandle_t,
             [rows, inputs, outputs]: [usize; 3],
@@ -222,7 +221,7 @@ mod lt {
             )?;
             let transposed = cudarc::cublas::sys::cublasOperation_t::CUBLAS_OP_T;
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_RELU_BIAS;
-            // SAFETY: the description was just made; each attribute is of the size that is said, and copied.
+            // SAFETY: the description was just created; each attribute has the given size, and is copied.
             unsafe {
                 let set = |attribute, value: *const c_void, bytes| {
                     result::set_matmul_desc_attribute(desc, attribute, value, bytes)
@@ -234,7 +233,7 @@ mod lt {
             let input = result::create_matrix_layout(number, inputs, rows, inputs as i64)?;
             let output = result::create_matrix_layout(number, outputs, rows, outputs as i64)?;
             let preference = result::create_matmul_pref()?;
-            // SAFETY: all of them were just made, and none is freed before the calls return.
+            // SAFETY: all of them were just created, and none is freed before the calls return.
             let found = unsafe {
                 let most = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
                 let limit = ptr::from_ref(&WORKSPACE).cast();
@@ -249,7 +248,7 @@ mod lt {
 
     impl Drop for Lt {
         fn drop(&mut self) {
-            // SAFETY: made by `new` and `plan`, and used by nobody after this. cuBLASLt has no work of its own.
+            // SAFETY: made by `new` and `plan`, and not used after this. cuBLASLt has no work of its own.
             unsafe {
                 for plan in self.plans.values() {
                     let _ = result::destroy_matmul_desc(plan.desc);

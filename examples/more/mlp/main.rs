@@ -1,4 +1,4 @@
-//! A perceptron of four layers on a GPU, with cuBLAS: requests of any size, streamed and as a CUDA graph, side by side.
+//! A perceptron of four layers on a GPU, with cuBLAS: requests of any size, streamed and as a CUDA graph, compared.
 //!
 //! `cargo run --release -p wakeline-more-examples --example mlp -- [--device cuda:0|emulated] [--weights FILE] [--requests 20000] [--rows 64]`
 //!
@@ -7,8 +7,8 @@
 //!    (host)     └──────────── one graph a bucket ───────────┘    (host)
 //! ```
 //!
-//! The operators are the same both times; `Flow::replay` is all the difference. A request has 1 to `--rows` rows; the graphs
-//! are for 1, 2, 4, ... rows, and a request is padded to the next.
+//! The operators are the same in both runs; the only difference is `Flow::replay`. A request has 1 to `--rows` rows;
+//! the graphs are for 1, 2, 4, ... rows, and a request is padded to the next size.
 
 mod linear;
 mod net;
@@ -33,16 +33,17 @@ use net::{LAYERS, Layer, Net, WIDTH};
 /// Runs a perceptron on a GPU, streamed and as a graph.
 #[derive(Parser)]
 struct Args {
-    /// cuda:0, cuda:1, ... or emulated; the first GPU if left out, emulated where there is no driver.
+    /// cuda:0, cuda:1, ... or emulated; default: the first GPU, or emulated where there is no driver.
     #[arg(long)]
     device: Option<String>,
-    /// The weights: float16, little-endian, 4 layers of 512 x 512 and 512. A missing file is made, with random ones.
+    /// The weights: float16, little-endian, 4 layers of 512 x 512 and 512. A missing file is created, with random
+    /// weights.
     #[arg(long, default_value = "target/mlp.weights")]
     weights: PathBuf,
-    /// How many requests; if left out, 20000, or 50 on the emulated device.
+    /// Number of requests; default: 20000, or 50 on the emulated device.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     requests: Option<u32>,
-    /// The most rows of a request.
+    /// The maximum number of rows in a request.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     rows: u16,
     /// Seed of the requests.
@@ -50,7 +51,7 @@ struct Args {
     seed: u64,
 }
 
-/// Requests of every size, all of them parts of the same rows.
+/// Requests of every size, all taken from the same rows.
 struct Requests {
     rows: Arc<Vec<f16>>,
     sizes: std::vec::IntoIter<usize>,
@@ -77,10 +78,10 @@ impl Operator for Requests {
     }
 }
 
-/// What the host computes for the same rows, to compare with.
+/// Compares the answers with the host's results.
 struct Answers {
     expected: Arc<Vec<f16>>,
-    /// Of each answer this many rows are looked at.
+    /// The number of rows of each answer that are checked.
     looked_at: usize,
     rows: Arc<AtomicUsize>,
 }
@@ -100,9 +101,9 @@ impl Operator for Answers {
         let looked_at = (self.looked_at * WIDTH).min(numbers.len());
         for (at, (number, expected)) in numbers[..looked_at].iter().zip(&**self.expected).enumerate() {
             let (number, expected) = (number.to_f32(), expected.to_f32());
-            // Half precision, four layers deep.
+            // The tolerance of half precision, four layers deep.
             if (number - expected).abs() > 0.02 + 0.02 * expected.abs() {
-                let text = format!("row {}, number {}: {number} and not {expected}", at / WIDTH, at % WIDTH);
+                let text = format!("row {}, number {}: {number} instead of {expected}", at / WIDTH, at % WIDTH);
                 return Err(text.into());
             }
         }
@@ -111,7 +112,6 @@ impl Operator for Answers {
     }
 }
 
-/// What is sent and what should come of it.
 struct Load {
     rows: Arc<Vec<f16>>,
     expected: Arc<Vec<f16>>,
@@ -124,7 +124,7 @@ impl Load {
         let most = usize::from(args.rows);
         let sizes = (0..requests).map(|_| random.random_range(1..=most)).collect();
         let rows: Vec<_> = (0..most * WIDTH).map(|_| f16::from_f32(random.random::<f32>())).collect();
-        // The host takes its time: a row is as good as all of them.
+        // The host is slow: only the first two rows are computed and compared.
         let expected = Arc::new(net.on_host(&rows[..most.min(2) * WIDTH]));
         Self { rows: Arc::new(rows), expected, sizes }
     }
@@ -151,7 +151,7 @@ async fn run(device: &Device, net: &Arc<Net>, load: &Load, most: usize, replay: 
     let sent: usize = load.sizes.iter().sum();
     let came = rows.load(Ordering::Relaxed);
     if came != sent {
-        return Err(format!("{came} of {sent} rows came back").into());
+        return Err(format!("{came} of {sent} rows were answered").into());
     }
     Ok(report.elapsed - report.setup)
 }
@@ -174,7 +174,7 @@ async fn mlp(args: &Args) -> Result<String> {
     let replayed = run(&device, &net, &load, most, true).await?;
     let each_second = |took: Duration| f64::from(requests) / took.as_secs_f64();
     Ok(format!(
-        "{requests} requests of 1 to {most} rows on {device} ({}): streamed {:.0} a second, replayed {:.0} a second: {:.2} times as \
+        "{requests} requests of 1 to {most} rows on {device} ({}): streamed {:.0} per second, replayed {:.0} per second: {:.2} times as \
          many",
         device.description(),
         each_second(streamed),

@@ -8,34 +8,33 @@ use wakeline::prelude::*;
 
 use crate::linear::{self, Linear};
 
-/// Numbers a row, everywhere.
+/// Numbers per row, in all layers.
 pub(crate) const WIDTH: usize = 512;
 pub(crate) const LAYERS: usize = 4;
-/// Numbers of a layer in the file: its weights, output by output, then its bias.
+/// Numbers per layer in the file: its weights, output by output, then its bias.
 const LAYER: usize = WIDTH * WIDTH + WIDTH;
 
-/// The weights of all layers.
 pub(crate) struct Net(Vec<f16>);
 
 impl Net {
-    /// Random ones, that keep rows about as large as they are.
+    /// Random weights, scaled so that rows keep about their magnitude.
     pub(crate) fn random(seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let spread = (6.0 / WIDTH as f32).sqrt();
         Self((0..LAYERS * LAYER).map(|_| f16::from_f32((2.0 * random.random::<f32>() - 1.0) * spread)).collect())
     }
 
-    /// From a file: float16, little-endian, layer by layer.
+    /// Loads the weights from a file: float16, little-endian, layer by layer.
     pub(crate) fn load(path: &Path) -> Result<Self> {
         let bytes = fs::read(path)?;
         let expected = LAYERS * LAYER * size_of::<f16>();
         if bytes.len() != expected {
-            return Err(format!("{} bytes, and {LAYERS} layers of {WIDTH} have {expected}", bytes.len()).into());
+            return Err(format!("{} bytes instead of {expected}, for {LAYERS} layers of {WIDTH}", bytes.len()).into());
         }
         Ok(Self(bytes.chunks_exact(2).map(|two| f16::from_le_bytes([two[0], two[1]])).collect()))
     }
 
-    /// To a file that is complete or not there.
+    /// Saves the weights to a file that appears only once it is complete.
     pub(crate) fn save(&self, path: &Path) -> Result<()> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut staged = tempfile::NamedTempFile::new_in(folder)?;
@@ -48,7 +47,6 @@ impl Net {
         self.0[layer * LAYER..][..LAYER].split_at(WIDTH * WIDTH)
     }
 
-    /// All layers on the host.
     pub(crate) fn on_host(&self, input: &[f16]) -> Vec<f16> {
         let rows = input.len() / WIDTH;
         (0..LAYERS).fold(input.to_vec(), |input, layer| {
@@ -91,7 +89,7 @@ impl Operator for Layer {
     }
 
     async fn compute(&mut self, ports: &mut LayerPorts, cx: &mut Cx) -> Result<()> {
-        let Some(linear) = &mut self.linear else { return Err("a layer that was not started".into()) };
+        let Some(linear) = &mut self.linear else { return Err("the layer was not started".into()) };
         let input = ports.rows.take()?;
         let mut output = ports.out.blank().await?;
         output.set_len(input.len())?;

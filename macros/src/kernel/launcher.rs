@@ -1,7 +1,7 @@
-//! The type that stands beside a kernel's function and launches it.
+//! The type beside a kernel's function that launches it.
 //!
-//! Everything but the type itself is in a `const _`, where its names can meet nobody else's: the `static` that stands for
-//! the kernel, its entry in the list of all kernels, and the associated functions.
+//! Everything but the type itself is in a `const _`, where its names cannot collide with others: the `static` that
+//! describes the kernel, its entry in the list of all kernels, and the associated functions.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::errors;
 
-/// A kernel without mistakes, to be launched.
+/// A checked kernel.
 pub(super) struct Launcher<'a> {
     pub(super) function: &'a ItemFn,
     pub(super) arguments: Vec<Argument>,
@@ -21,7 +21,6 @@ pub(super) struct Launcher<'a> {
 }
 
 impl Launcher<'_> {
-    /// The type beside the function.
     pub(super) fn expand(&self) -> TokenStream {
         let ItemFn { vis, sig, attrs, .. } = self.function;
         let name = &sig.ident;
@@ -53,7 +52,7 @@ impl Launcher<'_> {
         }
     }
 
-    /// The `static` that stands for the kernel, and its place in the list of all of them.
+    /// The `static` that describes the kernel, and its entry in the list of all kernels.
     fn definition(&self, plain: &str) -> TokenStream {
         let name = &self.function.sig.ident;
         let site = Span::mixed_site();
@@ -62,7 +61,7 @@ impl Launcher<'_> {
                 let file = &code.file;
                 (quote!(#file), code.expand())
             }
-            None => (quote!(""), quote!(::wakeline::__private::Source::None)),
+            None => (quote!(""), quote!(::wakeline::__private::KernelSource::None)),
         };
         let pieces = self.prototype(plain);
         let types = self.arguments.iter().map(
@@ -83,7 +82,7 @@ impl Launcher<'_> {
             ArgumentKind::SliceMut => quote_spanned!(site=> &mut [#ty]),
             ArgumentKind::Scalar => quote!(#ty),
         });
-        // At the attribute's place, for `file!`, `line!` and the paths of the files.
+        // Expanded at the attribute's span, which `file!`, `line!` and the paths of the files are relative to.
         let declared = quote!(::core::concat!(::core::file!(), ":", ::core::line!()));
         quote_spanned! {site=>
             static __WAKELINE_KERNEL: ::wakeline::__private::KernelDef = ::wakeline::__private::KernelDef {
@@ -114,11 +113,11 @@ impl Launcher<'_> {
             }
 
             /// # Safety
-            /// As `KernelDef::body` says: the arguments are those of the declaration, in its order. Each is read as what
-            /// the declaration says it is, and borrowed no longer than the call.
+            /// The contract of `KernelDef::body`: the arguments are those of the declaration, in its order. Each is
+            /// read as the type that the declaration gives it, and borrowed no longer than the call.
             unsafe fn __wakeline_body(arguments: &[::wakeline::__private::BodyArg]) {
                 let _ = arguments;
-                // Safe to call, and with these very arguments, whatever else stands on the function.
+                // A safe function with exactly these arguments, whatever attributes the function has.
                 let body: fn(#(#parameters),*) = #name;
                 #(#bind)*
                 body(#(#locals),*);
@@ -177,8 +176,8 @@ impl Launcher<'_> {
             None => quote_spanned!(site=> unsafe { #enqueue }),
         };
         quote_spanned! {site=>
-            /// Enqueues the kernel on a stream, with a grid made from the number of elements, and returns at once.
-            /// What it reads and writes is ordered with everything else that touches it.
+            /// Enqueues the kernel on a stream, with a grid derived from the number of elements, and returns at once.
+            /// Its reads and writes are ordered with all other accesses to the same memory.
             ///
             /// # Errors
             /// Memory of another device, device code that does not load, or a device that is lost.
@@ -190,10 +189,10 @@ impl Launcher<'_> {
                 )
             }
 
-            /// As `launch`, with a grid of your own.
+            /// The same as `launch`, with the given grid.
             ///
             /// # Errors
-            /// Those of `launch`, and a grid that the device does not take.
+            /// Those of `launch`, and a grid that the device does not support.
             #vis fn #launch_with(
                 grid: ::wakeline::kernel::Grid,
                 stream: &::wakeline::Stream,
@@ -204,7 +203,7 @@ impl Launcher<'_> {
                 #enqueue
             }
 
-            /// The kernel itself, to load it ahead of time.
+            /// The kernel itself, for loading it ahead of time.
             #vis fn #kernel() -> ::wakeline::kernel::Kernel {
                 ::wakeline::__private::kernel(&__WAKELINE_KERNEL)
             }

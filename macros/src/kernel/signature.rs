@@ -1,15 +1,14 @@
-//! The signature of a kernel: which functions may be one, and what their arguments are.
+//! The signature of a kernel: which functions are allowed, and their arguments.
 
 use quote::ToTokens;
 use syn::{FnArg, Ident, Pat, ReturnType, Safety, Signature, Type};
 
 use crate::errors::Errors;
 
-/// An argument of a kernel.
 pub(super) struct Argument {
     pub(super) name: Ident,
     pub(super) kind: ArgumentKind,
-    /// Of the value, or of the slice's elements.
+    /// The type of the value, or of the slice's elements.
     pub(super) ty: Type,
 }
 
@@ -20,7 +19,7 @@ pub(super) enum ArgumentKind {
     Scalar,
 }
 
-/// The arguments, or what is wrong with the signature.
+/// Returns the arguments, and records the errors of the signature.
 pub(super) fn check(sig: &Signature, errors: &mut Errors) -> Vec<Argument> {
     if let Some(token) = &sig.constness {
         errors.at(token, "a kernel cannot be `const`: remove it");
@@ -31,7 +30,7 @@ pub(super) fn check(sig: &Signature, errors: &mut Errors) -> Vec<Argument> {
     if let Safety::Unsafe(token) = &sig.safety {
         errors.at(
             token,
-            "a kernel's Rust body is called by safe code: remove `unsafe`; device code is vouched for in the attribute",
+            "safe code calls a kernel's Rust body: remove `unsafe`; for the device code it goes in the attribute",
         );
     }
     if let Some(abi) = &sig.abi {
@@ -69,7 +68,7 @@ fn argument(input: &FnArg, errors: &mut Errors) -> Option<Argument> {
     };
     for attribute in &typed.attrs {
         if ["cfg", "cfg_attr"].iter().any(|name| attribute.path().is_ident(name)) {
-            errors.at(attribute, "a kernel's arguments are always there: put `#[cfg]` on the whole function instead");
+            errors.at(attribute, "a kernel's arguments cannot be conditional: put `#[cfg]` on the whole function");
         }
     }
     let name = match &*typed.pat {

@@ -1,4 +1,4 @@
-//! The attribute of a kernel: which file the device code is in, and the `unsafe` that vouches for it.
+//! The attribute of a kernel: the file of the device code, and the `unsafe` that asserts its correctness.
 
 use proc_macro2::TokenStream;
 use quote::{ToTokens, quote, quote_spanned};
@@ -16,7 +16,7 @@ use crate::errors;
 const SOURCES: &str =
     "device code comes from one file: `unsafe(cuda = \"..\")`, `unsafe(ptx = \"..\")` or `unsafe(cubin = \"..\")`";
 
-/// Where the device code comes from, and the `unsafe` that vouches for it.
+/// The source of the device code, and the `unsafe` of the attribute.
 pub(super) struct DeviceCode {
     pub(super) vouched: Token![unsafe],
     form: Form,
@@ -60,7 +60,7 @@ impl Parse for SourceFile {
         input.parse::<Token![=]>()?;
         let mut file: Expr = input.parse()?;
         while let Expr::Group(group) = file {
-            // From a `macro_rules!` of the user's.
+            // Comes from a `macro_rules!` of the user.
             file = *group.expr;
         }
         match &file {
@@ -77,7 +77,7 @@ impl Parse for SourceFile {
 }
 
 impl DeviceCode {
-    /// What stands in the brackets of `#[kernel(..)]`.
+    /// Parses the arguments of `#[kernel(..)]`.
     pub(super) fn read(input: ParseStream<'_>) -> syn::Result<Option<Self>> {
         if input.is_empty() {
             return Ok(None);
@@ -89,9 +89,9 @@ impl DeviceCode {
             return Err(syn::Error::new_spanned(
                 quote!(#name = #file),
                 format!(
-                    "device code needs `unsafe`: write `unsafe({name} = {file})`. Nobody checks that it keeps to this \
-                     signature: the same parameters, only reading what is `&[T]`, staying within its slices. With \
-                     `unsafe` you vouch for that, here and once; launching it is then safe"
+                    "device code needs `unsafe`: write `unsafe({name} = {file})`. The compiler cannot check that it \
+                     matches this signature: it must take the same parameters, only read `&[T]`, and stay within \
+                     its slices. `unsafe` asserts that it does; launching the kernel is then safe"
                 ),
             ));
         }
@@ -107,25 +107,27 @@ impl DeviceCode {
             return Err(syn::Error::new(paren.span.join(), SOURCES));
         };
         if let Some(second) = files.next() {
-            return Err(syn::Error::new(second.name.span(), format!("one source is enough: {SOURCES}")));
+            return Err(syn::Error::new(second.name.span(), format!("only one source is allowed: {SOURCES}")));
         }
         if input.peek(Token![,]) {
             input.parse::<Token![,]>()?;
         }
         if !input.is_empty() {
-            return Err(input.error(format!("one source is enough: {SOURCES}")));
+            return Err(input.error(format!("only one source is allowed: {SOURCES}")));
         }
         Ok(Some(Self { vouched, form, file }))
     }
 
-    /// `Source::Cuda(include_str!("saxpy.cu"))`, at the attribute's place: that is what the path is relative to.
+    /// Generates `KernelSource::Cuda(include_str!("saxpy.cu"))` at the attribute's span, which the path is relative to.
     pub(super) fn expand(&self) -> TokenStream {
         let file = &self.file;
         let site = errors::at(file);
         match self.form {
-            Form::Cuda => quote_spanned!(site=> ::wakeline::__private::Source::Cuda(::core::include_str!(#file))),
-            Form::Ptx => quote_spanned!(site=> ::wakeline::__private::Source::Ptx(::core::include_str!(#file))),
-            Form::Cubin => quote_spanned!(site=> ::wakeline::__private::Source::Cubin(::core::include_bytes!(#file))),
+            Form::Cuda => quote_spanned!(site=> ::wakeline::__private::KernelSource::Cuda(::core::include_str!(#file))),
+            Form::Ptx => quote_spanned!(site=> ::wakeline::__private::KernelSource::Ptx(::core::include_str!(#file))),
+            Form::Cubin => {
+                quote_spanned!(site=> ::wakeline::__private::KernelSource::Cubin(::core::include_bytes!(#file)))
+            }
         }
     }
 }

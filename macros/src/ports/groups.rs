@@ -1,4 +1,4 @@
-//! What stands in `#[ports(..)]` on the struct: another name for the handles, and conditions over several inputs.
+//! The contents of `#[ports(..)]` on the struct: another name for the handles, and conditions over several inputs.
 //!
 //! ```text
 //!   #[ports(handles = Name)]
@@ -6,8 +6,9 @@
 //!   #[ports(each(left = 2, right = 1), or_after = "10ms")]
 //! ```
 //!
-//! Any number of attributes, each with one condition at most, so that it is plain whose `or_after` that is. First each is
-//! read by itself ([`Settings::read`]), then, once the fields are known, compared with those ([`Settings::check`]).
+//! There may be any number of attributes, each with at most one condition, so that it is clear which condition an
+//! `or_after` belongs to. Each attribute is first read by itself ([`Settings::read`]) and then, once the fields are
+//! known, checked against them ([`Settings::check`]).
 
 use proc_macro2::{Span, TokenStream};
 use quote::quote_spanned;
@@ -26,19 +27,17 @@ use super::{
 };
 use crate::errors::{self, Errors};
 
-/// All that the attributes of a struct say.
 #[derive(Default)]
 pub(super) struct Settings {
     pub(super) handles: Option<Ident>,
     groups: Vec<Group>,
 }
 
-/// A condition over several inputs.
 struct Group {
     /// `sum` or `each`.
     word: Ident,
     members: Vec<Member>,
-    /// Of all together.
+    /// The number of messages of all members together.
     sum: Option<Expr>,
     or_after: Option<Expr>,
 }
@@ -96,7 +95,6 @@ impl Settings {
         settings
     }
 
-    /// What one attribute says.
     fn add(&mut self, entries: impl IntoIterator<Item = Entry>, errors: &mut Errors) {
         let mut group: Option<Group> = None;
         let mut or_after: Option<(Ident, Expr)> = None;
@@ -104,14 +102,14 @@ impl Settings {
             let word = entry.word.clone();
             if word == "handles" {
                 match entry.ident() {
-                    None => errors.at(&word, "the struct of handles has a name: `handles = Name`"),
+                    None => errors.at(&word, "`handles` needs a name: `handles = Name`"),
                     Some(_) if self.handles.is_some() => errors.at(&word, "`handles` is here twice: remove one"),
                     name => self.handles = name,
                 }
             } else if word == "sum" || word == "each" {
                 let read = Group::read(entry, errors);
                 if group.is_some() {
-                    errors.at(&word, "one condition in each `#[ports(..)]`: write this one in another");
+                    errors.at(&word, "only one condition in each `#[ports(..)]`: move this one to another");
                 } else {
                     group = read;
                 }
@@ -123,7 +121,7 @@ impl Settings {
                     Entry { members: None, value: Some(value), .. } => {
                         or_after = errors.keep(duration(&value)).map(|span| (word, span));
                     }
-                    _ => errors.at(&word, "after how long? `or_after = \"10ms\"`"),
+                    _ => errors.at(&word, "`or_after` needs a duration: `or_after = \"10ms\"`"),
                 }
             } else {
                 errors.at(
@@ -136,16 +134,14 @@ impl Settings {
         }
         match (&mut group, or_after) {
             (Some(group), Some((_, span))) => group.or_after = Some(span),
-            (None, Some((word, _))) => errors.at(
-                &word,
-                "or after what else? It goes beside a condition: `#[ports(sum(left, right) = 3, or_after = \"10ms\")]`",
-            ),
+            (None, Some((word, _))) => errors
+                .at(&word, "`or_after` goes with a condition: `#[ports(sum(left, right) = 3, or_after = \"10ms\")]`"),
             (_, None) => {}
         }
         self.groups.extend(group);
     }
 
-    /// Whether the ports are there, and wait for nothing else.
+    /// Checks that the ports exist, and wait for nothing else.
     pub(super) fn check(&self, ports: &[PortField], errors: &mut Errors) {
         for Group { word, members, .. } in &self.groups {
             for (at, Member { port: name, .. }) in members.iter().enumerate() {
@@ -177,20 +173,20 @@ impl Settings {
             for option in port.options.waits() {
                 errors.at(
                     option,
-                    format!("`{}` stands in `{word}(..)`, which says what is waited for: remove `{option}`", port.name),
+                    format!("`{}` is in `{word}(..)`, which sets what to wait for: remove `{option}`", port.name),
                 );
             }
         }
     }
 
-    /// What `declare` tells the plan of them, with the ports' handles at hand.
+    /// The calls on the plan in `declare`, where the ports' handles are in scope.
     pub(super) fn generate(&self) -> impl Iterator<Item = TokenStream> {
         self.groups.iter().map(Group::generate)
     }
 }
 
 impl Entry {
-    /// The name that it is given.
+    /// The identifier that is its value.
     fn ident(&self) -> Option<Ident> {
         match (&self.members, &self.value) {
             (None, Some(Expr::Path(path))) => path.path.get_ident().cloned(),
@@ -205,12 +201,12 @@ impl Group {
         let example = if is_sum { "sum(left, right) = 3" } else { "each(left = 2, right = 1)" };
         let members = members.unwrap_or_default();
         if members.is_empty() {
-            errors.at(&word, format!("of which inputs? `{example}`"));
+            errors.at(&word, format!("`{word}` needs inputs: `{example}`"));
             return None;
         }
         let mut zero = |count: &Expr, instead: &str| {
             if number(count) == Some(0) {
-                errors.at(count, format!("0 messages are always there: {instead}"));
+                errors.at(count, format!("waiting for 0 messages has no effect: {instead}"));
             }
         };
         for Member { count, .. } in &members {
@@ -218,15 +214,16 @@ impl Group {
         }
         value.iter().for_each(|count| zero(count, "mark the ports `#[input(optional)]`, or wait for at least 1"));
         match &value {
-            None if is_sum => errors.at(&word, format!("how many messages? `{example}`")),
-            Some(value) if !is_sum => errors.at(value, format!("each input has a number of its own: `{example}`")),
+            None if is_sum => errors.at(&word, format!("`sum` needs a number of messages: `{example}`")),
+            Some(value) if !is_sum => errors.at(value, format!("`each` has a number for each input: `{example}`")),
             _ => {}
         }
         for Member { port, count } in &members {
             match count {
-                Some(count) if is_sum => errors
-                    .at(count, format!("a sum has one number for all: `{example}`; or `each(left = 2, right = 1)`")),
-                None if !is_sum => errors.at(port, format!("how many messages at `{port}`? `{example}`")),
+                Some(count) if is_sum => {
+                    errors.at(count, format!("`sum` has one number: `{example}`; or use `each(left = 2, right = 1)`"))
+                }
+                None if !is_sum => errors.at(port, format!("`{port}` needs a number of messages: `{example}`")),
                 _ => {}
             }
         }
@@ -299,26 +296,26 @@ mod tests {
             (quote!(#[ports(sum(a, x) = 3)]), "there is no port `x`: the inputs are `a`, `b`"),
             (quote!(#[ports(sum(a, out) = 3)]), "`out` is an output: `sum` waits for messages at inputs"),
             (quote!(#[ports(each(a = 1, a = 2))]), "`a` is here twice"),
-            (quote!(#[ports(sum(a, full) = 3)]), "`full` stands in `sum(..)`, which says what is waited for"),
-            (quote!(#[ports(sum(a, b))]), "how many messages? `sum(left, right) = 3`"),
-            (quote!(#[ports(sum(a, b) = 0)]), "0 messages are always there"),
-            (quote!(#[ports(each(a = 0, b = 1))]), "0 messages are always there"),
-            (quote!(#[ports(sum(a = 1, b) = 3)]), "a sum has one number for all"),
-            (quote!(#[ports(each(a, b = 1))]), "how many messages at `a`?"),
-            (quote!(#[ports(each(a = 1) = 3)]), "each input has a number of its own"),
-            (quote!(#[ports(sum = 3)]), "of which inputs?"),
-            (quote!(#[ports(each())]), "of which inputs?"),
-            (quote!(#[ports(or_after = "10ms")]), "or after what else?"),
-            (quote!(#[ports(sum(a) = 1, or_after)]), "after how long?"),
+            (quote!(#[ports(sum(a, full) = 3)]), "`full` is in `sum(..)`, which sets what to wait for"),
+            (quote!(#[ports(sum(a, b))]), "`sum` needs a number of messages: `sum(left, right) = 3`"),
+            (quote!(#[ports(sum(a, b) = 0)]), "waiting for 0 messages has no effect"),
+            (quote!(#[ports(each(a = 0, b = 1))]), "waiting for 0 messages has no effect"),
+            (quote!(#[ports(sum(a = 1, b) = 3)]), "`sum` has one number"),
+            (quote!(#[ports(each(a, b = 1))]), "`a` needs a number of messages"),
+            (quote!(#[ports(each(a = 1) = 3)]), "`each` has a number for each input"),
+            (quote!(#[ports(sum = 3)]), "`sum` needs inputs"),
+            (quote!(#[ports(each())]), "`each` needs inputs"),
+            (quote!(#[ports(or_after = "10ms")]), "`or_after` goes with a condition"),
+            (quote!(#[ports(sum(a) = 1, or_after)]), "`or_after` needs a duration"),
             (quote!(#[ports(sum(a) = 1, or_after = "10")]), "time unit needed"),
             (quote!(#[ports(sum(a) = 1, or_after = "1s", or_after = "1s")]), "`or_after` is here twice"),
-            (quote!(#[ports(sum(a) = 1, each(b = 1))]), "one condition in each `#[ports(..)]`"),
+            (quote!(#[ports(sum(a) = 1, each(b = 1))]), "only one condition in each `#[ports(..)]`"),
             (quote!(#[ports(handles = One, handles = Two)]), "`handles` is here twice"),
-            (quote!(#[ports(handles)]), "the struct of handles has a name"),
+            (quote!(#[ports(handles)]), "`handles` needs a name"),
             (quote!(#[ports(most(a, b) = 3)]), "those of `#[ports]` are `handles`, `sum`, `each`, `or_after`"),
         ];
         for (group, wanted) in refused {
-            let told = messages(expand(quote! {
+            let messages = messages(expand(quote! {
                 #group
                 struct P {
                     #[input]
@@ -331,8 +328,8 @@ mod tests {
                     out: C,
                 }
             }));
-            let ours: Vec<_> = told.iter().filter(|told| told.contains(wanted)).collect();
-            assert!(ours.len() == 1 && told.len() == 1, "{group}: {told:#?}");
+            let ours: Vec<_> = messages.iter().filter(|message| message.contains(wanted)).collect();
+            assert!(ours.len() == 1 && messages.len() == 1, "{group}: {messages:#?}");
         }
     }
 }

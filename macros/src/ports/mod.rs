@@ -1,9 +1,9 @@
-//! `#[derive(Ports)]`: a struct of ports, and beside it a struct of handles to connect them.
+//! `#[derive(Ports)]`: generates a struct of handles for a struct of ports, to connect them.
 //!
-//! [`Declaration::read`] takes the struct apart and collects the mistakes, with what the fields' attributes say
-//! ([`options`]) and the struct's own ([`groups`]); the rest only generates. The methods of the
-//! generated `impl` go through the ports in the order of the fields. Claiming is all or nothing: it nests, so that the
-//! first port that has nothing to give makes those before it give back what they gave, the latest first.
+//! [`Declaration::read`] takes the struct apart and collects the errors, those of the fields' attributes ([`options`])
+//! and of the struct's own ([`groups`]) included; the rest only generates. The methods of the generated `impl` visit
+//! the ports in the order of the fields. Claiming is all or nothing: the calls nest, so that when one port has nothing
+//! to claim, the ports before it undo their claims, the latest first.
 
 mod groups;
 mod options;
@@ -27,7 +27,6 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
     Ok(quote!(#handles #ports #checks))
 }
 
-/// What `#[derive(Ports)]` stands on.
 struct Declaration {
     vis: Visibility,
     name: Ident,
@@ -38,7 +37,6 @@ struct Declaration {
     settings: Settings,
 }
 
-/// One field of it.
 struct PortField {
     vis: Visibility,
     name: Ident,
@@ -65,7 +63,7 @@ impl Direction {
         all.into_iter().find(|direction| attribute.path().is_ident(direction.word()))
     }
 
-    /// Of a hub of chunks: the type that says so.
+    /// For a link to a hub of chunks: the marker type of its role.
     fn role(self) -> Option<Ident> {
         let role = match self {
             Self::Input | Self::Output => return None,
@@ -88,7 +86,7 @@ impl Direction {
         }
     }
 
-    /// What its field is, for people.
+    /// The field's kind, for messages.
     fn noun(self) -> &'static str {
         match self {
             Self::Input => "input",
@@ -142,7 +140,7 @@ impl Declaration {
         };
         let count = fields.len();
         let ports: Vec<_> = fields.into_iter().filter_map(|field| PortField::read(field, &mut errors)).collect();
-        // Of a field that is not understood it is not known what it is.
+        // Checked only if every field was understood: the kind of the others is unknown.
         if ports.len() == count {
             settings.check(&ports, &mut errors);
         }
@@ -150,7 +148,7 @@ impl Declaration {
         Ok(Self { vis: item.vis, name: item.ident, handles, hidden, generics: item.generics, ports, settings })
     }
 
-    /// The struct of handles, and what makes it a plain value whatever the parameters are.
+    /// The struct of handles, and the `impl`s that make it a plain value whatever the parameters are.
     fn handles(&self) -> TokenStream {
         let Self { vis, handles, generics, .. } = self;
         let doc = format!(" The ports of [`{}`], to connect them.", self.name.unraw());
@@ -197,8 +195,8 @@ impl Declaration {
         }
     }
 
-    /// The bounds of the generated `impl`s: those of the struct, and that each field is a port. The compiler would know
-    /// that; but where it is not so, this is the one place that says it, instead of each use in turn.
+    /// The bounds of the generated `impl`s: those of the struct, and that each field is a port. The compiler would find
+    /// a violation without them, but would report it at each use; this way it is reported once.
     fn bounded(&self) -> Generics {
         let mut generics = self.generics.clone();
         for PortField { ty, .. } in &self.ports {
@@ -236,7 +234,7 @@ impl Declaration {
             })
         });
         let claim = claim.unwrap_or_else(|| quote!(true));
-        // Of a generic port it shows only here, where it is used.
+        // For a generic port the check can run only here, where the type is used.
         let events = if self.generics.params.is_empty() { Vec::new() } else { self.events() };
         quote_spanned! {site=>
             #[automatically_derived]
@@ -259,8 +257,8 @@ impl Declaration {
                 fn poll_ready(&mut self, cx: &mut ::core::task::Context<'_>) -> ::wakeline::__private::Readiness {
                     let _ = &cx;
                     let ready = ::wakeline::__private::Readiness::READY;
-                    // One that waits for others asks again when they have acted. What comes by itself wakes nobody for what
-                    // another port waits for.
+                    // Once a port waits for other operators, the later ports need no waker of their own: the operator
+                    // is polled again when those have acted. A timer or an event does not wake it for other ports.
                     #(let ready = if ::wakeline::__private::Readiness::needs_others(ready) {
                         ready | #ports::look(&mut self.#fields, cx)
                     } else {
@@ -288,7 +286,8 @@ impl Declaration {
         }
     }
 
-    /// That an `#[input]` is an input, and an `#[output]` an output: the compiler says so at the field's type.
+    /// Checks that an `#[input]` is an input, and an `#[output]` an output: the compiler reports it at the field's
+    /// type.
     fn checks(&self) -> TokenStream {
         let (impl_generics, _, where_clause) = self.generics.split_for_impl();
         let checks = self.ports.iter().map(|port| {
@@ -317,19 +316,19 @@ impl Declaration {
         }
     }
 
-    /// That the messages of each input know the event that it waits for.
+    /// Checks that the messages of each input have the event that it waits for.
     fn events(&self) -> Vec<TokenStream> {
         let inputs = self.ports.iter().filter(|port| port.direction == Direction::Input);
         let waits = inputs.filter_map(|port| port.options.event().map(|event| (port, event)));
         waits
             .map(|(PortField { ty, .. }, event)| {
-                let told = format!(
+                let message = format!(
                     "no message of this port carries an event `{0}`: mark a field of it `#[event(\"{0}\")]`",
                     event.value()
                 );
                 let events = quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::__private::InputPort>::EVENTS);
                 quote_spanned! {event.span()=>
-                    ::core::assert!(::wakeline::__private::knows_event(#events, #event), #told);
+                    ::core::assert!(::wakeline::__private::knows_event(#events, #event), #message);
                 }
             })
             .collect()
@@ -351,7 +350,7 @@ impl PortField {
                     errors.at(attribute, format!("`#[{}]` is here twice: remove one", direction.word()));
                 }
                 Some(_) => {
-                    errors.at(attribute, "a port is one thing: remove one of the attributes, or make two fields")
+                    errors.at(attribute, "a field is one port: remove one of the attributes, or make two fields")
                 }
             }
         }
@@ -359,7 +358,7 @@ impl PortField {
             errors.at(
                 &name,
                 format!(
-                    "is `{name}` an input or an output? Mark it `#[input]` or `#[output]`; or, of a hub of chunks, \
+                    "`{name}` is not marked as a port: add `#[input]` or `#[output]`; or, for a hub of chunks, \
                      `#[produce]`, `#[consume]`, `#[peek]` or `#[modify]`"
                 ),
             );
@@ -432,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_claim_gives_back_what_came_before() {
+    fn a_failed_claim_undoes_the_claims_before_it() {
         let item = quote!(
             struct P {
                 #[input]
@@ -470,9 +469,9 @@ mod tests {
         let messages = messages(expand(item));
         assert_eq!(messages.len(), 11, "{messages:#?}");
         assert!(messages[0].contains("cannot borrow"));
-        assert!(messages[1].contains("Mark it `#[input]` or `#[output]`"));
-        assert!(messages[2].contains("one thing"));
-        assert_eq!(messages[3], "a queue of 0 can hold nothing: at least 1");
+        assert!(messages[1].contains("add `#[input]` or `#[output]`"));
+        assert!(messages[2].contains("one port"));
+        assert_eq!(messages[3], "a queue with capacity 0 holds nothing: use at least 1");
         assert_eq!(
             messages[4],
             "there is no option `size`: those of `#[input]` are `capacity`, `at_least`, `at_most`, `batch`, `within`, \
@@ -482,7 +481,7 @@ mod tests {
         assert!(messages[6].contains("twice"));
         assert!(messages[7].contains("belongs to an input"));
         assert!(messages[8].contains("has no value"));
-        assert!(messages[9].contains("has a value"));
+        assert!(messages[9].contains("needs a value"));
         assert!(messages[10].contains("named by a string"));
     }
 }

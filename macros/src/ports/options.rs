@@ -1,7 +1,7 @@
-//! What stands in the brackets of `#[input(..)]` and `#[output(..)]`.
+//! The options in the brackets of `#[input(..)]`, `#[output(..)]` and the attributes of links.
 //!
-//! [`OPTIONS`] lists all there are; each becomes a call of the method of its name on `PortOptions`. An option is checked
-//! by itself, then with the others of its port.
+//! [`OPTIONS`] lists them all; each becomes a call of the method of its name on `PortOptions`. An option is first
+//! checked by itself, then together with the other options of its port.
 
 use proc_macro2::{Span, TokenStream};
 use quote::quote_spanned;
@@ -20,32 +20,30 @@ use super::{
 };
 use crate::errors::Errors;
 
-/// An option that a port may have.
 struct Known {
     name: &'static str,
     on: On,
     value: Value,
-    /// What an input waits for by itself.
+    /// Whether it sets what an input waits for.
     waits: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum On {
     Both,
-    /// And links.
+    /// Inputs, outputs and links.
     All,
     Input,
     Output,
-    /// Links that take what others then do not have.
+    /// Links that take exclusive access to a chunk.
     Link,
 }
 
-/// What it is given.
 #[derive(Clone, Copy)]
 enum Value {
-    /// Nothing: `done`.
+    /// None: `done`.
     None,
-    /// A number, and what is wrong with 0.
+    /// A number, and the error for 0.
     Number(&'static str),
     /// `"5ms"`, or a `Duration`.
     Time,
@@ -55,17 +53,21 @@ enum Value {
     Event,
 }
 
-/// All of them, in the order in which they are generated.
+/// All options, in the order in which they are generated.
 const OPTIONS: [Known; 13] = [
-    known("capacity", On::Both, Value::Number("a queue of 0 can hold nothing: at least 1")),
-    known("envelope_bytes", On::Output, Value::Number("an envelope of 0 bytes can hold nothing: at least one element")),
-    known("envelopes", On::Output, Value::Number("without an envelope nothing could ever pass: at least 1")),
-    waits("at_least", On::Input, Value::Number("0 messages are always there: write `optional`, or at least 1")),
-    waits("at_most", On::Input, Value::Number("it would never run: it needs a message to run for")),
-    waits("batch", On::Input, Value::Number("a batch of 0 holds nothing: at least 1, or `optional`")),
+    known("capacity", On::Both, Value::Number("a queue with capacity 0 holds nothing: use at least 1")),
+    known(
+        "envelope_bytes",
+        On::Output,
+        Value::Number("an envelope of 0 bytes holds nothing: use at least one element"),
+    ),
+    known("envelopes", On::Output, Value::Number("a hub with 0 envelopes carries nothing: use at least 1")),
+    waits("at_least", On::Input, Value::Number("waiting for 0 messages has no effect: use `optional`, or at least 1")),
+    waits("at_most", On::Input, Value::Number("the operator would never run: use at least 1")),
+    waits("batch", On::Input, Value::Number("a batch of 0 holds nothing: use at least 1, or `optional`")),
     waits("within", On::Input, Value::Time),
     waits("since", On::Input, Value::Clock),
-    known("room", On::Output, Value::Number("room for 0 messages is always there: write `optional`")),
+    known("room", On::Output, Value::Number("waiting for room for 0 messages has no effect: use `optional`")),
     waits("optional", On::All, Value::None),
     known("by_hand", On::Link, Value::None),
     known("done", On::Input, Value::None),
@@ -94,13 +96,13 @@ impl Known {
         }
     }
 
-    /// Why it does not suit.
+    /// The error for a port that it does not suit.
     fn belongs(&self) -> &'static str {
         match (self.on, self.name) {
             (On::Output, "room") => "belongs to an output: it is what the writer waits for",
-            (On::Output, _) => "belongs to an output: whoever sends envelopes says how large and how many they are",
-            (On::Link, _) => "belongs to a link that produces, consumes or modifies: those commit something",
-            (On::Both, _) => "belongs to an input or an output: a hub of chunks is made with what it is like",
+            (On::Output, _) => "belongs to an output: the sender sets the size and the number of envelopes",
+            (On::Link, _) => "belongs to a link that produces, consumes or modifies: only those commit a chunk",
+            (On::Both, _) => "belongs to an input or an output: for a hub of chunks, set it on the hub",
             _ => "belongs to an input: it is what the reader waits for",
         }
     }
@@ -123,7 +125,6 @@ impl Parse for PortOption {
     }
 }
 
-/// Those of one port.
 pub(super) struct Options(Vec<PortOption>);
 
 impl Options {
@@ -157,12 +158,12 @@ impl Options {
         self.0.iter().find(|option| option.name == name)
     }
 
-    /// The first of these that is there.
+    /// The first of these options that is present.
     fn first<'a>(&self, names: &[&'a str]) -> Option<&'a str> {
         names.iter().copied().find(|name| self.find(name).is_some())
     }
 
-    /// Options that say something together, or that the others leave nothing to say.
+    /// Checks options that conflict, or that need another one.
     fn check_together(&self, direction: Direction, errors: &mut Errors) {
         if let Some(optional) = self.find("optional") {
             let waits = match direction {
@@ -181,23 +182,24 @@ impl Options {
         }
         let least = self.first(&["at_least", "batch"]);
         if let (Some(batch), Some("at_least")) = (self.find("batch"), least) {
-            errors.at(&batch.name, "`batch` says how many messages are waited for, and so does `at_least`: remove one");
+            errors.at(&batch.name, "`batch` and `at_least` both set how many messages to wait for: remove one");
         }
         if let (Some(within), None) = (self.find("within"), least) {
             errors.at(
                 &within.name,
-                "within that time how many messages? Write `batch = ..`, too: the operator runs with as many, or with \
-                 fewer once the oldest has waited so long",
+                "`within` needs a number of messages: add `batch = ..`; the operator runs with that many, or with \
+                 fewer once the oldest has waited that long",
             );
         }
         if let (Some(since), None) = (self.find("since"), self.find("within")) {
-            errors.at(&since.name, "`since` says from when `within` counts: write `within = ..`, too");
+            errors.at(&since.name, "`since` sets when `within` begins: add `within = ..`");
         }
         if let (Some(most), Some(least)) = (self.find("at_most"), least)
             && let (Some(is), Some(needed)) = (self.number("at_most"), self.number(least))
             && is < needed
         {
-            errors.at(&most.value, format!("it waits for {needed} messages, and would never run with at most {is}"));
+            errors
+                .at(&most.value, format!("the operator waits for {needed} messages, and never runs with at most {is}"));
         }
     }
 
@@ -205,7 +207,6 @@ impl Options {
         number(self.find(name)?.value.as_ref()?)
     }
 
-    /// The name of the event that the port waits for.
     pub(super) fn event(&self) -> Option<&LitStr> {
         match &self.find("event")?.value {
             Some(Expr::Lit(ExprLit { lit: Lit::Str(name), .. })) => Some(name),
@@ -213,7 +214,7 @@ impl Options {
         }
     }
 
-    /// What it says about how many messages the port waits for.
+    /// The options that set how many messages the port waits for.
     pub(super) fn waits(&self) -> impl Iterator<Item = &Ident> {
         let waits = |name: &Ident| Known::find(name).is_some_and(|known| known.waits);
         self.0.iter().map(|option| &option.name).filter(move |name| waits(name))
@@ -234,7 +235,7 @@ impl Options {
 }
 
 impl PortOption {
-    /// By itself. What it is given becomes an expression of the type that is wanted.
+    /// Checks it by itself. Its value becomes an expression of the type that is needed.
     fn check(&mut self, direction: Direction, before: &[Self], errors: &mut Errors) {
         let Self { name, value } = self;
         let word = direction.word();
@@ -254,7 +255,7 @@ impl PortOption {
             (Value::None, Some(value)) => {
                 errors.at(value, format!("`{name}` has no value: write just `#[{word}({name})]`"));
             }
-            (_, None) => errors.at(&*name, format!("this option has a value: `{name} = ..`")),
+            (_, None) => errors.at(&*name, format!("this option needs a value: `{name} = ..`")),
             (Value::Number(zero), Some(value)) => {
                 if number(value) == Some(0) {
                     errors.at(value, zero);
@@ -287,7 +288,7 @@ fn clock(value: &Expr) -> syn::Result<Expr> {
     {
         return Ok(parse_quote_spanned!(value.span()=> ::wakeline::condition::Since::#word));
     }
-    Err(syn::Error::new_spanned(value, "since when? `Sent`, or `Arrived`, as it is if nothing is said"))
+    Err(syn::Error::new_spanned(value, "`since` is `Sent`, or `Arrived`, the default"))
 }
 
 #[cfg(test)]
@@ -319,36 +320,36 @@ mod tests {
         assert!(expanded.contains(&quote!(PortOptions::new().optional()).to_string()), "{expanded}");
     }
 
-    fn told(port: TokenStream) -> Vec<String> {
+    fn refusals(port: TokenStream) -> Vec<String> {
         messages(expand(quote!(struct P { #port a: A })))
     }
 
     #[test]
-    fn options_that_do_not_go_together() {
+    fn conflicting_options_are_refused() {
         let refused = [
-            (quote!(#[input(within = "5ms")]), "within that time how many messages?"),
-            (quote!(#[input(batch = 2, at_least = 2)]), "`batch` says how many"),
+            (quote!(#[input(within = "5ms")]), "`within` needs a number of messages"),
+            (quote!(#[input(batch = 2, at_least = 2)]), "`batch` and `at_least` both set how many"),
             (
                 quote!(#[input(at_least = 3, at_most = 2)]),
-                "it waits for 3 messages, and would never run with at most 2",
+                "the operator waits for 3 messages, and never runs with at most 2",
             ),
-            (quote!(#[input(batch = 8, within = "5ms", at_most = 2)]), "it waits for 8 messages"),
-            (quote!(#[input(batch = 8, since = Sent)]), "write `within = ..`, too"),
-            (quote!(#[input(batch = 8, within = "5ms", since = Now)]), "since when? `Sent`, or"),
+            (quote!(#[input(batch = 8, within = "5ms", at_most = 2)]), "the operator waits for 8 messages"),
+            (quote!(#[input(batch = 8, since = Sent)]), "add `within = ..`"),
+            (quote!(#[input(batch = 8, within = "5ms", since = Now)]), "`since` is `Sent`, or"),
             (quote!(#[input(optional, at_most = 2)]), "an `optional` input waits for nothing, `at_most` does"),
             (quote!(#[output(room = 2, optional)]), "an `optional` output waits for nothing, `room` does"),
-            (quote!(#[input(at_least = 0)]), "write `optional`"),
-            (quote!(#[input(at_most = 0)]), "it would never run"),
+            (quote!(#[input(at_least = 0)]), "use `optional`"),
+            (quote!(#[input(at_most = 0)]), "the operator would never run"),
             (quote!(#[input(batch = 0)]), "a batch of 0"),
-            (quote!(#[output(room = 0)]), "write `optional`"),
-            (quote!(#[input(batch = 2, within = "0s")]), "no time at all"),
-            (quote!(#[input(batch = 2, within = 5)]), "how long is that?"),
+            (quote!(#[output(room = 0)]), "use `optional`"),
+            (quote!(#[input(batch = 2, within = "0s")]), "a duration of zero"),
+            (quote!(#[input(batch = 2, within = 5)]), "not a duration"),
             (quote!(#[input(room = 2)]), "belongs to an output: it is what the writer waits for"),
             (quote!(#[output(batch = 2)]), "belongs to an input"),
         ];
         for (port, wanted) in refused {
-            let told = told(port.clone());
-            assert!(matches!(&told[..], [one] if one.contains(wanted)), "{port}: {told:#?}");
+            let found = refusals(port.clone());
+            assert!(matches!(&found[..], [one] if one.contains(wanted)), "{port}: {found:#?}");
         }
         for port in [
             quote!(#[input(at_least = 2, within = "5ms")]),

@@ -1,12 +1,12 @@
-//! What stands behind the `=` of an option: numbers and spans of time, as far as a macro can know them.
+//! The values of options: numbers and durations, as far as a macro can evaluate them.
 //!
-//! An expression that is not a literal is left to the compiler: its type is what the generated call asks for.
+//! An expression that is not a literal is left to the compiler: the generated call determines its type.
 
 use std::time::Duration;
 
 use syn::{Expr, ExprLit, Lit, parse_quote_spanned, spanned::Spanned};
 
-/// A number that is written out, however it is.
+/// The value of an integer literal, in any notation.
 pub(super) fn number(value: &Expr) -> Option<u128> {
     match value {
         Expr::Lit(ExprLit { lit: Lit::Int(number), .. }) => number.base10_parse().ok(),
@@ -20,17 +20,20 @@ pub(super) fn is_string(value: &Expr) -> bool {
     matches!(value, Expr::Lit(ExprLit { lit: Lit::Str(_), .. }))
 }
 
-/// A span of time: `"5ms"` is worked out here, anything else is an expression of type `Duration`.
+/// A duration: `"5ms"` is evaluated here, anything else is an expression of type `Duration`.
 pub(super) fn duration(value: &Expr) -> syn::Result<Expr> {
     let Expr::Lit(ExprLit { lit, .. }) = value else { return Ok(value.clone()) };
-    let told = "write a string such as \"5ms\" or \"1s 500ms\", or an expression of type `Duration`";
+    let hint = "write a string such as \"5ms\" or \"1s 500ms\", or an expression of type `Duration`";
     let Lit::Str(text) = lit else {
-        return Err(syn::Error::new_spanned(lit, format!("how long is that? {told}")));
+        return Err(syn::Error::new_spanned(lit, format!("not a duration: {hint}")));
     };
     let span: Duration = humantime::parse_duration(&text.value())
-        .map_err(|error| syn::Error::new_spanned(lit, format!("this is no span of time ({error}): {told}")))?;
+        .map_err(|error| syn::Error::new_spanned(lit, format!("not a duration ({error}): {hint}")))?;
     if span.is_zero() {
-        return Err(syn::Error::new_spanned(lit, "no time at all: leave it out, or give it more"));
+        return Err(syn::Error::new_spanned(
+            lit,
+            "a duration of zero has no effect: remove the option, or use a longer duration",
+        ));
     }
     let (seconds, nanos) = (span.as_secs(), span.subsec_nanos());
     Ok(parse_quote_spanned!(value.span()=> ::core::time::Duration::new(#seconds, #nanos)))
@@ -47,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_one_however_it_is_written() {
+    fn numbers_are_read_in_every_notation() {
         for zero in ["0", "0usize", "0x0_0", "(0)"] {
             assert_eq!(number(&parsed(zero)), Some(0), "{zero}");
         }
@@ -58,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_of_time_is_worked_out_when_compiling() {
+    fn a_duration_is_evaluated_at_compile_time() {
         let span = duration(&parsed("\"1s 500us\"")).unwrap().into_token_stream().to_string();
         assert_eq!(span, quote!(::core::time::Duration::new(1u64, 500000u32)).to_string());
         let own = duration(&parsed("Self::PATIENCE")).unwrap().into_token_stream().to_string();
@@ -66,11 +69,11 @@ mod tests {
     }
 
     #[test]
-    fn a_span_that_is_none_is_refused() {
-        let told = |text: &str| duration(&parsed(text)).unwrap_err().to_string();
-        assert!(told("\"5\"").contains("time unit needed"), "{}", told("\"5\""));
-        assert!(told("\"soon\"").contains("\"5ms\""));
-        assert!(told("5").contains("how long is that?"));
-        assert!(told("\"0ms\"").contains("no time at all"));
+    fn an_invalid_duration_is_refused() {
+        let refusal = |text: &str| duration(&parsed(text)).unwrap_err().to_string();
+        assert!(refusal("\"5\"").contains("time unit needed"), "{}", refusal("\"5\""));
+        assert!(refusal("\"soon\"").contains("\"5ms\""));
+        assert!(refusal("5").contains("not a duration"));
+        assert!(refusal("\"0ms\"").contains("a duration of zero"));
     }
 }

@@ -1,42 +1,43 @@
-//! The race checker: a [`Backend`] around a backend, which knows order only from the calls it sees.
+//! The race checker: a [`Backend`] that wraps another one and derives order only from the calls it sees.
 //!
-//! Two accesses to the same bytes, one of them a write, have to be ordered by something: their stream, an event that one
-//! stream recorded and the other waits for, or the host, which saw the one done before it enqueued the other. Timing is
-//! no order. The checker keeps vector clocks over the streams and, for each allocation, the accesses that still matter;
-//! an access that nothing orders after an earlier one is refused with an error that names both and what is missing,
-//! **before** it is forwarded, so on the emulated device it never runs.
+//! Two accesses to the same bytes, one of them a write, must be ordered by their stream, by an event that one stream
+//! recorded and the other waits for, or by the host, which observed the completion of one before it enqueued the other.
+//! The checker keeps vector clocks for the streams and, for each allocation, the accesses that still matter. An access
+//! that is not ordered after an earlier one is refused, **before** it is forwarded, with an error that names both and
+//! the absent ordering.
 //!
 //! ```text
 //!   alloc, alloc_host            a region to watch           free, free_host      nothing may be in flight there
-//!   copy, fill, launch           accesses: checked, forwarded, or taken back if the device refuses them
-//!   event_record                 what the stream's past is, kept with the event: a later record replaces it
+//!   copy, fill, launch           accesses: checked, forwarded, and undone if the device refuses them
+//!   event_record                 the stream's past is stored with the event; a later record replaces it
 //!   stream_wait                  the stream's future comes after the event's past
 //!   graph_add                    two nodes that no edge orders: checked against each other
-//!   exec_launch                  all its nodes' accesses, as one call of the stream, after the exec's launch before
+//!   exec_launch                  its nodes' accesses, as one call of the stream, after the exec's previous launch
 //!   query, synchronize, a host function that runs            the host comes after that
 //! ```
 //!
-//! Beside order it knows what is there: memory that was [freed](gone), or that [nothing has written](written), streams and
-//! events that were destroyed. Whoever names those is refused as well.
+//! Besides order it checks existence: a call that uses memory that was [freed](gone) or
+//! [never written](written), or a stream or an event that was destroyed, is refused as well.
 //!
-//! It knows nothing of the framework's own tracking, so it can find it wrong. It promises no false alarm for memory that
-//! comes from `alloc` and `alloc_host`, whatever stream, device or order of calls it is used with; it does not look at
-//! other memory (a user's `Vec`: a copy may be done with that when the call returns, which no call shows). The host is
-//! taken for one observer: that two of its threads do not know of each other is for Rust to find.
+//! It does not use the framework's own tracking, so it can find errors there. It reports no false alarm for memory from
+//! `alloc` and `alloc_host`, with any stream, device or order of calls. It does not check other memory (a user's `Vec`:
+//! a copy may be done with it when the call returns, which no call shows). The host counts as one observer: races
+//! between its threads are Rust's to prevent.
 //!
-//! One universe serves all devices of the process; see [`universe`](mod@universe). Its lock is never held while anything else is
+//! One universe serves all devices of the process; see [`race_state`](mod@universe). Its lock is never held while other
+//! code is called, so neither a driver that blocks nor a host function that runs immediately can deadlock with it.
 //! called, so neither a driver that blocks nor a host function that runs at once can lock up with it.
 
 mod clock;
-mod gone;
 mod graph;
+mod race_state;
+mod report;
 mod shadow;
-mod told;
-mod universe;
+mod tombstones;
 mod written;
 
 #[cfg(test)]
-mod paper;
+mod mock;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -55,14 +56,14 @@ use std::{
 use self::{
     clock::{Clock, Component},
     graph::Graphs,
-    shadow::What,
-    universe::{Key, Region, Side, Touch, Touches, Universe, universe},
+    race_state::{Key, RaceState, Region, Side, Touch, Touches, race_state},
+    shadow::AccessKind,
 };
 use super::{
     backend::{
-        Address, Arg, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo,
-        NodeWork, Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec,
-        TellsOfLoss,
+        Address, Arg, Backend, Endpoint, ExternalWork, GraphCondition, HostCallback, HostFunction, KernelDef, Launch,
+        LossHandler, MemoryInfo, NodeWork, Pattern, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
+        StreamSpec,
     },
     emulated::simulation::SimulationHandle,
     human,
@@ -70,9 +71,9 @@ use super::{
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 
-/// The same device, watched.
+/// Wraps a device in the race checker, unless it is wrapped already.
 pub(crate) fn checked(inner: Arc<dyn Backend>) -> Arc<dyn Backend> {
-    // Two of them would know the same streams by two names.
+    // Two checkers would track the same streams under two names.
     if inner.is_checked() { inner } else { Arc::new(Checked::new(inner)) }
 }
 
@@ -81,11 +82,9 @@ struct Checked {
     inner: Arc<dyn Backend>,
     id: u64,
     name: Arc<str>,
-    /// Of its allocations.
     numbers: AtomicU64,
-    /// See [`graph`].
     graphs: Mutex<Graphs>,
-    /// Its addresses and handles are never used for something else.
+    /// The device's addresses and handles are never reused.
     remembers: bool,
 }
 
@@ -97,16 +96,16 @@ impl fmt::Debug for Checked {
 
 impl Drop for Checked {
     fn drop(&mut self) {
-        universe().remove_device(self.id);
+        race_state().remove_device(self.id);
     }
 }
 
 impl Checked {
     fn new(inner: Arc<dyn Backend>) -> Self {
         let name = Arc::<str>::from(inner.name());
-        let mut universe = universe();
-        let id = universe.fresh();
-        universe.add_stream((id, RawStream(0)), &name, "default", false);
+        let mut race_state = race_state();
+        let id = race_state.fresh();
+        race_state.add_stream((id, RawStream(0)), &name, "default", false);
         let remembers = !inner.reuses_handles();
         Self { inner, id, name, numbers: AtomicU64::new(0), graphs: Mutex::default(), remembers }
     }
@@ -115,41 +114,43 @@ impl Checked {
         (self.id, stream)
     }
 
-    /// Asks the universe about a stream, unless that was destroyed.
-    fn with<R>(&self, stream: RawStream, ask: impl FnOnce(&mut Universe, Component) -> Result<R>) -> Result<R> {
-        let mut universe = universe();
-        let asked = universe.stream(self.key(stream), &self.name).and_then(|component| ask(&mut universe, component));
-        drop(universe);
+    /// Calls `ask` with a stream's component. Fails if the stream was destroyed.
+    fn with<R>(&self, stream: RawStream, ask: impl FnOnce(&mut RaceState, Component) -> Result<R>) -> Result<R> {
+        let mut race_state = race_state();
+        let asked =
+            race_state.stream(self.key(stream), &self.name).and_then(|component| ask(&mut race_state, component));
+        drop(race_state);
         asked.or_else(|found| self.refuse(found))
     }
 
-    /// What a stream's past is after a call that touches nothing.
+    /// Adds a call that touches no memory. Returns the stream's past after it.
     fn call(&self, stream: RawStream) -> Result<Clock> {
-        self.with(stream, |universe, component| universe.call(component).map(|(clock, _)| clock.clone()))
+        self.with(stream, |race_state, component| race_state.call(component).map(|(clock, _)| clock.clone()))
     }
 
-    /// Something was found: but a lost device has nothing in flight any more, and says so itself.
+    /// Returns the error that was found, unless the device is lost: then nothing is in flight, and the loss is the
+    /// error.
     fn refuse<T>(&self, error: Error) -> Result<T> {
         self.inner.memory()?;
         Err(error.at(&*self.name))
     }
 
-    /// Checks a call's accesses, forwards it, and takes them back if that fails.
+    /// Checks a call's accesses, forwards it, and undoes them if that fails.
     fn access(
         &self,
         stream: RawStream,
-        what: What,
+        what: AccessKind,
         touches: &Touches,
         forward: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let (component, tick) = self.with(stream, |universe, component| {
-            universe.access(component, what, touches).map(|tick| (component, tick))
+        let (component, tick) = self.with(stream, |race_state, component| {
+            race_state.access(component, what, touches).map(|tick| (component, tick))
         })?;
-        forward().inspect_err(|_| universe().undo(component, tick, touches))
+        forward().inspect_err(|_| race_state().undo(component, tick, touches))
     }
 
     fn check_event(&self, event: RawEvent) -> Result<()> {
-        let known = universe().check_event(event);
+        let known = race_state().check_event(event);
         known.or_else(|gone| self.refuse(gone))
     }
 
@@ -157,9 +158,9 @@ impl Checked {
         Region::new(self.id, self.name.clone(), self.numbers.fetch_add(1, Ordering::Relaxed) + 1, bytes)
     }
 
-    /// Takes a region out before its memory goes: afterwards somebody else might already have got it.
+    /// Removes a region before its memory is freed: afterwards the address may already have another owner.
     fn release(&self, side: Side, start: u64, forward: impl FnOnce() -> Result<()>) -> Result<()> {
-        let removed = universe().remove_region(side, start);
+        let removed = race_state().remove_region(side, start);
         let region = match removed {
             Ok(region) => region,
             Err(race) => return self.refuse(race),
@@ -170,24 +171,24 @@ impl Checked {
     fn released(&self, side: Side, start: u64, region: Option<Region>, freed: Result<()>) -> Result<()> {
         let Some(region) = region else { return freed };
         match freed {
-            Err(_) => universe().add_region(side, start, region),
-            Ok(()) if self.remembers && side == Side::Device => universe().bury(start, &region),
+            Err(_) => race_state().add_region(side, start, region),
+            Ok(()) if self.remembers && side == Side::Device => race_state().bury(start, &region),
             Ok(()) => {}
         }
         freed
     }
 }
 
-fn place(place: Place, bytes: u64, write: bool) -> Touch {
+fn place(place: Endpoint, bytes: u64, write: bool) -> Touch {
     match place {
-        Place::Host(pointer) => Touch { side: Side::Host, start: pointer.addr() as u64, bytes, write },
-        Place::Device(address) => Touch { side: Side::Device, start: address.0, bytes, write },
+        Endpoint::Host(pointer) => Touch { side: Side::Host, start: pointer.addr() as u64, bytes, write },
+        Endpoint::Device(address) => Touch { side: Side::Device, start: address.0, bytes, write },
     }
 }
 
 fn touch(arg: &Arg<'_>) -> Option<Touch> {
     match arg {
-        Arg::Slice { address, bytes, write, .. } => Some(place(Place::Device(*address), *bytes, *write)),
+        Arg::Slice { address, bytes, write, .. } => Some(place(Endpoint::Device(*address), *bytes, *write)),
         Arg::Scalar(_) => None,
     }
 }
@@ -211,13 +212,13 @@ impl Backend for Checked {
 
     fn alloc(&self, bytes: u64) -> Result<Address> {
         let address = self.inner.alloc(bytes)?;
-        universe().add_region(Side::Device, address.0, self.region(bytes));
+        race_state().add_region(Side::Device, address.0, self.region(bytes));
         Ok(address)
     }
 
     unsafe fn free(&self, address: Address) -> Result<()> {
         self.release(Side::Device, address.0, || {
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.free(address) }
         })
     }
@@ -232,22 +233,22 @@ impl Backend for Checked {
 
     fn alloc_on(&self, stream: RawStream, bytes: u64) -> Result<Address> {
         let address = self.inner.alloc_on(stream, bytes)?;
-        let touches = Touches::from_iter([place(Place::Device(address), bytes, true)]);
-        self.with(stream, |universe, component| {
-            universe.add_region(Side::Device, address.0, self.region(bytes));
-            // It is there from this point of the stream on.
-            universe.access(component, What::Allocation, &touches)
+        let touches = Touches::from_iter([place(Endpoint::Device(address), bytes, true)]);
+        self.with(stream, |race_state, component| {
+            race_state.add_region(Side::Device, address.0, self.region(bytes));
+            // It exists from this point of the stream on.
+            race_state.access(component, AccessKind::Allocation, &touches)
         })?;
         Ok(address)
     }
 
     unsafe fn free_on(&self, stream: RawStream, address: Address) -> Result<()> {
-        let bytes = universe().size_of(Side::Device, address.0).unwrap_or(0);
-        let touches = Touches::from_iter([place(Place::Device(address), bytes, true)]);
-        self.access(stream, What::Free, &touches, || {
-            // Taken out before it goes: afterwards somebody else might already have got it.
-            let region = universe().take_region(Side::Device, address.0);
-            // SAFETY: as our caller vouches.
+        let bytes = race_state().size_of(Side::Device, address.0).unwrap_or(0);
+        let touches = Touches::from_iter([place(Endpoint::Device(address), bytes, true)]);
+        self.access(stream, AccessKind::Free, &touches, || {
+            // Removed before the memory is freed: afterwards the address may already have another owner.
+            let region = race_state().take_region(Side::Device, address.0);
+            // SAFETY: guaranteed by the caller.
             let freed = unsafe { self.inner.free_on(stream, address) };
             self.released(Side::Device, address.0, region, freed)
         })
@@ -259,30 +260,30 @@ impl Backend for Checked {
 
     unsafe fn recycle(&self, stream: Option<RawStream>, address: Address, bytes: u64) -> Result<()> {
         let Some(stream) = stream else {
-            // Nobody uses it any more: its past is that of new memory.
-            let renewed = universe().renew_region(Side::Device, address.0);
+            // It is no longer in use: its history is that of new memory.
+            let renewed = race_state().renew_region(Side::Device, address.0);
             return match renewed {
-                // SAFETY: as our caller vouches.
+                // SAFETY: guaranteed by the caller.
                 Ok(()) => unsafe { self.inner.recycle(None, address, bytes) },
                 Err(race) => self.refuse(race),
             };
         };
-        let touches = Touches::from_iter([place(Place::Device(address), bytes, true)]);
-        self.access(stream, What::Recycling, &touches, || {
-            // SAFETY: as our caller vouches.
+        let touches = Touches::from_iter([place(Endpoint::Device(address), bytes, true)]);
+        self.access(stream, AccessKind::Recycling, &touches, || {
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.recycle(Some(stream), address, bytes) }
         })
     }
 
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
         let memory = self.inner.alloc_host(bytes)?;
-        universe().add_region(Side::Host, memory.as_ptr().addr() as u64, self.region(bytes as u64).initialised());
+        race_state().add_region(Side::Host, memory.as_ptr().addr() as u64, self.region(bytes as u64).initialised());
         Ok(memory)
     }
 
     unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()> {
         self.release(Side::Host, memory.as_ptr().addr() as u64, || {
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.free_host(memory, bytes) }
         })
     }
@@ -293,49 +294,49 @@ impl Backend for Checked {
 
     fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
         let stream = self.inner.stream_create(spec)?;
-        universe().add_stream(self.key(stream), &self.name, &spec.name, !spec.non_blocking);
+        race_state().add_stream(self.key(stream), &self.name, &spec.name, !spec.non_blocking);
         Ok(stream)
     }
 
     fn stream_rename(&self, stream: RawStream, name: &str) {
-        universe().rename_stream(self.key(stream), name);
+        race_state().rename_stream(self.key(stream), name);
         self.inner.stream_rename(stream, name);
     }
 
     fn stream_destroy(&self, stream: RawStream) {
-        // Before the driver may give the same handle to somebody else.
+        // Before the driver may reuse the handle.
         if stream != RawStream(0) {
-            universe().remove_stream(self.key(stream), self.remembers);
+            race_state().remove_stream(self.key(stream), self.remembers);
         }
         self.inner.stream_destroy(stream);
     }
 
     fn stream_query(&self, stream: RawStream) -> Result<bool> {
-        // As it is before the question: what comes in meanwhile may not be done.
-        let end = self.with(stream, |universe, component| universe.end(component, false))?;
+        // The end before the query: work that is enqueued meanwhile may not be done.
+        let end = self.with(stream, |race_state, component| race_state.end(component, false))?;
         let done = self.inner.stream_query(stream)?;
         if done {
-            universe().observe(&end);
+            race_state().observe(&end);
         }
         Ok(done)
     }
 
     fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
         let whole = stream == RawStream(0);
-        let end = self.with(stream, |universe, component| universe.end(component, whole))?;
+        let end = self.with(stream, |race_state, component| race_state.end(component, whole))?;
         self.inner.stream_synchronize(stream)?;
-        universe().observe(&end);
+        race_state().observe(&end);
         Ok(())
     }
 
     fn event_create(&self, timed: bool) -> Result<RawEvent> {
         let event = self.inner.event_create(timed)?;
-        universe().add_event(self.id, event);
+        race_state().add_event(self.id, event);
         Ok(event)
     }
 
     fn event_destroy(&self, event: RawEvent) {
-        universe().remove_event(event, self.remembers);
+        race_state().remove_event(event, self.remembers);
         self.inner.event_destroy(event);
     }
 
@@ -343,16 +344,16 @@ impl Backend for Checked {
         self.check_event(event)?;
         let past = self.call(stream)?;
         self.inner.event_record(event, stream)?;
-        universe().record(event, past);
+        race_state().record(event, past);
         Ok(())
     }
 
     fn event_query(&self, event: RawEvent) -> Result<bool> {
         self.check_event(event)?;
-        let past = universe().recorded(event);
+        let past = race_state().recorded(event);
         let done = self.inner.event_query(event)?;
         if let (true, Some(past)) = (done, past) {
-            universe().observe(&past);
+            race_state().observe(&past);
         }
         Ok(done)
     }
@@ -362,24 +363,25 @@ impl Backend for Checked {
     }
 
     fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        let past = self.with(stream, |universe, _| universe.check_event(event).map(|()| universe.recorded(event)))?;
+        let past =
+            self.with(stream, |race_state, _| race_state.check_event(event).map(|()| race_state.recorded(event)))?;
         self.inner.stream_wait(stream, event)?;
         let Some(past) = past else { return Ok(()) };
-        self.with(stream, |universe, component| universe.order(component, &past))
+        self.with(stream, |race_state, component| race_state.order(component, &past))
     }
 
-    unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
+    unsafe fn copy(&self, stream: RawStream, to: Endpoint, from: Endpoint, bytes: u64) -> Result<()> {
         let touches = Touches::from_iter([place(from, bytes, false), place(to, bytes, true)]);
-        self.access(stream, What::Copy(human::direction(to, from)), &touches, || {
-            // SAFETY: as our caller vouches.
+        self.access(stream, AccessKind::Copy(human::direction(to, from)), &touches, || {
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.copy(stream, to, from, bytes) }
         })
     }
 
     unsafe fn fill(&self, stream: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
-        let touches = Touches::from_iter([place(Place::Device(to), bytes, true)]);
-        self.access(stream, What::Fill, &touches, || {
-            // SAFETY: as our caller vouches.
+        let touches = Touches::from_iter([place(Endpoint::Device(to), bytes, true)]);
+        self.access(stream, AccessKind::Fill, &touches, || {
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.fill(stream, to, pattern, bytes) }
         })
     }
@@ -390,16 +392,16 @@ impl Backend for Checked {
 
     unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()> {
         let touches = launch.args.iter().filter_map(touch).collect();
-        self.access(stream, What::Kernel(launch.kernel.name), &touches, || {
-            // SAFETY: as our caller vouches.
+        self.access(stream, AccessKind::Kernel(launch.kernel.name), &touches, || {
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.launch(stream, launch) }
         })
     }
 
-    unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
+    unsafe fn external(&self, stream: RawStream, external: ExternalWork<'_>) -> Result<()> {
         let touches = external.args.iter().filter_map(touch).collect();
-        self.access(stream, What::External(external.name), &touches, || {
-            // SAFETY: as our caller vouches.
+        self.access(stream, AccessKind::External(external.name), &touches, || {
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.external(stream, external) }
         })
     }
@@ -417,7 +419,7 @@ impl Backend for Checked {
 
     unsafe fn graph_add(&self, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
         self.add_node(graph, after, work, |work| {
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.graph_add(graph, after, work) }
         })
     }
@@ -432,18 +434,23 @@ impl Backend for Checked {
         &self,
         graph: RawGraph,
         after: &[RawNode],
-        when: Condition,
+        when: GraphCondition,
         flag: Address,
     ) -> Result<(RawNode, RawGraph)> {
         self.add_conditional(graph, after, flag, || {
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.graph_add_conditional(graph, after, when, flag) }
         })
     }
 
-    unsafe fn graph_external(&self, graph: RawGraph, after: &[RawNode], external: External<'_>) -> Result<Recorded> {
+    unsafe fn graph_external(
+        &self,
+        graph: RawGraph,
+        after: &[RawNode],
+        external: ExternalWork<'_>,
+    ) -> Result<Recorded> {
         self.add_external(graph, after, external, |external| {
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.graph_external(graph, after, external) }
         })
     }
@@ -468,7 +475,7 @@ impl Backend for Checked {
 
     unsafe fn exec_destroy(&self, exec: RawExec) {
         self.forget_exec(exec);
-        // SAFETY: as our caller vouches.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.inner.exec_destroy(exec) };
     }
 
@@ -479,21 +486,21 @@ impl Backend for Checked {
 
     unsafe fn exec_launch(&self, exec: RawExec, stream: RawStream) -> Result<()> {
         self.launch_exec(exec, stream, || {
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.exec_launch(exec, stream) }
         })
     }
 
     unsafe fn exec_update(&self, exec: RawExec, graph: RawGraph) -> Result<Result<(), Refused>> {
         self.update_exec(exec, graph, || {
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.exec_update(exec, graph) }
         })
     }
 
     unsafe fn exec_set(&self, exec: RawExec, node: RawNode, work: &NodeWork<'_>) -> Result<Result<(), Refused>> {
         self.set_node(exec, node, work, |work| {
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.inner.exec_set(exec, node, work) }
         })
     }
@@ -510,14 +517,14 @@ impl Backend for Checked {
         self.watched(function).iter().for_each(|watched| self.inner.callback_over(watched));
     }
 
-    fn when_lost(&self, tell: TellsOfLoss) {
+    fn when_lost(&self, tell: LossHandler) {
         self.inner.when_lost(tell);
     }
 
     fn has_ended(&self) -> bool {
         let has_ended = self.inner.has_ended();
         if has_ended {
-            universe().observe_end(self.id);
+            race_state().observe_end(self.id);
         }
         has_ended
     }
@@ -535,7 +542,7 @@ impl Backend for Checked {
         let past = self.call(stream)?;
         let watch = |function: HostFunction| -> HostFunction {
             Box::new(move || {
-                universe().observe(&past);
+                race_state().observe(&past);
                 function();
             })
         };
@@ -551,7 +558,7 @@ impl Backend for Checked {
 
     fn host_access(&self, memory: *const u8, bytes: usize, write: bool) -> Result<()> {
         let touch = Touch { side: Side::Host, start: memory.addr() as u64, bytes: bytes as u64, write };
-        let checked = universe().host_access(&touch);
+        let checked = race_state().host_access(&touch);
         match checked {
             Ok(()) => self.inner.host_access(memory, bytes, write),
             Err(race) => self.refuse(race),
@@ -560,7 +567,7 @@ impl Backend for Checked {
 
     fn host_borrow(&self, memory: *const u8, bytes: usize, exclusive: bool) {
         let touch = Touch { side: Side::Host, start: memory.addr() as u64, bytes: bytes as u64, write: exclusive };
-        universe().host_borrow(&touch);
+        race_state().host_borrow(&touch);
         self.inner.host_borrow(memory, bytes, exclusive);
     }
 }

@@ -1,10 +1,9 @@
-//! The checker against brute force.
+//! The checker compared with brute force.
 //!
-//! Random programs of calls are made on the checker and, at the same time, into a plain graph: a node for each call,
-//! an edge for each thing that orders two, and a search through it for every question. No clocks, nothing forgotten. The
-//! two have to agree on every call: race or no race. Small graphs are among them: their edges are searched in the same way,
-//! and a launch is a call like any other. The device below is made of paper: it takes everything, runs
-//! nothing, and answers as the program says, since a check that depends on when things run would be no check.
+//! Random programs of calls are made on the checker and into a plain graph: a node for each call, an edge for each
+//! thing that orders two of them, and a search for every question. The two must agree on every call: race or no race.
+//! The programs include small CUDA graphs. The device is a mock that runs nothing and answers as the program says,
+//! since the checker's verdicts must not depend on timing.
 
 use std::{
     ptr::NonNull,
@@ -15,13 +14,12 @@ use proptest::prelude::*;
 
 use super::{
     checked,
-    paper::{Paper, kernel},
+    mock::{MockBackend, kernel},
 };
 use crate::{device::backend::*, error::Result};
 
 type Node = usize;
 
-/// What happened before what, without any thought.
 #[derive(Default)]
 struct Graph {
     before: Vec<Vec<Node>>,
@@ -56,7 +54,7 @@ struct Access {
     by: Node,
 }
 
-struct Line {
+struct StreamState {
     device: usize,
     raw: RawStream,
     kind: Kind,
@@ -77,15 +75,14 @@ enum Memory {
 }
 
 impl Memory {
-    fn at(self, from: u64) -> Place {
+    fn at(self, from: u64) -> Endpoint {
         match self {
-            Memory::Device(_, address) => Place::Device(Address(address.0 + from)),
-            Memory::Host(start) => Place::Host(start.as_ptr().wrapping_add(from as usize)),
+            Memory::Device(_, address) => Endpoint::Device(Address(address.0 + from)),
+            Memory::Host(start) => Endpoint::Host(start.as_ptr().wrapping_add(from as usize)),
         }
     }
 }
 
-/// What was made of a small graph, and its last launch.
 struct Exec {
     device: usize,
     raw: RawExec,
@@ -94,12 +91,12 @@ struct Exec {
 }
 
 struct Both {
-    papers: Vec<Arc<Paper>>,
+    papers: Vec<Arc<MockBackend>>,
     devices: Vec<Arc<dyn Backend>>,
     graph: Graph,
     host: Node,
-    lines: Vec<Line>,
-    /// Those that a program can name.
+    lines: Vec<StreamState>,
+    /// The lines that a program can use.
     streams: Vec<usize>,
     events: Vec<(usize, RawEvent, Option<Node>)>,
     memory: Vec<Memory>,
@@ -107,7 +104,7 @@ struct Both {
     functions: Vec<Vec<Node>>,
     execs: Vec<Exec>,
     races: usize,
-    /// A call has failed: what it might have replaced is forgotten, so that now races may be missed.
+    /// A call has failed: the accesses that it might have replaced are forgotten, so races may be missed from now on.
     failed: bool,
 }
 
@@ -115,11 +112,11 @@ const BYTES: u64 = 16;
 const KINDS: [(usize, Kind); 6] =
     [(0, Kind::Legacy), (0, Kind::Blocking), (0, Kind::Free), (0, Kind::Free), (1, Kind::Free), (1, Kind::Blocking)];
 
-/// Memory that something was written to, which the host has seen: that memory holds something is no matter of order.
+/// Memory that was written, which the host has seen: whether memory was written does not matter in these tests.
 fn written(device: &Arc<dyn Backend>) -> Address {
     let spec = StreamSpec { name: "first".into(), priority: 0, non_blocking: true };
     let (memory, first) = (device.alloc(BYTES).unwrap(), device.stream_create(&spec).unwrap());
-    // SAFETY: paper touches nothing.
+    // SAFETY: the mock touches nothing.
     unsafe { device.fill(first, memory, Pattern { width: 1, bits: 0 }, BYTES) }.unwrap();
     device.stream_synchronize(first).unwrap();
     device.stream_destroy(first);
@@ -128,8 +125,8 @@ fn written(device: &Arc<dyn Backend>) -> Address {
 
 impl Both {
     fn new() -> Self {
-        let papers: Vec<Arc<Paper>> = vec![Arc::default(), Arc::default()];
-        let devices: Vec<_> = papers.iter().map(|paper| checked(paper.clone())).collect();
+        let papers: Vec<Arc<MockBackend>> = vec![Arc::default(), Arc::default()];
+        let devices: Vec<_> = papers.iter().map(|mock| checked(mock.clone())).collect();
         let mut graph = Graph::default();
         let host = graph.add(Vec::new());
         let memory = vec![
@@ -163,7 +160,7 @@ impl Both {
     fn line(&mut self, device: usize, kind: Kind) -> usize {
         let spec = StreamSpec { name: "s".into(), priority: 0, non_blocking: kind == Kind::Free };
         let raw = if kind == Kind::Legacy { RawStream(0) } else { self.devices[device].stream_create(&spec).unwrap() };
-        self.lines.push(Line { device, raw, kind, last: None });
+        self.lines.push(StreamState { device, raw, kind, last: None });
         self.lines.len() - 1
     }
 
@@ -189,7 +186,7 @@ impl Both {
         self.accesses.iter().filter(with).any(|old| !self.graph.reaches(old.by, node))
     }
 
-    /// The checker's verdict against the graph's. True if the call went through.
+    /// Compares the checker's verdict with the graph's. True if the call went through.
     fn agree(&mut self, race: bool, got: &Result<()>) -> bool {
         match got {
             Err(error) if error.is_race() => {
@@ -223,13 +220,13 @@ impl Both {
     }
 
     fn arg(&self, access: &Access) -> Arg<'static> {
-        let Place::Device(address) = self.memory[access.memory].at(access.from) else { panic!() };
+        let Endpoint::Device(address) = self.memory[access.memory].at(access.from) else { panic!() };
         let bytes = access.to - access.from;
         Arg::Slice { address, len: bytes, bytes, write: access.write }
     }
 
-    /// An exec of a graph with those of three nodes that do not race in it. `edges`: from the first to the second, from the
-    /// first to the third, from the second to the third.
+    /// An exec of a graph of three nodes with these accesses, without those that race in it. `edges`: from the first to
+    /// the second, from the first to the third, from the second to the third.
     fn exec(&mut self, device: usize, list: [Access; 3], edges: [bool; 3]) -> Exec {
         let backend = self.devices[device].clone();
         let raw = backend.graph_create().unwrap();
@@ -245,7 +242,7 @@ impl Both {
             });
             let args = [self.arg(&new)];
             let launch = Launch { kernel: kernel(), grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
-            // SAFETY: paper touches nothing.
+            // SAFETY: the mock touches nothing.
             let got = unsafe { backend.graph_add(raw, &after, &NodeWork::Kernel(launch)) };
             let raw = got.as_ref().ok().copied();
             if self.agree(race, &got.map(drop)) {
@@ -265,7 +262,7 @@ impl Both {
         let node = self.graph.add(before);
         new.iter_mut().for_each(|access| access.by = node);
         let race = new.iter().any(|access| self.races(node, access));
-        // SAFETY: paper touches nothing.
+        // SAFETY: the mock touches nothing.
         let got = unsafe { self.devices[device].exec_launch(raw, self.lines[line].raw) };
         if self.agree(race, &got) {
             self.accesses.extend(new);
@@ -292,7 +289,7 @@ impl Both {
                 let args: Vec<_> = list.iter().map(|access| self.arg(access)).collect();
                 self.touch(line, list, |device, stream| {
                     let launch = Launch { kernel: kernel(), grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
-                    // SAFETY: paper touches nothing.
+                    // SAFETY: the mock touches nothing.
                     unsafe { device.launch(stream, &launch) }
                 });
             }
@@ -305,15 +302,15 @@ impl Both {
                 }
                 let list = vec![access(from, (start, start + bytes), false), access(to, (end, end + bytes), true)];
                 let (from, to) = (self.memory[from].at(start), self.memory[to].at(end));
-                // SAFETY: paper touches nothing.
+                // SAFETY: the mock touches nothing.
                 self.touch(line, list, |device, stream| unsafe { device.copy(stream, to, from, bytes) });
             }
             10 => {
                 let (memory, (from, to)) = (of_device(b), range(c));
-                let Place::Device(address) = self.memory[memory].at(from) else { panic!() };
+                let Endpoint::Device(address) = self.memory[memory].at(from) else { panic!() };
                 let pattern = Pattern { width: 1, bits: 0 };
                 self.touch(line, vec![access(memory, (from, to), true)], |device, stream| {
-                    // SAFETY: paper touches nothing.
+                    // SAFETY: the mock touches nothing.
                     unsafe { device.fill(stream, address, pattern, to - from) }
                 });
             }
@@ -378,7 +375,7 @@ impl Both {
             27 | 28 => {
                 let new = access(2, range(b), c & 1 == 1);
                 let race = self.races(self.host, &new);
-                let Place::Host(start) = self.memory[2].at(new.from) else { panic!() };
+                let Endpoint::Host(start) = self.memory[2].at(new.from) else { panic!() };
                 let got = self.devices[0].host_access(start, (new.to - new.from) as usize, new.write);
                 if self.agree(race, &got) {
                     self.observe([]);
@@ -389,7 +386,7 @@ impl Both {
                 let memory = pick(b, 3);
                 let race = self.races(self.host, &access(memory, (0, BYTES), true));
                 let got = match self.memory[memory] {
-                    // SAFETY: paper has no memory.
+                    // SAFETY: the mock has no memory.
                     Memory::Device(owner, address) => unsafe { self.devices[owner].free(address) },
                     // SAFETY: as above.
                     Memory::Host(start) => unsafe { self.devices[0].free_host(start, BYTES as usize) },
@@ -412,7 +409,7 @@ impl Both {
                 }
             }
             31 | 32 => {
-                // Three nodes: which comes after which, and what each touches.
+                // Three nodes: their edges, and what each touches.
                 let list =
                     [(b, 1), (c, 2), (d, 4)].map(|(n, write)| access(of_device(n / 64), range(n), e & write != 0));
                 let edges = [e & 8 != 0, e & 16 != 0, e & 32 != 0];
@@ -446,20 +443,20 @@ proptest! {
         program.into_iter().for_each(|step| both.step(step));
     }
 
-    /// Calls that the device refuses may hide a race, but never make one.
+    /// A call that the device refuses may hide a race, but never causes one.
     #[test]
     fn refused_calls_make_no_races(program in prop::collection::vec((any::<[u8; 6]>(), any::<u8>()), 1..120)) {
         let mut both = Both::new();
         for (step, luck) in program {
-            // Only accesses: records and waits are unwrapped above.
+            // Only accesses are refused: records and waits are unwrapped above.
             let refuse = luck % 8 == 0 && matches!(step[0] % 36, 0..=10 | 29 | 31..=34);
-            both.papers.iter().for_each(|paper| paper.refuse.store(refuse, Ordering::Relaxed));
+            both.papers.iter().for_each(|mock| mock.refuse.store(refuse, Ordering::Relaxed));
             both.step(step);
         }
     }
 }
 
-/// The programs above are worth nothing if they never race, or always do.
+/// The programs above must race sometimes, but not always.
 #[test]
 fn random_programs_race_now_and_then() {
     use rand::{RngExt, SeedableRng, rngs::StdRng};

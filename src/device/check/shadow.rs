@@ -1,15 +1,15 @@
-//! Who touched which bytes of one allocation last.
+//! The last accesses to the bytes of one allocation.
 //!
-//! The bytes are cut into segments; each has its last write and the reads since. An access is forgotten as soon as
-//! nothing can be told from it any more:
+//! The bytes are divided into segments; each has its last write and the reads since. An access is forgotten as soon as
+//! it cannot affect a later check:
 //!
-//! - a write replaces all there was in its range: it was found to come after all of it, so whoever comes after the write
-//!   comes after that too;
+//! - a write replaces all accesses in its range: it was checked to come after all of them, so an access that comes
+//!   after the write comes after them too;
 //! - a read replaces the reads in its range that come before it, for the same reason;
-//! - what the host knows to be done comes before everything that is still to come.
+//! - accesses that the host knows to be done come before everything that is enqueued later.
 //!
-//! Neighbours that say the same become one segment, so the number of segments is that of accesses that matter and not
-//! that of accesses.
+//! Equal neighbours are merged, so the number of segments is bounded by the accesses that still matter, not by all
+//! accesses.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -17,37 +17,37 @@ use smallvec::SmallVec;
 
 use super::clock::Component;
 
-/// One access: which call of which stream, and what it was.
+/// One access: the stream, the number of the call in it, and the kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) component: Component,
     pub(super) tick: u64,
-    pub(super) what: What,
-    /// A node of a graph that the call launched.
+    pub(super) what: AccessKind,
+    /// It is a node of a graph that the call launched.
     pub(super) in_graph: bool,
 }
 
-/// What a call does to memory, for messages.
+/// The work that accesses memory, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum AccessKind {
     Kernel(&'static str),
-    /// Its direction.
+    /// With its direction.
     Copy(&'static str),
     Fill,
-    /// Its memory is there from then on.
+    /// The memory exists from then on.
     Allocation,
-    /// Its memory is gone from then on.
+    /// The memory does not exist from then on.
     Free,
-    /// Its memory is handed to somebody else.
+    /// The memory gets a new owner.
     Recycling,
     /// The flag of a conditional node.
     Condition,
-    /// Another library's work, by the name that its enqueuer gave it.
+    /// Another library's work, by the name that its caller gave it.
     External(&'static str),
 }
 
-impl What {
-    /// Its memory is another's afterwards, and holds nothing.
+impl AccessKind {
+    /// Whether the memory has a new owner afterwards and is unwritten.
     pub(super) fn is_new(self) -> bool {
         matches!(self, Self::Allocation | Self::Recycling)
     }
@@ -64,9 +64,9 @@ pub(super) struct Conflict {
 /// The accesses to one allocation that still matter.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
-    /// By their first byte; they do not overlap.
+    /// By first byte; they do not overlap.
     segments: BTreeMap<u64, Segment>,
-    /// How many there may be before somebody tidies up.
+    /// The number of segments that triggers a cleanup.
     limit: usize,
 }
 
@@ -78,8 +78,8 @@ struct Segment {
 }
 
 impl Shadow {
-    /// The first earlier access to `bytes` that an access of this kind may not be at once with and that is not `known` to
-    /// come before it.
+    /// The first earlier access to `bytes` that conflicts with an access of this kind and is not `known` to come before
+    /// it.
     pub(super) fn conflict(&self, bytes: &Range<u64>, write: bool, known: impl Fn(&Stamp) -> bool) -> Option<Conflict> {
         for (start, segment) in self.touching(bytes) {
             let reads = segment.reads.iter().filter(|_| write).map(|stamp| (stamp, false));
@@ -92,7 +92,7 @@ impl Shadow {
         None
     }
 
-    /// Notes an access that has no conflict.
+    /// Records an access that has no conflict.
     pub(super) fn mark(&mut self, bytes: &Range<u64>, write: bool, stamp: Stamp, known: impl Fn(&Stamp) -> bool) {
         if bytes.is_empty() {
             return;
@@ -119,7 +119,6 @@ impl Shadow {
         }
     }
 
-    /// Takes an access back whose call failed.
     pub(super) fn strip(&mut self, bytes: &Range<u64>, component: Component, tick: u64) {
         let other = |stamp: &Stamp| (stamp.component, stamp.tick) != (component, tick);
         let mut empty: SmallVec<[u64; 4]> = SmallVec::new();
@@ -135,7 +134,7 @@ impl Shadow {
         }
     }
 
-    /// Forgets what is known to come before all that is still to come.
+    /// Forgets accesses that are known to come before everything that is enqueued later.
     pub(super) fn forget(&mut self, known: impl Fn(&Stamp) -> bool) {
         self.segments.retain(|_, segment| {
             segment.write = segment.write.filter(|stamp| !known(stamp));
@@ -145,7 +144,6 @@ impl Shadow {
         self.join(&(0..u64::MAX));
     }
 
-    /// All accesses that are not forgotten.
     pub(super) fn stamps(&self) -> impl Iterator<Item = &Stamp> {
         self.segments.values().flat_map(|segment| segment.write.iter().chain(&segment.reads))
     }
@@ -160,7 +158,7 @@ impl Shadow {
         first.into_iter().chain(self.segments.range(bytes.start..bytes.end.max(bytes.start)))
     }
 
-    /// Makes `at` a border.
+    /// Splits the segment that contains `at`, so that one starts there.
     fn cut(&mut self, at: u64) {
         let Some((_, left)) = self.segments.range_mut(..at).next_back() else { return };
         if left.end > at {
@@ -170,7 +168,7 @@ impl Shadow {
         }
     }
 
-    /// Segments for the bytes of the range that have none.
+    /// Adds empty segments for the bytes of the range that have none.
     fn close_gaps(&mut self, bytes: &Range<u64>) {
         let mut gaps: SmallVec<[Range<u64>; 4]> = SmallVec::new();
         let mut at = bytes.start;
@@ -188,7 +186,6 @@ impl Shadow {
         }
     }
 
-    /// Makes one of neighbours that say the same, in and around the range.
     fn join(&mut self, bytes: &Range<u64>) {
         let left = self.segments.range(..bytes.start).next_back().map_or(bytes.start, |(start, _)| *start);
         let mut gone: SmallVec<[u64; 4]> = SmallVec::new();

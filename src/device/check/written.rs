@@ -1,35 +1,31 @@
-//! Which bytes of an allocation hold something that somebody wrote.
+//! Which bytes of an allocation have been written.
 //!
-//! Fresh device memory holds nothing, and neither does memory that was handed out again. A fill, a copy, or a kernel that
-//! is given bytes to write makes them hold something; a copy takes along what its source does not hold. Whoever reads
-//! bytes **none of which** was ever written reads garbage, in whatever order things run: that is refused. Some of them
-//! may be: the end of an envelope that is not full, padding, what a kernel is given and does not touch. Nobody has to
-//! clear memory to please the checker.
+//! Fresh and reused device memory is unwritten. A fill, a copy, or a kernel that is given bytes to write makes them
+//! written; a copy also copies which bytes of its source are unwritten. A read of bytes **none of which** was ever
+//! written is refused. Some of them may be unwritten: the end of an envelope that is not full, padding, arguments that
+//! a kernel does not touch. So memory need not be cleared for the checker.
 //!
-//! Page-locked memory of the host is initialised when it is allocated: it always holds something.
+//! Page-locked host memory is initialised when it is allocated: it is always written.
 
 use std::{collections::BTreeMap, ops::Range};
 
 use smallvec::SmallVec;
 
-/// Ranges of bytes, each behind the one before and none touching the next: their ends by their starts.
+/// Disjoint ranges of bytes, none adjacent to another: their ends by their starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Written(BTreeMap<u64, u64>);
 
 impl Written {
-    /// All of so many bytes.
     pub(super) fn all(bytes: u64) -> Self {
         let mut written = Self::default();
         written.add(&(0..bytes));
         written
     }
 
-    /// True if any of these bytes was written.
     pub(super) fn has_any(&self, bytes: &Range<u64>) -> bool {
         self.within(bytes).next().is_some()
     }
 
-    /// These bytes hold something now.
     pub(super) fn add(&mut self, bytes: &Range<u64>) {
         if bytes.is_empty() {
             return;
@@ -43,7 +39,6 @@ impl Written {
         self.0.insert(start, end);
     }
 
-    /// What these bytes hold is worth nothing any more.
     pub(super) fn remove(&mut self, bytes: &Range<u64>) {
         if bytes.is_empty() {
             return;
@@ -60,13 +55,12 @@ impl Written {
         }
     }
 
-    /// The parts of `bytes` that hold something.
     pub(super) fn within(&self, bytes: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let part = |(from, to): (u64, u64)| from.max(bytes.start)..to.min(bytes.end);
         self.touching(bytes.start, bytes.end).map(part).filter(|part| !part.is_empty())
     }
 
-    /// Those that overlap or border on these bytes.
+    /// The ranges that overlap or border on these bytes.
     fn touching(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
         let before = self.0.range(..start).next_back().filter(move |(_, to)| **to >= start);
         before.into_iter().chain(self.0.range(start..=end.max(start))).map(|(from, to)| (*from, *to))
@@ -80,9 +74,9 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// As a bit for each byte would have it.
+        /// Compares the ranges with one bit per byte.
         #[test]
-        fn ranges_are_what_bits_would_be(calls in prop::collection::vec((0..3_u8, 0..40_u64, 0..20_u64), 0..40)) {
+        fn ranges_agree_with_one_bit_per_byte(calls in prop::collection::vec((0..3_u8, 0..40_u64, 0..20_u64), 0..40)) {
             let (mut written, mut bits) = (Written::default(), [false; 64]);
             for (call, from, bytes) in calls {
                 let range = from..from + bytes;

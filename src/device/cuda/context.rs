@@ -1,27 +1,27 @@
-//! A device's context, and what its driver's answers mean.
+//! A device's context, and the meaning of the driver's result codes.
 //!
-//! Every call goes `enter` (is the device lost? then make its context this thread's) or, on a message's path, `lightly`
-//! (which leaves the context as it is), the driver, `check`. All of it is
+//! Every call has three steps: `enter`, which fails if the device is lost and makes its context current on this thread
+//! (or, on a message's path, `lightly`, which leaves the current context unchanged); the driver; `check`. All of it is
 //! free of locks and of allocation as long as nothing fails.
 //!
 //! ```text
-//!           a call answers with a code of a fault
-//!  healthy ──────────────────────────────────────▶ lost        there is no way back
+//!           a call returns the code of a fault
+//!  healthy ──────────────────────────────────────▶ lost        permanent
 //! ```
 //!
-//! **After a fault.** The driver tells of a fault late and only to who asks: a kernel that traps is reported half a
-//! second later by whichever call comes next, a query for instance, and from then on by every call on the context.
-//! Nothing mends it within the process: the primary context cannot be retained again even after a reset. So the first
-//! answer that means a fault is kept, and from then on every call of this device fails with it at once, without asking
-//! the driver, also calls of other threads, and `open` does too. The host functions that will never be called now are
-//! dropped at once, on a thread of their own. What the device had (memory, streams, events, modules, the context itself) is leaked: the
-//! process should report and end, and a new one start.
+//! **After a fault.** The driver reports a fault late and only when called: a kernel's trap is reported half a second
+//! later by the next call, such as a query, and from then on by every call on the context. The process cannot recover:
+//! the primary context cannot be retained again even after a reset. So the first code that means a fault is kept, and
+//! from then on every call on this device fails with it immediately, on all threads, without calling the driver; `open`
+//! fails as well. Host functions that were enqueued and will never be called are dropped at once, on a separate thread.
+//! The device's resources (memory, streams, events, modules, the context itself) are leaked: the process should report
+//! the error and exit, and be started again.
 //!
-//! Whether the process's other devices are lost with it is the driver's affair. With a kernel's fault they are: from then on
-//! calls on their contexts answer with its code too, also those that name nothing of the faulty device (two H200s, driver
-//! 580.159.04; the driver's documentation of `CUDA_ERROR_LAUNCH_FAILED`: "This leaves the process in an inconsistent state").
-//! An answer that names two devices does not say which of them it is about, so a context is lost only if calls that name
-//! nothing but that context fail ([`is_faulty`](Context::is_faulty)).
+//! Whether other devices of the process are lost as well depends on the driver. With a kernel's fault they are: calls
+//! on their contexts return its code too, including calls that use nothing of the faulty device (two H200s, driver
+//! 580.159.04; the driver's documentation of `CUDA_ERROR_LAUNCH_FAILED`: "This leaves the process in an inconsistent
+//! state"). The result of a call that uses two devices does not say which of them failed, so a context counts as lost
+//! only if calls that use no other context fail ([`is_faulty`](Context::is_faulty)).
 
 use std::{
     ffi::c_int,
@@ -42,30 +42,29 @@ use super::{
 };
 use crate::{
     device::{
-        backend::{RawStream, TellsOfLoss},
+        backend::{LossHandler, RawStream},
         thread::DeviceThread,
     },
     error::{Error, ErrorKind, Result},
     sync::{Mutex, lock},
 };
 
-/// Devices that a fault has ended in this process, by ordinal.
+/// The devices that were lost in this process, by ordinal.
 static LOST: Mutex<FxHashMap<usize, Error>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
 
-/// The primary context of one device.
 pub(super) struct Context {
     pub(super) driver: &'static Driver,
     /// `cuda:0`
     pub(super) name: String,
     pub(super) device: CUdevice,
-    /// Whose host functions: this opening of the device.
+    /// Identifies this opening of the device, as the owner of host functions.
     pub(super) owner: host::Owner,
     ordinal: usize,
     raw: Handle<CUctx_st>,
     primary: Arc<CudaContext>,
     lost: OnceLock<Error>,
     /// Called once with the fault.
-    tells: Arc<Mutex<Vec<TellsOfLoss>>>,
+    loss_handlers: Arc<Mutex<Vec<LossHandler>>>,
 }
 
 impl std::fmt::Debug for Context {
@@ -84,7 +83,7 @@ impl Context {
         let unusable = |code: Code, call: &str| {
             let kind = if code == Code::OUT_OF_MEMORY { ErrorKind::OutOfMemory } else { ErrorKind::NoDevice };
             let what = driver.describe(code);
-            Error::new(kind, format!("it cannot be opened: {call}: {what}")).at(name.clone())
+            Error::new(kind, format!("the device cannot be opened: {call}: {what}")).at(name.clone())
         };
         let count = driver.device_count()?;
         let index = match c_int::try_from(ordinal) {
@@ -103,8 +102,8 @@ impl Context {
         if !code.is_success() {
             return Err(unusable(code, "cuDeviceGet"));
         }
-        // Retained twice for a moment: cudarc reads answers as an enum of the codes that it knows, so whatever may fail
-        // here (a busy device, no memory, a code of a newer driver) fails in this call and not in cudarc's.
+        // Briefly retained twice: cudarc reads results as an enum of the codes that it knows, so failures (a busy
+        // device, no memory, a code of a newer driver) must occur in this call and not in cudarc's.
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` outlives the call, which writes one pointer; `device` is the driver's.
         let code = unsafe { (driver.primary_ctx_retain)(&mut raw, device) };
@@ -112,11 +111,11 @@ impl Context {
             return Err(unusable(code, "cuDevicePrimaryCtxRetain"));
         }
         let primary = CudaContext::new(ordinal);
-        // SAFETY: it gives back the one reference that was taken above; where cudarc has one too, the context lives on.
+        // SAFETY: this releases the one reference that was taken above; if cudarc has one too, the context stays alive.
         let _ = unsafe { (driver.primary_ctx_release)(device) };
         let primary = primary.map_err(|error| unusable(Code(error.0 as u32), "cuDevicePrimaryCtxRetain"))?;
-        // SAFETY: cudarc's tracking makes events that order its own slices. There are none yet, and wakeline orders all
-        // accesses itself.
+        // SAFETY: cudarc's tracking creates events that order accesses to its own slices. There are none yet, and
+        // wakeline orders all accesses itself.
         unsafe { primary.disable_event_tracking() };
         let raw = Handle::new(primary.cu_ctx());
         Ok(Self {
@@ -128,11 +127,10 @@ impl Context {
             raw,
             primary,
             lost: OnceLock::new(),
-            tells: Arc::default(),
+            loss_handlers: Arc::default(),
         })
     }
 
-    /// As cudarc has it.
     pub(super) fn primary(&self) -> &Arc<CudaContext> {
         &self.primary
     }
@@ -141,7 +139,7 @@ impl Context {
         self.raw.raw()
     }
 
-    /// Begins a call: an error at once if the device is lost, else its context is the calling thread's.
+    /// Begins a call: fails at once if the device is lost; otherwise makes its context current on the calling thread.
     #[inline]
     pub(super) fn enter(&self) -> Result<&'static Driver> {
         if let Some(error) = self.lost.get() {
@@ -154,9 +152,10 @@ impl Context {
         Ok(self.driver)
     }
 
-    /// Makes a call that needs no current context, as far as is known: `cuEventQuery`, and `cuEventRecord` and
-    /// `cuStreamWaitEvent` on a stream that was made (tried on a thread without a context, driver 580.159.04). A driver
-    /// that wants one all the same is given it. The default stream is that of the current context.
+    /// Makes a call that is known to need no current context: `cuEventQuery`, and `cuEventRecord` and
+    /// `cuStreamWaitEvent` on a created stream (tested on a thread without a context, driver 580.159.04). If a driver
+    /// asks for one, the call is repeated with it. The default stream is that of the current context, so it needs
+    /// `enter`.
     #[inline]
     pub(super) fn lightly(&self, stream: Option<RawStream>, call: impl Fn(&'static Driver) -> Code) -> Result<Code> {
         match self.lost.get() {
@@ -170,13 +169,12 @@ impl Context {
         }
     }
 
-    /// Ends a call: what the driver answered.
     #[inline]
     pub(super) fn check(&self, code: Code, call: &str) -> Result<()> {
         if code.is_success() { Ok(()) } else { Err(self.fail(code, call)) }
     }
 
-    /// Ends a query: true for done, false for not ready.
+    /// Ends a query: true if done, false if not ready.
     #[inline]
     pub(super) fn check_ready(&self, code: Code, call: &str) -> Result<bool> {
         match code {
@@ -186,18 +184,18 @@ impl Context {
         }
     }
 
-    /// The error that `code` means. If it means a fault of this device, that is lost from here on.
+    /// The error for `code`. If it means a fault of this device, the device is lost from here on.
     #[cold]
     pub(super) fn fail(&self, code: Code, call: &str) -> Error {
         let what = self.driver.describe(code);
         match kind(code) {
-            // The driver's "unknown" is a fault if it stays.
+            // The driver's "unknown" code is a fault if it persists.
             _ if code == Code::UNKNOWN && self.is_faulty() => self.lose(&what, call),
-            // A call that names another device (a wait, a copy, a graph's launch) may answer with that one's fault.
+            // A call that also uses another device (a wait, a copy, a graph launch) may report that device's fault.
             ErrorKind::DeviceLost if self.is_faulty() => self.lose(&what, call),
             ErrorKind::DeviceLost => {
                 let text =
-                    format!("{what}, reported by {call}: another device that it uses is lost, and this one is not");
+                    format!("{what}, reported by {call}: another device that the call uses is lost, this one is not");
                 Error::new(ErrorKind::DeviceLost, text).at(self.name.clone())
             }
             ErrorKind::OutOfMemory => {
@@ -211,10 +209,10 @@ impl Context {
         }
     }
 
-    /// Whether a fault has ended this context. A fault stays, and `cuMemGetInfo`, which names nothing but the current context,
-    /// answers with its code from then on, also where no other call has reported it yet (H200, driver 580.159.04: traps,
-    /// illegal and misaligned addresses, assertions). The context is made current first: calls that are made
-    /// [lightly](Self::lightly) leave that of another device.
+    /// True if a fault has ended this context. A fault persists, and `cuMemGetInfo`, which uses only the current
+    /// context, returns its code from then on, even if no other call has reported it yet (H200, driver 580.159.04:
+    /// traps, illegal and misaligned addresses, assertions). The context is made current first: after a call by
+    /// [`lightly`](Self::lightly) another device's context may be current.
     #[cold]
     fn is_faulty(&self) -> bool {
         if self.lost.get().is_some() {
@@ -230,26 +228,27 @@ impl Context {
         let error = self.lost.get_or_init(|| {
             first = true;
             let text = format!(
-                "{what}, reported by {call}; all its work is lost and it takes no more in this process: start a new one"
+                "{what}, reported by {call}; all work on the device is lost, and this process cannot use it again: start a \
+                 new process"
             );
             Error::new(ErrorKind::DeviceLost, text).at(self.name.clone())
         });
         lock(&LOST).entry(self.ordinal).or_insert_with(|| error.again());
         if first {
-            // After `lost` is set, so that a function that is enqueued meanwhile is either seen there or sees that itself.
-            // Whoever has met the fault may hold locks that a destructor of the user's asks for.
-            let (owner, tells, fault) = (self.owner, self.tells.clone(), error.again());
+            // After `lost` is set, so that a function that is enqueued concurrently is either dropped here or sees the
+            // loss. On a separate thread: the caller may hold locks that a user's destructor needs.
+            let (owner, loss_handlers, fault) = (self.owner, self.loss_handlers.clone(), error.again());
             let thread = thread::Builder::new().name(format!("{} is lost", self.name));
-            let told = thread.spawn(move || {
-                // One waker after the other is called here, of all streams.
+            let notified = thread.spawn(move || {
+                // The wakers of all streams are called here, one after the other.
                 let _device = DeviceThread::enter();
-                // Whoever waits may do so for what no further call asks about: the answer that told of the fault may have
-                // gone unread, as where an event is destroyed.
-                let tells = std::mem::take(&mut *lock(&tells));
-                tells.iter().for_each(|tell| tell(fault.again()));
+                // A task may wait for work that no further call will query, and the result that reported the fault may
+                // have been ignored, as when an event is destroyed.
+                let loss_handlers = std::mem::take(&mut *lock(&loss_handlers));
+                loss_handlers.iter().for_each(|handler| handler(fault.again()));
                 host::drop_all(owner);
             });
-            if told.is_err() {
+            if notified.is_err() {
                 host::drop_all(owner);
             }
         }
@@ -257,16 +256,15 @@ impl Context {
     }
 
     /// See [`Backend::when_lost`](crate::device::backend::Backend::when_lost).
-    pub(super) fn when_lost(&self, tell: TellsOfLoss) {
-        lock(&self.tells).push(tell);
+    pub(super) fn when_lost(&self, handler: LossHandler) {
+        lock(&self.loss_handlers).push(handler);
     }
 
-    /// The fault that ended the device, if one has.
     pub(super) fn lost(&self) -> Option<&Error> {
         self.lost.get()
     }
 
-    /// Free and total bytes as the driver sees them. The context must be current.
+    /// The driver's free and total bytes. The context must be current.
     pub(super) fn memory_info(&self) -> Result<(u64, u64), Code> {
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both outlive the call, which writes one `size_t` to each.
@@ -274,24 +272,24 @@ impl Context {
         if code.is_success() { Ok((free as u64, total as u64)) } else { Err(code) }
     }
 
-    /// Keeps the context for ever: after a fault, or where the driver may not be called.
+    /// Keeps the context for ever: after a fault, or where the driver must not be called.
     pub(super) fn leak(&self) {
         mem::forget(Arc::clone(&self.primary));
     }
 }
 
-/// What kind of failure a code is, by itself.
+/// The kind of failure that a code alone indicates.
 fn kind(code: Code) -> ErrorKind {
     match code.0 {
         2 => ErrorKind::OutOfMemory,
-        // The driver or the context is gone: DEINITIALIZED, CONTEXT_IS_DESTROYED.
+        // The driver or the context was destroyed: DEINITIALIZED, CONTEXT_IS_DESTROYED.
         4 | 709 => ErrorKind::DeviceLost,
-        // The hardware: ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED.
+        // Hardware errors: ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED.
         214 | 220 | 226 => ErrorKind::DeviceLost,
-        // A kernel: ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, HARDWARE_STACK_ERROR, ILLEGAL_INSTRUCTION,
+        // A kernel's faults: ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, HARDWARE_STACK_ERROR, ILLEGAL_INSTRUCTION,
         // MISALIGNED_ADDRESS, INVALID_ADDRESS_SPACE, INVALID_PC, LAUNCH_FAILED, TENSOR_MEMORY_LEAK.
         700 | 702 | 710 | 714..=719 | 721 => ErrorKind::DeviceLost,
-        // The server that shares the device: MPS_RPC_FAILURE, MPS_CLIENT_TERMINATED.
+        // Faults of the server that shares the device: MPS_RPC_FAILURE, MPS_CLIENT_TERMINATED.
         806 | 810 => ErrorKind::DeviceLost,
         _ => ErrorKind::Driver,
     }
@@ -302,11 +300,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faults_are_told_from_failures() {
+    fn faults_are_distinguished_from_failures() {
         for fault in [214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719] {
             assert_eq!(kind(Code(fault)), ErrorKind::DeviceLost, "{fault}");
         }
-        // Launch too large, cooperative launch too large, not found, capture errors, unknown: the device lives on.
+        // Launch too large, cooperative launch too large, not found, capture errors, unknown: the device stays usable.
         for failure in [1, 400, 500, 701, 720, 800, 900, 999, 123_456] {
             assert_eq!(kind(Code(failure)), ErrorKind::Driver, "{failure}");
         }

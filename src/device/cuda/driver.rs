@@ -1,13 +1,12 @@
 //! The driver's functions, looked up once and called directly.
 //!
-//! cudarc looks each function up at its first call and panics where it is missing, and reads every answer as a Rust
-//! enum of the codes that CUDA 12.8 knew. Neither will do here: an old driver must be an error, and a new one may
-//! answer with a code that was not yet invented, which as an enum would be undefined behaviour. So this table asks for
-//! all functions once, says which one is missing, and keeps answers as plain numbers ([`Code`]). A call is one load
-//! and one jump.
+//! cudarc looks up each function at its first call and panics if it is missing, and reads every result as a Rust enum
+//! of the codes of CUDA 12.8. Neither is acceptable here: an old driver must be an error, and a new one may return a
+//! code that the enum does not have, which would be undefined behaviour. So this table looks up all functions once,
+//! reports which one is missing, and keeps results as plain numbers ([`Code`]). A call is one load and one jump.
 //!
-//! The signatures are written a second time here, but not trusted: each is compared with cudarc's binding of the same
-//! name by the compiler.
+//! The signatures are repeated here, but not trusted: the compiler compares each with cudarc's binding of the same
+//! name.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ushort, c_void},
@@ -29,7 +28,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
 };
 
-/// What a call of the driver or of the compiler answered: any number, 0 for success.
+/// The result code of a call of the driver or of the compiler: any number, 0 for success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(super) struct Code(pub(super) u32);
@@ -48,7 +47,6 @@ impl Code {
     }
 }
 
-/// An opaque handle of the driver's.
 pub(super) struct Handle<T>(*mut T);
 
 impl<T> Handle<T> {
@@ -67,21 +65,21 @@ impl<T> fmt::Debug for Handle<T> {
     }
 }
 
-// SAFETY: nothing here ever looks behind the pointer: it is a name that is handed to the driver, whose functions may be
-// called with one handle from any thread (contexts, streams, events, modules, functions and pools are all documented
-// or used as free-threaded; graphs, which are not, are not kept in this type, but as numbers).
+// SAFETY: the pointer is never dereferenced here. It is an opaque handle for the driver, whose functions may be called
+// with one handle from any thread (contexts, streams, events, modules, functions and pools are all documented or used
+// as free-threaded; graphs, which are not, are not kept in this type, but as numbers).
 unsafe impl<T> Send for Handle<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Handle<T> {}
 
-/// The address of a library's symbol. Not generic: a copy for each function's type would be 90 of them.
+/// The address of a library's symbol. Not generic over the function's type, which would make 90 copies of it.
 pub(super) fn symbol(library: &libloading::Library, name: &str) -> Option<*const ()> {
-    // SAFETY: the type says nothing about the symbol, and nothing here looks behind the address.
+    // SAFETY: the type claims nothing about the symbol, and the address is not dereferenced here.
     unsafe { library.get::<*const ()>(name) }.ok().map(|symbol| *symbol)
 }
 
-/// A struct of function pointers, and how to fill it from a library. `bindings` and `Answer` are the caller's: the
-/// module with cudarc's bindings of the same functions, and the type those return.
+/// Defines a struct of function pointers, and how to load it from a library. The caller's scope provides `bindings`,
+/// the module with cudarc's bindings of the same functions, and `Answer`, their return type.
 macro_rules! table {
     (
         $(#[$meta:meta])*
@@ -102,7 +100,7 @@ macro_rules! table {
         $(const _: unsafe fn($($opt_arg),*) -> Answer = bindings::$opt_symbol;)*
 
         impl $Table {
-            /// Looks all functions up; the error is the name of one that is missing.
+            /// Looks up all functions. The error is the name of a missing one.
             fn load(library: &libloading::Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: {
@@ -113,8 +111,8 @@ macro_rules! table {
                     },)*
                     $($old: {
                         let symbol = $crate::device::cuda::driver::symbol(library, stringify!($old_symbol)).ok_or(stringify!($old_symbol))?;
-                        // SAFETY: as above, but for the proof: it is the signature of the headers of CUDA 12, and the driver keeps
-                        // what a symbol is once it has one.
+                        // SAFETY: as above, but without the assertion: it is the signature in the headers of CUDA 12,
+                        // and the driver never changes the signature of an existing symbol.
                         unsafe { std::mem::transmute::<*const (), unsafe extern "C" fn($($old_arg),*) -> Code>(symbol) }
                     },)*
                     $($opt: $crate::device::cuda::driver::symbol(library, stringify!($opt_symbol)).map(|symbol| {
@@ -131,7 +129,6 @@ pub(super) use table;
 type Answer = bindings::CUresult;
 
 table! {
-    /// The functions of the driver that wakeline calls.
     struct Functions;
     required {
         init = cuInit(c_uint);
@@ -142,7 +139,7 @@ table! {
         device_can_access_peer = cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
         primary_ctx_retain = cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
         primary_ctx_release = cuDevicePrimaryCtxRelease_v2(CUdevice);
-        // Never called from here, but cudarc's `CudaContext` does, and would panic without.
+        // Never called here, but cudarc's `CudaContext` calls it, and would panic without it.
         _ctx_get_current = cuCtxGetCurrent(*mut CUcontext);
         ctx_set_current = cuCtxSetCurrent(CUcontext);
         ctx_synchronize = cuCtxSynchronize();
@@ -243,7 +240,7 @@ table! {
         device_graph_mem_trim = cuDeviceGraphMemTrim(CUdevice);
         device_get_graph_mem_attribute = cuDeviceGetGraphMemAttribute(CUdevice, CUgraphMem_attribute, *mut c_void);
     }
-    // Those whose names stand for other signatures in the headers of CUDA 13: cudarc has these for older versions alone.
+    // The names stand for other signatures in the headers of CUDA 13: cudarc binds these only for older versions.
     renamed {
         event_elapsed_time = cuEventElapsedTime(*mut f32, CUevent, CUevent);
         graph_add_dependencies = cuGraphAddDependencies(CUgraph, *const CUgraphNode, *const CUgraphNode, usize);
@@ -259,7 +256,7 @@ table! {
             CUstream, *mut CUstreamCaptureStatus, *mut u64, *mut CUgraph, *mut *const CUgraphNode,
             *mut *const CUgraphEdgeData, *mut usize,
         );
-        // Conditional nodes are of CUDA 12.4; before, these take none.
+        // Conditional nodes exist since CUDA 12.4; earlier versions of these functions refuse them.
         graph_conditional_handle_create = cuGraphConditionalHandleCreate(
             *mut CUgraphConditionalHandle, CUgraph, CUcontext, c_uint, c_uint,
         );
@@ -294,15 +291,14 @@ impl fmt::Debug for Driver {
 }
 
 impl Driver {
-    /// The driver, loaded and initialised at the first call. [`NoDevice`](ErrorKind::NoDevice) where that cannot be.
+    /// The driver, loaded and initialised at the first call. [`NoDevice`](ErrorKind::NoDevice) if that fails.
     pub(super) fn get() -> Result<&'static Driver> {
         static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
         DRIVER.get_or_init(Driver::load).as_ref().map_err(Error::again)
     }
 
-    /// True where its library is.
     pub(super) fn is_installed() -> bool {
-        // SAFETY: loading NVIDIA's driver library runs its initialisers, which is what loading it is for.
+        // SAFETY: loading NVIDIA's driver library runs its initialisers, as intended.
         unsafe { bindings::is_culib_present() }
     }
 
@@ -315,7 +311,7 @@ impl Driver {
                     .into(),
             ));
         }
-        // SAFETY: as in `is_installed`. It is there, as was just asked, so this does not panic; it is never unloaded.
+        // SAFETY: as in `is_installed`. The check above found it, so this does not panic; it is never unloaded.
         let library: &'static libloading::Library = unsafe { bindings::culib() };
         let too_old = |symbol: &str| {
             none(format!(
@@ -323,7 +319,7 @@ impl Driver {
                  use the emulated device (WAKELINE_DEVICE=emulated)"
             ))
         };
-        // Told apart from the table because these two take any number, also one that cudarc's enum does not have.
+        // Not in the table, because these two take any number, including ones that cudarc's enum does not have.
         type Text = unsafe extern "C" fn(u32, *mut *const c_char) -> Code;
         let text = |symbol: &'static str| {
             // SAFETY: `CUresult cuGetErrorName(CUresult, const char **)` and the same for its text; a C enum of
@@ -340,16 +336,15 @@ impl Driver {
         if !code.is_success() {
             let what = driver.describe(code);
             return Err(none(format!(
-                "the CUDA driver does not initialise: {what}; see whether `nvidia-smi` lists a GPU and what \
-                 CUDA_VISIBLE_DEVICES says, or use the emulated device (WAKELINE_DEVICE=emulated)"
+                "the CUDA driver failed to initialise: {what}; check that `nvidia-smi` lists a GPU and check \
+                 CUDA_VISIBLE_DEVICES, or use the emulated device (WAKELINE_DEVICE=emulated)"
             )));
         }
-        // From its initialisation on the driver refuses to work in a fork.
+        // Once initialised, the driver does not work in a forked process.
         process::enter()?;
         Ok(driver)
     }
 
-    /// How many devices the driver shows to this process.
     pub(super) fn device_count(&self) -> Result<usize> {
         let mut count: c_int = 0;
         // SAFETY: `count` outlives the call, which writes one int.
@@ -358,7 +353,7 @@ impl Driver {
             Ok(count) if code.is_success() => Ok(count),
             _ => Err(Error::new(
                 ErrorKind::NoDevice,
-                format!("the CUDA driver does not count its devices: {}", self.describe(code)),
+                format!("the CUDA driver failed to count its devices: {}", self.describe(code)),
             )),
         }
     }
@@ -380,13 +375,13 @@ impl Driver {
             if !known.is_success() || text.is_null() {
                 return None;
             }
-            // SAFETY: the driver's constant: terminated, never freed.
+            // SAFETY: a constant of the driver: terminated, never freed.
             Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
         };
         match (text(self.error_name), text(self.error_string)) {
             (Some(name), Some(text)) => format!("{name} ({}, {text})", code.0),
             (Some(name), None) => format!("{name} ({})", code.0),
-            _ => format!("code {}, which the driver does not name", code.0),
+            _ => format!("code {}, which is unknown to the driver", code.0),
         }
     }
 }

@@ -1,38 +1,37 @@
-//! [`Gate`]: lets the few calls that need the context to themselves through.
+//! [`Gate`]: gives priority to the few calls that need the context exclusively.
 //!
-//! The driver guards a context with a lock that launches share and that making or ending a stream or an event takes for
-//! itself; and whoever shares it goes first. Where eight threads launch one after the other there is always one inside:
-//! on an H200 `cuEventCreate` then took 320 ms, `cuEventCreate` and `cuEventDestroy` together 2.3 s, and a flow that
-//! started beside others that ran hardly came to its streams (alone such a call takes 0.2 us). Letting fewer threads launch
-//! would cost more than it gains: eight launch 1.8 times as much as three.
+//! The driver guards a context with a reader-writer lock that prefers readers: launches share it, and creating or
+//! destroying a stream or an event acquires it exclusively. If eight threads launch in a loop, one of them always holds
+//! it: on an H200 `cuEventCreate` then took 320 ms, `cuEventCreate` and `cuEventDestroy` together 2.3 s, and a flow
+//! that started while others ran could hardly create its streams (uncontended, such a call takes 0.2 us). Limiting the
+//! number of launching threads would cost more than it gains: eight launch 1.8 times as much as three.
 //!
-//! So whoever needs the context to itself says so here, and launches of ours wait until it has had it: some
-//! microseconds. A launch that nobody holds up pays one load.
+//! So a call that needs the context exclusively announces itself here, and launches of this crate wait until it is
+//! done, for some microseconds. Otherwise a launch pays one load.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
 
-/// One for each context.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
-    /// Calls that need the context to themselves: how many have come, and how many of them have gone.
+    /// The numbers of exclusive calls that have begun and that have ended.
     come: AtomicUsize,
     gone: AtomicUsize,
 }
 
-/// While it lives, launches wait.
+/// Launches wait while it exists.
 pub(super) struct Alone<'a>(&'a Gate);
 
 impl Gate {
-    /// For a call that takes microseconds once it has the context.
+    /// Announces an exclusive call, which must take only microseconds once it has the context.
     pub(super) fn alone(&self) -> Alone<'_> {
         self.come.fetch_add(1, Ordering::Relaxed);
         Alone(self)
     }
 
-    /// Before a launch.
+    /// Waits for pending exclusive calls. Called before a launch.
     #[inline]
     pub(super) fn pass(&self) {
         let come = self.come.load(Ordering::Relaxed);
@@ -41,12 +40,13 @@ impl Gate {
         }
     }
 
-    /// For those that had come, or as many others.
+    /// Waits until as many exclusive calls have ended as had begun.
     #[cold]
     fn wait(&self, come: usize) {
-        /// Some microseconds; whoever is inside may have lost its processor, perhaps to this thread.
+        /// Some microseconds. After that, yield: the thread of the exclusive call may have been preempted, perhaps by
+        /// this one.
         const SPINS: u32 = 1000;
-        /// A launch that a full channel holds up holds up who needs the context to itself: then the others go on after
+        /// A launch that blocks on a full channel also blocks the exclusive call. Other launches then continue after
         /// some hundredths of a second.
         const MOST: u32 = 20_000;
         for spin in 0..MOST {

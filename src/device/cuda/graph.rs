@@ -1,32 +1,33 @@
 //! CUDA graphs: built node by node, launched as a whole.
 //!
-//! | file | its idea |
+//! | file | contents |
 //! |---|---|
-//! | `graph.rs` | which graphs and execs there are, and what has to live as long as they do |
-//! | `graph/node.rs` | a node for each thing that a stream can be given |
-//! | `graph/capture.rs` | what other libraries enqueue, captured |
-//! | `graph/conditional.rs` | graphs within nodes, which run as a flag says |
-//! | `graph/exec.rs` | instantiated, launched, changed |
+//! | `graph.rs` | the existing graphs and execs, and the resources that they keep alive |
+//! | `graph/node.rs` | a node for each kind of work of a stream |
+//! | `graph/capture.rs` | captures work of other libraries |
+//! | `graph/conditional.rs` | conditional nodes, whose bodies run depending on a flag |
+//! | `graph/exec.rs` | instantiation, launches, changes |
 //!
-//! Graphs, nodes and execs cross the seam as the driver's handles, as numbers. Beside each graph and exec a [`Book`] holds
-//! what the driver does not: the host functions that its nodes call, the graphs within it, what is wrong with it. Launches
-//! do not look there.
+//! Graphs, nodes and execs are the driver's handles, as numbers, in the backend's interface. For each graph and exec a
+//! [`Book`] stores what the driver does not: the host functions that its nodes call, the graphs within it, and whether
+//! it is spoiled. Launches do not access it.
 //!
 //! ```text
-//!   graph:  made ──▶ ended by its owner ──▶ destroyed     not before the last exec that was made of it: to change an
-//!                                                         exec the driver looks at the nodes of the graph
-//!   exec:   made ──▶ destroyed                            its launches are done, as the seam says
+//!   graph:  created ──▶ released by its owner ──▶ destroyed     not before its last exec: to change an exec, the driver
+//!                                                               reads the nodes of the graph
+//!   exec:   created ──▶ destroyed                               after its launches, by the backend's contract
 //! ```
 //!
-//! **Host functions.** A graph has those of its nodes and of its children; whoever updates an exec from it keeps it as long as
-//! launches do what it does. An exec has those that single nodes of it were set to. Of a launch that is under way nobody here
-//! knows which it still calls: they are let go when who set them says so, or with the exec. One that comes twice is kept once.
+//! **Host functions.** A graph owns those of its nodes and of its children; the caller that updates an exec from it
+//! keeps it while launches run its nodes. An exec owns those that its nodes were set to individually. It is not known
+//! here which ones a running launch still calls, so they are released when the caller that set them says so, or with
+//! the exec. A function that is set twice is kept once.
 //!
-//! **Memory** that a node makes and no node gives back is there after a launch. The driver gives it back before the next
-//! one, but not when the exec ends: that is done here.
+//! **Memory** that a node allocates and no node frees still exists after a launch. The driver frees it before the next
+//! launch, but not when the exec is destroyed: that is done here.
 //!
-//! **What cannot be undone.** The driver may refuse to take out again what was added and is not wanted: then the graph is
-//! spoiled, and nothing is ever launched that comes from it.
+//! **Failed undo.** The driver may refuse to remove nodes that were added by failed work. The graph is spoiled then,
+//! and neither it nor any graph that contains it can be launched.
 
 mod capture;
 mod conditional;
@@ -50,17 +51,15 @@ use crate::{
     sync::{Level, Mutex, MutexGuard, log},
 };
 
-/// The graphs of one device.
 #[derive(Debug)]
 pub(super) struct Graphs {
     book: Mutex<Book>,
-    /// Streams to capture on, none of which is in use.
+    /// Idle streams for captures.
     idle: Mutex<Vec<Handle<CUstream_st>>>,
 }
 
 #[cfg(test)]
 impl Graphs {
-    /// Of graphs and execs.
     pub(super) fn counts(&self) -> (usize, usize) {
         let book = self.book();
         (book.graphs.len(), book.execs.len())
@@ -75,42 +74,39 @@ struct Book {
 
 #[derive(Debug, Default)]
 struct Graph {
-    /// What nodes of it call.
     functions: Vec<Arc<Repeated>>,
     conditionals: Vec<Conditional>,
-    /// It is within a node of another, which it ends with.
+    /// It is the body of a node of another graph, and is destroyed with that.
     within: bool,
-    /// It has nodes that make memory or give it back, so that nothing can be taken out of it.
+    /// It has nodes that allocate or free memory, so that no node can be removed.
     memory: bool,
-    /// It has nodes with a graph within, ours or another library's.
+    /// It has conditional nodes, added here or by another library.
     conditions: bool,
-    /// Memory that nodes of it make and none gives back.
+    /// Memory that its nodes allocate and none frees.
     kept: Vec<Address>,
-    spoiled: Option<&'static str>,
-    /// How many execs that were made of it there are.
+    /// Why it cannot be used any more.
+    poisoned: Option<&'static str>,
     execs: usize,
-    /// Its owner is done with it.
     ended: bool,
 }
 
 #[derive(Debug)]
 struct Exec {
     of: RawGraph,
-    /// What nodes of it were set to.
     set: Vec<Arc<Repeated>>,
-    /// Memory that is there after a launch.
+    /// Memory that still exists after a launch.
     kept: Vec<Address>,
 }
 
 impl Graph {
-    /// Why it has one exec at a time and is nobody's child, if that is so: with an exec there, `cuGraphInstantiate` answers
-    /// that it is not supported (801), and `cuGraphAddChildGraphNode` refuses such a child.
+    /// The reason, if any, why it has only one exec at a time and cannot be a child: for a second exec
+    /// `cuGraphInstantiate` returns "not supported" (801), and `cuGraphAddChildGraphNode` refuses such a child.
     fn is_single(&self) -> Option<&'static str> {
         if self.memory { Some("makes memory") } else { self.conditions.then_some("has conditions") }
     }
 }
 
-/// What has left the book, to be dropped when nothing is locked: it is the user's.
+/// Graphs removed from the book. They own user code, so they are dropped with no lock held.
 type Left = Vec<Graph>;
 
 impl Book {
@@ -118,7 +114,7 @@ impl Book {
         self.graphs.entry(graph).or_default()
     }
 
-    /// The graph and those within nodes of it, at any depth.
+    /// The graph and the bodies within its nodes, at any depth.
     fn all(&self, graph: RawGraph) -> Vec<RawGraph> {
         let mut all = vec![graph];
         let mut next = 0;
@@ -130,22 +126,21 @@ impl Book {
         all
     }
 
-    /// What nodes of the graph and of those within it call.
+    /// The functions that nodes of the graph and of the bodies within it call.
     fn functions(&self, graph: RawGraph) -> Vec<Arc<Repeated>> {
         let graphs = self.all(graph).into_iter().filter_map(|graph| self.graphs.get(&graph));
         graphs.flat_map(|graph| graph.functions.iter().cloned()).collect()
     }
 
-    /// Why nothing may be launched that comes from the graph.
-    fn spoiled(&self, graph: RawGraph) -> Option<&'static str> {
-        self.all(graph).into_iter().find_map(|graph| self.graphs.get(&graph)?.spoiled)
+    fn poisoned(&self, graph: RawGraph) -> Option<&'static str> {
+        self.all(graph).into_iter().find_map(|graph| self.graphs.get(&graph)?.poisoned)
     }
 
     fn remove(&mut self, graph: RawGraph) -> Left {
         self.all(graph).into_iter().filter_map(|graph| self.graphs.remove(&graph)).collect()
     }
 
-    /// The graph's owner is done with it. What is left of it if it is to be destroyed now.
+    /// Marks the graph as released by its owner. Returns its entries if it is to be destroyed now.
     fn graph_ended(&mut self, raw: RawGraph) -> Option<Left> {
         let graph = self.graphs.get_mut(&raw)?;
         if graph.within {
@@ -162,7 +157,7 @@ impl Book {
         self.execs.insert(exec, Exec { of, set: Vec::new(), kept });
     }
 
-    /// Nodes of the exec were set to call these.
+    /// Notes functions that nodes of the exec were set to.
     fn exec_calls(&mut self, exec: RawExec, functions: Vec<Arc<Repeated>>) {
         let Some(exec) = self.execs.get_mut(&exec) else { return };
         for function in functions {
@@ -172,13 +167,13 @@ impl Book {
         }
     }
 
-    /// Takes out what no launch calls any more that nodes were set to.
+    /// Removes a function that nodes were set to and that no launch calls any more.
     fn callback_over(&mut self, function: &HostCallback) -> Vec<Arc<Repeated>> {
         self.execs.values_mut().flat_map(|exec| exec.set.extract_if(.., |known| known.is(function))).collect()
     }
 
-    /// The driver has destroyed an exec of this graph: only then may there be another one, where there is one at a time. What
-    /// is left of the graph if it is to be destroyed now.
+    /// Notes that the driver has destroyed an exec of this graph. Only then may a graph with one exec at a time have
+    /// another. Returns the graph's entries if it is to be destroyed now.
     fn exec_gone(&mut self, of: RawGraph) -> Option<Left> {
         let graph = self.graphs.get_mut(&of)?;
         graph.execs -= 1;
@@ -201,17 +196,17 @@ impl Graphs {
         self.idle.lock()
     }
 
-    /// Destroys what its owners have left behind. The context must be current and nothing may run.
+    /// Destroys the remaining graphs, execs and streams. The context must be current and nothing may run.
     pub(super) fn close(&self, driver: &Driver) {
         let book = std::mem::take(&mut *self.book());
         for (raw, Exec { kept, .. }) in &book.execs {
             for memory in kept {
-                // SAFETY: memory of a graph that nothing uses any more or, if that was never launched, none: then it is
-                // refused.
+                // SAFETY: memory of a graph that is no longer in use. If the graph was never launched, there is none,
+                // and the driver refuses the call.
                 let _ = unsafe { (driver.mem_free)(memory.0) };
             }
-            // SAFETY: made by `instantiate` and used by nobody after this: the caller is the destructor of the device. So
-            // for the others below.
+            // SAFETY: created by `instantiate` and not used after this: the caller is the device's destructor. This
+            // applies to the calls below as well.
             let _ = unsafe { (driver.exec_destroy)(exec(*raw)) };
         }
         for (raw, _) in book.graphs.iter().filter(|(_, graph)| !graph.within) {
@@ -225,7 +220,7 @@ impl Graphs {
     }
 }
 
-/// Handles cross the seam as numbers and come back as what they were.
+/// Handles are numbers in the backend's interface. These functions convert from and to the driver's types.
 fn graph(raw: RawGraph) -> CUgraph {
     ptr::with_exposed_provenance_mut(raw.0 as usize)
 }
@@ -246,7 +241,7 @@ fn raw_node(node: CUgraphNode) -> RawNode {
     RawNode(node.expose_provenance() as u64)
 }
 
-/// Nodes as the driver takes them: each once, and in their order, which counts when execs are updated.
+/// Nodes for a call of the driver: without duplicates, and in order, which matters for updates of execs.
 type Nodes = SmallVec<[CUgraphNode; 8]>;
 
 fn nodes(raw: &[RawNode]) -> Nodes {
@@ -260,7 +255,8 @@ fn nodes(raw: &[RawNode]) -> Nodes {
 }
 
 impl CudaBackend {
-    /// See [`Backend::graph_create`](crate::device::backend::Backend::graph_create); so for the others.
+    /// See [`Backend::graph_create`](crate::device::backend::Backend::graph_create); the same applies to the other
+    /// methods.
     pub(super) fn create_graph(&self) -> Result<RawGraph> {
         let driver = self.cx.enter()?;
         let mut graph = ptr::null_mut();
@@ -272,7 +268,7 @@ impl CudaBackend {
     }
 
     pub(super) fn destroy_graph(&self, raw: RawGraph) {
-        // The guard is gone at the end of the statement: what is dropped may do anything.
+        // The guard is dropped at the end of the statement: the entries are dropped later and run user code.
         let left = self.graphs.book().graph_ended(raw);
         if left.is_some() {
             self.destroy(raw);
@@ -287,8 +283,8 @@ impl CudaBackend {
 
     fn destroy(&self, raw: RawGraph) {
         let Ok(driver) = self.cx.enter() else { return };
-        // SAFETY: made by `create_graph`, or by the driver for this file; its owner is done with it and so is the last exec
-        // that was made of it.
+        // SAFETY: created by `create_graph`, or by the driver for this module; its owner has released it, and its last
+        // exec was destroyed.
         if let Err(error) = self.cx.check(unsafe { (driver.graph_destroy)(graph(raw)) }, "cuGraphDestroy") {
             log(move || tracing::warn!(%error, "a graph was not destroyed"));
         }
@@ -296,27 +292,27 @@ impl CudaBackend {
 
     /// The nodes of a graph, in the order in which they were added.
     fn nodes_of(&self, graph: CUgraph) -> Result<Vec<CUgraphNode>> {
-        // SAFETY: a live graph, and room for as many nodes as said.
+        // SAFETY: a live graph, and room for as many nodes as the count passed.
         self.list("cuGraphGetNodes", |nodes, count| unsafe { (self.cx.driver.graph_get_nodes)(graph, nodes, count) })
     }
 
-    /// The nodes that come right after a node.
+    /// The direct successors of a node.
     fn dependents_of(&self, node: CUgraphNode) -> Result<Vec<CUgraphNode>> {
         self.list("cuGraphNodeGetDependentNodes", |nodes, count| {
-            // SAFETY: a live node, and room for as many nodes as said.
+            // SAFETY: a live node, and room for as many nodes as the count passed.
             unsafe { (self.cx.driver.graph_node_get_dependents)(node, nodes, count) }
         })
     }
 
-    /// The nodes that a node comes right after.
+    /// The direct predecessors of a node.
     fn dependencies_of(&self, node: CUgraphNode) -> Result<Vec<CUgraphNode>> {
         self.list("cuGraphNodeGetDependencies", |nodes, count| {
-            // SAFETY: a live node, and room for as many nodes as said.
+            // SAFETY: a live node, and room for as many nodes as the count passed.
             unsafe { (self.cx.driver.graph_node_get_dependencies)(node, nodes, count) }
         })
     }
 
-    /// What a call that fills an array of nodes gives: it is called without one first, and says how many there are.
+    /// Calls a function that fills an array of nodes: first without an array, for their number.
     fn list(&self, call: &str, ask: impl Fn(*mut CUgraphNode, *mut usize) -> Code) -> Result<Vec<CUgraphNode>> {
         self.cx.enter()?;
         let mut count = 0;
@@ -329,29 +325,27 @@ impl CudaBackend {
         Ok(nodes)
     }
 
-    /// One node comes after another, too.
     pub(super) fn order_nodes(&self, raw: RawGraph, before: RawNode, after: RawNode) -> Result<()> {
         let (before, after) = (node(before), node(after));
-        // An edge that is there already would be an error.
+        // The driver refuses an edge that already exists.
         if self.dependents_of(before)?.contains(&after) {
             return Ok(());
         }
         self.add_edges(raw, &[before], &[after])
     }
 
-    /// Edges that are not there yet.
+    /// Adds edges, which must not exist yet.
     fn add_edges(&self, raw: RawGraph, from: &[CUgraphNode], to: &[CUgraphNode]) -> Result<()> {
         let (driver, count) = (self.cx.enter()?, from.len().min(to.len()));
         if count == 0 {
             return Ok(());
         }
-        // SAFETY: a live graph and nodes of it, at least as many in each array as said: the seam's callers own what they
-        // name.
+        // SAFETY: a live graph and nodes of it, at least `count` in each array.
         let code = unsafe { (driver.graph_add_dependencies)(graph(raw), from.as_ptr(), to.as_ptr(), count) };
         self.cx.check(code, "cuGraphAddDependencies")
     }
 
-    /// Takes a node out. What came after it comes after what that came after.
+    /// Removes a node. Its successors become successors of its predecessors.
     pub(super) fn remove_node(&self, raw: RawGraph, gone: RawNode) -> Result<()> {
         let driver = self.cx.enter()?;
         let (is_conditional, memory) = {
@@ -360,11 +354,11 @@ impl CudaBackend {
             (graph.conditionals.iter().any(|conditional| conditional.node == gone), graph.memory)
         };
         if is_conditional {
-            // Its handle would stay, and a graph with a handle that no node has is not instantiated.
-            return Err(self.usage("a condition cannot be taken out of a graph: build it without"));
+            // Its handle would remain, and the driver does not instantiate a graph with a handle that no node uses.
+            return Err(self.usage("a condition cannot be removed from a graph: build the graph without it"));
         }
         if memory {
-            return Err(self.usage("nothing can be taken out of a graph that makes memory or gives it back"));
+            return Err(self.usage("nodes of a graph that makes memory or frees it cannot be removed"));
         }
         let gone = node(gone);
         let after = self.dependents_of(gone)?;
@@ -377,35 +371,35 @@ impl CudaBackend {
             }
         }
         self.add_edges(raw, &from, &to)?;
-        // SAFETY: a node of this graph, which its caller, who owns the graph, does not name again.
+        // SAFETY: a node of this graph, which the caller, who owns the graph, does not use again.
         self.cx.check(unsafe { (driver.graph_destroy_node)(gone) }, "cuGraphDestroyNode")
     }
 
-    /// What was added to a graph cannot be taken out of it again.
-    fn spoil(&self, graph: RawGraph, why: &'static str) {
-        self.graphs.book().graph(graph).spoiled = Some(why);
+    /// Marks a graph from which nodes of failed work could not be removed.
+    fn poison(&self, graph: RawGraph, why: &'static str) {
+        self.graphs.book().graph(graph).poisoned = Some(why);
     }
 
     fn check_unspoiled(&self, graph: RawGraph) -> Result<()> {
-        let spoiled = self.graphs.book().spoiled(graph);
-        spoiled.map_or(Ok(()), |why| Err(self.usage(&format!("the graph cannot be used any more: {why}"))))
+        let poisoned = self.graphs.book().poisoned(graph);
+        poisoned.map_or(Ok(()), |why| Err(self.usage(&format!("the graph cannot be used any more: {why}"))))
     }
 
-    /// An error for a graph that cannot be within a node of another.
+    /// Fails for a graph that cannot be a child of another.
     fn check_child(&self, child: RawGraph) -> Result<()> {
         self.check_unspoiled(child)?;
         self.check_whole(child)?;
         match self.graphs.book().graph(child).is_single() {
-            Some(what) => Err(self.usage(&format!("a graph that {what} is no child of another"))),
+            Some(what) => Err(self.usage(&format!("a graph that {what} cannot be a child of another"))),
             None => Ok(()),
         }
     }
 
-    /// A graph that is no part of another one, with which it would end.
+    /// Fails for a graph that is a part of another one.
     fn check_whole(&self, graph: RawGraph) -> Result<()> {
         let within = self.graphs.book().graph(graph).within;
         match within {
-            true => Err(self.usage("the body of a conditional node runs as a part of its graph only")),
+            true => Err(self.usage("the body of a conditional node can only run as a part of its graph")),
             false => Ok(()),
         }
     }
@@ -426,7 +420,7 @@ mod tests {
     const BODY: RawGraph = RawGraph(2);
     const INNER: RawGraph = RawGraph(3);
 
-    /// A function that nodes call; how many of it there are.
+    /// A function that nodes call, and a counter that it holds.
     fn function() -> (Arc<Repeated>, Arc<AtomicUsize>) {
         let inside = Arc::new(AtomicUsize::new(0));
         let function: HostCallback = Arc::new({
@@ -438,7 +432,7 @@ mod tests {
         (Repeated::of(Owner::new(), &function), inside)
     }
 
-    /// A graph with one within it, and another within that.
+    /// A graph with a body that contains another body.
     fn nested() -> Book {
         let mut book = Book::default();
         book.graphs.insert(GRAPH, Graph::default());
@@ -465,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_graph_without_execs_ends_at_once_and_one_within_it_only_with_it() {
+    fn a_graph_without_execs_is_removed_at_once_and_a_body_only_with_its_graph() {
         let mut book = nested();
         assert!(book.graph_ended(INNER).is_none() && book.graph_ended(BODY).is_none());
         assert_eq!(book.graphs.len(), 3);
@@ -475,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_exec_may_call_is_kept() {
+    fn functions_that_an_exec_may_call_are_kept() {
         let mut book = nested();
         let [(outer, outside), (inner, inside)] = [(); 2].map(|()| function());
         book.graph(GRAPH).functions.push(outer);
@@ -492,7 +486,7 @@ mod tests {
         assert_eq!(book.execs[&RawExec(7)].set.len(), 2, "one that comes twice is kept once");
         assert!(book.graph_ended(GRAPH).is_none());
         assert_eq!([&outside, &inside].map(Arc::strong_count), [2; 2]);
-        // One is over: the other and the graph's stay.
+        // One function is removed: the other one and the graph's stay.
         assert_eq!(book.callback_over(&made[0].0).len(), 1);
         assert_eq!(book.callback_over(&made[0].0).len(), 0, "twice");
         assert_eq!(made.each_ref().map(|(_, repeated)| Arc::strong_count(repeated)), [1, 2]);
@@ -502,16 +496,16 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_before_is_said_once_and_in_order() {
+    fn predecessors_are_passed_once_and_in_order() {
         let [one, two] = [RawNode(0x20), RawNode(0x10)];
         assert_eq!(nodes(&[one, two, one, two]).as_slice(), [node(one), node(two)]);
     }
 
     #[test]
-    fn what_is_spoiled_within_spoils_the_whole() {
+    fn a_spoiled_body_spoils_the_whole_graph() {
         let mut book = nested();
-        assert_eq!(book.spoiled(GRAPH), None);
-        book.graph(INNER).spoiled = Some("why");
-        assert_eq!(book.spoiled(GRAPH), Some("why"));
+        assert_eq!(book.poisoned(GRAPH), None);
+        book.graph(INNER).poisoned = Some("why");
+        assert_eq!(book.poisoned(GRAPH), Some("why"));
     }
 }

@@ -1,22 +1,22 @@
-//! Host functions: Rust closures that a stream calls, once, or a graph, at each of its launches.
+//! Host functions: Rust closures that a stream calls once, or that a graph calls at each launch.
 //!
-//! The driver is given a number, never a pointer: the key of an entry in one table of the process, which owns the
-//! closure until it is called. So nothing can dangle and nothing can leak, whatever the driver does:
+//! The driver receives a number, never a pointer: the key of an entry in a table of the process, which owns the closure
+//! until it is called. So nothing can dangle or leak, whatever the driver does:
 //!
 //! ```text
-//!            enqueued                 the stream comes to it
+//!            enqueued                 the stream reaches it
 //!  (nothing) ────────▶ pending(key) ────────────────────────▶ taken, called, dropped
 //!                          │ refused, device lost, device closed
 //!                          └────────────────────────────────▶ taken, dropped
 //!
-//!            a node is made           a launch comes to it
-//!  (nothing) ────────▶ repeated(key) ───────────────────────▶ shared, called, there as before
-//!                          │ the last Repeated is dropped (its graphs and execs are gone), refused, device lost or closed
+//!            a node is added          a launch reaches it
+//!  (nothing) ────────▶ repeated(key) ───────────────────────▶ cloned, called, entry kept
+//!                          │ the last Repeated is dropped (with its graphs and execs), refused, device lost or closed
 //!                          └────────────────────────────────▶ taken, dropped
 //! ```
 //!
-//! Taking is under the table's lock, calling and dropping are not. A key holds a generation, so one that comes twice,
-//! or late after its slot was given to another, finds nothing and does nothing. No panic crosses into the driver.
+//! An entry is taken under the table's lock, and called and dropped outside it. A key has a generation: a key that the
+//! driver passes twice, or after its slot was reused, finds nothing. No panic unwinds into the driver.
 
 use std::{
     cell::Cell,
@@ -40,7 +40,7 @@ use crate::{
     sync::{Mutex, MutexGuard, contained, discard, lock},
 };
 
-/// Who enqueued a function: one opening of one device. Never used twice in a process.
+/// Identifies the owner of a function: one opening of one device. Unique in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner(u64);
 
@@ -51,7 +51,7 @@ impl Owner {
     }
 }
 
-/// A place in the table and its generation, in the 64 bits that the driver carries for us.
+/// An index into the table and a generation, in the 64 bits of the driver's user data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key(u64);
 
@@ -117,10 +117,10 @@ impl<F> Table<F> {
     }
 }
 
-/// Those that were enqueued and not yet called.
+/// Functions that were enqueued and not yet called.
 static PENDING: Mutex<Table<HostFunction>> = Mutex::new(Table::new());
 
-/// Those that nodes of graphs call.
+/// Functions that nodes of graphs call.
 static REPEATED: Mutex<Table<HostCallback>> = Mutex::new(Table::new());
 
 fn pending() -> MutexGuard<'static, Table<HostFunction>> {
@@ -135,12 +135,12 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True while this thread is the driver's and runs a host function: it must not call the driver.
+/// True while this thread belongs to the driver and runs a host function, which must not call the driver.
 pub(super) fn on_callback_thread() -> bool {
     INSIDE.get()
 }
 
-/// An error on a thread on which the driver makes a callback: it forbids calls there, and some of them would wait for ever.
+/// Fails during a callback of the driver, which forbids calls there; some of them would deadlock.
 ///
 /// # Errors
 /// [`Usage`](ErrorKind::Usage).
@@ -151,44 +151,44 @@ pub(super) fn may_call_driver() -> Result<()> {
 
 #[cold]
 fn is_forbidden() -> Error {
-    let text = "called on the thread on which the driver makes its callbacks, by a host function or a waker, where it \
-                permits no calls: let the waker wake a task of a runtime, and make the call in that task";
+    let text = "called by a host function or a waker on the driver's callback thread, where the driver permits no calls: \
+                let the waker wake a task of a runtime, and make the call in that task";
     Error::new(ErrorKind::Usage, text)
 }
 
-/// Enqueues `function` into `stream`. One that is refused lies where it was.
+/// Enqueues `function` into `stream`. If it is refused, it stays in `function`.
 pub(super) fn launch(cx: &Context, stream: CUstream, function: &mut Option<HostFunction>) -> Result<()> {
     let driver = cx.enter()?;
     let Some(given) = function.take() else { return Ok(()) };
     let key = pending().insert(cx.owner, given);
-    // SAFETY: the stream is one of this context's, as the caller of the seam says by passing it. `call` may be called
-    // with this or any number, once or more, at any time for the rest of the process: it only looks it up.
+    // SAFETY: the stream belongs to this context, as the backend's caller guarantees. `call` may be called with this or
+    // any number, any number of times, at any time in the process: it only looks it up.
     let code = unsafe { (driver.launch_host_func)(stream, Some(call), key.to_user_data()) };
-    // The driver accepts functions behind a fault that nobody has seen yet, and never calls them. Whoever sees the
-    // fault drops them; if that was between `enter` and `insert`, it did not see this one.
+    // After a fault that is not reported yet, the driver accepts functions and never calls them. The thread that
+    // observes the fault drops them. If it did so between `enter` and `insert`, it missed this one.
     let result = match cx.lost() {
         Some(error) => Err(error.again()),
         None => cx.check(code, "cuLaunchHostFunc"),
     };
     if result.is_err() {
-        // Nothing, if the error was dropped where the fault was seen.
+        // `None` if the thread that observed the fault has already dropped it.
         *function = pending().take(key);
     }
     result
 }
 
-/// A function that nodes of graphs call. While one of these lives, launches find it.
+/// A function that nodes of graphs call. Launches find it as long as this handle exists.
 #[derive(Debug)]
 pub(super) struct Repeated {
     key: Key,
-    /// The function's address, to be compared.
+    /// The function's address, for comparisons.
     address: usize,
 }
 
 impl Repeated {
     pub(super) fn new(cx: &Context, function: &HostCallback) -> Result<Arc<Self>> {
         let made = Self::of(cx.owner, function);
-        // Whoever saw a fault before it was there has not dropped it.
+        // A thread that observed a fault before the insertion has not dropped it.
         match cx.lost() {
             Some(error) => Err(error.again()),
             None => Ok(made),
@@ -200,12 +200,11 @@ impl Repeated {
         Arc::new(Self { key, address: Arc::as_ptr(function).addr() })
     }
 
-    /// Whether it is this function.
     pub(super) fn is(&self, function: &HostCallback) -> bool {
         self.address == Arc::as_ptr(function).addr()
     }
 
-    /// For a node. The driver may call it with any number, at any time for the rest of the process.
+    /// The parameters of a node. The driver may call the function with any number, at any time in the process.
     pub(super) fn node(&self) -> CUDA_HOST_NODE_PARAMS {
         CUDA_HOST_NODE_PARAMS { fn_: Some(call_again), userData: self.key.to_user_data() }
     }
@@ -213,13 +212,14 @@ impl Repeated {
 
 impl Drop for Repeated {
     fn drop(&mut self) {
-        // Two statements: the guard is gone at the end of the first, and what is dropped may do anything.
+        // Two statements: the guard is dropped at the end of the first. The function's destructor is user code.
         let function = repeated().take(self.key);
         discard(function);
     }
 }
 
-/// Drops all functions of `owner` that were not called, and those of its graphs: their device is lost or closed.
+/// Drops all functions of `owner` that were not called, and those of its graphs. Called when its device is lost or
+/// closed.
 pub(super) fn drop_all(owner: Owner) {
     let functions = pending().take_all(owner);
     functions.into_iter().for_each(discard);
@@ -227,7 +227,7 @@ pub(super) fn drop_all(owner: Owner) {
     functions.into_iter().for_each(discard);
 }
 
-/// What the driver calls at a launch of a graph, on a thread of its own.
+/// Called by the driver at a launch of a graph, on a thread of its own.
 unsafe extern "C" fn call_again(data: *mut c_void) {
     let _device = DeviceThread::enter();
     INSIDE.set(true);
@@ -239,7 +239,7 @@ unsafe extern "C" fn call_again(data: *mut c_void) {
     INSIDE.set(false);
 }
 
-/// What the driver calls, on a thread of its own.
+/// Called by the driver for an enqueued function, on a thread of its own.
 unsafe extern "C" fn call(data: *mut c_void) {
     let _device = DeviceThread::enter();
     INSIDE.set(true);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_key_does_not_take_its_successor() {
+    fn a_late_key_does_not_take_a_later_function() {
         let (mut table, owner, count) = (Table::new(), Owner::new(), Arc::new(AtomicU64::new(0)));
         let old = table.insert(owner, counting(&count));
         drop(table.take(old));
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&count), 4);
         drop_all(mine);
         assert_eq!(Arc::strong_count(&count), 2);
-        // The driver comes late after all: nothing happens.
+        // Late calls of the driver have no effect.
         keys.into_iter().for_each(run);
         assert_eq!(count.load(Ordering::SeqCst), 0);
         // SAFETY: `call` takes any number.
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_graphs_function_is_called_until_nothing_has_it() {
+    fn a_graphs_function_is_called_until_its_last_handle_is_dropped() {
         let (owner, count) = (Owner::new(), Arc::new(AtomicU64::new(0)));
         let function: HostCallback = Arc::new({
             let count = Arc::clone(&count);
@@ -350,13 +350,13 @@ mod tests {
         drop(function);
         drop_all(owner);
         assert_eq!(Arc::strong_count(&inside), 1);
-        // The driver comes late after all: nothing happens.
+        // Late calls of the driver have no effect.
         // SAFETY: `call_again` takes any number.
         unsafe { call_again(node.node().userData) };
     }
 
     #[test]
-    fn what_is_dropped_may_use_the_table_and_panic() {
+    fn a_destructor_may_use_the_table_and_panic() {
         struct Rude(Owner);
         impl Drop for Rude {
             fn drop(&mut self) {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_stays_inside() {
+    fn a_panic_does_not_reach_the_driver() {
         let owner = Owner::new();
         let key = pending().insert(owner, Box::new(|| panic!("from a host function")));
         // SAFETY: `call` takes any number.

@@ -1,6 +1,6 @@
-//! What the driver loads for a kernel: compiled once a process and architecture.
+//! A kernel's code as the driver loads it, compiled once per process and architecture.
 //!
-//! CUDA C++ is compiled behind a prototype that comes from the kernel's Rust signature:
+//! CUDA C++ is compiled after a prototype that is generated from the kernel's Rust signature:
 //!
 //! ```text
 //! #line 1 "<wakeline prototype of add>"
@@ -9,14 +9,15 @@
 //! ...the user's file, whose lines keep their numbers
 //! ```
 //!
-//! A body that agrees takes its C linkage, and so its plain name, from the prototype, whether it says `extern "C"` or not.
-//! One that says so and differs in number, type or `const` of its parameters clashes with the prototype, at the user's
-//! line. One that does not say so is an overload to C++, with another name, just as a misspelt one is; both show when
-//! the function is looked up and is not there. Then [`missing`] compiles once more, with every `__global__` made
-//! `extern "C"`, only to hear whether there is a clash: if so, that is the error, at the user's line as well.
+//! A body with the same parameters takes its C linkage, and so its plain name, from the prototype, with or without
+//! `extern "C"`. A body with `extern "C"` whose parameters differ in number, type or `const` conflicts with the
+//! prototype, an error at the user's line. Without `extern "C"` such a body is an overload in C++, with another name,
+//! like a misspelt one; both are found when the lookup of the function fails. Then [`missing`] compiles once more, with
+//! every `__global__` made `extern "C"`, to find out whether there is a conflict: if so, that is the error, also at the
+//! user's line.
 //!
-//! A kernel is known by the address of its declaration. Loaders that come at the same time compile once: the others
-//! wait for the first. What failed once fails again with the same error, without another attempt.
+//! A kernel is identified by the address of its declaration. Concurrent loaders compile once: the others wait for the
+//! first. A failure is kept and returned again, without another attempt.
 
 use std::{
     collections::HashMap,
@@ -26,7 +27,7 @@ use std::{
 
 use super::nvrtc::Compiler;
 use crate::{
-    device::backend::{KernelDef, Source},
+    device::backend::{KernelDef, KernelSource},
     error::{Error, ErrorKind, Result},
     sync::Mutex,
 };
@@ -42,7 +43,7 @@ impl fmt::Debug for Image {
 }
 
 impl Image {
-    /// A copy with at least one NUL behind it.
+    /// A copy that is followed by at least one NUL.
     fn new(bytes: &[u8]) -> Self {
         let mut words = vec![0_u64; bytes.len() / 8 + 1];
         bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
@@ -56,10 +57,9 @@ impl Image {
 
 type Slot = Arc<OnceLock<Result<Image>>>;
 
-/// By the kernel's address and the architecture.
 static IMAGES: Mutex<Option<HashMap<(usize, u32), Slot>>> = Mutex::new(None);
 
-/// The kernel's code for `sm_<arch>`: compiled now, or found.
+/// The kernel's code for `sm_<arch>`, compiled if necessary.
 pub(super) fn of(def: &'static KernelDef, arch: u32) -> Result<Image> {
     let slot = {
         let mut images = IMAGES.lock();
@@ -73,20 +73,20 @@ pub(super) fn of(def: &'static KernelDef, arch: u32) -> Result<Image> {
 
 fn make(def: &KernelDef, arch: u32) -> Result<Image> {
     match def.source {
-        Source::Cuda(source) => {
+        KernelSource::Cuda(source) => {
             let fail = |log: &str| error(def, &format!("does not compile for sm_{arch}:\n{log}"));
             let compiler = Compiler::get().map_err(|reason| error(def, &format!("cannot be compiled: {reason}")))?;
             let image = compiler.compile(def.file, &compose(def, "", source), arch).map_err(|log| fail(&log))?;
             Ok(Image::new(&image))
         }
-        Source::Ptx(text) => match text.trim_end_matches('\0') {
+        KernelSource::Ptx(text) => match text.trim_end_matches('\0') {
             text if text.contains('\0') => Err(error(def, "has a NUL byte in its PTX")),
             text => Ok(Image::new(text.as_bytes())),
         },
-        // The driver is told no length, so what is no image at all must not get there.
-        Source::Cubin(bytes) if is_binary(bytes) => Ok(Image::new(bytes)),
-        Source::Cubin(_) => Err(error(def, "has a cubin that is neither a cubin nor a fat binary")),
-        Source::None => {
+        // The driver receives no length, so it must not be called with data that is not an image.
+        KernelSource::Cubin(bytes) if is_binary(bytes) => Ok(Image::new(bytes)),
+        KernelSource::Cubin(_) => Err(error(def, "has a cubin that is neither a cubin nor a fat binary")),
+        KernelSource::None => {
             let text = "has no CUDA body: it runs on the emulated device only; declare it with \
                         `#[kernel(unsafe(cuda = \"FILE.cu\"))]`";
             Err(error(def, text))
@@ -99,27 +99,27 @@ fn is_binary(bytes: &[u8]) -> bool {
     bytes.len() >= 64 && (bytes.starts_with(b"\x7fELF") || bytes.starts_with(&0xba55_ed50_u32.to_le_bytes()))
 }
 
-/// An error of this kernel. `what` goes on from its name.
+/// An error of this kernel. `what` continues the sentence that begins with its name.
 pub(super) fn error(def: &KernelDef, what: &str) -> Error {
     Error::new(ErrorKind::Kernel, format!("`{}` (declared at {}) {what}", def.name, def.declared))
 }
 
-/// The error for a kernel whose function is not in its own image.
+/// The error for a kernel whose image does not contain its function.
 pub(super) fn missing(def: &KernelDef, arch: u32) -> Error {
     const STRICT: &str = "#undef __global__\n#define __global__ extern \"C\" __attribute__((global))\n";
-    if let (Source::Cuda(source), Ok(compiler)) = (def.source, Compiler::get())
+    if let (KernelSource::Cuda(source), Ok(compiler)) = (def.source, Compiler::get())
         && let Err(log) = compiler.compile(def.file, &compose(def, STRICT, source), arch)
-        // Anything else that strict reading finds wrong (a template, say) is not what is wrong here.
+        // Other errors of the strict compilation (for a template, for example) are not the cause.
         && log.contains("linkage")
         && log.contains(&format!("\"{}\"", def.name))
     {
         let prototype = (def.prototype)().function;
         return error(def, &format!("does not agree with its declaration, which is\n{prototype}\n{log}"));
     }
-    error(def, &format!("is not there: no function `{}` in {}", def.name, def.file))
+    error(def, &format!("was not found: there is no function `{}` in {}", def.name, def.file))
 }
 
-/// The text that NVRTC gets: the prototype, `between`, the user's source.
+/// The source text for NVRTC: the prototype, `between`, the user's source.
 pub(super) fn compose(def: &KernelDef, between: &str, source: &str) -> String {
     let prototype = (def.prototype)();
     let types = prototype.types.trim_end();

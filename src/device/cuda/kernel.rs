@@ -1,14 +1,13 @@
 //! Kernels on one device: found by their declaration, launched with their arguments.
 //!
 //! A module holds the code of one kernel and stays loaded while the device is open. The first launch on a device loads
-//! it (through `image.rs`, which compiles) and notes it in the device's table, where each later one finds it without
-//! a lock. Loaders that come at the same time load once. A kernel that cannot be compiled or found stays an error;
-//! a load that failed for want of memory may be tried again. A device that is closed drops its table: one that is opened
-//! again loads anew, and nothing is left of the first.
+//! it (through `image.rs`, which compiles) and enters it into the device's table, where later launches find it without
+//! a lock. Concurrent loaders load once. A kernel that cannot be compiled or found remains an error; a load that failed
+//! for lack of memory may be retried. A closed device drops its table, and loads kernels again when it is reopened.
 //!
-//! Prototypes see to it that a CUDA C++ body agrees with its Rust signature; for PTX and cubins made elsewhere nothing
-//! does, and the driver would read past the arguments. So, where the driver can say what parameters a function has, a
-//! launch compares them with what it passes: a few integers.
+//! Prototypes ensure that a CUDA C++ body agrees with its Rust signature. PTX and cubins compiled elsewhere are not
+//! checked in this way, and the driver would read past the arguments. So if the driver can report a function's
+//! parameters, a launch compares their sizes with those it passes, which are a few integers.
 
 use std::{
     collections::HashMap,
@@ -31,26 +30,24 @@ use super::{
 };
 use crate::{
     device::{
-        backend::{Arg, KernelDef, Launch, Source},
+        backend::{Arg, KernelDef, KernelSource, Launch},
         thread::DeviceThread,
     },
     error::{Error, ErrorKind, Result},
     sync::{Deferred, Level, Mutex, MutexGuard, is_unlocked},
 };
 
-/// Dynamic shared memory that a kernel gets without asking for more.
+/// The dynamic shared memory that a launch may use without a change of the function's attribute.
 const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
 
-/// The sizes of a function's parameters.
 type Sizes = SmallVec<[usize; 16]>;
 
-/// The kernels of one opening of one device.
 #[derive(Debug)]
 pub(super) struct Kernels {
     /// `90` for `sm_90`.
     arch: u32,
     loaded: Table<Loaded>,
-    /// By the kernel's number: how loading it went, or that it is under way.
+    /// The outcome of each load, or a load in progress, by the kernel's number.
     attempts: Mutex<HashMap<usize, Attempt>>,
 }
 
@@ -60,11 +57,11 @@ type Attempt = Arc<OnceLock<Result<()>>>;
 struct Loaded {
     module: Handle<CUmod_st>,
     function: Handle<CUfunc_st>,
-    /// None where the driver does not say (before CUDA 12.4).
+    /// `None` if the driver does not report them (before CUDA 12.4).
     sizes: Option<Sizes>,
-    /// Dynamic shared memory that launches may ask for so far.
+    /// The dynamic shared memory that launches may use at present.
     shared_bytes: AtomicU32,
-    /// Held while that grows.
+    /// Held while `shared_bytes` grows.
     growing: Mutex<()>,
 }
 
@@ -77,7 +74,7 @@ impl Kernels {
         self.find(cx, def).map(drop)
     }
 
-    /// The kernel, loaded.
+    /// The loaded kernel. Loads it if necessary.
     #[inline]
     fn find(&self, cx: &Context, def: &'static KernelDef) -> Result<&Loaded> {
         let number = def.known.number();
@@ -90,11 +87,11 @@ impl Kernels {
     #[cold]
     fn find_or_load(&self, cx: &Context, def: &'static KernelDef, number: usize) -> Result<&Loaded> {
         cx.enter()?;
-        // What is logged meanwhile comes after the attempt has an outcome: a subscriber may launch this kernel.
+        // Logs are deferred until the attempt has an outcome: a subscriber may launch this kernel.
         let _later = is_unlocked().then(Deferred::new);
         let attempt = self.attempts().entry(number).or_default().clone();
         let outcome = attempt.get_or_init(|| {
-            // The driver may wait for all that the device has to do.
+            // The driver may wait for all work of the device.
             let name = def.name;
             DeviceThread::may_wait(|| format!("kernel `{name}` would be loaded, which waits for {},", cx.name))?;
             self.loaded.set(number, Loaded::new(cx, def, self.arch)?);
@@ -103,22 +100,24 @@ impl Kernels {
         if let Err(error) = outcome {
             if error.kind() != ErrorKind::Kernel {
                 let mut attempts = self.attempts();
-                // Only this failure: another loader may have begun anew.
+                // Only this attempt: another loader may have begun a new one.
                 if attempts.get(&number).is_some_and(|there| Arc::ptr_eq(there, &attempt)) {
                     attempts.remove(&number);
                 }
             }
             return Err(error.again());
         }
-        self.loaded.get(number).ok_or_else(|| image::error(def, "was loaded and is not there: please report this"))
+        self.loaded
+            .get(number)
+            .ok_or_else(|| image::error(def, "was loaded but is not in the table: internal error (please report)"))
     }
 
     fn attempts(&self) -> MutexGuard<'_, HashMap<usize, Attempt>> {
         self.attempts.lock()
     }
 
-    /// Finds a launch's function, loads it if nobody has, and puts its parameters where the driver will look for them. The
-    /// context is current afterwards.
+    /// Finds a launch's function, loads it if necessary, and prepares its parameters for the driver. The context is
+    /// current afterwards.
     #[inline]
     pub(super) fn prepare<'a>(&'a self, cx: &Context, launch: &'a Launch<'_>) -> Result<Prepared<'a>> {
         let loaded = self.find(cx, launch.kernel)?;
@@ -149,9 +148,9 @@ impl Kernels {
     pub(super) unsafe fn launch(&self, cx: &Context, stream: CUstream, launch: &Launch<'_>) -> Result<()> {
         let mut prepared = self.prepare(cx, launch)?;
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
-        // SAFETY: the function is this context's and its module stays loaded. The caller vouches that the arguments
-        // are those of the declaration and stay valid; for the parameters see `Prepared`. The driver copies them before
-        // it returns.
+        // SAFETY: the function belongs to this context and its module stays loaded. The caller guarantees that the
+        // arguments are those of the declaration and stay valid; for the parameters see `Prepared`. The driver copies
+        // them before it returns.
         let code = unsafe {
             (cx.driver.launch_kernel)(
                 prepared.loaded.function.raw(),
@@ -170,19 +169,19 @@ impl Kernels {
         prepared.check(cx, code, "cuLaunchKernel")
     }
 
-    /// Unloads everything. The context must be current and nothing may run.
+    /// Unloads all modules. The context must be current and nothing may run.
     pub(super) fn close(&self, driver: &Driver) {
         for loaded in self.loaded.iter() {
-            // SAFETY: loaded by `Loaded::new` and not used after this: the caller is the destructor of the device, so no
-            // launch is under way, and calls this once.
+            // SAFETY: loaded by `Loaded::new` and not used after this: the caller is the device's destructor, which
+            // runs once and while no launch is in progress.
             let _ = unsafe { (driver.module_unload)(loaded.module.raw()) };
         }
     }
 }
 
-/// A launch as the driver takes it: a loaded function, and pointers to its parameters, which are in the launch's
-/// arguments. They are as many as the function has, and of the same sizes: a CUDA C++ body has its declaration's parameters
-/// or does not compile, and of other bodies both were compared. The driver copies what they point to.
+/// A launch prepared for the driver: a loaded function, and pointers to its parameters within the launch's arguments.
+/// Their number and sizes are those of the function: a CUDA C++ body has its declaration's parameters or does not
+/// compile, and for other bodies both were compared. The driver copies the values that they point to.
 pub(super) struct Prepared<'a> {
     loaded: &'a Loaded,
     launch: &'a Launch<'a>,
@@ -190,7 +189,7 @@ pub(super) struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// For a node of a graph. Valid as long as this.
+    /// The parameters of a graph's node. Valid as long as `self`.
     pub(super) fn node(&mut self) -> CUDA_KERNEL_NODE_PARAMS {
         let ([gx, gy, gz], [bx, by, bz]) = (self.launch.grid, self.launch.block);
         CUDA_KERNEL_NODE_PARAMS {
@@ -204,13 +203,12 @@ impl Prepared<'_> {
             sharedMemBytes: self.launch.shared_bytes,
             kernelParams: self.params.as_mut_ptr(),
             extra: ptr::null_mut(),
-            // Looked at only where there is no `func`.
+            // Used only without `func`.
             kern: ptr::null_mut(),
             ctx: ptr::null_mut(),
         }
     }
 
-    /// What the driver answered.
     #[inline]
     pub(super) fn check(&self, cx: &Context, code: Code, call: &str) -> Result<()> {
         if code.is_success() { Ok(()) } else { Err(failed(cx, self.launch, code, call)) }
@@ -233,7 +231,7 @@ impl Loaded {
             }),
             Err(error) => {
                 if cx.lost().is_none() {
-                    // SAFETY: loaded above, and nobody has a function of it.
+                    // SAFETY: loaded above, and no function of it is in use.
                     let _ = unsafe { (driver.module_unload)(module.raw()) };
                 }
                 Err(error)
@@ -257,18 +255,18 @@ impl Loaded {
         }
         cx.check(code, "cuModuleGetFunction")?;
         if let Some(load) = driver.func_load {
-            // Now, not at the first launch: loading may have to wait for the device.
+            // Loaded now and not at the first launch, as loading may have to wait for the device.
             // SAFETY: a function of a loaded module.
             cx.check(unsafe { load(function) }, "cuFuncLoad")?;
         }
-        // Code that was compiled here was compiled behind its prototype; what was made beforehand has none.
-        let made_before = !matches!(def.source, Source::Cuda(_));
+        // Code that was compiled here was checked against its prototype; code compiled elsewhere was not.
+        let made_before = !matches!(def.source, KernelSource::Cuda(_));
         let sizes = driver.func_get_param_info.filter(|_| made_before).and_then(|info| {
             let mut sizes = Sizes::new();
             loop {
                 let (mut offset, mut size) = (0_usize, 0_usize);
-                // SAFETY: a function of a loaded module; both results outlive the call. An index behind the last
-                // parameter is answered with "invalid value", which is how their number is found.
+                // SAFETY: a function of a loaded module; both results outlive the call. For an index past the last
+                // parameter the driver returns "invalid value", which ends the loop.
                 match unsafe { info(function, sizes.len(), &mut offset, &mut size) } {
                     Code::SUCCESS if sizes.len() < 4096 => sizes.push(size),
                     Code::INVALID_VALUE => return Some(sizes),
@@ -279,7 +277,7 @@ impl Loaded {
         Ok((Handle::new(function), sizes))
     }
 
-    /// Lets launches have this much dynamic shared memory.
+    /// Allows launches to use this much dynamic shared memory.
     fn grow_shared(&self, cx: &Context, launch: &Launch<'_>) -> Result<()> {
         let wanted = launch.shared_bytes;
         if wanted <= self.shared_bytes.load(Ordering::Acquire) {
@@ -289,7 +287,7 @@ impl Loaded {
         if wanted <= self.shared_bytes.load(Ordering::Acquire) {
             return Ok(());
         }
-        // SAFETY: a function of a loaded module. It only ever grows, under the lock above.
+        // SAFETY: a function of a loaded module. The value only grows, under the lock above.
         let code = unsafe {
             (cx.driver.func_set_attribute)(
                 self.function.raw(),
@@ -316,7 +314,7 @@ impl Loaded {
     }
 }
 
-/// The sizes of the parameters that arguments become.
+/// The sizes of the parameters that are passed for the arguments.
 fn passed_sizes(args: &[Arg<'_>]) -> impl Iterator<Item = usize> {
     args.iter().flat_map(|arg| {
         let (first, second) = match arg {
@@ -327,7 +325,7 @@ fn passed_sizes(args: &[Arg<'_>]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// A launch that was refused: for a fault of earlier work, or for its own shape, and then its shape is told.
+/// The error of a refused launch. Unless it is a fault of earlier work, it includes the launch's shape.
 #[cold]
 fn failed(cx: &Context, launch: &Launch<'_>, code: Code, call: &str) -> Error {
     let error = cx.fail(code, call);
@@ -341,13 +339,13 @@ fn failed(cx: &Context, launch: &Launch<'_>, code: Code, call: &str) -> Error {
 }
 
 fn load_module(cx: &Context, driver: &Driver, def: &KernelDef, image: &image::Image) -> Result<Handle<CUmod_st>> {
-    // What the driver's compiler says of PTX.
+    // The log of the driver's compiler, for PTX.
     let mut log = vec![0_u8; 16 * 1024];
     let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), ptr::without_provenance_mut(log.len())];
     let mut module = ptr::null_mut();
-    // SAFETY: the image is machine code with a header that says how long it is, or terminated text (see `Image`). Two
-    // options with their values: a buffer that outlives the call and, as a number in a pointer's place, its size.
+    // SAFETY: the image is machine code with a header that has its length, or terminated text (see `Image`). Two
+    // options with their values: a buffer that outlives the call and, as a number in place of a pointer, its size.
     let code = unsafe {
         (driver.module_load_data_ex)(
             &mut module,

@@ -1,23 +1,22 @@
-//! Device memory: a stream-ordered pool of wakeline's own on the device.
+//! Device memory: a private stream-ordered pool on the device.
 //!
-//! All allocations and frees are enqueued into one private stream, which carries nothing else. Nothing there ever
-//! waits for work of the device, so an allocation can be waited for in place: it is a matter of microseconds, and
-//! afterwards the memory may be used on any stream. A free is enqueued when nothing that was enqueued touches the
-//! memory any more (that is the seam's contract), so it takes effect at once, and never holds up the device as
-//! `cuMemFree` does. The pool keeps what is freed (its release threshold is all there is), so the next allocation is
-//! cheap too; it gives memory back to the driver when an allocation fails and when the device is closed.
+//! All allocations and frees are enqueued into one private stream, which carries nothing else. Nothing there waits for
+//! other work of the device, so an allocation waits for completion in place: this takes microseconds, and afterwards
+//! the memory may be used on any stream. A free is enqueued when no enqueued work accesses the memory any more (the
+//! backend's contract), so it takes effect at once, and never blocks the device as `cuMemFree` does. The pool keeps
+//! freed memory (its release threshold is unlimited), so the next allocation is cheap as well. It returns memory to the
+//! driver when an allocation fails and when the device is closed.
 //!
-//! Stream-ordered allocations ([`Memory::alloc_on`]) have a second pool. To use memory of theirs again, the driver may
-//! make one user's stream wait for another's; in the first pool that would be the private stream, and whoever allocates
-//! would wait for it.
+//! Stream-ordered allocations ([`Memory::alloc_on`]) have a second pool. To reuse their memory, the driver may make one
+//! user's stream wait for another's. In the first pool that would be the private stream, and allocations would wait for
+//! it.
 //!
-//! Nodes of graphs that make memory have a pool of the driver's own, which keeps what they give back as well: it is counted
-//! and given back with the others.
+//! Nodes of graphs that allocate memory use a pool of the driver, which also keeps freed memory: it is counted and
+//! trimmed with the others.
 //!
-//! Where a device has no pools, `cuMemAlloc` and `cuMemFree` take their place, and nothing is stream-ordered.
+//! If a device has no pools, `cuMemAlloc` and `cuMemFree` are used instead, and nothing is stream-ordered.
 //!
-//! Memory of a pool can be reached by its own device alone until other devices are let in; that is what
-//! [`Memory::let_in`] is for.
+//! Memory of a pool is accessible only from its own device until [`Memory::let_in`] grants other devices access.
 
 use std::{ffi::c_uint, mem, ptr};
 
@@ -37,24 +36,23 @@ use crate::{
     error::{Error, ErrorKind, Result},
 };
 
-/// The memory of one device.
 #[derive(Debug)]
 pub(super) struct Memory {
-    /// None where the device has no pools.
+    /// `None` if the device has no pools.
     pooled: Option<Pooled>,
 }
 
 #[derive(Debug)]
 struct Pooled {
     pool: Handle<CUmemPoolHandle_st>,
-    /// What users' streams allocate and free from.
+    /// The pool of allocations on users' streams.
     ordered: Handle<CUmemPoolHandle_st>,
-    /// Only allocations and frees of the first.
+    /// Carries only allocations and frees of `pool`.
     stream: Handle<CUstream_st>,
 }
 
 impl Memory {
-    /// What the driver's pools round sizes up to.
+    /// The driver's pools round sizes up to multiples of this.
     pub(super) const GRANULARITY: u64 = 512;
 
     pub(super) fn open(cx: &Context) -> Result<Self> {
@@ -103,24 +101,24 @@ impl Memory {
         }
     }
 
-    /// Waits until the allocations and frees made so far have happened. Short: nothing else is in that stream.
+    /// Waits until the allocations and frees so far have taken effect. Short, as nothing else is in that stream.
     fn settle(&self, cx: &Context, driver: &Driver) -> Result<()> {
         let Some(Pooled { stream, .. }) = &self.pooled else { return Ok(()) };
         // SAFETY: the stream lives as long as `self`.
         cx.check(unsafe { (driver.stream_synchronize)(stream.raw()) }, "cuStreamSynchronize")
     }
 
-    /// Gives what the pools do not use back to the driver, that of graphs too. False where there is no pool, and so nothing
-    /// to hope for.
+    /// Returns unused memory of the pools, including that of graphs, to the driver. False if there are no pools, so
+    /// that a retry is pointless.
     pub(super) fn trim(&self, cx: &Context) -> Result<bool> {
         let Some(Pooled { pool, ordered, .. }) = &self.pooled else { return Ok(false) };
         let driver = cx.enter()?;
         self.settle(cx, driver)?;
         for pool in [pool, ordered] {
-            // SAFETY: the pool lives as long as `self`; what is allocated from it is not touched by trimming.
+            // SAFETY: the pool lives as long as `self`; trimming does not affect memory that is allocated from it.
             cx.check(unsafe { (driver.mem_pool_trim_to)(pool.raw(), 0) }, "cuMemPoolTrimTo")?;
         }
-        // SAFETY: the device is this context's; what graphs that run or may run use is not touched.
+        // SAFETY: the device is this context's; memory that graphs use or may use is not affected.
         cx.check(unsafe { (driver.device_graph_mem_trim)(cx.device) }, "cuDeviceGraphMemTrim")?;
         Ok(true)
     }
@@ -143,7 +141,7 @@ impl Memory {
         let driver = cx.enter()?;
         match &self.pooled {
             Some(Pooled { stream, .. }) => {
-                // SAFETY: it came from this pool, and by contract nothing that is enqueued touches it any more.
+                // SAFETY: it came from this pool, and by contract no enqueued work accesses it any more.
                 cx.check(unsafe { (driver.mem_free_async)(address.0, stream.raw()) }, "cuMemFreeAsync")
             }
             // SAFETY: it came from `cuMemAlloc`; the rest as above.
@@ -155,7 +153,8 @@ impl Memory {
         let driver = cx.enter()?;
         let pool = &self.pools(cx)?.ordered;
         let mut address = 0;
-        // SAFETY: the pool lives as long as `self`, the stream is the caller's and live, and `address` outlives the call.
+        // SAFETY: the pool lives as long as `self`, the stream is the caller's and live, and `address` outlives the
+        // call.
         let ask = |address: &mut u64| unsafe {
             (driver.mem_alloc_from_pool_async)(address, bytes as usize, pool.raw(), stream(on))
         };
@@ -174,18 +173,19 @@ impl Memory {
     /// As [`Backend::free_on`](crate::device::backend::Backend::free_on).
     pub(super) unsafe fn free_on(&self, cx: &Context, on: RawStream, address: Address) -> Result<()> {
         let driver = cx.enter()?;
-        // SAFETY: it came from this pool, and by contract what may still touch it comes before this in the stream.
+        // SAFETY: it came from this pool, and by contract all work that may still access it precedes this in the
+        // stream.
         cx.check(unsafe { (driver.mem_free_async)(address.0, stream(on)) }, "cuMemFreeAsync")
     }
 
     fn pools(&self, cx: &Context) -> Result<&Pooled> {
         self.pooled.as_ref().ok_or_else(|| {
-            let text = "it has no memory pools, so nothing is stream-ordered: use `Allocator::unbounded`";
+            let text = "the device has no memory pools for stream-ordered memory: use `Allocator::unbounded`";
             Error::new(ErrorKind::Usage, text).at(cx.name.clone())
         })
     }
 
-    /// What nobody uses: free in the driver's eyes, or kept by our pool for the next allocation.
+    /// The memory that is not in use: free in the driver, or kept by the pools for later allocations.
     pub(super) fn info(&self, cx: &Context) -> Result<MemoryInfo> {
         let driver = cx.enter()?;
         self.settle(cx, driver)?;
@@ -194,7 +194,8 @@ impl Memory {
         Ok(MemoryInfo { free: free.saturating_add(kept).min(total), total })
     }
 
-    /// Bytes that the pools have from the driver, that of graphs too, and those of them that are allocated.
+    /// The bytes that the pools, including that of graphs, have reserved from the driver, and the allocated ones of
+    /// them.
     fn usage(&self, cx: &Context) -> Option<(u64, u64)> {
         let driver = cx.driver;
         let Pooled { pool, ordered, .. } = self.pooled.as_ref()?;
@@ -215,7 +216,7 @@ impl Memory {
             };
             if code.is_success() { value } else { 0 }
         };
-        // In this order: what is freed and given back in between then reads as nothing kept, not as something.
+        // In this order, memory that is freed and returned in between reads as not kept, rather than as kept.
         let reserved = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?
             + of_graphs(CUgraphMem_attribute::CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT);
         let used = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?
@@ -223,7 +224,7 @@ impl Memory {
         Some((reserved, used))
     }
 
-    /// Lets `other` reach this memory, so that copies between the two go straight. Later allocations too.
+    /// Grants `other` access to this memory, including later allocations, so that copies between the two are direct.
     pub(super) fn let_in(&self, cx: &Context, other: CUdevice) -> Result<()> {
         let Some(Pooled { pool, ordered, .. }) = &self.pooled else { return Ok(()) };
         let driver = cx.enter()?;
@@ -235,11 +236,11 @@ impl Memory {
         })
     }
 
-    /// Gives everything back. The context must be current; nothing may use the memory any more. What is still allocated
-    /// keeps the pool alive in the driver until the context ends.
+    /// Destroys the pools and the stream. The context must be current, and nothing may use the memory any more. Memory
+    /// that is still allocated keeps its pool alive in the driver until the context is destroyed.
     pub(super) fn close(&self, driver: &Driver) {
         let Some(Pooled { pool, ordered, stream }) = &self.pooled else { return };
-        // SAFETY: made by `open`, and used by nobody after this: the caller is the destructor of the device.
+        // SAFETY: created by `open` and not used after this: the caller is the device's destructor.
         unsafe {
             let _ = (driver.mem_pool_destroy)(pool.raw());
             let _ = (driver.mem_pool_destroy)(ordered.raw());
@@ -248,10 +249,10 @@ impl Memory {
     }
 }
 
-/// What a pool of plain memory on the device is.
+/// The properties of a pool of plain memory on the device.
 pub(super) fn pool_props(device: CUdevice) -> CUmemPoolProps {
-    // SAFETY: a C struct of numbers, pointers and enums that have a 0. Which fields it has depends on the version of CUDA, and those
-    // that are not set below are to be 0.
+    // SAFETY: a C struct of numbers, pointers and enums for which 0 is valid. Its fields depend on the version of CUDA,
+    // and those that are not set below must be 0.
     let mut props: CUmemPoolProps = unsafe { mem::zeroed() };
     props.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     props.handleTypes = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
@@ -259,11 +260,11 @@ pub(super) fn pool_props(device: CUdevice) -> CUmemPoolProps {
     props
 }
 
-/// A pool that keeps what is freed.
+/// Creates a pool that keeps freed memory.
 fn make_pool(cx: &Context, driver: &Driver) -> Result<Handle<CUmemPoolHandle_st>> {
     let props = pool_props(cx.device);
     let mut pool = ptr::null_mut();
-    // SAFETY: both outlive the call; the driver reads the one and writes a handle to the other.
+    // SAFETY: both outlive the call, which reads `props` and writes a handle to `pool`.
     let code = unsafe { (driver.mem_pool_create)(&mut pool, &props) };
     cx.check(code, "cuMemPoolCreate")?;
     let mut keep = u64::MAX;
@@ -292,21 +293,22 @@ fn make_stream(cx: &Context, driver: &Driver) -> Result<Handle<CUstream_st>> {
 }
 
 fn location(device: CUdevice) -> CUmemLocation {
-    /// Its layout in every version of CUDA: from 13.2 on cudarc has a union where the ordinal is.
+    /// The layout in every version of CUDA. From 13.2 on, cudarc has a union in place of the ordinal.
     #[repr(C)]
     struct Location {
         kind: CUmemLocationType,
         id: CUdevice,
     }
     let location = Location { kind: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device };
-    // SAFETY: the same C struct; that it has the same size is checked as it is compiled.
+    // SAFETY: the same C struct; its size is checked at compile time.
     unsafe { mem::transmute::<Location, CUmemLocation>(location) }
 }
 
-/// Numbers beyond all reason are an invalid value to some drivers.
+/// True if the size exceeds the device's memory: some drivers call such sizes an invalid value.
 fn is_beyond(cx: &Context, code: Code, bytes: u64) -> bool {
     code == Code::INVALID_VALUE && cx.memory_info().is_ok_and(|(_, total)| bytes > total)
 }
 
-// Sizes are 64 bits at the seam and `usize` in the driver, and keys of host functions travel as pointers.
+// Sizes have 64 bits in the backend's interface and are `usize` in the driver, and keys of host functions are passed as
+// pointers.
 const _: () = assert!(mem::size_of::<usize>() == 8, "CUDA needs a 64-bit host");

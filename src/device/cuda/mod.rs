@@ -1,26 +1,29 @@
-//! CUDA devices: the [`Backend`] over the driver, found at run time.
+//! CUDA devices: the [`Backend`] over the driver, which is loaded at run time.
 //!
-//! A backend is one opening of one device's primary context, the one that other CUDA libraries in the process use too.
-//! While anybody holds it, [`open`] gives out the same one; the last to let go closes it and gives everything back.
-//! Building needs no CUDA and neither does running: where there is no driver, [`open`] and [`device_count`] say so.
+//! A backend holds one device's primary context, which other CUDA libraries in the process share. While it exists,
+//! [`open`] returns the same backend; the drop of the last handle closes it and frees its resources. CUDA is needed
+//! neither to build nor to run: without a driver, [`open`] and [`device_count`] return an error.
 //!
-//! | file | its idea |
+//! | file | contents |
 //! |---|---|
-//! | `driver.rs` | the driver's functions, looked up once, with answers as numbers |
-//! | `context.rs` | a device's context; what answers mean; what becomes of a device after a fault |
-//! | `gate.rs` | lets calls through that need the context to themselves |
+//! | `driver.rs` | the driver's functions, looked up once, with result codes as numbers |
+//! | `context.rs` | a device's context; the meaning of result codes; the state of a device after a fault |
+//! | `gate.rs` | priority for calls that need the context exclusively |
 //! | `memory.rs` | the pool on the device |
 //! | `pinned.rs` | page-locked host memory |
 //! | `peers.rs` | copies between devices |
-//! | `nvrtc.rs` | the compiler, looked for when a kernel needs it |
-//! | `image.rs` | a kernel's code, compiled once a process |
+//! | `nvrtc.rs` | the compiler, loaded when a kernel needs it |
+//! | `image.rs` | a kernel's code, compiled once per process |
 //! | `kernel.rs` | a kernel on one device: loaded once, launched |
 //! | `host.rs` | closures that a stream or a graph calls |
 //! | `graph.rs` | graphs: built, captured, launched, changed |
 //!
-//! Streams and events are the driver's handles as numbers; `RawStream(0)` is the legacy default stream. No call but
-//! those that the trait names waits for the device, and recording, waiting, querying, copying, filling and launching
-//! take no lock of ours and allocate nothing.
+//! Streams and events are the driver's handles as numbers; `RawStream(0)` is the legacy default stream. Only the calls
+//! that the trait names wait for the device. Recording, waiting, querying, copying, filling and launching acquire no
+//! lock of this crate and do not allocate.
+//!
+//! Callers of the backend own the handles that they pass, by the trait's contract. SAFETY comments in this module rely on
+//! that where they call a stream, an event, a graph, a node or an exec live.
 
 mod context;
 mod driver;
@@ -55,24 +58,25 @@ use self::{
     pinned::Pinned,
 };
 use super::backend::{
-    Address, Backend, Condition, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork,
-    Pattern, Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec, TellsOfLoss,
+    Address, Backend, Endpoint, ExternalWork, GraphCondition, HostCallback, HostFunction, KernelDef, Launch,
+    LossHandler, MemoryInfo, NodeWork, Pattern, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
+    StreamSpec,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::{Level, Mutex, log};
 
-/// True where a driver's library is installed, whether or not a GPU works with it.
+/// True if the driver's library is installed, whether or not a GPU works with it.
 pub(crate) fn driver_present() -> bool {
     Driver::is_installed()
 }
 
-/// How many CUDA devices this process sees. [`NoDevice`](ErrorKind::NoDevice) where there is no driver.
+/// The number of CUDA devices visible to this process. [`NoDevice`](ErrorKind::NoDevice) if there is no driver.
 pub(crate) fn device_count() -> Result<usize> {
     Driver::get()?.device_count()
 }
 
-/// The device with this ordinal: the one that is open, or opened now, which takes some tenths of a second.
-/// [`NoDevice`](ErrorKind::NoDevice) where there is none.
+/// The device with this ordinal. Opens it if it is not open yet, which takes some tenths of a second.
+/// [`NoDevice`](ErrorKind::NoDevice) if there is none.
 pub(crate) fn open(ordinal: usize) -> Result<Arc<CudaBackend>> {
     static OPEN: Mutex<FxHashMap<usize, Weak<CudaBackend>>> =
         Mutex::at(Level::Opening, FxHashMap::with_hasher(FxBuildHasher));
@@ -97,7 +101,7 @@ pub(crate) fn open(ordinal: usize) -> Result<Arc<CudaBackend>> {
 pub(crate) struct CudaBackend {
     cx: Context,
     description: String,
-    /// The least and the greatest urgency that a stream can have, as numbers: 0 and -5.
+    /// The least and the greatest priority of a stream, such as 0 and -5.
     priorities: (c_int, c_int),
     memory: Memory,
     pinned: Pinned,
@@ -125,21 +129,21 @@ impl CudaBackend {
         let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         if attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)? == 0 {
-            let text = "its addresses are not unified with the host's, which wakeline needs";
+            let text = "the device has no unified addressing, which wakeline requires";
             return Err(Error::new(ErrorKind::NoDevice, text).at(cx.name.clone()));
         }
         let mut name: [c_char; 256] = [0; 256];
-        // SAFETY: `name` outlives the call, which writes at most as many bytes as it is told, the last a NUL.
+        // SAFETY: `name` outlives the call, which writes at most as many bytes as the length passed, the last a NUL.
         let code = unsafe { (driver.device_get_name)(name.as_mut_ptr(), name.len() as c_int, cx.device) };
         cx.check(code, "cuDeviceGetName")?;
-        // SAFETY: terminated: by the driver, or where it wrote nothing by the zeros that were there.
+        // SAFETY: terminated by the driver or, if it wrote nothing, by the initial zeros.
         let description = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let (mut least, mut greatest): (c_int, c_int) = (0, 0);
         // SAFETY: both outlive the call, which writes one int to each.
         let code = unsafe { (driver.ctx_get_stream_priority_range)(&mut least, &mut greatest) };
         cx.check(code, "cuCtxGetStreamPriorityRange")?;
         let memory = Memory::open(&cx)?;
-        // From here on nothing fails: whoever has arrived leaves in `drop`.
+        // Nothing fails from here on, so the `drop` undoes this registration.
         peers::arrived(&cx);
         let arch = u32::try_from(major * 10 + minor).unwrap_or(0);
         Ok(Self {
@@ -154,18 +158,21 @@ impl CudaBackend {
         })
     }
 
-    /// A fill is of whole patterns, where they are aligned.
+    /// Checks that a fill consists of whole, aligned patterns.
     fn check_fill(&self, to: Address, Pattern { width, .. }: Pattern, bytes: u64) -> Result<()> {
         let fits = |number: u64| number.is_multiple_of(width as u64);
         if matches!(width, 1 | 2 | 4) && fits(bytes) && fits(to.0) {
             return Ok(());
         }
-        let text = format!("a fill of {bytes} bytes at {to:?} with a pattern of {width}: it must divide both");
+        let text = format!(
+            "a fill of {bytes} bytes at {to:?} with a pattern of {width} bytes: the pattern has 1, 2 or 4 bytes, which must \
+             divide both the length and the address"
+        );
         Err(Error::new(ErrorKind::Usage, text).at(self.cx.name.clone()))
     }
 }
 
-/// Streams and events cross the seam as numbers and come back as the handles they were.
+/// Streams and events are numbers in the backend's interface. This and `event` restore the driver's handles.
 fn stream(raw: RawStream) -> CUstream {
     ptr::with_exposed_provenance_mut(raw.0 as usize)
 }
@@ -200,7 +207,7 @@ impl Backend for CudaBackend {
         unsafe { self.memory.free(&self.cx, address) }
     }
 
-    /// The driver does not say: 1,021 on an H200 (driver 580.159.04), 1,024 on others.
+    /// The driver does not report it. Measured: 1,021 on an H200 (driver 580.159.04), 1,024 on others.
     fn queue_depth(&self) -> Option<u64> {
         Some(1000)
     }
@@ -253,13 +260,13 @@ impl Backend for CudaBackend {
     }
 
     fn stream_destroy(&self, raw: RawStream) {
-        // The default stream is nobody's to end; after a fault what there was is leaked.
+        // The default stream is never destroyed. After a fault, streams are leaked.
         if raw.0 == 0 {
             return;
         }
         let Ok(driver) = self.cx.enter() else { return };
         let alone = self.gate.alone();
-        // SAFETY: made by `stream_create` here, and its owner, who calls this once, is done with it.
+        // SAFETY: created by `stream_create` here; its owner calls this once and no longer uses it.
         let destroyed = self.cx.check(unsafe { (driver.stream_destroy)(stream(raw)) }, "cuStreamDestroy");
         drop(alone);
         if let Err(error) = destroyed {
@@ -269,7 +276,7 @@ impl Backend for CudaBackend {
 
     fn stream_query(&self, raw: RawStream) -> Result<bool> {
         let driver = self.cx.enter()?;
-        // SAFETY: a live stream of this context: the seam's callers own what they name.
+        // SAFETY: a live stream of this context.
         self.cx.check_ready(unsafe { (driver.stream_query)(stream(raw)) }, "cuStreamQuery")
     }
 
@@ -292,7 +299,7 @@ impl Backend for CudaBackend {
     fn event_destroy(&self, raw: RawEvent) {
         let Ok(driver) = self.cx.enter() else { return };
         let alone = self.gate.alone();
-        // SAFETY: made by `event_create` here, and its owner, who calls this once, is done with it.
+        // SAFETY: created by `event_create` here; its owner calls this once and no longer uses it.
         let destroyed = self.cx.check(unsafe { (driver.event_destroy)(event(raw)) }, "cuEventDestroy");
         drop(alone);
         if let Err(error) = destroyed {
@@ -302,14 +309,14 @@ impl Backend for CudaBackend {
 
     fn event_record(&self, raw: RawEvent, at: RawStream) -> Result<()> {
         let code = self.cx.lightly(Some(at), |driver| {
-            // SAFETY: a live event and a live stream of this context: the seam's callers own what they name.
+            // SAFETY: a live event and a live stream of this context.
             unsafe { (driver.event_record)(event(raw), stream(at)) }
         })?;
         self.cx.check(code, "cuEventRecord")
     }
 
     fn event_query(&self, raw: RawEvent) -> Result<bool> {
-        // SAFETY: a live event: the seam's callers own what they name.
+        // SAFETY: a live event.
         let code = self.cx.lightly(None, |driver| unsafe { (driver.event_query)(event(raw)) })?;
         self.cx.check_ready(code, "cuEventQuery")
     }
@@ -320,11 +327,11 @@ impl Backend for CudaBackend {
         // SAFETY: live events; `milliseconds` outlives the call, which writes one float.
         let code = unsafe { (driver.event_elapsed_time)(&mut milliseconds, event(from), event(to)) };
         if code == Code::NOT_READY {
-            let text = "the time between two events is asked for before both have passed";
+            let text = "the time between two events is not known until the device has reached both";
             return Err(Error::new(ErrorKind::Usage, text).at(self.cx.name.clone()));
         }
         self.cx.check(code, "cuEventElapsedTime")?;
-        // Less than nothing if they passed the other way round.
+        // Negative if the events passed in the reverse order.
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds).max(0.0) / 1e3).unwrap_or_default())
     }
 
@@ -336,7 +343,7 @@ impl Backend for CudaBackend {
         self.cx.check(code, "cuStreamWaitEvent")
     }
 
-    unsafe fn copy(&self, raw: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
+    unsafe fn copy(&self, raw: RawStream, to: Endpoint, from: Endpoint, bytes: u64) -> Result<()> {
         let driver = self.cx.enter()?;
         if bytes == 0 {
             return Ok(());
@@ -344,26 +351,26 @@ impl Backend for CudaBackend {
         self.gate.pass();
         let (stream, bytes) = (stream(raw), bytes as usize);
         match (to, from) {
-            (Place::Device(to), Place::Host(from)) => {
-                // SAFETY: the caller vouches for both ends until the copy is done; so in all four.
+            (Endpoint::Device(to), Endpoint::Host(from)) => {
+                // SAFETY: the caller guarantees both ends until the copy is done; this applies to all four cases.
                 let code = unsafe { (driver.memcpy_htod_async)(to.0, from.cast_const().cast(), bytes, stream) };
                 self.cx.check(code, "cuMemcpyHtoDAsync")
             }
-            (Place::Host(to), Place::Device(from)) => {
+            (Endpoint::Host(to), Endpoint::Device(from)) => {
                 // SAFETY: as above.
                 let code = unsafe { (driver.memcpy_dtoh_async)(to.cast(), from.0, bytes, stream) };
                 self.cx.check(code, "cuMemcpyDtoHAsync")
             }
-            (Place::Device(to), Place::Device(from)) => {
+            (Endpoint::Device(to), Endpoint::Device(from)) => {
                 if let Some((to_cx, from_cx)) = peers::contexts(driver, to, from) {
-                    // SAFETY: as above; each context is that of the device that the driver says the memory is on.
+                    // SAFETY: as above; each context is that of the device on which the driver reports the memory.
                     let code = unsafe { (driver.memcpy_peer_async)(to.0, to_cx, from.0, from_cx, bytes, stream) };
                     return self.cx.check(code, "cuMemcpyPeerAsync");
                 }
-                // SAFETY: as above; with unified addresses the driver knows by itself where each end is.
+                // SAFETY: as above; with unified addressing the driver determines where each end is.
                 self.cx.check(unsafe { (driver.memcpy_async)(to.0, from.0, bytes, stream) }, "cuMemcpyAsync")
             }
-            (Place::Host(to), Place::Host(from)) => {
+            (Endpoint::Host(to), Endpoint::Host(from)) => {
                 let (to, from) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
                 // SAFETY: as above; host addresses are addresses of the unified space.
                 self.cx.check(unsafe { (driver.memcpy_async)(to, from, bytes, stream) }, "cuMemcpyAsync")
@@ -380,8 +387,8 @@ impl Backend for CudaBackend {
         }
         self.gate.pass();
         let (stream, count) = (stream(raw), bytes as usize / width);
-        // SAFETY: the caller vouches for `bytes` bytes at `to` until the fill is done; `count` patterns are as many,
-        // and aligned.
+        // SAFETY: the caller guarantees `bytes` bytes at `to` until the fill is done; `count` patterns are as many
+        // bytes, and aligned.
         let code = unsafe {
             match width {
                 1 => (driver.memset_d8_async)(to.0, bits as u8, count, stream),
@@ -392,7 +399,7 @@ impl Backend for CudaBackend {
         self.cx.check(code, "cuMemsetAsync")
     }
 
-    unsafe fn external(&self, raw: RawStream, external: External<'_>) -> Result<()> {
+    unsafe fn external(&self, raw: RawStream, external: ExternalWork<'_>) -> Result<()> {
         self.cx.enter()?;
         (external.call)(stream(raw).cast());
         Ok(())
@@ -421,7 +428,7 @@ impl Backend for CudaBackend {
     }
 
     unsafe fn graph_add(&self, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
-        // SAFETY: the same contract; so for the others below.
+        // SAFETY: the same contract; this applies to the calls below as well.
         unsafe { self.add_node(graph, after, work) }
     }
 
@@ -433,14 +440,19 @@ impl Backend for CudaBackend {
         &self,
         graph: RawGraph,
         after: &[RawNode],
-        when: Condition,
+        when: GraphCondition,
         flag: Address,
     ) -> Result<(RawNode, RawGraph)> {
         // SAFETY: as above.
         unsafe { self.add_conditional(graph, after, when, flag) }
     }
 
-    unsafe fn graph_external(&self, graph: RawGraph, after: &[RawNode], external: External<'_>) -> Result<Recorded> {
+    unsafe fn graph_external(
+        &self,
+        graph: RawGraph,
+        after: &[RawNode],
+        external: ExternalWork<'_>,
+    ) -> Result<Recorded> {
         // SAFETY: as above.
         unsafe { self.capture_external(graph, after, external) }
     }
@@ -485,7 +497,7 @@ impl Backend for CudaBackend {
         self.enable_node(exec, node, enabled)
     }
 
-    fn when_lost(&self, tell: TellsOfLoss) {
+    fn when_lost(&self, tell: LossHandler) {
         self.cx.when_lost(tell);
     }
 
@@ -499,14 +511,14 @@ impl Backend for CudaBackend {
 }
 
 impl Drop for CudaBackend {
-    /// Waits for what is still enqueued, so that host functions are called and no code is unloaded while it runs, and
-    /// gives everything back. After a fault, and on a thread where the driver may not be called, it leaks instead.
+    /// Waits for enqueued work, so that host functions are called and no code is unloaded while it runs, and frees all
+    /// resources. After a fault, and on a thread where the driver must not be called, it leaks them instead.
     fn drop(&mut self) {
         peers::left(&self.cx);
         if host::on_callback_thread() {
             let device = self.cx.name.clone();
             log(move || {
-                tracing::warn!(%device, "closed by a host function, where the driver may not be called: leaked");
+                tracing::warn!(%device, "closed by a host function, where the driver must not be called: leaked");
             });
             return self.cx.leak();
         }
@@ -524,7 +536,7 @@ impl Drop for CudaBackend {
                 self.memory.close(driver);
             }
             Err(error) => {
-                log(move || tracing::warn!(%error, "closed after a failure: what it had is leaked"));
+                log(move || tracing::warn!(%error, "closed after a failure: its resources are leaked"));
                 self.cx.leak();
             }
         }

@@ -1,12 +1,12 @@
 //! The CUDA C++ compiler, loaded when the first kernel needs it.
 //!
-//! NVRTC comes with the CUDA toolkit, not with the driver: a machine may well have a GPU and no compiler, and run
-//! kernels that were compiled beforehand. So a missing library is an error of the kernel that wants it, not of the
-//! device. It is looked for under the names of CUDA 13 and 12, where the linker looks and then in the toolkit that
-//! `CUDA_PATH` or `CUDA_HOME` names, or in `/usr/local/cuda`; that toolkit's headers are on the include path too.
+//! NVRTC is a part of the CUDA toolkit, not of the driver: a machine may have a GPU and no compiler, and run
+//! precompiled kernels. So a missing library is an error of the kernel that needs it, not of the device. It is searched
+//! for under the names of CUDA 13 and 12, in the linker's search path and then in the toolkit that `CUDA_PATH` or
+//! `CUDA_HOME` names, or in `/usr/local/cuda`; that toolkit's headers are on the include path as well.
 //!
-//! The result is machine code for the device's architecture or, where the compiler is older than the device, PTX for
-//! the newest architecture before it that the compiler knows.
+//! The result is machine code for the device's architecture or, if the compiler is older than the device, PTX for the
+//! newest earlier architecture that the compiler supports.
 
 use std::{
     env,
@@ -24,7 +24,6 @@ use super::driver::{Code, table};
 type Answer = bindings::nvrtcResult;
 
 table! {
-    /// The functions of the compiler that wakeline calls.
     struct Functions;
     required {
         create_program = nvrtcCreateProgram(
@@ -47,14 +46,13 @@ table! {
 
 const COMPILATION: Code = Code(6);
 
-/// The loaded compiler of this process.
 pub(super) struct Compiler {
     functions: Functions,
     error_string: Option<unsafe extern "C" fn(u32) -> *const c_char>,
 }
 
 impl Compiler {
-    /// The compiler, or one line that says why there is none.
+    /// The compiler, or the reason, in one line, why there is none.
     pub(super) fn get() -> Result<&'static Compiler, &'static str> {
         static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
         COMPILER.get_or_init(Compiler::load).as_ref().map_err(String::as_str)
@@ -68,20 +66,20 @@ impl Compiler {
                     .into(),
             );
         };
-        // Never unloaded, because the table below points into it.
+        // Never unloaded, as the table below points into it.
         let library: &'static libloading::Library = Box::leak(Box::new(library));
         let functions = Functions::load(library).map_err(|symbol| {
             format!("NVRTC on this machine has no `{symbol}`: it is too old, install CUDA 12 or newer")
         })?;
         type Text = unsafe extern "C" fn(u32) -> *const c_char;
-        // SAFETY: `const char *nvrtcGetErrorString(nvrtcResult)`; a C enum is passed as an `unsigned int`. Not through
-        // cudarc, whose enum lacks what newer compilers answer.
+        // SAFETY: `const char *nvrtcGetErrorString(nvrtcResult)`; a C enum is passed as an `unsigned int`. Not called
+        // through cudarc, whose enum lacks the codes of newer compilers.
         let error_string = unsafe { library.get::<Text>("nvrtcGetErrorString") }.map(|found| *found).ok();
         Ok(Compiler { functions, error_string })
     }
 
-    /// Compiles `source` for `sm_<arch>`: machine code or PTX, as the driver loads it. `name` is the program's name in
-    /// the log. The error is the compiler's log.
+    /// Compiles `source` for `sm_<arch>` to machine code or PTX, which the driver can load. `name` is the program's
+    /// name in the log. The error is the compiler's log.
     pub(super) fn compile(&self, name: &str, source: &str, arch: u32) -> Result<Vec<u8>, String> {
         let cstring = |what: &str, text: &str| CString::new(text).map_err(|_| format!("{what} has a NUL byte in it"));
         let (source, name) = (cstring("its source", source)?, cstring("its file name", name)?);
@@ -92,7 +90,7 @@ impl Compiler {
         }
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect::<Vec<_>>();
         let program = Program::new(self, &source, &name)?;
-        // SAFETY: a live program; as many options as said, all terminated and alive.
+        // SAFETY: a live program; as many options as the count passed, all terminated and alive.
         let code = unsafe { (self.functions.compile_program)(program.raw, options.len() as c_int, options.as_ptr()) };
         let log = program.log();
         if !code.is_success() {
@@ -108,23 +106,23 @@ impl Compiler {
         let Functions { get_cubin_size, get_cubin, get_ptx_size, get_ptx, .. } = self.functions;
         let result =
             if machine_code { program.read(get_cubin_size, get_cubin) } else { program.read(get_ptx_size, get_ptx) };
-        result.map_err(|code| format!("the compiler gave no result: {}", self.describe(code)))
+        result.map_err(|code| format!("NVRTC returned no result: {}", self.describe(code)))
     }
 
-    /// The option for an architecture, and whether it gives machine code.
+    /// The compiler's option for an architecture, and whether the result is machine code.
     fn target(&self, arch: u32) -> Result<(String, bool), String> {
         let mut count: c_int = 0;
         // SAFETY: `count` outlives the call, which writes one int.
         let code = unsafe { (self.functions.get_num_supported_archs)(&mut count) };
         let mut known: Vec<c_int> = vec![0; usize::try_from(count).unwrap_or(0)];
         let code = if code.is_success() && !known.is_empty() {
-            // SAFETY: the call writes as many ints as it counted a moment ago, and there is room for them.
+            // SAFETY: the call writes as many ints as counted above, and there is room for them.
             unsafe { (self.functions.get_supported_archs)(known.as_mut_ptr()) }
         } else {
             code
         };
         if !code.is_success() {
-            return Err(format!("the compiler does not say what it compiles for: {}", self.describe(code)));
+            return Err(format!("NVRTC failed to list its architectures: {}", self.describe(code)));
         }
         let newest =
             known.into_iter().filter_map(|known| u32::try_from(known).ok()).filter(|&known| known <= arch).max();
@@ -142,7 +140,7 @@ impl Compiler {
         });
         match text {
             Some(text) if !text.is_null() => {
-                // SAFETY: the compiler's constant: terminated, never freed.
+                // SAFETY: a constant of the compiler: terminated, never freed.
                 let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
                 format!("{text} ({})", code.0)
             }
@@ -151,7 +149,7 @@ impl Compiler {
     }
 }
 
-/// A program in the compiler, destroyed with this. It borrows its source and name, which NVRTC may look at later.
+/// A program of the compiler, destroyed on drop. It borrows its source and name, which NVRTC may read later.
 struct Program<'a> {
     compiler: &'a Compiler,
     raw: nvrtcProgram,
@@ -162,17 +160,16 @@ impl<'a> Program<'a> {
     fn new(compiler: &'a Compiler, source: &'a CStr, name: &'a CStr) -> Result<Self, String> {
         let mut raw = ptr::null_mut();
         // SAFETY: `raw` outlives the call, which writes one handle; both strings are terminated and outlive the
-        // program; there are no headers, so there need be no arrays of them.
+        // program; without headers, the arrays of headers may be null.
         let code = unsafe {
             (compiler.functions.create_program)(&mut raw, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null())
         };
         if !code.is_success() {
-            return Err(format!("the compiler takes no program: {}", compiler.describe(code)));
+            return Err(format!("NVRTC failed to create a program: {}", compiler.describe(code)));
         }
         Ok(Self { compiler, raw, _text: (source, name) })
     }
 
-    /// The compiler's log, if it says anything.
     fn log(&self) -> Option<String> {
         let Functions { get_program_log_size, get_program_log, .. } = self.compiler.functions;
         let bytes = self.read(get_program_log_size, get_program_log).ok()?;
@@ -181,7 +178,7 @@ impl<'a> Program<'a> {
         (!text.is_empty()).then_some(text)
     }
 
-    /// One of the pairs of functions that give a size and then as many bytes.
+    /// Calls a pair of functions that return a size and then as many bytes.
     fn read(
         &self,
         size: unsafe extern "C" fn(nvrtcProgram, *mut usize) -> Code,
@@ -194,7 +191,7 @@ impl<'a> Program<'a> {
             return Err(code);
         }
         let mut result = vec![0_u8; bytes];
-        // SAFETY: the call writes as many bytes as were asked for a moment ago, and nothing compiled in between.
+        // SAFETY: the call writes as many bytes as the size above, as nothing was compiled in between.
         let code = unsafe { get(self.raw, result.as_mut_ptr().cast()) };
         if code.is_success() { Ok(result) } else { Err(code) }
     }
@@ -202,24 +199,22 @@ impl<'a> Program<'a> {
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, used by nobody after this.
+        // SAFETY: created by `new`, and not used after this.
         let _ = unsafe { (self.compiler.functions.destroy_program)(&mut self.raw) };
     }
 }
 
-/// Where a CUDA toolkit may be.
 fn toolkits() -> impl Iterator<Item = PathBuf> {
     let named = ["CUDA_PATH", "CUDA_HOME"].into_iter().filter_map(env::var_os).map(PathBuf::from);
     let usual = cfg!(unix).then(|| PathBuf::from("/usr/local/cuda"));
     named.filter(|path| !path.as_os_str().is_empty()).chain(usual)
 }
 
-/// The compiler's library at a path, if it is there.
 fn load_library(path: &Path) -> Option<libloading::Library> {
-    // SAFETY: loading NVIDIA's compiler library runs its initialisers, which is what loading it is for.
+    // SAFETY: loading NVIDIA's compiler library runs its initialisers, as intended.
     let library = unsafe { libloading::Library::new(path) }.ok()?;
-    // It loads a library of built-in functions later, by its bare name. Beside a compiler that was not found by a bare
-    // name that one would not be found either, unless it is there already.
+    // The compiler later loads a library of built-in functions by its bare name. If the compiler itself was not found
+    // by a bare name, neither would that library be, unless it is already loaded.
     let beside = path.parent().and_then(|folder| folder.read_dir().ok()).into_iter().flatten().flatten();
     for entry in beside.filter(|entry| entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so.")) {
         // SAFETY: as above.
@@ -230,7 +225,7 @@ fn load_library(path: &Path) -> Option<libloading::Library> {
     Some(library)
 }
 
-/// Where the compiler's library may be, best first.
+/// The candidate paths of the compiler's library, in order of preference.
 fn candidates() -> impl Iterator<Item = PathBuf> {
     let (names, folder): (&[&str], &str) = if cfg!(windows) {
         (&["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"], "bin")

@@ -1,11 +1,10 @@
 //! Copies between two CUDA devices of one process.
 //!
-//! Unified addressing lets `cuMemcpyAsync` find both ends of a copy by itself, but memory of a pool can be reached from
-//! another device only if the pool lets it in. So whenever a device is opened, it and each device that is open already
-//! let each other in, if the hardware can ([`introduce`]). Where some pair cannot, copies between devices have to say
-//! whose memory each end is, and the driver carries the bytes through the host; only then is a copy within the device
-//! or between devices looked at ([`contexts`]). With one device, or devices that all reach each other, that costs one
-//! relaxed load.
+//! With unified addressing `cuMemcpyAsync` determines both ends of a copy, but memory of a pool is accessible from
+//! another device only if the pool grants access. So when a device is opened, it and each open device grant each other
+//! access, if the hardware supports that ([`introduce`]). If some pair does not, copies between devices must name the
+//! context of each end, and the driver routes the bytes through the host; only then is each copy checked for its
+//! devices ([`contexts`]). With one device, or devices that all access each other, the check costs one relaxed load.
 
 use std::{
     ffi::c_int,
@@ -26,11 +25,10 @@ use super::{
 };
 use crate::{device::backend::Address, error::Result};
 
-/// Two devices that cannot reach each other have been open at the same time.
+/// Set once two devices without peer access have been open at the same time.
 static STRANGERS: AtomicBool = AtomicBool::new(false);
 
-/// The contexts of the open devices, each with how often it is open (twice for a moment while one opening follows
-/// another).
+/// The contexts of the open devices, each with its number of openings (briefly two while one opening follows another).
 static OPEN: RwLock<FxHashMap<CUdevice, (Handle<CUctx_st>, usize)>> =
     RwLock::new(FxHashMap::with_hasher(FxBuildHasher));
 
@@ -49,7 +47,7 @@ pub(super) fn left(cx: &Context) {
     }
 }
 
-/// Lets two devices reach each other's memory, or remembers that they cannot.
+/// Grants two devices access to each other's memory, or notes that the hardware does not support it.
 pub(super) fn introduce(a: (&Context, &Memory), b: (&Context, &Memory)) -> Result<()> {
     let reaches = |from: &Context, to: &Context| {
         let mut can: c_int = 0;
@@ -66,7 +64,7 @@ pub(super) fn introduce(a: (&Context, &Memory), b: (&Context, &Memory)) -> Resul
     }
 }
 
-/// The contexts of the two ends of a copy, if it is one that must name them.
+/// The contexts of the two ends of a copy, if the copy must name them.
 #[inline]
 pub(super) fn contexts(driver: &Driver, to: Address, from: Address) -> Option<(CUcontext, CUcontext)> {
     if STRANGERS.load(Ordering::Relaxed) { look_up(driver, to, from) } else { None }
@@ -76,8 +74,8 @@ pub(super) fn contexts(driver: &Driver, to: Address, from: Address) -> Option<(C
 fn look_up(driver: &Driver, to: Address, from: Address) -> Option<(CUcontext, CUcontext)> {
     let device = |address: Address| {
         let mut device: c_int = -1;
-        // SAFETY: this attribute is an int, which the driver writes to `device` during the call; it does not look
-        // behind the address.
+        // SAFETY: this attribute is an int, which the driver writes to `device` during the call; it does not access the
+        // memory at the address.
         let code = unsafe {
             (driver.pointer_get_attribute)(
                 ptr::from_mut(&mut device).cast(),

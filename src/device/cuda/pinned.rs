@@ -1,16 +1,16 @@
 //! Page-locked host memory, kept until the device is closed.
 //!
-//! `cuMemFreeHost` waits for everything that the device has to do, a host function that is held included, and meanwhile
-//! holds the driver's context: launches, copies, records of events, making and ending streams and events all wait with it,
-//! on every thread (measured on an H200). So it is called neither by a drop nor by an ordinary allocation, and not by a
-//! thread at their side either. Freed blocks become spares. They do not pile up:
+//! `cuMemFreeHost` waits for all work of the device, including a host function that blocks, and meanwhile locks the
+//! driver's context: launches, copies, event records, and the creation and destruction of streams and events block on
+//! every thread (measured on an H200). So it is called neither by a drop nor by an ordinary allocation, and not by a
+//! background thread either. Freed blocks become spares. They do not accumulate:
 //!
-//! - sizes go by classes, so that few spares are of a size that is never asked for again;
-//! - where more than [`KEPT`] bytes are spare, a larger one serves as well;
-//! - where the host has no more to give, a larger one serves, too; if there is none, and the allocation would fail, all
-//!   spares are given back, and that waits.
+//! - sizes are rounded up to classes, so that few spares have a size that is never requested again;
+//! - if there are more than [`KEPT`] bytes of spares, an allocation may use a larger one;
+//! - if the host is out of memory, an allocation may also use a larger one. If there is none, all spares are freed
+//!   before the allocation fails, which waits for the device.
 //!
-//! A flow that runs again also finds its envelopes page-locked already.
+//! A flow that runs again also reuses its page-locked envelopes.
 
 use std::{
     ffi::c_void,
@@ -29,12 +29,11 @@ use crate::{
     sync::{Mutex, MutexGuard, lock, log},
 };
 
-/// With more bytes of spares than this, larger ones are used, too.
+/// With more bytes of spares than this, allocations may use larger spares.
 const KEPT: usize = 256 << 20;
-/// From here on a class is a multiple of this, and there are at most eight to a doubling; below, they are powers of two.
+/// Size classes above this are multiples of it, at most eight per doubling; those below are powers of two.
 const STEP: usize = 2 << 20;
 
-/// The page-locked memory of one device.
 #[derive(Debug, Default)]
 pub(super) struct Pinned {
     blocks: Mutex<Blocks>,
@@ -42,9 +41,9 @@ pub(super) struct Pinned {
 
 #[derive(Debug, Default)]
 struct Blocks {
-    /// Longest unused first.
+    /// Free blocks, least recently used first.
     spares: Vec<Spare>,
-    /// In use for less than their size.
+    /// Blocks in use for allocations that are smaller than the block.
     larger: Vec<Spare>,
 }
 
@@ -54,10 +53,9 @@ struct Spare {
     bytes: usize,
 }
 
-// SAFETY: a spare is owned by the list alone, and nothing is read or written through it.
+// SAFETY: only the list owns a spare, and nothing is read or written through it.
 unsafe impl Send for Spare {}
 
-/// What is allocated for so many bytes.
 fn rounded(bytes: usize) -> usize {
     if bytes <= STEP {
         return bytes.next_power_of_two().max(256);
@@ -67,8 +65,8 @@ fn rounded(bytes: usize) -> usize {
 }
 
 impl Blocks {
-    /// A spare of this size, the one that was used last; or, where there is much to spare or `any` will do, the smallest that
-    /// is larger.
+    /// Takes the most recently used spare of this size. If there is none, and there are many spares or `any` is set,
+    /// takes the smallest larger one.
     fn take(&mut self, bytes: usize, any: bool) -> Option<NonNull<u8>> {
         if let Some(at) = self.spares.iter().rposition(|spare| spare.bytes == bytes) {
             return Some(self.spares.remove(at).memory);
@@ -96,11 +94,11 @@ impl Pinned {
         lock(&self.blocks)
     }
 
-    /// Waits for the device only where the host has no more to give, and no spare is large enough.
+    /// Waits for the device only if the host is out of memory and no spare is large enough.
     pub(super) fn alloc(&self, cx: &Context, bytes: usize) -> Result<NonNull<u8>> {
         let driver = cx.enter()?;
         let bytes = rounded(bytes);
-        // No driver is asked: each refuses so much with another code.
+        // Checked here, as drivers refuse such sizes with different codes.
         if host_memory().is_some_and(|most| bytes as u64 > most) {
             return Err(refused(cx, bytes));
         }
@@ -118,18 +116,20 @@ impl Pinned {
             if let Some(memory) = self.blocks().take(bytes, true) {
                 return Ok(memory);
             }
-            DeviceThread::may_wait(|| format!("page-locked memory of {} would wait for all of its work", cx.name))?;
+            DeviceThread::may_wait(|| {
+                format!("an allocation of page-locked memory would wait for all work of {}", cx.name)
+            })?;
             let all = std::mem::take(&mut self.blocks().spares);
             give_back(cx, driver, all)?;
         }
-        // Of what is passed only the size can be an invalid value: to some drivers one beyond all reason is.
+        // Only the size can be an invalid value: some drivers report huge sizes so.
         if matches!(code, Code::OUT_OF_MEMORY | Code::INVALID_VALUE) {
             return Err(refused(cx, bytes));
         }
         cx.check(code, "cuMemHostAlloc")?;
         let memory = NonNull::new(memory.cast::<u8>())
             .ok_or_else(|| Error::new(ErrorKind::Driver, "cuMemHostAlloc gave no memory").at(cx.name.clone()))?;
-        // SAFETY: `bytes` bytes that were allocated just now and that nobody else knows.
+        // SAFETY: `bytes` bytes that were just allocated and are not shared yet.
         unsafe { memory.write_bytes(0, bytes) };
         let device = cx.name.clone();
         log(move || tracing::trace!(%device, size = human::bytes(bytes as u64), "page-locked"));
@@ -144,7 +144,7 @@ impl Pinned {
         self.blocks().put(memory, rounded(bytes));
     }
 
-    /// Gives everything back, after the device has done all that it had to do. The context must be current.
+    /// Frees all spares. The device must have completed all work, and the context must be current.
     pub(super) fn close(&self, driver: &Driver) {
         for spare in std::mem::take(&mut self.blocks().spares) {
             // SAFETY: it came from `cuMemHostAlloc`, and the list was its only owner.
@@ -156,8 +156,7 @@ impl Pinned {
 #[cold]
 fn refused(cx: &Context, bytes: usize) -> Error {
     let has = host_memory().map(|most| format!(", which has {most} in all")).unwrap_or_default();
-    let text =
-        format!("asked for {bytes} bytes of page-locked memory of the host{has}: ask for less, or give some back");
+    let text = format!("asked for {bytes} bytes of page-locked memory of the host{has}: allocate less, or free some");
     Error::new(ErrorKind::OutOfMemory, text).at(cx.name.clone())
 }
 
@@ -174,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_few_and_never_too_small() {
+    fn size_classes_are_few_and_large_enough() {
         assert_eq!(rounded(1), 256);
         assert_eq!(rounded(4096), 4096);
         assert_eq!(rounded(5000), 8192);
@@ -183,7 +182,7 @@ mod tests {
         assert_eq!(rounded(5 * STEP), 5 * STEP);
         assert_eq!(rounded((64 << 20) + 1), 72 << 20);
         assert_eq!(rounded(usize::MAX), usize::MAX);
-        // However they grow, there are few.
+        // There are few of them over the whole range.
         let mut sizes: Vec<usize> = (1..=4096).map(|n| rounded(n << 20)).collect();
         sizes.dedup();
         assert!(sizes.len() < 8 * 12, "{} sizes up to 4 GiB", sizes.len());
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_the_same_size_serves_and_the_last_used_first() {
+    fn a_spare_of_the_same_size_is_reused_the_last_used_one_first() {
         let mut few = blocks(&[4, 8, 4]);
         assert_eq!(few.take(4, false), Some(block(2)));
         assert_eq!(few.take(4, false), Some(block(0)));
@@ -208,14 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn where_much_is_spare_a_larger_one_serves_and_is_known_again() {
+    fn with_many_spares_a_larger_one_is_used_and_keeps_its_size() {
         let mut much = blocks(&[KEPT, 16, 8]);
         assert_eq!(much.take(4, false), Some(block(2)));
         assert_eq!(much.take(KEPT + 1, false), None);
         much.put(block(2), 4);
         assert_eq!(much.spares.last().map(|spare| spare.bytes), Some(8));
         assert!(much.larger.is_empty());
-        // Little is spare, and the host has no more.
+        // There are few spares, and the host is out of memory.
         let mut few = blocks(&[16, 8]);
         assert_eq!(few.take(4, false), None);
         assert_eq!(few.take(4, true), Some(block(1)));

@@ -1,20 +1,20 @@
 //! [`Table`]: one value for each kernel of a device, found by the kernel's number without a lock.
 //!
 //! ```text
-//!   bucket 0   numbers   0 ..  31      each twice as long as the one before, allocated when it is first
-//!   bucket 1   numbers  32 ..  95      written to, and never moved: a reference stays valid while others
-//!   bucket 2   numbers  96 .. 223      are added
+//!   bucket 0   numbers   0 ..  31      each bucket is twice as long as the one before. It is allocated at the
+//!   bucket 1   numbers  32 ..  95      first write and never moved: references stay valid while values are
+//!   bucket 2   numbers  96 .. 223      added
 //!   ...
 //! ```
 //!
-//! A kernel has one number for all devices of the process ([`Known`](crate::device::backend::Known)). The table is its device's, and all
-//! values are dropped with it.
+//! A kernel has one number for all devices of the process ([`Known`](crate::device::backend::Known)). Each device has
+//! its own table, and drops all values with it.
 
 use std::{array, sync::OnceLock};
 
 /// Numbers in the first bucket.
 const FIRST: usize = 32;
-/// So many hold every number.
+/// The number of buckets that cover every `usize`.
 const BUCKETS: usize = (usize::BITS - FIRST.ilog2()) as usize;
 
 type Bucket<T> = Box<[OnceLock<T>]>;
@@ -22,7 +22,7 @@ type Bucket<T> = Box<[OnceLock<T>]>;
 #[derive(Debug)]
 pub(super) struct Table<T>([OnceLock<Bucket<T>>; BUCKETS]);
 
-/// The bucket of a number, and its place there.
+/// The bucket of a number, and its index there.
 #[inline]
 fn place(number: usize) -> (usize, usize) {
     let shifted = number.saturating_add(FIRST);
@@ -41,7 +41,7 @@ impl<T> Table<T> {
         self.0.get(bucket)?.get()?.get(at)?.get()
     }
 
-    /// The value, unless there is one already.
+    /// Does not replace an existing value.
     pub(super) fn set(&self, number: usize, value: T) {
         let (bucket, at) = place(number);
         let entries = self.0[bucket].get_or_init(|| (0..FIRST << bucket).map(|_| OnceLock::new()).collect());
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn values_stay_where_they_are_while_others_are_added_and_go_with_the_table() {
+    fn values_do_not_move_while_others_are_added_and_are_dropped_with_the_table() {
         let (table, value) = (Table::new(), Arc::new(()));
         table.set(3, value.clone());
         let first = table.get(3).unwrap();

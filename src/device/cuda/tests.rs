@@ -1,8 +1,8 @@
-//! The backend, tested alone.
+//! Tests of the backend alone.
 //!
-//! Tests that need a GPU begin with [`Gpu::get`], and are ignored unless they are asked for, as are those that need the compiler,
-//! NVRTC. They run one after another, so that what they see of the device's memory is their own doing, and each closes the device
-//! at its end, so that opening it again is tested too. The test of a fault has a process of its own: it ends the device there.
+//! Tests that need a GPU begin with [`Gpu::get`]. They are ignored by default, as are those that need the compiler,
+//! NVRTC. They run one at a time, so that no other test changes the device's memory, and each closes the device at its
+//! end, so that reopening is tested too. The test of a fault runs in a separate process, as it ends the device there.
 
 mod graph;
 mod samples;
@@ -24,7 +24,7 @@ use self::samples::*;
 use super::*;
 use crate::device::backend::Arg;
 
-/// Device 0, and the right to it.
+/// Device 0, with exclusive access.
 struct Gpu {
     device: Arc<CudaBackend>,
     stream: RawStream,
@@ -41,24 +41,26 @@ impl Gpu {
     }
 
     fn upload(&self, host: NonNull<u8>, to: Address, bytes: &[u8]) {
-        // SAFETY: `host` has room for the bytes and `to` too; both live until the synchronise below.
+        // SAFETY: `host` and `to` have room for the bytes; both live until the synchronisation below.
         unsafe {
             host.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-            self.device.copy(self.stream, Place::Device(to), Place::Host(host.as_ptr()), bytes.len() as u64).unwrap();
+            self.device
+                .copy(self.stream, Endpoint::Device(to), Endpoint::Host(host.as_ptr()), bytes.len() as u64)
+                .unwrap();
         }
         self.device.stream_synchronize(self.stream).unwrap();
     }
 
     fn download(&self, host: NonNull<u8>, from: Address, bytes: usize) -> Vec<u8> {
-        // SAFETY: as in `upload`, the other way round; the device is done with `host` when it is read.
+        // SAFETY: as in `upload`, in the other direction; the device is done with `host` when it is read.
         unsafe {
-            self.device.copy(self.stream, Place::Host(host.as_ptr()), Place::Device(from), bytes as u64).unwrap();
+            self.device.copy(self.stream, Endpoint::Host(host.as_ptr()), Endpoint::Device(from), bytes as u64).unwrap();
             self.device.stream_synchronize(self.stream).unwrap();
             slice::from_raw_parts(host.as_ptr(), bytes).to_vec()
         }
     }
 
-    /// Runs a kernel on `values` and gives back what became of them.
+    /// Runs a kernel on `values` and returns the result.
     fn run(&self, kernel: &'static KernelDef, values: &[f32], last: &[Arg], shared_bytes: u32) -> Result<Vec<f32>> {
         let bytes = bytemuck::cast_slice::<f32, u8>(values);
         let host = self.device.alloc_host(bytes.len())?;
@@ -147,14 +149,14 @@ fn without_a_compiler_there_is_a_clear_error() {
 
 #[test]
 #[ignore = "needs NVRTC"]
-fn a_kernel_compiles_once_however_many_ask() {
+fn concurrent_loaders_compile_a_kernel_once() {
     let images: Vec<_> = thread::scope(|scope| {
         let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| image::of(&SCALE_CUDA, 90).unwrap())).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(images.iter().all(|image| image.as_ptr() == images[0].as_ptr()));
     image::of(&TYPED, 90).unwrap();
-    // Newer than any compiler: PTX for the newest that it knows.
+    // Newer than any compiler: PTX for the newest architecture that it supports.
     image::of(&SCALE_CUDA, 9_999).unwrap();
 }
 
@@ -169,7 +171,8 @@ fn compile_errors_name_file_and_line() {
         }
         assert_eq!(image::of(def, 90).unwrap_err().to_string(), error.to_string());
     }
-    // Without C linkage of its own, a body that differs compiles; it is found out when its function is missing.
+    // Without `extern "C"`, a body that differs compiles; the difference is found when the lookup of its function
+    // fails.
     for (def, parts) in [
         (&SCALE_OVERLOAD, ["scale.cu(2)", "overloaded", "void scale(float* x, "]),
         (&SCALE_MISSPELT, ["no function `scale` in scale.cu", "`scale`", "tests.rs:1"]),
@@ -193,7 +196,7 @@ fn kernels_of_both_kinds_run() {
     for kernel in [&SCALE_CUDA, &SCALE_PTX] {
         assert_eq!(gpu.run(kernel, &values, &[scalar(&2.0)], 0).unwrap(), doubled);
     }
-    // More shared memory than a kernel gets unasked, and more than there is.
+    // More shared memory than the default, and more than the device has.
     assert_eq!(gpu.run(&SCALE_CUDA, &values, &[scalar(&2.0)], 64 << 10).unwrap(), doubled);
     let error = gpu.run(&SCALE_CUDA, &values, &[scalar(&2.0)], 64 << 20).unwrap_err();
     assert!(error.kind() == ErrorKind::Driver && error.to_string().contains("`scale`"), "{error}");
@@ -202,7 +205,7 @@ fn kernels_of_both_kinds_run() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn arguments_that_are_not_the_kernels_are_refused() {
+fn arguments_of_the_wrong_number_or_size_are_refused() {
     let gpu = Gpu::get();
     if gpu.device.cx.driver.func_get_param_info.is_none() {
         return;
@@ -215,7 +218,7 @@ fn arguments_that_are_not_the_kernels_are_refused() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn kernels_that_do_not_load_say_why() {
+fn kernels_that_do_not_load_report_the_reason() {
     let gpu = Gpu::get();
     for (def, word) in [
         (&SCALE_BROKEN, "scale.cu(3)"),
@@ -236,7 +239,7 @@ fn copies_and_fills() {
     let gpu = Gpu::get();
     let host = gpu.device.alloc_host(64).unwrap();
     assert_eq!(host.as_ptr() as usize % 64, 0);
-    // SAFETY: 64 bytes that nothing else touches.
+    // SAFETY: 64 bytes that nothing else accesses.
     assert!(unsafe { slice::from_raw_parts(host.as_ptr(), 64) }.iter().all(|&byte| byte == 0));
     let (a, b) = (gpu.device.alloc(64).unwrap(), gpu.device.alloc(64).unwrap());
     assert_eq!((a.0 % 256, b.0 % 256), (0, 0));
@@ -246,7 +249,7 @@ fn copies_and_fills() {
         // SAFETY: 64 bytes each, freed below.
         unsafe {
             gpu.device.fill(gpu.stream, a, Pattern { width, bits }, 64).unwrap();
-            gpu.device.copy(gpu.stream, Place::Device(b), Place::Device(a), 64).unwrap();
+            gpu.device.copy(gpu.stream, Endpoint::Device(b), Endpoint::Device(a), 64).unwrap();
         }
         assert_eq!(gpu.download(host, b, 64), expected.repeat(16));
     }
@@ -254,7 +257,7 @@ fn copies_and_fills() {
     // SAFETY: 64 bytes each; the stream is synchronised before they are read and freed.
     unsafe {
         assert!(gpu.device.fill(gpu.stream, a, Pattern { width: 4, bits: 0 }, 6).is_err());
-        gpu.device.copy(gpu.stream, Place::Host(other.as_ptr()), Place::Host(host.as_ptr()), 64).unwrap();
+        gpu.device.copy(gpu.stream, Endpoint::Host(other.as_ptr()), Endpoint::Host(host.as_ptr()), 64).unwrap();
         gpu.device.stream_synchronize(gpu.stream).unwrap();
         assert_eq!(slice::from_raw_parts(other.as_ptr(), 64), [0x11, 0x22, 0x33, 0x44].repeat(16));
         for (address, host) in [(a, host), (b, other)] {
@@ -266,7 +269,7 @@ fn copies_and_fills() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn streams_wait_for_events_and_events_tell_the_time() {
+fn streams_wait_for_events_and_events_measure_time() {
     let gpu = Gpu::get();
     let device = &gpu.device;
     let urgent = StreamSpec { priority: i32::MIN, ..spec() };
@@ -285,7 +288,7 @@ fn streams_wait_for_events_and_events_tell_the_time() {
     device.host_function(first, &mut Some(Box::new(held))).unwrap();
     device.event_record(end, first).unwrap();
     device.event_record(gate, first).unwrap();
-    // The legacy default stream waits for a non-blocking one only because it is told to.
+    // The legacy default stream waits for a non-blocking one only because of this call.
     device.stream_wait(second, gate).unwrap();
     begun.recv_timeout(Duration::from_secs(10)).unwrap();
     assert!(!device.event_query(gate).unwrap() && !device.stream_query(second).unwrap());
@@ -314,21 +317,21 @@ fn host_functions_run_and_may_panic() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn memory_comes_back_and_runs_out_with_the_numbers() {
+fn freed_memory_is_available_again_and_exhaustion_is_reported_with_numbers() {
     let gpu = Gpu::get();
     let device = &gpu.device;
     let before = device.memory().unwrap();
     let half = before.free / 2;
     let address = device.alloc(half).unwrap();
     assert!(device.memory().unwrap().free < before.free - half / 2);
-    // SAFETY: nothing was enqueued that touches it.
+    // SAFETY: nothing was enqueued that accesses it.
     unsafe { device.free(address).unwrap() };
     assert!(device.memory().unwrap().free >= before.free - before.free / 16);
     for too_much in [before.total, 1 << 50, u64::MAX / 2] {
         let error = device.alloc(too_much).unwrap_err();
         assert!(error.is_out_of_memory() && error.to_string().contains(&too_much.to_string()), "{error}");
     }
-    // The failure gave what the pool kept back to the driver, and nothing is wrong with the device.
+    // After the failure the pool has returned its kept memory to the driver, and the device still works.
     assert!(device.cx.memory_info().unwrap().0 >= before.free - before.free / 16);
     let address = device.alloc(1).unwrap();
     // SAFETY: as above.
@@ -337,14 +340,14 @@ fn memory_comes_back_and_runs_out_with_the_numbers() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn a_device_is_one_while_it_is_held() {
+fn an_open_device_is_opened_only_once() {
     let gpu = Gpu::get();
     assert!(Arc::ptr_eq(&gpu.device, &open(0).unwrap()));
     let device: Arc<dyn Backend> = gpu.device.clone();
     thread::spawn(move || device.make_current().unwrap()).join().unwrap();
 }
 
-/// In a process of its own: the device is gone there afterwards.
+/// Runs in a separate process, in which the device is lost afterwards.
 #[test]
 #[ignore = "needs a GPU"]
 fn a_trap_ends_the_device() {
@@ -381,7 +384,7 @@ fn a_trap_ends_the_device() {
         thread::yield_now();
     }
     let asked = Instant::now();
-    // SAFETY: the device is lost, so neither does anything.
+    // SAFETY: the device is lost, so both calls fail without effect.
     let refused = unsafe { [device.free(address), device.launch(gpu.stream, &launch)] };
     assert!(refused.into_iter().all(|result| result.unwrap_err().is_device_lost()));
     assert!(device.alloc(1).unwrap_err().is_device_lost());

@@ -1,8 +1,7 @@
 //! The calls of an emulated device: [`Backend`], on top of the machine and the memory.
 //!
-//! Nothing here decides anything about order. A call is checked, turned into work and put into its stream; whether
-//! threads or a simulation run it is the engine's affair. After a fault every call answers with that fault, so nothing
-//! is freed either: memory that a device lost with is never handed out again.
+//! A call is checked, turned into work and put into its stream; the engine decides about order and whether threads or a
+//! simulation run it. After a fault every call fails with that fault, so memory of a lost device is never reused.
 
 use std::{ptr::NonNull, sync::Arc, thread::JoinHandle, time::Duration};
 
@@ -10,7 +9,7 @@ use super::{
     Emulated,
     faults::Plan,
     fresh_id,
-    full::Full,
+    full::QueueLimit,
     graph::Graphs,
     lock,
     machine::{DeviceId, StreamId},
@@ -22,20 +21,20 @@ use super::{
 use crate::{
     device::{
         backend::{
-            Address, Backend, Condition, External, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork, Pattern,
-            Place, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused, StreamSpec, TellsOfLoss,
+            Address, Backend, Endpoint, ExternalWork, GraphCondition, HostFunction, KernelDef, Launch, LossHandler,
+            MemoryInfo, NodeWork, Pattern, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
+            StreamSpec,
         },
-        piece::hold,
+        work_item::hold,
     },
     error::{Error, ErrorKind, Result},
     sync::{Level, Mutex, discard_all},
 };
 
-/// Priorities as CUDA has them here: lower is more urgent.
+/// Priorities as in CUDA: lower is more urgent.
 const LEAST: i32 = 0;
 const GREATEST: i32 = -5;
 
-/// One emulated device.
 #[derive(Debug)]
 pub(super) struct Device {
     name: String,
@@ -47,13 +46,13 @@ pub(super) struct Device {
     /// See [`graph`](super::graph).
     pub(super) graphs: Mutex<Graphs>,
     workers: Vec<JoinHandle<()>>,
-    /// What waits where a stream's queue is full; `None` where none ever is.
-    full: Option<Full>,
+    /// Blocks calls while a stream's queue is full; `None` if queues are unlimited.
+    full: Option<QueueLimit>,
     lost: Arc<Lost>,
 }
 
-/// Host functions that a planned fault has lost: they live as long as the device. A worker drops them at its end, as the last
-/// handle of a device may be dropped where a destructor of the user's must not run, or must not be waited for.
+/// Host functions that a planned fault has skipped, kept for the life of the device. A worker drops them at its end, as
+/// the last handle of a device may be dropped where a destructor of the user's must not run or must not be waited for.
 #[derive(Debug, Default)]
 pub(super) struct Lost(Mutex<Vec<LostFunction>>);
 
@@ -87,7 +86,7 @@ impl Device {
             memory: Arc::new(Memory::new(config.memory)),
             plan: Arc::new(Plan::new(config.faults)),
             graphs: Mutex::at(Level::DriverObjects, Graphs::default()),
-            full: config.queue_depth.filter(|_| !workers.is_empty()).map(Full::new),
+            full: config.queue_depth.filter(|_| !workers.is_empty()).map(QueueLimit::new),
             workers,
             lost,
         })
@@ -105,7 +104,7 @@ impl Device {
         self.enqueue_from(stream, &mut Some(work))
     }
 
-    /// What the machine refuses lies where it was: it may be a user's, and is not dropped under a lock.
+    /// If the machine refuses the work, it stays in `work`: it may be a user's, and must not be dropped under a lock.
     fn enqueue_from(&self, stream: RawStream, work: &mut Option<Work>) -> Result<()> {
         let stream = self.stream(stream);
         let refused = self.engine.with(|machine| {
@@ -115,15 +114,15 @@ impl Device {
         refused.map_err(|error| self.here(error))
     }
 
-    /// Waits, as a driver does, until the stream's queue takes another piece.
+    /// Waits, as a driver does, until the stream's queue has room for one more.
     pub(super) fn room(&self, stream: RawStream) {
         let Some(full) = &self.full else { return };
         let stream = self.stream(stream);
-        // Of a device that is lost nothing is pending.
+        // A lost device has nothing pending.
         full.wait(|| self.engine.with(|machine| machine.pending(stream, Work::takes_a_place)));
     }
 
-    /// A call that needs the context to itself: waits, as in a driver, for those that wait for room.
+    /// For a call that needs the context exclusively: waits, as in a driver, for the calls that wait for room.
     fn alone(&self) {
         if let Some(full) = &self.full {
             full.alone();
@@ -146,7 +145,7 @@ impl Backend for Device {
         simulation::current().filter(|simulation| simulation.runs(&self.engine))
     }
 
-    fn when_lost(&self, tell: TellsOfLoss) {
+    fn when_lost(&self, tell: LossHandler) {
         self.engine.when_lost(self.id, tell);
     }
 
@@ -155,7 +154,7 @@ impl Backend for Device {
     }
 
     fn queue_depth(&self) -> Option<u64> {
-        self.full.as_ref().map(Full::most)
+        self.full.as_ref().map(QueueLimit::most)
     }
 
     fn name(&self) -> &str {
@@ -205,7 +204,7 @@ impl Backend for Device {
         let fill = Work::Recycle { address, bytes };
         match stream {
             Some(stream) => self.enqueue(stream, fill),
-            // SAFETY: nothing that is enqueued touches it, and the caller has it alone.
+            // SAFETY: no enqueued work touches it, and the caller has exclusive access.
             None => unsafe { fill.run(&|| true) }.map_err(|fault| self.here(Error::new(ErrorKind::Driver, fault.0))),
         }
     }
@@ -288,7 +287,7 @@ impl Backend for Device {
         self.engine.with(|machine| machine.wait(self.id, stream, event.0)).map_err(|error| self.here(error))
     }
 
-    unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
+    unsafe fn copy(&self, stream: RawStream, to: Endpoint, from: Endpoint, bytes: u64) -> Result<()> {
         self.alive()?;
         check_copy(bytes).map_err(|error| self.here(error))?;
         self.room(stream);
@@ -315,9 +314,9 @@ impl Backend for Device {
         self.enqueue(stream, Work::Kernel { kernel: launch.kernel, args: hold(launch.args), planned })
     }
 
-    unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
+    unsafe fn external(&self, stream: RawStream, external: ExternalWork<'_>) -> Result<()> {
         self.alive()?;
-        let External { name, args, emulated, .. } = external;
+        let ExternalWork { name, args, emulated, .. } = external;
         let body = emulated.ok_or_else(|| self.here(no_stand_in()))?;
         self.room(stream);
         let planned = self.plan.kernel(name);
@@ -360,13 +359,18 @@ impl Backend for Device {
         &self,
         graph: RawGraph,
         after: &[RawNode],
-        when: Condition,
+        when: GraphCondition,
         flag: Address,
     ) -> Result<(RawNode, RawGraph)> {
         self.add_conditional(graph, after, when, flag).map_err(|error| self.here(error))
     }
 
-    unsafe fn graph_external(&self, graph: RawGraph, after: &[RawNode], external: External<'_>) -> Result<Recorded> {
+    unsafe fn graph_external(
+        &self,
+        graph: RawGraph,
+        after: &[RawNode],
+        external: ExternalWork<'_>,
+    ) -> Result<Recorded> {
         self.add_external(graph, after, external).map_err(|error| self.here(error))
     }
 

@@ -1,19 +1,19 @@
-//! Planned faults: what a test wants to go wrong, and when.
+//! Planned faults: what a test makes fail, and when.
 //!
-//! A [`Faults`] is a plan; a [`Plan`] is that plan and how far a device has come in it. Calls are counted as they are
-//! **enqueued**, from 1, so that a plan hits the same call however the worker threads happen to run. What is hit fails
-//! when it runs, as on a GPU: a trapped kernel is enqueued without an error. Nodes of a graph count at each launch.
+//! Calls are counted as they are **enqueued**, from 1, so that a plan hits the same call in whatever order the worker
+//! threads run. The call fails when it runs, as on a GPU: a trapped kernel is enqueued without an error.
 
 use rustc_hash::FxHashMap;
 
 use super::lock;
 use crate::sync::Mutex;
 
-/// What goes wrong on an emulated device, and when.
+/// The faults of an emulated device.
 ///
-/// Everything is counted from 1, in the order in which the calls are made: `Faults::new().trap_kernel("scale", 3)` traps
-/// the third launch of `scale`. A node of a graph counts once for each launch of the graph, in the order in which the nodes
-/// were added; within a conditional node, once for each time that it runs. The methods may be called several times; all that was planned happens.
+/// Everything is counted from 1, in the order in which the calls are made: `Faults::new().trap_kernel("scale", 3)`
+/// traps the third launch of `scale`. A node of a graph counts once for each launch of the graph, in the order in which
+/// the nodes were added; within a conditional node, once for each time that it runs. The methods may be called several
+/// times; all planned faults occur.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     kernels: Vec<(String, u64)>,
@@ -35,7 +35,7 @@ impl Faults {
         self
     }
 
-    /// The `nth` allocation of device memory fails, as if there were none left. The device goes on.
+    /// The `nth` allocation of device memory fails, as if none were left. The device continues to work.
     #[must_use]
     pub fn fail_alloc(mut self, nth: u64) -> Self {
         self.allocations.push(nth);
@@ -49,8 +49,8 @@ impl Faults {
         self
     }
 
-    /// The `nth` host function is never called, and nothing says so: the stream goes on past it, and the function is
-    /// not dropped until the device is.
+    /// The `nth` host function is never called, and no error is reported: the stream goes on past it, and the function
+    /// is dropped only with the device.
     #[must_use]
     pub fn lose_host_function(mut self, nth: u64) -> Self {
         self.functions.push(nth);
@@ -58,7 +58,7 @@ impl Faults {
     }
 }
 
-/// A device's progress through its [`Faults`]. Each question counts one call, and is true if that call is to fail.
+/// A device's progress through its [`Faults`]. Each query counts one call, and returns whether that call is to fail.
 #[derive(Debug)]
 pub(super) struct Plan {
     faults: Faults,
@@ -78,14 +78,14 @@ impl Plan {
         Self { faults, counts: Mutex::default() }
     }
 
-    /// Nothing goes wrong: then what a call counts as does not matter.
+    /// True if no fault is planned: then calls need not be counted.
     pub(super) fn is_empty(&self) -> bool {
         let Faults { kernels, allocations, copies, functions } = &self.faults;
         kernels.is_empty() && allocations.is_empty() && copies.is_empty() && functions.is_empty()
     }
 
     pub(super) fn kernel(&self, name: &'static str) -> bool {
-        // The only count that costs a look-up: not where nobody planned one.
+        // The only count that costs a lookup, so skip it if no kernel fault is planned.
         if self.faults.kernels.is_empty() {
             return false;
         }

@@ -1,8 +1,8 @@
-//! A queue that is full, as a GPU's driver has it.
+//! A full queue, as a GPU's driver has it.
 //!
-//! The driver guards a context with a lock that launches share and that other calls need to themselves, and a launch that
-//! waits for room in its stream's queue keeps its share meanwhile: so those calls wait, too (measured on an H200, see
-//! `stream/backlog.rs`). Launches go first, as there.
+//! The driver guards a context with a lock that launches take shared and that other calls take exclusively. A launch
+//! that waits for room in its stream's queue keeps its share, so those calls wait too (measured on an H200, see
+//! `stream/backlog.rs`). Launches take precedence, as in the driver.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -14,13 +14,13 @@ const PAUSE: Duration = Duration::from_micros(50);
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Full {
+pub(super) struct QueueLimit {
     most: u64,
-    /// Calls that wait for room.
+    /// The number of calls that wait for room.
     waiting: AtomicUsize,
 }
 
-impl Full {
+impl QueueLimit {
     pub(super) fn new(most: u64) -> Self {
         Self { most, waiting: AtomicUsize::new(0) }
     }
@@ -29,7 +29,6 @@ impl Full {
         self.most
     }
 
-    /// Until there is room.
     pub(super) fn wait(&self, pending: impl Fn() -> usize) {
         if (pending() as u64) < self.most {
             return;
@@ -41,7 +40,6 @@ impl Full {
         self.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Until none waits for room.
     pub(super) fn alone(&self) {
         while self.waiting.load(Ordering::Acquire) > 0 {
             thread::sleep(PAUSE);

@@ -1,9 +1,9 @@
 //! The address space of the emulated devices.
 //!
-//! An address here is a number that is never a valid host pointer: it is non-canonical on every machine this runs on,
-//! so code that takes one for a pointer dies at once instead of working by luck. All the devices of the process share one
-//! space, so a copy between two of them needs no more than two addresses. Addresses are never used twice, and a gap lies
-//! behind each block, so that what was freed and what is past an end is found to be so.
+//! An address is never a valid host pointer: it is non-canonical on every machine this runs on, so code that uses it as
+//! a pointer crashes immediately. All devices of the process share one space, so a copy between two of them needs only
+//! two addresses. Addresses are never reused, and a gap follows each block, so that accesses to freed memory and past
+//! an end are detected.
 //!
 //! ```text
 //!   address ──► SPACE: base ─► Block ──► host allocation, aligned to 256
@@ -11,8 +11,8 @@
 //!                                └─ counted by the Memory of the device it belongs to, against its capacity
 //! ```
 //!
-//! Fresh memory holds `0xAD`, released memory `0xDD`: who reads what nobody wrote sees it. An operation holds the block
-//! that it uses, so memory that is freed too early is the wrong memory, but never memory of somebody else's.
+//! Fresh memory holds `0xAD`, released memory `0xDD`. An operation holds a reference to the block that it uses, so
+//! after a premature free it accesses stale memory, but never another owner's.
 
 use std::{
     alloc::{Layout, alloc, dealloc},
@@ -32,20 +32,19 @@ use crate::{
     sync::Mutex,
 };
 
-/// What every fresh byte holds.
+/// The value of every fresh byte.
 pub(super) const FRESH: u8 = 0xAD;
-/// What every released byte holds.
+/// The value of every released byte.
 pub(super) const RELEASED: u8 = 0xDD;
 
 const ALIGN: u64 = MOST_ALIGNMENT as u64;
 const GAP: u64 = 4096;
-/// From here on the host is asked how much memory it has.
+/// From this size on, an allocation is checked against the host's memory.
 const LARGE: usize = 1 << 30;
 
 static SPACE: RwLock<BTreeMap<u64, Arc<Block>>> = RwLock::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(0x7e00_0000_0000_0000);
 
-/// One live allocation.
 #[derive(Debug)]
 struct Block {
     base: u64,
@@ -53,14 +52,14 @@ struct Block {
     host: HostBlock,
 }
 
-/// Host bytes, poisoned when they come and when they go.
+/// Host bytes, poisoned on allocation and on release.
 #[derive(Debug)]
 struct HostBlock {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: it owns its bytes; who may touch them when is settled by the streams, as the unsafe calls of `Backend` demand.
+// SAFETY: it owns its bytes; the streams order the accesses to them, as the unsafe calls of `Backend` demand.
 unsafe impl Send for HostBlock {}
 // SAFETY: as above; nothing here reads or writes the bytes through a shared reference.
 unsafe impl Sync for HostBlock {}
@@ -72,13 +71,13 @@ impl HostBlock {
             let text = format!("the host has no {} left for an emulated device", human::bytes(layout.size() as u64));
             Error::new(ErrorKind::OutOfMemory, text)
         };
-        // All of it is written below: what a system promises and does not have would end the process.
+        // All of it is written below: if the system overcommits memory that it does not have, it kills the process.
         if layout.size() > LARGE && host_memory().is_some_and(|most| layout.size() as u64 > most) {
             return Err(refuse());
         }
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc(layout) }).ok_or_else(refuse)?;
-        // SAFETY: just allocated with this size, and nobody else knows it yet.
+        // SAFETY: just allocated with this size, and not shared yet.
         unsafe { start.write_bytes(FRESH, layout.size()) };
         Ok(Self { start, layout })
     }
@@ -87,7 +86,7 @@ impl HostBlock {
 impl Drop for HostBlock {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout and released only here. No operation is using it: each one holds
-        // the block, and host memory's owner has vouched for it.
+        // a reference to the block, and the caller that freed host memory has guaranteed it.
         unsafe {
             self.start.write_bytes(RELEASED, self.layout.size());
             dealloc(self.start.as_ptr(), self.layout);
@@ -95,17 +94,17 @@ impl Drop for HostBlock {
     }
 }
 
-/// Bytes of an operation, found and held: a host pointer, and the block that keeps it valid.
+/// The host bytes of an operation: a pointer, and the block that keeps it valid.
 #[derive(Debug)]
 pub(super) struct Reach {
     pub(super) start: *mut u8,
     _block: Option<Arc<Block>>,
 }
 
-/// Finds the host bytes behind `bytes` bytes at `address`. The error says what is wrong with it, for people.
+/// Finds the host bytes behind `bytes` bytes at `address`. The error is a message.
 pub(super) fn reach(address: Address, bytes: u64) -> Result<Reach, String> {
     if bytes == 0 {
-        // Aligned for everything and never read: a slice of no elements must still not be null.
+        // Aligned for any type and never read: an empty slice must still not be null.
         return Ok(Reach { start: std::ptr::without_provenance_mut(ALIGN as usize), _block: None });
     }
     let space = SPACE.read().unwrap_or_else(PoisonError::into_inner);
@@ -120,12 +119,12 @@ pub(super) fn reach(address: Address, bytes: u64) -> Result<Reach, String> {
             block.bytes
         ));
     }
-    // SAFETY: the offset is inside the block, as was just asked.
+    // SAFETY: the offset is inside the block, as was just checked.
     let start = unsafe { block.host.start.as_ptr().add(offset as usize) };
     Ok(Reach { start, _block: Some(block.clone()) })
 }
 
-/// The memory of one device: what is its own in the space, and the host memory it gave out.
+/// The memory of one device: its blocks in the address space, and the host memory that it allocated.
 #[derive(Debug)]
 pub(super) struct Memory {
     capacity: u64,
@@ -150,7 +149,7 @@ impl Memory {
         MemoryInfo { free: self.capacity - lock(&self.ledger).in_use, total: self.capacity }
     }
 
-    /// `planned`: it is to fail even if it would fit.
+    /// `planned`: the allocation fails even if there is room.
     pub(super) fn alloc(&self, bytes: u64, planned: bool) -> Result<Address> {
         let mut ledger = lock(&self.ledger);
         if planned || bytes > self.capacity - ledger.in_use {
@@ -167,7 +166,7 @@ impl Memory {
         let size = usize::try_from(bytes).ok().filter(|size| *size > 0);
         let layout = size.and_then(|size| Layout::from_size_align(size, ALIGN as usize).ok());
         let layout = layout.ok_or_else(|| cannot_allocate(bytes))?;
-        // First: what there is no memory for takes no addresses either.
+        // First, so that a failed allocation uses up no addresses.
         let host = HostBlock::new(layout)?;
         let base = next_base(bytes)?;
         let block = Arc::new(Block { base, bytes, host });
@@ -208,16 +207,16 @@ impl Memory {
                 Ok(())
             }
             Some(block) => {
-                let message = format!("host memory of {} bytes given back as {bytes}", block.layout.size());
+                let message = format!("host memory of {} bytes was freed as {bytes} bytes", block.layout.size());
                 Err(Error::new(ErrorKind::Driver, message))
             }
-            None => Err(Error::new(ErrorKind::Driver, "host memory that did not come from this device")),
+            None => Err(Error::new(ErrorKind::Driver, "host memory that was not allocated by this device")),
         }
     }
 }
 
-/// Memory of a graph's: an address that is fixed for as long as this lives and counted for as long, with memory behind it
-/// only from where a launch makes it to where one gives it back. In between lies nothing: who uses it then is found out.
+/// Memory of a graph: a reserved address, counted against the capacity for the life of this value. There is memory
+/// behind it only between the nodes of a launch that allocate and free it.
 #[derive(Debug)]
 pub(super) struct Reserved {
     memory: Arc<Memory>,
@@ -229,7 +228,7 @@ impl Reserved {
     /// `planned`: as for [`Memory::alloc`].
     pub(super) fn new(memory: &Arc<Memory>, bytes: u64, planned: bool) -> Result<Self> {
         let Address(base) = memory.alloc(bytes, planned)?;
-        // The device counts it on; only the bytes are not there yet.
+        // Still counted by the device; only the bytes are released.
         release(base);
         lock(&memory.ledger).blocks.remove(&base);
         Ok(Self { memory: memory.clone(), base, bytes })
@@ -239,7 +238,6 @@ impl Reserved {
         Address(self.base)
     }
 
-    /// Fresh memory lies there from now on.
     pub(super) fn appear(&self) -> Result<()> {
         let layout = Layout::from_size_align(self.bytes as usize, ALIGN as usize);
         let layout = layout.map_err(|error| Error::new(ErrorKind::Driver, error.to_string()))?;
@@ -249,7 +247,6 @@ impl Reserved {
         Ok(())
     }
 
-    /// And from now on nothing.
     pub(super) fn vanish(&self) {
         release(self.base);
     }
@@ -263,7 +260,7 @@ impl Drop for Reserved {
 }
 
 impl Drop for Memory {
-    /// The device's own memory goes with it. Host memory that is still out stays valid for ever: somebody has a pointer.
+    /// Releases the device's memory. Host memory that was not freed is leaked, as a pointer to it may exist.
     fn drop(&mut self) {
         let ledger = self.ledger.get_mut();
         for base in ledger.blocks.keys() {
@@ -275,18 +272,17 @@ impl Drop for Memory {
 
 #[cold]
 fn cannot_allocate(bytes: u64) -> Error {
-    let text = format!("asked for {bytes} bytes, and an allocation has from 1 to {}", isize::MAX);
+    let text = format!("asked for {bytes} bytes: an allocation has from 1 to {} bytes", isize::MAX);
     Error::new(ErrorKind::OutOfMemory, text)
 }
 
-/// Where the next block of so many bytes lies.
 fn next_base(bytes: u64) -> Result<u64> {
     let step = bytes.checked_next_multiple_of(ALIGN).and_then(|bytes| bytes.checked_add(GAP));
     let next = |base: u64| base.checked_add(step?);
     NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_err(|_| {
         Error::new(
             ErrorKind::OutOfMemory,
-            "the emulated devices' addresses are used up: each is used once in a process",
+            "the emulated devices have used up their addresses: none is used twice in a process",
         )
     })
 }

@@ -1,12 +1,10 @@
-//! What the race checker lets through has one result, whatever the order.
+//! What the race checker accepts has one result, in any order.
 //!
-//! Random programs of fills, copies, kernels, events and the default stream, on two devices. The checker refuses what
-//! races; what is left is run in many simulated orders and on real threads, and the bytes are the same every time. Without the
-//! checker the same programs give different bytes in different orders: so the orders do differ, and the checker is what
-//! makes that harmless.
+//! Random programs of fills, copies, kernels, events and the default stream run on two devices. The checker refuses
+//! what races; the rest is run in many simulated orders and on real threads, with the same bytes every time. Without
+//! the checker the same programs give different bytes in different orders, so the orders do differ.
 //!
-//! The same with graphs among them: random nodes and edges, of which the checker refuses what races within, launched on
-//! random streams. What it lets through has one result in whatever order the nodes run.
+//! The same is tested with graphs of random nodes and edges, launched on random streams.
 
 use std::sync::Arc;
 
@@ -19,7 +17,7 @@ static MIX: KernelDef = KernelDef {
     name: "mix",
     file: "",
     declared: "",
-    source: Source::None,
+    source: KernelSource::None,
     prototype: || Prototype { types: String::new(), function: String::new() },
     body: |args| {
         let [BodyArg::Slice(to, len), BodyArg::Slice(from, _), BodyArg::Scalar(scalar)] = args else { panic!() };
@@ -36,7 +34,7 @@ static MIX: KernelDef = KernelDef {
 const BYTES: u64 = 32;
 const BLOCKS: usize = 6;
 
-/// Execs of random graphs, each with its device. What is refused as a race is left out.
+/// Execs of random graphs, each with its device. Nodes that are refused as a race are left out.
 fn execs(random: &mut StdRng, devices: &[Arc<dyn Backend>; 2], memory: &[Address]) -> (Vec<(usize, RawExec)>, usize) {
     let mut refused = 0;
     let mut graph = |at: usize| {
@@ -56,10 +54,10 @@ fn execs(random: &mut StdRng, devices: &[Arc<dyn Backend>; 2], memory: &[Address
             let launch = Launch { kernel: &MIX, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
             let work = match random.random_range(0..4) {
                 0 => NodeWork::Fill { to: target, pattern: Pattern { width: 1, bits: scalar[0].into() }, bytes },
-                1 => NodeWork::Copy { to: Place::Device(target), from: Place::Device(source), bytes },
+                1 => NodeWork::Copy { to: Endpoint::Device(target), from: Endpoint::Device(source), bytes },
                 _ => NodeWork::Kernel(launch),
             };
-            // SAFETY: two blocks, as the kernel wants them, and nothing is freed before the end.
+            // SAFETY: two distinct blocks, as the kernel requires, and nothing is freed before the end.
             match unsafe { device.graph_add(graph, &after, &work) } {
                 Err(error) if error.is_race() => refused += 1,
                 node => nodes.push(node.unwrap()),
@@ -71,9 +69,9 @@ fn execs(random: &mut StdRng, devices: &[Arc<dyn Backend>; 2], memory: &[Address
     (execs, refused)
 }
 
-/// One program, on devices that come from anywhere. What is refused as a race is left out.
+/// Runs one program on any devices. Calls that are refused as a race are left out.
 fn program(seed: u64, devices: &[Arc<dyn Backend>; 2], graphs: bool) -> (Vec<u8>, usize) {
-    // Of its own, so that programs with graphs are those without, and graphs.
+    // A separate generator, so that a program with graphs is the same program without, plus graphs.
     let mut chance = StdRng::seed_from_u64(seed);
     let mut random = StdRng::seed_from_u64(seed);
     let mut streams = Vec::new();
@@ -118,11 +116,11 @@ fn program(seed: u64, devices: &[Arc<dyn Backend>; 2], graphs: bool) -> (Vec<u8>
                 let scalar = Arg::Scalar(&scalar);
                 let args = [slice(target, true), slice(source, false), scalar];
                 let launch = Launch { kernel: &MIX, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
-                // SAFETY: two blocks, as the kernel wants them, and nothing is freed before the end.
+                // SAFETY: two distinct blocks, as the kernel requires, and nothing is freed before the end.
                 unsafe { device.launch(on, &launch) }
             }
             3 => {
-                let (to, from) = (Place::Device(target), Place::Device(source));
+                let (to, from) = (Endpoint::Device(target), Endpoint::Device(source));
                 // SAFETY: nothing is freed before the end.
                 unsafe { device.copy(on, to, from, bytes) }
             }
@@ -142,7 +140,7 @@ fn program(seed: u64, devices: &[Arc<dyn Backend>; 2], graphs: bool) -> (Vec<u8>
     }
     let mut bytes = vec![0; BYTES as usize * BLOCKS];
     for (chunk, address) in bytes.chunks_exact_mut(BYTES as usize).zip(&memory) {
-        let (to, from) = (Place::Host(chunk.as_mut_ptr()), Place::Device(*address));
+        let (to, from) = (Endpoint::Host(chunk.as_mut_ptr()), Endpoint::Device(*address));
         // SAFETY: `bytes` outlives the wait.
         unsafe { devices[0].copy(RawStream(0), to, from, BYTES) }.unwrap();
         devices[0].stream_synchronize(RawStream(0)).unwrap();
@@ -175,21 +173,21 @@ fn has_one_result(programs: u64, graphs: bool) {
     assert!(refusals > 3 * programs && kept > 30 * programs, "{refusals} refused, {kept} kept");
 }
 
-/// `.ci/full` makes a release build of these tests.
+/// `.ci/full` runs these tests in a release build.
 const PROGRAMS: u64 = if cfg!(debug_assertions) { 50 } else { 500 };
 
 #[test]
-fn what_does_not_race_has_one_result() {
+fn programs_without_races_have_one_result() {
     has_one_result(PROGRAMS, false);
 }
 
 #[test]
-fn what_does_not_race_has_one_result_with_graphs() {
+fn programs_with_graphs_and_without_races_have_one_result() {
     has_one_result(PROGRAMS, true);
 }
 
 #[test]
-fn what_races_has_several() {
+fn programs_with_races_have_several_results() {
     for graphs in [false, true] {
         let several = (0..50).filter(|number| {
             let first = simulated(*number, 0, false, graphs);
@@ -199,10 +197,10 @@ fn what_races_has_several() {
     }
 }
 
-/// Programs in which the default stream waits for an event that has passed: that orders it with all blocking streams
-/// all the same. On threads, where things pass while others are enqueued.
+/// A wait of the default stream for an event that has passed still orders it with all blocking streams. Tested on
+/// threads, where work completes while other work is enqueued.
 #[test]
-fn a_wait_that_is_over_orders_the_default_stream() {
+fn a_wait_for_a_passed_event_orders_the_default_stream() {
     for number in [117, 138] {
         let first = simulated(number, 0, true, false);
         for _ in 0..40 {

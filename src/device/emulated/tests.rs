@@ -1,4 +1,4 @@
-//! The threaded device, from outside: through the seam only.
+//! Tests of the threaded device through its `Backend` interface only.
 
 use std::{
     sync::{
@@ -13,7 +13,8 @@ use super::*;
 use crate::{
     ErrorKind,
     device::backend::{
-        Address, Arg, BodyArg, KernelDef, Launch, Pattern, Place, Prototype, RawEvent, RawStream, Source, StreamSpec,
+        Address, Arg, BodyArg, Endpoint, KernelDef, KernelSource, Launch, Pattern, Prototype, RawEvent, RawStream,
+        StreamSpec,
     },
 };
 
@@ -27,7 +28,7 @@ macro_rules! kernel {
             name: stringify!($name),
             file: file!(),
             declared: "",
-            source: Source::None,
+            source: KernelSource::None,
             prototype,
             body: $body,
             known: crate::device::backend::Known::new(),
@@ -60,24 +61,24 @@ pub(super) fn launch(
     kernel: &'static KernelDef,
     args: &[Arg],
 ) -> crate::Result<()> {
-    // SAFETY: the arguments are those that the kernels above take; every test reads results back before it frees.
+    // SAFETY: the arguments are those of the kernels above; every test reads results back before it frees.
     unsafe { device.launch(on, &Launch { kernel, grid: [1; 3], block: [1; 3], shared_bytes: 0, args }) }
 }
 
 pub(super) fn fill(device: &Arc<dyn Backend>, on: RawStream, to: Address, byte: u8, bytes: u64) {
-    // SAFETY: every test frees after the stream has passed it.
+    // SAFETY: every test frees only after the stream has passed this.
     unsafe { device.fill(on, to, Pattern { width: 1, bits: byte.into() }, bytes) }.unwrap();
 }
 
 pub(super) fn read(device: &Arc<dyn Backend>, on: RawStream, from: Address, bytes: usize) -> Vec<u8> {
     let mut out = vec![0; bytes];
     // SAFETY: `out` outlives the wait below.
-    unsafe { device.copy(on, Place::Host(out.as_mut_ptr()), Place::Device(from), bytes as u64) }.unwrap();
+    unsafe { device.copy(on, Endpoint::Host(out.as_mut_ptr()), Endpoint::Device(from), bytes as u64) }.unwrap();
     device.stream_synchronize(on).unwrap();
     out
 }
 
-/// Holds a stream up until the sender is dropped or used.
+/// Blocks a stream until the sender is dropped or used.
 pub(super) fn hold(device: &Arc<dyn Backend>, on: RawStream) -> mpsc::Sender<()> {
     let (go, held) = mpsc::channel();
     device.host_function(on, &mut Some(Box::new(move || _ = held.recv()))).unwrap();
@@ -85,14 +86,14 @@ pub(super) fn hold(device: &Arc<dyn Backend>, on: RawStream) -> mpsc::Sender<()>
 }
 
 #[test]
-fn there_and_back() {
+fn data_is_copied_to_the_device_and_back() {
     let device = open(Emulated::new());
     let work = stream(&device, "work");
     let memory = device.alloc(64).unwrap();
     assert_eq!(read(&device, work, memory, 64), [0xAD; 64]);
     let data: Vec<u8> = (0..64).collect();
     // SAFETY: `data` outlives the synchronising read.
-    unsafe { device.copy(work, Place::Device(memory), Place::Host(data.as_ptr().cast_mut()), 64) }.unwrap();
+    unsafe { device.copy(work, Endpoint::Device(memory), Endpoint::Host(data.as_ptr().cast_mut()), 64) }.unwrap();
     launch(&device, work, &INCREMENT, &bytes(memory, 64)).unwrap();
     // SAFETY: the memory is valid until it is freed below.
     unsafe { device.fill(work, Address(memory.0 + 32), Pattern { width: 4, bits: 0x0403_0201 }, 32) }.unwrap();
@@ -113,7 +114,7 @@ fn an_event_orders_two_streams() {
     fill(&device, a, memory, 7, 16);
     device.event_record(event, a).unwrap();
     device.stream_wait(b, event).unwrap();
-    // The wait has caught the record: neither the end of the event nor a later record changes it.
+    // The wait is for the first record: neither the event's destruction nor a later record changes that.
     device.event_destroy(event);
     launch(&device, b, &INCREMENT, &bytes(memory, 16)).unwrap();
     assert!(!device.stream_query(b).unwrap());
@@ -123,7 +124,7 @@ fn an_event_orders_two_streams() {
 }
 
 #[test]
-fn events_move_and_tell_times() {
+fn events_can_be_recorded_again_and_measure_time() {
     let device = open(Emulated::new());
     let work = stream(&device, "work");
     let (from, to) = (device.event_create(true).unwrap(), device.event_create(true).unwrap());
@@ -148,7 +149,7 @@ fn events_move_and_tell_times() {
 }
 
 #[test]
-fn capacity_has_numbers() {
+fn the_capacity_is_enforced_and_reported() {
     let device = open(Emulated::new().memory(1000));
     let first = device.alloc(600).unwrap();
     assert_eq!(first.0 % 256, 0);
@@ -182,13 +183,13 @@ fn host_memory_is_initialised_and_not_counted() {
 }
 
 #[test]
-fn what_is_outside_is_a_fault() {
+fn an_access_outside_of_an_allocation_is_a_fault() {
     for (offset, len) in [(0, 65), (64, 1), (1 << 40, 1), (60, 8)] {
         let device = open(Emulated::new());
         let work = stream(&device, "work");
         let memory = device.alloc(64).unwrap();
         let far = Address(memory.0 + offset);
-        // SAFETY: it is the emulated device's to find out that this is outside, which is what is tested.
+        // SAFETY: it is outside an allocation, which is what is tested: the emulated device must detect it.
         unsafe { device.fill(work, far, Pattern { width: 1, bits: 0 }, len) }.unwrap();
         let error = device.stream_synchronize(work).unwrap_err();
         assert!(error.is_device_lost());
@@ -203,13 +204,13 @@ fn what_is_outside_is_a_fault() {
 }
 
 #[test]
-fn freed_memory_is_found_out() {
+fn an_access_to_freed_memory_is_a_fault() {
     let device = open(Emulated::new());
     let work = stream(&device, "work");
     let memory = device.alloc(64).unwrap();
     let go = hold(&device, work);
     fill(&device, work, memory, 1, 64);
-    // SAFETY: it is not, which is what is tested; the emulated device answers with a fault.
+    // SAFETY: the memory was freed, which is what is tested: the emulated device reports a fault.
     unsafe { device.free(memory) }.unwrap();
     drop(go);
     assert!(device.stream_synchronize(work).unwrap_err().is_device_lost());
@@ -227,7 +228,7 @@ fn peers_copy() {
     one.event_record(event, a).unwrap();
     two.stream_wait(b, event).unwrap();
     // SAFETY: both live to the end of the test.
-    unsafe { two.copy(b, Place::Device(to), Place::Device(from), 32) }.unwrap();
+    unsafe { two.copy(b, Endpoint::Device(to), Endpoint::Device(from), 32) }.unwrap();
     drop(go);
     assert_eq!(read(&two, b, to, 32), [5; 32]);
     assert_eq!(two.event_record(event, b).unwrap_err().kind(), ErrorKind::Driver);
@@ -245,7 +246,7 @@ fn the_default_stream_orders_blocking_streams() {
     launch(&device, RawStream(0), &INCREMENT, &bytes(memory, 8)).unwrap();
     launch(&device, b, &INCREMENT, &bytes(memory, 8)).unwrap();
     assert!(!device.stream_query(b).unwrap());
-    // A non-blocking stream takes no part.
+    // A non-blocking stream is not ordered.
     device.host_function(free, &mut Some(Box::new(|| ()))).unwrap();
     device.stream_synchronize(free).unwrap();
     assert!(!device.stream_query(RawStream(0)).unwrap());
@@ -280,13 +281,13 @@ fn a_trap_ends_this_device_and_no_other() {
     launch(&device, work, &BOOM, &[]).unwrap();
     device.event_record(event, work).unwrap();
     device.stream_wait(side, event).unwrap();
-    // Dropped, not run: the sender goes without a word.
-    let (sender, heard) = mpsc::channel::<()>();
+    // Dropped without a call: the receiver only sees that the sender is gone.
+    let (sender, receiver) = mpsc::channel::<()>();
     device.host_function(side, &mut Some(Box::new(move || sender.send(()).unwrap()))).unwrap();
     let far = stream(&other, "far");
     other.stream_wait(far, event).unwrap();
     drop(go);
-    assert!(heard.recv().is_err());
+    assert!(receiver.recv().is_err());
     let error = device.stream_synchronize(side).unwrap_err();
     assert!(error.is_device_lost());
     let text = error.to_string();
@@ -307,34 +308,34 @@ fn a_trap_ends_this_device_and_no_other() {
 }
 
 #[test]
-fn planned_faults_come_as_planned() {
+fn planned_faults_occur_as_planned() {
     let faults = Faults::new().trap_kernel("INCREMENT", 2).fail_alloc(2).lose_host_function(1);
     let device = open(Emulated::new().faults(faults));
     let work = stream(&device, "work");
     let memory = device.alloc(8).unwrap();
     assert!(device.alloc(8).unwrap_err().is_out_of_memory());
     device.alloc(8).unwrap();
-    // The first host function never comes, is not dropped either, and the stream goes on.
-    let (sender, heard) = mpsc::channel();
+    // The first host function is never called and not dropped yet, and the stream goes on.
+    let (sender, receiver) = mpsc::channel();
     for number in 1..=2 {
         let sender = sender.clone();
         device.host_function(work, &mut Some(Box::new(move || sender.send(number).unwrap()))).unwrap();
     }
     drop(sender);
-    assert_eq!(heard.recv(), Ok(2));
-    assert_eq!(heard.try_recv(), Err(mpsc::TryRecvError::Empty));
+    assert_eq!(receiver.recv(), Ok(2));
+    assert_eq!(receiver.try_recv(), Err(mpsc::TryRecvError::Empty));
     launch(&device, work, &INCREMENT, &bytes(memory, 8)).unwrap();
     device.stream_synchronize(work).unwrap();
     launch(&device, work, &INCREMENT, &bytes(memory, 8)).unwrap();
     assert!(device.stream_synchronize(work).unwrap_err().to_string().contains("planned"));
     drop(device);
-    assert!(heard.recv().is_err(), "dropped with the device");
+    assert!(receiver.recv().is_err(), "dropped with the device");
 
     let device = open(Emulated::new().faults(Faults::new().fail_copy(1)));
     let work = stream(&device, "work");
     let (memory, mut byte) = (device.alloc(1).unwrap(), 0_u8);
     // SAFETY: `byte` outlives the wait.
-    unsafe { device.copy(work, Place::Host(&mut byte), Place::Device(memory), 1) }.unwrap();
+    unsafe { device.copy(work, Endpoint::Host(&mut byte), Endpoint::Device(memory), 1) }.unwrap();
     let error = device.stream_synchronize(work).unwrap_err();
     assert!(error.is_device_lost() && error.to_string().contains("copy to host on stream `work`"), "{error}");
 }
@@ -361,7 +362,7 @@ fn a_thousand_streams_on_two_workers() {
 }
 
 #[test]
-fn streams_really_run_at_once() {
+fn streams_run_concurrently() {
     let device = open(Emulated::new().workers(2));
     let barrier = Arc::new(Barrier::new(2));
     let streams = [stream(&device, "a"), stream(&device, "b")];
@@ -373,11 +374,11 @@ fn streams_really_run_at_once() {
 }
 
 #[test]
-fn what_is_destroyed_finishes_first() {
+fn a_destroyed_stream_or_device_finishes_its_work_first() {
     let device = open(Emulated::new());
     let work = stream(&device, "work");
     let done = Arc::new(AtomicUsize::new(0));
-    let (sender, heard) = mpsc::channel::<()>();
+    let (sender, receiver) = mpsc::channel::<()>();
     let go = hold(&device, work);
     for _ in 0..10 {
         let (done, sender) = (done.clone(), sender.clone());
@@ -390,15 +391,14 @@ fn what_is_destroyed_finishes_first() {
     drop(sender);
     device.stream_destroy(work);
     assert_eq!(device.stream_query(work).unwrap_err().kind(), ErrorKind::Driver);
-    // The device too.
     drop(device);
     drop(go);
-    assert!(heard.recv().is_err());
+    assert!(receiver.recv().is_err());
     assert_eq!(done.load(Ordering::SeqCst), 10);
 }
 
 #[test]
-fn a_panicking_host_function_ends_there() {
+fn a_panic_of_a_host_function_is_contained() {
     let device = open(Emulated::new());
     let work = stream(&device, "work");
     device.host_function(work, &mut Some(Box::new(|| panic!("caught")))).unwrap();
@@ -409,7 +409,7 @@ fn a_panicking_host_function_ends_there() {
 fn a_device_may_be_dropped_by_its_own_host_function() {
     let device = open(Emulated::new().workers(1));
     let work = stream(&device, "work");
-    let (sender, heard) = mpsc::channel::<()>();
+    let (sender, receiver) = mpsc::channel::<()>();
     let go = hold(&device, work);
     let owned = device.clone();
     device
@@ -423,11 +423,11 @@ fn a_device_may_be_dropped_by_its_own_host_function() {
         .unwrap();
     drop(device);
     drop(go);
-    assert!(heard.recv().is_err());
+    assert!(receiver.recv().is_err());
 }
 
 #[test]
-fn wrong_calls_are_errors_and_no_faults() {
+fn wrong_calls_are_errors_and_not_faults() {
     let device = open(Emulated::new());
     let work = stream(&device, "work");
     let memory = device.alloc(64).unwrap();

@@ -1,8 +1,8 @@
-//! What a stream of an emulated device does, and how it is carried out.
+//! The work of an emulated device's streams, and how it is executed.
 //!
-//! Work owns what it needs: arguments are copied when it is enqueued. Addresses are looked up when it runs, as a GPU
-//! does, so an illegal one is a fault of the device then and not an error of the call. A kernel is its Rust body, called once
-//! for the whole launch; a panic in it is a trap.
+//! Work owns what it needs: arguments are copied when it is enqueued. Addresses are looked up when it runs, as on a
+//! GPU, so an illegal one is a fault of the device at that time and not an error of the call. A kernel is its Rust
+//! body, called once for the whole launch; a panic in it is a trap.
 
 use std::{
     fmt,
@@ -18,19 +18,20 @@ use super::{
 };
 use crate::{
     device::{
-        backend::{Address, Arg, BodyArg, Emulation, HostFunction, KernelDef, Launch, MOST_ALIGNMENT, Pattern, Place},
+        backend::{
+            Address, Arg, BodyArg, Emulation, Endpoint, HostFunction, KernelDef, Launch, MOST_ALIGNMENT, Pattern,
+        },
         human,
-        piece::Held,
+        work_item::OwnedArg,
     },
     error::{Error, ErrorKind, Result, said},
     sync::contained,
 };
 
-/// One entry of a stream.
 pub(super) enum Work {
     Copy {
-        to: Place,
-        from: Place,
+        to: Endpoint,
+        from: Endpoint,
         bytes: u64,
         planned: bool,
     },
@@ -39,48 +40,44 @@ pub(super) enum Work {
         pattern: Pattern,
         bytes: u64,
     },
-    /// Marks memory that is handed out again.
     Recycle {
         address: Address,
         bytes: u64,
     },
     Kernel {
         kernel: &'static KernelDef,
-        args: Box<[Held]>,
+        args: Box<[OwnedArg]>,
         planned: bool,
     },
-    /// What stands in for another library's work.
+    /// The replacement for another library's work.
     External {
         name: &'static str,
-        args: Box<[Held]>,
+        args: Box<[OwnedArg]>,
         body: Emulation,
         planned: bool,
     },
-    /// Gives memory back in its turn.
     Free {
         address: Address,
         memory: Arc<Memory>,
     },
     Host(HostFunction),
-    /// One launch of a graph's exec.
     Graph(Box<Sequence>),
-    /// A host function that a planned fault has lost.
+    /// A host function that a planned fault skips.
     Lost,
 }
 
 impl Work {
-    /// It takes a place in a driver's queue: a driver has no call that [recycles](Self::Recycle).
+    /// Whether it takes a place in a driver's queue. A driver has no call that [recycles](Self::Recycle).
     pub(super) fn takes_a_place(&self) -> bool {
         !matches!(self, Self::Host(_) | Self::Recycle { .. } | Self::Lost)
     }
 
-    /// A host function has no memory but what its user gave it.
+    /// Whether it touches memory. A host function touches only memory that its user gave it.
     pub(super) fn touches_memory(&self) -> bool {
         !matches!(self, Self::Host(_) | Self::Lost)
     }
 }
 
-/// Why the device is lost.
 #[derive(Debug)]
 pub(super) struct Fault(pub(super) String);
 
@@ -98,7 +95,7 @@ impl fmt::Debug for Work {
     }
 }
 
-/// What a piece of work is, for people, and the same in every run: no addresses.
+/// A description of work for messages, the same in every run: without addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Description {
     Wait,
@@ -143,24 +140,24 @@ impl Work {
         }
     }
 
-    /// Carries it out, on this thread, now. What may take for ever asks whether the device is still `going`.
+    /// Runs the work on this thread. Work that may run for ever checks whether the device is still `going`.
     ///
     /// # Safety
-    /// Its turn has come, and what its enqueuer vouched for still holds: host memory is valid, arguments are those that
-    /// the kernel declares, and nobody else touches what it writes.
+    /// It is this work's turn, and what the caller that enqueued it guaranteed still holds: host memory is valid,
+    /// arguments are those that the kernel declares, and nothing else accesses what it writes.
     pub(super) unsafe fn run(self, going: &dyn Fn() -> bool) -> Result<(), Fault> {
         match self {
-            // SAFETY: as the caller vouches.
+            // SAFETY: guaranteed by the caller.
             Work::Copy { to, from, bytes, planned } => unsafe { copy(to, from, bytes, planned) },
-            // SAFETY: as the caller vouches.
+            // SAFETY: guaranteed by the caller.
             Work::Fill { to, pattern, bytes } => unsafe { fill(to, pattern, bytes) },
-            // SAFETY: as the caller vouches.
+            // SAFETY: guaranteed by the caller.
             Work::Recycle { address, bytes } => unsafe {
                 fill(address, Pattern { width: 1, bits: u32::from(FRESH) }, bytes)
             },
             Work::Kernel { kernel, args, planned } => {
                 launch(&args, planned, |body| {
-                    // SAFETY: as the caller vouches; `launch` has found the slices, and holds them.
+                    // SAFETY: guaranteed by the caller; `launch` has found the slices, and keeps them alive.
                     unsafe { (kernel.body)(body) }
                 })
             }
@@ -170,17 +167,17 @@ impl Work {
                 contained("a host function panicked", function);
                 Ok(())
             }
-            // SAFETY: as the caller vouches.
+            // SAFETY: guaranteed by the caller.
             Work::Graph(sequence) => unsafe { sequence.run(going) },
             Work::Lost => Ok(()),
         }
     }
 }
 
-fn find(place: Place, bytes: u64) -> Result<(*mut u8, Option<Reach>), Fault> {
+fn find(place: Endpoint, bytes: u64) -> Result<(*mut u8, Option<Reach>), Fault> {
     match place {
-        Place::Host(pointer) => Ok((pointer, None)),
-        Place::Device(address) => {
+        Endpoint::Host(pointer) => Ok((pointer, None)),
+        Endpoint::Device(address) => {
             let found = reach(address, bytes).map_err(Fault)?;
             Ok((found.start, Some(found)))
         }
@@ -189,14 +186,14 @@ fn find(place: Place, bytes: u64) -> Result<(*mut u8, Option<Reach>), Fault> {
 
 /// # Safety
 /// As [`Work::run`].
-unsafe fn copy(to: Place, from: Place, bytes: u64, planned: bool) -> Result<(), Fault> {
+unsafe fn copy(to: Endpoint, from: Endpoint, bytes: u64, planned: bool) -> Result<(), Fault> {
     if planned {
         return Err(Fault("a planned fault".into()));
     }
     let (to, _to) = find(to, bytes)?;
     let (from, _from) = find(from, bytes)?;
-    // SAFETY: device ends are inside their blocks, which `_to` and `_from` hold; host ends are valid and undisturbed,
-    // as the enqueuer vouched. `copy` allows the two to overlap.
+    // SAFETY: device ends are inside their blocks, which `_to` and `_from` keep alive; host ends are valid and not
+    // accessed otherwise, as the caller that enqueued this guaranteed. `copy` allows the two to overlap.
     unsafe { std::ptr::copy(from, to, bytes as usize) };
     Ok(())
 }
@@ -208,8 +205,8 @@ unsafe fn fill(to: Address, pattern: Pattern, bytes: u64) -> Result<(), Fault> {
     if bytes == 0 {
         return Ok(());
     }
-    // SAFETY: inside its block, which `found` holds, initialised since it was allocated, and undisturbed, as the
-    // enqueuer vouched.
+    // SAFETY: inside its block, which `found` keeps alive, initialised since it was allocated, and not accessed
+    // otherwise, as the caller that enqueued this guaranteed.
     let target = unsafe { std::slice::from_raw_parts_mut(found.start, bytes as usize) };
     let bits = pattern.bits.to_le_bytes();
     match pattern.width {
@@ -219,8 +216,8 @@ unsafe fn fill(to: Address, pattern: Pattern, bytes: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Calls a body with the arguments' host bytes: each slice lies inside a live block, held for as long, and is aligned.
-fn launch(args: &[Held], planned: bool, run: impl FnOnce(&[BodyArg])) -> Result<(), Fault> {
+/// Calls a body with the arguments' host bytes: each slice is in a live block, kept alive for the call, and is aligned.
+fn launch(args: &[OwnedArg], planned: bool, run: impl FnOnce(&[BodyArg])) -> Result<(), Fault> {
     if planned {
         return Err(Fault("trapped: a planned fault".into()));
     }
@@ -228,8 +225,8 @@ fn launch(args: &[Held], planned: bool, run: impl FnOnce(&[BodyArg])) -> Result<
     let mut body: SmallVec<[BodyArg; 8]> = SmallVec::new();
     for (index, arg) in args.iter().enumerate() {
         body.push(match arg {
-            Held::Scalar(scalar) => BodyArg::Scalar(*scalar),
-            Held::Slice { address, len, bytes, .. } => {
+            OwnedArg::Scalar(scalar) => BodyArg::Scalar(*scalar),
+            OwnedArg::Slice { address, len, bytes, .. } => {
                 let found = reach(*address, *bytes).map_err(|what| Fault(format!("argument {index}: {what}")))?;
                 let align = alignment(*len, *bytes);
                 if !found.start.addr().is_multiple_of(align) {
@@ -244,8 +241,8 @@ fn launch(args: &[Held], planned: bool, run: impl FnOnce(&[BodyArg])) -> Result<
     catch_unwind(AssertUnwindSafe(|| run(&body))).map_err(|panic| Fault(format!("trapped: {}", said(panic))))
 }
 
-/// The most that elements of this size can ask for: the largest power of two that divides it, up to [`MOST_ALIGNMENT`],
-/// beyond which no memory is made for elements ([`Plain::FITS`](crate::memory::Plain)).
+/// The largest alignment that elements of this size can have: the largest power of two that divides it, up to
+/// [`MOST_ALIGNMENT`], which also limits elements ([`Plain::FITS`](crate::memory::Plain)).
 fn alignment(len: u64, bytes: u64) -> usize {
     match bytes.checked_div(len) {
         None | Some(0) => 1,
@@ -253,21 +250,21 @@ fn alignment(len: u64, bytes: u64) -> usize {
     }
 }
 
-/// What a launch asks for that no device can do.
+/// Refuses launches that no device supports.
 pub(super) fn check_launch(launch: &Launch<'_>) -> Result<()> {
-    /// What a block can have on the largest GPUs, 227 KiB (CUDA C++ Programming Guide, technical specifications,
-    /// compute capability 9.0).
+    /// The limit of a block on the largest GPUs, 227 KiB (CUDA C++ Programming Guide, technical specifications, compute
+    /// capability 9.0).
     const MOST_SHARED: u32 = 227 << 10;
     let Launch { grid, block, shared_bytes, args, .. } = *launch;
     if shared_bytes > MOST_SHARED {
-        let message = format!("{shared_bytes} bytes of shared memory a block: at most {MOST_SHARED}");
+        let message = format!("{shared_bytes} bytes of shared memory per block: at most {MOST_SHARED}");
         return Err(Error::new(ErrorKind::Driver, message));
     }
     let threads = block.iter().try_fold(1_u32, |all, n| all.checked_mul(*n));
     if grid.contains(&0) || !threads.is_some_and(|n| (1..=1024).contains(&n)) {
         return Err(Error::new(ErrorKind::Driver, format!("invalid launch: grid {grid:?}, block {block:?}")));
     }
-    // The bodies are Rust: a slice that one argument writes must not be another's too.
+    // The bodies are Rust: a slice that one argument writes must not overlap another.
     let slices = || {
         args.iter().enumerate().filter_map(|(index, arg)| match arg {
             Arg::Slice { address, bytes, write, .. } => {
@@ -287,26 +284,26 @@ pub(super) fn check_launch(launch: &Launch<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What no copy can do.
+/// Refuses copies that exceed the address space.
 pub(super) fn check_copy(bytes: u64) -> Result<()> {
     match usize::try_from(bytes) {
         Ok(_) => Ok(()),
-        Err(_) => Err(Error::new(ErrorKind::Driver, format!("a copy of {bytes} bytes"))),
+        Err(_) => Err(Error::new(ErrorKind::Driver, format!("a copy of {bytes} bytes exceeds the address space"))),
     }
 }
 
-/// What no fill can do.
+/// Refuses fills that no device supports.
 pub(super) fn check_fill(to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
     let width = pattern.width as u64;
     if !matches!(width, 1 | 2 | 4) || !to.0.is_multiple_of(width) || !bytes.is_multiple_of(width) {
-        let message = format!("a fill of {bytes} bytes at {to:?} with a pattern of {width}");
+        let message = format!("invalid fill of {bytes} bytes at {to:?} with a pattern of {width} bytes");
         return Err(Error::new(ErrorKind::Driver, message));
     }
     Ok(())
 }
 
-/// Work of another library that nothing stands in for.
+/// The error for another library's work without a replacement.
 pub(super) fn no_stand_in() -> Error {
-    let message = "this device is emulated and runs no CUDA work: say with `.emulated(..)` what stands in for it";
+    let message = "this device is emulated and runs no CUDA work: provide a replacement with `.emulated(..)`";
     Error::new(ErrorKind::Usage, message)
 }

@@ -1,14 +1,15 @@
-//! The threads that carry out what the [machine](super::machine) says may run.
+//! The threads that run the work which the [machine](super::machine) makes runnable.
 //!
-//! All threaded devices of the process share one machine, so that a stream of one can wait for an event of another; each
-//! device has worker threads of its own. A worker holds the machine to take and to finish work, never while it carries
-//! it out, and no thread waits for an event: it takes other work, or sleeps until there is some.
+//! All threaded devices of the process share one machine, so that a stream of one can wait for an event of another;
+//! each device has its own worker threads. A worker locks the machine to take and to finish work, never while it runs
+//! it. No thread waits for an event: it takes other work, or sleeps until there is some.
 //!
 //! ```text
-//!   call ──► machine ──► bell of the device ──► a worker: start ─ run ─ finish ──► machine ──► bells of whoever waited
+//!   call ──► machine ──► bell of the device ──► a worker: start ─ run ─ finish ──► machine ──► other bells
 //! ```
 //!
-//! Whoever makes a stream runnable wakes one sleeper of its device, and a worker that leaves more behind wakes the next.
+//! A call that makes a stream runnable wakes one sleeping worker of its device, and a worker that leaves more work
+//! behind wakes the next.
 
 use std::{
     fmt,
@@ -23,37 +24,36 @@ use super::{
     device::Lost,
     lock,
     machine::{Begun, DeviceId, Machine, StreamId},
-    simulation::{Core, Line},
+    simulation::{Core, LogLine},
     work::{Description, Fault, Work},
 };
 use crate::{
-    device::{backend::TellsOfLoss, human, process::is_fork as in_a_fork, thread::DeviceThread},
+    device::{backend::LossHandler, human, process::is_fork as in_a_fork, thread::DeviceThread},
     error::{Error, ErrorKind, Result},
     sync::{Condvar, Level, Mutex, MutexGuard, contained, discard_all, log},
     thread_name::thread_name,
 };
 
-/// A machine and those who wait for it.
+/// A machine, and the threads that wait for it.
 pub(super) struct Engine {
     state: Mutex<State>,
-    /// Rung when something is passed, if somebody listens.
+    /// Notified when a point is passed, if a thread waits.
     passed: Condvar,
-    /// No threads: this runs it.
+    /// If set, there are no threads: the simulation runs it.
     simulation: Option<Weak<Core>>,
-    /// What to call at the end of that.
-    tells: Mutex<Vec<(DeviceId, TellsOfLoss)>>,
+    /// Functions to call when the simulation ends.
+    loss_handlers: Mutex<Vec<(DeviceId, LossHandler)>>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) machine: Machine<Work>,
-    crews: FxHashMap<DeviceId, Crew>,
+    crews: FxHashMap<DeviceId, Workers>,
     listeners: usize,
 }
 
-/// The workers of one device.
 #[derive(Debug)]
-struct Crew {
+struct Workers {
     name: Arc<str>,
     bell: Arc<Condvar>,
     asleep: usize,
@@ -83,22 +83,21 @@ impl Engine {
             state: Mutex::at(Level::Machine, State::default()),
             passed: Condvar::new(),
             simulation,
-            tells: Mutex::default(),
+            loss_handlers: Mutex::default(),
         }
     }
 
-    /// One without threads.
     pub(super) fn simulated(simulation: Weak<Core>) -> Self {
         Self::new(Some(simulation))
     }
 
-    /// A change to the machine, and then a bell for everybody whom it concerns.
+    /// Changes the machine, and then notifies all waiting threads that the change concerns.
     pub(super) fn with<R>(&self, change: impl FnOnce(&mut Machine<Work>) -> R) -> R {
         let mut state = lock(&self.state);
         let result = change(&mut state.machine);
         let news = state.ring(None) && self.simulation.is_some();
         if news && state.listeners > 0 {
-            // A call that waits in a simulation carries work out itself.
+            // A call that waits in a simulation runs work itself.
             self.passed.notify_all();
         }
         drop(state);
@@ -108,39 +107,39 @@ impl Engine {
         result
     }
 
-    /// There is news in a simulation: its loop may be on another thread, asleep.
+    /// Wakes a simulation's loop after a change: it may be on another thread, asleep.
     fn stir(&self) {
         if let Some(simulation) = self.simulation.as_ref().and_then(Weak::upgrade) {
             simulation.stir();
         }
     }
 
-    /// See [`Backend::when_lost`](crate::device::backend::Backend::when_lost). A device of its own threads has no other end than a
-    /// fault of its work, and the streams hear of that.
-    pub(super) fn when_lost(&self, device: DeviceId, tell: TellsOfLoss) {
+    /// See [`Backend::when_lost`](crate::device::backend::Backend::when_lost). A device with its own threads is lost
+    /// only by a fault of its work, which the streams notice.
+    pub(super) fn when_lost(&self, device: DeviceId, tell: LossHandler) {
         if self.simulation.is_some() {
-            lock(&self.tells).push((device, tell));
+            lock(&self.loss_handlers).push((device, tell));
         }
     }
 
-    /// All devices are lost, with this.
-    pub(super) fn tell_of_loss(&self, error: &Error) {
-        let tells = std::mem::take(&mut *lock(&self.tells));
-        tells.into_iter().for_each(|(_, tell)| _ = contained("the news of a loss panicked", || tell(error.again())));
+    /// Reports that all devices are lost with this error.
+    pub(super) fn notify_loss(&self, error: &Error) {
+        let handlers = std::mem::take(&mut *lock(&self.loss_handlers));
+        handlers.into_iter().for_each(|(_, tell)| _ = contained("a loss handler panicked", || tell(error.again())));
     }
 
-    /// A fault has ended the device, and what it had begun is over.
+    /// Whether a fault has ended the device and the work that it had begun is over.
     pub(super) fn has_ended(&self, device: DeviceId) -> bool {
         lock(&self.state).machine.has_ended(device)
     }
 
-    /// What decides the orders in which a graph's launches run: the simulation's seed, if there is one.
+    /// The seed for the orders of a graph's launches: drawn from the simulation, if there is one.
     pub(super) fn draw(&self) -> u64 {
         self.simulation.as_ref().and_then(Weak::upgrade).map_or(0, |simulation| simulation.draw())
     }
 
-    /// Starts a device's workers, unless it is simulated. Fewer will do where the system gives no more threads; a device
-    /// without any is lost.
+    /// Starts a device's workers, unless it is simulated. It works with fewer if the system refuses some; without any
+    /// it is lost.
     pub(super) fn hire(
         self: &Arc<Self>,
         device: DeviceId,
@@ -149,7 +148,7 @@ impl Engine {
         lost: &Arc<Lost>,
     ) -> Vec<JoinHandle<()>> {
         let bell = Arc::new(Condvar::new());
-        lock(&self.state).crews.insert(device, Crew { name: name.into(), bell: bell.clone(), asleep: 0 });
+        lock(&self.state).crews.insert(device, Workers { name: name.into(), bell: bell.clone(), asleep: 0 });
         let workers = if self.simulation.is_some() { 0 } else { workers.max(1) };
         let mut hired = Vec::new();
         for number in 0..workers {
@@ -169,11 +168,11 @@ impl Engine {
                             wanted = workers,
                             started = number,
                             error = text,
-                            "no thread for a worker"
+                            "could not start a worker thread"
                         );
                     });
                     if hired.is_empty() {
-                        let lost = Error::new(ErrorKind::DeviceLost, "the system gives it no thread").because(error);
+                        let lost = Error::new(ErrorKind::DeviceLost, "could not start a worker thread").because(error);
                         discard_all(self.with(|machine| machine.fail(device, lost.at(name))));
                     }
                     break;
@@ -183,25 +182,25 @@ impl Engine {
         hired
     }
 
-    /// The last handle of a device is gone. Its work is finished first, then its workers end. They are not waited for: the last
-    /// handle may be dropped under a lock, and a worker's thread-locals have destructors of the user's.
+    /// Handles the drop of a device's last handle: the workers end once its work is done. They are not joined, as the
+    /// drop may happen under a lock, and a worker's thread-locals may have destructors of the user's.
     pub(super) fn dismiss(&self, device: DeviceId, workers: Vec<JoinHandle<()>>) {
         self.with(|machine| machine.retire(device));
-        let tells: Vec<_> = lock(&self.tells).extract_if(.., |(of, _)| *of == device).collect();
-        drop(tells);
+        let handlers: Vec<_> = lock(&self.loss_handlers).extract_if(.., |(of, _)| *of == device).collect();
+        drop(handlers);
         if in_a_fork() {
-            // They are the parent's: the child has no thread to join.
+            // The threads belong to the parent: the child has none to join.
             std::mem::forget(workers);
         }
     }
 
-    /// How many threads sleep in a call that waits.
+    /// The number of threads that sleep in a call that waits.
     #[cfg(test)]
     pub(super) fn listeners(&self) -> usize {
         lock(&self.state).listeners
     }
 
-    /// Blocks until all work of a stream is done. In a simulation: carries work out until then.
+    /// Blocks until all work of a stream is done. In a simulation, runs work until then.
     pub(super) fn synchronize(&self, device: DeviceId, stream: StreamId) -> Result<()> {
         let mut state = lock(&self.state);
         let ends = state.machine.ends(device, stream)?;
@@ -216,7 +215,7 @@ impl Engine {
                 {
                     drop(state);
                     simulation.step_streams();
-                    // Its drop takes the lock.
+                    // Its drop may take the lock.
                     drop(simulation);
                     state = lock(&self.state);
                     continue;
@@ -225,11 +224,11 @@ impl Engine {
                     let name = state.machine.stream_name(stream).cloned();
                     drop(state);
                     let name = name.as_deref().unwrap_or("?");
-                    let message = format!("stream `{name}` waits for what nobody has enqueued");
+                    let message = format!("stream `{name}` waits for work that has not been enqueued");
                     return Err(Error::new(ErrorKind::Stalled, message));
                 }
-                // Another thread carries something out, not this one further up, and notifies when it is done. The lock was
-                // held since the checks above, so no notification was missed.
+                // Another thread runs something (not this one, further up its stack), and notifies when it is done. The
+                // lock was held since the checks above, so no notification was missed.
             }
             state.listeners += 1;
             state = self.passed.wait(state);
@@ -237,8 +236,8 @@ impl Engine {
         }
     }
 
-    /// One entry of a stream, for a simulation: `note` hears what it is.
-    pub(super) fn step_one(&self, stream: StreamId, now: impl FnOnce() -> Duration, note: impl FnOnce(Line)) {
+    /// Runs one entry of a stream, for a simulation. `note` receives its description.
+    pub(super) fn step_one(&self, stream: StreamId, now: impl FnOnce() -> Duration, note: impl FnOnce(LogLine)) {
         let state = self.step(lock(&self.state), stream, now, |state, begun| {
             let device = state.machine.device_of(stream).and_then(|device| state.crews.get(&device));
             let device = device.map(|crew| crew.name.clone());
@@ -247,12 +246,11 @@ impl Engine {
                 Begun::Recorded => Description::Record,
                 Begun::Work(work) => work.describe(),
             };
-            note(Line::Work { device, stream: state.machine.stream_name(stream).cloned(), work });
+            note(LogLine::Work { device, stream: state.machine.stream_name(stream).cloned(), work });
         });
         drop(state);
     }
 
-    /// The life of a worker.
     fn labour(&self, device: DeviceId, bell: &Condvar) {
         let _device = DeviceThread::enter();
         let mut state = lock(&self.state);
@@ -269,7 +267,6 @@ impl Engine {
         }
     }
 
-    /// One entry of a runnable stream, from start to finish.
     fn step<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -279,7 +276,7 @@ impl Engine {
     ) -> MutexGuard<'a, State> {
         let Some(begun) = state.machine.start(stream, now) else { return state };
         note(&state, &begun);
-        // In a simulation, until the entry is done.
+        // In a simulation, for the time of this entry.
         let _device = DeviceThread::enter();
         let device = state.machine.device_of(stream);
         let mut dropped = Vec::new();
@@ -291,9 +288,9 @@ impl Engine {
                 state.wake_one(device);
             }
             drop(state);
-            let fault = Doing::of(&work);
-            // SAFETY: the machine gave it out once, in its stream's order, and what the enqueuer vouched for holds
-            // until the stream has passed it, which is when `finish` is called below.
+            let fault = WorkKind::of(&work);
+            // SAFETY: the machine returned the work once, in its stream's order, and what the caller that enqueued it
+            // guaranteed holds until the stream has passed it, which is when `finish` is called below.
             let outcome = unsafe { work.run(&|| device.is_some_and(|device| self.with(|m| m.alive(device)).is_ok())) };
             state = lock(&self.state);
             if let (Err(cause), Some(device)) = (outcome, device) {
@@ -309,10 +306,10 @@ impl Engine {
         if stirs || !dropped.is_empty() {
             drop(state);
             if stirs {
-                // What this has made runnable is not this thread's to run, unless it is the loop.
+                // Streams that became runnable are for the loop to run, which may be another thread.
                 self.stir();
             }
-            // Destructors of a user's: not under the lock, and when all have learnt of the fault.
+            // Destructors of the user's: outside the lock, and after all were notified of the fault.
             discard_all(dropped);
             state = lock(&self.state);
         }
@@ -320,30 +317,29 @@ impl Engine {
     }
 }
 
-/// What a worker is about to do, in case that it fails.
+/// What a worker is about to do, for the message if it fails.
 #[derive(Clone, Copy)]
-enum Doing {
+enum WorkKind {
     Kernel(&'static str),
     Copy(&'static str),
     Graph,
     Other,
 }
 
-impl Doing {
+impl WorkKind {
     fn of(work: &Work) -> Self {
         match work {
-            Work::Kernel { kernel, .. } => Doing::Kernel(kernel.name),
-            Work::Copy { to, from, .. } => Doing::Copy(human::direction(*to, *from)),
-            Work::Graph(_) => Doing::Graph,
-            _ => Doing::Other,
+            Work::Kernel { kernel, .. } => WorkKind::Kernel(kernel.name),
+            Work::Copy { to, from, .. } => WorkKind::Copy(human::direction(*to, *from)),
+            Work::Graph(_) => WorkKind::Graph,
+            _ => WorkKind::Other,
         }
     }
 }
 
 impl State {
-    /// Rings for all news, except that a worker which goes on by itself needs no bell for its `own` device.
-    ///
-    /// True if there was any.
+    /// Wakes a worker for each change, except for the `own` device of a worker that continues anyway. True if there was
+    /// a change.
     fn ring(&mut self, own: Option<DeviceId>) -> bool {
         let news = self.machine.news();
         for device in &news {
@@ -371,13 +367,13 @@ impl State {
         }
     }
 
-    fn fault(&self, device: DeviceId, stream: StreamId, doing: Doing, cause: Fault) -> Error {
+    fn fault(&self, device: DeviceId, stream: StreamId, doing: WorkKind, cause: Fault) -> Error {
         let stream = self.machine.stream_name(stream).map_or("?", |name| name);
         let what = match doing {
-            Doing::Kernel(name) => format!("kernel `{name}` on stream `{stream}` failed"),
-            Doing::Copy(direction) => format!("copy {direction} on stream `{stream}` failed"),
-            Doing::Graph => format!("a graph on stream `{stream}` failed"),
-            Doing::Other => format!("fill on stream `{stream}` failed"),
+            WorkKind::Kernel(name) => format!("kernel `{name}` on stream `{stream}` failed"),
+            WorkKind::Copy(direction) => format!("copy {direction} on stream `{stream}` failed"),
+            WorkKind::Graph => format!("a graph on stream `{stream}` failed"),
+            WorkKind::Other => format!("fill on stream `{stream}` failed"),
         };
         let error = Error::new(ErrorKind::DeviceLost, what).because(cause);
         match self.crews.get(&device) {

@@ -1,14 +1,14 @@
-//! The calls of a [`Recorder`]: [`Backend`], whose every call of work becomes a node.
+//! [`Backend`] for [`Recorder`]: every call that enqueues work adds a node.
 
 use std::{ptr::NonNull, sync::atomic::Ordering, time::Duration};
 
 use super::{
     super::{
         backend::{
-            Address, Backend, External, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo, NodeWork, Pattern,
-            Place, RawEvent, RawStream, Recorded, StreamSpec,
+            Address, Backend, Endpoint, ExternalWork, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo,
+            NodeWork, Pattern, RawEvent, RawStream, Recorded, StreamSpec,
         },
-        draft::{Few, Kind},
+        graph_ir::{Kind, NodeSet},
         touched::touched_as,
     },
     Recorder,
@@ -16,8 +16,8 @@ use super::{
 use crate::error::{Error, ErrorKind, Result};
 
 pub(crate) fn is_called_once() -> Error {
-    let text = "a host function that can be called once, in a capture: it would be called at every launch; \
-                say `host_callback`";
+    let text = "a host function that can be called once, in a capture: each launch of the graph would call it again; \
+                use `host_callback`";
     Error::new(ErrorKind::Usage, text)
 }
 
@@ -48,13 +48,13 @@ impl Backend for Recorder {
     }
 
     fn alloc_on(&self, _stream: RawStream, _bytes: u64) -> Result<Address> {
-        let text = "stream-ordered memory in a capture: at the second launch it would be somebody else's; take it from \
-                    another allocator, whose memory the graph then keeps";
+        let text = "stream-ordered memory in a capture: it would have another owner at the second launch; allocate \
+                    from another allocator, whose memory the graph keeps alive";
         Err(Error::new(ErrorKind::Usage, text))
     }
 
     unsafe fn free_on(&self, _stream: RawStream, _address: Address) -> Result<()> {
-        Err(Error::new(ErrorKind::Usage, "stream-ordered memory is given back in a capture"))
+        Err(Error::new(ErrorKind::Usage, "stream-ordered memory cannot be freed in a capture"))
     }
 
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
@@ -67,7 +67,7 @@ impl Backend for Recorder {
     }
 
     fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
-        Ok(self.stream(&spec.name, Few::new()))
+        Ok(self.stream(&spec.name, NodeSet::new()))
     }
 
     fn stream_destroy(&self, _stream: RawStream) {}
@@ -77,14 +77,14 @@ impl Backend for Recorder {
     }
 
     fn stream_synchronize(&self, _stream: RawStream) -> Result<()> {
-        Err(Error::new(ErrorKind::Usage, "the work of a capture does not run: wait for the launch of its graph"))
+        Err(Error::new(ErrorKind::Usage, "captured work does not run: wait for a launch of its graph instead"))
     }
 
     fn event_create(&self, _timed: bool) -> Result<RawEvent> {
         let mut state = self.state();
         state.handles += 1;
         let event = RawEvent(state.handles);
-        state.events.insert(event, Few::new());
+        state.events.insert(event, NodeSet::new());
         Ok(event)
     }
 
@@ -99,9 +99,9 @@ impl Backend for Recorder {
         match state.events.get_mut(&event) {
             Some(mark) => *mark = at,
             None => {
-                // The device's own: recorded at each launch.
+                // An event of the device: recorded at each launch.
                 drop(state);
-                // SAFETY: a record touches no memory; whoever enqueued it keeps the event.
+                // SAFETY: a record touches no memory; the caller that enqueued it keeps the event alive.
                 unsafe { self.enqueue(stream, &NodeWork::Record(event)) }?;
             }
         }
@@ -121,18 +121,18 @@ impl Backend for Recorder {
         state.check()?;
         let Some(mark) = state.events.get(&event).cloned() else {
             drop(state);
-            // SAFETY: a wait touches no memory; whoever enqueued it keeps the event.
+            // SAFETY: a wait touches no memory; the caller that enqueued it keeps the event alive.
             return unsafe { self.enqueue(stream, &NodeWork::Wait(event)) };
         };
         let at = state.lane(stream)?;
-        let joined = state.draft.last_of(at.into_iter().chain(mark));
+        let joined = state.ir.last_of(at.into_iter().chain(mark));
         if let Some(lane) = state.streams.get_mut(&stream) {
             lane.at = joined;
         }
         Ok(())
     }
 
-    unsafe fn copy(&self, stream: RawStream, to: Place, from: Place, bytes: u64) -> Result<()> {
+    unsafe fn copy(&self, stream: RawStream, to: Endpoint, from: Endpoint, bytes: u64) -> Result<()> {
         // SAFETY: the same contract.
         unsafe { self.enqueue(stream, &NodeWork::Copy { to, from, bytes }) }
     }
@@ -151,18 +151,18 @@ impl Backend for Recorder {
         unsafe { self.enqueue(stream, &NodeWork::Kernel(*launch)) }
     }
 
-    unsafe fn external(&self, stream: RawStream, external: External<'_>) -> Result<()> {
+    unsafe fn external(&self, stream: RawStream, external: ExternalWork<'_>) -> Result<()> {
         let mut state = self.state();
         state.check()?;
         if let Some(note) = &mut state.note {
-            return note.refuse("a node of another library's cannot be set: capture anew and update the whole exec");
+            return note.refuse("work of another library cannot be set: capture it again and update the whole exec");
         }
         let (after, graph, label) = (state.end_to_add(stream)?, state.graph, state.label.clone());
-        let before = state.draft.raw_of(&after);
+        let before = state.ir.raw_of(&after);
         state.capturing.store(true, Ordering::Release);
         drop(state);
         let (name, touched) = (external.name, touched_as(external.args));
-        // SAFETY: the same contract. Nobody else adds to the graph meanwhile, as `capturing` says.
+        // SAFETY: the same contract. While `capturing` is set, nothing else is added to the graph.
         let recorded = unsafe { self.inner.graph_external(graph, &before, external) };
         self.captured();
         let mut state = self.state();
@@ -171,8 +171,8 @@ impl Backend for Recorder {
             return Ok(());
         }
         let raw = ends.into_iter().collect();
-        let node = state.draft.add(raw, Kind::External, name.into(), label, after);
-        state.draft.set_touched(node, touched);
+        let node = state.ir.add(raw, Kind::External, name.into(), label, after);
+        state.ir.set_touched(node, touched);
         state.foreign.extend(host_copies.into_iter().map(|(way, bytes)| (node, way, bytes)));
         state.come_to(stream, node);
         Ok(())
@@ -188,7 +188,7 @@ impl Backend for Recorder {
     }
 
     fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {
-        // SAFETY: it touches no memory of the device's.
+        // SAFETY: it touches no device memory.
         unsafe { self.enqueue(stream, &NodeWork::Host(function)) }
     }
 

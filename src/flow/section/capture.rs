@@ -1,14 +1,14 @@
-//! One graph of a section: how it is captured, and what a replay copies in and out.
+//! One graph of a section: its capture, and the copies in and out of its memory.
 //!
-//! In the capture each operator has streams of it, hubs of it to the others, and at the section's edge an end with one
-//! message, or one that keeps what is sent. Each `compute` is polled once, in the order of their messages, all within
-//! one call.
+//! For the capture, each operator has streams of the capture and hubs of the capture to the other operators. On the
+//! section's boundary it has an input end with one message, or an output end that keeps the sent message. Each
+//! `compute` is polled once, in the order of the messages, all within one call.
 //!
 //! ```text
-//!   made before    the inputs' memory: it stays the section's, which copies each message there
-//!   made in it     all envelopes of the hubs within, and what operators allocate: the graph's own, used again within it
-//!   what came out  of the graph's memory: copied to a blank envelope of the hub that it goes to
-//!                  an input's envelope, passed on: copied back to the message that came in, which goes on
+//!   allocated before  the inputs' memory: it belongs to the section, which copies each message there
+//!   allocated in it   all envelopes of the inner hubs, and what operators allocate: owned and reused by the graph
+//!   sent from it      in memory of the graph: copied to a blank envelope of the destination hub
+//!                     in an input's envelope, passed on: copied back to the incoming message, which is sent on
 //! ```
 
 use std::{collections::HashMap, sync::Arc};
@@ -16,12 +16,12 @@ use std::{collections::HashMap, sync::Arc};
 use smallvec::SmallVec;
 
 use super::{
-    plan::{Edge, Plan},
+    plan::{Edge, SectionPlan},
     table::{Lengths, Shape},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    flow::drive::{Joint, Member, operator},
+    flow::drive::{HubToCreate, Member, operator},
     graph::{Capturing, Exec, Graph},
     hub::{RawEnvelope, pool::Pool},
     memory::{
@@ -29,63 +29,60 @@ use crate::{
         execution::{Given, Opening},
         transfer,
     },
-    operator::{AnyPort, seat::Ends},
+    operator::{AnyPort, erased::PortEnds},
     stream::Stream,
 };
 
 /// A graph that can be replayed.
 pub(super) struct Replay {
     exec: Exec,
-    inputs: Vec<Fed>,
-    pub(super) outputs: Vec<Made>,
+    inputs: Vec<InputMemory>,
+    pub(super) outputs: Vec<OutputMemory>,
 }
 
-/// The memory of an input.
-struct Fed {
+/// The memory of one input.
+struct InputMemory {
     envelope: RawEnvelope,
     bytes: usize,
-    /// Up to here there may be something else than zeros.
+    /// From here on the memory is zero.
     stale: usize,
-    /// An operator writes there.
+    /// An operator writes to the memory.
     written: bool,
-    /// The number of its open end.
+    /// The number of its opening.
     end: usize,
 }
 
-/// What comes out.
-pub(super) struct Made {
+/// One output of the graph.
+pub(super) struct OutputMemory {
     pub(super) from: Source,
     pub(super) bytes: usize,
-    /// Of each row; `None` if it does not have the rows of what goes in.
+    /// Bytes of each row. `None` if it does not have the rows of the inputs.
     row_bytes: Option<usize>,
-    /// The number of its open end; `None` if nothing comes out.
+    /// The number of its opening. `None` if nothing is copied out.
     end: Option<usize>,
 }
 
 pub(super) enum Source {
-    /// It is that input's memory.
     Input(usize),
     Own(RawEnvelope),
 }
 
-/// An input's memory while it is captured.
-struct Lent {
+struct LentPort {
     home: Arc<Pool>,
     start: u64,
     bytes: usize,
 }
 
-/// What has come of a capture.
 struct Recorded {
-    /// Sent from each output.
+    /// The envelope sent from each output.
     kept: Vec<RawEnvelope>,
-    /// Of the inputs, and then of the outputs.
+    /// Of the inputs, then of the outputs.
     openings: Vec<Opening>,
     /// Whether an operator writes each input's memory.
     written: Vec<bool>,
 }
 
-/// Does something with one port of an operator.
+/// Calls `act` with one port of an operator.
 pub(super) fn with_port<R>(
     member: &mut Member,
     port: &str,
@@ -99,26 +96,27 @@ pub(super) fn with_port<R>(
             done = act(found);
         }
     });
-    let done = done.unwrap_or_else(|| Err(Error::new(ErrorKind::Usage, format!("`{port}` is no port on the edge"))));
+    let done =
+        done.unwrap_or_else(|| Err(Error::new(ErrorKind::Usage, format!("`{port}` is not on the section's boundary"))));
     done.map_err(|error| error.at(operator(&member.name)))
 }
 
 /// Captures one run of each operator, for messages of this shape.
 pub(super) fn capture(
     members: &mut [Member],
-    plan: &Plan,
-    interior: &[Joint],
+    plan: &SectionPlan,
+    interior: &[HubToCreate],
     shape: &Shape,
 ) -> Result<(Replay, Graph)> {
     let lent = shape.lengths.iter().map(|&bytes| {
         let memory = Memory::on(&plan.device, bytes)?;
         let start = memory.address()?.0;
-        Ok(Lent { home: Pool::of_one(&plan.name, memory), start, bytes })
+        Ok(LentPort { home: Pool::of_one(&plan.name, memory), start, bytes })
     });
     let lent = lent.collect::<Result<Vec<_>>>()?;
     let (graph, recorded) = Graph::capture(&plan.device, |capturing| {
         let recorded = record(members, plan, interior, &lent, capturing);
-        // Whatever has happened, they go on with what is their own.
+        // In any case, the operators return to their own streams and ports.
         members.iter_mut().for_each(|member| member.seat.leave_capture());
         capturing.capture().recorder().set_label(None);
         recorded
@@ -126,8 +124,9 @@ pub(super) fn capture(
     let Recorded { kept, openings, written } = recorded;
     let sent: Vec<_> = kept.iter().map(RawEnvelope::memory).collect();
     if let Some(name) = graph.kept_by(&sent) {
-        let text = "memory that was made in the capture, and that it was the last to use, is kept beyond it: a replay keeps \
-                    nothing, and until there is one nothing is in that memory; let what stays be made before, in `start` say";
+        let text = "memory that was allocated in the capture, and that it was the last to use, is kept after it: a replay keeps \
+                    no memory, and this memory has no contents before the first replay; allocate it earlier, in `start` for \
+                    example";
         return Err(Error::new(ErrorKind::Usage, text).at(operator(&name)));
     }
     let mut outputs = Vec::with_capacity(kept.len());
@@ -143,7 +142,7 @@ pub(super) fn capture(
     Ok((Replay { exec: graph.instantiate_open(&openings)?, inputs, outputs }, graph))
 }
 
-/// An error if a second capture is not the same as the first.
+/// Returns an error if a second capture differs from the first.
 pub(super) fn is_the_same(first: &(Replay, Graph), again: &(Replay, Graph)) -> Result<()> {
     let ((first, graph), (second, again)) = (first, again);
     let other_memory = || {
@@ -158,8 +157,8 @@ pub(super) fn is_the_same(first: &(Replay, Graph), again: &(Replay, Graph)) -> R
         },
     };
     let text = format!(
-        "captured twice, {what}: the host decides that anew in each run, and every replay would do as it did when it was \
-         captured; let it come with a message, or leave the operator out of the section"
+        "captured twice, {what}: the host decides this in each run, but every replay would repeat what was captured; pass it \
+         in a message, or leave the operator out of the section"
     );
     let error = Error::new(ErrorKind::Usage, text);
     Err(match whose {
@@ -170,9 +169,9 @@ pub(super) fn is_the_same(first: &(Replay, Graph), again: &(Replay, Graph)) -> R
 
 fn record(
     members: &mut [Member],
-    plan: &Plan,
-    interior: &[Joint],
-    lent: &[Lent],
+    plan: &SectionPlan,
+    interior: &[HubToCreate],
+    lent: &[LentPort],
     capturing: &Capturing,
 ) -> Result<Recorded> {
     let capture = capturing.capture();
@@ -182,7 +181,7 @@ fn record(
         .iter_mut()
         .map(|member| member.seat.enter_capture(capture).map_err(|error| error.at(operator(&member.name))));
     let streams = streams.collect::<Result<Vec<Stream>>>()?;
-    let mut ends: Vec<Ends> = members.iter().map(|_| Ends::new()).collect();
+    let mut ends: Vec<PortEnds> = members.iter().map(|_| PortEnds::new()).collect();
     for (edge, lent) in plan.inputs.iter().zip(lent) {
         let Some(mut envelope) = lent.home.take()? else { return Err(missing()) };
         envelope.set_bytes(lent.bytes);
@@ -198,7 +197,7 @@ fn record(
     }
     let places: HashMap<_, _> = plan.members.iter().enumerate().map(|(place, member)| (*member, place)).collect();
     let place = |number: usize| places.get(&number).copied().ok_or_else(missing);
-    for Joint { plan, make, from, to, .. } in interior {
+    for HubToCreate { plan, make, from, to, .. } in interior {
         let (writer, reader) = (place(from.0)?, place(to.0)?);
         let mut plan = plan.clone();
         (plan.captured, plan.stepped) = (Some(streams[writer].clone()), false);
@@ -220,7 +219,7 @@ fn record(
     let kept = kept.collect::<Result<Vec<_>>>()?;
     capture.recorder().set_label(None);
     for (edge, envelope) in plan.outputs.iter().zip(&kept) {
-        if comes_out(envelope) {
+        if is_copied_out(envelope) {
             openings.push(Opening::out_of(recorder, &streams[edge.member], envelope.memory(), envelope.bytes())?);
         }
     }
@@ -230,21 +229,21 @@ fn record(
     Ok(Recorded { kept, openings, written })
 }
 
-/// Whether a graph can copy it out.
-fn comes_out(envelope: &RawEnvelope) -> bool {
+/// Whether a graph can copy the envelope out.
+fn is_copied_out(envelope: &RawEnvelope) -> bool {
     envelope.bytes() > 0 && !envelope.memory().is_host()
 }
 
 fn missing() -> Error {
-    Error::new(ErrorKind::Usage, "what the section was planned with is not there")
+    Error::new(ErrorKind::Usage, "internal error: the section does not match its plan (please report)")
 }
 
-/// `end`: the next open end.
-fn made(edge: &Edge, envelope: RawEnvelope, lent: &[Lent], shape: &Shape, end: &mut usize) -> Result<Made> {
+/// `end`: the number of the next opening.
+fn made(edge: &Edge, envelope: RawEnvelope, lent: &[LentPort], shape: &Shape, end: &mut usize) -> Result<OutputMemory> {
     let bytes = envelope.bytes();
     let wrong = |what: String| Err(Error::new(ErrorKind::Usage, what).at(format!("port `{}`", edge.port)));
     if envelope.memory().is_host() {
-        return wrong("it sends an envelope of the host's, which no graph fills".into());
+        return wrong("it sends an envelope on the host, which a graph cannot fill".into());
     }
     let row_bytes = match shape.rows.filter(|_| !edge.whole) {
         None => None,
@@ -252,41 +251,42 @@ fn made(edge: &Edge, envelope: RawEnvelope, lent: &[Lent], shape: &Shape, end: &
         Some(rows) => {
             let elements = bytes / edge.element_bytes;
             return wrong(format!(
-                "it sends {elements} elements for {rows} rows, which is no whole number for each: if they do not have the \
-                 rows of what goes in, say `.whole(..)`"
+                "it sends {elements} elements for {rows} rows, which is not a whole number for each: if they do not have \
+                 the rows of the inputs, use `.whole(..)`"
             ));
         }
     };
     let passed_on = lent.iter().position(|lent| envelope.home().ptr_eq(&Arc::downgrade(&lent.home)));
     let from = match passed_on {
         None => Source::Own(envelope),
-        // Home, where it is looked for.
+        // The envelope was returned to its pool, where `fed` expects it.
         Some(input) => Source::Input(input),
     };
     let own = (bytes > 0).then_some(*end);
     *end += usize::from(own.is_some());
-    Ok(Made { from, bytes, row_bytes, end: own })
+    Ok(OutputMemory { from, bytes, row_bytes, end: own })
 }
 
-fn fed(lent: Lent, written: bool, end: usize) -> Result<Fed> {
-    let Lent { home, start, bytes } = lent;
+fn fed(lent: LentPort, written: bool, end: usize) -> Result<InputMemory> {
+    let LentPort { home, start, bytes } = lent;
     let envelope = home.take()?.filter(|envelope| envelope.memory().address().is_ok_and(|address| address.0 == start));
     let Some(envelope) = envelope else {
-        let text = "it keeps the envelope that it takes on the section's edge, or swaps it: a replay has no other";
+        let text = "it keeps or swaps the envelope that it takes at the section's boundary: a replay has no other";
         return Err(Error::new(ErrorKind::Usage, text));
     };
-    // Nobody knows what is there.
-    Ok(Fed { envelope, bytes, stale: bytes, written, end })
+    // The contents are unknown.
+    Ok(InputMemory { envelope, bytes, stale: bytes, written, end })
 }
 
 impl Replay {
-    /// An operator has dropped what the graph uses of its memory, for other memory or none: a run of it would not do the same.
+    /// An operator has dropped memory that the graph uses: its next run would use other memory, or none.
     pub(super) fn is_stale(&self) -> bool {
         self.exec.graph().is_left_alone()
     }
 
-    /// An error if an output has rows of another length than in the graph for another bucket: then they are none.
-    pub(super) fn cuts_as(&self, other: &Self, plan: &Plan, members: &[Member]) -> Result<()> {
+    /// Returns an error if the rows of an output have another length than in the graph of another bucket: then they are
+    /// not rows.
+    pub(super) fn has_same_rows(&self, other: &Self, plan: &SectionPlan, members: &[Member]) -> Result<()> {
         let outputs = plan.outputs.iter().zip(self.outputs.iter().zip(&other.outputs));
         for (edge, (one, two)) in outputs {
             let (Some(row), Some(other_row)) = (one.row_bytes, two.row_bytes) else { continue };
@@ -295,7 +295,7 @@ impl Replay {
             }
             let text = format!(
                 "it sends {} bytes for one bucket and {} for another, which is {row} and {other_row} bytes a row: a replay would \
-                 cut that wrongly; if it does not have the rows of what goes in, say `.whole(..)`",
+                 cut that wrongly; if it does not have the rows of the inputs, use `.whole(..)`",
                 one.bytes, two.bytes
             );
             let error = Error::new(ErrorKind::Usage, text).at(format!("port `{}`", edge.port));
@@ -304,13 +304,13 @@ impl Replay {
         Ok(())
     }
 
-    /// The memory of its inputs.
+    /// The memory of the inputs.
     fn fed(&self) -> Vec<&Memory> {
         self.inputs.iter().map(|fed| fed.envelope.memory()).collect()
     }
 
-    /// Enqueues all of it: the messages, padded with zeros; the launch; what comes out, into the message whose memory it is or
-    /// into the output's blank envelope. `rows`: so many of them are valid.
+    /// Enqueues a replay: copies the messages in, padded with zeros, launches the graph, and copies each output into
+    /// the message that was passed on, or into the output's blank envelope. `rows`: the number of valid rows.
     pub(super) fn enqueue(
         &mut self,
         stream: &Stream,
@@ -323,26 +323,26 @@ impl Replay {
         for (fed, message) in self.inputs.iter_mut().zip(messages.iter()) {
             let message = message.as_ref().ok_or_else(missing)?;
             let (bytes, to) = (message.bytes(), fed.envelope.memory_mut());
-            let told = execution.tell(fed.end, message.memory(), bytes)?;
-            if !told {
+            let redirected = execution.set_open_end(fed.end, message.memory(), bytes)?;
+            if !redirected {
                 transfer::copy(stream, message.memory(), to, bytes)?;
             }
             transfer::zero(stream, to, bytes, fed.stale)?;
             fed.stale = if fed.written { fed.bytes } else { bytes };
-            read.push(told);
+            read.push(redirected);
         }
         for (output, made) in self.outputs.iter().enumerate() {
             let envelope = made.goes_to(output, messages, blanks).ok_or_else(missing)?;
             let bytes = made.bytes(rows);
             envelope.set_bytes(bytes);
             written.push(match made.end {
-                Some(end) => execution.tell(end, envelope.memory(), bytes)?,
+                Some(end) => execution.set_open_end(end, envelope.memory(), bytes)?,
                 None => false,
             });
         }
         let mut given = SmallVec::<[Given<'_>; 2]>::new();
         for (input, message) in messages.iter_mut().enumerate() {
-            let goes_on = |made: &Made| matches!(made.from, Source::Input(of) if of == input);
+            let goes_on = |made: &OutputMemory| matches!(made.from, Source::Input(of) if of == input);
             let written = self.outputs.iter().zip(&written).any(|(made, written)| *written && goes_on(made));
             let memory = message.as_mut().ok_or_else(missing)?.memory_mut();
             given.push(Given { memory, read: read[input], written });
@@ -368,14 +368,13 @@ impl Replay {
         Ok(())
     }
 
-    /// Brings it to the device.
     pub(super) fn upload(&self, stream: &Stream) -> Result<()> {
         self.exec.upload(stream)
     }
 }
 
-impl Made {
-    /// Bytes that come out if so many rows are valid.
+impl OutputMemory {
+    /// The size of the output in bytes, for this number of valid rows.
     fn bytes(&self, rows: Option<usize>) -> usize {
         self.row_bytes.zip(rows).map_or(self.bytes, |(row, rows)| row * rows)
     }
@@ -394,7 +393,7 @@ impl Made {
     }
 }
 
-/// Of messages that lie at the edge.
+/// The lengths of the messages that are queued at the section's boundary. `None` if an input has none.
 pub(super) fn lengths(members: &mut [Member], inputs: &[Edge]) -> Result<Option<Lengths>> {
     let mut lengths = Lengths::new();
     for edge in inputs {

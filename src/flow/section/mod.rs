@@ -1,11 +1,11 @@
 //! [`Section`]: operators of a flow whose runs are replayed as one CUDA graph.
 //!
-//! The operators are as ever, and are connected as ever. In a *streamed* round each of them runs once, in the order of their
-//! messages, as it would without a section. In a *replayed* one none of them runs: what they once enqueued is launched
-//! as one graph, between a copy of the messages into its memory and one out of it.
+//! In a *streamed* round each operator runs once, in the order of their messages, as without a section. In a *replayed*
+//! round no operator runs: the work that they enqueued during a capture is launched as one graph, between copies of the
+//! messages into its memory and of the results out of it.
 //!
 //! ```text
-//!            a message at each input of the edge, room at each output
+//!            a message at each input of the section, room at each output
 //!                                  │  their lengths: is there a graph?
 //!        no, and none will be      │ not yet                              yes
 //!   ┌──────────────────────────────┼───────────────────────────────┐
@@ -15,8 +15,8 @@
 //!            a message from each output, in the order of the inputs
 //! ```
 //!
-//! [`plan`] finds out what it is made of, and what is wrong with that; [`table`] which graph a round takes; [`capture`] makes
-//! one; [`run`] is the section's task.
+//! [`plan`] checks and plans a section, [`table`] chooses the graph of a round, [`capture`] makes one, and [`run`] is
+//! the section's task.
 
 mod capture;
 mod plan;
@@ -25,10 +25,10 @@ mod table;
 
 use std::{fmt, sync::Arc};
 
-pub(super) use plan::{Plan, plans};
-pub(super) use run::{Start, Told, place, task};
+pub(super) use plan::{SectionPlan, plans};
+pub(super) use run::{SectionStats, Start, place, task};
 
-use super::{Added, Flow, Place};
+use super::{Added, Flow, OperatorSlot};
 use crate::{
     condition::PortId,
     graph::Graph,
@@ -38,7 +38,7 @@ use crate::{
     sync::{Discarded, Mutex},
 };
 
-/// Kinds of lengths that are captured where no buckets are said.
+/// The default number of graphs without buckets.
 const USUAL_SHAPES: usize = 8;
 
 /// Operators of a flow whose runs are replayed as one CUDA graph: see [`Flow::replay`].
@@ -48,13 +48,12 @@ pub struct Section {
     settings: Settings,
 }
 
-/// An operator of a section, as its flow knows it.
-type Member = (Arc<str>, Arc<Mutex<Place>>);
+type Member = (Arc<str>, Arc<Mutex<OperatorSlot>>);
 
 #[derive(Clone, Default)]
 struct Settings {
     buckets: Option<Vec<usize>>,
-    /// Elements of a row, by input.
+    /// The number of elements of a row, by input.
     rows: Vec<(PortId, usize)>,
     whole: Vec<PortId>,
     at_start: bool,
@@ -63,7 +62,6 @@ struct Settings {
     inspect: Option<Inspect>,
 }
 
-/// Is shown each graph.
 type Inspect = Arc<Discarded<Box<dyn Fn(&Graph) + Send + Sync>>>;
 
 /// Operators of one flow: `&one`, or several of them in a tuple, an array or a vector.
@@ -72,12 +70,12 @@ pub trait Operators {
     fn each(&self, show: &mut dyn FnMut(AnyAdded<'_>));
 }
 
-/// An operator that was added, whatever its ports are.
+/// An operator that was added, with any kind of ports.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct AnyAdded<'a> {
     name: &'a Arc<str>,
-    place: &'a Arc<Mutex<Place>>,
+    place: &'a Arc<Mutex<OperatorSlot>>,
 }
 
 impl<H> Operators for &Added<H> {
@@ -120,17 +118,18 @@ tuples!(A, B, C, D, E, F, G);
 tuples!(A, B, C, D, E, F, G, H);
 
 impl Flow {
-    /// Replays operators as one CUDA graph, a section of the flow: where their work is many small kernels, the host then
-    /// enqueues one thing in place of all of them, and the device need not wait for the host in between. The operators are
-    /// named in any order; they may form a chain, fork and join, and their branches stay parallel.
+    /// Replays operators as one CUDA graph: they become a section of the flow. If their work consists of many small
+    /// kernels, the host then enqueues one graph launch instead of all of them, and the device need not wait for the
+    /// host in between. The operators may be listed in any order. They may form a chain, fork and join, and their
+    /// branches stay parallel.
     ///
-    /// They are the same operators, unchanged: each takes one message at each input and sends one at each output in a run,
-    /// and its `compute` only enqueues (see [the whole list](#what-a-section-can-hold)). What crosses the section's edge are
-    /// [`Envelope`]s; inside of it messages may be of any type.
+    /// The operators are ordinary ones. In a run, each takes one message at each input and sends one at each output,
+    /// and its `compute` only enqueues work (see [the whole list](#what-a-section-can-hold)). Messages that cross the
+    /// section's boundary are [`Envelope`]s; within it they may be of any type.
     ///
-    /// A graph has fixed sizes. With [`buckets`](Section::buckets) the messages are padded with zeros to the next one of them;
-    /// without, there is a graph for each combination of lengths that comes, for [some of them](Section::at_most). The first round
-    /// of each is run as the flow would without a section, and so is every round that fits none.
+    /// A graph has fixed sizes. With [`buckets`](Section::buckets), the messages are padded with zeros to the next
+    /// bucket. Without, there is one graph for each combination of message lengths, up to [a limit](Section::at_most).
+    /// The first round of each shape is run as without a section, and so is every round that fits no graph.
     ///
     /// ```
     /// use wakeline::{operator::{MapPorts, sink, source}, prelude::*};
@@ -178,28 +177,32 @@ impl Flow {
     ///
     /// # What a section can hold
     ///
-    /// What no replay would do again is an error that names the operator and says why:
+    /// Behaviour that a replay could not repeat is an error that names the operator and the reason:
     ///
-    /// - before the flow runs: operators on the host or on several devices, several runs at a time, threads or conditions of
-    ///   their own, hubs of chunks, ports that wait for more than one message, another operator's message between two of them;
-    /// - when it is captured: a `compute` that waits (for the host's look at data, a timer, another task), reads data back,
-    ///   calls a function of the host once, works on a stream that it did not ask for [in that run](crate::Cx::stream),
-    ///   allocates memory in the order of a stream, keeps memory that it allocates or is given within the section, sends more
-    ///   or less than one message at an output, closes one, ends the operator, changes metadata, or asks who waits for an
-    ///   answer; a `run`, `may_run` or `after` of its own.
+    /// - before the flow runs: operators on the host or on several devices; operators with concurrent runs, or with
+    ///   their own thread or conditions; hubs of chunks; ports that wait for more than one message; a path between two
+    ///   of them through an operator outside the section;
+    /// - at the capture: a `compute` that waits (for the host to read data, a timer, another task), reads data back,
+    ///   calls a function of the host once, works on a stream that it did not obtain [in that run](crate::Cx::stream),
+    ///   allocates memory in the order of a stream, keeps memory that it allocates or receives within the section,
+    ///   sends more or less than one message at an output, closes an output, ends the operator, changes metadata, or
+    ///   takes replies; an operator that overrides `run`, `may_run` or `after`.
     ///
-    /// **What the host decides is baked in**: a scalar that `compute` counts up, a branch that it takes, is in the graph as it
-    /// was when it was captured. What changes from round to round belongs into a message, or outside. A capture is one more
-    /// call of `compute`, with messages that nobody has sent: what it counts on the host counts that, too.
+    /// **Decisions of the host are recorded in the graph**: a scalar that `compute` increments, or a branch that it
+    /// takes, stays as it was at the capture. A value that changes from round to round must be in a message, or outside
+    /// the section. A capture is one more call of `compute`, with messages that no operator has sent: a counter in
+    /// `compute` counts that call, too.
     ///
-    /// Memory that the operators have from before (weights, say) is used as ever, in order with everybody else who uses it. If
-    /// one drops some in a streamed round, to have a larger one say, the graphs that use it are captured again.
-    /// What they allocate in `compute` is the graph's, and used again within it where its edges allow; of an allocator that has
-    /// so many blocks, each graph keeps those that it uses. An envelope that comes in has room for what came, and no more.
+    /// Memory that the operators have from before the capture, such as weights, is used as usual, ordered with all its
+    /// other uses. If an operator drops such memory in a streamed round, for example for a larger buffer, the graphs
+    /// that use it are captured again. Memory that operators allocate in `compute` belongs to the graph, and is reused
+    /// within it where the graph's edges allow. With an allocator that has a fixed number of blocks, each graph keeps
+    /// the blocks that it uses. An envelope that comes into the section has exactly the size of its data.
     ///
-    /// In the [report](super::Report) the operators' runs count all rounds, and so do messages at the section's edge; those
-    /// within it, and the device's time, are of the runs that the operators made themselves. Outside of the section nothing is different: order, metadata, callers who wait for
-    /// an answer and back-pressure are those of an operator that takes and sends the same messages.
+    /// In the [report](super::Report), the operators' runs include all rounds, and so do the messages at the section's
+    /// boundary. The messages within it and the device's time are those of streamed rounds only. Seen from outside, the
+    /// section is one operator that takes and sends the same messages: order, metadata, callers that wait for a
+    /// response, and back-pressure.
     pub fn replay(&mut self, name: impl Into<String>, operators: impl Operators) -> &mut Section {
         let mut members = Vec::new();
         operators.each(&mut |added| members.push((added.name.clone(), added.place.clone())));
@@ -210,49 +213,53 @@ impl Flow {
 }
 
 impl Section {
-    /// Graphs for so many rows each. The messages at the section's inputs have the same number of [rows](Self::rows), are
-    /// padded with zeros to the next bucket, and what comes out is cut to the rows that went in. More rows than the largest,
-    /// no whole number of them, or another number at each input: such a round is streamed.
+    /// Captures one graph for each of these numbers of rows. The messages at the section's inputs have the same number
+    /// of [rows](Self::rows) and are padded with zeros to the next bucket; each output is cut to that number. A round
+    /// is streamed if it has more rows than the largest bucket, no whole number of rows, or different numbers at its
+    /// inputs.
     ///
-    /// In a graph the operators are given as many rows as the bucket has: what they make of one row must not depend on the
-    /// others, or on how many there are. A mean over all of them would take the padding in.
+    /// In a graph, the operators process as many rows as the bucket has: the result for one row must not depend on the
+    /// others, nor on their number. A mean over all rows would include the padding.
     pub fn buckets(&mut self, rows: impl IntoIterator<Item = usize>) -> &mut Self {
-        // One by one: what an iterator says of its length need not be so.
+        // One by one, since the size hint of an iterator may be wrong.
         let mut buckets = Vec::new();
         rows.into_iter().for_each(|rows| buckets.push(rows));
         self.settings.buckets = Some(buckets);
         self
     }
 
-    /// Elements of a row at an input of the section's edge; 1 if nothing is said.
+    /// Sets the number of elements of a row at an input of the section. The default is 1.
     pub fn rows<T: Plain>(&mut self, input: InputHandle<Envelope<T>>, elements: usize) -> &mut Self {
         self.settings.rows.push((input.id, elements));
         self
     }
 
-    /// What comes out here does not have the rows of what goes in: a sum over all of them, say. It is sent whole.
+    /// Declares that the messages of this output do not have the rows of the inputs, for example a sum over all rows.
+    /// They are sent whole.
     pub fn whole<T: Plain>(&mut self, output: OutputHandle<Envelope<T>>) -> &mut Self {
         self.settings.whole.push(output.id);
         self
     }
 
-    /// Captures all buckets before the first message, when every operator has started: then no round is streamed that fits
-    /// one. Otherwise each is captured after the first round that it fits.
+    /// Captures all buckets before the first message, when every operator has started. Then no round that fits a bucket
+    /// is streamed. Otherwise each bucket is captured after the first round that fits it.
     pub fn at_start(&mut self) -> &mut Self {
         self.settings.at_start = true;
         self
     }
 
-    /// Captures everything twice, and compares: what the host decides (a scalar that counts up, a branch that it takes, which
-    /// of its buffers it uses) is baked into a graph, and where it decides differently the second time that is an error which
-    /// names the operator. What lies in memory is not compared: a value that `compute` writes to host memory and copies from
-    /// there is baked in unseen. For tests: what the host does in `compute` it does twice then.
+    /// Captures everything twice and compares: decisions of the host (a scalar that it increments, a branch that it
+    /// takes, the choice of a buffer) are recorded in a graph, and a different decision the second time is an error
+    /// that names the operator. The contents of memory are not compared: a value that `compute` writes to host memory
+    /// and copies from there is recorded unnoticed. Meant for tests: everything that `compute` does on the host is done
+    /// twice.
     pub fn checked(&mut self) -> &mut Self {
         self.settings.checked = true;
         self
     }
 
-    /// Shows each graph when it has been captured: to count its nodes, say, or to draw it ([`Graph::to_dot`]).
+    /// Calls a function with each graph after its capture, for example to count its nodes, or to draw it
+    /// ([`Graph::to_dot`]).
     ///
     /// ```
     /// # use wakeline::{operator::MapPorts, prelude::*};
@@ -273,8 +280,9 @@ impl Section {
         self
     }
 
-    /// Without buckets: graphs for so many combinations of lengths, 8 if nothing is said. Rounds of others are streamed, until
-    /// one of them has come three times since the least recently used graph was used: that graph is evicted for it.
+    /// Limits the number of graphs without buckets, each for one combination of lengths. The default is 8. Rounds of
+    /// other lengths are streamed, until one combination has occurred three times since the least recently used graph
+    /// was used, which is then evicted.
     pub fn at_most(&mut self, graphs: usize) -> &mut Self {
         self.settings.most = Some(graphs);
         self

@@ -1,7 +1,7 @@
-//! What a section is made of, and what is wrong with that: before anything runs.
+//! The plan of a section, and its check before the flow runs.
 //!
 //! ```text
-//!   connections    both ends within ──> interior      one end within ──> the edge, an input or an output
+//!   connections    both ends within ──> interior      one end within ──> the boundary, an input or an output
 //!   operators      in an order in which each comes after those whose messages it takes
 //! ```
 
@@ -15,7 +15,7 @@ use super::{Inspect, Section, Settings, USUAL_SHAPES, table::Lengths};
 use crate::{
     condition::{PortId, Room},
     device::Device,
-    flow::{Connection, added::Place, check, link, wiring::Wiring},
+    flow::{Connection, added::OperatorSlot, check, link, wiring::Wiring},
     hub::queue::Full,
     operator::{PortDecl, PortKind},
     sync::{Mutex, lock},
@@ -23,19 +23,17 @@ use crate::{
 
 /// A section that can run.
 #[derive(Clone)]
-pub(in crate::flow) struct Plan {
+pub(in crate::flow) struct SectionPlan {
     pub(in crate::flow) name: Arc<str>,
-    /// The operators' numbers in the flow, in order.
+    /// The operators' numbers in the flow, in the order of their messages.
     pub(in crate::flow) members: Vec<usize>,
     pub(super) device: Device,
     pub(super) inputs: Vec<Edge>,
     pub(super) outputs: Vec<Edge>,
     /// In the order of the operators, and of the ports of each.
     pub(super) arrivals: Vec<Arrival>,
-    /// The numbers of the connections within.
     pub(in crate::flow) interior: Vec<usize>,
     pub(super) buckets: Option<Vec<usize>>,
-    /// Bytes of a row at each input.
     pub(super) row_bytes: Lengths,
     pub(super) at_start: bool,
     pub(super) most: usize,
@@ -43,28 +41,27 @@ pub(in crate::flow) struct Plan {
     pub(super) inspect: Option<Inspect>,
 }
 
-/// A message that comes to an operator.
 #[derive(Clone, Copy)]
 pub(super) enum Arrival {
-    /// At this input of the edge.
-    Outside(usize),
-    /// From another, by their places in the order.
+    /// At this input of the section.
+    RoomCondition(usize),
+    /// From another operator of the section, by their positions in the order.
     Within { from: usize, to: usize },
 }
 
-/// A port at the edge.
+/// A port on the section's boundary.
 #[derive(Clone)]
 pub(super) struct Edge {
-    /// Whose it is, by its place in the order.
+    /// The position of its operator in the order.
     pub(super) member: usize,
     pub(super) port: &'static str,
     pub(super) element_bytes: usize,
-    /// Of an output: it has not the inputs' rows.
+    /// For an output: its messages do not have the rows of the inputs.
     pub(super) whole: bool,
 }
 
 /// A plan for each of a flow's sections.
-pub(in crate::flow) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> Vec<Plan> {
+pub(in crate::flow) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> Vec<SectionPlan> {
     let (mut names, mut taken) = (HashSet::new(), HashSet::new());
     let numbers = flow.entries.iter().enumerate().map(|(number, entry)| (Arc::as_ptr(&entry.place), number));
     let numbers: HashMap<_, _> = numbers.collect();
@@ -73,7 +70,7 @@ pub(in crate::flow) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> V
         let before = problems.len();
         let mut problem = |what: String| problems.push(format!("section `{}`: {what}", section.name));
         if !names.insert(&section.name) {
-            problem("another has the same name: give each its own".into());
+            problem("another section has the same name: give each its own".into());
         }
         let Some(members) =
             members(section, |place| numbers.get(&Arc::as_ptr(place)).copied(), &mut taken, &mut problem)
@@ -88,19 +85,19 @@ pub(in crate::flow) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> V
     plans
 }
 
-/// The numbers of its operators. `number`: that of an operator, if it is one of the flow's.
+/// The numbers of its operators. `number`: the number of an operator, if it belongs to the flow.
 fn members(
     section: &Section,
-    number: impl Fn(&Arc<Mutex<Place>>) -> Option<usize>,
+    number: impl Fn(&Arc<Mutex<OperatorSlot>>) -> Option<usize>,
     taken: &mut HashSet<usize>,
     problem: &mut impl FnMut(String),
 ) -> Option<Vec<usize>> {
     let (mut members, mut own, mut wrong) = (Vec::new(), HashSet::new(), false);
     for (name, place) in &section.members {
         let what = match number(place) {
-            None => format!("operator `{name}` is one of another flow"),
+            None => format!("operator `{name}` belongs to another flow"),
             Some(at) if !own.insert(at) => format!("operator `{name}` is named twice"),
-            Some(at) if !taken.insert(at) => format!("operator `{name}` is in another section, too: it can be in one"),
+            Some(at) if !taken.insert(at) => format!("operator `{name}` is also in another section: it can be in one"),
             Some(at) => {
                 members.push(at);
                 continue;
@@ -119,11 +116,9 @@ struct Planner<'a> {
     flow: &'a Wiring<'a>,
     members: &'a [usize],
     settings: &'a Settings,
-    /// The members, to be looked up.
     own: HashSet<usize>,
-    /// The connections within, with their numbers.
     interior: Vec<(usize, &'a Connection)>,
-    /// By operator: the connections within that lead to it.
+    /// By operator: its incoming connections within the section.
     before: HashMap<usize, Vec<&'a Connection>>,
 }
 
@@ -140,11 +135,11 @@ impl<'a> Planner<'a> {
         Self { flow, members, settings, own, interior, before }
     }
 
-    fn plan(&self, section: &Section, problem: &mut impl FnMut(String)) -> Option<Plan> {
+    fn plan(&self, section: &Section, problem: &mut impl FnMut(String)) -> Option<SectionPlan> {
         let device = self.operators(problem)?;
         self.sizes(problem);
         let order = self.order(problem)?;
-        self.hangs_together(problem);
+        self.is_connected(problem);
         self.is_one_step(problem);
         let (mut inputs, mut outputs, mut arrivals) = (Vec::new(), Vec::new(), Vec::new());
         let places: HashMap<_, _> = order.iter().enumerate().map(|(at, operator)| (*operator, at)).collect();
@@ -157,7 +152,7 @@ impl<'a> Planner<'a> {
                     let from = places.get(&link.from.operator);
                     arrivals.extend(from.map(|from| Arrival::Within { from: *from, to: member }));
                 }
-                if self.is_at_edge(id, problem) {
+                if self.is_at_boundary(id, problem) {
                     let edge = Edge {
                         member,
                         port: decl.name,
@@ -166,25 +161,25 @@ impl<'a> Planner<'a> {
                     };
                     if !decl.is_envelope {
                         problem(format!(
-                            "the messages at `{}`, on its edge, are no envelopes alone: only `Envelope<T>` crosses it; take \
-                             the operator on the other side into the section, or leave this one out",
+                            "the messages at `{}`, on its boundary, are not plain envelopes: only `Envelope<T>` can cross it; \
+                             add the operator on the other side to the section, or leave this one out",
                             check::port_name(self.flow, id)
                         ));
                     }
                     if decl.kind == PortKind::Output {
                         outputs.push(edge);
                     } else {
-                        arrivals.push(Arrival::Outside(inputs.len()));
+                        arrivals.push(Arrival::RoomCondition(inputs.len()));
                         inputs.push((id, edge));
                     }
                 }
             }
         }
         if inputs.is_empty() {
-            problem("no message comes into it from outside, so nothing would ever say that it is to run".into());
+            problem("no message comes into it from outside, so it would never run".into());
         }
         self.named_ports(&inputs, &outputs, &order, problem);
-        // Of several that name one port, the last counts.
+        // If a port is named several times, the last one counts.
         let rows: HashMap<_, _> = self.settings.rows.iter().copied().collect();
         let rows = |id: &PortId| rows.get(id).map_or(1, |rows| (*rows).max(1));
         let row_bytes = inputs.iter().map(|(id, edge)| rows(id).saturating_mul(edge.element_bytes));
@@ -193,7 +188,7 @@ impl<'a> Planner<'a> {
         if let Some(rows) = most.filter(|rows| row_bytes.iter().any(|row| row.checked_mul(**rows).is_none())) {
             problem(format!("a bucket of {rows} rows is larger than any memory"));
         }
-        Some(Plan {
+        Some(SectionPlan {
             name: section.name.clone(),
             interior: self.interior.iter().map(|(at, _)| *at).collect(),
             members: order,
@@ -218,12 +213,11 @@ impl<'a> Planner<'a> {
         port.flow == self.flow.id && self.own.contains(&port.operator)
     }
 
-    /// The connections within that lead to an operator.
     fn before(&self, operator: usize) -> &[&'a Connection] {
         self.before.get(&operator).map_or(&[], |before| before)
     }
 
-    /// Where they all are.
+    /// Checks the operators, and returns their device.
     fn operators(&self, problem: &mut impl FnMut(String)) -> Option<Device> {
         let device = check::device_of(self.flow, self.members[0]);
         for &operator in self.members {
@@ -235,7 +229,7 @@ impl<'a> Planner<'a> {
                 ));
             } else if own != device && !device.is_host() {
                 let first = self.name(self.members[0]);
-                problem(format!("`{first}` is on {device} and `{name}` on {own}: a graph is one device's"));
+                problem(format!("`{first}` is on {device} and `{name}` on {own}: a graph belongs to one device"));
             }
             if entry.workers > 0 {
                 problem(format!(
@@ -247,12 +241,14 @@ impl<'a> Planner<'a> {
             }
             let place = lock(&entry.place);
             if place.own_thread.is_some() {
-                problem(format!("operator `{name}` has a thread of its own, and a section is one task"));
+                problem(format!(
+                    "operator `{name}` has a thread of its own, and a section is one task: remove the thread"
+                ));
             }
             if !place.conditions.is_empty() {
                 problem(format!(
                     "operator `{name}` has a condition of its own, and a section runs when there is a message at each of its \
-                     inputs: give it to an operator before the section"
+                     inputs: give it to an operator upstream of the section"
                 ));
             }
         }
@@ -263,24 +259,26 @@ impl<'a> Planner<'a> {
         let Settings { buckets, rows, at_start, most, .. } = self.settings;
         match buckets {
             Some(buckets) if buckets.is_empty() => problem("its list of buckets is empty".into()),
-            Some(buckets) if buckets.contains(&0) => problem("a bucket of 0 rows holds nothing: at least 1".into()),
+            Some(buckets) if buckets.contains(&0) => problem("a bucket of 0 rows holds nothing: use at least 1".into()),
             Some(_) if most.is_some() => {
-                problem("it has buckets, and a number of graphs without: say one, `buckets` or `at_most`".into());
+                problem(
+                    "it has both buckets and a limit of graphs: remove one of the two, `buckets` or `at_most`".into(),
+                );
             }
             None if *at_start => problem(
-                "it is to be captured at the start, when nobody knows the sizes yet: say them, `buckets`".into(),
+                "it is to be captured at the start, when the sizes are not known yet: set them with `buckets`".into(),
             ),
-            None if !rows.is_empty() => problem("it has rows and no buckets: say both, or none".into()),
+            None if !rows.is_empty() => problem("it has rows and no buckets: set both, or neither".into()),
             _ => {}
         }
         for (port, _) in rows.iter().filter(|(_, elements)| *elements == 0) {
-            problem(format!("a row of 0 elements at `{}`: at least 1", port.name));
+            problem(format!("a row of 0 elements at `{}`: use at least 1", port.name));
         }
     }
 
-    /// One in which each comes after those whose messages it takes.
+    /// An order in which each operator comes after those whose messages it takes.
     fn order(&self, problem: &mut impl FnMut(String)) -> Option<Vec<usize>> {
-        // Of those that can be next, the one that was added first is.
+        // Of the operators that can be next, the one that was added first is chosen.
         let mut waits: HashMap<usize, usize> =
             self.members.iter().map(|operator| (*operator, self.before(*operator).len())).collect();
         let mut after: HashMap<usize, Vec<usize>> = HashMap::new();
@@ -308,11 +306,11 @@ impl<'a> Planner<'a> {
         let mut left: Vec<_> = waits.into_keys().collect();
         left.sort_unstable();
         let names: Vec<_> = left.iter().map(|operator| format!("`{}`", self.name(*operator))).collect();
-        problem(format!("{} take each other's messages: a graph has no loops", names.join(", ")));
+        problem(format!("{} take each other's messages: a graph cannot have loops", names.join(", ")));
         None
     }
 
-    fn hangs_together(&self, problem: &mut impl FnMut(String)) {
+    fn is_connected(&self, problem: &mut impl FnMut(String)) {
         let mut beside: HashMap<usize, Vec<usize>> = HashMap::new();
         for (_, Connection { from, to, .. }) in &self.interior {
             beside.entry(from.operator).or_default().push(to.operator);
@@ -326,11 +324,11 @@ impl<'a> Planner<'a> {
         }
         if let Some(apart) = self.members.iter().find(|member| !reached.contains(member)) {
             let (first, apart) = (self.name(self.members[0]), self.name(*apart));
-            problem(format!("nothing within it leads from `{first}` to `{apart}` or back: make two sections of it"));
+            problem(format!("no path within it leads from `{first}` to `{apart}` or back: make two sections"));
         }
     }
 
-    /// The operator, and those within whose messages lead to it.
+    /// The operator, and those of the section whose messages lead to it.
     fn leading_to(&self, operator: usize) -> HashSet<usize> {
         let (mut found, mut open) = (HashSet::from([operator]), vec![operator]);
         while let Some(operator) = open.pop() {
@@ -340,8 +338,8 @@ impl<'a> Planner<'a> {
         found
     }
 
-    /// Outside of it nothing leads from one operator to another, but back to where its message came from: then a loop goes
-    /// through the section, and what comes back belongs to a later round.
+    /// Outside the section, no path leads from one of its operators to another, except back to an operator that the
+    /// message came from. Such a path is a loop through the section, whose message belongs to a later round.
     fn is_one_step(&self, problem: &mut impl FnMut(String)) {
         let joined = self.flow.connections.iter().filter(|joined| joined.from.flow == joined.to.flow);
         let joined = joined.map(|joined| (joined.from.operator, joined.to.operator));
@@ -367,8 +365,8 @@ impl<'a> Planner<'a> {
                     } else if !before.contains(&to) {
                         let (from, through, to) = (self.name(member), self.name(operator), self.name(to));
                         problem(format!(
-                            "`{to}` takes what `{from}` sends by way of `{through}`, which is no part of it: it would wait \
-                             for itself; take `{through}` in, or make two sections"
+                            "`{to}` takes what `{from}` sends by way of `{through}`, which is not in it: it would wait for \
+                             itself; add `{through}` to it, or make two sections"
                         ));
                         return;
                     }
@@ -377,12 +375,12 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// What a port waits for is one message, or room for one.
+    /// A port waits for one message, or for room for one.
     fn port(&self, port: PortId, decl: &PortDecl, problem: &mut impl FnMut(String)) {
         let name = || check::port_name(self.flow, port);
         let waits = match decl.kind {
             PortKind::Link(_) => {
-                problem(format!("`{}` is linked to a hub of chunks, which is in no graph", name()));
+                problem(format!("`{}` is linked to a hub of chunks, which a graph cannot contain", name()));
                 return;
             }
             PortKind::Output => decl.room != Room::default(),
@@ -392,14 +390,14 @@ impl<'a> Planner<'a> {
         };
         if waits {
             problem(format!(
-                "`{}` waits for another thing than one message, or room for one: within a section a run is one message each",
+                "`{}` waits for something other than one message, or room for one: in a section, a run has one message per port",
                 name()
             ));
         }
     }
 
-    /// Whether it joins an operator to one outside.
-    fn is_at_edge(&self, port: PortId, problem: &mut impl FnMut(String)) -> bool {
+    /// Whether the port connects an operator to one outside the section.
+    fn is_at_boundary(&self, port: PortId, problem: &mut impl FnMut(String)) -> bool {
         let flow = self.flow;
         let (mut inside, mut outside) = (0, 0);
         let mut count = |connection: &Connection, other: PortId| {
@@ -407,7 +405,9 @@ impl<'a> Planner<'a> {
                 inside += 1;
                 if check::wanted(flow, connection).full != Full::Hold {
                     let hub = check::hub_name(flow, connection);
-                    problem(format!("hub `{hub}` drops messages, or keeps one: within a section each is taken once"));
+                    problem(format!(
+                        "hub `{hub}` drops messages or keeps the latest: within a section each is taken once"
+                    ));
                 }
             } else {
                 outside += 1;
@@ -419,17 +419,17 @@ impl<'a> Planner<'a> {
         let name = || check::port_name(flow, port);
         if inside > 0 && outside > 0 {
             problem(format!(
-                "`{}` is connected to operators of it and to others: take those in, or give the operator another port for them",
+                "`{}` is connected to operators of it and to others: add those to it, or give the operator another port for them",
                 name()
             ));
         }
         if outside > 0 && check::decl(flow, port).kind == PortKind::Inputs {
-            problem(format!("`{}`, on its edge, has any number of connections: make it an `Input`", name()));
+            problem(format!("`{}`, on its boundary, is an `Inputs`: make it an `Input`", name()));
         }
         outside > 0
     }
 
-    /// Those that were named are at the edge.
+    /// The ports named in the settings are on the boundary.
     fn named_ports(
         &self,
         inputs: &[(PortId, Edge)],
@@ -440,7 +440,7 @@ impl<'a> Planner<'a> {
         let mut not_there = |port: &PortId, what: &str| {
             let known = port.flow == self.flow.id && port.operator < self.flow.entries.len();
             let name = if known { check::port_name(self.flow, *port) } else { port.name.into() };
-            problem(format!("{what} of `{name}` are said, which is none of the ports on its edge"));
+            problem(format!("{what} of `{name}` are set, which is not a port on its boundary"));
         };
         let inputs: HashSet<_> = inputs.iter().map(|(id, _)| id).collect();
         for (port, _) in self.settings.rows.iter().filter(|(port, _)| !inputs.contains(port)) {

@@ -1,4 +1,4 @@
-//! A section's task: its rounds, from the first message to the end.
+//! The task of a section: its rounds, from the first message to the end.
 
 use std::{
     sync::{
@@ -13,47 +13,47 @@ use tokio::sync::mpsc;
 
 use super::{
     capture::{Replay, Source, capture, is_the_same, lengths, with_port},
-    plan::{Arrival, Plan},
-    table::{Shape, Table, Way},
+    plan::{Arrival, SectionPlan},
+    table::{Route, Shape, Table},
 };
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    flow::drive::{Ended, Joint, Member, blamed, operator},
+    flow::drive::{Ended, HubToCreate, Member, blamed, operator},
     graph::Graph,
     hub::RawEnvelope,
     memory::memory_passes,
-    operator::{Blank, Flushed, Passing, attend::attended, control::Control, node::Node, rounds::Rounds, seat::caught},
+    operator::{
+        Blank, Flushed, Passing, attend::attended, control::Control, erased::caught, node::OperatorTask, rounds::Rounds,
+    },
     stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
     sync::{Mutex, lock, logged},
 };
 
-/// A section that is to run.
 pub(in crate::flow) struct Start {
-    pub(in crate::flow) plan: Plan,
-    /// The hubs within, to be made again in each capture.
-    pub(in crate::flow) interior: Vec<Joint>,
+    pub(in crate::flow) plan: SectionPlan,
+    /// The inner hubs, which are created anew in each capture.
+    pub(in crate::flow) interior: Vec<HubToCreate>,
     pub(in crate::flow) mode: CompletionMode,
-    pub(in crate::flow) told: Arc<Told>,
+    pub(in crate::flow) stats: Arc<SectionStats>,
 }
 
-/// What is known of a section outside of its task.
+/// The part of a section's state that is visible outside its task.
 #[derive(Debug, Default)]
-pub(in crate::flow) struct Told {
+pub(in crate::flow) struct SectionStats {
     pub(in crate::flow) name: Arc<str>,
     replayed: AtomicU64,
     streamed: AtomicU64,
     captured: AtomicU64,
-    /// The end of its replays.
+    /// The ticket of its last replay.
     last: Mutex<Option<Ticket>>,
 }
 
-impl Told {
+impl SectionStats {
     pub(in crate::flow) fn new(name: &Arc<str>) -> Arc<Self> {
         Arc::new(Self { name: name.clone(), ..Self::default() })
     }
 
-    /// Rounds that were replayed and streamed, and graphs that were captured.
     pub(in crate::flow) fn counts(&self) -> [u64; 3] {
         [&self.replayed, &self.streamed, &self.captured].map(|count| count.load(Ordering::Relaxed))
     }
@@ -63,23 +63,23 @@ impl Told {
     }
 }
 
-/// `section `net``
+/// The section as it is named in errors: `section `net``.
 pub(in crate::flow) fn place(name: &str) -> String {
     format!("section `{name}`")
 }
 
-/// Runs a section to its end, and says so of each of its operators.
+/// Runs a section to its end, and reports the end of each of its operators.
 pub(in crate::flow) async fn task(
     start: Start,
     members: Vec<Member>,
-    node: Arc<Node>,
+    node: Arc<OperatorTask>,
     control: Arc<Control>,
-    tell: mpsc::UnboundedSender<Ended>,
+    sender: mpsc::UnboundedSender<Ended>,
 ) {
     let (name, device) = (start.plan.name.clone(), start.plan.device.clone());
     let mut running = Running::new(start, members, &node);
     let outcome = caught(attended(&node, &device, running.run())).await;
-    // Before its ports are closed: whoever loses something then finds why.
+    // Before its ports are closed, so that an operator that loses a message because of that finds the reason.
     if let Err(error) = &outcome {
         control.fail(blamed(&control, error.again(), &place(&name)));
     }
@@ -98,49 +98,49 @@ pub(in crate::flow) async fn task(
     node.end();
     let mut outcome = Some(outcome);
     for member in members {
-        // Said once, with the first of them.
+        // Reported once, with the first operator.
         let outcome = outcome.take().unwrap_or(Ok(()));
-        let _ = tell.send(Ended { member, place: place(&name), outcome });
+        let _ = sender.send(Ended { member, place: place(&name), outcome });
     }
 }
 
 struct Running {
-    plan: Plan,
-    interior: Vec<Joint>,
+    plan: SectionPlan,
+    interior: Vec<HubToCreate>,
     mode: CompletionMode,
-    told: Arc<Told>,
+    stats: Arc<SectionStats>,
     members: Vec<Member>,
     rounds: Rounds,
     table: Table<Replay>,
-    /// How it passes messages on for each operator: once it has a stream for that.
+    /// By operator: how a replay passes its messages on. Set when the section takes its stream.
     passing: Vec<Passing>,
-    /// Of the replays. After the graphs, in the order of dropping.
+    /// The stream of the replays. Dropped after the graphs.
     stream: Option<PooledStream>,
     count: u64,
-    has_told_of_rows: bool,
+    has_reported_rows: bool,
 }
 
 impl Running {
-    fn new(start: Start, members: Vec<Member>, node: &Arc<Node>) -> Self {
-        let Start { plan, interior, mode, told } = start;
+    fn new(start: Start, members: Vec<Member>, node: &Arc<OperatorTask>) -> Self {
+        let Start { plan, interior, mode, stats } = start;
         let table = Table::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
         let (rounds, passing) = (Rounds::new(node), Vec::new());
         Self {
             plan,
             interior,
             mode,
-            told,
+            stats,
             members,
             rounds,
             table,
             passing,
             stream: None,
             count: 0,
-            has_told_of_rows: false,
+            has_reported_rows: false,
         }
     }
 
-    /// Its operators back. What it has captured goes.
+    /// Returns the operators, and drops the graphs.
     fn end(self) -> Vec<Member> {
         self.members
     }
@@ -155,15 +155,15 @@ impl Running {
             }
         }
         while self.next().await {
-            // A hub that drops messages may have done so with the one that was there.
+            // A hub that drops messages may have dropped this one.
             let Some(lengths) = lengths(&mut self.members, &self.plan.inputs)? else { continue };
             let goes_on = match self.table.way(&lengths) {
-                Way::Replayed { graph, rows } => self.replay(graph, rows).await?,
-                Way::Streamed => {
-                    self.tell_of_rows(&lengths);
+                Route::Replayed { graph, rows } => self.replay(graph, rows).await?,
+                Route::Streamed => {
+                    self.report_rows(&lengths);
                     self.stream().await?
                 }
-                Way::Captured(shape) => {
+                Route::Captured(shape) => {
                     let goes_on = self.stream().await?;
                     if goes_on && !self.has_finished() {
                         self.capture(shape).await?;
@@ -180,18 +180,18 @@ impl Running {
         Ok(())
     }
 
-    /// Says once that messages have no rows: somebody may have forgotten to say how long those are.
-    fn tell_of_rows(&mut self, lengths: &[usize]) {
-        if self.has_told_of_rows || self.table.has_rows(lengths) {
+    /// Warns once that messages have no whole number of rows: `Section::rows` may have been forgotten.
+    fn report_rows(&mut self, lengths: &[usize]) {
+        if self.has_reported_rows || self.table.has_rows(lengths) {
             return;
         }
-        self.has_told_of_rows = true;
+        self.has_reported_rows = true;
         logged(|| {
             tracing::warn!(
                 section = &*self.plan.name,
                 bytes = ?lengths,
                 row_bytes = ?self.plan.row_bytes,
-                "messages that have no whole number of rows, or not the same, fit no bucket and are streamed: see `Section::rows`"
+                "messages without a whole number of rows, or with different ones, fit no bucket and are streamed: see `Section::rows`"
             );
         });
     }
@@ -200,11 +200,11 @@ impl Running {
         self.members.iter().any(|member| member.seat.has_finished())
     }
 
-    /// Waits for a message at each input of the edge, and for room at each output.
+    /// Waits for a message at each input of the section, and for room at each output.
     async fn next(&mut self) -> bool {
-        let Self { rounds, members, plan, told, .. } = self;
+        let Self { rounds, members, plan, stats, .. } = self;
         let last = |members: &Vec<Member>| {
-            members.iter().flat_map(|member| member.seat.last()).chain(told.last()).collect::<Vec<_>>()
+            members.iter().flat_map(|member| member.seat.last()).chain(stats.last()).collect::<Vec<_>>()
         };
         let ask = |members: &mut Vec<Member>, task: &mut Context<'_>| {
             let mut asked = Readiness::READY;
@@ -216,7 +216,7 @@ impl Running {
                                 | if is_output {
                                     port.state().poll_room(1, task)
                                 } else {
-                                    port.let_go();
+                                    port.release_unneeded();
                                     port.state().poll_promised(1, task).more
                                 };
                         }
@@ -228,19 +228,18 @@ impl Running {
         rounds.next(members, last, ask).await
     }
 
-    /// Each operator runs once. False if one can no longer.
+    /// Runs each operator once. False if one of them cannot run any more.
     async fn stream(&mut self) -> Result<bool> {
         for member in &mut self.members {
             if !member.seat.round().await.map_err(|error| error.at(operator(&member.name)))? {
                 return Ok(false);
             }
         }
-        self.told.streamed.fetch_add(1, Ordering::Relaxed);
+        self.stats.streamed.fetch_add(1, Ordering::Relaxed);
         self.table.retain(|replay| !replay.is_stale());
         Ok(true)
     }
 
-    /// The stream of its replays: taken when the first of them is made ready.
     fn own_stream(&mut self) -> Result<Stream> {
         if let Some(pooled) = &self.stream {
             return Ok(pooled.stream().clone());
@@ -252,13 +251,13 @@ impl Running {
         taken.set_completion_mode(self.mode);
         let stream = taken.stream().clone();
         let passing =
-            self.members.iter().map(|member| Ok(Passing { carry: member.seat.carry()?, stream: stream.clone() }));
+            self.members.iter().map(|member| Ok(Passing { context: member.seat.context()?, stream: stream.clone() }));
         self.passing = passing.collect::<Result<_>>()?;
         self.stream = Some(taken);
         Ok(stream)
     }
 
-    /// Captures it. Where there is no memory for that, what streams still use is waited for.
+    /// Captures a graph. If there is no memory for it, memory in use by streams is awaited.
     async fn captured(&mut self, shape: &Shape) -> Result<(Replay, Graph)> {
         loop {
             match capture(&mut self.members, &self.plan, &self.interior, shape) {
@@ -273,7 +272,7 @@ impl Running {
     }
 
     async fn capture(&mut self, shape: Shape) -> Result<()> {
-        // Before: the new graph may need the other's memory.
+        // Evicted first: the new graph may need the memory of the old one.
         if let Some((evicted, replay)) = self.table.evict() {
             drop(replay);
             logged(|| {
@@ -292,7 +291,7 @@ impl Running {
         }
         let (replay, graph) = first;
         if let Some(other) = self.table.any() {
-            replay.cuts_as(other, &self.plan, &self.members)?;
+            replay.has_same_rows(other, &self.plan, &self.members)?;
         }
         if let Some(inspect) = self.plan.inspect.as_ref().and_then(|inspect| inspect.get()) {
             inspect(&graph);
@@ -307,42 +306,43 @@ impl Running {
                 "captured"
             );
         });
-        self.told.captured.fetch_add(1, Ordering::Relaxed);
+        self.stats.captured.fetch_add(1, Ordering::Relaxed);
         self.table.add(shape, replay);
         Ok(())
     }
 
-    /// One launch in place of all operators' runs. False if nobody takes what comes out any more.
+    /// Launches the graph instead of running the operators. False if an output has no reader any more.
     async fn replay(&mut self, graph: usize, rows: Option<usize>) -> Result<bool> {
         let stream = self.own_stream()?;
         let messages = self.take()?;
-        let first = self.passing[0].carry.clone();
+        let first = self.passing[0].context.clone();
         first.within(|| self.enqueue(messages, graph, rows, &stream))?;
         let sent = self.flush().await;
-        self.passing.iter().for_each(|passing| passing.carry.let_go());
+        self.passing.iter().for_each(|passing| passing.context.release_unneeded());
         if sent.as_ref().is_err_and(Error::is_reader_gone) {
             return Ok(false);
         }
         sent?;
         self.members.iter_mut().for_each(|member| member.seat.count_run());
-        self.told.replayed.fetch_add(1, Ordering::Relaxed);
+        self.stats.replayed.fetch_add(1, Ordering::Relaxed);
         Ok(true)
     }
 
-    /// Takes a message at each input. What they bring along goes the operators' way, as it would if they ran.
+    /// Takes a message at each input. The metadata and replies of the messages pass through the operators as if these
+    /// ran.
     fn take(&mut self) -> Result<SmallVec<[Option<RawEnvelope>; 2]>> {
         let Self { plan, members, passing, .. } = self;
         let mut messages = SmallVec::new();
         for arrival in &plan.arrivals {
             match *arrival {
-                Arrival::Outside(input) => {
+                Arrival::RoomCondition(input) => {
                     let edge = &plan.inputs[input];
                     let (member, passing) = (&mut members[edge.member], &passing[edge.member]);
                     let taken = with_port(member, edge.port, |port| port.entry().map(|entry| entry.take(passing)))?;
                     messages.push(Some(taken));
                 }
                 Arrival::Within { from, to } => {
-                    let gathered = passing[to].carry.gather(passing[from].carry.load());
+                    let gathered = passing[to].context.gather(passing[from].context.load());
                     gathered.map_err(|error| error.at(operator(&members[to].name)))?;
                 }
             }
@@ -357,8 +357,10 @@ impl Running {
         rows: Option<usize>,
         stream: &Stream,
     ) -> Result<()> {
-        let Self { plan, members, table, told, passing, .. } = self;
-        let replay = table.get(graph).ok_or_else(|| Error::new(ErrorKind::Usage, "a graph that is not there"))?;
+        let Self { plan, members, table, stats, passing, .. } = self;
+        let replay = table
+            .get(graph)
+            .ok_or_else(|| Error::new(ErrorKind::Usage, "internal error: no such graph (please report)"))?;
         let mut blanks: SmallVec<[Option<RawEnvelope>; 2]> = SmallVec::new();
         for (made, edge) in replay.outputs.iter().zip(&plan.outputs) {
             let Source::Own(like) = &made.from else {
@@ -368,9 +370,9 @@ impl Running {
             let member = &mut members[edge.member];
             let blank = with_port(member, edge.port, |port| port.exit().map(|exit| exit.blank()))?;
             blanks.push(Some(match blank {
-                Blank::Lent(envelope) if envelope.memory().bytes() >= made.bytes => envelope,
-                // What it sends is its own, and may be larger than the hub's.
-                Blank::Lent(_) | Blank::PassedOn => RawEnvelope::on(stream, like.memory().bytes())?,
+                Blank::Borrowed(envelope) if envelope.memory().bytes() >= made.bytes => envelope,
+                // The operator sends memory of its own, which may be larger than the hub's envelopes.
+                Blank::Borrowed(_) | Blank::PassedOn => RawEnvelope::on(stream, like.memory().bytes())?,
                 Blank::AllOut => return Err(gone()),
             }));
         }
@@ -380,17 +382,18 @@ impl Running {
                 Source::Input(input) => messages[input].take(),
                 Source::Own(_) => blank,
             };
-            let envelope =
-                envelope.ok_or_else(|| Error::new(ErrorKind::Usage, "an envelope that goes to two outputs"))?;
+            let envelope = envelope.ok_or_else(|| {
+                Error::new(ErrorKind::Usage, "internal error: two outputs send one envelope (please report)")
+            })?;
             with_port(&mut members[edge.member], edge.port, |port| {
                 port.exit().map(|exit| exit.send(envelope, &passing[edge.member]))
             })?;
         }
-        *lock(&told.last) = Some(stream.ticket());
+        *lock(&stats.last) = Some(stream.ticket());
         Ok(())
     }
 
-    /// Waits until all outputs have sent what they were given.
+    /// Waits until all outputs have sent their messages.
     async fn flush(&mut self) -> Result<()> {
         let Self { rounds, members, plan, .. } = self;
         rounds
@@ -408,5 +411,5 @@ impl Running {
 }
 
 fn gone() -> Error {
-    Error::new(ErrorKind::Usage, "an envelope that was there is there no more")
+    Error::new(ErrorKind::Usage, "internal error: the section lost its envelope (please report)")
 }

@@ -1,44 +1,42 @@
-//! The table of a section's graphs: one for each shape, and which of them a round takes.
+//! [`Table`]: the graphs of a section, one for each shape, and the choice of the graph for a round.
 //!
 //! ```text
 //!   buckets 1, 2, 4, 8     rows 3 ──> bucket 4, padded        rows 9 ──> none: streamed
-//!   no buckets             these exact lengths ──> theirs     more kinds of them than there may be ──> none: streamed
+//!   no buckets             these exact lengths ──> theirs     more combinations than graphs allowed ──> none: streamed
 //! ```
 //!
-//! A shape that has no graph yet is streamed once, and captured after that.
+//! A shape without a graph is streamed once, and then captured.
 //!
-//! Without buckets the table may be full. Then a new shape is streamed, and counted. Once it has come [`OFTEN`] times since the
-//! least recently used graph was used, that graph is evicted and the new shape is captured. So lengths that came early do not
-//! stay for ever; and where more lengths come in turns than there may be graphs, the graphs stay: a capture costs more than
-//! a round, and each would be evicted before it is used.
+//! Without buckets the table may be full. Then a new shape is streamed and counted. Once it has occurred [`OFTEN`]
+//! times since the least recently used graph was used, that graph is evicted and the new shape is captured: the lengths
+//! that occur first do not stay forever. If more lengths alternate than there may be graphs, the graphs stay, since a
+//! capture costs more than a round, and each graph would be evicted before it is used.
 
 use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
-/// Bytes of the message at each input of the section's edge.
+/// The size in bytes of the message at each input of the section.
 pub(super) type Lengths = SmallVec<[usize; 2]>;
 
-/// What a graph is captured for.
+/// The message sizes that a graph is captured for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Its bucket, where there are such.
+    /// The bucket, if the section has buckets.
     pub(super) rows: Option<usize>,
-    /// Bytes at each input.
     pub(super) lengths: Lengths,
 }
 
-/// A shape that comes so often takes the place of a graph that is not used meanwhile.
+/// A shape that occurs this often replaces a graph that is not used in the meantime.
 const OFTEN: usize = 3;
-/// Shapes without a graph that are counted.
 const CANDIDATES: usize = 64;
 
-/// How a round goes.
+/// How a round is executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    /// By the graph of this number; `rows`: so many of them are valid.
+pub(super) enum Route {
+    /// By launching the graph of this number. `rows`: the number of valid rows.
     Replayed { graph: usize, rows: Option<usize> },
-    /// By its operators, and then it is captured.
+    /// By its operators, followed by a capture.
     Captured(Shape),
     /// By its operators.
     Streamed,
@@ -46,30 +44,28 @@ pub(super) enum Way {
 
 /// See the [module](self).
 pub(super) struct Table<G> {
-    /// Sorted.
+    /// In ascending order.
     buckets: Option<Vec<usize>>,
-    /// Bytes of a row at each input.
+    /// The size of a row in bytes at each input.
     row_bytes: Lengths,
-    /// So many shapes, where there are no buckets.
+    /// The maximum number of graphs without buckets.
     most: usize,
     graphs: Vec<Entry<G>>,
-    /// Where the table is full. The one that came last is the last.
+    /// Used when the table is full. Ordered by the last occurrence, the latest last.
     candidates: VecDeque<Candidate>,
-    /// Rounds so far.
     round: u64,
 }
 
 struct Entry<G> {
     shape: Shape,
     graph: G,
-    /// In which round it was used last.
+    /// The round in which it was last used.
     used: u64,
 }
 
-/// A shape that has no graph.
 struct Candidate {
     lengths: Lengths,
-    /// The last rounds in which it came, the earliest first; 0: none.
+    /// The last rounds in which it occurred, the earliest first; 0: none.
     came: [u64; OFTEN],
 }
 
@@ -84,32 +80,32 @@ impl<G> Table<G> {
         Self { buckets, row_bytes, most, graphs: Vec::new(), candidates: VecDeque::new(), round: 0 }
     }
 
-    /// How a round with messages of these lengths goes.
-    pub(super) fn way(&mut self, lengths: &Lengths) -> Way {
+    /// Decides how a round with messages of these lengths is executed.
+    pub(super) fn way(&mut self, lengths: &Lengths) -> Route {
         self.round += 1;
         let (rows, shape) = match &self.buckets {
             None => (None, Shape { rows: None, lengths: lengths.clone() }),
             Some(buckets) => {
                 let rows = self.rows(lengths);
                 let bucket = rows.and_then(|rows| buckets.iter().find(|bucket| **bucket >= rows));
-                let Some(bucket) = bucket else { return Way::Streamed };
+                let Some(bucket) = bucket else { return Route::Streamed };
                 (rows, self.shape(*bucket))
             }
         };
         if let Some(graph) = self.graphs.iter().position(|entry| entry.shape == shape) {
             self.graphs[graph].used = self.round;
-            return Way::Replayed { graph, rows };
+            return Route::Replayed { graph, rows };
         }
-        let none = self.buckets.is_none() && (lengths.contains(&0) || self.is_full() && !self.comes_often(lengths));
-        if none { Way::Streamed } else { Way::Captured(shape) }
+        let none = self.buckets.is_none() && (lengths.contains(&0) || self.is_full() && !self.is_frequent(lengths));
+        if none { Route::Streamed } else { Route::Captured(shape) }
     }
 
     fn is_full(&self) -> bool {
         self.buckets.is_none() && self.graphs.len() >= self.most
     }
 
-    /// Counts one that has no graph. Has it come often enough to take the place of another?
-    fn comes_often(&mut self, lengths: &Lengths) -> bool {
+    /// Counts a shape without a graph. True if it has occurred often enough to replace a graph.
+    fn is_frequent(&mut self, lengths: &Lengths) -> bool {
         let Some(least) = self.graphs.iter().map(|entry| entry.used).min() else { return false };
         let known = self.candidates.iter().position(|candidate| candidate.lengths == *lengths);
         let known = known.and_then(|at| self.candidates.remove(at));
@@ -126,7 +122,7 @@ impl<G> Table<G> {
         often
     }
 
-    /// Evicts the least recently used graph, if there is no room for another.
+    /// Evicts the least recently used graph, if the table is full.
     pub(super) fn evict(&mut self) -> Option<(Shape, G)> {
         let least = self.graphs.iter().enumerate().min_by_key(|(_, entry)| entry.used);
         let (at, _) = least.filter(|_| self.is_full())?;
@@ -134,12 +130,12 @@ impl<G> Table<G> {
         Some((shape, graph))
     }
 
-    /// Whether messages of these lengths may fit a bucket, if that is large enough; they do where there are none.
+    /// Whether messages of these lengths would fit a large enough bucket. True if there are no buckets.
     pub(super) fn has_rows(&self, lengths: &[usize]) -> bool {
         self.buckets.is_none() || lengths.contains(&0) || self.rows(lengths).is_some()
     }
 
-    /// How many rows all of the messages have; `None` if they differ, if one has no whole number of them, or none.
+    /// The number of rows of the messages. `None` if it differs between them, is not whole, or is 0.
     fn rows(&self, lengths: &[usize]) -> Option<usize> {
         let mut rows =
             lengths.iter().zip(&self.row_bytes).map(|(bytes, row)| (bytes % row == 0).then_some(bytes / row));
@@ -151,7 +147,7 @@ impl<G> Table<G> {
         Shape { rows: Some(bucket), lengths: self.row_bytes.iter().map(|row| row * bucket).collect() }
     }
 
-    /// All that can be known before the first message.
+    /// The shapes that are known before the first message.
     pub(super) fn shapes(&self) -> Vec<Shape> {
         self.buckets.iter().flatten().map(|bucket| self.shape(*bucket)).collect()
     }
@@ -160,7 +156,7 @@ impl<G> Table<G> {
         self.graphs.push(Entry { shape, graph, used: self.round });
     }
 
-    /// Those that are left are replayed; the shapes of the others have none any more.
+    /// Keeps the graphs for which `stays` is true. The shapes of the others have no graph any more.
     pub(super) fn retain(&mut self, stays: impl Fn(&G) -> bool) {
         self.graphs.retain(|entry| stays(&entry.graph));
     }
@@ -180,24 +176,24 @@ mod tests {
 
     use super::*;
 
-    fn replayed(graph: usize, rows: usize) -> Way {
-        Way::Replayed { graph, rows: Some(rows) }
+    fn replayed(graph: usize, rows: usize) -> Route {
+        Route::Replayed { graph, rows: Some(rows) }
     }
 
     #[test]
     fn a_round_takes_the_smallest_bucket_that_holds_it() {
         let mut table = Table::new(Some(&[8, 2, 2]), smallvec![4, 16], 0);
         let two = Shape { rows: Some(2), lengths: smallvec![8, 32] };
-        assert_eq!(table.way(&smallvec![4, 16]), Way::Captured(two.clone()));
+        assert_eq!(table.way(&smallvec![4, 16]), Route::Captured(two.clone()));
         assert_eq!(table.shapes(), [two.clone(), Shape { rows: Some(8), lengths: smallvec![32, 128] }]);
         table.add(two, ());
         assert_eq!(table.way(&smallvec![4, 16]), replayed(0, 1));
         assert_eq!(table.way(&smallvec![8, 32]), replayed(0, 2));
-        assert!(matches!(table.way(&smallvec![12, 48]), Way::Captured(_)));
-        assert_eq!(table.way(&smallvec![36, 144]), Way::Streamed, "too large for any");
-        assert_eq!(table.way(&smallvec![4, 32]), Way::Streamed, "not the same rows");
-        assert_eq!(table.way(&smallvec![6, 24]), Way::Streamed, "no whole rows");
-        assert_eq!(table.way(&smallvec![0, 0]), Way::Streamed, "no rows");
+        assert!(matches!(table.way(&smallvec![12, 48]), Route::Captured(_)));
+        assert_eq!(table.way(&smallvec![36, 144]), Route::Streamed, "too large for any");
+        assert_eq!(table.way(&smallvec![4, 32]), Route::Streamed, "not the same rows");
+        assert_eq!(table.way(&smallvec![6, 24]), Route::Streamed, "no whole rows");
+        assert_eq!(table.way(&smallvec![0, 0]), Route::Streamed, "no rows");
         let has_rows = [[36, 144], [4, 32], [6, 24], [0, 0]].map(|lengths| table.has_rows(&lengths));
         assert_eq!(has_rows, [true, false, false, true]);
     }
@@ -205,18 +201,18 @@ mod tests {
     #[test]
     fn without_buckets_each_combination_of_lengths_is_a_shape_until_there_are_too_many() {
         let mut table = Table::new(None, smallvec![4, 4], 1);
-        let Way::Captured(shape) = table.way(&smallvec![4, 6]) else { panic!("a new one") };
+        let Route::Captured(shape) = table.way(&smallvec![4, 6]) else { panic!("a new one") };
         table.add(shape, ());
-        assert_eq!(table.way(&smallvec![4, 6]), Way::Replayed { graph: 0, rows: None });
-        assert_eq!(table.way(&smallvec![6, 4]), Way::Streamed);
+        assert_eq!(table.way(&smallvec![4, 6]), Route::Replayed { graph: 0, rows: None });
+        assert_eq!(table.way(&smallvec![6, 4]), Route::Streamed);
     }
 
-    /// As a section does it.
+    /// Executes rounds as a section does. The result has one letter for each round.
     fn runs(table: &mut Table<()>, rounds: impl IntoIterator<Item = usize>) -> String {
         let runs = rounds.into_iter().map(|length| match table.way(&smallvec![length]) {
-            Way::Replayed { .. } => 'r',
-            Way::Streamed => 's',
-            Way::Captured(shape) => {
+            Route::Replayed { .. } => 'r',
+            Route::Streamed => 's',
+            Route::Captured(shape) => {
                 table.evict();
                 table.add(shape, ());
                 'c'
@@ -229,7 +225,7 @@ mod tests {
     fn a_length_that_comes_often_takes_the_place_of_one_that_does_not_come_any_more() {
         let mut table = Table::new(None, smallvec![1], 2);
         assert_eq!(runs(&mut table, [1, 2, 1, 1]), "ccrr");
-        // Beside others that come once, and though another graph is in use.
+        // Along with others that occur once, and while another graph is in use.
         assert_eq!(runs(&mut table, [7, 1, 8, 7, 9, 7, 7, 1, 2]), "srsssc".to_owned() + "rrs");
         assert_eq!(table.graphs.len(), 2);
     }
@@ -241,7 +237,7 @@ mod tests {
         assert_eq!(runs(&mut table, rounds), "ccs".to_owned() + &"rrs".repeat(99));
         let mut none = Table::new(None, smallvec![1], 0);
         assert_eq!(runs(&mut none, [1; 9]), "sssssssss");
-        // However many there are, so many are counted.
+        // The number of counted shapes is limited.
         runs(&mut table, 10..10_000);
         assert_eq!(table.candidates.len(), CANDIDATES);
     }

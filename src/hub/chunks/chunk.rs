@@ -1,10 +1,10 @@
-//! [`Chunk`]: what a link is given, until it is committed or dropped.
+//! [`Chunk`]: the guard of a chunk that a link was given, until it is committed or dropped.
 
 use std::{any::Any, fmt, marker::PhantomData, mem, ops::Deref, sync::Arc};
 
 use super::{
-    core::{Seat, Structure, sole},
-    roles::{Consume, DoesWith, Modify, Produce, Role, Writes},
+    core::{Registration, Structure, sole},
+    roles::{ChunkRole, Consume, Modify, Produce, Role, Writes},
     state::Grant,
 };
 use crate::{
@@ -14,37 +14,38 @@ use crate::{
     sync::Discarded,
 };
 
-/// A chunk of a [`ChunkHub`](super::ChunkHub), in the hands of a link; or a blank that becomes one. It is an
-/// [`Envelope`] where the link is: kernels take it as a slice, and it shows its location, its capacity, its valid part.
+/// A chunk of a [`ChunkHub`](super::ChunkHub) that was given to a link, or a blank that becomes one. It dereferences
+/// to an [`Envelope`] at the link's location: kernels take it as a slice, and its location, capacity and valid part
+/// can be queried.
 ///
 /// | from a link that | it may | committed | dropped |
 /// |---|---|---|---|
-/// | produces | be written | is the hub's newest chunk | goes home |
-/// | consumes | be read, and taken out with [`into_envelope`](Chunk::into_envelope) | is gone from the hub | is the next chunk again |
-/// | peeks | be read, by others too | | is over |
-/// | modifies | be written | is what all see; copies elsewhere go | is as it was, unless it was the only copy |
+/// | produces | be written | becomes the hub's newest chunk | returns to its pool |
+/// | consumes | be read, and taken out with [`into_envelope`](Chunk::into_envelope) | is removed from the hub | is the next chunk again |
+/// | peeks | be read, by others too | | ends the peek |
+/// | modifies | be written | is visible to all; copies elsewhere are discarded | is unchanged, unless it was the only copy |
 ///
-/// What a link that modifies has written and not committed is gone with its envelope, where there is a copy at another
-/// place: from there the chunk goes on as it was. (Copies elsewhere that there are as it is given out are kept until the
-/// commit.)
+/// If a modifying link drops a chunk without committing it, its envelope is discarded together with what was written,
+/// provided that there is a copy at another location: the chunk continues from that copy, unchanged. (Copies
+/// elsewhere that exist when the chunk is given out are kept until the commit.)
 ///
-/// **The only copy stays as it was written**, data and length, and is what all see: there is nothing else that the chunk
-/// could be. It is the only one where it was produced or last modified at the very place of this link and nobody was to see
-/// it elsewhere since, or where a copy elsewhere had to make room: always, in a hub with envelopes at one place alone. Its
-/// structure is as it was. Whoever may fail, or be cancelled, in the middle of writing writes to memory of its own first, and
-/// copies that into the chunk at the end.
+/// **The only copy stays as it was written**, data and length, and is visible to all: there is nothing else that the
+/// chunk could be. It is the only copy if the chunk was produced or last modified at the link's own location and was
+/// not wanted elsewhere since, or if a copy elsewhere had to make room; in a hub with envelopes at a single location,
+/// it always is. Its structure is unchanged. Code that may fail or be cancelled while writing should write to memory
+/// of its own first, and copy that into the chunk at the end.
 ///
-/// A structure stands beside the data, any value of the user's: a matrix's shape, a frame's time.
-pub struct Chunk<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static = ()> {
-    seat: Arc<Seat<T, S>>,
+/// A structure is stored beside the data. It is any value of the user's, such as a matrix's shape or a frame's time.
+pub struct Chunk<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static = ()> {
+    seat: Arc<Registration<T, S>>,
     number: u64,
-    /// Only gone while it is committed or dropped.
+    /// `None` only while it is committed or dropped.
     held: Option<Held<T>>,
     /// Shared with the hub, so that it is never cloned there.
     structure: Option<Structure<S>>,
-    /// Of a blank: anything was said about it at all.
+    /// Whether anything was written to or set on the chunk.
     written: bool,
-    /// The user's own envelope was sent, for the chunk to come back into it.
+    /// The user's own envelope was sent, and the chunk is to return into it.
     returns: bool,
     kind: PhantomData<fn() -> K>,
 }
@@ -56,19 +57,19 @@ pub(super) fn beside<S>(structure: S) -> Structure<S> {
 enum Held<T: Plain> {
     Alone(Envelope<T>),
     Shared(Arc<Envelope<T>>),
-    /// A place in the queue.
+    /// A slot in the queue.
     Place,
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
-    pub(super) fn new(seat: Arc<Seat<T, S>>, grant: Grant<Arc<Envelope<T>>, Structure<S>>) -> Result<Self> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
+    pub(super) fn new(seat: Arc<Registration<T, S>>, grant: Grant<Arc<Envelope<T>>, Structure<S>>) -> Result<Self> {
         let Grant { number, envelope, structure, .. } = grant;
         let held = match envelope {
             None => Held::Place,
             Some(envelope) if seat.role == Role::Peek => Held::Shared(envelope),
             Some(envelope) => Held::Alone(sole(envelope)?),
         };
-        // Of a hub without structures nobody need say that there is none.
+        // In a hub without structures (`S = ()`), it need not be set.
         let structure = structure.or_else(|| (&() as &dyn Any).downcast_ref::<S>().cloned().map(beside));
         Ok(Self { seat, number, held: Some(held), structure, written: false, returns: false, kind: PhantomData })
     }
@@ -77,7 +78,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         match &self.held {
             Some(Held::Alone(envelope)) => envelope,
             Some(Held::Shared(envelope)) => envelope,
-            Some(Held::Place) | None => unreachable!("a chunk has its envelope until it is committed or dropped"),
+            Some(Held::Place) | None => unreachable!("a chunk owns its envelope until it is committed or dropped"),
         }
     }
 
@@ -86,26 +87,26 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         self.number
     }
 
-    /// What stands beside the data. `None` of a blank whose structure was not [said](Chunk::set_structure) yet.
+    /// The structure beside the data. `None` for a blank whose structure was not [set](Chunk::set_structure) yet.
     pub fn structure(&self) -> Option<&S> {
         self.structure.as_deref().and_then(Discarded::get)
     }
 
-    /// A blank that nobody has written to, nor given a length or a structure.
+    /// Returns true for a blank that has not been written to, and whose length and structure were not set.
     pub(crate) fn is_untouched(&self) -> bool {
         self.seat.role == Role::Produce && !self.written
     }
 
-    /// A run that was none: the chunk is new to the link.
+    /// Undoes the grant after a run that did not use it: the chunk is new to the link again.
     pub(crate) fn put_back(mut self) {
         match self.held.take() {
             Some(Held::Shared(envelope)) => self.seat.peeked(self.number, envelope, true),
-            // Whoever had it alone gives it back by dropping it.
+            // A chunk held exclusively is given back by its drop.
             held => self.held = held,
         }
     }
 
-    /// Ends it as its link's role says. For those who do not know it.
+    /// Commits it according to its link's role, for callers that do not know the role.
     pub(crate) fn commit_any(mut self) -> Result<()> {
         match self.seat.role {
             Role::Produce => self.commit_produced(),
@@ -126,13 +127,13 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         Ok(())
     }
 
-    /// A blank has none before it is said; and a chunk that was swapped with such a blank.
+    /// A blank has none until it is set; the same is true of a chunk that was swapped with such a blank.
     fn has_structure(&self) -> Result<()> {
         if self.structure.is_some() {
             return Ok(());
         }
         let (what, name) = (if self.seat.role == Role::Produce { "blank" } else { "chunk" }, &self.seat.core.name);
-        let text = format!("a {what} of hub `{name}` has no structure: `set_structure` before it is committed");
+        let text = format!("a {what} of hub `{name}` has no structure: call `set_structure` before the commit");
         Err(Error::new(ErrorKind::Usage, text))
     }
 
@@ -162,53 +163,53 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         self.written = true;
         match &mut self.held {
             Some(Held::Alone(envelope)) => envelope,
-            Some(Held::Shared(_) | Held::Place) | None => unreachable!("what may write has it alone"),
+            Some(Held::Shared(_) | Held::Place) | None => unreachable!("links that may write have exclusive access"),
         }
     }
 
-    /// Says what stands beside the data.
+    /// Sets the structure beside the data.
     pub fn set_structure(&mut self, structure: S) {
         self.structure = Some(beside(structure));
         self.written |= self.seat.role == Role::Produce;
     }
 
-    /// Says how many elements are valid: see [`Envelope::set_len`].
+    /// Sets the number of valid elements: see [`Envelope::set_len`].
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if it has no room for so many.
+    /// [`Usage`](ErrorKind::Usage) if it exceeds the capacity.
     pub fn set_len(&mut self, len: usize) -> Result<()> {
         self.envelope_mut().set_len(len)
     }
 
-    /// The valid part to write to, once nothing uses it any more. On the host.
+    /// Gives write access to the valid part on the host, once nothing uses it any more.
     ///
     /// # Errors
     /// As [`Envelope::write`].
     ///
     /// # Cancel safety
-    /// Dropping the future changes nothing.
+    /// Dropping the future has no effect.
     pub async fn write(&mut self) -> Result<&mut [T]> {
         self.envelope_mut().write().await
     }
 
-    /// All it has room for, to write to, once nothing uses it any more. On the host.
+    /// Gives write access to the full capacity on the host, once nothing uses it any more.
     ///
     /// # Errors
     /// As [`Envelope::space`].
     ///
     /// # Cancel safety
-    /// Dropping the future changes nothing.
+    /// Dropping the future has no effect.
     pub async fn space(&mut self) -> Result<&mut [T]> {
         self.envelope_mut().space().await
     }
 
-    /// Makes these its valid part. On the host.
+    /// Copies `data` into it on the host, as its valid part.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if it has no room for so many, or if it lies on a device.
+    /// [`Usage`](ErrorKind::Usage) if `data` exceeds the capacity, or if the chunk is in device memory.
     ///
     /// # Cancel safety
-    /// Dropping the future changes nothing.
+    /// Dropping the future may leave the length set and the data not written.
     pub async fn fill_from(&mut self, data: &[T]) -> Result<()> {
         self.set_len(data.len())?;
         self.write().await?.copy_from_slice(data);
@@ -227,15 +228,15 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Produce, T, S> {
-    /// It is the hub's newest chunk.
+    /// Publishes it as the hub's newest chunk.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if its structure was not said; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`Usage`](ErrorKind::Usage) if its structure was not set; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn commit(mut self) -> Result<()> {
         self.commit_produced()
     }
 
-    /// Puts an envelope in the place that was kept for one.
+    /// Puts an envelope into the slot that was reserved for one.
     pub(super) fn fill_with(&mut self, envelope: Envelope<T>, structure: Structure<S>, returns: bool) {
         self.returns = returns;
         (self.held, self.structure) = (Some(Held::Alone(envelope)), Some(structure));
@@ -243,18 +244,18 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Produce, T, S> {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Modify, T, S> {
-    /// From now on all see it as it is now. Copies at other places go home.
+    /// Publishes its present content to all links. Copies at other locations are discarded.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if it was swapped with a blank and has no structure;
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault. It is given back then.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault. The chunk is then given back.
     pub fn commit(mut self) -> Result<()> {
         self.commit_modified()
     }
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Consume, T, S> {
-    /// It leaves the hub, and its envelope goes home.
+    /// Removes it from the hub. Its envelope returns to its pool.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -262,8 +263,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Consume, T, S> {
         self.commit_consumed().map(drop)
     }
 
-    /// It leaves the hub. Its envelope is the caller's, to write to or to pass on: it goes home to this hub after its last
-    /// use. One that was [sent](super::Link::send) by the user is the user's again.
+    /// Removes it from the hub and returns its envelope, to write to or to pass on. The envelope returns to this hub
+    /// after its last use. An envelope that was [sent](super::Link::send) by the user is the user's again.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -273,23 +274,23 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Consume, T, S> {
                 self.seat.goes_out(&mut envelope);
                 Ok(envelope)
             }
-            None => Err(Error::new(ErrorKind::Usage, "a chunk that is gone already")),
+            None => Err(Error::new(ErrorKind::Usage, "this chunk was committed already")),
         }
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Drop for Chunk<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Drop for Chunk<K, T, S> {
     fn drop(&mut self) {
         match self.held.take() {
             None => {}
             Some(Held::Shared(envelope)) => {
-                // What is wrong with the device, whoever uses it next learns.
+                // An error of the device is reported to the next user.
                 let _ = envelope.raw().mark();
                 self.seat.peeked(self.number, envelope, false);
             }
             Some(Held::Place) => self.seat.unproduced(self.number),
             Some(Held::Alone(envelope)) if self.seat.role == Role::Produce => {
-                // First, so that whoever is given the place finds the envelope.
+                // First, so that the link that gets the slot finds the envelope.
                 drop(envelope);
                 self.seat.unproduced(self.number);
             }
@@ -301,7 +302,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Drop for Chunk<K, 
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Deref for Chunk<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Deref for Chunk<K, T, S> {
     type Target = Envelope<T>;
 
     fn deref(&self) -> &Envelope<T> {
@@ -309,9 +310,9 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Deref for Chunk<K,
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Sealed<T> for Chunk<K, T, S> {}
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Sealed<T> for Chunk<K, T, S> {}
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> DeviceSlice<T> for Chunk<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> DeviceSlice<T> for Chunk<K, T, S> {
     fn view(&self) -> View<'_> {
         self.envelope().view()
     }
@@ -323,7 +324,7 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> DeviceSliceMut<T> fo
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> fmt::Debug for Chunk<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> fmt::Debug for Chunk<K, T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Chunk");
         shown.field("hub", &self.seat.core.name).field("number", &self.number).field("role", &self.seat.role);

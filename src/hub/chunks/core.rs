@@ -1,10 +1,11 @@
-//! What a hub of chunks does: the [state machine](super::state) under a lock, the envelopes, the copies.
+//! The core of a chunk hub: the [state machine](super::state) under a lock, the envelopes, the copies.
 //!
-//! Whoever makes something happen carries out what follows from it, on its own thread, with no lock held: enqueues
-//! copies, lets envelopes go home, wakes. An envelope that comes home is such an event, too. Nobody else runs a hub.
+//! A hub has no task of its own. The thread that causes an event also carries out its consequences, with no lock
+//! held: it enqueues copies, returns envelopes to their pools and wakes tasks. The return of an envelope to its pool
+//! is such an event, too.
 
 mod log;
-mod seat;
+mod registration;
 mod seen;
 
 use std::{
@@ -20,20 +21,20 @@ use std::{
 };
 
 use log::Log;
-pub(super) use seat::Seat;
-pub(crate) use seen::{ChunkState, Lack};
+pub(super) use registration::Registration;
+pub(crate) use seen::{ChunkState, MissingResource};
 use smallvec::SmallVec;
 
 use super::{
     roles::{LinkName, Role},
-    state::{Actions, Blanks, LinkId, Move, Place, State, TooFew},
+    state::{Actions, Blanks, LinkId, LocationId, Move, State, TooFew},
 };
 use crate::{
-    device::{Device, HearsOfLoss, human},
+    device::{Device, LossObserver, human},
     error::{Error, ErrorKind, Result},
     hub::{
-        abroad::{Abroad, Boundary, Lender},
         envelope::Envelope,
+        external_guard::{Boundary, ExternalGuard, Quiescence},
         pool::Pool,
     },
     memory::{Plain, transfer},
@@ -41,25 +42,24 @@ use crate::{
     sync::{Deferred, Discarded, Level, Mutex, discard, discard_all, lock, logged, wake_shared},
 };
 
-/// An envelope, which those who peek share.
+/// An envelope, which peeking links share.
 type Envelopes<T> = Arc<Envelope<T>>;
 
-/// What stands beside a chunk's data. It may hold hubs of chunks of its own.
+/// A chunk's structure. It may itself contain chunk hubs.
 pub(super) type Structure<S> = Arc<Discarded<S>>;
 
-/// What is shared by all who have to do with a hub.
+/// The part of a hub that its handles, links and chunks share.
 pub(crate) struct Core<T: Plain, S: 'static> {
     pub(super) name: Arc<str>,
-    /// Of each envelope.
     pub(super) bytes: usize,
     inner: Mutex<Inner<T, S>>,
     /// For the copies from one place to another.
-    streams: Mutex<HashMap<(Place, Place), Stream>>,
+    streams: Mutex<HashMap<(LocationId, LocationId), Stream>>,
     failed: OnceLock<Error>,
     log: Log,
     flows: Mutex<Flows>,
     counts: Counts,
-    /// Itself, for what its envelopes keep.
+    /// A reference to itself, for its envelopes to keep.
     own: Weak<Self>,
 }
 
@@ -78,10 +78,9 @@ impl<T: Plain, S: 'static> Drop for Core<T, S> {
     }
 }
 
-/// Places by their numbers.
 struct Places<T> {
     all: Vec<PlaceOf>,
-    /// Why the first copy failed that did for the loss of a device.
+    /// The error of the first copy that failed because a device was lost.
     lost: OnceLock<Error>,
     of: std::marker::PhantomData<fn() -> T>,
 }
@@ -89,11 +88,10 @@ struct Places<T> {
 struct PlaceOf {
     device: Device,
     pool: Option<Arc<Pool>>,
-    /// The hub is notified of the device's loss.
-    hears_of_loss: bool,
+    /// Whether the hub is registered for a notification of the device's loss.
+    loss_registered: bool,
 }
 
-/// What has passed.
 #[derive(Debug, Default)]
 struct Counts {
     produced: AtomicU64,
@@ -102,45 +100,45 @@ struct Counts {
     copied_bytes: AtomicU64,
 }
 
-/// The flows that it has links in, and who holds them from outside.
+/// The flows that have links here, and what holds them from outside.
 #[derive(Default)]
 struct Flows {
     running: Vec<Arc<Boundary>>,
-    outside: HashMap<LinkId, Vec<Abroad>>,
-    /// By the address of its [`Out`], of an envelope that was taken out by hand: the flows that have begun since. Those that
-    /// ran then have a mark on the envelope.
-    out: HashMap<usize, Vec<Abroad>>,
+    outside: HashMap<LinkId, Vec<ExternalGuard>>,
+    /// For each envelope that was taken out by hand, by the address of its [`Out`]: the flows that have begun since.
+    /// Flows that ran at that time have a mark on the envelope instead.
+    out: HashMap<usize, Vec<ExternalGuard>>,
 }
 
-/// An envelope that was taken out by hand, until it has come home.
+/// An envelope that was taken out by hand, until it is returned.
 struct Out<T: Plain, S: Clone + Send + Sync + 'static> {
     core: Weak<Core<T, S>>,
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Out<T, S> {
-    /// It is shared, and stays where it is.
+    /// Unique and stable, since it is shared and never moves.
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 }
 
-impl<T: Plain, S: Clone + Send + Sync + 'static> Lender for Out<T, S> {
+impl<T: Plain, S: Clone + Send + Sync + 'static> Quiescence for Out<T, S> {
     fn lend(&self) {}
 
     fn regain(&self) {
         if let Some(core) = self.core.upgrade() {
             let held = lock(&core.flows).out.remove(&self.address());
-            // A flow's task is woken, without the lock.
+            // Dropped without the lock, since this wakes a flow's task.
             drop(held);
         }
     }
 
-    /// No flow can begin that would wait for it.
+    /// No flow can begin any more that would wait for it.
     fn has_ended(&self) -> bool {
         self.core.strong_count() == 0
     }
 
-    fn release(&self, is: &dyn Fn(&Boundary) -> bool) -> SmallVec<[Abroad; 1]> {
+    fn release(&self, is: &dyn Fn(&Boundary) -> bool) -> SmallVec<[ExternalGuard; 1]> {
         let mut taken = SmallVec::new();
         let Some(core) = self.core.upgrade() else { return taken };
         let held: SmallVec<[_; 2]> = lock(&core.flows)
@@ -150,7 +148,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Lender for Out<T, S> {
             .flatten()
             .map(|held| held.boundary().clone())
             .collect();
-        // That may acquire another hub's lock.
+        // Without the lock, since `is` may acquire another hub's lock.
         for boundary in held.into_iter().filter(|boundary| is(boundary)) {
             let mut flows = lock(&core.flows);
             let held = flows.out.get_mut(&self.address()).into_iter();
@@ -160,12 +158,12 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Lender for Out<T, S> {
     }
 }
 
-/// What gives a hub envelopes there.
+/// The builder call that adds envelopes on that device.
 pub(crate) fn makes_envelopes(device: &Device) -> &'static str {
     if device.is_host() { "host_envelopes(2)" } else { "envelopes(&device, 2)" }
 }
 
-/// `the host`, `cuda:0`
+/// For example `the host` or `cuda:0`.
 pub(super) fn place_name(device: &Device) -> &str {
     if device.is_host() { "the host" } else { device.name() }
 }
@@ -175,34 +173,34 @@ impl<T: Plain> Places<T> {
         Self { all: Vec::new(), lost: OnceLock::new(), of: std::marker::PhantomData }
     }
 
-    /// The number of a place; a new one if it has none.
-    fn number(&mut self, device: &Device) -> Place {
+    /// The number of a place; assigns a new one if it has none.
+    fn number(&mut self, device: &Device) -> LocationId {
         self.find(device).unwrap_or_else(|| {
-            self.all.push(PlaceOf { device: device.clone(), pool: None, hears_of_loss: false });
+            self.all.push(PlaceOf { device: device.clone(), pool: None, loss_registered: false });
             self.all.len() - 1
         })
     }
 
-    fn find(&self, device: &Device) -> Option<Place> {
+    fn find(&self, device: &Device) -> Option<LocationId> {
         self.all.iter().position(|place| place.device == *device)
     }
 
-    fn count(&self, place: Place) -> usize {
+    fn count(&self, place: LocationId) -> usize {
         self.all.get(place).and_then(|place| place.pool.as_ref()).map_or(0, |pool| pool.count())
     }
 }
 
 impl<T: Plain> Blanks<Envelopes<T>> for Places<T> {
-    fn take(&mut self, place: Place) -> Option<Envelopes<T>> {
+    fn take(&mut self, place: LocationId) -> Option<Envelopes<T>> {
         let pool = self.all.get(place)?.pool.as_ref()?;
         pool.take().ok()?.map(|raw| Arc::new(Envelope::of_raw(raw)))
     }
 
-    fn count(&self, place: Place) -> usize {
+    fn count(&self, place: LocationId) -> usize {
         self.all.get(place).and_then(|place| place.pool.as_ref()).map_or(0, |pool| pool.idle())
     }
 
-    fn made(&self, place: Place) -> usize {
+    fn made(&self, place: LocationId) -> usize {
         Self::count(self, place)
     }
 
@@ -210,7 +208,7 @@ impl<T: Plain> Blanks<Envelopes<T>> for Places<T> {
         self.all.len()
     }
 
-    fn is_own(&self, place: Place, envelope: &Envelopes<T>) -> bool {
+    fn is_own(&self, place: LocationId, envelope: &Envelopes<T>) -> bool {
         let pool = self.all.get(place).and_then(|place| place.pool.as_ref());
         pool.is_some_and(|pool| std::ptr::eq(envelope.raw().home().as_ptr(), Arc::as_ptr(pool)))
     }
@@ -218,7 +216,7 @@ impl<T: Plain> Blanks<Envelopes<T>> for Places<T> {
     fn has_failed(&self, envelope: &Envelopes<T>) -> bool {
         let failed = Device::any_is_lost().then(|| envelope.raw().memory().check_contents()).and_then(Result::err);
         let has_failed = failed.is_some();
-        // The first one stays.
+        // Only the first one is kept.
         failed.into_iter().for_each(|error| _ = self.lost.set(error));
         has_failed
     }
@@ -239,19 +237,20 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         })
     }
 
-    /// Allocates so many more envelopes at a place, for the links that wait there.
+    /// Allocates `count` more envelopes at a place, for the links that wait there.
     pub(super) fn add_envelopes(&self, device: &Device, count: usize, near: Option<&Device>) -> Result<()> {
         self.allocate(device, count, near)?;
-        self.tell(|| format!("{count} envelopes more on {}", place_name(device)));
+        self.log_event(|| format!("{count} more envelopes on {}", place_name(device)));
         self.act(|_, _, _| ());
         Ok(())
     }
 
-    /// Allocates the envelope without which no chunk would move any more, for the link that [claimed](State::claim_spare) it.
+    /// Allocates the envelope without which no chunk could move any more, for the link that
+    /// [claimed](State::claim_spare) it.
     fn add_spare(&self, device: &Device) -> Result<()> {
         let added = self.allocate(device, 1, None);
         if added.is_ok() {
-            self.tell(|| format!("1 envelope more on {}: all others hold later chunks", place_name(device)));
+            self.log_event(|| format!("1 more envelope on {}: all others hold later chunks", place_name(device)));
         }
         self.act(|state, _, _| state.spare_came());
         added
@@ -262,7 +261,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         let (pool, near) = {
             let mut inner = lock(&self.inner);
             let place = self.place(&mut inner.places, device)?;
-            // Host memory is page-locked for a device that is there.
+            // Host memory is page-locked for a device that is not lost.
             let is_one = |device: &&Device| !device.is_host() && !device.is_lost();
             let other = inner.places.all.iter().map(|place| &place.device).find(is_one);
             let near = near.or(other).unwrap_or(device).clone();
@@ -281,7 +280,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
                 }));
                 let mut inner = lock(&self.inner);
                 let place = inner.places.number(device);
-                // Somebody may have been quicker: its envelopes stay, and these are another pool's.
+                // Another thread may have created the pool meanwhile. It is kept, and the envelopes are allocated
+                // there instead.
                 match &inner.places.all[place].pool {
                     None => inner.places.all[place].pool = Some(made),
                     Some(pool) => {
@@ -295,63 +295,76 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         Ok(())
     }
 
-    /// The number of a place, which all others can be copied to and from.
-    fn place(&self, places: &mut Places<T>, device: &Device) -> Result<Place> {
+    /// The number of a place, after checking that there are copy paths to all others.
+    fn place(&self, places: &mut Places<T>, device: &Device) -> Result<LocationId> {
         if let Some(other) = places.all.iter().map(|place| &place.device).find(|other| !other.copies_with(device)) {
-            let text = format!("hub `{}`: {device} and {other} are devices of different makes", self.name);
+            let text = format!("hub `{}`: there is no copy path between {device} and {other}", self.name);
             return Err(Error::new(ErrorKind::Setup, text));
         }
         Ok(places.number(device))
     }
 
-    /// How many envelopes there are at a place, wherever they are now.
     pub(super) fn envelopes(&self, device: &Device) -> usize {
         let inner = lock(&self.inner);
         inner.places.find(device).map_or(0, |place| inner.places.count(place))
     }
 
-    /// A new link. `name`: of a port's.
-    pub(super) fn link(self: &Arc<Self>, role: Role, device: &Device, name: Option<LinkName>) -> Result<Seat<T, S>> {
-        let (id, name, place, hears) = {
+    /// Registers a new link. `name`: for a port's link.
+    pub(super) fn link(
+        self: &Arc<Self>,
+        role: Role,
+        device: &Device,
+        name: Option<LinkName>,
+    ) -> Result<Registration<T, S>> {
+        let (id, name, place, is_observed) = {
             let mut inner = lock(&self.inner);
             let place = self.place(&mut inner.places, device)?;
             let (id, name) = inner.state.link(role, place, name);
-            // It holds the flows before their operators find that they wait for it.
+            // Holds the flows before their operators can find that they wait for this link.
             if let LinkName::Hand(_) = name {
                 let mut flows = lock(&self.flows);
-                let held = flows.running.iter().map(Abroad::holding).collect();
+                let held = flows.running.iter().map(ExternalGuard::holding).collect();
                 flows.outside.insert(id, held);
             }
-            (id, name, place, std::mem::replace(&mut inner.places.all[place].hears_of_loss, true))
+            (id, name, place, std::mem::replace(&mut inner.places.all[place].loss_registered, true))
         };
-        if !hears {
+        if !is_observed {
             let own: Weak<Self> = self.own.clone();
-            device.tell_when_lost(own);
+            device.on_loss(own);
         }
         self.act(|state, _, out| {
-            // Before it was to be notified of that.
+            // It was lost before the hub was registered for the notification.
             if device.is_lost() {
                 state.lose(place, out);
             }
-            // Those whom nothing could come to now may have to be told.
+            // Now that there is a producer, some waiting links may find that no data can get to them, and return an
+            // error.
             if role == Role::Produce {
                 state.wake_all(out);
             }
         });
-        Ok(Seat { core: self.clone(), id, name, role, place, device: device.clone(), forgotten: Default::default() })
+        Ok(Registration {
+            core: self.clone(),
+            id,
+            name,
+            role,
+            place,
+            device: device.clone(),
+            forgotten: Default::default(),
+        })
     }
 
-    /// A flow that has links here runs: whoever has links elsewhere may cause something in it.
-    pub(super) fn join(&self, flow: &Arc<dyn Lender>) {
+    /// Registers a running flow that has links here: links from outside may cause activity in it.
+    pub(super) fn join(&self, flow: &Arc<dyn Quiescence>) {
         let boundary = Boundary::of_program(flow.clone());
         let mut flows = lock(&self.flows);
         let Flows { outside, out, .. } = &mut *flows;
-        outside.values_mut().chain(out.values_mut()).for_each(|held| held.push(Abroad::holding(&boundary)));
+        outside.values_mut().chain(out.values_mut()).for_each(|held| held.push(ExternalGuard::holding(&boundary)));
         flows.running.push(boundary);
     }
 
-    /// That flow has ended.
-    pub(super) fn leave(&self, flow: &Arc<dyn Lender>) {
+    /// Removes a flow that has ended.
+    pub(super) fn leave(&self, flow: &Arc<dyn Quiescence>) {
         let mut gone = Vec::new();
         let mut flows = lock(&self.flows);
         let left: Vec<_> = flows.running.extract_if(.., |running| running.is_of(flow)).collect();
@@ -363,36 +376,37 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         drop((gone, left));
     }
 
-    /// An envelope is taken out by hand: what it is marked with, for the flows that run and for those that begin before it
-    /// comes home.
+    /// Called when an envelope is taken out by hand. Returns its marks: for the flows that run, and for those that
+    /// begin before it is returned.
     fn goes_out(&self) -> SmallVec<[Arc<Boundary>; 2]> {
         let out = Arc::new(Out { core: self.own.clone() });
         let mut flows = lock(&self.flows);
         let before = flows.out.insert(out.address(), Vec::new());
         let running: SmallVec<[_; 2]> = flows.running.iter().cloned().collect();
         drop(flows);
-        // Of one that lay there. Nothing of a flow's is let go under the lock.
+        // Left by an earlier envelope at this address. Marks of a flow must not be dropped under the lock.
         drop(before);
         running.into_iter().chain([Boundary::of_program(out)]).collect()
     }
 
-    /// Of the marks of an envelope that comes into the hub: it is one of the hub's flows, or says that it was taken out here.
+    /// For a mark of an envelope that enters the hub: returns true if it is of one of the hub's flows, or says that
+    /// the envelope was taken out here.
     fn waits(&self, boundary: &Boundary) -> bool {
         let flows = lock(&self.flows);
         flows.running.iter().any(|flow| flow.is_beside(boundary)) || flows.out.contains_key(&boundary.address())
     }
 
     pub(super) fn set_flow(&self, flow: Option<Vec<LinkName>>) {
-        self.tell(|| match &flow {
-            None => "data flows as the links say".into(),
-            Some(links) => format!("data flows to {} of its links alone", links.len()),
+        self.log_event(|| match &flow {
+            None => "data flows to all links".into(),
+            Some(links) => format!("data flows to {} links only", links.len()),
         });
         self.act(|state, _, _| state.set_flow(flow));
     }
 
-    // --- what happens
+    // --- events
 
-    /// Changes something, and does what follows from it.
+    /// Applies a change to the state and carries out the consequences.
     fn act<R>(
         &self,
         change: impl FnOnce(&mut State<Envelopes<T>, Structure<S>>, &mut Places<T>, &mut Actions<Envelopes<T>>) -> R,
@@ -431,7 +445,6 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         self.log.write(&self.name);
     }
 
-    /// Enqueues a copy, and says so.
     fn enqueue(&self, copy: Move<Envelopes<T>>, out: &mut Actions<Envelopes<T>>) {
         let Move { number, from, to, source, blank } = copy;
         let bytes = source.raw().bytes();
@@ -440,7 +453,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
                 self.counts.copied.fetch_add(1, Ordering::Relaxed);
                 self.counts.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
                 let size = || human::bytes(bytes as u64);
-                self.tell(|| format!("chunk {number}: {} from {} to {}", size(), self.at(from), self.at(to)));
+                self.log_event(|| format!("chunk {number}: {} from {} to {}", size(), self.at(from), self.at(to)));
                 Some(Arc::new(arrival))
             }
             Err(error) if error.is_device_lost() => {
@@ -456,22 +469,23 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         let Inner { state, places } = &mut *lock(&self.inner);
         state.arrived(number, to, source, arrival, out);
         if failed {
-            // What cannot be copied is not tried again.
+            // A failed copy is not retried.
             state.wake_all(out);
         } else {
             state.settle(places, out);
         }
     }
 
-    /// A copy failed for the loss of a device: what lies there is lost, and the hub goes on without that place.
+    /// Handles a copy that failed because a device was lost: the copies on it are lost, and the hub continues without
+    /// that place.
     #[cold]
-    fn copy_lost(&self, error: Error, number: u64, [from, to]: [Place; 2], out: &mut Actions<Envelopes<T>>) {
-        self.tell(|| format!("chunk {number}: not copied from {} to {}: {error}", self.at(from), self.at(to)));
+    fn copy_lost(&self, error: Error, number: u64, [from, to]: [LocationId; 2], out: &mut Actions<Envelopes<T>>) {
+        self.log_event(|| format!("chunk {number}: not copied from {} to {}: {error}", self.at(from), self.at(to)));
         let Inner { state, places } = &mut *lock(&self.inner);
-        // The first one stays.
+        // Only the first one is kept.
         let _ = places.lost.set(error);
-        let is_lost = |place: &Place| places.all[*place].device.is_lost();
-        let lost: SmallVec<[Place; 2]> = [from, to].into_iter().filter(is_lost).collect();
+        let is_lost = |place: &LocationId| places.all[*place].device.is_lost();
+        let lost: SmallVec<[LocationId; 2]> = [from, to].into_iter().filter(is_lost).collect();
         if lost.is_empty() {
             // Another device was lost while it wrote to the source.
             state.spoilt(number, from);
@@ -479,8 +493,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         lost.into_iter().for_each(|place| state.lose(place, out));
     }
 
-    /// Of a chunk whose only copy was lost there.
-    fn lost_chunk(&self, number: u64, place: Place) -> Error {
+    /// The error for a chunk whose only copy was lost at that place.
+    fn lost_chunk(&self, number: u64, place: LocationId) -> Error {
         let known = {
             let places = &lock(&self.inner).places;
             let device = places.all.get(place).and_then(|place| place.device.lost());
@@ -490,7 +504,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         cause.at(format!("hub `{}`: the only copy of chunk {number} is lost", self.name))
     }
 
-    fn copy(&self, from: Place, to: Place, source: &Envelope<T>, blank: Envelopes<T>) -> Result<Envelope<T>> {
+    fn copy(&self, from: LocationId, to: LocationId, source: &Envelope<T>, blank: Envelopes<T>) -> Result<Envelope<T>> {
         let mut arrival = sole(blank)?;
         let stream = self.stream(from, to)?;
         let bytes = source.raw().bytes();
@@ -498,16 +512,17 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
             transfer::copy(&stream, source.raw().memory(), arrival.raw_mut().memory_mut(), bytes)?;
             if Device::any_is_lost() { arrival.raw().memory().check_contents() } else { Ok(()) }
         };
-        // Spoilt by a loss that became known meanwhile, it is made again. Spoilt once more, it is by what it was copied from.
+        // If it was corrupted by a loss that became known meanwhile, it is retried. If it is corrupted again, its
+        // source was.
         copy().or_else(|error| if error.is_device_lost() { copy() } else { Err(error) })?;
         arrival.raw_mut().set_bytes(bytes);
-        // Marked now: whoever waits for it waits for this copy and for none after it.
+        // Committed now, so that later users of the envelope wait for this copy and for no work after it.
         arrival.raw().mark()?;
         source.raw().mark()?;
         Ok(arrival)
     }
 
-    fn stream(&self, from: Place, to: Place) -> Result<Stream> {
+    fn stream(&self, from: LocationId, to: LocationId) -> Result<Stream> {
         let _later = Deferred::new();
         let mut streams = lock(&self.streams);
         if let Some(stream) = streams.get(&(from, to)) {
@@ -524,9 +539,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         Ok(stream)
     }
 
-    /// Nothing passes any more.
+    /// Marks the hub as failed; it passes no more chunks.
     fn fail(&self, error: Error) {
-        // The first failure stays.
+        // Only the first failure is stored.
         let _ = self.failed.set(error.at(format!("hub `{}`", self.name)));
     }
 
@@ -534,19 +549,20 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         self.failed.get().map_or(Ok(()), |error| Err(error.again()))
     }
 
-    fn at(&self, place: Place) -> String {
+    fn at(&self, place: LocationId) -> String {
         let inner = lock(&self.inner);
         inner.places.all.get(place).map_or_else(String::new, |place| place_name(&place.device).to_string())
     }
 
-    // --- for people
+    // --- log and messages
 
     pub(super) fn log_to(&self, writer: Box<dyn Write + Send>) {
         self.log.set(writer);
     }
 
-    /// Notes a line, before the change that it tells of: the log's writer has it after that, as [`act`](Self::act) ends.
-    pub(super) fn tell(&self, line: impl FnOnce() -> String) {
+    /// Notes a line, before the change that it describes. The log's writer gets it after the change, when
+    /// [`act`](Self::act) ends.
+    pub(super) fn log_event(&self, line: impl FnOnce() -> String) {
         let mut traced = false;
         logged(|| traced = tracing::enabled!(tracing::Level::DEBUG));
         if !traced && !self.log.is_set() {
@@ -564,10 +580,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     }
 }
 
-/// Whoever waits for a chunk on that device waits for nothing.
-impl<T: Plain, S: Clone + Send + Sync + 'static> HearsOfLoss for Core<T, S> {
+/// Ends the waits for chunks on a lost device.
+impl<T: Plain, S: Clone + Send + Sync + 'static> LossObserver for Core<T, S> {
     fn device_lost(&self) {
-        // Nothing else: somebody may be about to enqueue a copy, with what that needs locked.
+        // Nothing is settled here: the calling thread may be about to enqueue a copy, and hold the locks for that.
         let mut actions = Actions::default();
         {
             let Inner { state, places } = &mut *lock(&self.inner);
@@ -579,7 +595,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> HearsOfLoss for Core<T, S> {
     }
 
     fn hold(&self) -> Box<dyn Any> {
-        let flows: Vec<_> = lock(&self.flows).running.iter().map(Abroad::holding).collect();
+        let flows: Vec<_> = lock(&self.flows).running.iter().map(ExternalGuard::holding).collect();
         Box::new(flows)
     }
 
@@ -595,18 +611,17 @@ fn wake_all(wakes: Vec<Arc<Waker>>) {
     }
 }
 
-/// The envelope, which nobody else has.
+/// Unwraps an envelope to which there is no other reference.
 pub(super) fn sole<T: Plain>(envelope: Envelopes<T>) -> Result<Envelope<T>> {
     Arc::into_inner(envelope).ok_or_else(|| Error::new(ErrorKind::Usage, "an envelope is still shared"))
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
-    /// Where an envelope lies.
     pub(super) fn device_of(&self, envelope: &Envelope<T>) -> Device {
         if envelope.is_host() { Device::host() } else { envelope.device().clone() }
     }
 
-    /// Its chunks stay, and a producer asks for one more than there are envelopes for.
+    /// The error when chunks stay in the hub and a producer asks for one more than there are envelopes for.
     pub(super) fn too_few_envelopes(&self, too_few: TooFew, device: &Device) -> Error {
         let TooFew { chunks, made } = too_few;
         let (name, needed, more) = (&self.name, too_few.needed(), too_few.needed() - made);
@@ -625,8 +640,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         Error::new(
             ErrorKind::Setup,
             format!(
-                "hub `{name}` has no envelopes on {place}, where a link {} its chunks: give it some, \
-                 `ChunkHub::builder(..).{made}`, or `add_envelopes`",
+                "hub `{name}` has no envelopes on {place}, where a link {} its chunks: add some with \
+                 `ChunkHub::builder(..).{made}` or `add_envelopes`",
                 role.verb()
             ),
         )

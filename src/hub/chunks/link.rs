@@ -1,4 +1,4 @@
-//! [`Link`]: one who has to do with a hub's chunks, at one place.
+//! [`Link`]: a user of a hub's chunks, at one location.
 
 use std::{
     fmt,
@@ -10,8 +10,8 @@ use std::{
 
 use super::{
     chunk::{Chunk, beside},
-    core::{Seat, place_name},
-    roles::{DoesWith, LinkName, Produce, Role},
+    core::{Registration, place_name},
+    roles::{ChunkRole, LinkName, Produce, Role},
     state::{Asks, LinkId},
 };
 use crate::{
@@ -25,31 +25,32 @@ use crate::{
 /// A link to a [`ChunkHub`](super::ChunkHub), from [`produce`](super::ChunkHub::produce),
 /// [`consume`](super::ChunkHub::consume), [`peek`](super::ChunkHub::peek) or [`modify`](super::ChunkHub::modify).
 ///
-/// It is used from any task, on any runtime, with no flow at all. Dropping it takes the link away: no
-/// chunk waits for it, though one that it was given may still be out. In a flow whose
-/// operators have links to the same hub, it holds the flow: that does not end while this link may still do something.
-pub struct Link<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static = ()> {
-    pub(super) seat: Arc<Seat<T, S>>,
+/// It can be used from any task, on any runtime, without a flow. Dropping it removes the link: no chunk waits for it
+/// any more, although a chunk that it was given may still be in use. If a flow's operators have links to the same
+/// hub, the link holds that flow: the flow does not end while this link may still do something.
+pub struct Link<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static = ()> {
+    pub(super) seat: Arc<Registration<T, S>>,
     kind: PhantomData<fn() -> K>,
 }
 
 /// A link that fills blanks.
 pub type Producer<T, S = ()> = Link<super::roles::Produce, T, S>;
-/// A link that takes chunks out.
+/// A link that removes chunks.
 pub type Consumer<T, S = ()> = Link<super::roles::Consume, T, S>;
-/// A link that looks at chunks.
+/// A link that reads chunks.
 pub type Peeker<T, S = ()> = Link<super::roles::Peek, T, S>;
 /// A link that changes chunks.
 pub type Modifier<T, S = ()> = Link<super::roles::Modify, T, S>;
 
-/// What was not sent, and why. `?` makes the [`Error`] of it.
+/// An envelope that was not sent, and the reason. `?` converts it to its [`Error`].
 pub struct Unsent<T: Plain> {
     envelope: Envelope<T>,
     error: Error,
 }
 
-/// One that waits, until it is dropped. It does not keep the link, which is gone where only this was forgotten.
-pub(crate) struct Waiting<T: Plain, S: Clone + Send + Sync + 'static>(Weak<Seat<T, S>>);
+/// Marks the link as waiting until it is dropped. A weak reference, so that the link can be dropped while this is
+/// leaked.
+pub(crate) struct Waiting<T: Plain, S: Clone + Send + Sync + 'static>(Weak<Registration<T, S>>);
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Drop for Waiting<T, S> {
     fn drop(&mut self) {
@@ -59,16 +60,16 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Drop for Waiting<T, S> {
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
-    pub(super) fn new(seat: Seat<T, S>) -> Self {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
+    pub(super) fn new(seat: Registration<T, S>) -> Self {
         Self { seat: Arc::new(seat), kind: PhantomData }
     }
 
-    /// The next chunk, or, of a link that produces, a blank one, once there is one for this link.
+    /// Waits for the next chunk or, for a link that produces, for the next blank.
     ///
-    /// A chunk that is consumed or modified is this link's until it is committed: **dropped without a `commit`, it is the
-    /// next one again**. Where chunks stay, because nobody consumes them, links go round them for ever: one that peeks is
-    /// given the only chunk again at once, changed or not.
+    /// A chunk that is consumed or modified belongs to this link until it is committed: **dropped without a `commit`,
+    /// it is the next one again**. Where chunks stay, because no link consumes them, links cycle through them
+    /// indefinitely: a peeking link gets a hub's only chunk again at once, changed or not.
     ///
     /// ```
     /// # use wakeline::prelude::*;
@@ -82,28 +83,33 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     /// # }
     /// ```
     ///
-    /// `None` when nothing is left and nobody is there who could bring more. For one that reads: all links that produce are
-    /// gone. For one that produces: all that consume are; if nobody ever did, all that read, and nothing makes room or gives
-    /// an envelope back any more. It is not final: with a new link that produces (or reads), this one goes on. Whoever has
-    /// several producers one after the other keeps a link to produce meanwhile. Before anybody ever produced, it waits.
+    /// Returns `None` when there are no more chunks and no link is left that could bring more. For a reading link
+    /// this means that all producing links are dropped. For a producing link it means that all consuming links are
+    /// dropped; if there never was one, that all reading links are dropped and neither room nor an envelope becomes
+    /// free any more. `None` is not final: when a new producing (or reading) link is made, this link continues. A
+    /// program with several successive producers should therefore keep one producing link all the time. Before there
+    /// is a first producer, `next` waits.
     ///
-    /// The chunk's data may still be on its way here. Kernels are ordered after it by themselves, and the host awaits
-    /// [`read`](Envelope::read).
+    /// The chunk's data may still be in transit. Kernels are ordered after its arrival automatically, and the host
+    /// awaits [`read`](Envelope::read).
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) if the hub has no envelopes where the link is, and nothing can come to lie there without, or
-    /// [too few](super::ChunkHub#envelopes) for one more chunk that stays;
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the chunk cannot come here without [one more](super::ChunkHub#envelopes) and
-    /// there is no memory for that; [`DeviceLost`](ErrorKind::DeviceLost) if the link's device is lost, or was lost with
-    /// [the chunk's only copy](super::ChunkHub#a-device-that-is-lost); what else went wrong with a copy, if something did.
+    /// - [`Setup`](ErrorKind::Setup) if the hub has no envelopes at the link's location and no data can get there
+    ///   without, or has [too few](super::ChunkHub#envelopes) for one more chunk that stays.
+    /// - [`OutOfMemory`](ErrorKind::OutOfMemory) if the chunk cannot get here without [one more
+    ///   envelope](super::ChunkHub#envelopes) and there is no memory for it.
+    /// - [`DeviceLost`](ErrorKind::DeviceLost) if the link's device is lost, or was lost with [the chunk's only
+    ///   copy](super::ChunkHub#a-lost-device).
+    /// - Any other error of a copy.
     ///
     /// # Cancel safety
-    /// A chunk is taken only as the future resolves: dropping it takes none. A future that is kept and not polled keeps its turn
-    /// among the links that wait, and these wait behind it: drop it to release the turn.
+    /// A chunk is taken only when the future resolves: dropping the future takes none. A future that is kept but not
+    /// polled keeps its turn among the waiting links, and these wait behind it: drop it to release the turn.
     pub async fn next(&mut self) -> Result<Option<Chunk<K, T, S>>> {
         let _waiting = self.waiting();
         poll_fn(|task| {
-            // A chunk that stays is always there: others have their turns all the same. Tokio is not given the user's waker.
+            // A chunk that stays is always ready, so other tasks must get a turn. Tokio must not be given the user's
+            // waker.
             if !tokio::task::coop::has_budget_remaining() {
                 wake_again(task.waker());
                 return Poll::Pending;
@@ -122,7 +128,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
         Waiting(Arc::downgrade(&self.seat))
     }
 
-    /// For a port: asks for the next chunk. Between this and `take` another may be quicker.
+    /// For a port: polls for the next chunk. Another link may take it before `take` is called.
     pub(crate) fn ask(&self, task: &mut Context<'_>) -> Result<Answer> {
         self.seat.ask(Asks { blank: true, stays: true }, task)
     }
@@ -132,12 +138,11 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
         self.seat.take(true)
     }
 
-    /// It is not waited for any longer.
+    /// Stops waiting.
     pub(crate) fn rest(&self) {
         self.seat.rest();
     }
 
-    /// Keeps the waker for the next change.
     pub(crate) fn watch(&self, waker: &Waker) {
         self.seat.watch(waker);
     }
@@ -146,12 +151,12 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
         self.seat.has_ended()
     }
 
-    /// Its number in the hub.
     pub(crate) fn id(&self) -> LinkId {
         self.seat.id
     }
 
-    /// Does something with the next chunk, and commits it if that goes well. `None` when there will be none any more.
+    /// Runs `work` with the next chunk, and commits the chunk if that succeeds. Returns `None` if there will be no
+    /// more chunks.
     ///
     /// ```
     /// use wakeline::{ChunkHub, Device};
@@ -169,7 +174,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     /// ```
     ///
     /// # Errors
-    /// What `work` says: then the chunk is not committed. Otherwise as [`next`](Self::next).
+    /// Those of `work`, in which case the chunk is not committed. Otherwise as [`next`](Self::next).
     ///
     /// # Cancel safety
     /// Dropping the future drops the chunk, uncommitted.
@@ -180,7 +185,7 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
         Ok(Some(done))
     }
 
-    /// Where it is.
+    /// The link's location.
     pub fn device(&self) -> &Device {
         &self.seat.device
     }
@@ -191,15 +196,15 @@ impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Drop for Link<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Drop for Link<K, T, S> {
     fn drop(&mut self) {
         self.seat.retire();
     }
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
-    /// Sends an envelope or a buffer of the user's as a chunk, once there is room in the queue: a mapped file, or an
-    /// envelope of another hub, which goes home after its last reader here. Nothing is copied.
+    /// Sends a user's envelope or buffer as a chunk, once there is room in the queue: for example a mapped file, or
+    /// an envelope of another hub, which returns there after its last reader here. Nothing is copied.
     ///
     /// ```
     /// use wakeline::{Buffer, ChunkHub, Device};
@@ -218,20 +223,22 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     /// ```
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if its size is not that of the hub's envelopes, or if it lies elsewhere than the link;
-    /// [`Closed`](ErrorKind::Closed) if nobody takes chunks any more. The envelope comes back.
+    /// [`Usage`](ErrorKind::Usage) if its size differs from that of the hub's envelopes, or if it is not at the
+    /// link's location; [`Closed`](ErrorKind::Closed) if no link takes chunks any more. The envelope is returned with
+    /// the error.
     ///
     /// # Cancel safety
-    /// Dropping the future drops the envelope, unsent. One that is kept and not polled keeps its turn, as in [`next`](Self::next).
+    /// Dropping the future drops the envelope, unsent. A future that is kept but not polled keeps its turn, as in
+    /// [`next`](Self::next).
     pub async fn send(&mut self, envelope: impl Into<Envelope<T>>, structure: S) -> Result<(), Unsent<T>> {
         self.send_as(envelope.into(), structure, false).await
     }
 
-    /// As [`send`](Self::send), and what other links make of the chunk comes back into this envelope: where the chunk comes to a
-    /// link at this place, after a link elsewhere has modified it, it is copied into this memory and into no other. So with a
-    /// consumer at this place the user has the result in the memory that was sent.
+    /// Like [`send`](Self::send), but the chunk returns into this envelope: when a link at this location gets the
+    /// chunk after a link elsewhere has modified it, the chunk is copied into this memory and no other. With a
+    /// consumer at this location, the user thus gets the result in the memory that was sent.
     ///
-    /// A chunk that is consumed elsewhere leaves in this memory what was last here.
+    /// If the chunk is consumed elsewhere, this memory keeps the last state that the chunk had here.
     ///
     /// ```
     /// use wakeline::{Buffer, ChunkHub, prelude::*};
@@ -255,7 +262,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     /// ```
     ///
     /// # Errors
-    /// As [`send`](Self::send); [`Usage`](ErrorKind::Usage) if the memory is read only.
+    /// As [`send`](Self::send); [`Usage`](ErrorKind::Usage) if the memory is read-only.
     ///
     /// # Cancel safety
     /// As [`send`](Self::send).
@@ -270,7 +277,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         self.put(place, envelope, structure, returns)
     }
 
-    /// A place in the queue for an envelope that fits.
+    /// Waits for a slot in the queue, after checking that the envelope fits.
     pub(crate) fn poll_place(
         &self,
         envelope: &Envelope<T>,
@@ -281,7 +288,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         self.seat.poll_next(false, task)
     }
 
-    /// Puts an envelope there.
+    /// Puts an envelope into that slot.
     pub(crate) fn put(
         &self,
         place: Result<Option<Chunk<Produce, T, S>>>,
@@ -289,10 +296,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         structure: S,
         returns: bool,
     ) -> Result<(), Unsent<T>> {
-        // Discarded where it is not used: were a panic of its destructor to leave this function, the envelope that is
+        // Discarded where it is not used: if a panic of its destructor left this function, the envelope that is
         // returned would be leaked (rust-lang/rust#47949).
         let structure = beside(structure);
-        // Whoever is given it is on another stream.
+        // Committed first, since the next user works on another stream.
         let place = place.and_then(|place| {
             envelope.raw_mut().depart(None)?;
             place.ok_or_else(|| self.closed())
@@ -301,7 +308,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
             Ok(mut place) => {
                 let came_back = self.seat.comes_in(&mut envelope);
                 place.fill_with(envelope, structure, returns);
-                // It has both by now.
+                // Cannot fail: the chunk has an envelope and a structure.
                 let _ = place.commit_any();
                 drop(came_back);
                 Ok(())
@@ -316,33 +323,33 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Usage, format!("hub `{name}`: {why}")));
         if bytes != wanted {
             return refuse(format!(
-                "its envelopes have room for {} elements, and this one for {}: all of a hub have one size",
+                "its envelopes have room for {} elements, and this one for {}: all envelopes of a hub have the same size",
                 wanted / of,
                 bytes / of
             ));
         }
         if self.seat.core.device_of(envelope) != self.seat.device {
-            let (lies, link) = (envelope.location(), place_name(&self.seat.device));
-            return refuse(format!("an envelope on {lies} is sent by a link on {link}: link where it lies"));
+            let (there, link) = (envelope.location(), place_name(&self.seat.device));
+            return refuse(format!("an envelope on {there} cannot be sent by a link on {link}: use a link on {there}"));
         }
         if returns && envelope.raw().memory().is_read_only() {
-            return refuse("`send_in_place` writes to what it sends, and this is read only: `send` it".into());
+            return refuse("`send_in_place` writes to the envelope, and this one is read-only: use `send`".into());
         }
         Ok(())
     }
 
     fn closed(&self) -> Error {
-        Error::new(ErrorKind::Closed, format!("nobody takes chunks of hub `{}` any more", self.hub()))
+        Error::new(ErrorKind::Closed, format!("no link takes chunks of hub `{}` any more", self.hub()))
     }
 }
 
 impl<T: Plain> Unsent<T> {
-    /// Why it was not sent.
+    /// The reason why it was not sent.
     pub fn error(&self) -> &Error {
         &self.error
     }
 
-    /// The envelope, to be used in another way.
+    /// Returns the envelope, for another use.
     pub fn into_envelope(self) -> Envelope<T> {
         self.envelope
     }
@@ -372,51 +379,50 @@ impl<T: Plain> std::error::Error for Unsent<T> {
     }
 }
 
-/// Whom data can be said to flow to: a link, or a port that is linked in a flow.
+/// A destination for [`flow_to`](super::ChunkHub::flow_to): a link, or a port that is linked in a flow.
 pub trait Destination {
     #[doc(hidden)]
     fn name(&self) -> DestinationName;
 }
 
-/// How a link is known to its hub.
+/// A link's identity in its hub.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct DestinationName {
     name: LinkName,
     role: Role,
-    /// Its hub's name, where it is known: of each hub another one, be it spelt the same.
+    /// The name of its hub, if known. Hubs are compared by the pointer, since several may have the same name.
     hub: Option<Arc<str>>,
 }
 
 impl DestinationName {
-    /// A port's, whose hub is only known as the flow runs.
+    /// For a port, whose hub is known only once the flow runs.
     pub(crate) fn of_port(name: LinkName, role: Role) -> Self {
         Self { name, role, hub: None }
     }
 
-    /// What it is called, if it may be given chunks of that hub.
+    /// The link's name, if it can be given chunks of that hub.
     pub(super) fn at_hub(self, hub: &Arc<str>) -> Result<LinkName> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Usage, format!("hub `{hub}`: `flow_to` names {why}")));
         match &self.hub {
             Some(other) if !Arc::ptr_eq(other, hub) => {
-                refuse(format!("a link of another hub, `{other}`, which is given no chunks of this one"))
+                refuse(format!("a link of another hub, `{other}`: name links of this hub"))
             }
-            _ if self.role == Role::Produce => refuse(
-                "a link that produces, which is given no chunks and goes on whatever is said: name links that read"
-                    .into(),
-            ),
+            _ if self.role == Role::Produce => {
+                refuse("a link that produces, which gets no chunks: name links that read".into())
+            }
             _ => Ok(self.name),
         }
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> Destination for Link<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Destination for Link<K, T, S> {
     fn name(&self) -> DestinationName {
         DestinationName { name: self.seat.name, role: self.seat.role, hub: Some(self.seat.core.name.clone()) }
     }
 }
 
-impl<K: DoesWith, T: Plain, S: Clone + Send + Sync + 'static> fmt::Debug for Link<K, T, S> {
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> fmt::Debug for Link<K, T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let role: Role = self.seat.role;
         f.debug_struct("Link")

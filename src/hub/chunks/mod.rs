@@ -1,23 +1,23 @@
-//! [`ChunkHub`]: a hub whose chunks are seen by several links, at several places.
+//! [`ChunkHub`]: a hub whose chunks are used by several links, at several locations.
 //!
-//! A queue hub moves each message from one place to one other. Here a chunk is one set of data that links look at, change
-//! and take out wherever they are; its envelopes are the copies of it at those places, always equal. The hub makes the
-//! copies, ahead of time, and takes the envelopes back.
+//! A queue hub moves each message from one location to one other. In a chunk hub, a chunk is a set of data that links
+//! read, modify and consume at any location. Its envelopes are copies of that data at these locations, and are always
+//! equal. The hub makes the copies ahead of time, and frees envelopes that are no longer needed.
 //!
 //! ```text
 //!            produce (host)                 modify (cuda:0)     peek (cuda:1)     consume (host)
-//!   blank ──────────────> [ chunk: copies on the host, cuda:0, .. ]─┬─────────────┬──────────────> gone
+//!   blank ──────────────> [ chunk: copies on the host, cuda:0, .. ]─┬─────────────┬──────────────> removed
 //!     ^                        ^             │  copy streams        │             │
-//!     └── home, when nobody    └─ changed <──┘                   seen by all    the oldest first
+//!     └── freed, when no link  └─ changed <──┘                   seen by all    the oldest first
 //!         needs the copy there
 //! ```
 //!
 //! | file | what |
 //! |---|---|
-//! | `state.rs` | the state machine, which knows no device; in `state/`, whose turn it is, and what follows from what |
+//! | `state.rs` | the state machine, independent of devices; in `state/`, whose turn it is, and what follows from an event |
 //! | `model.rs` | the state machine against a model |
-//! | `core.rs` | the lock around it, the envelopes, the copies; in `core/`, links as the hub knows them, the hub as a flow does |
-//! | `link.rs`, `chunk.rs` | what a user has in hand |
+//! | `core.rs` | the lock around it, the envelopes, the copies; in `core/`, a link's registration, and a flow's view of the hub |
+//! | `link.rs`, `chunk.rs` | the user's handles |
 
 mod chunk;
 pub(crate) mod core;
@@ -36,7 +36,7 @@ pub use link::{Consumer, Destination, Link, Modifier, Peeker, Producer, Unsent};
 
 use self::{
     core::{ChunkState, Core},
-    roles::{Consume, DoesWith, LinkName, Modify, Peek, Produce},
+    roles::{ChunkRole, Consume, LinkName, Modify, Peek, Produce},
 };
 use crate::{
     device::Device,
@@ -44,10 +44,12 @@ use crate::{
     memory::{Plain, bytes_of},
 };
 
-/// A hub of chunks of up to so many elements `T`, each with a structure `S` beside its data: any type of the user's.
+/// A hub of chunks of up to a fixed number of elements `T`, each with a structure `S` beside its data, which may be
+/// any type of the user's.
 ///
-/// It is a cheap handle; clones are the same hub. It needs no flow: it is a channel for any tokio program, whose ends may
-/// be on different devices. In a flow, ports of operators are [linked](crate::Flow::link) to it.
+/// A `ChunkHub` is a cheap handle; clones refer to the same hub. It needs no flow: it is a channel for any tokio
+/// program, whose ends may be on different devices. In a flow, ports of operators are [linked](crate::Flow::link) to
+/// it.
 ///
 /// ```
 /// use wakeline::{prelude::*, ChunkHub};
@@ -64,7 +66,7 @@ use crate::{
 ///     for n in 0..10 {
 ///         produce.with(async |blank| blank.fill_from(&[n as f32; 1000]).await).await?;
 ///     }
-///     Ok::<(), Error>(())                                  // the link is gone, and the chunks come to an end
+///     Ok::<(), Error>(())                                  // the link is dropped, and the other links end
 /// });
 /// tokio::spawn(async move {
 ///     let stream = Stream::new(&gpu)?;
@@ -83,48 +85,51 @@ use crate::{
 ///
 /// # Where the data flows
 ///
-/// With a link that consumes, each chunk goes through all links that modify it, once each, in the order of linking. Then
-/// each link that peeks sees it, once. Then it is consumed; of several consumers, by one.
+/// With a link that consumes, each chunk is modified by all links that modify, once each, in the order of linking.
+/// Then each link that peeks sees it once. Then it is consumed, by one of the consumers.
 ///
-/// Without a link that consumes (and if there never was one) the chunk stays. All may peek at it at once; those who modify
-/// it have it in turn. Where there are several, each link goes round them.
+/// Without a link that consumes (and if there never was one) chunks stay in the hub. All links may peek at a chunk at
+/// the same time; those that modify it take turns. Where there are several chunks, each link cycles through them.
 ///
-/// [`flow_to`](Self::flow_to) says otherwise, at any time.
+/// [`flow_to`](Self::flow_to) overrides these rules at any time.
 ///
 /// # Envelopes
 ///
-/// A hub has the envelopes that it is given, and a chunk that is wanted at a place waits until one is free there. No chunk takes
-/// an envelope that the links need for an older one. But a link may come when the chunks are there, and data may be made to flow
-/// elsewhere: then all envelopes of a place may hold chunks that come after the one that is wanted there, with no envelope free
-/// at another place. Where nothing else can go on, the hub allocates one more envelope for the link that waits, so that links
-/// may come in any order. Where all links are there before the chunks and go on asking, one envelope at each place suffices,
-/// whatever the number of links and the memory. No place gets more in this way than the queue has places. An envelope that is taken out of the hub,
-/// and a chunk that is not committed, is waited for first.
+/// A hub has the envelopes that it is given, and a chunk that is wanted at a location waits until an envelope is free
+/// there. No chunk takes an envelope that the links need for an older one. However, a link may be added while chunks
+/// are already there, and the flow of data may be redirected. All envelopes of a location may then hold chunks that
+/// come after the one that is wanted there, with no free envelope elsewhere. When nothing else can make progress, the
+/// hub allocates one more envelope for the waiting link, so that links may be added in any order. No location gets
+/// more envelopes in this way than the queue has slots. Before that, the hub waits for envelopes that were taken out
+/// of it and for chunks that are not committed. If all links exist before the chunks and keep asking for chunks, one
+/// envelope per location is enough, regardless of the number of links and of the available memory.
 ///
-/// Chunks that stay, since no link consumes them, need more: in a hub with envelopes at several places one for each chunk, and
-/// one to move chunks from place to place. A producer that asks for a blank beyond that, while a link reads, has an
-/// [error](ErrorKind::Setup) that says how many suffice. So link the consumer before the producer asks for that many.
+/// Chunks that stay, because no link consumes them, need more envelopes: in a hub with several locations one per
+/// chunk, plus one to move chunks between locations. A producer that asks for a blank beyond that while a link reads
+/// gets a [`Setup`](ErrorKind::Setup) error that says how many are enough. So link the consumer before the producer
+/// asks for that many.
 ///
-/// # A device that is lost
+/// # A lost device
 ///
-/// The hub goes on without it. Each call of a link there is the device's error, and no chunk waits for such a link. Nothing is
-/// copied to the device any more. A chunk with a copy elsewhere goes on from that copy. A chunk whose only copy was lost
-/// is an error, [`DeviceLost`](ErrorKind::DeviceLost), for each link that it comes to: the link's next call goes on to the
-/// chunk after it, and the error of a link that consumes takes the chunk out.
+/// The hub continues without the device. Each call of a link there returns the device's error, and no chunk waits for
+/// such a link. Nothing is copied to the device any more. A chunk with a copy elsewhere continues from that copy. A
+/// chunk whose only copy was lost is reported as [`DeviceLost`](ErrorKind::DeviceLost) to each link that would get
+/// it. The link's next call continues with the chunk after it, and the error of a consuming link removes the chunk.
 ///
-/// A copy elsewhere that the device had not finished is lost, too. Until that is known a link may be given it, and learns it as it
-/// awaits the data. From then on no link is given that copy: the chunk is copied again from a sound one, or is lost.
+/// A copy elsewhere that the device had not completed is lost, too. Until that is known, a link may get this copy,
+/// and gets the error when it awaits the data. After that no link gets it: the chunk is copied again from an intact
+/// copy, or is lost.
 ///
 /// # With a flow
 ///
-/// A flow ends when its operators have ended, whoever has links here. While they wait and somebody else has a link, by hand,
-/// that is no stall: that one may produce something, or take something out. A mere handle does not hold a flow, nor does
-/// [another flow](crate::Flow::link).
+/// A flow ends when its operators have ended, whether or not other links to its hubs exist. While its operators wait
+/// and a link outside the flow exists, the flow is not stalled, since that link may produce or consume something. A
+/// hub handle alone does not hold a flow, nor does [another flow](crate::Flow::link).
 pub struct ChunkHub<T: Plain, S: Clone + Send + Sync + 'static = ()> {
     core: Arc<Core<T, S>>,
 }
 
-/// What a hub of chunks is to be like. From [`ChunkHub::builder`].
+/// The configuration of a chunk hub. From [`ChunkHub::builder`].
 #[derive(Debug)]
 #[must_use = "`build` makes the hub"]
 pub struct ChunkHubBuilder<T, S> {
@@ -137,62 +142,63 @@ pub struct ChunkHubBuilder<T, S> {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubBuilder<T, S> {
-    /// How many elements each envelope has room for. All of a hub have one size.
+    /// Sets how many elements each envelope has room for. All envelopes of a hub have the same size.
     pub fn elements(mut self, elements: usize) -> Self {
         self.elements = elements;
         self
     }
 
-    /// How many chunks there are at once, at most: those that are being produced and consumed count. 1 if nothing is said.
+    /// Sets the maximum number of chunks, including those that are being produced or consumed. The default is 1.
     pub fn queue(mut self, chunks: usize) -> Self {
         self.capacity = Some(chunks);
         self
     }
 
-    /// As many chunks as there are envelopes for.
+    /// Allows as many chunks as there are envelopes for.
     pub fn unbounded(mut self) -> Self {
         self.capacity = Some(usize::MAX);
         self
     }
 
-    /// So many envelopes on a device, or on the host.
+    /// Adds `count` envelopes on a device or on the host.
     pub fn envelopes(mut self, device: &Device, count: usize) -> Self {
         self.envelopes.push((device.clone(), count));
         self
     }
 
-    /// So many envelopes on the host, page-locked for the first device that has some, or that it is [near](Self::near).
+    /// Adds `count` envelopes on the host. They are page-locked for the device set with [`near`](Self::near) or, by
+    /// default, the first device that has envelopes.
     pub fn host_envelopes(self, count: usize) -> Self {
         self.envelopes(&Device::host(), count)
     }
 
-    /// The device that envelopes on the host are page-locked for.
+    /// Sets the device that envelopes on the host are page-locked for.
     pub fn near(mut self, device: &Device) -> Self {
         self.near = Some(device.clone());
         self
     }
 
-    /// Makes the hub, and allocates its envelopes.
+    /// Makes the hub and allocates its envelopes. A hub without any envelope is valid: envelopes can be
+    /// [added](ChunkHub::add_envelopes), or all chunks can be [sent](Link::send).
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) if its queue is to have 0 places, or its envelopes room for no element, or if nothing can
-    /// be copied between its devices; [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers. A hub without any envelope
-    /// is none: they may be [added](ChunkHub::add_envelopes), or all that passes be [sent](Link::send).
+    /// [`Setup`](ErrorKind::Setup) if the queue has 0 slots, if the envelopes have room for no element, or if there
+    /// is no copy path between its devices; [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers.
     pub fn build(self) -> Result<ChunkHub<T, S>> {
         let Self { name, elements, capacity, envelopes, near, .. } = self;
         let refuse = |why: &str| Err(Error::new(ErrorKind::Setup, format!("hub `{name}`: {why}")));
         let capacity = capacity.unwrap_or(1);
         if capacity == 0 {
-            return refuse("its queue has 0 places, and nothing could ever pass: at least 1");
+            return refuse("its queue has 0 slots, so that no chunk could pass: set at least 1");
         }
         if elements == 0 {
-            return refuse("its envelopes have room for no element: say for how many, `.elements(n)`");
+            return refuse("its envelopes have room for no element: set their size with `.elements(n)`");
         }
         let bytes = bytes_of::<T>(elements).map_err(|error| error.at(format!("hub `{name}`")))?;
         let device = envelopes.iter().map(|(device, _)| device).find(|device| !device.is_host()).cloned();
         let near = near.or(device);
         let core = Core::new(name, bytes, capacity);
-        // A device's first: it has less, and says so sooner.
+        // Device memory first: there is less of it, so a failure is found sooner.
         let (host, devices): (Vec<_>, Vec<_>) = envelopes.into_iter().partition(|(device, _)| device.is_host());
         for (device, count) in devices.into_iter().chain(host).filter(|(_, count)| *count > 0) {
             core.add_envelopes(&device, count, near.as_ref())?;
@@ -202,7 +208,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubBuilder<T, S> {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
-    /// A hub of that name. Say at least how many [elements](ChunkHubBuilder::elements) its envelopes have.
+    /// A builder for a hub of that name. At least the number of [elements](ChunkHubBuilder::elements) must be set.
     pub fn builder(name: impl Into<String>) -> ChunkHubBuilder<T, S> {
         ChunkHubBuilder {
             name: name.into().into(),
@@ -214,19 +220,19 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
         }
     }
 
-    fn link<K: DoesWith>(&self, device: &Device) -> Result<Link<K, T, S>> {
+    fn link<K: ChunkRole>(&self, device: &Device) -> Result<Link<K, T, S>> {
         self.core.link(K::ROLE.0, device, None).map(Link::new)
     }
 
-    /// A link that fills blanks on this device, or on the host, and sends the user's own.
+    /// A link that fills blanks on this device or on the host, and sends the user's own envelopes.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) if nothing can be copied between that device and the hub's others.
+    /// [`Setup`](ErrorKind::Setup) if there is no copy path between that device and the hub's others.
     pub fn produce(&self, device: &Device) -> Result<Producer<T, S>> {
         self.link::<Produce>(device)
     }
 
-    /// A link that takes chunks out, on this device or on the host. Several take turns.
+    /// A link that removes chunks, on this device or on the host. Several such links take turns.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
@@ -234,7 +240,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
         self.link::<Consume>(device)
     }
 
-    /// A link that looks at chunks on this device, or on the host, while others do.
+    /// A link that reads chunks on this device or on the host, concurrently with others.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
@@ -242,7 +248,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
         self.link::<Peek>(device)
     }
 
-    /// A link that changes chunks on this device, or on the host.
+    /// A link that changes chunks on this device or on the host.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
@@ -250,29 +256,31 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
         self.link::<Modify>(device)
     }
 
-    /// Only these links are given chunks, until it is said otherwise: as if there were no others. Links that produce go on.
-    /// Whoever else waits for a chunk goes on waiting, and of no links at all, `&[]`, everybody does.
+    /// Restricts the flow of chunks to these links, as if there were no others, until the next call. Links that
+    /// produce are not affected. All other links that wait for a chunk continue to wait; with an empty list, `&[]`,
+    /// all links wait.
     ///
-    /// Of a flow, [handles](crate::operator::LinkHandle) of ports are as good as links, before it runs and while it does.
-    /// Whether a handle's port is linked to this hub is looked at as its flow begins to run: it may be linked until then.
+    /// For ports of a flow, use their [handles](crate::operator::LinkHandle), before or while the flow runs. Whether
+    /// a handle's port is linked to this hub is checked when its flow begins to run: it may be linked until then.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if one is a link of another hub, or one that produces. Nothing is changed then.
+    /// [`Usage`](ErrorKind::Usage) if a link belongs to another hub, or produces. Nothing changes then.
     pub fn flow_to(&self, links: &[&dyn Destination]) -> Result<()> {
         let names = links.iter().map(|link| link.name().at_hub(&self.core.name));
         self.core.set_flow(Some(names.collect::<Result<_>>()?));
         Ok(())
     }
 
-    /// Chunks are given to all links again.
+    /// Ends the restriction of [`flow_to`](Self::flow_to): chunks are given to all links again.
     pub fn flow_freely(&self) {
         self.core.set_flow(None);
     }
 
-    /// So many envelopes more, on a device or on the host, for whoever waits for one.
+    /// Adds `count` envelopes, on a device or on the host, for links that wait for one.
     ///
     /// # Errors
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers; [`Setup`](ErrorKind::Setup) as [`produce`](Self::produce).
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers; [`Setup`](ErrorKind::Setup) as
+    /// [`produce`](Self::produce).
     pub fn add_envelopes(&self, device: &Device, count: usize) -> Result<()> {
         if count == 0 {
             return Ok(());
@@ -280,49 +288,49 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
         self.core.add_envelopes(device, count, None)
     }
 
-    /// How many envelopes it has on a device or on the host, wherever they are lent to: those that it was given, and those that
-    /// it had to [allocate](Self#envelopes).
+    /// The number of envelopes on a device or on the host, free or in use: those that the hub was given, and those
+    /// that it had to [allocate](Self#envelopes).
     pub fn envelopes(&self, device: &Device) -> usize {
         self.core.envelopes(device)
     }
 
-    /// Writes a line for each event: what is produced, copied from where to where, given to whom, modified, consumed. A
-    /// writer that fails or panics is not written to again. The same goes to `tracing`, at debug level.
+    /// Writes a line for each event: what is produced, copied, given to a link, modified or consumed, and where. A
+    /// writer that fails or panics is not used again. The same lines go to `tracing`, at debug level.
     ///
-    /// The writer may use the hub. One thread at a time writes, and while it does, the lines of others wait for it: up to 1,024
-    /// of them, which is also what a thread writes at most before it goes on. Lines beyond that are dropped, and a line says
-    /// how many. What is left after a turn is written with the next event, or as the hub is dropped.
+    /// The writer may use the hub. One thread at a time writes; the lines of other threads are queued meanwhile, up
+    /// to 1,024 of them. A thread also writes at most 1,024 lines before it continues. Further lines are dropped, and
+    /// a line says how many. Lines that are left are written with the next event, or when the hub is dropped.
     pub fn log_to(&self, writer: impl Write + Send + 'static) {
         self.core.log_to(Box::new(writer));
     }
 
-    /// Its name.
+    /// The hub's name.
     pub fn name(&self) -> &str {
         &self.core.name
     }
 
-    /// Elements that each envelope has room for.
+    /// The number of elements that each envelope has room for.
     pub fn elements(&self) -> usize {
         self.core.bytes / size_of::<T>()
     }
 
-    /// Chunks in it.
+    /// The number of chunks in the hub.
     pub fn len(&self) -> usize {
         self.core.len()
     }
 
-    /// True if there is none.
+    /// Returns true if there are no chunks.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What a flow sees of it.
+    /// A flow's view of the hub.
     pub(crate) fn state(&self) -> Arc<dyn ChunkState> {
         self.core.clone()
     }
 
     /// A link for a port of a flow.
-    pub(crate) fn link_port<K: DoesWith>(&self, device: &Device, name: LinkName) -> Result<Link<K, T, S>> {
+    pub(crate) fn link_port<K: ChunkRole>(&self, device: &Device, name: LinkName) -> Result<Link<K, T, S>> {
         self.core.link(K::ROLE.0, device, Some(name)).map(Link::new)
     }
 }

@@ -1,14 +1,16 @@
-//! The state machine against a model: any links, any places, any number of envelopes, any order.
+//! Tests the state machine against a model: any links, any places, any number of envelopes, any order.
 //!
-//! Every link is a task that runs only when it was woken; copies and envelopes that come home take as long as they like.
-//! What the model knows of each chunk is its data, and who has changed it. When nobody is woken any more all must be done:
-//! so a wake that was lost, and chunks that hold each other up, show as chunks that are left.
+//! Every link is a task that runs only when it was woken. Copies, and the return of envelopes, take any amount of
+//! time. For each chunk the model knows its data and which links have changed it. When no task is awake any more all
+//! work must be done: a lost wake-up, or chunks that block each other, show as chunks that are left.
 //!
-//! Links may come late, when the chunks are there or the producers are gone, they may go, and the flow of data may switch, with
-//! any number of envelopes: the model allocates more where the hub would. Where all links are there from the start there is no
-//! memory for that, and none is needed: every chunk passes, also where links stop waiting and ask again later.
+//! Links may be added late, when the chunks are there or the producers are dropped; they may be removed; and the flow
+//! of data may switch. In these cases the model allocates more envelopes where the hub would. If all links are there
+//! from the start there is no memory for that, and none is needed: every chunk passes, also if links stop waiting and
+//! poll again later.
 //!
-//! The device of a place may be lost at any time: its links go, and what is lost is what had no sound copy elsewhere, nothing else.
+//! The device of a place may be lost at any time: its links end, and exactly the chunks without an intact copy
+//! elsewhere are lost.
 
 use std::{
     cell::Cell,
@@ -26,29 +28,28 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
 use super::{
     roles::{LinkName, Role},
-    state::{Actions, Asks, Blanks, Grant, LOOKS, LinkId, Move, Place, State},
+    state::{Actions, Asks, Blanks, Grant, LOOKS, LinkId, LocationId, Move, State},
 };
 use crate::hub::queue::Answer;
 
-/// An envelope, and what lies in it.
 #[derive(Debug)]
 struct Token {
-    place: Place,
-    /// It is the hub's, and none that a producer has sent.
+    place: LocationId,
+    /// It belongs to the hub, and was not sent by a producer.
     own: bool,
     data: Cell<u64>,
-    /// The places that its data were copied from, as bits: the device of each had a part in what lies here.
+    /// The places that its data were copied from, as bits: the device of each was involved in the content.
     via: Cell<u64>,
-    /// One of those was lost before that was done, and the host knows.
+    /// One of these was lost before its copy was complete, and the host knows.
     failed: Cell<bool>,
 }
 
 impl Token {
-    fn blank(place: Place) -> Held {
+    fn blank(place: LocationId) -> Held {
         Rc::new(Self { place, own: true, data: Cell::default(), via: Cell::default(), failed: Cell::default() })
     }
 
-    fn of_user(place: Place) -> Held {
+    fn of_user(place: LocationId) -> Held {
         Rc::new(Self { place, own: false, data: Cell::default(), via: Cell::default(), failed: Cell::default() })
     }
 }
@@ -64,7 +65,7 @@ impl Drop for Token {
     }
 }
 
-/// With the state locked, as far as envelopes can tell.
+/// Runs `does` with the state locked, as far as envelopes can tell.
 fn locked<R>(does: impl FnOnce() -> R) -> R {
     LOCKED.set(true);
     let done = does();
@@ -74,19 +75,19 @@ fn locked<R>(does: impl FnOnce() -> R) -> R {
 
 type Held = Rc<Token>;
 
-/// Those at home, and how many there are.
+/// The free envelopes, and the number of all.
 struct Pools(Vec<Vec<Held>>, Vec<usize>);
 
 impl Blanks<Held> for Pools {
-    fn take(&mut self, place: Place) -> Option<Held> {
+    fn take(&mut self, place: LocationId) -> Option<Held> {
         self.0[place].pop()
     }
 
-    fn count(&self, place: Place) -> usize {
+    fn count(&self, place: LocationId) -> usize {
         self.0[place].len()
     }
 
-    fn made(&self, place: Place) -> usize {
+    fn made(&self, place: LocationId) -> usize {
         self.1[place]
     }
 
@@ -94,7 +95,7 @@ impl Blanks<Held> for Pools {
         self.0.len()
     }
 
-    fn is_own(&self, _place: Place, envelope: &Held) -> bool {
+    fn is_own(&self, _place: LocationId, envelope: &Held) -> bool {
         envelope.own
     }
 
@@ -111,22 +112,20 @@ impl Wake for Flag {
     }
 }
 
-/// A link, and what it has at this moment.
 struct Task {
     id: LinkId,
     role: Role,
-    place: Place,
+    place: LocationId,
     woken: Arc<Flag>,
     has: Option<Grant<Held, ()>>,
-    /// What it was when it was given.
+    /// The data when it was given.
     data: u64,
     left: usize,
     gone: bool,
-    /// It stopped waiting, and asks again later.
+    /// It stopped waiting, and polls again later.
     paused: bool,
 }
 
-/// What is known of a chunk.
 #[derive(Default)]
 struct Known {
     data: u64,
@@ -140,37 +139,34 @@ struct World {
     pools: Pools,
     tasks: Vec<Task>,
     moves: Vec<Move<Held>>,
-    /// On their way home.
+    /// Envelopes that are being returned.
     homing: Vec<Held>,
     chunks: HashMap<u64, Known>,
     consumed: Vec<u64>,
     made: u64,
     rng: StdRng,
-    /// Chunks are consumed.
     consumes: bool,
-    /// So often the flow of data is still to be switched.
+    /// How often the flow of data is still to be switched.
     switches: usize,
     switched: bool,
-    /// Links that read and are still to come.
-    late: Vec<(Role, Place)>,
+    /// Reading links that are still to be added.
+    late: Vec<(Role, LocationId)>,
     chunks_each: usize,
-    /// Envelopes that were allocated beside those that were there at first.
+    /// Envelopes that were allocated in addition to the initial ones.
     spares: usize,
-    /// The place whose device is still to be lost, and the one whose device is.
-    loses: Option<Place>,
-    lost: Option<Place>,
-    /// Chunks that had no copy elsewhere as it was lost.
+    /// The place whose device is still to be lost, and the one whose device is lost.
+    loses: Option<LocationId>,
+    lost: Option<LocationId>,
+    /// Chunks that had no copy elsewhere when it was lost.
     may_be_lost: HashSet<u64>,
-    /// What is given is taken and committed at once.
     commits: bool,
     pauses: bool,
-    /// Producers send envelopes of their own, some of which the chunk is to come back into.
     sends: bool,
-    /// So many links are still to come, or to go.
+    /// The number of links that are still to be added or removed.
     changes: usize,
     /// There is memory for one more envelope.
     has_memory: bool,
-    /// A producer's chunk was refused: there were too few envelopes for so many.
+    /// A producer's chunk was refused: there were too few envelopes for that many.
     refused: Option<usize>,
 }
 
@@ -178,26 +174,24 @@ struct World {
 struct Setup {
     envelopes: Vec<usize>,
     capacity: usize,
-    links: Vec<(Role, Place)>,
+    links: Vec<(Role, LocationId)>,
     chunks: usize,
     switches: usize,
-    /// Links that read come when chunks are there.
+    /// Reading links are added when chunks are there.
     late: bool,
-    /// The place whose device is lost.
-    loses: Option<Place>,
-    /// What is given is taken and committed at once.
+    loses: Option<LocationId>,
     commits: bool,
-    /// Links stop waiting, and ask again later.
+    /// Links stop waiting, and poll again later.
     pauses: bool,
     /// Producers send envelopes of their own, too.
     sends: bool,
-    /// So many links come or go.
+    /// The number of links that are added or removed.
     changes: usize,
     seed: u64,
 }
 
 impl Setup {
-    /// With one envelope more than there are, something could be better: a link comes late, or is given no chunk any more.
+    /// Whether one more envelope could help: a link is added late, or is given no chunk any more.
     fn may_need_more(&self) -> bool {
         self.late || self.switches > 0 || self.loses.is_some() || self.changes > 0
     }
@@ -206,7 +200,7 @@ impl Setup {
 impl World {
     fn new(setup: &Setup) -> Self {
         let blanks = |(place, count): (usize, &usize)| (0..*count).map(|_| Token::blank(place)).collect();
-        let is_late = |(role, _): &(Role, Place)| setup.late && *role != Role::Produce;
+        let is_late = |(role, _): &(Role, LocationId)| setup.late && *role != Role::Produce;
         let (late, links): (Vec<_>, Vec<_>) = setup.links.iter().partition(|link| is_late(link));
         let mut world = Self {
             tasks: Vec::new(),
@@ -238,7 +232,7 @@ impl World {
         world
     }
 
-    fn link(&mut self, (role, place): (Role, Place)) {
+    fn link(&mut self, (role, place): (Role, LocationId)) {
         let id = self.act(|state, _, out| {
             if role == Role::Produce {
                 state.wake_all(out);
@@ -258,7 +252,7 @@ impl World {
         });
     }
 
-    /// One of those that come late does. False if all are there.
+    /// Adds one of the late links. Returns false if all are there.
     fn link_late(&mut self) -> bool {
         if self.late.is_empty() {
             return false;
@@ -288,7 +282,7 @@ impl World {
         out.wakes.into_iter().for_each(|waker| waker.wake_by_ref());
     }
 
-    /// One step of somebody's. False if nobody can make one.
+    /// Makes one step, of any party. Returns false if none is possible.
     fn step(&mut self) -> bool {
         if self.switches > 0 && self.rng.random_ratio(1, 50) {
             self.switch();
@@ -340,7 +334,7 @@ impl World {
         } else if at < tasks + moves {
             let Move { number, from, to, source, blank } = self.moves.swap_remove(at - tasks);
             assert_eq!((source.place, blank.place), (from, to));
-            assert_eq!(Rc::strong_count(&blank), 1, "a blank is nobody else's");
+            assert_eq!(Rc::strong_count(&blank), 1, "a blank has no other owner");
             blank.data.set(source.data.get());
             blank.via.set(source.via.get() | 1 << from);
             blank.failed.set(source.failed.get());
@@ -350,7 +344,7 @@ impl World {
             self.act(|state, _, out| state.arrived(number, to, source, arrival, out));
         } else {
             let home = self.homing.swap_remove(at - tasks - moves);
-            // A clone of one that others have is not the envelope.
+            // A clone of an envelope that others have does not count.
             if let Some(token) = Rc::into_inner(home).filter(|token| token.own) {
                 let place = token.place;
                 self.act(|_, pools, _| pools.0[place].push(Token::blank(place)));
@@ -359,7 +353,7 @@ impl World {
         true
     }
 
-    /// A link that has nothing waits no longer. It may have been woken.
+    /// Makes a link that has nothing stop waiting, even if it was woken.
     fn pause(&mut self) {
         let idle = |task: &Task| !task.gone && !task.paused && task.has.is_none();
         let idle: Vec<_> = (0..self.tasks.len()).filter(|at| idle(&self.tasks[*at])).collect();
@@ -375,7 +369,7 @@ impl World {
         self.tasks[at].woken.0.store(true, Ordering::Relaxed);
     }
 
-    /// Nothing else can go on. While one that consumes waits, others that do need not ask again, where there is memory.
+    /// Nothing else can make progress. While one consumer waits, the others need not poll again, if there is memory.
     fn resume_all(&mut self) -> bool {
         let asks = |task: &Task| task.role == Role::Consume && !task.gone && !task.paused;
         let spared = self.has_memory && self.tasks.iter().any(asks);
@@ -385,7 +379,7 @@ impl World {
         !paused.is_empty()
     }
 
-    /// A link comes; or one goes that has nothing, and is not the last that reads or consumes.
+    /// Adds a link, or removes one that has nothing and is not the last that reads or consumes.
     fn change(&mut self) {
         if self.rng.random() {
             let role = *[Role::Peek, Role::Modify, Role::Consume].choose(&mut self.rng).unwrap();
@@ -407,9 +401,9 @@ impl World {
         }
     }
 
-    /// The device of that place is lost, and some of the copies from there were not done. Its links learn of it, and go once
+    /// Loses the device of that place, with some of the copies from there incomplete. Its links notice, and end once
     /// they have dropped what they have.
-    fn lose(&mut self, place: Place) {
+    fn lose(&mut self, place: LocationId) {
         self.lost = Some(place);
         let alone = |task: &&Task| !matches!(task.role, Role::Peek | Role::Produce);
         let given: Vec<_> = self.tasks.iter().filter(alone).filter_map(|task| task.has.as_ref()).collect();
@@ -423,14 +417,14 @@ impl World {
         let open = self.chunks.iter().filter(|(number, known)| !known.consumed && !held.contains(number));
         let elsewhere = |number: u64| self.copies(number).iter().any(is_sound);
         self.may_be_lost = open.map(|(number, _)| *number).filter(|number| !elsewhere(*number)).collect();
-        // As a device says it: nothing is settled.
+        // As the device reports it: nothing is settled.
         let mut out = Actions::default();
         self.state.lose(place, &mut out);
         assert!(out.moves.is_empty() && out.freed.is_empty());
         self.carry_out(out);
     }
 
-    /// The data flows to others, and in the end as the links say.
+    /// Switches the flow of data to other links, and the last time to all of them.
     fn switch(&mut self) {
         self.switches -= 1;
         let some = self.tasks.iter().map(|task| LinkName::Hand(task.id.0)).filter(|_| self.rng.random());
@@ -464,14 +458,14 @@ impl World {
                     && blank
                     && let Some(too_few) = self.state.too_few(0, &self.pools)
                 {
-                    // An error, which another link may end.
+                    // The link gets an error, which another link may resolve.
                     self.refused = Some(too_few.chunks);
                     self.tasks[at].paused = true;
                     return self.act(|state, _, _| state.rest(id));
                 }
                 if blank && self.state.claim_spare(id) {
                     if !self.has_memory {
-                        // The link has an error, and asks again.
+                        // The link gets an error, and polls again.
                         self.tasks[at].paused = true;
                         return self.act(|state, _, _| {
                             state.spare_came();
@@ -488,7 +482,7 @@ impl World {
             }
             Answer::Yes => {}
         }
-        // It has looked; it may have something else to wait for, and then asks again.
+        // It has looked; it may also wait for something else, and then polls again.
         self.tasks[at].woken.0.store(true, Ordering::Relaxed);
         if asked == Answer::Yes && (self.commits || self.rng.random_ratio(3, 4)) {
             let Some(grant) = self.act(|state, pools, _| state.take(id, blank, pools)) else {
@@ -503,11 +497,11 @@ impl World {
         }
     }
 
-    /// The link takes the loss of a chunk in its stead.
+    /// The link takes the loss of a chunk in place of the chunk.
     fn given_loss(&mut self, at: usize, grant: &Grant<Held, ()>) {
         assert!(self.may_be_lost.contains(&grant.number), "it had a copy elsewhere");
         let known = self.chunks.get_mut(&grant.number).unwrap();
-        assert!(!known.consumed, "a consumed chunk is given to nobody");
+        assert!(!known.consumed, "a consumed chunk is not given to any link");
         if self.tasks[at].role == Role::Consume {
             known.consumed = true;
             self.consumed.push(grant.number);
@@ -519,16 +513,16 @@ impl World {
         let (id, role, place) = (self.tasks[at].id, self.tasks[at].role, self.tasks[at].place);
         let Some(envelope) = &grant.envelope else { return assert!(self.sends && role == Role::Produce) };
         assert_eq!(envelope.place, place);
-        assert!(!envelope.failed.get(), "no link is given what is known to be lost");
+        assert!(!envelope.failed.get(), "no link is given a copy that is known to be lost");
         if role != Role::Peek {
-            assert_eq!(Rc::strong_count(envelope), 1, "{role:?} has it alone");
+            assert_eq!(Rc::strong_count(envelope), 1, "{role:?} has exclusive access");
         }
         self.tasks[at].data = envelope.data.get();
         if role == Role::Produce {
             return;
         }
         let known = &self.chunks[&grant.number];
-        assert!(!known.consumed, "a consumed chunk is given to nobody");
+        assert!(!known.consumed, "a consumed chunk is not given to any link");
         assert_eq!(envelope.data.get(), known.data, "all copies are equal, to what was committed last");
         let others = self.tasks.iter().filter(|task| task.id != id);
         for other in others.filter(|task| task.has.as_ref().is_some_and(|has| has.number == grant.number)) {
@@ -590,7 +584,7 @@ impl World {
             }
             Role::Modify if commits => {
                 envelope.data.set(data);
-                // Some write all of it, and what lay there makes no difference.
+                // Some overwrite all of it, so that the former content makes no difference.
                 envelope.failed.set(envelope.failed.get() && self.rng.random());
                 if envelope.failed.get() {
                     self.may_be_lost.insert(number);
@@ -622,7 +616,7 @@ impl World {
             }
             Role::Consume => self.act(|state, _, out| state.given_back(id, number, envelope, false, out)),
             Role::Peek => {
-                assert_eq!(envelope.data.get(), self.tasks[at].data, "nobody changes what is peeked at");
+                assert_eq!(envelope.data.get(), self.tasks[at].data, "a chunk does not change during a peek");
                 let unseen = !commits;
                 if unseen {
                     self.chunks.get_mut(&number).unwrap().peeked.remove(&id);
@@ -635,20 +629,20 @@ impl World {
         }
     }
 
-    /// In a hub whose chunks stay nothing says when it has had enough.
+    /// In a hub whose chunks stay, links would never end by themselves.
     fn used(&mut self, at: usize) {
         if !self.consumes {
             self.tasks[at].left -= 1;
         }
     }
 
-    /// Copies of a chunk in the hub.
     fn copies(&self, number: u64) -> Vec<Held> {
         self.state.copies_of(number)
     }
 }
 
-/// The copy that another one was made from is lost, and the chunk has come back to that place by the time that the other arrives.
+/// The copy that another one was made from is lost, and the chunk has come back to that place by the time the other
+/// arrives.
 #[test]
 fn the_source_of_a_copy_that_was_replaced_is_not_dropped_under_the_lock() {
     let links = vec![(Role::Produce, 0), (Role::Peek, 1), (Role::Peek, 2), (Role::Peek, 0)];
@@ -679,7 +673,7 @@ fn the_source_of_a_copy_that_was_replaced_is_not_dropped_under_the_lock() {
     arrives(&mut world, back);
     let freed = Rc::downgrade(&late.source);
     arrives(&mut world, late);
-    assert!(world.homing.iter().any(|home| Rc::as_ptr(home) == freed.as_ptr()), "it goes home");
+    assert!(world.homing.iter().any(|home| Rc::as_ptr(home) == freed.as_ptr()), "it is freed later");
 }
 
 fn setups(consumes: bool) -> impl Strategy<Value = Setup> {
@@ -702,11 +696,11 @@ fn setups(consumes: bool) -> impl Strategy<Value = Setup> {
             links.retain(|(role, _)| consumes || !matches!(role, Role::Consume | Role::Produce));
             links.insert(0, (Role::Produce, first));
             links.push((if consumes { Role::Consume } else { Role::Modify }, last));
-            // Chunks that stay need an envelope each, and one to move them from place to place.
+            // Chunks that stay need an envelope each, and one more to move them between places.
             let most = envelopes.iter().sum::<usize>() - usize::from(envelopes.len() > 1);
             let chunks = if consumes { chunks } else { chunks.min(capacity).min(most) };
             let setup = Setup { envelopes, capacity, links, chunks, commits, pauses, sends, seed, ..Setup::default() };
-            // Links that go round what stays end by themselves.
+            // Links that cycle through chunks that stay end by themselves.
             Setup { pauses: pauses && consumes, ..setup }
         })
 }
@@ -716,9 +710,9 @@ fn run(setup: &Setup) {
     let mut steps = 0;
     while world.step() {
         steps += 1;
-        assert!(steps < 20_000, "it goes on for ever");
+        assert!(steps < 20_000, "the run does not end");
     }
-    // What was lost goes home with the next event.
+    // Lost envelopes are freed by the next event.
     world.loses = None;
     world.act(|_, _, _| ());
     while world.step() {}
@@ -730,7 +724,7 @@ fn run(setup: &Setup) {
     for (given, there) in setup.envelopes.iter().zip(&world.pools.1) {
         assert!(*there <= setup.capacity.max(*given), "{there} envelopes, of {given}, for {} chunks", setup.capacity);
     }
-    // An envelope that was sent is gone once its chunk is elsewhere, and comes back into one of the hub's.
+    // An envelope that was sent is freed once its chunk is elsewhere, and the chunk comes back into one of the hub's.
     if !setup.may_need_more() && !setup.sends {
         assert_eq!((world.spares, world.refused), (0, None), "there are enough");
     }
@@ -744,7 +738,7 @@ fn run(setup: &Setup) {
         let producers = setup.links.iter().filter(|(role, _)| *role == Role::Produce).count();
         assert_eq!(world.consumed.len(), producers * setup.chunks, "each chunk is consumed once");
         assert_eq!(world.consumed.iter().collect::<HashSet<_>>().len(), world.consumed.len());
-        assert_eq!(left, total, "all envelopes are at home");
+        assert_eq!(left, total, "all envelopes are free");
     } else {
         assert_eq!(left + held, total, "no envelope is lost");
         assert_eq!(world.chunks.len(), setup.chunks, "no chunk is lost");
@@ -759,17 +753,19 @@ fn consumers_at_several_places_do_not_take_chunks_from_each_other() {
     (0..500).for_each(|seed| run(&Setup { seed, ..setup.clone() }));
 }
 
-/// Two chunks that stay have a place each and change places for the links that modify them: a third one is needed.
+/// Two chunks that stay have a place each and change places for the links that modify them, which needs a third
+/// place.
 #[test]
-fn what_stays_goes_round_without_the_room_of_a_lost_device() {
+fn chunks_that_stay_change_places_without_the_envelopes_of_a_lost_device() {
     let links = vec![(Role::Produce, 1), (Role::Peek, 0), (Role::Modify, 2), (Role::Modify, 0)];
     let (envelopes, loses) = (vec![1, 2, 1], Some(1));
     let setup = Setup { envelopes, capacity: 2, links, chunks: 2, loses, ..Setup::default() };
     (0..500).for_each(|seed| run(&Setup { seed, ..setup.clone() }));
 }
 
-/// A chunk that was sent in a user's envelope lies in one of the hub's once it was modified elsewhere: with all readers gone that
-/// envelope comes back as little as the others do, and the producer that waits for it is notified that nothing will come.
+/// A chunk that was sent in a user's envelope is in one of the hub's after it was modified elsewhere. When all
+/// readers are dropped, that envelope is not freed, like the others, and the producer that waits for it is notified
+/// that nothing will come.
 #[test]
 fn a_sent_chunk_keeps_an_envelope_of_the_hub_from_a_producer_once_it_was_modified() {
     let links = vec![(Role::Produce, 0), (Role::Peek, 2), (Role::Modify, 2)];
@@ -777,10 +773,10 @@ fn a_sent_chunk_keeps_an_envelope_of_the_hub_from_a_producer_once_it_was_modifie
     (0..2_000).for_each(|seed| run(&Setup { seed, loses: Some(1), ..setup.clone() }));
 }
 
-/// What is reserved for a chunk is an envelope where it was to be consumed, also after another consumer has begun to wait: or the
-/// next chunk takes that one, and each then needs the envelope that the other one has.
+/// What is reserved for a chunk is an envelope where it was to be consumed, even after another consumer has begun to
+/// wait. Otherwise the next chunk takes that envelope, and each then needs the envelope that the other has.
 #[test]
-fn what_is_reserved_for_a_chunk_stays_reserved() {
+fn an_envelope_reserved_for_a_chunk_stays_reserved() {
     for (producer, consumers) in [(0, [1, 0]), (0, [0, 1]), (1, [0, 1]), (2, [0, 1])] {
         let links = [(Role::Produce, producer), (Role::Modify, 1), (Role::Modify, 2)];
         let links = links.into_iter().chain(consumers.map(|place| (Role::Consume, place))).collect();
@@ -798,7 +794,7 @@ fn a_chunk_that_stays_and_has_no_envelope_is_refused_in_every_order() {
         let setup = Setup { envelopes: vec![1, 1], capacity: 3, links, chunks: 2, ..Setup::default() };
         for seed in 0..200 {
             let mut world = World::new(&Setup { seed, ..setup.clone() });
-            // Those that read go round for ever.
+            // Reading links cycle without end.
             let readers = world.tasks.iter_mut().filter(|task| task.role != Role::Produce);
             readers.for_each(|task| task.left = usize::MAX);
             while world.refused.is_none() && world.step() {}
@@ -807,7 +803,7 @@ fn a_chunk_that_stays_and_has_no_envelope_is_refused_in_every_order() {
     }
 }
 
-/// Cases of each property; `PROPTEST_CASES=10000` asks for more.
+/// The number of cases per property; set `PROPTEST_CASES=10000` for more.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(if cfg!(debug_assertions) {
         150
@@ -835,22 +831,22 @@ proptest! {
     }
 
     #[test]
-    fn links_that_come_late_are_given_what_is_there(setup in setups(true)) {
+    fn late_links_get_the_chunks_that_are_there(setup in setups(true)) {
         run(&Setup { late: true, ..setup });
     }
 
     #[test]
-    fn links_that_come_late_go_round_what_stays(setup in setups(false)) {
+    fn late_links_cycle_through_chunks_that_stay(setup in setups(false)) {
         run(&Setup { late: true, ..setup });
     }
 
     #[test]
-    fn a_device_that_is_lost_takes_with_it_what_lies_nowhere_else(setup in setups(true), place in 0..3_usize, late in any::<bool>()) {
+    fn a_lost_device_loses_only_chunks_without_another_copy(setup in setups(true), place in 0..3_usize, late in any::<bool>()) {
         run(&Setup { loses: Some(place % setup.envelopes.len()), late, ..setup });
     }
 
     #[test]
-    fn what_stays_goes_on_without_a_lost_device(setup in setups(false), place in 0..3_usize) {
+    fn chunks_that_stay_continue_without_a_lost_device(setup in setups(false), place in 0..3_usize) {
         run(&Setup { loses: Some(place % setup.envelopes.len()), ..setup });
     }
 
@@ -860,7 +856,8 @@ proptest! {
     }
 }
 
-/// Links that are looked at by the costliest step of those of so many links with one role: as they ask, take and commit.
+/// The number of links visited by the most expensive step, with `links` links of one role: as they poll, take and
+/// commit.
 fn looks(role: Role, links: usize) -> usize {
     let consumer = (role == Role::Peek).then_some((Role::Consume, 1));
     let links: Vec<_> = std::iter::repeat_n((role, 0), links).chain(consumer).chain([(Role::Produce, 1)]).collect();
@@ -875,7 +872,7 @@ fn looks(role: Role, links: usize) -> usize {
     most
 }
 
-/// All of a step is done under the hub's lock.
+/// A whole step runs under the hub's lock, so its cost matters.
 #[test]
 fn a_step_looks_at_each_link_a_few_times() {
     for role in [Role::Produce, Role::Consume, Role::Peek, Role::Modify] {

@@ -1,4 +1,4 @@
-//! What a link does with chunks: it produces, consumes, peeks or modifies. As a value for the state machine, and as a type
+//! What a link does with chunks: produce, consume, peek or modify. As a value for the state machine, and as a type
 //! for the links and their guards.
 
 use std::fmt::Debug;
@@ -12,16 +12,17 @@ pub(crate) enum Role {
     Modify,
 }
 
-/// How a link is named where it is said whom data flows to.
+/// A link's name for `flow_to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LinkName {
     Hand(u64),
-    /// Of a flow, an operator, a port: the same in all of the flow's runs.
+    /// The numbers of a flow, an operator and a port: the same in all of the flow's runs.
     Port(u64, usize, usize),
 }
 
 impl LinkName {
-    /// Ports in the order of their operators, which is the same in all hubs of a flow, then links by hand in that of linking.
+    /// A sort key: ports in the order of their operators, which is the same in all hubs of a flow, then links by hand
+    /// in the order of linking.
     pub(crate) fn order(self) -> u64 {
         match self {
             Self::Port(flow, operator, _) => (flow << 32 | operator as u64) & !(1 << 63),
@@ -31,7 +32,7 @@ impl LinkName {
 }
 
 impl Role {
-    /// `produces`
+    /// For example `produces`.
     pub(crate) fn verb(self) -> &'static str {
         match self {
             Self::Produce => "produces",
@@ -48,22 +49,22 @@ mod sealed {
 }
 
 /// What a link does with chunks, as a type: one of those in [`role`](self).
-pub trait DoesWith: sealed::Sealed + Debug + Send + Sync + 'static {
+pub trait ChunkRole: sealed::Sealed + Debug + Send + Sync + 'static {
     #[doc(hidden)]
     const ROLE: RoleOf;
 }
 
-/// A [`Role`], for the trait alone.
+/// A [`Role`], for use by the trait only.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct RoleOf(pub(crate) Role);
 
-/// What may write the chunks that it is given.
+/// A role that may write the chunks that it is given.
 #[diagnostic::on_unimplemented(
-    message = "chunks are written by links that produce or modify them",
-    label = "this one does not: make it a `Modify` or a `Produce`"
+    message = "chunks can be written only by links that produce or modify them",
+    label = "this link does neither: make it a `Modify` or a `Produce`"
 )]
-pub trait Writes: DoesWith {}
+pub trait Writes: ChunkRole {}
 
 macro_rules! roles {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
@@ -72,7 +73,7 @@ macro_rules! roles {
             #[derive(Debug)]
             pub enum $name {}
             impl sealed::Sealed for $name {}
-            impl DoesWith for $name {
+            impl ChunkRole for $name {
                 const ROLE: RoleOf = RoleOf(Role::$name);
             }
         )*
@@ -82,9 +83,9 @@ macro_rules! roles {
 roles! {
     /// Fills blanks, which become chunks.
     Produce,
-    /// Takes chunks out.
+    /// Removes chunks.
     Consume,
-    /// Looks at chunks, with others.
+    /// Reads chunks, concurrently with other links.
     Peek,
     /// Changes chunks, one link at a time.
     Modify,

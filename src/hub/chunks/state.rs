@@ -1,8 +1,9 @@
-//! The state machine of a hub of chunks: who is given which chunk, what is copied where, and what goes home.
+//! The state machine of a chunk hub: which link is given which chunk, what is copied where, and which envelopes are
+//! freed.
 //!
-//! It knows no device, no lock and no future. Something happens (a link asks, takes, commits, gives back, goes; a copy
-//! has been enqueued; an envelope came home), and [`settle`](State::settle) says what to do about it ([`Actions`]): copies
-//! to enqueue, tasks to wake, envelopes to let go. Whoever carries that out holds no lock meanwhile.
+//! It does not depend on devices, locks or futures. On each event (a link polls, takes, commits, gives back or is
+//! dropped; a copy was enqueued; an envelope was returned), [`settle`](State::settle) computes the consequences
+//! ([`Actions`]): copies to enqueue, tasks to wake, envelopes to free. The caller carries them out with no lock held.
 //!
 //! ```text
 //!   take: a place in the queue, and a blank
@@ -18,40 +19,43 @@
 //!    └── take: peek, any number ────^
 //! ```
 //!
-//! Of one chunk there is a copy at each of any number of places, always equal:
+//! A chunk has a copy at any number of places. All copies are equal:
 //!
 //! ```text
 //!   nothing ──bring: a blank is taken──> ARRIVING ──the copy is enqueued──> THERE ──taken alone──> LENT
 //!      ^                                                                     │  ^                   │
-//!      └──── nobody needs it there, another place was modified, evicted ─────┘  └─── given back ────┘
+//!      └──── not needed there, another place was modified, evicted ──────────┘  └─── given back ────┘
 //! ```
 //!
 //! **Where a chunk goes next.** With a consuming link: through every modifying link, in the order of linking; then to
-//! every peeking link; then to one that consumes. Without one it stays, and links go round all chunks, each link in turn.
-//! Who came first is served first; a peek waits for no one but for who would modify, and that only for its second turn.
+//! every peeking link; then to one that consumes. Without a consuming link it stays, and each link cycles through all
+//! chunks. Links are served in the order of their arrival. A peek waits only for modifying links, and for these only
+//! on its second turn.
 //!
-//! **No chunk holds another up for ever.** They are as old as the blanks that they were made of. A younger chunk takes an
-//! envelope only where enough are left for all that the older ones still need there: for each link that is still to modify or
-//! peek, and for one consumer, the chunk's goal. So of the envelopes at each such place at least one is left to the chunk
-//! itself and to older ones, which leave the hub first. The goal follows the consumers that wait only to places where that
-//! is true as well; elsewhere a younger chunk could have the envelope that the older one needs, and wait for that one's. Where the links or the flow of data
-//! were changed meanwhile, copies that are in the way are dropped, or moved to another place if they are the only ones.
-//! Where no place has an envelope free for that and none is on its way home, one more envelope is allocated ([`Spare`]):
-//! by the link that waits, as it is polled. That leaves no place with more envelopes than it was given or the queue has
+//! **No chunk blocks another for ever.** Chunks are ordered by the age of the blanks that they were made of. A
+//! younger chunk takes an envelope only if enough are left for all that the older chunks still need there: for each
+//! link that is still to modify or peek, and for one consumer, whose place is the chunk's goal. So at each of these
+//! places at least one envelope is left to the chunk itself and to older ones, which leave the hub first. The goal
+//! follows waiting consumers only to places where this is true as well; elsewhere a younger chunk could hold the
+//! envelope that the older one needs, while waiting for that one's. If links or the flow of data have changed
+//! meanwhile, copies that are in the way are dropped, or moved to another place if they are the only ones. If no
+//! place has a free envelope for that and none is being returned, one more envelope is allocated ([`Spare`]), by the
+//! waiting link when it polls. This never leaves a place with more envelopes than it was given or the queue has
 //! chunks.
 //!
-//! **Chunks that stay** need an envelope each, and one more to move them where there are several places. A producer of one
-//! chunk more than that is [refused](TooFew), wherever the chunks lie at that time.
+//! **Chunks that stay** need an envelope each, and one more to move them if there are several places. A producer of
+//! one chunk more than that is [refused](TooFew), wherever the chunks are at that time.
 //!
-//! **A user's own envelope** goes back to the user once no link needs the chunk there, unless the chunk is to
-//! [return](Chunk::returns_to) in it: then it is kept beside the chunk, and is the blank for the copy that comes back.
+//! **A user's own envelope** is returned to the user once no link needs the chunk there, unless the chunk is to
+//! [return](Chunk::returns_to) in it: then it is kept beside the chunk, and is the blank for the copy that comes
+//! back.
 //!
-//! **A device that is lost.** Its links are served no more, and no chunk waits for them. Nothing is copied to its place, and
-//! the copies there are gone. A chunk that had no other keeps its place in the queue: each link that comes to it takes the
-//! loss, [`Grant::lost`], in its stead, and it leaves the queue as a consumer does.
+//! **A lost device.** Its links are served no more, and no chunk waits for them. Nothing is copied to its place, and
+//! the copies there are lost. A chunk without another copy keeps its place in the queue: each link that would get it
+//! takes the loss, [`Grant::lost`], instead, and a consumer that does so removes it.
 //!
-//! A copy that the device was to write at another place is lost, too, as soon as [its failure](Blanks::has_failed) is known: so
-//! no link is given a chunk that is known to be lost.
+//! A copy that the device was to write at another place is lost, too, as soon as [its failure](Blanks::has_failed) is
+//! known: no link is given a chunk that is known to be lost.
 
 mod settle;
 mod snapshot;
@@ -70,33 +74,31 @@ use self::snapshot::Snapshot;
 use super::roles::{LinkName, Role};
 use crate::mutants::{self, Mutant};
 
-/// The number of a place.
-pub(super) type Place = usize;
+/// The number of a place: the host or a device.
+pub(super) type LocationId = usize;
 
-/// A link, as long as it is there: in the order of linking.
+/// The number of a link, in the order of linking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LinkId(pub(super) u64);
 
-/// Where blank envelopes come from.
+/// The source of blank envelopes.
 pub(super) trait Blanks<E> {
-    fn take(&mut self, place: Place) -> Option<E>;
-    fn count(&self, place: Place) -> usize;
-    /// How many there are, wherever they are now.
-    fn made(&self, place: Place) -> usize;
-    /// How many places there are.
+    fn take(&mut self, place: LocationId) -> Option<E>;
+    fn count(&self, place: LocationId) -> usize;
+    /// The number of envelopes there, free or in use.
+    fn made(&self, place: LocationId) -> usize;
     fn places(&self) -> usize;
-    /// This one is counted in what was made there: it was not sent by a user.
-    fn is_own(&self, place: Place, envelope: &E) -> bool;
-    /// What it holds is known to be lost, with a device that was to write it.
+    /// Whether the envelope was made there, as opposed to one sent by a user.
+    fn is_own(&self, place: LocationId, envelope: &E) -> bool;
+    /// Whether its content is known to be lost, with a device that was to write it.
     fn has_failed(&self, envelope: &E) -> bool;
 }
 
-/// What a link asks for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asks {
-    /// A producer: a blank, beside a place in the queue.
+    /// For a producer: a blank, in addition to a place in the queue.
     pub(super) blank: bool,
-    /// It may wait for something else, too, and not take what is there.
+    /// It may also wait for something else, and not take what is there.
     pub(super) stays: bool,
 }
 
@@ -104,14 +106,14 @@ pub(super) struct Asks {
 #[derive(Debug)]
 pub(super) struct Grant<E, S> {
     pub(super) number: u64,
-    /// None: a place in the queue alone.
+    /// `None`: only a place in the queue.
     pub(super) envelope: Option<E>,
     pub(super) structure: Option<S>,
-    /// The chunk's only copy was lost there: the link is given no envelope.
-    pub(super) lost: Option<Place>,
+    /// The chunk's only copy was lost there: the link gets no envelope.
+    pub(super) lost: Option<LocationId>,
 }
 
-/// Of a hub whose chunks stay: so many chunks, and so many envelopes, which do not suffice for them.
+/// For a hub whose chunks stay: the numbers of chunks and of envelopes, which are too few for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooFew {
     pub(super) chunks: usize,
@@ -119,29 +121,29 @@ pub(super) struct TooFew {
 }
 
 impl TooFew {
-    /// How many envelopes suffice.
+    /// The number of envelopes that is enough.
     pub(super) fn needed(self) -> usize {
         self.chunks.saturating_add(1)
     }
 }
 
-/// A copy to be enqueued. Both come back with [`State::arrived`].
+/// A copy to enqueue. Both envelopes come back with [`State::arrived`].
 #[derive(Debug)]
 pub(super) struct Move<E> {
     pub(super) number: u64,
-    pub(super) from: Place,
-    pub(super) to: Place,
+    pub(super) from: LocationId,
+    pub(super) to: LocationId,
     pub(super) source: E,
     pub(super) blank: E,
 }
 
-/// What is to be done, once no lock is held.
+/// What is to be done once no lock is held.
 #[derive(Debug)]
 pub(super) struct Actions<E> {
     pub(super) moves: Vec<Move<E>>,
     pub(super) wakes: Vec<Arc<Waker>>,
     pub(super) freed: Vec<E>,
-    /// Wakers that nothing is to wake any more, to be dropped.
+    /// Wakers that are no longer needed, to be dropped.
     pub(super) gone: Vec<Arc<Waker>>,
 }
 
@@ -155,17 +157,17 @@ impl<E> Default for Actions<E> {
 struct Link {
     role: Role,
     name: LinkName,
-    place: Place,
-    /// Nobody asks for it any more; what it was given is still out.
+    place: LocationId,
+    /// The link is dropped; chunks that it was given are still in use.
     retired: bool,
     /// Chunks are given to it: it is not retired, and data flows to it.
     is_served: bool,
     waits: Option<Waits>,
-    /// Whoever wants to hear of the next change, be it what it may.
+    /// Woken by the next change of any kind.
     watcher: Option<Arc<Waker>>,
-    /// When it was served last.
+    /// When it was last served.
     served: u64,
-    /// The chunk that it was given last.
+    /// The chunk that it was last given.
     last: u64,
 }
 
@@ -173,11 +175,11 @@ struct Link {
 struct Waits {
     since: u64,
     waker: Arc<Waker>,
-    /// For a blank, beside a place in the queue.
+    /// For a blank, in addition to a place in the queue.
     blank: bool,
-    /// It was woken, and has not asked since.
-    told: bool,
-    /// It could have had what it waits for, and did not take it: it waits for something else, too.
+    /// It was woken, and has not polled since.
+    woken: bool,
+    /// It could have had what it waits for and did not take it: it also waits for something else.
     looked: bool,
 }
 
@@ -186,31 +188,31 @@ struct Chunk<E, S> {
     number: u64,
     structure: S,
     copies: SmallVec<[Copy<E>; 2]>,
-    /// Who has it alone.
+    /// The link that has exclusive access.
     alone: Option<LinkId>,
-    /// Copies of it that are being enqueued.
     moving: usize,
     /// Sorted.
     seen: SmallVec<[LinkId; 4]>,
     /// Where a copy of it was lost, if one was.
-    lost_at: Option<Place>,
+    lost_at: Option<LocationId>,
     /// The place of the consumer that it goes to: envelopes there are reserved for it.
-    goal: Option<Place>,
-    /// The user's own envelope was sent: it is none of the hub's.
+    goal: Option<LocationId>,
+    /// It was sent in the user's own envelope, which does not count as the hub's.
     is_sent: bool,
-    /// The place of the user's own envelope, which the chunk is to come back into; and that envelope, while no copy lies there.
-    returns_to: Option<Place>,
+    /// The place of the user's own envelope, which the chunk is to return into; and that envelope, while it holds no
+    /// copy.
+    returns_to: Option<LocationId>,
     returns_in: Option<E>,
 }
 
 /// Whose turn it is at a chunk that is to be consumed.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// The first of those that are to modify it.
+    /// The first link that is still to modify it.
     modify: Option<LinkId>,
-    /// One is to peek at it, if none is to modify it.
+    /// A link is to peek at it, if none is to modify it.
     peek: bool,
-    /// Of a chunk that stays: each link's.
+    /// For a chunk that stays: any link.
     any: bool,
 }
 
@@ -225,7 +227,6 @@ impl Turn {
     }
 }
 
-/// How many links do that, by [`Role`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts([usize; 4]);
 
@@ -249,7 +250,7 @@ impl Counts {
 
 #[derive(Debug)]
 struct Copy<E> {
-    place: Place,
+    place: LocationId,
     slot: Slot<E>,
     peeks: usize,
 }
@@ -259,23 +260,22 @@ enum Slot<E> {
     Arriving,
     There(E),
     Lent,
-    /// Lost with its device while links peek at it, until they end.
+    /// Lost with its device while links peek at it; kept until the peeks end.
     Lost,
 }
 
-/// One more envelope, without which nothing would move any more.
+/// The state of the one additional envelope without which nothing could move any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spare {
     No,
-    /// The chunk of this number needs it, at this place, for a link that waits.
-    Needed(u64, Place),
+    /// The chunk of this number needs it, at this place, for a waiting link.
+    Needed(u64, LocationId),
     /// It is being allocated.
     Coming,
 }
 
 #[cfg(test)]
 thread_local! {
-    /// How many links were looked at.
     pub(super) static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
@@ -285,33 +285,32 @@ pub(super) struct State<E, S> {
     capacity: usize,
     links: BTreeMap<LinkId, Link>,
     counts: Counts,
-    /// Of those that are served.
+    /// Of the links that are served.
     served: Counts,
     chunks: VecDeque<Chunk<E, S>>,
     /// Consumed, and still peeked at.
     lingering: Vec<Chunk<E, S>>,
-    /// Places of the queue that are a producer's who has not committed yet: the chunk's number, and where its blank is.
-    open: Vec<(u64, Option<Place>)>,
-    /// Those whom data flows to, if it was said.
+    /// Places in the queue of producers that have not committed yet: the chunk's number, and where its blank is.
+    open: Vec<(u64, Option<LocationId>)>,
+    /// The links that data is restricted to by `flow_to`.
     flow: Option<Vec<LinkName>>,
     chunks_made: u64,
     links_made: u64,
     clock: u64,
-    /// Wakers that were taken out: dropped by who holds no lock.
+    /// Wakers that were removed, to be dropped with no lock held.
     gone: Vec<Arc<Waker>>,
     spare: Spare,
-    /// Places whose device is lost.
-    lost: SmallVec<[Place; 1]>,
-    /// How often a chunk that a link had looked at has gone to another one since one has been taken: by a consumer, where there are
-    /// some.
+    lost: SmallVec<[LocationId; 1]>,
+    /// How often a chunk that a link had looked at went to another link since the last one was taken: by a consumer,
+    /// if there are any.
     passed_over: usize,
-    /// Envelopes that were lost, for the next time that it settles.
+    /// Lost envelopes, to be freed by the next `settle`.
     freed: Vec<E>,
-    /// Once there was one.
+    /// Whether there ever was such a link.
     had_producer: bool,
     had_reader: bool,
     had_consumer: bool,
-    /// Of those whom data flows to.
+    /// Of the links that data flows to.
     flow_had_consumer: bool,
 }
 
@@ -329,11 +328,11 @@ impl<E> Copy<E> {
 }
 
 impl<E, S> Chunk<E, S> {
-    fn copy(&self, place: Place) -> Option<&Copy<E>> {
+    fn copy(&self, place: LocationId) -> Option<&Copy<E>> {
         self.copies.iter().find(|copy| copy.place == place)
     }
 
-    fn is_there(&self, place: Place) -> bool {
+    fn is_there(&self, place: LocationId) -> bool {
         self.copy(place).is_some_and(|copy| copy.there().is_some())
     }
 
@@ -353,18 +352,18 @@ impl<E, S> Chunk<E, S> {
         self.copies.iter().any(|copy| copy.peeks > 0)
     }
 
-    /// Copies that others could be made from.
+    /// The number of copies that others could be made from.
     fn spare(&self) -> usize {
         self.copies.iter().filter(|copy| copy.there().is_some()).count()
     }
 
-    /// No copy is left: those that there were are lost.
+    /// No copy is left, since they were lost.
     fn is_lost(&self) -> bool {
         self.lost_at.is_some() && self.alone.is_none() && self.moving == 0 && self.spare() == 0
     }
 
-    /// The copy that lies at that place is lost, if one does.
-    fn lose(&mut self, place: Place, freed: &mut Vec<E>) {
+    /// Drops the copy at that place, if there is one, as lost.
+    fn lose(&mut self, place: LocationId, freed: &mut Vec<E>) {
         if self.returns_to == Some(place) {
             self.ends_return(freed);
         }
@@ -380,7 +379,7 @@ impl<E, S> Chunk<E, S> {
         self.lost_at = Some(place);
     }
 
-    fn remove(&mut self, place: Place, freed: &mut Vec<E>) {
+    fn remove(&mut self, place: LocationId, freed: &mut Vec<E>) {
         if let Some(at) = self.copies.iter().position(|copy| copy.place == place)
             && let Slot::There(envelope) = self.copies.swap_remove(at).slot
         {
@@ -388,8 +387,9 @@ impl<E, S> Chunk<E, S> {
         }
     }
 
-    /// An envelope of this chunk is not needed at its place: it goes home, unless the chunk is to come back into it.
-    fn release(&mut self, place: Place, envelope: E, freed: &mut Vec<E>) {
+    /// Called when an envelope of this chunk is no longer needed at its place. Frees it, unless the chunk is to
+    /// return into it.
+    fn release(&mut self, place: LocationId, envelope: E, freed: &mut Vec<E>) {
         if self.returns_to == Some(place) {
             freed.extend(self.returns_in.replace(envelope));
         } else {
@@ -397,13 +397,14 @@ impl<E, S> Chunk<E, S> {
         }
     }
 
-    /// It has an envelope there, with what it is or was.
-    fn has_envelope(&self, place: Place) -> bool {
+    /// Whether it has an envelope there, with its present or former content.
+    fn has_envelope(&self, place: LocationId) -> bool {
         self.copy(place).is_some() || (self.returns_to == Some(place) && self.returns_in.is_some())
     }
 
-    /// A clone of an envelope of this chunk goes: under the lock if the chunk has that envelope, which may be taken alone next.
-    /// Otherwise it may be the last.
+    /// Drops a clone of an envelope of this chunk. If the chunk has that envelope, the clone is dropped under the
+    /// lock, since the envelope may be taken exclusively next. Otherwise the clone may be the last reference, and is
+    /// freed later.
     fn drop_clone(&self, clone: E, freed: &mut Vec<E>)
     where
         E: Deref,
@@ -414,7 +415,7 @@ impl<E, S> Chunk<E, S> {
         }
     }
 
-    /// It comes back into no envelope any more.
+    /// Ends its return into the user's envelope.
     fn ends_return(&mut self, freed: &mut Vec<E>) {
         self.returns_to = None;
         freed.extend(self.returns_in.take());
@@ -454,8 +455,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
 
     // --- links
 
-    /// A new link. `name` of one that is known by more than its number.
-    pub(super) fn link(&mut self, role: Role, place: Place, name: Option<LinkName>) -> (LinkId, LinkName) {
+    /// Registers a new link. `name`: for a link that is identified by more than its number.
+    pub(super) fn link(&mut self, role: Role, place: LocationId, name: Option<LinkName>) -> (LinkId, LinkName) {
         self.links_made += 1;
         let id = LinkId(self.links_made);
         let name = name.unwrap_or(LinkName::Hand(id.0));
@@ -469,14 +470,14 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         if is_served {
             self.served.add(role);
         }
-        // What is there already is as new to it as to anybody.
+        // It gets chunks that are already there, like any other link.
         let link =
             Link { role, name, place, retired: false, is_served, waits: None, watcher: None, served: 0, last: 0 };
         self.links.insert(id, link);
         (id, name)
     }
 
-    /// It asks for nothing more, and nothing waits for it.
+    /// The link asks for nothing more, and nothing waits for it.
     pub(super) fn retire(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(&id) {
             link.retired = true;
@@ -488,7 +489,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// It has given back whatever it had.
+    /// The link has given back everything and is removed.
     pub(super) fn unlink(&mut self, id: LinkId) {
         let link = self.links.remove(&id);
         if let Some(link) = &link {
@@ -504,7 +505,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         self.chunks.iter_mut().for_each(|chunk| chunk.set_seen(id, false));
     }
 
-    /// Data flows to these alone; `None`: as inferred.
+    /// Restricts the flow of data to these links; `None`: to all.
     pub(super) fn set_flow(&mut self, flow: Option<Vec<LinkName>>) {
         let names: Option<HashSet<_>> = flow.as_ref().map(|flow| flow.iter().collect());
         self.served = Counts::default();
@@ -520,8 +521,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         self.flow = flow;
     }
 
-    /// The device of that place is lost. Wakes all links, and drops nothing: envelopes go as it settles.
-    pub(super) fn lose(&mut self, place: Place, out: &mut Actions<E>) {
+    /// The device of that place is lost. Wakes all links, and drops nothing: envelopes are freed by `settle`.
+    pub(super) fn lose(&mut self, place: LocationId, out: &mut Actions<E>) {
         if self.is_lost(place) {
             return;
         }
@@ -538,8 +539,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         chunks.for_each(|chunk| chunk.lose(place, &mut self.freed));
     }
 
-    /// The copy of a chunk at a place cannot be copied from: a device elsewhere was lost while it wrote to it.
-    pub(super) fn spoilt(&mut self, number: u64, place: Place) {
+    /// The copy of a chunk at a place cannot be used as a source: a device elsewhere was lost while it wrote to it.
+    pub(super) fn spoilt(&mut self, number: u64, place: LocationId) {
         let mut freed = std::mem::take(&mut self.freed);
         if let Some(chunk) = self.find(number) {
             chunk.lose(place, &mut freed);
@@ -547,8 +548,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         self.freed = freed;
     }
 
-    /// Copies that are known to have failed are lost. A failure may become known at any time after the copy was enqueued: so this
-    /// comes before a link takes a chunk or gives one back.
+    /// Drops copies that are known to have failed. A failure may become known at any time after the copy was
+    /// enqueued, so this is called before a link takes a chunk or gives one back.
     pub(super) fn lose_failed(&mut self, blanks: &impl Blanks<E>) {
         let has_failed = |copy: &&Copy<E>| copy.there().is_some_and(|envelope| blanks.has_failed(envelope));
         for chunk in self.chunks.iter_mut().chain(&mut self.lingering) {
@@ -558,18 +559,18 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    pub(super) fn is_lost(&self, place: Place) -> bool {
+    pub(super) fn is_lost(&self, place: LocationId) -> bool {
         self.lost.contains(&place)
     }
 
-    /// Of a chunk whose envelope came back: it may have come to a place that is lost.
+    /// For a chunk whose envelope came back, possibly to a place that is lost.
     fn lose_again(&mut self, number: u64) {
         for place in self.lost.clone() {
             self.spoilt(number, place);
         }
     }
 
-    /// All links. Tests count how many are looked at.
+    /// All links. Tests count the visits.
     fn each(&self) -> impl Iterator<Item = (LinkId, &Link)> {
         self.links.iter().map(|(id, link)| {
             #[cfg(test)]
@@ -583,8 +584,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         links.into_iter().flatten().filter(move |(_, link)| link.role == role && link.is_served)
     }
 
-    /// Chunks are consumed; otherwise they stay. A hub that has lost its last consuming link, or that of its flow, keeps them for
-    /// the next one: links that peek do not begin to go round.
+    /// Whether chunks are consumed; otherwise they stay. A hub that has lost its last consuming link, or the last one
+    /// that data flows to, keeps its chunks for the next one: peeking links do not begin to cycle.
     pub(super) fn consumes(&self) -> bool {
         match self.flow {
             None => self.had_consumer,
@@ -606,11 +607,11 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         Turn { modify, peek, any: false }
     }
 
-    // --- what becomes of it
+    // --- the end of a grant
 
-    /// A new chunk, in the place of the queue that was taken for it: in the order of taking.
-    /// `returns`: to the place of this envelope it comes in this envelope alone.
-    pub(super) fn produced(&mut self, number: u64, place: Place, envelope: E, structure: S, returns: bool) {
+    /// Adds a new chunk in the place of the queue that was taken for it: in the order of taking. `returns`: the chunk
+    /// returns to the place of this envelope only in this envelope.
+    pub(super) fn produced(&mut self, number: u64, place: LocationId, envelope: E, structure: S, returns: bool) {
         let is_sent = self.open.iter().any(|(open, place)| *open == number && place.is_none());
         self.unproduced(number);
         let copies = SmallVec::from_iter([Copy { place, slot: Slot::There(envelope), peeks: 0 }]);
@@ -645,12 +646,13 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// A chunk has been consumed: its envelope is the link's. Its structure comes back once nobody sees it any more.
+    /// A chunk was consumed, and its envelope belongs to the link. Returns its structure once no link sees the chunk
+    /// any more.
     pub(super) fn consumed(&mut self, number: u64, out: &mut Actions<E>) -> Option<S> {
         let at = self.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()?;
         let mut chunk = self.chunks.remove(at)?;
         chunk.ends_return(&mut out.freed);
-        let idle: SmallVec<[Place; 2]> =
+        let idle: SmallVec<[LocationId; 2]> =
             chunk.copies.iter().filter(|copy| copy.peeks == 0).map(|copy| copy.place).collect();
         idle.into_iter().for_each(|place| chunk.remove(place, &mut out.freed));
         if chunk.copies.is_empty() {
@@ -660,7 +662,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         None
     }
 
-    /// A chunk has been modified: the copies at other places are what it was, and so is the structure that is returned.
+    /// A chunk was modified: the copies at other places are outdated, and so is the structure that is returned.
     pub(super) fn modified(
         &mut self,
         id: LinkId,
@@ -681,7 +683,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 Slot::Lent | Slot::Lost => chunk.copies.push(copy),
                 Slot::There(_) if mutants::is(Mutant::StaleCopy) => chunk.copies.push(copy),
                 Slot::There(old) => chunk.release(copy.place, old, &mut out.freed),
-                // Not so: nobody copies what somebody has alone.
+                // Unreachable: a chunk that is held exclusively is not copied.
                 Slot::Arriving => {}
             }
         }
@@ -690,7 +692,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         Some(old)
     }
 
-    /// What was taken alone comes back as it was, or, if `written`, as nobody is to see it, where there is another copy.
+    /// A chunk that was held exclusively comes back, unchanged or `written`. What was written is discarded if there
+    /// is another copy.
     pub(super) fn given_back(&mut self, id: LinkId, number: u64, envelope: E, written: bool, out: &mut Actions<E>) {
         let Some(chunk) = self.find(number) else { return out.freed.push(envelope) };
         chunk.alone = None;
@@ -716,7 +719,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         None
     }
 
-    /// The chunk is the link's next once more.
+    /// Makes the chunk the link's next again.
     fn come_again(&mut self, id: LinkId, number: u64) {
         if let Some(link) = self.links.get_mut(&id)
             && link.last == number
@@ -725,12 +728,13 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// A peek is over. `unseen`: it never really was. The structure comes back with the last of a chunk that was consumed.
+    /// A peek has ended. `unseen`: it does not count. Returns the structure with the last peek at a chunk that was
+    /// consumed.
     pub(super) fn peeked(
         &mut self,
         id: LinkId,
         number: u64,
-        place: Place,
+        place: LocationId,
         envelope: E,
         unseen: bool,
         out: &mut Actions<E>,
@@ -765,8 +769,15 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         structure
     }
 
-    /// A copy has been enqueued: `envelope` is equal to `source` for whoever comes after. `None` if that failed.
-    pub(super) fn arrived(&mut self, number: u64, to: Place, source: E, envelope: Option<E>, out: &mut Actions<E>) {
+    /// A copy was enqueued: `envelope` is equal to `source` for all later users. `None` if that failed.
+    pub(super) fn arrived(
+        &mut self,
+        number: u64,
+        to: LocationId,
+        source: E,
+        envelope: Option<E>,
+        out: &mut Actions<E>,
+    ) {
         let Some(chunk) = self.find(number) else {
             out.freed.push(source);
             out.freed.extend(envelope);
@@ -779,7 +790,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             (None, Some(at)) => {
                 chunk.copies.swap_remove(at);
                 if chunk.returns_to == Some(to) {
-                    // That envelope is gone with the copy that failed.
+                    // That envelope is lost with the failed copy.
                     chunk.ends_return(&mut out.freed);
                 }
             }
@@ -788,8 +799,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         self.lose_again(number);
     }
 
-    /// True if this link waits for a chunk that needs one more envelope at its place: the caller allocates it with no lock
-    /// held, and says [`spare_came`](Self::spare_came) however that ends.
+    /// Whether this link waits for a chunk that needs one more envelope at its place. The caller then allocates it
+    /// with no lock held, and calls [`spare_came`](Self::spare_came) in any case.
     pub(super) fn claim_spare(&mut self, id: LinkId) -> bool {
         let claims = self.links.get(&id).is_some_and(|link| self.needs_spare(id, link));
         if claims {
@@ -798,7 +809,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         claims
     }
 
-    /// What was claimed has been allocated, or could not be: then another link that waits for it tries.
+    /// The claimed envelope was allocated, or the allocation failed: then another waiting link tries.
     pub(super) fn spare_came(&mut self) {
         self.spare = Spare::No;
     }
@@ -809,14 +820,12 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         chunks.flat_map(|chunk| chunk.copies.iter().filter_map(|copy| copy.there().cloned())).collect()
     }
 
-    // --- for people
+    // --- for messages
 
-    /// Places in the queue.
     pub(super) fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Chunks in the queue.
     pub(super) fn len(&self) -> usize {
         self.chunks.len()
     }
@@ -825,47 +834,45 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         self.room() > 0
     }
 
-    /// What a link does, and where.
-    pub(super) fn waits_at(&self, id: LinkId) -> Option<(Role, Place)> {
+    /// The role and the place of a link that waits.
+    pub(super) fn waits_at(&self, id: LinkId) -> Option<(Role, LocationId)> {
         let link = self.links.get(&id).filter(|link| link.waits.is_some())?;
         Some((link.role, link.place))
     }
 
-    /// A link that waits would be given what it waits for, if it asked.
+    /// Whether a waiting link would get what it waits for if it polled.
     pub(super) fn may_go(&self, id: LinkId, blanks: &impl Blanks<E>) -> bool {
         let waits = |link: &Link| link.waits.as_ref().map(|waits| waits.blank);
         let asked = self.links.get(&id).and_then(|link| Some((link, waits(link)?)));
         asked.is_some_and(|(link, blank)| Snapshot::new(self, blanks).may_go(id, link, blank))
     }
 
-    /// Whom data flows to, if it was said.
     pub(super) fn flow(&self) -> Option<&[LinkName]> {
         self.flow.as_deref()
     }
 
-    /// It was said whom data flows to, and not to this link.
+    /// Whether data does not flow to this link.
     pub(super) fn is_left_out(&self, id: LinkId) -> bool {
         self.links.get(&id).is_some_and(|link| !link.is_served)
     }
 
-    /// Links of this role, whether data flows to them or not.
     pub(super) fn links_that(&self, role: Role) -> usize {
         self.counts.of(role)
     }
 
-    /// Something can come to lie at that place without a copy: it lies there, or a producer is there.
-    pub(super) fn may_lie_at(&self, place: Place) -> bool {
+    /// Whether data can get to that place without a copy: it is there, or a producer is.
+    pub(super) fn may_lie_at(&self, place: LocationId) -> bool {
         let lies = self.chunks.iter().any(|chunk| chunk.has_envelope(place));
         lies || self.links.values().any(|link| link.role == Role::Produce && link.place == place)
     }
 
-    /// The number of the chunk that is the link's next, if there is one.
+    /// The number of the link's next chunk, if there is one.
     pub(super) fn next_number(&self, id: LinkId) -> Option<u64> {
         let link = self.links.get(&id)?;
         self.next_for(id, link).map(|at| self.chunks[at].number)
     }
 
-    /// It is the link's turn at its next chunk, and nobody has that: what is missing is an envelope.
+    /// Whether it is the link's turn at its next chunk, no other link has it, and only an envelope is missing.
     pub(super) fn lacks_envelope(&self, id: LinkId) -> bool {
         let Some(link) = self.links.get(&id) else { return false };
         let chunk = self.next_for(id, link).map(|at| &self.chunks[at]);

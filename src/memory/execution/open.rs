@@ -1,30 +1,30 @@
-//! Open ends of a graph: copies, nodes of it, one end of which is told anew for each launch.
+//! Open ends of a graph: copy nodes, one end of which is set for each launch.
 //!
-//! A small copy on a stream costs the host more than a launch of a graph: on an H200 (driver 580.159.04) a copy in, a launch
-//! and a copy out take 8.2 us, and a launch of a graph with both as nodes, each told another end, 2.2; the device is done 1.6 us
-//! sooner (bench `graph`, `copies`). So what goes into a graph and what comes out of it are nodes, too.
+//! A small copy on a stream costs the host more than a launch of a graph: on an H200 (driver 580.159.04) a copy in, a
+//! launch and a copy out take 8.2 us, and a launch of a graph with both as nodes, each set to another end, 2.2; the
+//! device is done 1.6 us sooner (bench `graph`, `copies`). So the copies into a graph and out of it are nodes, too.
 //!
 //! ```text
-//!   captured    from within to within: both ends are the graph's, until one is told
-//!   told        that end is some memory that a launch is about to be given, or the node is off
-//!   launched    with that memory: it is in order with whoever uses it, as with a copy on a stream
+//!   captured    from within to within: both ends are in the graph's memory, until the outer end is set
+//!   set         the outer end is memory that the next launch will be given; or the node is disabled
+//!   launched    with that memory: it is ordered with all other uses of it, as a copy on a stream is
 //! ```
 //!
-//! The graph keeps nothing that lies at an open end. So a launch is an error unless it is given all of that.
+//! The graph does not keep the memory at an open end. So a launch must be given all of it, or is an error.
 
 use super::Execution;
 use crate::{
     device::{
-        backend::{Address, NodeWork, Place, RawExec, RawNode, Refused},
+        backend::{Address, Endpoint, NodeWork, RawExec, RawNode, Refused},
         recorder::Recorder,
     },
     error::{Error, ErrorKind, Result},
-    memory::{Memory, hold::Hold},
+    memory::{Memory, graph_memory::GraphMemory},
     stream::{Stream, Streams, Ticket, capture::Capture},
     sync::lock,
 };
 
-/// A node of a capture that is to be an open end of the graph.
+/// A node of a capture that will be an open end of the graph.
 pub(crate) struct Opening {
     node: usize,
     way: Way,
@@ -41,7 +41,7 @@ enum Way {
 }
 
 impl Opening {
-    /// What is told is copied to this memory, before whatever uses it from here on.
+    /// Copies from the outer end to this memory, before all later uses of it.
     pub(crate) fn into(recorder: &Recorder, stream: &Stream, memory: &mut Memory, bytes: usize) -> Result<Self> {
         memory.before_write(stream)?;
         let opening = Self::new(recorder, stream, Way::In, memory, bytes)?;
@@ -49,7 +49,7 @@ impl Opening {
         Ok(opening)
     }
 
-    /// This memory is copied to what is told.
+    /// Copies from this memory to the outer end.
     pub(crate) fn out_of(recorder: &Recorder, stream: &Stream, memory: &Memory, bytes: usize) -> Result<Self> {
         memory.before_read(stream)?;
         let opening = Self::new(recorder, stream, Way::Out, memory, bytes)?;
@@ -57,26 +57,28 @@ impl Opening {
         Ok(opening)
     }
 
-    /// Whether the capture writes this memory after it.
+    /// Whether the capture writes this memory after the node.
     pub(crate) fn is_written_after(&self, capture: &Capture) -> Result<bool> {
-        Hold::writes_after(capture, self.within, &self.ticket)
+        GraphMemory::writes_after(capture, self.within, &self.ticket)
     }
 
     fn new(recorder: &Recorder, stream: &Stream, way: Way, memory: &Memory, bytes: usize) -> Result<Self> {
         let within = memory.address()?;
         if stream.capture().is_none() || bytes == 0 || bytes > memory.bytes() {
-            let text = format!("an open end of {bytes} bytes of memory of {} on `{}`", memory.bytes(), stream.name());
+            let text =
+                format!("an open end of {bytes} bytes in memory of {} bytes on `{}`", memory.bytes(), stream.name());
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        // SAFETY: the memory is as long; whoever calls this notes the ticket in it, so that the graph keeps it. Here it is not
-        // run like this: no launch comes before the other end is told, or the node is off (`Execution::launch_with`). Another
-        // exec of the same graph has no open ends, and copies each byte to where it is.
+        // SAFETY: the memory is at least that long, and the callers note the ticket in it, so that the graph keeps it.
+        // The copy does not run as captured: before a launch the outer end is set, or the node is disabled
+        // (`Execution::launch_with`). Another exec of the same graph has no open ends, and copies each byte onto
+        // itself.
         let ticket = stream.enqueue_point(|backend, raw| unsafe {
-            backend.copy(raw, Place::Device(within), Place::Device(within), bytes as u64)
+            backend.copy(raw, Endpoint::Device(within), Endpoint::Device(within), bytes as u64)
         })?;
         match recorder.end_of(stream.raw())[..] {
             [node] => Ok(Self { node, way, within, bytes, ticket }),
-            _ => Err(Error::new(ErrorKind::Usage, "a copy that is no node")),
+            _ => Err(Error::new(ErrorKind::Usage, "the captured copy is not a single node")),
         }
     }
 }
@@ -89,10 +91,10 @@ pub(super) struct End {
     /// At most.
     bytes: usize,
     on: bool,
-    told: Option<(Place, usize)>,
+    outer: Option<(Endpoint, usize)>,
 }
 
-/// What a launch is given: what it reads and writes at its open ends.
+/// Memory that a launch reads or writes at its open ends.
 pub(crate) struct Given<'a> {
     pub(crate) memory: &'a mut Memory,
     pub(crate) read: bool,
@@ -103,30 +105,30 @@ impl End {
     pub(super) fn new(recorder: &Recorder, opening: &Opening) -> Result<Self> {
         let state = recorder.state();
         let raw = super::raw_of(&state, opening.node).map_err(|refused| Error::new(ErrorKind::Usage, refused.why))?.0;
-        Ok(Self { raw, way: opening.way, within: opening.within, bytes: opening.bytes, on: true, told: None })
+        Ok(Self { raw, way: opening.way, within: opening.within, bytes: opening.bytes, on: true, outer: None })
     }
 
-    /// True if the node copies these bytes from now on; if not, it is off.
-    fn tell(&mut self, execution: &Execution, exec: RawExec, memory: &Memory, bytes: usize) -> Result<bool> {
+    /// Sets the outer end. True if the node copies these bytes from now on; if not, it is disabled.
+    fn set(&mut self, execution: &Execution, exec: RawExec, memory: &Memory, bytes: usize) -> Result<bool> {
         let fits = (1..=self.bytes.min(memory.bytes())).contains(&bytes) && memory.is_at(&execution.device);
         let place = memory.place();
-        if fits && self.on && self.told == Some((place, bytes)) {
+        if fits && self.on && self.outer == Some((place, bytes)) {
             return Ok(true);
         }
         let backend = execution.device.backend();
-        self.told = None;
+        self.outer = None;
         if fits {
             let (to, from) = match self.way {
-                Way::In => (Place::Device(self.within), place),
-                Way::Out => (place, Place::Device(self.within)),
+                Way::In => (Endpoint::Device(self.within), place),
+                Way::Out => (place, Endpoint::Device(self.within)),
             };
             let copy = NodeWork::Copy { to, from, bytes: bytes as u64 };
-            // SAFETY: both ends are as long. The one within is kept by the graph's hold. The other is used by launches alone
-            // that are given it.
+            // SAFETY: both ends are at least that long. The inner one is kept by the graph's `GraphMemory`. The outer
+            // one is used only by launches that are given it.
             let set = unsafe { backend.exec_set(exec, self.raw, &copy) }?;
             let on = set.is_ok() && (self.on || wrong(backend.exec_enable(exec, self.raw, true)?)?);
             if on {
-                (self.on, self.told) = (true, Some((place, bytes)));
+                (self.on, self.outer) = (true, Some((place, bytes)));
                 return Ok(true);
             }
         }
@@ -137,19 +139,19 @@ impl End {
         Ok(false)
     }
 
-    /// Whether a launch that is given all of this may copy as it was told.
+    /// Whether a launch that is given this memory may copy as the end was set.
     pub(super) fn is_covered(&self, given: &[Given<'_>]) -> Result<()> {
         let covers = |given: &Given<'_>| {
             let used = match self.way {
                 Way::In => given.read,
                 Way::Out => given.written,
             };
-            used && self.told.is_some_and(|(at, bytes)| at == given.memory.place() && bytes <= given.memory.bytes())
+            used && self.outer.is_some_and(|(at, bytes)| at == given.memory.place() && bytes <= given.memory.bytes())
         };
         if !self.on || given.iter().any(covers) {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Usage, "a launch of a graph with an open end that is not given what lies there"))
+        Err(Error::new(ErrorKind::Usage, "a launch is not given the memory of an open end of its graph"))
     }
 }
 
@@ -158,18 +160,18 @@ fn wrong(refused: Result<(), Refused>) -> Result<bool> {
 }
 
 impl Execution {
-    /// Launches from now on copy so many bytes to this memory, or from it, at an open end, and are to be given it. False if its
-    /// node cannot: then they copy nothing there.
-    pub(crate) fn tell(&self, end: usize, memory: &Memory, bytes: usize) -> Result<bool> {
+    /// Launches from now on copy `bytes` bytes to or from this memory at an open end, and must be given it. False if
+    /// the node cannot do so: then they copy nothing there.
+    pub(crate) fn set_open_end(&self, end: usize, memory: &Memory, bytes: usize) -> Result<bool> {
         self.device.check()?;
-        let told = {
+        let set = {
             let mut uses = lock(&self.uses);
             match uses.ends.get_mut(end) {
-                Some(end) => end.tell(self, self.raw, memory, bytes),
-                None => Err(Error::new(ErrorKind::Usage, "an open end that is not there")),
+                Some(end) => end.set(self, self.raw, memory, bytes),
+                None => Err(Error::new(ErrorKind::Usage, "the exec has no such open end")),
             }
         };
-        if told.is_err() { Streams::of(&self.device).heed(told) } else { told }
+        if set.is_err() { Streams::of(&self.device).observe(set) } else { set }
     }
 }
 
@@ -210,7 +212,7 @@ mod tests {
         Buffer::from_slice(stream, &[value; BYTES]).unwrap().into_memory()
     }
 
-    /// Enqueues a copy to the host: what is read there when the stream is done.
+    /// Enqueues a copy to the host, to be read when the stream is done.
     fn copied(stream: &Stream, from: &Memory) -> Owned {
         let mut host = Memory::pinned(stream.device(), from.bytes()).unwrap();
         transfer::copy(stream, from, &mut host, from.bytes()).unwrap();
@@ -235,15 +237,15 @@ mod tests {
         [[first; BYTES / 2], [0; BYTES / 2]].concat()
     }
 
-    /// Holds a stream up until it is dropped.
-    fn hold(stream: &Stream) -> mpsc::Sender<()> {
+    /// Blocks a stream until it is dropped.
+    fn graph_memory(stream: &Stream) -> mpsc::Sender<()> {
         let (go, wait) = mpsc::channel();
         stream.host_function(move || _ = wait.recv()).unwrap();
         go
     }
 
     #[test]
-    fn a_launch_that_is_not_given_what_was_told_is_refused() {
+    fn a_launch_without_the_memory_that_an_end_was_set_to_is_refused() {
         let device = device();
         let (stream, exec) = (Stream::new(&device).unwrap(), halves(&device));
         let exec = exec.execution();
@@ -251,13 +253,13 @@ mod tests {
         let refused = |given: &mut [Given<'_>]| {
             let error = exec.launch_with(&stream, given).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage);
-            assert!(error.to_string().contains("not given what lies there"), "{error}");
+            assert!(error.to_string().contains("not given the memory of an open end"), "{error}");
         };
         refused(&mut []);
         refused(&mut [reads(&mut from), writes(&mut to)]);
-        assert!(exec.tell(0, &from, BYTES).unwrap());
+        assert!(exec.set_open_end(0, &from, BYTES).unwrap());
         refused(&mut [reads(&mut from), writes(&mut to)]);
-        assert!(exec.tell(1, &to, BYTES).unwrap());
+        assert!(exec.set_open_end(1, &to, BYTES).unwrap());
         assert!(exec.launch(&stream).is_err());
         refused(&mut [reads(&mut from)]);
         refused(&mut [writes(&mut to)]);
@@ -265,8 +267,8 @@ mod tests {
         refused(&mut [reads(&mut from), writes(&mut other)]);
         refused(&mut [writes(&mut from), writes(&mut to)]);
         refused(&mut [reads(&mut from), reads(&mut to)]);
-        exec.tell(2, &to, BYTES).unwrap_err();
-        // As it was told, again and again, and nothing but that has come of all this.
+        exec.set_open_end(2, &to, BYTES).unwrap_err();
+        // The launches run as set, and the refused ones had no effect.
         for _ in 0..2 {
             exec.launch_with(&stream, &mut [reads(&mut from), writes(&mut to)]).unwrap();
         }
@@ -274,15 +276,15 @@ mod tests {
             [read(&stream, &from), read(&stream, &to), read(&stream, &other)],
             [vec![1; BYTES], half(1), vec![3; BYTES]]
         );
-        // Told another, not that.
-        assert!(exec.tell(0, &other, BYTES).unwrap());
+        // Set to other memory, so the earlier memory is refused.
+        assert!(exec.set_open_end(0, &other, BYTES).unwrap());
         refused(&mut [reads(&mut from), writes(&mut to)]);
         exec.launch_with(&stream, &mut [reads(&mut other), writes(&mut to)]).unwrap();
         assert_eq!(read(&stream, &to), half(3));
     }
 
     #[test]
-    fn an_end_that_cannot_copy_is_off_until_it_is_told_what_it_can() {
+    fn an_end_that_cannot_copy_is_disabled_until_it_is_set_to_memory_that_it_can_copy() {
         let (device, elsewhere) = (device(), Device::emulated(Emulated::new()).race_checked());
         let (stream, exec) = (Stream::new(&device).unwrap(), halves(&device));
         let exec = exec.execution();
@@ -292,9 +294,9 @@ mod tests {
         let abroad = filled(&Stream::new(&elsewhere).unwrap(), 8);
         let short = Memory::on(&device, BYTES / 2).unwrap();
         let long = Memory::on(&device, 2 * BYTES).unwrap();
-        assert!(exec.tell(1, &to, BYTES).unwrap());
+        assert!(exec.set_open_end(1, &to, BYTES).unwrap());
         for round in 1.. {
-            assert!(exec.tell(0, &from, BYTES).unwrap());
+            assert!(exec.set_open_end(0, &from, BYTES).unwrap());
             exec.launch_with(&stream, &mut [reads(&mut from), writes(&mut to)]).unwrap();
             assert_eq!(read(&stream, &to), half(round));
             let (memory, bytes) = match round {
@@ -306,42 +308,42 @@ mod tests {
                 6 => (&from, 0),
                 _ => break,
             };
-            assert!(!exec.tell(0, memory, bytes).unwrap(), "{round}");
-            assert!(!exec.tell(0, memory, bytes).unwrap(), "{round}, again");
-            // What was told before is gone, and nothing is copied from there.
+            assert!(!exec.set_open_end(0, memory, bytes).unwrap(), "{round}");
+            assert!(!exec.set_open_end(0, memory, bytes).unwrap(), "{round}, again");
+            // The memory that was set before is dropped, and nothing is copied from there.
             from = filled(&stream, round + 1);
             to = filled(&stream, 9);
-            assert!(exec.tell(1, &to, BYTES).unwrap());
+            assert!(exec.set_open_end(1, &to, BYTES).unwrap());
             exec.launch_with(&stream, &mut [writes(&mut to)]).unwrap();
             assert_eq!(read(&stream, &to), half(round));
         }
-        assert!(!exec.tell(1, &pinned, BYTES).unwrap());
+        assert!(!exec.set_open_end(1, &pinned, BYTES).unwrap());
         let mut unread = filled(&stream, 9);
         exec.launch_with(&stream, &mut [reads(&mut from), writes(&mut unread)]).unwrap();
         assert_eq!(read(&stream, &unread), [9; BYTES]);
     }
 
     #[test]
-    fn an_end_that_is_told_less_copies_no_more() {
+    fn an_end_that_is_set_to_fewer_bytes_copies_only_those() {
         let device = device();
         let (stream, exec) = (Stream::new(&device).unwrap(), halves(&device));
         let exec = exec.execution();
         let (mut from, mut to) = (filled(&stream, 1), filled(&stream, 2));
         for (bytes, wanted) in [(BYTES, half(1)), (8, [&[1; 8][..], &[2; BYTES - 8]].concat()), (BYTES, half(1))] {
             to = filled(&stream, 2);
-            assert!(exec.tell(0, &from, BYTES).unwrap() && exec.tell(1, &to, bytes).unwrap());
+            assert!(exec.set_open_end(0, &from, BYTES).unwrap() && exec.set_open_end(1, &to, bytes).unwrap());
             exec.launch_with(&stream, &mut [reads(&mut from), writes(&mut to)]).unwrap();
             assert_eq!(read(&stream, &to), wanted);
         }
         from = filled(&stream, 3);
-        assert!(exec.tell(0, &from, 8).unwrap());
+        assert!(exec.set_open_end(0, &from, 8).unwrap());
         exec.launch_with(&stream, &mut [reads(&mut from), writes(&mut to)]).unwrap();
         let wanted = [&[3; 8][..], &[1; BYTES / 2 - 8], &[0; BYTES / 2]].concat();
         assert_eq!(read(&stream, &to), wanted);
     }
 
     #[test]
-    fn what_a_launch_is_given_is_in_order_with_all_others_who_use_it() {
+    fn memory_given_to_a_launch_is_ordered_with_all_other_uses() {
         let device = device();
         let [one, two, three] = ["one", "two", "three"].map(|name| Stream::named(&device, name).unwrap());
         let (first, second) = (halves(&device), halves(&device));
@@ -352,14 +354,14 @@ mod tests {
         let (fill, ()) = Graph::capture(&device, |capturing| capturing.stream().fill(&mut changed, 4)).unwrap();
         let fill = fill.instantiate().unwrap();
         let mut from = changed.into_memory();
-        assert!(first.tell(0, &from, BYTES).unwrap() && first.tell(1, &between, BYTES).unwrap());
-        assert!(second.tell(0, &between, BYTES).unwrap() && second.tell(1, &last, BYTES).unwrap());
-        let held = [&one, &two, &three].map(hold);
+        assert!(first.set_open_end(0, &from, BYTES).unwrap() && first.set_open_end(1, &between, BYTES).unwrap());
+        assert!(second.set_open_end(0, &between, BYTES).unwrap() && second.set_open_end(1, &last, BYTES).unwrap());
+        let held = [&one, &two, &three].map(graph_memory);
         fill.launch(&three).unwrap();
         first.launch_with(&one, &mut [reads(&mut from), writes(&mut between)]).unwrap();
         second.launch_with(&two, &mut [reads(&mut between), writes(&mut last)]).unwrap();
         let came = copied(&three, &last);
-        // Written again by others, behind.
+        // Written again on other streams, behind these launches.
         transfer::zero(&three, &mut from, 0, BYTES).unwrap();
         transfer::zero(&one, &mut between, 0, BYTES).unwrap();
         transfer::zero(&one, &mut last, 0, BYTES).unwrap();
@@ -376,8 +378,8 @@ mod tests {
         let (stream, exec) = (Stream::new(&device).unwrap(), halves(&device));
         let (exec, other) = (exec.execution(), Stream::new(&device).unwrap());
         let mut message = filled(&other, 5);
-        assert!(exec.tell(0, &message, BYTES).unwrap() && exec.tell(1, &message, BYTES).unwrap());
-        let held = hold(&other);
+        assert!(exec.set_open_end(0, &message, BYTES).unwrap() && exec.set_open_end(1, &message, BYTES).unwrap());
+        let held = graph_memory(&other);
         let before = copied(&other, &message);
         exec.launch_with(&stream, &mut [Given { memory: &mut message, read: true, written: true }]).unwrap();
         let after = copied(&other, &message);

@@ -1,9 +1,10 @@
-//! From one run of an operator to the next: what it waits for is asked, claimed, and shown where it is not there.
+//! The transition from one run of an operator to the next: polls and claims its conditions, and publishes what it waits
+//! for.
 //!
 //! ```text
 //!   until_ready ──> the last run ends ──> ended, aborted, held? ──> ports, conditions ──> `may_run` ──> claim ──> run
 //!        ^                                                              │ not ready        │ no          │ lost
-//!        └── woken: all of it again ──── parked, unless it comes by itself <───────────────┴─────────────┘
+//!        └── woken: all of it again ──── parked, unless it wakes by itself <───────────────┴─────────────┘
 //! ```
 
 use std::{
@@ -23,7 +24,7 @@ use crate::{
     mutants::{self, Mutant},
     operator::{
         Ports, blocking,
-        node::{Method, Node},
+        node::{Method, OperatorTask},
         permit::{Permit, TURN},
         ports::AllPorts,
     },
@@ -31,71 +32,69 @@ use crate::{
     sync::{contained, wake_again},
 };
 
-/// As many runs as tokio lets a task have operations at a stretch.
+/// The number of runs in a row, equal to the number of operations in a row that tokio allows a task.
 pub(in crate::operator) const LONGEST_STREAK: u32 = 128;
 
 impl Cx {
     /// Waits until the operator may run, and begins the run: all conditions are ready and what they promise is claimed.
-    /// False if it may never run again. For operators that override [`run`](crate::Operator::run).
+    /// False if the operator can never run again. For operators that override [`run`](crate::Operator::run).
     ///
     /// # Cancel safety
-    /// Nothing is taken from a port before it resolves; dropping it changes nothing. While it waits, and for nothing else
-    /// beside it (a timer, a channel: in a `select!`, say), the operator counts as one that waits for others: a flow of
-    /// which all do is at its end.
+    /// Nothing is taken from a port before it resolves; dropping it changes nothing. While the operator waits only for
+    /// this, and not also for a timer or a channel (in a `select!`, say), it counts as waiting for other operators: a
+    /// flow in which every operator does so ends.
     pub async fn ready<P: Ports>(&mut self, ports: &mut P) -> bool {
-        // What goes wrong with it, the next run is told.
+        // If this fails, the next run gets the error.
         let _ = self.commit(ports);
         self.asks_may_run = false;
         self.among_others = true;
-        // A wait that was forgotten (`mem::forget`) has kept the other one.
+        // A wait that was leaked (`mem::forget`) has kept the previous one.
         self.waker.get_or_insert_with(|| Waker::from(self.node.clone()));
         self.until_ready(ports, |_, _| true).await
     }
 
-    /// A run has ended well: what it was given of hubs of chunks is committed.
+    /// A run has succeeded: its chunks of linked hubs are committed.
     #[inline]
     pub(in crate::operator) fn commit(&mut self, ports: &mut dyn AllPorts) -> Result<()> {
         if self.linked && self.running { commit(ports) } else { Ok(()) }
     }
 
-    /// Whether a run has ended after which [`after`](Self::after) is to be called.
+    /// Whether a run has ended and [`after`](Self::after) must be called.
     #[inline]
     pub(in crate::operator) fn has_run(&self) -> bool {
         self.calls_after && self.running
     }
 
-    /// A run has ended.
     pub(in crate::operator) fn end_of_run(&mut self) -> EndOfRun {
         self.end_run();
-        self.carry.goes_on();
+        self.context.goes_on();
         self.stop_clock();
-        let last = self.lane.as_ref().map(|lane| lane.run_ends()).unwrap_or_default();
+        let last = self.streams.as_ref().map(|streams| streams.run_ends()).unwrap_or_default();
         EndOfRun { node: self.node.clone(), last }
     }
 
-    /// From now on whether the operator's `after` is called.
     pub(in crate::operator) fn calls_after(&mut self, calls: bool) {
         self.calls_after = calls;
     }
 
-    /// As [`ready`](Self::ready), with what the operator's own `may_run` has to say.
+    /// As [`ready`](Self::ready), but also calls the operator's own `may_run`.
     #[inline]
     pub(in crate::operator) async fn until_ready<P: Ports>(
         &mut self,
         ports: &mut P,
         mut may_run: impl FnMut(&P, &Cx) -> bool,
     ) -> bool {
-        self.carry.let_go();
+        self.context.release_unneeded();
         if self.linked {
-            ports.visit(&mut |_, port| port.let_go());
+            ports.visit(&mut |_, port| port.release_unneeded());
         }
         let waker = self.waker.take();
-        let mut asking = Asking { cx: self, ports, waits: false, waker };
+        let mut asking = ReadyWait { cx: self, ports, waits: false, waker };
         poll_fn(|task| {
-            let own = asking.waker.as_ref().filter(|_| asking.cx.node.is_face(task.waker()));
+            let own = asking.waker.as_ref().filter(|_| asking.cx.node.is_probe_waker(task.waker()));
             if own.is_none() {
                 asking.cx.node.register_within(task.waker());
-                // Tokio is not given the user's waker.
+                // Tokio must not get the user's waker.
                 if !tokio::task::coop::has_budget_remaining() {
                     wake_again(task.waker());
                     return Poll::Pending;
@@ -103,9 +102,10 @@ impl Cx {
             }
             let task = &mut Context::from_waker(own.unwrap_or(task.waker()));
             let asked = asking.cx.poll_ready(asking.ports, &mut may_run, task);
-            // The end of one run is the beginning of the next, if it does not have to wait.
+            // If it does not have to wait, the end of one run is the beginning of the next.
             if asked != Poll::Ready(true) {
-                // One that never runs again waits no more, either: what its ports keep for it goes to others.
+                // An operator that never runs again does not wait any longer either: what its ports hold for it is
+                // released to others.
                 asking.waits = true;
                 asking.cx.stop_clock();
                 return asked;
@@ -129,12 +129,12 @@ impl Cx {
         {
             return asked;
         }
-        // An operator that is always ready lets others have a turn now and then, also where tokio's budget is off.
+        // An operator that is always ready yields to others now and then, even where tokio's budget is disabled.
         self.asks_left -= 1;
         if self.asks_left == 0 {
             self.asks_left = LONGEST_STREAK;
             let in_one_poll = self.node.began_in_this_poll();
-            if let Some(error) = self.fruitless.look(&self.name, self.runs, in_one_poll, ports, task) {
+            if let Some(error) = self.spin_detector.look(&self.name, self.runs, in_one_poll, ports, task) {
                 return self.fail(error);
             }
             wake_again(task.waker());
@@ -157,9 +157,9 @@ impl Cx {
             }
         }
         if !self.claim(ports) {
-            // Another task was quicker: look again, after it.
+            // Another task was faster: poll again, after it.
             let what = self.conditions.as_ref().and_then(|conditions| conditions.refused());
-            if let Some(error) = self.fruitless.refused(self.runs, what) {
+            if let Some(error) = self.spin_detector.refused(self.runs, what) {
                 return self.fail(error);
             }
             wake_again(task.waker());
@@ -175,7 +175,7 @@ impl Cx {
         Poll::Ready(true)
     }
 
-    /// It is to end, to be aborted, or held. None: it may run all the same.
+    /// It is to end, to be aborted, or held. `None`: it may run nevertheless.
     #[cold]
     fn obey(&mut self, ports: &mut dyn AllPorts, task: &Context<'_>) -> Option<Poll<bool>> {
         if self.finished || self.node.is_finishing() {
@@ -185,14 +185,14 @@ impl Cx {
             return Some(Poll::Ready(false));
         }
         if self.node.is_aborted() {
-            // What it does is dropped at the next poll.
+            // Its future is dropped at the next poll.
             wake_again(task.waker());
             return Some(Poll::Pending);
         }
-        // Before the turn that is given up now and then: a step is not answered by that.
+        // Before the yield, which would not answer a step.
         if self.node.is_held() && !self.may_begin() {
             if self.linked {
-                // Other links of a hub of chunks, which may be another flow's, do not wait behind it meanwhile.
+                // Other links of a hub of chunks, perhaps of another flow, must not queue behind this one meanwhile.
                 ports.visit_all(&mut |_, port| port.rest());
             }
             return Some(Poll::Pending);
@@ -200,18 +200,18 @@ impl Cx {
         None
     }
 
-    /// Who steps through its runs.
+    /// The permit of the task that steps through its runs.
     #[inline]
     fn held_by(&self) -> Option<&Permit> {
         if self.node.is_held() { self.node.permit() } else { None }
     }
 
-    /// It waits for its next run no more, and does something else.
+    /// It no longer waits for its next run, and does something else.
     #[cold]
     fn give_up(&mut self, ports: &mut dyn AllPorts) {
         ports.visit_all(&mut |_, port| port.rest());
         self.awaited.iter_mut().for_each(HostAccess::rest);
-        // In a destructor, perhaps of a task that panics.
+        // This runs in a destructor, perhaps of a task that panics.
         contained("a condition panicked as it was given up", || {
             self.conditions.iter_mut().for_each(|conditions| conditions.rest());
         });
@@ -219,11 +219,11 @@ impl Cx {
         if let Some(permit) = self.held_by() {
             permit.go_away();
         }
-        self.tell(Vec::new(), false);
+        self.publish_lacks(Vec::new(), false);
         self.node.show(Status::Ready);
     }
 
-    /// It is paused, or stepped through: may a run begin all the same?
+    /// It is paused or stepped through: may a run begin nevertheless?
     #[cold]
     fn may_begin(&mut self) -> bool {
         let paused = self.node.is_paused();
@@ -237,22 +237,22 @@ impl Cx {
             }
             lacks.push(TURN.into());
         }
-        // Not at rest: `resume`, or the next step, may let it go on. Noted, since the present poll may have given up another wait.
-        self.tell(lacks, false);
+        // Not idle: `resume`, or the next step, may let it continue. Noted, since the current poll may have dropped
+        // another wait.
+        self.publish_lacks(lacks, false);
         self.node.show(Status::WaitEvent);
         self.node.note_wait(false);
         false
     }
 
-    /// A run begins.
     #[inline]
     fn begin(&mut self) {
-        if self.lane.is_some() {
+        if self.streams.is_some() {
             self.begin_on_device();
         }
-        self.carry.begin();
-        // What it waited for before this run keeps nothing from being a stall that happens in it.
-        self.tell(Vec::new(), false);
+        self.context.begin();
+        // What it waited for before this run must not hide a stall within the run.
+        self.publish_lacks(Vec::new(), false);
         self.node.show_running();
         self.running = true;
         if self.busy_since.is_none() {
@@ -263,7 +263,7 @@ impl Cx {
 
     #[inline(never)]
     fn begin_on_device(&mut self) {
-        if self.lane.as_ref().is_some_and(|lane| lane.begin()) {
+        if self.streams.as_ref().is_some_and(|streams| streams.begin()) {
             self.stream = None;
         }
         if let Some(stream) = self.timed_stream() {
@@ -271,19 +271,19 @@ impl Cx {
         }
     }
 
-    /// A worker's run begins: what it needs was handed to its ports.
+    /// A worker's run begins: its messages are already at its ports.
     pub(in crate::operator) fn begin_run(&mut self, ports: &mut dyn AllPorts) {
         let _ = ports.claim_all();
         self.begin();
     }
 
-    /// Asks what is waited for beside the ports.
+    /// Polls the conditions besides the ports.
     #[cold]
     fn poll_more(&mut self, ports: &mut dyn AllPorts, task: &mut Context<'_>) -> Readiness {
         let mut asked = condition::buffers(&mut self.awaited, task);
         if let Some(conditions) = &mut self.conditions {
             asked = asked | conditions.poll(&mut |port, ask| ask_port(ports, port, ask), task);
-            // One that runs for a message or for something else would go on for the other for ever.
+            // An operator that runs for a message or for something else would continue for the latter for ever.
             if self.flow.control.is_stopping() && have_ended(ports) {
                 asked = Readiness::NEVER;
             }
@@ -298,35 +298,35 @@ impl Cx {
         Poll::Ready(false)
     }
 
-    /// It may not run yet, or never again.
+    /// It cannot run yet, or never again.
     #[inline]
     fn wait(&mut self, asked: Readiness, ports: &mut dyn AllPorts) -> Poll<bool> {
         if asked.is_never() {
             return Poll::Ready(false);
         }
-        self.fruitless.waits();
+        self.spin_detector.waits();
         match asked {
-            Readiness::WAIT if self.conditions.is_none() && !self.ports_tell => {
-                if self.told {
-                    self.tell(Vec::new(), false);
+            Readiness::WAIT if self.conditions.is_none() && !self.ports_notify => {
+                if self.has_lacks {
+                    self.publish_lacks(Vec::new(), false);
                 }
                 self.node.show(Status::Wait);
             }
             _ => self.show(asked, ports),
         }
-        self.rest(asked, Node::park)
+        self.rest(asked, OperatorTask::park)
     }
 
-    /// It gives its token back, if what it waits for does not come by itself.
+    /// Returns its token, unless what it waits for may happen without another operator.
     #[inline]
-    fn rest(&self, asked: Readiness, park: fn(&Node)) -> Poll<bool> {
+    fn rest(&self, asked: Readiness, park: fn(&OperatorTask)) -> Poll<bool> {
         if let Some(permit) = self.held_by() {
             permit.refuse();
             self.node.note_wait(false);
             return Poll::Pending;
         }
         let for_others = asked.needs_others() && !self.holds_token || mutants::is(Mutant::TokenTooSoon);
-        // The present poll may have come here from a wait at a port that it has given up.
+        // The current poll may have dropped a wait at a port before it reached this one.
         if self.among_others || self.node.has_noted_wait() {
             self.node.note_wait(for_others);
         } else if for_others {
@@ -349,20 +349,20 @@ impl Cx {
             elsewhere = true;
         }
         ports.visit_all(&mut |name, port| lacks.extend(port.lacks().map(|lacks| format!("{lacks} at `{name}`"))));
-        self.tell(lacks, elsewhere);
+        self.publish_lacks(lacks, elsewhere);
         self.node.show(asked.status(due));
     }
 
-    /// For others to read: what it waits for beside its hubs.
+    /// Publishes what it waits for besides its hubs.
     #[inline]
-    fn tell(&mut self, lacks: Vec<String>, elsewhere: bool) {
-        if self.told || elsewhere || !lacks.is_empty() {
-            self.told = elsewhere || !lacks.is_empty();
-            self.node.shown.set_lacks(lacks, elsewhere);
+    fn publish_lacks(&mut self, lacks: Vec<String>, elsewhere: bool) {
+        if self.has_lacks || elsewhere || !lacks.is_empty() {
+            self.has_lacks = elsewhere || !lacks.is_empty();
+            self.node.status.set_lacks(lacks, elsewhere);
         }
     }
 
-    /// Asks what has no waker, and the operator itself, when all else is ready.
+    /// Polls the conditions without a waker and calls `may_run`, when everything else is ready.
     #[cold]
     fn poll_last<P: Ports>(
         &mut self,
@@ -376,8 +376,8 @@ impl Cx {
     }
 
     fn poll_without_waker(&mut self, ports: &mut dyn AllPorts, task: &mut Context<'_>) -> (Readiness, Vec<String>) {
-        // A port that has what it waits for keeps no waker; but the next message is a reason to ask again. Kept first, so
-        // that none comes unseen.
+        // A port that is ready keeps no waker, but its next message is a reason to poll again. Registered first, so
+        // that no message is missed.
         ports.visit_all(&mut |_, port| port.watch(task.waker()));
         let mut asked = Readiness::READY;
         if let Some(conditions) = &mut self.conditions {
@@ -387,7 +387,7 @@ impl Cx {
         (asked, lacks)
     }
 
-    /// `allowed`: what its own `may_run` has said, where it was asked.
+    /// `allowed`: the answer of its own `may_run`, if it was called.
     fn asked_last(&mut self, mut asked: Readiness, allowed: Option<bool>, mut lacks: Vec<String>) -> Readiness {
         if let Some(allowed) = allowed {
             if !allowed {
@@ -396,22 +396,22 @@ impl Cx {
             }
             self.asks_may_run = !self.node.is_default(Method::MayRun);
         }
-        self.tell(lacks, !asked.is_ready());
+        self.publish_lacks(lacks, !asked.is_ready());
         self.node.answered(asked.is_ready());
         asked
     }
 
-    /// Everything was ready but what has no waker.
+    /// Everything was ready except for the conditions without a waker, or `may_run`.
     #[cold]
     fn wait_refused(&mut self, asked: Readiness) -> Poll<bool> {
         if asked.is_never() {
             return Poll::Ready(false);
         }
         self.node.show(asked.status(self.conditions.as_ref().and_then(|conditions| conditions.due())));
-        self.rest(asked, Node::park_refused)
+        self.rest(asked, OperatorTask::park_refused)
     }
 
-    /// Takes what the run needs, all of it or nothing.
+    /// Claims what the run needs, all of it or nothing.
     #[inline]
     fn claim<P: Ports>(&mut self, ports: &mut P) -> bool {
         let Some(conditions) = &mut self.conditions else { return ports.claim() };
@@ -425,15 +425,15 @@ impl Cx {
         claimed
     }
 
-    /// The present run's end, if there is one.
+    /// Ends the current run, if there is one.
     #[inline]
     pub(in crate::operator) fn end_run(&mut self) {
         if !std::mem::take(&mut self.running) {
             return;
         }
         self.runs += 1;
-        self.carry.end();
-        self.node.shown.ran(self.runs);
+        self.context.end();
+        self.node.status.ran(self.runs);
         if let Some(conditions) = &mut self.conditions {
             conditions.ended();
         }
@@ -456,14 +456,14 @@ impl Cx {
     /// It may have blocked its worker.
     #[cold]
     fn was_busy_for_long(&mut self, busy: u64) {
-        // Else it has waited in between, and others had their turn.
+        // Otherwise it has waited in between, and other tasks had their turn.
         if self.node.began_in_this_poll() {
             self.blocking.note(&self.name, busy);
         }
     }
 }
 
-/// Shows one of the ports, by its number.
+/// Calls `ask` with one of the ports, by its number.
 fn ask_port(ports: &mut dyn AllPorts, number: usize, ask: &mut dyn FnMut(&mut dyn PortState)) {
     let mut at = 0;
     ports.visit_all(&mut |_, port| {
@@ -485,15 +485,16 @@ fn commit(ports: &mut dyn AllPorts) -> Result<()> {
     committed
 }
 
-/// What a run leaves behind: work of its device.
+/// The device work that a run leaves behind.
 pub(in crate::operator) struct EndOfRun {
-    node: Arc<Node>,
+    node: Arc<OperatorTask>,
     last: SmallVec<[Ticket; 2]>,
 }
 
 impl EndOfRun {
-    /// Waits for that work, if the operator does something once it is done: `after` was called, which runs nothing of an `async fn`,
-    /// and says whether there is one. False if not.
+    /// Waits for that work, if the operator overrides `after`. That is known because `after` was called before: the
+    /// call sets a flag unless it is overridden, and it executes nothing of an `async fn`. False if it is not
+    /// overridden.
     pub(in crate::operator) async fn done(self) -> Result<bool> {
         if self.node.is_default(Method::After) {
             return Ok(false);
@@ -505,7 +506,7 @@ impl EndOfRun {
     }
 }
 
-/// It has inputs, and nothing will come to any of them.
+/// It has inputs, and no message will arrive at any of them.
 fn have_ended(ports: &mut dyn AllPorts) -> bool {
     let (mut any, mut all) = (false, true);
     ports.visit_all(&mut |_, port| {
@@ -515,22 +516,22 @@ fn have_ended(ports: &mut dyn AllPorts) -> bool {
     any && all
 }
 
-/// A wait for the next run. Given up in the middle, it is no wait any more: the operator goes on with something else.
-struct Asking<'a, P: Ports> {
+/// A wait for the next run. If it is dropped, the operator does not wait any more and continues with something else.
+struct ReadyWait<'a, P: Ports> {
     cx: &'a mut Cx,
     ports: &'a mut P,
     waits: bool,
     waker: Option<Waker>,
 }
 
-impl<P: Ports> Asking<'_, P> {
+impl<P: Ports> ReadyWait<'_, P> {
     #[cold]
     fn give_up(&mut self) {
         self.cx.give_up(self.ports);
     }
 }
 
-impl<P: Ports> Drop for Asking<'_, P> {
+impl<P: Ports> Drop for ReadyWait<'_, P> {
     #[inline]
     fn drop(&mut self) {
         self.cx.waker = self.waker.take();

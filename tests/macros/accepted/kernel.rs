@@ -1,4 +1,4 @@
-//! Kernels of every form: sources, places, visibilities, and arguments with the names of generated ones.
+//! Kernels of every form: sources, places, visibilities, and arguments named like generated items.
 #![deny(missing_docs, missing_debug_implementations, unreachable_pub, warnings)]
 #![allow(dead_code)]
 
@@ -61,7 +61,7 @@ fn launches(stream: &Stream, x: &Buffer<f32>, y: &mut Buffer<f32>, text: &mut Bu
 
 pub(super) fn main() {
     let mut y = [1.0];
-    saxpy(2.0, &[3.0], &mut y); // a plain function still
+    saxpy(2.0, &[3.0], &mut y); // still a plain function
     assert_eq!(y, [7.0]);
     let _ = (saxpy::kernel(), launch::kernel());
 }

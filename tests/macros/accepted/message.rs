@@ -69,7 +69,7 @@ struct TimedPorts<T: Message> {
     steps: Inputs<Vec<Option<Box<[Step; 2]>>>>,
 }
 
-/// No message that several could have; but a message.
+/// A message that is not `Fork`.
 #[derive(Message)]
 struct Request(std::sync::mpsc::Receiver<u8>, u64);
 
@@ -86,7 +86,7 @@ struct Packed {
     large: u64,
 }
 
-/// No message.
+/// Not a message.
 #[derive(Clone)]
 struct Other(u32);
 
@@ -148,11 +148,11 @@ pub(super) fn main() {
     assert_eq!(Timed::<Frame>::EVENTS, ["decoded"]);
     assert_eq!(Step::EVENTS, ["decoded", "scaled"]);
     let mut none = Timed(Plain { number: 1 }, None);
-    none.events("decoded", &mut |_| panic!("there is none"));
+    none.events("decoded", &mut |_| panic!("there are no events"));
     let _ = Flow::new("flow").add("timed", Idle);
 
     let mut event = Event::Resized { width: 1, height: 2 };
-    event.envelopes(&mut |_| panic!("there is none"));
+    event.envelopes(&mut |_| panic!("there are no envelopes"));
     assert_eq!(event.size_in_bytes(), size_of::<Event>());
 
     let text = |bytes: usize| "x".repeat(bytes);
@@ -168,7 +168,7 @@ pub(super) fn main() {
     assert_eq!(carries.size_in_bytes(), size_of_val(&carries) + 10 + 800 + 80 + 12 + 6 + 1000 + 7);
     let mut list = (0..1_000_000).fold(List(1, None), |list, n| List(n, Some(Box::new(list))));
     assert_eq!(list.size_in_bytes(), 2 * size_of::<List>());
-    // Its destructor would call itself a million times.
+    // Taken apart in a loop: the destructor would recurse a million times.
     while let Some(next) = list.1.take() {
         list = *next;
     }

@@ -7,7 +7,7 @@ use wakeline::prelude::*;
 
 #[derive(Ports)]
 struct UpperPorts {
-    /// Lines to shout.
+    /// Lines to convert.
     #[input(capacity = Self::ROOM)]
     lines: Input<Envelope<u8>>,
     #[output(capacity = 2, envelope_bytes = 1 << 20, envelopes = 3,)]
@@ -44,7 +44,7 @@ struct Linked<T: wakeline::memory::Plain, S: Clone + Send + Sync + 'static> {
     done: Consume<T, S>,
     #[peek]
     shown: Peek<T>,
-    /// With a structure of its own.
+    /// With a structure of its own type.
     #[modify(optional)]
     changed: Modify<u8, &'static str>,
 }
@@ -75,7 +75,7 @@ pub(super) fn main() {
     }
 
     is_plain::<UpperHandles>();
-    is_plain::<Connections<String, 3>>(); // copied, although a `String` is not
+    is_plain::<Connections<String, 3>>(); // `Copy`, although `String` is not
     is_plain::<NothingHandles>();
     is_plain::<EmptyHandles>();
     is_plain::<InsideHandles>();

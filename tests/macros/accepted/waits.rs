@@ -1,4 +1,4 @@
-//! What ports wait for: every option, groups over ports of any type, generics, names of one's own.
+//! The conditions of ports: every option, groups over ports of any type, generics, names of one's own.
 #![deny(missing_docs, missing_debug_implementations, unreachable_pub, clippy::all)]
 #![allow(dead_code)]
 
@@ -61,7 +61,7 @@ pub(super) fn main() {
     ports::<OnePorts>();
     ports::<SeveralPorts<String, 3>>();
 
-    // Nothing that a user calls something gets in the way.
+    // Names that a user chooses do not conflict with generated ones.
     let handles = 1;
     let plan = 2;
     #[derive(Ports)]

@@ -1,4 +1,4 @@
-//! An input waits for an event that its messages never carry.
+//! An input waits for an event that its messages never have.
 
 use wakeline::{prelude::*, stream::Ticket};
 

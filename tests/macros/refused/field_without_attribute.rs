@@ -3,7 +3,7 @@ use wakeline::prelude::*;
 #[derive(Ports)]
 struct P {
     a: Input<u32>,
-    /// Documented, but still neither.
+    /// Documented, but not marked.
     b: Output<u32>,
 }
 

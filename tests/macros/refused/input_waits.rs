@@ -21,7 +21,7 @@ struct P {
     h: Output<u32>,
 }
 
-/// What only the compiler knows.
+/// Errors that only the compiler can find.
 #[derive(Ports)]
 struct Q {
     #[input(at_least = "4")]

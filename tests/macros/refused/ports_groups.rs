@@ -19,7 +19,7 @@ struct P {
     out: Output<u32>,
 }
 
-/// What only the compiler knows.
+/// Errors that only the compiler can find.
 #[derive(Ports)]
 #[ports(sum(left, right) = "3")]
 #[ports(each(left = 1, right = 2), or_after = Self::MILLIS)]

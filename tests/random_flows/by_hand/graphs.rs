@@ -1,7 +1,8 @@
-//! Graphs over the buffers of a [`Hand`]: built node by node, captured, captured within another capture or on another thread,
-//! and given up half way; launched while slices of the host's memory are held, and taken apart while launches run.
+//! Graphs over the buffers of a [`Hand`]: built node by node, captured, captured within another capture or on another
+//! thread, and abandoned half way; launched while slices of host memory are held, and dropped while launches run.
 //!
-//! A graph has its buffers to itself until it is taken apart. What they hold is known from the calls, launches among them.
+//! A graph has exclusive use of its buffers until it is dropped. Their expected contents are known from the calls,
+//! launches included.
 
 use wakeline::{
     graph::{Exec, Graph},
@@ -13,14 +14,14 @@ use super::{
     Hand, Holds, Slot, WORDS, paint,
 };
 
-/// An exec, the buffers that its nodes use, and what a launch does to them.
+/// An exec, the buffers of its nodes, and the effect of a launch on them.
 pub(super) struct Built {
     exec: Exec,
     slots: Vec<Slot>,
     nodes: Vec<Does>,
 }
 
-/// What a node does, to buffers by their places.
+/// The operation of a node; buffers are given by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Does {
     Copy(usize, usize),
@@ -28,16 +29,12 @@ enum Does {
     Paint(usize, u32),
 }
 
-/// How a graph is made.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Builder,
     Capture,
-    /// Within a capture of something else.
     Nested,
-    /// A capture, on another thread.
     Thread,
-    /// A capture that fails at its end.
     GivenUp,
 }
 
@@ -120,7 +117,7 @@ impl Hand {
         Ok(())
     }
 
-    /// What a graph of these does: no copy of what holds nothing, and at most one to each of the host's.
+    /// Random operations for a graph: no copy from an empty buffer, and at most one copy to each host buffer.
     fn nodes(&mut self, slots: &[Slot]) -> Vec<Does> {
         let (mut nodes, mut holds) = (Vec::new(), slots.iter().map(|slot| slot.holds).collect::<Vec<_>>());
         if slots.is_empty() {
@@ -129,7 +126,7 @@ impl Hand {
         for _ in 0..self.dice.up_to(5) {
             let (one, other) = (self.dice.up_to(slots.len() - 1), self.dice.up_to(slots.len() - 1));
             let is_used = nodes.iter().any(|node: &Does| node.is_about(other));
-            // A copy to the host and one back would want the host to have done something in between.
+            // A copy to the host and back would need an operation of the host in between.
             let came =
                 slots[one].buffer.is_host() && nodes.iter().any(|node| matches!(node, Does::Copy(_, to) if *to == one));
             let node = match self.dice.up_to(4) {
@@ -156,7 +153,7 @@ impl Hand {
         Some(self.shelf(|shelf| shelf.graphs.swap_remove(at)))
     }
 
-    /// Launches a graph, with whatever slices of the host's memory are given out held over the launch, and after.
+    /// Launches a graph while all existing slices of host memory are held, across the launch and after it.
     pub(super) async fn launch(&mut self) -> Result<()> {
         let Some(mut built) = self.take_graph() else { return Ok(()) };
         let stream = self.stream(Some(&built.exec.graph().device().clone()))?;
@@ -188,14 +185,14 @@ impl Hand {
         exec.launch(&stream)?;
         patiently(patience, stream.completed()).await.transpose()?;
         for (number, holds, seen) in lent {
-            super::look_at("a slice that was held over a launch", number, holds, seen).into_iter().for_each(wrong);
+            super::look_at("a slice held across a launch", number, holds, seen).into_iter().for_each(wrong);
         }
         slots.iter_mut().zip(after).for_each(|(slot, after)| slot.holds = after);
         self.shelf(|shelf| shelf.graphs.push(built));
         Ok(())
     }
 
-    /// Drops a graph, in the middle of its launches perhaps: its buffers are anybody's again.
+    /// Drops a graph, possibly during its launches: its buffers return to the shelf.
     pub(super) fn take_apart(&mut self) {
         let Some(Built { slots, .. }) = self.take_graph() else { return };
         self.note("drops a graph".into());
@@ -211,7 +208,7 @@ fn built(device: &Device, slots: &mut [Slot], nodes: &[Does]) -> Result<Graph> {
     graph.build()
 }
 
-/// `end`: what the capture comes to, once all is recorded.
+/// `end`: the result of the capture's closure, after everything is recorded.
 fn captured(device: &Device, slots: &mut [Slot], nodes: &[Does], end: Result<()>) -> Result<Graph> {
     let captured = Graph::capture(device, |capture| {
         for node in nodes {

@@ -1,4 +1,4 @@
-//! From a plan with loops to its flow, and its run.
+//! Builds the flow of a plan with loops, and runs it.
 
 use std::{collections::BTreeMap, future::ready, sync::atomic::Ordering, time::Duration};
 
@@ -72,8 +72,8 @@ impl Loops {
         let mut answers = Vec::new();
         for caller in callers {
             match caller.await {
-                Ok(heard) => answers.extend(heard),
-                Err(unfinished) => wrong(format!("a caller does not end: {unfinished}")),
+                Ok(more) => answers.extend(more),
+                Err(unfinished) => wrong(format!("a caller did not end: {unfinished}")),
             }
         }
         Ran { devices: Vec::new(), outcome, took, shown, answers }
@@ -92,7 +92,7 @@ impl Builder<'_> {
         self.flow.connect(output, log.input);
     }
 
-    /// Sends messages of these hops; without end if there are none.
+    /// Sends messages with these hops; endlessly if the list is empty.
     fn feed(&mut self, part: usize, to: InputHandle<u64>, hops: &[u32]) {
         let (mut next, hops) = (0, hops.to_vec());
         let feed = move || {
@@ -263,11 +263,10 @@ impl Builder<'_> {
     }
 }
 
-/// Sends from outside, with pauses.
 async fn send(ingress: Ingress<u64>, hops: Vec<u32>, mut dice: Dice) {
     for (number, hops) in hops.into_iter().enumerate() {
         sleep(Duration::from_millis(dice.up_to(300) as u64)).await;
-        // A flow that has ended says so elsewhere.
+        // A flow that has ended is reported elsewhere.
         let _ = ingress.send(token(number as u64, hops)).await;
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct WalkerPorts {
     pub(super) exit: Output<u64>,
 }
 
-/// Sends each message on the way that its number says.
+/// Sends each message the way that its number determines.
 pub(super) struct Walking {
     pub(super) sleeps: u64,
     pub(super) shown: Option<Shown>,
@@ -37,7 +37,7 @@ impl Operator for Walking {
 
     async fn compute(&mut self, ports: &mut WalkerPorts, _cx: &mut Cx) -> Result<()> {
         let Some((_, message)) = ports.inputs.try_take_any()? else {
-            wrong("a walker ran for nothing".into());
+            wrong("a walker ran without a message".into());
             return Ok(());
         };
         if self.sleeps > 0 {
@@ -139,7 +139,7 @@ pub(super) struct ExchangeInRunPorts {
     pub(super) responses: Output<u64>,
 }
 
-/// The same, in the middle of its run.
+/// The same in the middle of its run.
 pub(super) struct ExchangeInRun;
 
 impl Operator for ExchangeInRun {

@@ -1,4 +1,4 @@
-//! A launch, as one call of its stream, and the functions of the host that it calls.
+//! A launch as one call of its stream, and the host functions that it calls.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -7,8 +7,8 @@ use rustc_hash::FxHashMap;
 use super::{
     super::{
         clock::{Clock, Component},
-        shadow::{Stamp, What},
-        universe::{Universe, find_mut, universe},
+        race_state::{RaceState, find_mut, race_state},
+        shadow::{AccessKind, Stamp},
     },
     nodes::{Access, Does, Node},
 };
@@ -18,26 +18,25 @@ use crate::{
     sync::{Mutex, MutexGuard},
 };
 
-/// The launches that a host function has not been called for, the oldest first. Which exec calls it nobody knows, so a call
-/// tells of the oldest launch of each.
+/// The launches for which a host function has not been called yet, the oldest first. The exec that calls it is not
+/// known, so a call counts for the oldest launch of each exec.
 #[derive(Debug, Default)]
-pub(super) struct Heard(Mutex<VecDeque<(RawExec, Clock)>>);
+pub(super) struct CallTracker(Mutex<VecDeque<(RawExec, Clock)>>);
 
-/// What one launch comes to.
 #[derive(Debug, Default)]
 pub(super) struct Launch {
     pub(super) accesses: Vec<Access>,
     pub(super) waits: Vec<RawEvent>,
     pub(super) records: Vec<RawEvent>,
-    pub(super) heard: Vec<Arc<Heard>>,
+    pub(super) trackers: Vec<Arc<CallTracker>>,
 }
 
-impl Heard {
+impl CallTracker {
     pub(super) fn lock(&self) -> MutexGuard<'_, VecDeque<(RawExec, Clock)>> {
         self.0.lock()
     }
 
-    /// Its node's turn has come in some launch.
+    /// Handles a call of the function: some launch has reached its node.
     fn call(&self) {
         let mut oldest: FxHashMap<RawExec, Clock> = FxHashMap::default();
         self.lock().retain(|(exec, clock)| {
@@ -47,13 +46,13 @@ impl Heard {
             }
             is_later
         });
-        oldest.values().for_each(|clock| universe().observe(clock));
+        oldest.values().for_each(|clock| race_state().observe(clock));
     }
 
     pub(super) fn watch(self: &Arc<Self>, callback: &HostCallback) -> HostCallback {
-        let (heard, callback) = (self.clone(), callback.clone());
+        let (tracker, callback) = (self.clone(), callback.clone());
         Arc::new(move || {
-            heard.call();
+            tracker.call();
             callback();
         })
     }
@@ -62,13 +61,13 @@ impl Heard {
 impl Launch {
     pub(super) fn add(&mut self, nodes: &[Node]) {
         let mut nodes: Vec<&Node> = nodes.iter().filter(|node| node.enabled).collect();
-        // Whatever comes after a node has more before it than that node has.
+        // A node has fewer predecessors than each of its successors, so this is a topological order.
         nodes.sort_by_key(|node| node.before.count());
         for node in nodes {
             match &node.does {
                 Does::Nothing => {}
                 Does::Access(access) => self.accesses.push(access.clone()),
-                Does::Host(heard) => self.heard.push(heard.clone()),
+                Does::Host(trackers) => self.trackers.push(trackers.clone()),
                 Does::Child(nodes) => self.add(nodes),
                 Does::Record(event) => self.records.push(*event),
                 Does::Wait(event) => self.waits.push(*event),
@@ -81,9 +80,9 @@ impl Launch {
     }
 }
 
-impl Universe {
-    /// A launch, as one call into a stream: refused, and then nothing has changed, if it races, uses memory that is not
-    /// there, or reads what nothing has written.
+impl RaceState {
+    /// Adds a launch as one call into a stream. It is refused, and nothing changes, if it races, uses memory that does
+    /// not exist, or reads what was never written.
     pub(super) fn launch(
         &mut self,
         component: Component,
@@ -116,8 +115,8 @@ impl Universe {
         Ok((clock, tick))
     }
 
-    /// What is there and holds something changes from node to node.
-    fn carry_out(&mut self, new: &impl Fn(What) -> Stamp, accesses: &[Access]) -> Result<()> {
+    /// Applies node by node which memory exists and is written. On an error nothing changes.
+    fn carry_out(&mut self, new: &impl Fn(AccessKind) -> Stamp, accesses: &[Access]) -> Result<()> {
         let mut changed = Vec::new();
         let outcome = accesses.iter().try_for_each(|Access { what, touches, .. }| {
             touches.iter().try_for_each(|touch| self.holds(&new(*what), touch))?;
@@ -125,8 +124,8 @@ impl Universe {
                 let Some((region, _)) = find_mut(&mut self.regions, touch) else { continue };
                 changed.push((*touch, region.written.clone(), region.away));
                 match what {
-                    What::Allocation => region.away = false,
-                    What::Free => region.away = true,
+                    AccessKind::Allocation => region.away = false,
+                    AccessKind::Free => region.away = true,
                     _ => {}
                 }
             }

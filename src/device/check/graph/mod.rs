@@ -1,26 +1,26 @@
-//! Graphs as the checker sees them: which bytes each node touches, and which nodes come before it.
+//! The checker's model of graphs: which bytes each node touches, and which nodes come before it.
 //!
-//! Two things can be wrong with a graph. Its **edges**: two nodes touch the same bytes, one writes, and neither comes after
-//! the other. That is found when the second is added, before the device hears of it, and of an exec whose nodes were changed
-//! at its next launch: what it is between two changes nobody runs. And its **launch**: to its stream it is
-//! one call, which touches all that its nodes touch, so it has to come after whatever else touched that, as any call has to;
-//! what a node reads, something before it must have written, an earlier node or an earlier call.
+//! Two things can be wrong with a graph. Its **edges**: two nodes touch the same bytes, one writes, and neither depends
+//! on the other. That is found when the second is added, before the call is forwarded; for changed nodes of an exec, at
+//! the next launch, as its state between two changes never runs. And its **launch**: it is one call of its stream that
+//! touches all that its nodes touch, and must be ordered as any call; and what a node reads must have been written by an
+//! earlier node or call.
 //!
 //! ```text
-//!   graph_add      ancestors of the node = those of what it comes after, and these ──► every other node: a conflict?
+//!   graph_add      ancestors of the node = its predecessors and their ancestors ──► every other node: a conflict?
 //!   instantiate    a snapshot
 //!   exec_launch    changed nodes ──► every other node: a conflict?
-//!                  comes after: its stream's past, the exec's launch before, what its waits are for
-//!                  1. no access races with what streams did before           nothing has changed if one does
-//!                  2. node by node, as their edges have it: is it there, has somebody written it? what does it write?
-//!                  3. all accesses are the stream's call's from now on
+//!                  comes after: its stream's past, the exec's previous launch, the events that it waits for
+//!                  1. no access races with earlier calls of streams          nothing has changed if one does
+//!                  2. node by node, in the order of the edges: does the memory exist? was it written? is it now?
+//!                  3. all accesses are those of the stream's call from now on
 //! ```
 //!
-//! A child's and a body's accesses are its node's; what a body may do counts as done. A launch is one tick of its
-//! stream's clock: an event that is recorded within, or a function of the host that runs within, is taken for the end of
-//! all of it. So the checker may miss what runs beside those, and never cries wolf.
+//! The accesses of a child or a body are its node's; what a body may do counts as done. A launch is one tick of its
+//! stream's clock: an event or a host function within it counts as its end. So the checker may miss races with nodes
+//! beside those, but reports no false alarm.
 //!
-//! The lock of the graphs is held alone: not while the universe is asked, nor while the device or a user is called.
+//! The lock of the graphs is never held together with the universe's, nor while the device or user code is called.
 
 mod launch;
 mod nodes;
@@ -30,21 +30,22 @@ mod tests;
 
 use std::sync::Arc;
 
-pub(super) use self::nodes::{Clash, Graphs};
+pub(super) use self::nodes::{Graphs, NodeConflict};
 use self::{
     launch::Launch,
     nodes::{Access, Does, Exec, Graph, Node, Watched, adopt, find},
 };
 use super::{
     Checked, place,
-    shadow::What,
+    race_state::{Side, race_state},
+    shadow::AccessKind,
     touch,
-    universe::{Side, universe},
 };
 use crate::{
     device::{
         backend::{
-            Address, External, HostCallback, NodeWork, Place, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
+            Address, Endpoint, ExternalWork, HostCallback, NodeWork, RawExec, RawGraph, RawNode, RawStream, Recorded,
+            Refused,
         },
         human,
     },
@@ -52,7 +53,6 @@ use crate::{
     sync::MutexGuard,
 };
 
-/// The calls on graphs.
 impl Checked {
     fn graphs(&self) -> MutexGuard<'_, Graphs> {
         self.graphs.lock()
@@ -64,7 +64,7 @@ impl Checked {
 
     pub(super) fn forget_graph(&self, graph: RawGraph) {
         let mut graphs = self.graphs();
-        // A body goes with its node.
+        // A body is removed with its node.
         if graphs.graphs.get(&graph).is_some_and(|graph| graph.within.is_some()) {
             return;
         }
@@ -84,17 +84,18 @@ impl Checked {
         let does = self.does(work)?;
         let node = self.check_node(graph, after, does)?;
         let added = match (work, node.as_ref().map(|node| &node.does)) {
-            (NodeWork::Host(callback), Some(Does::Host(heard))) => forward(&NodeWork::Host(heard.watch(callback))),
+            (NodeWork::Host(callback), Some(Does::Host(trackers))) => {
+                forward(&NodeWork::Host(trackers.watch(callback)))
+            }
             _ => forward(work),
         }?;
         self.graphs().push(graph, node, &[added]);
         Ok(added)
     }
 
-    /// Memory that a graph makes begins to be there.
     pub(super) fn watch_memory(&self, graph: RawGraph, after: &[RawNode], id: RawNode, address: Address, bytes: u64) {
-        universe().add_region(Side::Device, address.0, self.region(bytes).away());
-        let does = Does::Access(Access::new(What::Allocation, [place(Place::Device(address), bytes, true)]));
+        race_state().add_region(Side::Device, address.0, self.region(bytes).away());
+        let does = Does::Access(Access::new(AccessKind::Allocation, [place(Endpoint::Device(address), bytes, true)]));
         let mut graphs = self.graphs();
         let node = graphs.node(graph, after, does);
         graphs.push(graph, node, &[id]);
@@ -110,7 +111,7 @@ impl Checked {
         flag: Address,
         forward: impl FnOnce() -> Result<(RawNode, RawGraph)>,
     ) -> Result<(RawNode, RawGraph)> {
-        let flag = Access::new(What::Condition, [place(Place::Device(flag), 4, false)]);
+        let flag = Access::new(AccessKind::Condition, [place(Endpoint::Device(flag), 4, false)]);
         let node = self.check_node(graph, after, Does::Access(flag.clone()))?;
         let (added, body) = forward()?;
         let node = node.map(|node| Node { does: Does::Conditional { flag, body, within: None }, ..node });
@@ -124,10 +125,10 @@ impl Checked {
         &self,
         graph: RawGraph,
         after: &[RawNode],
-        external: External<'_>,
-        forward: impl FnOnce(External<'_>) -> Result<Recorded>,
+        external: ExternalWork<'_>,
+        forward: impl FnOnce(ExternalWork<'_>) -> Result<Recorded>,
     ) -> Result<Recorded> {
-        let access = Access::new(What::External(external.name), external.args.iter().filter_map(touch));
+        let access = Access::new(AccessKind::External(external.name), external.args.iter().filter_map(touch));
         let node = self.check_node(graph, after, Does::Access(access))?;
         let recorded = forward(external)?;
         if recorded.nodes > 0 {
@@ -146,7 +147,7 @@ impl Checked {
     pub(super) fn forget_node(&self, graph: RawGraph, id: RawNode) {
         let mut graphs = self.graphs();
         let Some(nodes) = graphs.graphs.get_mut(&graph).map(|graph| &mut graph.nodes) else { return };
-        // One of several that are one here still touches what they touch.
+        // A node that stands for several of the driver's still touches what the others touch.
         let at = nodes.iter().position(|node| node.ids.contains(&id) && node.ids.len() == 1);
         let Some(gone) = at.map(|at| nodes.remove(at)) else { return };
         if let Does::Conditional { body, .. } = gone.does {
@@ -155,20 +156,20 @@ impl Checked {
     }
 
     fn does(&self, work: &NodeWork<'_>) -> Result<Does> {
-        let device = |address, bytes| place(Place::Device(address), bytes, true);
+        let device = |address, bytes| place(Endpoint::Device(address), bytes, true);
         Ok(match work {
             NodeWork::Kernel(launch) => {
                 let touches = launch.args.iter().filter_map(touch);
-                Does::Access(Access::new(What::Kernel(launch.kernel.name), touches))
+                Does::Access(Access::new(AccessKind::Kernel(launch.kernel.name), touches))
             }
             NodeWork::Copy { to, from, bytes } => {
                 let touches = [place(*from, *bytes, false), place(*to, *bytes, true)];
-                Does::Access(Access::new(What::Copy(human::direction(*to, *from)), touches))
+                Does::Access(Access::new(AccessKind::Copy(human::direction(*to, *from)), touches))
             }
-            NodeWork::Fill { to, bytes, .. } => Does::Access(Access::new(What::Fill, [device(*to, *bytes)])),
+            NodeWork::Fill { to, bytes, .. } => Does::Access(Access::new(AccessKind::Fill, [device(*to, *bytes)])),
             NodeWork::Free(address) => {
-                let bytes = universe().size_of(Side::Device, address.0).unwrap_or(0);
-                Does::Access(Access::new(What::Free, [device(*address, bytes)]))
+                let bytes = race_state().size_of(Side::Device, address.0).unwrap_or(0);
+                Does::Access(Access::new(AccessKind::Free, [device(*address, bytes)]))
             }
             NodeWork::Host(_) => Does::Host(Arc::default()),
             NodeWork::Empty => Does::Nothing,
@@ -184,7 +185,7 @@ impl Checked {
         })
     }
 
-    /// A node that no edge is missing for.
+    /// A node, checked against the other nodes for absent edges.
     fn check_node(&self, graph: RawGraph, after: &[RawNode], does: Does) -> Result<Option<Node>> {
         let graphs = self.graphs();
         let node = graphs.node(graph, after, does);
@@ -194,26 +195,25 @@ impl Checked {
         Ok(node)
     }
 
-    fn no_clash(&self, clash: Option<Clash>) -> Result<()> {
+    fn no_clash(&self, clash: Option<NodeConflict>) -> Result<()> {
         let Some(clash) = clash else { return Ok(()) };
-        let race = universe().unordered(&clash);
+        let race = race_state().unordered(&clash);
         self.refuse(race)
     }
 
-    /// Nobody has it any more.
+    /// Removes memory that is no longer used by any graph or exec.
     fn end_memory(&self, memory: &[Address]) {
         for address in memory {
-            let mut universe = universe();
-            if let Some(region) = universe.take_region(Side::Device, address.0)
+            let mut race_state = race_state();
+            if let Some(region) = race_state.take_region(Side::Device, address.0)
                 && self.remembers
             {
-                universe.bury(address.0, &region);
+                race_state.bury(address.0, &region);
             }
         }
     }
 }
 
-/// The calls on execs.
 impl Checked {
     pub(super) fn watch_exec(&self, exec: RawExec, of: RawGraph) {
         let mut graphs = self.graphs();
@@ -227,11 +227,11 @@ impl Checked {
         let memory = graphs.execs.remove(&exec).map(|exec| exec.memory).unwrap_or_default();
         let memory = graphs.orphans(memory);
         drop(graphs);
-        universe().execs.remove(&(self.id, exec));
+        race_state().execs.remove(&(self.id, exec));
         self.end_memory(&memory);
     }
 
-    /// Checks a launch, forwards it, and takes its accesses back if that fails.
+    /// Checks a launch, forwards it, and undoes its accesses if that fails.
     pub(super) fn launch_exec(
         &self,
         exec: RawExec,
@@ -249,23 +249,23 @@ impl Checked {
         self.no_clash(clash)?;
         launch.waits.iter().chain(&launch.records).try_for_each(|event| self.check_event(*event))?;
         let key = (self.id, exec);
-        let (component, clock, tick, before) = self.with(stream, |universe, component| {
-            let before = universe.execs.get(&key).cloned();
-            let (clock, tick) = universe.launch(component, key, &launch)?;
+        let (component, clock, tick, before) = self.with(stream, |race_state, component| {
+            let before = race_state.execs.get(&key).cloned();
+            let (clock, tick) = race_state.launch(component, key, &launch)?;
             Ok((component, clock, tick, before))
         })?;
-        // The functions may be called at once.
-        launch.heard.iter().for_each(|heard| heard.lock().push_back((exec, clock.clone())));
+        // The device may call the functions before `forward` returns.
+        launch.trackers.iter().for_each(|trackers| trackers.lock().push_back((exec, clock.clone())));
         if let Err(error) = forward() {
-            launch.heard.iter().for_each(|heard| heard.lock().retain(|(_, launched)| *launched != clock));
-            let mut universe = universe();
-            launch.accesses.iter().for_each(|access| universe.undo(component, tick, &access.touches));
-            if universe.execs.get(&key) == Some(&clock) {
-                universe.execs.insert(key, before.unwrap_or_default());
+            launch.trackers.iter().for_each(|trackers| trackers.lock().retain(|(_, launched)| *launched != clock));
+            let mut race_state = race_state();
+            launch.accesses.iter().for_each(|access| race_state.undo(component, tick, &access.touches));
+            if race_state.execs.get(&key) == Some(&clock) {
+                race_state.execs.insert(key, before.unwrap_or_default());
             }
             return Err(error);
         }
-        launch.records.iter().for_each(|event| universe().record(*event, clock.clone()));
+        launch.records.iter().for_each(|event| race_state().record(*event, clock.clone()));
         Ok(())
     }
 
@@ -295,8 +295,8 @@ impl Checked {
     ) -> Result<Result<(), Refused>> {
         let does = self.does(work)?;
         let outcome = match (work, &does) {
-            (NodeWork::Host(callback), Does::Host(heard)) => {
-                let watched = heard.watch(callback);
+            (NodeWork::Host(callback), Does::Host(trackers)) => {
+                let watched = trackers.watch(callback);
                 let outcome = forward(&NodeWork::Host(watched.clone()))?;
                 if outcome.is_ok() {
                     self.graphs().set.push((Arc::as_ptr(callback).addr(), Watched(watched)));
@@ -314,7 +314,7 @@ impl Checked {
         Ok(outcome)
     }
 
-    /// What the device has called in the place of functions that are over.
+    /// The functions that the device calls in place of one that is over.
     pub(super) fn watched(&self, function: &HostCallback) -> Vec<HostCallback> {
         let of = Arc::as_ptr(function).addr();
         self.graphs().set.extract_if(.., |(known, _)| *known == of).map(|(_, Watched(by))| by).collect()

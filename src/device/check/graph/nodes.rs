@@ -1,7 +1,7 @@
-//! What the checker keeps of a graph: each node's accesses, and which nodes come before it.
+//! The checker's data for a graph.
 //!
-//! Nodes are numbered as they are added, and a node's number is nobody's after it; the numbers before a node are a set of
-//! bits, so that whether an edge is missing between two nodes is one look.
+//! Nodes are numbered as they are added, and numbers are never reused. The numbers before a node are a bit set, so that
+//! checking for an edge between two nodes is one lookup.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -10,23 +10,22 @@ use smallvec::SmallVec;
 
 use super::{
     super::{
-        shadow::What,
-        universe::{Touch, Touches, borrows},
+        race_state::{Touch, Touches, borrows},
+        shadow::AccessKind,
     },
-    launch::Heard,
+    launch::CallTracker,
 };
 use crate::device::backend::{Address, HostCallback, RawEvent, RawExec, RawGraph, RawNode};
 
-/// The graphs and execs of one device.
 #[derive(Debug, Default)]
 pub(in super::super) struct Graphs {
     pub(super) graphs: FxHashMap<RawGraph, Graph>,
     pub(super) execs: FxHashMap<RawExec, Exec>,
-    /// Functions that nodes of execs were set to, by their addresses, and what the device calls in their place.
+    /// Functions that nodes of execs were set to, by address, and the wrappers that the device calls instead.
     pub(super) set: Vec<(usize, Watched)>,
 }
 
-/// A function that tells of its calls.
+/// A wrapper that reports its calls.
 pub(super) struct Watched(pub(super) HostCallback);
 
 impl fmt::Debug for Watched {
@@ -37,11 +36,9 @@ impl fmt::Debug for Watched {
 
 #[derive(Debug, Default)]
 pub(super) struct Graph {
-    /// In the order in which they were added.
     pub(super) nodes: Vec<Node>,
-    /// How many it ever had.
     pub(super) numbers: usize,
-    /// The graph and the conditional node that it is the body of.
+    /// The graph and the conditional node of which it is the body.
     pub(super) within: Option<(RawGraph, RawNode)>,
     pub(super) memory: Vec<Address>,
 }
@@ -49,17 +46,17 @@ pub(super) struct Graph {
 #[derive(Debug)]
 pub(super) struct Exec {
     pub(super) nodes: Vec<Node>,
-    /// Nodes that do something else than at the last launch: their edges are not yet looked at.
+    /// Nodes that were changed since the last launch: their edges have not been checked yet.
     pub(super) changed: Vec<RawNode>,
     pub(super) memory: Vec<Address>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Node {
-    /// Several, where another library's work became several.
+    /// Several, if another library's work became several nodes.
     pub(super) ids: SmallVec<[RawNode; 1]>,
     pub(super) number: usize,
-    /// The numbers of those that come before it.
+    /// The numbers of the nodes that come before it.
     pub(super) before: Bits,
     pub(super) does: Does,
     pub(super) enabled: bool,
@@ -69,37 +66,35 @@ pub(super) struct Node {
 pub(super) enum Does {
     Nothing,
     Access(Access),
-    Host(Arc<Heard>),
+    Host(Arc<CallTracker>),
     Child(Vec<Node>),
     Record(RawEvent),
     Wait(RawEvent),
     Conditional {
         flag: Access,
         body: RawGraph,
-        /// In a snapshot; in a graph, the body's nodes are the body's.
+        /// The body's nodes, in a snapshot only; otherwise they are in the body's graph.
         within: Option<Vec<Node>>,
     },
 }
 
-/// What a node touches. Of a copy, its source first.
+/// The memory that a node touches. A copy's source is first.
 #[derive(Clone, Debug)]
 pub(super) struct Access {
-    pub(super) what: What,
+    pub(super) what: AccessKind,
     pub(super) touches: Touches,
-    /// How often the host had borrowed memory when the node was added or set.
+    /// The value of [`borrows`] when the node was added or set.
     pub(super) since: u64,
 }
 
 /// Two accesses in one graph that no edge orders.
 #[derive(Clone, Debug)]
-pub(in super::super) struct Clash {
-    pub(in super::super) new: (What, Touch),
-    pub(in super::super) old: (What, Touch),
-    /// Addresses.
+pub(in super::super) struct NodeConflict {
+    pub(in super::super) new: (AccessKind, Touch),
+    pub(in super::super) old: (AccessKind, Touch),
     pub(in super::super) bytes: Range<u64>,
 }
 
-/// A set of numbers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bits(Vec<u64>);
 
@@ -128,17 +123,17 @@ impl Bits {
 }
 
 impl Access {
-    pub(super) fn new(what: What, touches: impl IntoIterator<Item = Touch>) -> Self {
+    pub(super) fn new(what: AccessKind, touches: impl IntoIterator<Item = Touch>) -> Self {
         Self { what, touches: touches.into_iter().collect(), since: borrows() }
     }
 
-    /// Where the two touch the same bytes and one writes.
-    fn clash(&self, old: &Access) -> Option<Clash> {
+    /// The bytes that both touch, if one writes them.
+    fn clash(&self, old: &Access) -> Option<NodeConflict> {
         self.touches.iter().find_map(|new| {
             old.touches.iter().filter(|old| old.side == new.side && (old.write || new.write)).find_map(|with| {
                 let end = |touch: &Touch| touch.start.saturating_add(touch.bytes);
                 let bytes = new.start.max(with.start)..end(new).min(end(with));
-                let clash = Clash { new: (self.what, *new), old: (old.what, *with), bytes };
+                let clash = NodeConflict { new: (self.what, *new), old: (old.what, *with), bytes };
                 (!clash.bytes.is_empty()).then_some(clash)
             })
         })
@@ -150,7 +145,7 @@ impl Node {
         self.number != other.number && !self.before.has(other.number) && !other.before.has(self.number)
     }
 
-    /// It is this node, or its body has it.
+    /// Whether it is this node, or the node is in its body.
     fn has(&self, id: RawNode) -> bool {
         self.ids.contains(&id)
             || matches!(&self.does, Does::Conditional { within: Some(nodes), .. } if nodes.iter().any(|node| node.has(id)))
@@ -158,7 +153,7 @@ impl Node {
 }
 
 impl Graph {
-    /// One node comes after another from now on, and so does all that comes after it.
+    /// Makes one node, and all that come after it, come after another.
     pub(super) fn order(&mut self, before: RawNode, after: RawNode) {
         let find = |id| self.nodes.iter().find(|node| node.ids.contains(&id));
         let Some((before, after)) = find(before).zip(find(after).map(|node| node.number)) else { return };
@@ -179,7 +174,7 @@ impl Exec {
 }
 
 impl Graphs {
-    /// A node behind others, not yet added. None if the graph is not known here.
+    /// A node after others, not yet added. `None` if the graph is not known here.
     pub(super) fn node(&self, graph: RawGraph, after: &[RawNode], does: Does) -> Option<Node> {
         let graph = self.graphs.get(&graph)?;
         let mut before = Bits::default();
@@ -196,11 +191,11 @@ impl Graphs {
         graph.nodes.push(Node { ids: ids.into(), ..node });
     }
 
-    /// What a node touches in which an edge is missing, if it is added.
-    pub(super) fn clash(&self, graph: RawGraph, new: &Node) -> Option<Clash> {
+    /// The conflict that a node would have if it were added, because an edge is absent.
+    pub(super) fn clash(&self, graph: RawGraph, new: &Node) -> Option<NodeConflict> {
         let found = self.graphs.get(&graph)?;
         self.clash_among(&found.nodes, new, &self.accesses(&new.does)).or_else(|| {
-            // The body's accesses are its node's: that has to be ordered too.
+            // The body's accesses are its node's and must be ordered too.
             let (mut within, accesses) = (found.within, self.accesses(&new.does));
             while let Some((outer, node)) = within {
                 let outer = self.graphs.get(&outer)?;
@@ -214,13 +209,13 @@ impl Graphs {
         })
     }
 
-    /// The same of an exec, as it is about to be launched. What it was between two changes nobody has run.
-    pub(super) fn clash_of(&self, exec: RawExec) -> Option<Clash> {
+    /// The same for an exec that is about to be launched. Its state between two changes never runs.
+    pub(super) fn clash_of(&self, exec: RawExec) -> Option<NodeConflict> {
         let Exec { nodes, changed, .. } = self.execs.get(&exec)?;
         changed.iter().find_map(|id| self.clash_in(nodes, *id))
     }
 
-    fn clash_in(&self, nodes: &[Node], id: RawNode) -> Option<Clash> {
+    fn clash_in(&self, nodes: &[Node], id: RawNode) -> Option<NodeConflict> {
         let node = nodes.iter().find(|node| node.enabled && node.has(id))?;
         self.clash_among(nodes, node, &self.accesses(&node.does)).or_else(|| match &node.does {
             Does::Conditional { within: Some(nodes), .. } if !node.ids.contains(&id) => self.clash_in(nodes, id),
@@ -228,7 +223,7 @@ impl Graphs {
         })
     }
 
-    fn clash_among(&self, nodes: &[Node], new: &Node, accesses: &[&Access]) -> Option<Clash> {
+    fn clash_among(&self, nodes: &[Node], new: &Node, accesses: &[&Access]) -> Option<NodeConflict> {
         nodes.iter().filter(|other| other.enabled && new.is_apart_from(other)).find_map(|other| {
             let earlier = self.accesses(&other.does);
             accesses.iter().find_map(|new| earlier.iter().find_map(|old| new.clash(old)))
@@ -260,7 +255,7 @@ impl Graphs {
         nodes
     }
 
-    /// A graph is no more, nor are the bodies of its conditional nodes. What it had of memory.
+    /// Removes a graph and the bodies of its conditional nodes. Returns its memory.
     pub(super) fn take(&mut self, graph: RawGraph) -> Vec<Address> {
         let Some(gone) = self.graphs.remove(&graph) else { return Vec::new() };
         for node in &gone.nodes {
@@ -271,7 +266,7 @@ impl Graphs {
         gone.memory
     }
 
-    /// Those of a graph's or an exec's addresses that nobody else has.
+    /// Those of a graph's or an exec's addresses that no other uses.
     pub(super) fn orphans(&self, mut memory: Vec<Address>) -> Vec<Address> {
         let execs = self.execs.values().flat_map(|exec| &exec.memory);
         let kept: FxHashSet<_> = self.graphs.values().flat_map(|graph| &graph.memory).chain(execs).collect();
@@ -291,7 +286,7 @@ pub(super) fn find(nodes: &mut [Node], id: RawNode) -> Option<&mut Node> {
     }
 }
 
-/// An exec's nodes do what those of another graph do, which has the same.
+/// Makes an exec's nodes do what the same nodes of another graph do.
 pub(super) fn adopt(nodes: &mut [Node], new: Vec<Node>) {
     for (node, with) in nodes.iter_mut().zip(new) {
         match (&mut node.does, with.does) {

@@ -1,10 +1,10 @@
-//! What the checker finds in graphs and their launches, and what it leaves alone.
+//! Tests of the errors that the checker finds in graphs and launches, and of valid ones that it accepts.
 
 use std::sync::{Arc, mpsc};
 
 use super::super::{
     checked,
-    paper::kernel,
+    mock::kernel,
     tests::{copy, device, fill, hold, join, stream, touch, written},
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 type Device = Arc<dyn Backend>;
 
 fn add(device: &Device, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
-    // SAFETY: every test lets its streams end before it frees.
+    // SAFETY: every test waits for its streams before it frees.
     unsafe { device.graph_add(graph, after, work) }
 }
 
@@ -30,7 +30,7 @@ fn slice(address: Address, bytes: u64, write: bool) -> [Arg<'static>; 1] {
     [Arg::Slice { address, len: bytes, bytes, write }]
 }
 
-/// A kernel that touches nothing, whatever it says.
+/// A kernel that touches nothing, whatever its arguments say.
 fn touching<'a>(args: &'a [Arg<'a>]) -> NodeWork<'a> {
     NodeWork::Kernel(Launch { kernel: kernel(), grid: [1; 3], block: [1; 3], shared_bytes: 0, args })
 }
@@ -57,7 +57,7 @@ fn filler(device: &Device, memory: Address, bytes: u64) -> (RawGraph, RawExec, R
 }
 
 #[test]
-fn two_writers_that_no_edge_orders_are_refused_before_they_are_there() {
+fn two_writers_that_no_edge_orders_are_refused_before_they_are_added() {
     let device = device();
     let memory = device.alloc(64).unwrap();
     let graph = device.graph_create().unwrap();
@@ -68,15 +68,14 @@ fn two_writers_that_no_edge_orders_are_refused_before_they_are_there() {
     let error = add(&device, graph, &[top], &touching(&slice(late, 32, true))).unwrap_err();
     let wanted = format!(
         "{0}: race: kernel `touch` writes bytes 32..40 of device memory #1 ({0}, 64 B), which fill of the same graph \
-         writes; no edge orders them: one has to come after the other",
+         writes; no edge orders them: make one depend on the other",
         device.name()
     );
     assert_eq!((error.kind(), error.to_string()), (ErrorKind::Race, wanted));
-    // A reader is no better, a node that touches nothing is, and so is one with an edge, however long its way.
+    // A reader is refused too; a node that touches nothing, or that an edge orders, however indirectly, is not.
     assert!(reading(&device, graph, &[], memory, 8).unwrap_err().is_race());
     let between = add(&device, graph, &[first], &second).unwrap();
     add(&device, graph, &[between], &touching(&slice(late, 32, true))).unwrap();
-    // Nothing has come of what was refused.
     let exec = device.graph_instantiate(graph).unwrap();
     let work = stream(&device, "work");
     start(&device, exec, work).unwrap();
@@ -90,13 +89,12 @@ fn fork_and_join_is_no_race() {
     let graph = device.graph_create().unwrap();
     let part = |n: u64| Address(memory.0 + n * 32);
     let top = add(&device, graph, &[], &filling(memory, 128)).unwrap();
-    // More than a word of bits.
     let mut left = vec![top];
     for _ in 0..70 {
         left.push(add(&device, graph, &[left[left.len() - 1]], &touching(&slice(part(0), 32, true))).unwrap());
     }
     let right = add(&device, graph, &[top], &touching(&slice(part(1), 32, true))).unwrap();
-    // Both branches read what is nobody's.
+    // Both branches read memory that none of them writes.
     let one = reading(&device, graph, &[left[70]], part(2), 32).unwrap();
     let two = reading(&device, graph, &[right], part(2), 64).unwrap();
     assert!(add(&device, graph, &[two], &filling(part(2), 32)).unwrap_err().is_race());
@@ -105,14 +103,13 @@ fn fork_and_join_is_no_race() {
     let exec = device.graph_instantiate(graph).unwrap();
     let other = stream(&device, "other");
     for round in 0..10 {
-        // Whatever streams they are on.
         start(&device, exec, [work, other][round % 2]).unwrap();
     }
     device.stream_synchronize(other).unwrap();
 }
 
 #[test]
-fn an_edge_that_comes_later_orders_all_that_follows() {
+fn an_edge_that_is_added_later_orders_all_that_follows() {
     let device = device();
     let (memory, other, work) = (device.alloc(64).unwrap(), device.alloc(64).unwrap(), stream(&device, "work"));
     let graph = device.graph_create().unwrap();
@@ -122,7 +119,7 @@ fn an_edge_that_comes_later_orders_all_that_follows() {
     assert!(add(&device, graph, &[follows], &touching(&slice(other, 8, true))).unwrap_err().is_race());
     device.graph_order(graph, writes, reads).unwrap();
     add(&device, graph, &[follows], &touching(&slice(other, 8, true))).unwrap();
-    // What was added first runs last: what it reads has been written then.
+    // The first node added runs last: what it reads has been written then.
     let graph = device.graph_create().unwrap();
     let last = add(&device, graph, &[], &touching(&slice(other, 64, true))).unwrap();
     let first = add(&device, graph, &[], &filling(memory, 64)).unwrap();
@@ -151,7 +148,7 @@ fn removing_a_node_leaves_the_order_of_the_others() {
 }
 
 #[test]
-fn what_nothing_has_written_is_not_read_by_a_node() {
+fn a_node_does_not_read_unwritten_memory() {
     let device = device();
     let (memory, other, work) = (device.alloc(64).unwrap(), device.alloc(64).unwrap(), stream(&device, "early"));
     let graph = device.graph_create().unwrap();
@@ -162,22 +159,22 @@ fn what_nothing_has_written_is_not_read_by_a_node() {
     let error = start(&device, exec, work).unwrap_err();
     let wanted = format!(
         "{0}: invalid memory: kernel `touch` of a graph on stream `early` reads bytes 0..64 of device memory #2 ({0}, 64 \
-         B), which nothing has written: fill it, copy to it, or give it to a kernel as `&mut` before",
+         B), which nothing has written: fill it, copy to it, or pass it to a kernel as `&mut` first",
         device.name()
     );
     assert_eq!((error.kind(), error.to_string()), (ErrorKind::InvalidMemory, wanted));
-    // Refused for good: what an earlier node would have written is not written either.
+    // Still refused at the next launch: the writes of earlier nodes were undone.
     assert_eq!(touch(&device, work, memory, 32, false).unwrap_err().kind(), ErrorKind::InvalidMemory);
     let side = stream(&device, "side");
     fill(&device, side, other, 1, 64).unwrap();
-    // Now it is a matter of order.
+    // Now only the order is at issue.
     assert!(start(&device, exec, work).unwrap_err().is_race());
     join(&device, side, work);
     start(&device, exec, work).unwrap();
     touch(&device, work, memory, 32, false).unwrap();
-    // A copy in a graph takes along what its source holds, and no more.
+    // A copy in a graph makes no more bytes written than its source has.
     let graph = device.graph_create().unwrap();
-    let (to, from) = (Place::Device(other), Place::Device(memory));
+    let (to, from) = (Endpoint::Device(other), Endpoint::Device(memory));
     let node = add(&device, graph, &[], &NodeWork::Copy { to, from, bytes: 64 }).unwrap();
     reading(&device, graph, &[node], Address(other.0 + 32), 32).unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
@@ -196,14 +193,12 @@ fn a_launch_is_a_call_of_its_stream() {
     let error = touch(&device, b, memory, 16, false).unwrap_err();
     let wanted = format!(
         "{0}: race: kernel `touch` on stream `copy-out` reads bytes 0..16 of device memory #1 ({0}, 64 B), which fill of \
-         a graph on stream `replay` writes; nothing orders them: missing is a wait of `copy-out` for `replay` (after its \
-         call 2)",
+         a graph on stream `replay` writes; nothing orders them: make `copy-out` wait for `replay` after its call 2",
         device.name()
     );
     assert_eq!(error.to_string(), wanted);
     join(&device, a, b);
     touch(&device, b, memory, 16, false).unwrap();
-    // And the other way round.
     let error = start(&device, exec, a).unwrap_err().to_string();
     assert!(error.contains("fill of a graph on stream `replay` writes bytes 0..16"), "{error}");
     join(&device, b, a);
@@ -228,7 +223,7 @@ fn execs_are_ordered_by_themselves_and_not_by_their_graph() {
     let go = hold(&device, a);
     start(&device, exec, a).unwrap();
     start(&device, exec, b).unwrap();
-    // What follows the second launch follows the first.
+    // Work after the second launch is also after the first.
     fill(&device, b, memory, 2, 64).unwrap();
     assert!(fill(&device, a, memory, 2, 64).unwrap_err().is_race());
     let twin = device.graph_instantiate(graph).unwrap();
@@ -250,7 +245,7 @@ fn children_and_bodies_count_as_their_node() {
     let (child, _, _) = filler(&device, memory, 64);
     let graph = device.graph_create().unwrap();
     let node = add(&device, graph, &[], &NodeWork::Child(child)).unwrap();
-    // As it was: what it is given later is not the node's.
+    // A snapshot: nodes that are added to the child later do not count.
     add(&device, child, &[], &filling(other, 64)).unwrap();
     reading(&device, graph, &[], other, 64).unwrap();
     assert!(reading(&device, graph, &[], memory, 64).unwrap_err().is_race());
@@ -260,7 +255,7 @@ fn children_and_bodies_count_as_their_node() {
     let graph = device.graph_create().unwrap();
     let conditional = |after: &[RawNode]| {
         // SAFETY: the flag lives as long as the test.
-        unsafe { device.graph_add_conditional(graph, after, Condition::If, flag) }
+        unsafe { device.graph_add_conditional(graph, after, GraphCondition::If, flag) }
     };
     let raise = add(&device, graph, &[], &filling(flag, 4)).unwrap();
     let error = conditional(&[]).unwrap_err().to_string();
@@ -269,14 +264,13 @@ fn children_and_bodies_count_as_their_node() {
     let within = add(&device, body, &[], &filling(other, 64)).unwrap();
     assert!(add(&device, body, &[], &filling(other, 8)).unwrap_err().is_race(), "within it");
     assert!(reading(&device, graph, &[raise], other, 64).unwrap_err().is_race(), "beside it");
-    // A node beside it, and then one within.
+    // A conflicting node beside it, and then one within it.
     add(&device, graph, &[raise], &touching(&slice(memory, 8, true))).unwrap();
     assert!(add(&device, body, &[within], &filling(memory, 64)).unwrap_err().is_race());
-    // A body may touch the flag: it comes after the look at it.
+    // A body may write the flag: it runs after the flag was read.
     let lower = add(&device, body, &[within], &filling(flag, 4)).unwrap();
-    // One within one.
     // SAFETY: the flag lives as long as the test.
-    let (_, inner) = unsafe { device.graph_add_conditional(body, &[lower], Condition::If, flag) }.unwrap();
+    let (_, inner) = unsafe { device.graph_add_conditional(body, &[lower], GraphCondition::If, flag) }.unwrap();
     assert!(add(&device, inner, &[], &filling(memory, 64)).unwrap_err().is_race());
     add(&device, inner, &[], &filling(other, 64)).unwrap();
     reading(&device, graph, &[node], other, 64).unwrap();
@@ -287,11 +281,11 @@ fn children_and_bodies_count_as_their_node() {
     device.stream_synchronize(work).unwrap();
     set(&device, exec, within, &filling(memory, 64)).unwrap().unwrap();
     assert!(start(&device, exec, work).unwrap_err().is_race());
-    // Its flag has to hold something.
+    // Its flag must have been written.
     let fresh = device.alloc(4).unwrap();
     let graph = device.graph_create().unwrap();
     // SAFETY: the flag lives as long as the test.
-    unsafe { device.graph_add_conditional(graph, &[], Condition::While, fresh) }.unwrap();
+    unsafe { device.graph_add_conditional(graph, &[], GraphCondition::While, fresh) }.unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
     assert!(
         start(&device, exec, work).unwrap_err().to_string().contains("condition of a graph on stream `work` reads")
@@ -299,7 +293,7 @@ fn children_and_bodies_count_as_their_node() {
 }
 
 #[test]
-fn what_an_exec_is_changed_to_is_what_it_touches() {
+fn a_changed_node_of_an_exec_counts_with_its_new_accesses() {
     let device = device();
     let (work, side) = (stream(&device, "work"), stream(&device, "side"));
     let (memory, other) = (written(&device, 64), written(&device, 64));
@@ -317,7 +311,7 @@ fn what_an_exec_is_changed_to_is_what_it_touches() {
         let error = start(&device, exec, work).unwrap_err();
         assert!(error.is_race() && error.to_string().contains("no edge orders them"), "{error}");
     }
-    // One that is passed over is in nobody's way.
+    // A disabled node conflicts with nothing.
     for passed_over in [one, two] {
         device.exec_enable(exec, passed_over, false).unwrap().unwrap();
         start(&device, exec, work).unwrap();
@@ -325,7 +319,7 @@ fn what_an_exec_is_changed_to_is_what_it_touches() {
         assert!(start(&device, exec, work).unwrap_err().is_race());
     }
     device.stream_synchronize(work).unwrap();
-    // They change places, one after the other.
+    // They swap their accesses, one after the other.
     set(&device, exec, one, &filling(other, 32)).unwrap().unwrap();
     set(&device, exec, two, &filling(memory, 32)).unwrap().unwrap();
     start(&device, exec, work).unwrap();
@@ -336,7 +330,6 @@ fn what_an_exec_is_changed_to_is_what_it_touches() {
     touch(&device, side, memory, 64, true).unwrap();
     assert!(touch(&device, side, Address(other.0 + 32), 8, false).unwrap_err().is_race());
     device.stream_synchronize(work).unwrap();
-    // Passed over, it touches nothing.
     touch(&device, side, Address(other.0 + 32), 8, false).unwrap();
     assert!(start(&device, exec, work).unwrap_err().is_race());
     device.exec_enable(exec, one, false).unwrap().unwrap();
@@ -345,7 +338,6 @@ fn what_an_exec_is_changed_to_is_what_it_touches() {
     assert!(start(&device, exec, work).unwrap_err().is_race());
     device.stream_synchronize(side).unwrap();
     device.stream_synchronize(work).unwrap();
-    // What is refused changes nothing.
     assert!(set(&device, exec, two, &NodeWork::Empty).unwrap().is_err());
     start(&device, exec, work).unwrap();
     assert!(touch(&device, side, other, 8, false).unwrap_err().is_race());
@@ -365,9 +357,9 @@ fn external_work_touches_what_it_says() {
     let graph = device.graph_create().unwrap();
     let external = |after: &[RawNode], name| {
         let (call, emulated) = (&mut |_| (), Some(Arc::new(|_: &[BodyArg]| ()) as _));
-        // SAFETY: it touches nothing, whatever it says.
+        // SAFETY: it touches nothing, whatever its arguments say.
         unsafe {
-            device.graph_external(graph, after, External { name, args: &slice(memory, 64, true), call, emulated })
+            device.graph_external(graph, after, ExternalWork { name, args: &slice(memory, 64, true), call, emulated })
         }
     };
     let first = external(&[], "gemm").unwrap();
@@ -377,14 +369,14 @@ fn external_work_touches_what_it_says() {
 }
 
 #[test]
-fn memory_of_a_graph_is_there_within_its_launches() {
+fn memory_of_a_graph_exists_within_its_launches_only() {
     let device = device();
     let (work, out) = (stream(&device, "work"), device.alloc(64).unwrap());
     let graph = device.graph_create().unwrap();
     let (alloc, memory) = device.graph_add_alloc(graph, &[], 64).unwrap();
     assert!(add(&device, graph, &[], &filling(memory, 64)).unwrap_err().to_string().contains("allocation of the same"));
     let first = add(&device, graph, &[alloc], &filling(memory, 64)).unwrap();
-    let (to, from) = (Place::Device(out), Place::Device(memory));
+    let (to, from) = (Endpoint::Device(out), Endpoint::Device(memory));
     let last = add(&device, graph, &[first], &NodeWork::Copy { to, from, bytes: 64 }).unwrap();
     assert!(add(&device, graph, &[first], &NodeWork::Free(memory)).unwrap_err().is_race());
     let freed = add(&device, graph, &[last], &NodeWork::Free(memory)).unwrap();
@@ -394,9 +386,9 @@ fn memory_of_a_graph_is_there_within_its_launches() {
     start(&device, exec, work).unwrap();
     start(&device, exec, work).unwrap();
     let error = fill(&device, work, memory, 1, 64).unwrap_err();
-    assert!(error.to_string().contains("within a launch of its graph only"), "{error}");
+    assert!(error.to_string().contains("exists only within a launch of its graph"), "{error}");
     touch(&device, work, out, 64, false).unwrap();
-    // Its own use after it was given back is found as well; and that it holds nothing when it is made.
+    // The graph's own use after the free is found as well, and a read of fresh memory.
     set(&device, exec, first, &filling(out, 64)).unwrap().unwrap();
     assert_eq!(start(&device, exec, work).unwrap_err().kind(), ErrorKind::InvalidMemory);
     set(&device, exec, first, &filling(memory, 64)).unwrap().unwrap();
@@ -407,7 +399,7 @@ fn memory_of_a_graph_is_there_within_its_launches() {
     reading(&device, graph, &[freed], memory, 8).unwrap();
     let late = device.graph_instantiate(graph).unwrap();
     let error = start(&device, late, work).unwrap_err().to_string();
-    assert!(error.contains("kernel `touch` of a graph") && error.contains("its graph only"), "{error}");
+    assert!(error.contains("kernel `touch` of a graph") && error.contains("only within a launch"), "{error}");
     // SAFETY: it was never launched.
     unsafe { device.exec_destroy(late) };
     device.graph_destroy(graph);
@@ -426,23 +418,23 @@ fn events_and_functions_of_a_graph_are_order() {
     let wait = add(&device, graph, &[], &NodeWork::Wait(before)).unwrap();
     let first = add(&device, graph, &[wait], &touching(&slice(memory, 64, true))).unwrap();
     let record = add(&device, graph, &[first], &NodeWork::Record(after)).unwrap();
-    let (to, from) = (Place::Host(host.as_ptr()), Place::Device(memory));
+    let (to, from) = (Endpoint::Host(host.as_ptr()), Endpoint::Device(memory));
     let out = add(&device, graph, &[record], &NodeWork::Copy { to, from, bytes: 64 }).unwrap();
-    let (sender, heard) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     add(&device, graph, &[out], &NodeWork::Host(Arc::new(move || sender.send(()).unwrap()))).unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
     fill(&device, b, memory, 1, 64).unwrap();
     assert!(start(&device, exec, a).unwrap_err().is_race());
     device.event_record(before, b).unwrap();
-    // Once its function was called the host has seen its end, and what it says then comes after.
+    // Once its function was called, the host has seen the launch's end, and later enqueues come after it.
     let go = hold(&device, a);
     start(&device, exec, a).unwrap();
     assert!(touch(&device, b, memory, 64, false).unwrap_err().is_race());
     device.stream_wait(b, after).unwrap();
     touch(&device, b, memory, 64, false).unwrap();
     drop(go);
-    // The function was called: the host may look.
-    heard.recv().unwrap();
+    // The function was called: the host may access the memory.
+    receiver.recv().unwrap();
     device.host_access(host.as_ptr(), 64, false).unwrap();
     // The next launch has not called it yet.
     join(&device, b, a);
@@ -450,9 +442,8 @@ fn events_and_functions_of_a_graph_are_order() {
     start(&device, exec, a).unwrap();
     assert!(device.host_access(host.as_ptr(), 64, false).unwrap_err().is_race());
     drop(go);
-    heard.recv().unwrap();
+    receiver.recv().unwrap();
     device.host_access(host.as_ptr(), 64, false).unwrap();
-    // An event that is gone.
     device.event_destroy(before);
     assert_eq!(start(&device, exec, a).unwrap_err().kind(), ErrorKind::Usage);
     assert_eq!(add(&device, graph, &[], &NodeWork::Wait(before)).unwrap_err().kind(), ErrorKind::Usage);
@@ -462,23 +453,23 @@ fn events_and_functions_of_a_graph_are_order() {
 
 #[test]
 fn a_launch_that_the_device_refuses_leaves_no_trace() {
-    let paper = Arc::new(super::super::paper::Paper::default());
-    let device = checked(paper.clone());
+    let mock = Arc::new(super::super::mock::MockBackend::default());
+    let device = checked(mock.clone());
     let (a, b) = (stream(&device, "a"), stream(&device, "b"));
     let memory = device.alloc(64).unwrap();
     let (_, exec, _) = filler(&device, memory, 64);
-    paper.refuse.store(true, std::sync::atomic::Ordering::Relaxed);
+    mock.refuse.store(true, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(start(&device, exec, a).unwrap_err().kind(), ErrorKind::Driver);
-    paper.refuse.store(false, std::sync::atomic::Ordering::Relaxed);
+    mock.refuse.store(false, std::sync::atomic::Ordering::Relaxed);
     fill(&device, b, memory, 1, 64).unwrap();
     assert!(start(&device, exec, a).unwrap_err().is_race());
-    // Nor is a launch ordered by one that never was.
+    // A launch that failed orders nothing either.
     let graph = device.graph_create().unwrap();
     reading(&device, graph, &[], memory, 64).unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
-    paper.refuse.store(true, std::sync::atomic::Ordering::Relaxed);
+    mock.refuse.store(true, std::sync::atomic::Ordering::Relaxed);
     assert_eq!(start(&device, exec, b).unwrap_err().kind(), ErrorKind::Driver);
-    paper.refuse.store(false, std::sync::atomic::Ordering::Relaxed);
+    mock.refuse.store(false, std::sync::atomic::Ordering::Relaxed);
     assert!(start(&device, exec, a).unwrap_err().is_race());
     start(&device, exec, b).unwrap();
     start(&device, exec, a).unwrap();
@@ -501,7 +492,7 @@ fn a_lost_device_is_lost_and_no_race() {
 
 #[test]
 fn what_a_graph_leaves_unordered_the_device_does_in_several_orders() {
-    // Without the checker the same graph, with its edge missing, has two results.
+    // Without the checker the same graph, with an edge absent, has two results.
     let results = [1, 2].map(|launches| {
         let device = emulated::open(Emulated::new());
         let (memory, work) = (device.alloc(1).unwrap(), stream(&device, "work"));
@@ -513,7 +504,7 @@ fn what_a_graph_leaves_unordered_the_device_does_in_several_orders() {
         let exec = device.graph_instantiate(graph).unwrap();
         (0..launches).for_each(|_| start(&device, exec, work).unwrap());
         let mut out = 0_u8;
-        copy(&device, work, Place::Host(&mut out), Place::Device(memory), 1).unwrap();
+        copy(&device, work, Endpoint::Host(&mut out), Endpoint::Device(memory), 1).unwrap();
         device.stream_synchronize(work).unwrap();
         out
     });
@@ -524,7 +515,7 @@ fn what_a_graph_leaves_unordered_the_device_does_in_several_orders() {
 fn a_launch_beside_a_slice_of_the_hosts_is_a_race() {
     let device = device();
     let (memory, host, work) = (device.alloc(64).unwrap(), device.alloc_host(64).unwrap(), stream(&device, "work"));
-    let (there, here) = (Place::Device(memory), Place::Host(host.as_ptr()));
+    let (there, here) = (Endpoint::Device(memory), Endpoint::Host(host.as_ptr()));
     let (out, back) =
         (NodeWork::Copy { to: here, from: there, bytes: 64 }, NodeWork::Copy { to: there, from: here, bytes: 64 });
     fill(&device, work, memory, 1, 64).unwrap();
@@ -533,12 +524,11 @@ fn a_launch_beside_a_slice_of_the_hosts_is_a_race() {
         let node = add(&device, graph, &[], does).unwrap();
         (device.graph_instantiate(graph).unwrap(), node)
     };
-    // To add the node was the end of what was borrowed before.
+    // Adding the node ended the borrows before it.
     device.host_borrow(host.as_ptr(), 64, true);
     let ((writes, node), (reads, _)) = (made(&out), made(&back));
     start(&device, writes, work).unwrap();
     start(&device, reads, work).unwrap();
-    // Both may read.
     device.host_borrow(host.as_ptr(), 64, false);
     start(&device, reads, work).unwrap();
     let error = start(&device, writes, work).unwrap_err();
@@ -552,10 +542,10 @@ fn a_launch_beside_a_slice_of_the_hosts_is_a_race() {
     device.host_borrow(host.as_ptr(), 64, true);
     let error = start(&device, reads, work).unwrap_err();
     assert!(error.is_race() && error.to_string().contains("as `&mut [_]`"), "{error}");
-    // The node is set anew: that needs the memory exclusively.
+    // The node is set again, which needs the memory exclusively.
     set(&device, writes, node, &out).unwrap().unwrap();
     start(&device, writes, work).unwrap();
-    // What the host borrows of other memory is nothing to it.
+    // Borrows of other memory do not matter.
     let other = device.alloc_host(64).unwrap();
     device.host_borrow(other.as_ptr(), 64, true);
     start(&device, writes, work).unwrap();

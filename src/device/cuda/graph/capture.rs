@@ -1,18 +1,18 @@
-//! What other libraries enqueue, captured: the only nodes that wakeline does not add itself.
+//! Captures work that other libraries enqueue: the only nodes that wakeline does not add itself.
 //!
-//! A stream that carries nothing else captures, straight into the graph, while the library's function runs. Then
+//! A separate stream captures directly into the graph while the library's function runs. Then
 //!
 //! ```text
-//!   all is well       the nodes that are new are the library's; whoever comes after it comes after the stream's last ones
-//!   anything is not   what has been added is taken out again, and the stream is not used again; a driver that does not
-//!                     take it out (580.159.04 does not) leaves a graph that is of no use any more, and says so
+//!   success   the new nodes are the library's; later work comes after the stream's last ones
+//!   failure   the added nodes are removed and the stream is destroyed; if the driver does not remove them (580.159.04
+//!             does not), the graph is poisoned, and later calls return an error that says so
 //! ```
 //!
-//! Where the driver cannot capture into a graph (before CUDA 12.3), and where it could not take out again what was added
-//! (of a graph that makes memory), the stream captures a graph of its own, which becomes a child of the other.
+//! If the driver cannot capture into a graph (before CUDA 12.3), or could not remove the added nodes (in a graph that
+//! allocates memory), the stream captures into a separate graph, which becomes a child of the other.
 //!
-//! The capture is the calling thread's: other threads may do what captures forbid meanwhile. Of what a library enqueues only
-//! copies between host and device are looked at, since they read or write memory of the host at every launch.
+//! The capture is local to the calling thread: other threads may make calls that captures forbid. Of a library's work
+//! only copies between host and device are examined, since they read or write host memory at every launch.
 
 use std::{cell::Cell, collections::HashSet, mem::MaybeUninit, ptr};
 
@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use super::{CudaBackend, Nodes, graph, node, nodes, raw_node};
 use crate::{
     device::{
-        backend::{External, RawGraph, RawNode, Recorded},
+        backend::{ExternalWork, RawGraph, RawNode, Recorded},
         cuda::driver::{Code, Driver, Handle},
     },
     error::{Error, ErrorKind, Result},
@@ -33,7 +33,7 @@ use crate::{
 
 const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
-/// Kinds of nodes and of memory, as the driver numbers them.
+/// The driver's numbers of kinds of nodes and of memory.
 const MEMCPY_NODE: u32 = 1;
 const CHILD_NODE: u32 = 4;
 const ALLOC_NODE: u32 = 10;
@@ -42,17 +42,16 @@ const CONDITIONAL_NODE: u32 = 13;
 const HOST_MEMORY: u32 = 1;
 const UNIFIED_MEMORY: u32 = 4;
 
-/// What captured nodes have that not every graph can have.
+/// Features of captured nodes that not every graph may have.
 #[derive(Default)]
 struct Rare {
-    /// Memory that they make or give back.
     memory: bool,
     conditions: bool,
 }
 
-const SPOILED: &str = "work that could not be captured could not be taken out of it again";
+const SPOILED: &str = "work that could not be captured could not be removed from it";
 
-/// What the next node of a stream comes after.
+/// The predecessors of the next node of a stream.
 type Ends = SmallVec<[RawNode; 2]>;
 
 impl CudaBackend {
@@ -62,7 +61,7 @@ impl CudaBackend {
         &self,
         raw: RawGraph,
         after: &[RawNode],
-        external: External<'_>,
+        external: ExternalWork<'_>,
     ) -> Result<Recorded> {
         let (call, mut recorded, mut has) = (external.call, Recorded::default(), Rare::default());
         let look = |captured: &[CUgraphNode]| self.survey(captured, &mut recorded, &mut has);
@@ -75,7 +74,7 @@ impl CudaBackend {
         Ok(recorded)
     }
 
-    /// A node of one call that has no node of its own.
+    /// Adds a node for a call for which the driver has no function that adds a node.
     pub(super) fn capture_one(
         &self,
         raw: RawGraph,
@@ -100,8 +99,8 @@ impl CudaBackend {
         }
     }
 
-    /// Calls with a stream that captures, and then looks at what that has added. If any of it fails, nothing was added, or
-    /// the graph is spoiled.
+    /// Passes a capturing stream to `call`, and the added nodes to `look`. If either fails, nothing was added or the
+    /// graph is spoiled.
     fn capture(
         &self,
         raw: RawGraph,
@@ -119,18 +118,17 @@ impl CudaBackend {
         };
         match &captured {
             Ok(_) => self.graphs.idle().push(stream),
-            // After a fault it is leaked with all the rest.
+            // After a fault it is leaked like everything else.
             Err(error) if error.is_device_lost() => {}
             Err(_) => {
                 let _alone = self.gate.alone();
-                // SAFETY: made by `capturing_stream`, and nobody else knows it; if the capture is not ended, this ends it.
+                // SAFETY: created by `capturing_stream`, and not shared; if the capture has not ended, this ends it.
                 let _ = unsafe { (driver.stream_destroy)(stream.raw()) };
             }
         }
         captured
     }
 
-    /// Into the graph itself.
     fn capture_into(
         &self,
         driver: &Driver,
@@ -142,8 +140,8 @@ impl CudaBackend {
     ) -> Result<Ends> {
         let Some(begin) = driver.stream_begin_capture_to_graph else { return Ok(Ends::new()) };
         let before: HashSet<CUgraphNode> = self.nodes_of(graph(raw))?.into_iter().collect();
-        // SAFETY: a stream of this context that does not capture, a live graph, as the seam's callers own what they name,
-        // and as many nodes of it as said; edges are plain. The graph is used by this thread alone meanwhile.
+        // SAFETY: a stream of this context that is not capturing, a live graph, and as many nodes of it as the count
+        // passed; edges are plain. Only this thread uses the graph meanwhile.
         let code = unsafe { begin(stream, graph(raw), after.as_ptr(), ptr::null(), after.len(), MODE) };
         self.cx.check(code, "cuStreamBeginCaptureToGraph")?;
         let (ends, captured) = self.capture_call(stream, call)?;
@@ -158,19 +156,19 @@ impl CudaBackend {
         {
             let taken_out = added().and_then(|nodes| {
                 nodes.into_iter().rev().try_for_each(|node| {
-                    // SAFETY: a node that came by the capture, which nobody else knows of.
+                    // SAFETY: a node that the capture added, and that is not shared.
                     self.cx.check(unsafe { (driver.graph_destroy_node)(node) }, "cuGraphDestroyNode")
                 })
             });
             if let Err(second) = taken_out {
                 crate::sync::log(move || tracing::warn!(error = %second, "a graph: {SPOILED}"));
-                self.spoil(raw, SPOILED);
+                self.poison(raw, SPOILED);
             }
         }
         result
     }
 
-    /// Into a graph that becomes a child of this one.
+    /// Captures into a graph that becomes a child of this one.
     fn capture_child(
         &self,
         driver: &Driver,
@@ -180,7 +178,7 @@ impl CudaBackend {
         call: impl FnOnce(CUstream),
         look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
     ) -> Result<Ends> {
-        // SAFETY: a stream of this context that does not capture.
+        // SAFETY: a stream of this context that is not capturing.
         let code = unsafe { (driver.stream_begin_capture)(stream, MODE) };
         self.cx.check(code, "cuStreamBeginCapture")?;
         let (ends, captured) = self.capture_call(stream, call)?;
@@ -196,28 +194,28 @@ impl CudaBackend {
             }
             look(&nodes)?;
             let mut node = ptr::null_mut();
-            // SAFETY: a live graph and as many nodes of it as said, as the seam's callers own what they name, and another
-            // live graph, which is copied; `node` outlives the call.
+            // SAFETY: a live graph and as many nodes of it as the count passed, and another live graph, which is
+            // copied; `node` outlives the call.
             let code =
                 unsafe { (driver.graph_add_child_node)(&mut node, graph(raw), after.as_ptr(), after.len(), captured) };
             self.cx.check(code, "cuGraphAddChildGraphNode").map_err(|error| {
-                error.advise("work that makes memory itself cannot be captured here: give the library its workspace")
+                error.advise("work that allocates memory cannot be captured here: give the library its workspace")
             })?;
             Ok(Ends::from_elem(raw_node(node), 1))
         };
         let ends = add();
         if self.cx.lost().is_none() {
-            // SAFETY: the capture's, and copied; nobody else knows it.
+            // SAFETY: the capture's graph, which was copied and is not shared.
             let _ = unsafe { (driver.graph_destroy)(captured) };
         }
         ends
     }
 
-    /// Calls with a stream that captures, and ends the capture, come what may: only after a fault it is not ended. What the
-    /// stream's next node would have come after, and the graph of the capture, if it has one of its own.
+    /// Passes a capturing stream to `call`, and ends the capture in any case except after a fault. Returns the
+    /// predecessors of the stream's next node, and the capture's own graph, if it has one.
     fn capture_call(&self, stream: CUstream, call: impl FnOnce(CUstream)) -> Result<(Result<Ends>, Result<CUgraph>)> {
         call(stream);
-        // Libraries make other contexts current.
+        // Libraries may make other contexts current.
         let entered = self.cx.enter();
         if let Some(lost) = self.cx.lost() {
             return Err(lost.again());
@@ -229,7 +227,7 @@ impl CudaBackend {
         Ok((ends, self.check_capture(code, "cuStreamEndCapture").map(|()| captured)))
     }
 
-    /// A stream to capture on.
+    /// An idle or new stream for a capture.
     fn capturing_stream(&self, driver: &Driver) -> Result<Handle<CUstream_st>> {
         if let Some(stream) = self.graphs.idle().pop() {
             return Ok(stream);
@@ -242,13 +240,13 @@ impl CudaBackend {
         Ok(Handle::new(stream))
     }
 
-    /// What the next node of a capturing stream would come after.
+    /// The predecessors of the next node of a capturing stream.
     fn ends(&self, stream: CUstream) -> Result<Ends> {
         let Some(info) = self.cx.driver.stream_get_capture_info else { return Ok(Ends::new()) };
-        // The status is an enum of the driver's, which may have more of them some day: a number.
+        // The status is an enum of the driver, to which later versions may add variants, so it is read as a number.
         let (mut status, mut id, mut graph) = (0_u32, 0_u64, ptr::null_mut());
         let (mut ends, mut count): (*const CUgraphNode, usize) = (ptr::null(), 0);
-        // Asked for, since where edges are not plain the call fails without. Plain ones in their place wait for more.
+        // Requested, since the call fails without it if edges are not plain. The plain edges used instead are stricter.
         let mut edges: *const CUgraphEdgeData = ptr::null();
         // SAFETY: a live stream; all results outlive the call, which writes one of each.
         let code =
@@ -257,7 +255,7 @@ impl CudaBackend {
         if ends.is_null() || count == 0 {
             return Ok(Ends::new());
         }
-        // SAFETY: as many nodes as said, until the next call for this stream.
+        // SAFETY: as many nodes as the count returned, valid until the next call for this stream.
         let ends = unsafe { std::slice::from_raw_parts(ends, count) };
         Ok(ends.iter().copied().map(raw_node).collect())
     }
@@ -269,14 +267,14 @@ impl CudaBackend {
         }
     }
 
-    /// Counts nodes, those of children among them, and notes the copies between host and device and what is rare.
+    /// Counts nodes, including those of children, and notes copies between host and device and rare features.
     fn survey(&self, nodes: &[CUgraphNode], recorded: &mut Recorded, has: &mut Rare) -> Result<()> {
         let driver = self.cx.enter()?;
         for &node in nodes {
             let kind = self.kind_of(node)?;
             if kind == CHILD_NODE {
                 let mut child = ptr::null_mut();
-                // SAFETY: a node with a graph in it; `child` outlives the call, which writes one handle.
+                // SAFETY: a child graph's node; `child` outlives the call, which writes one handle.
                 let code = unsafe { (driver.graph_child_node_get_graph)(node, &mut child) };
                 self.cx.check(code, "cuGraphChildGraphNodeGetGraph")?;
                 self.survey(&self.nodes_of(child)?, recorded, has)?;
@@ -292,10 +290,9 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// What a node is, as the driver numbers it.
     pub(super) fn kind_of(&self, node: CUgraphNode) -> Result<u32> {
         let mut kind = 0_u32;
-        // SAFETY: a live node; `kind` outlives the call, which writes one enum, taken as the number it is.
+        // SAFETY: a live node; `kind` outlives the call, which writes one enum, read as a number.
         let code = unsafe { (self.cx.driver.graph_node_get_type)(node, (&raw mut kind).cast()) };
         self.cx.check(code, "cuGraphNodeGetType").map(|()| kind)
     }
@@ -307,8 +304,8 @@ impl CudaBackend {
         let code = unsafe { (driver.graph_memcpy_node_get_params)(node, params.as_mut_ptr()) };
         self.cx.check(code, "cuGraphMemcpyNodeGetParams")?;
         let params = params.as_ptr();
-        // SAFETY: all of it is initialised, with zeros if not by the driver. The kinds of memory are read as the numbers
-        // that they are, the rest are numbers.
+        // SAFETY: all of it is initialised, by zeros or by the driver. The kinds of memory are read as numbers, and the
+        // rest are numbers.
         let (from, from_address, to, to_address, bytes) = unsafe {
             (
                 (&raw const (*params).srcMemoryType).cast::<u32>().read(),
@@ -333,14 +330,13 @@ fn direction(from_host: bool, to_host: bool) -> Option<&'static str> {
     }
 }
 
-/// Whether an end of a copy is memory of the host's.
 fn is_host(driver: &Driver, kind: u32, address: u64) -> bool {
     if kind != UNIFIED_MEMORY {
         return kind == HOST_MEMORY;
     }
     let mut kind = 0_u32;
-    // SAFETY: this attribute is an unsigned int, which the driver writes to `kind` during the call; it does not look behind
-    // the address.
+    // SAFETY: this attribute is an unsigned int, which the driver writes to `kind` during the call; it does not access
+    // the memory at the address.
     let code = unsafe {
         (driver.pointer_get_attribute)(
             (&raw mut kind).cast(),
@@ -348,22 +344,22 @@ fn is_host(driver: &Driver, kind: u32, address: u64) -> bool {
             address,
         )
     };
-    // What the driver does not know is plain memory of the host's.
+    // Memory that is unknown to the driver is pageable host memory.
     !code.is_success() || kind == HOST_MEMORY
 }
 
-const INVALIDATED: &str = "it did something that cannot be captured: waited for the device, asked whether something is \
-                           done, allocated or freed memory other than in stream order, or used the default stream";
+const INVALIDATED: &str = "it made a call that cannot be captured: it waited for the device, queried completion, allocated \
+                           or freed memory other than in stream order, or used the default stream";
 
-/// What a capture does not allow, in words.
+/// Describes a call that a capture does not allow, by the driver's code.
 fn forbidden(code: Code) -> Option<&'static str> {
     Some(match code.0 {
         900..=903 => INVALIDATED,
-        904 => "it forked work onto another stream that was not joined to the one that it was given",
-        905 => "it waits for an event that was recorded outside of it, and such work cannot be captured",
+        904 => "it forked work onto another stream, which was not joined to the stream that it was given",
+        905 => "it waits for an event that was recorded outside of the capture, and such work cannot be captured",
         906 => "it used the default stream, which cannot be captured",
-        907 => "it asked for the state of an event that it had recorded, which has none while work is captured",
-        908 => "it went on on another thread than it began on, which captures do not allow",
+        907 => "it queried an event that it had recorded, which has no state during a capture",
+        908 => "it continued on another thread than it began on, which captures do not allow",
         _ => return None,
     })
 }
@@ -373,11 +369,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_captures_forbid_is_told_in_words() {
+    fn calls_that_captures_forbid_are_described() {
         for code in 900..=908 {
             assert!(forbidden(Code(code)).is_some(), "{code}");
         }
-        // A refused update of an exec, a fault, no memory.
+        // Out of memory, a fault, and codes outside of the range, such as a refused update of an exec.
         for code in [2, 719, 899, 909, 910] {
             assert_eq!(forbidden(Code(code)), None, "{code}");
         }
@@ -385,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_within_the_device_or_the_host_are_none_between_them() {
+    fn only_copies_between_host_and_device_have_a_direction() {
         assert_eq!(direction(true, false), Some("host to device"));
         assert_eq!(direction(false, true), Some("device to host"));
         assert_eq!((direction(true, true), direction(false, false)), (None, None));

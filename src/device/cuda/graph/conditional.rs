@@ -1,9 +1,9 @@
-//! Graphs within nodes, which run as a flag in device memory says.
+//! Conditional nodes, whose bodies run depending on a flag in device memory.
 //!
-//! The driver's conditional nodes look at a value of their own, which only a kernel can set, and only with a function that
-//! the driver adds to it when it is loaded. So before such a node comes a kernel of one thread which reads the flag and sets
-//! the value; for a loop the same kernel comes last in the graph within, once it is known what that consists of: when the
-//! whole is instantiated.
+//! The driver's conditional nodes read a value of their own, which only a kernel can set, by a function that the driver
+//! links into the kernel when it is loaded. So such a node comes after a kernel of one thread that reads the flag and
+//! sets the value. In a loop, the same kernel is also the last node of the body. It is added when the whole graph is
+//! instantiated, since only then the body is complete.
 //!
 //! ```text
 //!   ..after ──▶ set ──▶ node ──▶              while the flag is not 0:   everything ──▶ set
@@ -20,30 +20,31 @@ use cudarc::driver::sys::{
 use super::{CudaBackend, Graph, graph, node, raw_graph, raw_node};
 use crate::{
     device::backend::{
-        Address, Arg, BodyArg, Condition, KernelDef, Known, Launch, NodeWork, Prototype, RawGraph, RawNode, Source,
+        Address, Arg, BodyArg, GraphCondition, KernelDef, KernelSource, Known, Launch, NodeWork, Prototype, RawGraph,
+        RawNode,
     },
     error::{Error, ErrorKind, Result},
 };
 
-/// What the driver lets be in a graph within a node.
-pub(super) const CAN_BE_THERE: &str = "within a condition there can be kernels, fills, copies of the device's and of \
-                                       page-locked memory, empty nodes, children and conditions";
+/// Advice on the kinds of nodes that the driver supports in a body.
+pub(super) const CAN_BE_THERE: &str = "a condition can contain kernels, fills, copies of device and page-locked memory, \
+                                       empty nodes, children and conditions";
 
-/// A graph within a node.
+/// A conditional node and its body.
 #[derive(Debug)]
 pub(super) struct Conditional {
     pub(super) node: RawNode,
     pub(super) body: RawGraph,
-    /// For a loop.
+    /// Set for a loop.
     pub(super) again: Option<Again>,
 }
 
-/// What the last node of a loop's graph does.
+/// The last node of a loop's body, which sets the condition again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Again {
     handle: u64,
     flag: Address,
-    /// If it is there.
+    /// `None` if it was not added yet.
     node: Option<RawNode>,
 }
 
@@ -51,7 +52,7 @@ static SET: KernelDef = KernelDef {
     name: "wakeline_set_condition",
     file: "conditional.rs",
     declared: concat!(file!(), ":", line!()),
-    source: Source::Ptx(PTX),
+    source: KernelSource::Ptx(PTX),
     prototype,
     body: none,
     known: Known::new(),
@@ -62,10 +63,10 @@ fn prototype() -> Prototype {
     Prototype { types: String::new(), function: function.into() }
 }
 
-/// The emulated device looks at flags itself.
+/// Never called: the emulated device reads flags itself.
 fn none(_: &[BodyArg]) {}
 
-/// `cudaGraphSetConditional(handle, *flag != 0)`. The function is the driver's: no library has it.
+/// `cudaGraphSetConditional(handle, *flag != 0)`. The function is provided by the driver, not by a library.
 const PTX: &str = "
 .version 7.5
 .target sm_60
@@ -100,51 +101,50 @@ impl CudaBackend {
         &self,
         raw: RawGraph,
         after: &[RawNode],
-        when: Condition,
+        when: GraphCondition,
         flag: Address,
     ) -> Result<(RawNode, RawGraph)> {
         let driver = self.cx.enter()?;
         let (Some(create), Some(add)) = (driver.graph_conditional_handle_create, driver.graph_add_node) else {
             return Err(self.usage("conditions in graphs need a driver of CUDA 12.4 or newer"));
         };
-        // Before there is a handle: a graph with a handle that no node has is not instantiated.
+        // Before the handle is created: the driver does not instantiate a graph with a handle that no node uses.
         self.kernels.load(&self.cx, &SET).map_err(advised)?;
         let mut handle = 0;
-        // SAFETY: a live graph, as the seam's callers own what they name, and its context; `handle` outlives the call, which
-        // writes one number.
+        // SAFETY: a live graph, and its context; `handle` outlives the call, which writes one number.
         let code = unsafe { create(&mut handle, graph(raw), self.cx.raw(), 0, 0) };
         self.cx.check(code, "cuGraphConditionalHandleCreate").map_err(advised)?;
-        let spoil = |error| {
-            self.spoil(raw, "a condition could be added to it only in part");
+        let poison = |error| {
+            self.poison(raw, "a condition was added to it only in part");
             error
         };
-        // SAFETY: the caller vouches for the flag.
-        let setter = unsafe { self.add_setter(raw, after, handle, flag) }.map_err(spoil)?;
+        // SAFETY: the caller guarantees that the flag is valid.
+        let setter = unsafe { self.add_setter(raw, after, handle, flag) }.map_err(poison)?;
         let mut params = CUgraphNodeParams {
             type_: CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL,
-            // SAFETY: numbers and pointers and, where an enum stands, its first: zeros are good values for all of them.
+            // SAFETY: numbers, pointers and enums with a variant 0: zeros are valid for all of them.
             ..unsafe { std::mem::zeroed() }
         };
         params.__bindgen_anon_1.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
             handle,
             type_: match when {
-                Condition::If => CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_IF,
-                Condition::While => CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_WHILE,
+                GraphCondition::If => CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_IF,
+                GraphCondition::While => CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_WHILE,
             },
             size: 1,
             phGraph_out: ptr::null_mut(),
             ctx: self.cx.raw(),
         };
         let (before, mut added): (_, CUgraphNode) = (node(setter), ptr::null_mut());
-        // SAFETY: a live graph and one node of it, with a plain edge; `added` and `params` outlive the call, which writes a
-        // handle to the one, reads the other and writes a pointer into it.
+        // SAFETY: a live graph and one node of it, with a plain edge; `added` and `params` outlive the call, which
+        // writes a handle to `added`, reads `params` and writes a pointer into it.
         let code = unsafe { add(&mut added, graph(raw), &before, ptr::null(), 1, &mut params) };
         let checked = self.cx.check(code, "cuGraphAddNode").map_err(|error| advised(self.place(raw, error)));
-        checked.map_err(spoil)?;
-        // SAFETY: the driver has written a pointer there to an array of as many graphs as were asked for, one, which lives
-        // as long as the node.
+        checked.map_err(poison)?;
+        // SAFETY: the driver has written a pointer to an array of as many graphs as requested, one, which lives as long
+        // as the node.
         let body = raw_graph(unsafe { params.__bindgen_anon_1.conditional.phGraph_out.read() });
-        let again = (when == Condition::While).then_some(Again { handle, flag, node: None });
+        let again = (when == GraphCondition::While).then_some(Again { handle, flag, node: None });
         let mut book = self.graphs.book();
         book.graphs.insert(body, Graph { within: true, ..Graph::default() });
         let graph = book.graph(raw);
@@ -153,19 +153,19 @@ impl CudaBackend {
         Ok((raw_node(added), body))
     }
 
-    /// The kernel that sets a condition.
     ///
     /// # Safety
     /// The flag is valid whenever the graph runs.
     unsafe fn add_setter(&self, raw: RawGraph, after: &[RawNode], handle: u64, flag: Address) -> Result<RawNode> {
         let args = [Arg::Scalar(bytemuck::bytes_of(&handle)), Arg::Scalar(bytemuck::bytes_of(&flag.0))];
         let launch = Launch { kernel: &SET, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
-        // SAFETY: the arguments are the kernel's: a handle of this graph or of the one that it is within, and an address for
-        // which the caller vouches.
+        // SAFETY: the arguments are the kernel's: a handle of this graph or of its outer graph, and an address that the
+        // caller guarantees to be valid.
         unsafe { self.add_node(raw, after, &NodeWork::Kernel(launch)) }
     }
 
-    /// Has loops set their conditions after all that is in them, wherever they are in the graph.
+    /// Adds to each loop in the graph, at any depth, the kernel that sets its condition after all nodes of its body.
+    /// Moves a kernel after which nodes were added.
     pub(super) fn finish(&self, raw: RawGraph) -> Result<()> {
         self.check_unspoiled(raw)?;
         let loops: Vec<(RawGraph, RawGraph, Again)> = {
@@ -184,7 +184,7 @@ impl CudaBackend {
                 self.remove_node(body, old)?;
             }
             let leaves = self.leaves(body)?;
-            // SAFETY: whoever made the condition vouched for the flag.
+            // SAFETY: the caller that added the condition guaranteed that the flag is valid.
             let setter = unsafe { self.add_setter(body, &leaves, again.handle, again.flag) }?;
             self.note_again(outer, body, Some(setter));
         }
@@ -199,7 +199,7 @@ impl CudaBackend {
         }
     }
 
-    /// The nodes that nothing comes after.
+    /// The nodes without successors.
     fn leaves(&self, raw: RawGraph) -> Result<Vec<RawNode>> {
         let mut leaves = Vec::new();
         for node in self.nodes_of(graph(raw))? {
@@ -211,11 +211,12 @@ impl CudaBackend {
     }
 }
 
-/// What may be wrong where the driver refuses.
+/// Adds the likely cause to an error of the driver.
 fn advised(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::Driver | ErrorKind::Kernel => error
-            .advise("conditions in graphs need a driver of CUDA 12.4 or newer, and a device that it supports them on"),
+        ErrorKind::Driver | ErrorKind::Kernel => {
+            error.advise("conditions in graphs need a driver of CUDA 12.4 or newer, and a device that supports them")
+        }
         _ => error,
     }
 }

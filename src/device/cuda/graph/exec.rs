@@ -1,11 +1,11 @@
-//! Graphs instantiated: launched, and changed between launches.
+//! Instantiated graphs: launched, and changed between launches.
 //!
-//! An instantiation, and the end of an exec, have the context to themselves (see `gate.rs`): launches of others wait as long
-//! as that takes, and the gate lets them go on if it takes too long. The other way round the instantiation would wait for a
-//! moment in which nobody launches, and there may be none.
+//! Creating and destroying an exec use the context exclusively (see `gate.rs`): other launches wait meanwhile, and the
+//! gate lets them continue if it takes too long. Without the gate, an instantiation would wait for a moment without
+//! launches, which may never come.
 //!
-//! What the driver will not change is no failure but an answer ([`Refused`]), with its reason and, where it is known, the
-//! node. The exec is as it was then.
+//! A change that the driver refuses is not an error but a result ([`Refused`]), with the reason and, if known, the
+//! node. The exec is unchanged then.
 
 use std::{mem::MaybeUninit, ptr};
 
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     device::{
-        backend::{NodeWork, Place, RawExec, RawGraph, RawNode, RawStream, Refused},
+        backend::{Endpoint, NodeWork, RawExec, RawGraph, RawNode, RawStream, Refused},
         cuda::{
             driver::{Code, Driver},
             event,
@@ -34,10 +34,10 @@ use crate::{
     error::{Error, ErrorKind, Result},
 };
 
-/// Memory that the last launch made and no node gave back is given back before the next.
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`: memory of the last launch that no node freed is freed before the
+/// next.
 const AUTO_FREE: u64 = 1;
 
-/// Whether an exec was changed.
 type Changed = Result<Result<(), Refused>>;
 
 impl CudaBackend {
@@ -51,11 +51,11 @@ impl CudaBackend {
             (graph.memory, graph.is_single().filter(|_| graph.execs > 0))
         };
         if let Some(what) = second {
-            let text = format!("a graph that {what} has one exec at a time, and there is one: drop that first");
+            let text = format!("a graph that {what} has one exec at a time: drop the existing one first");
             return Err(self.usage(&text));
         }
         let mut made = ptr::null_mut();
-        // Of a kind that the driver writes into: nothing in it is looked at as what it may not be.
+        // `MaybeUninit`, as the driver writes into it: its enum is read as a number, which may have no variant.
         let mut params = MaybeUninit::new(CUDA_GRAPH_INSTANTIATE_PARAMS {
             flags: if memory { AUTO_FREE } else { 0 },
             hUploadStream: ptr::null_mut(),
@@ -64,7 +64,7 @@ impl CudaBackend {
         });
         let mut ask = || {
             let _alone = self.gate.alone();
-            // SAFETY: a live graph, as the seam's callers own what they name; both results outlive the call.
+            // SAFETY: a live graph; both results outlive the call.
             unsafe { (driver.graph_instantiate)(&mut made, graph(raw), params.as_mut_ptr()) }
         };
         let mut code = ask();
@@ -72,7 +72,7 @@ impl CudaBackend {
             code = ask();
         }
         if !code.is_success() {
-            // SAFETY: initialised above; the one is read as the number that it is, the other is a pointer.
+            // SAFETY: initialised above; the enum is read as a number, the other is a pointer.
             let (result, node) = unsafe {
                 let params = params.as_ptr();
                 ((&raw const (*params).result_out).cast::<u32>().read(), (&raw const (*params).hErrNode_out).read())
@@ -91,7 +91,7 @@ impl CudaBackend {
             return error;
         }
         let Some(why) = not_instantiable(result) else { return error };
-        // Of a graph within this one, if it is none of this one's.
+        // If it is not a node of this graph, it is one of a graph within it.
         let which = self.nodes_of(graph(raw)).unwrap_or_default();
         let which = match which.iter().position(|&known| known == node) {
             _ if node.is_null() => String::new(),
@@ -101,21 +101,21 @@ impl CudaBackend {
         self.usage(&format!("the graph is not instantiated: {why}{which} ({})", self.cx.driver.describe(code)))
     }
 
-    /// For people: `a kernel`.
+    /// A node's kind, for messages: `a kernel`.
     fn kind_name(&self, node: CUgraphNode) -> &'static str {
-        self.kind_of(node).map_or("of a kind that the driver does not tell", kind_name)
+        self.kind_of(node).map_or("of a kind that the driver does not report", kind_name)
     }
 
     /// # Safety
     /// As [`Backend::exec_destroy`](crate::device::backend::Backend::exec_destroy).
     pub(in super::super) unsafe fn destroy_exec(&self, raw: RawExec) {
-        // Its name may be another's as soon as the driver has destroyed it. The guard is gone at the end of the statement: what
-        // is dropped may do anything, and is dropped last.
+        // Removed first, as the driver may reuse the handle once it has destroyed the exec. The guard is dropped at the
+        // end of the statement: the entry runs user code when it is dropped, at the end.
         let ended = self.graphs.book().execs.remove(&raw);
         if let Ok(driver) = self.cx.enter() {
             self.destroy_raw_exec(driver, raw, &ended);
         }
-        // Only now may there be another exec of a graph that has one at a time.
+        // Only now may a graph with one exec at a time have another.
         let graph = ended.as_ref().and_then(|ended| Some((ended.of, self.graphs.book().exec_gone(ended.of)?)));
         if let Some((graph, _)) = &graph {
             self.destroy(*graph);
@@ -124,13 +124,13 @@ impl CudaBackend {
 
     fn destroy_raw_exec(&self, driver: &Driver, raw: RawExec, ended: &Option<Exec>) {
         for memory in ended.iter().flat_map(|ended| &ended.kept) {
-            // SAFETY: memory of the last launch, which is done. If there was none it is refused.
+            // SAFETY: memory of the last launch, which is done. If there was no launch, the driver refuses the call.
             if let Err(error) = unsafe { self.memory.free(&self.cx, *memory) } {
-                crate::sync::log(move || tracing::debug!(%error, "memory that no node gives back"));
+                crate::sync::log(move || tracing::debug!(%error, "memory that no node frees was not freed"));
             }
         }
         let alone = self.gate.alone();
-        // SAFETY: made by `instantiate`, and its owner, who says so once, is done with it.
+        // SAFETY: created by `instantiate`; its owner calls this once and no longer uses it.
         let destroyed = self.cx.check(unsafe { (driver.exec_destroy)(exec(raw)) }, "cuGraphExecDestroy");
         drop(alone);
         if let Err(error) = destroyed {
@@ -141,7 +141,7 @@ impl CudaBackend {
     pub(in super::super) fn upload(&self, raw: RawExec, at: RawStream) -> Result<()> {
         let driver = self.cx.enter()?;
         self.gate.pass();
-        // SAFETY: a live exec and a live stream of this context: the seam's callers own what they name.
+        // SAFETY: a live exec and a live stream of this context.
         let mut code = unsafe { (driver.exec_upload)(exec(raw), stream(at)) };
         if code == Code::OUT_OF_MEMORY && self.memory.trim(&self.cx)? {
             // SAFETY: as above.
@@ -156,8 +156,7 @@ impl CudaBackend {
     pub(in super::super) unsafe fn launch_exec(&self, raw: RawExec, at: RawStream) -> Result<()> {
         let driver = self.cx.enter()?;
         self.gate.pass();
-        // SAFETY: a live exec and a live stream of this context: the seam's callers own what they name. The caller vouches
-        // for what the nodes use.
+        // SAFETY: a live exec and a live stream of this context. The caller guarantees the memory that the nodes use.
         let mut code = unsafe { (driver.exec_launch)(exec(raw), stream(at)) };
         if code == Code::OUT_OF_MEMORY && self.memory.trim(&self.cx)? {
             // SAFETY: as above; nothing was enqueued.
@@ -177,10 +176,10 @@ impl CudaBackend {
             errorNode: ptr::null_mut(),
             errorFromNode: ptr::null_mut(),
         });
-        // SAFETY: a live exec and a live graph, as the seam's callers own what they name, used by this thread alone
-        // meanwhile; `info` outlives the call. For what the nodes do the caller vouches.
+        // SAFETY: a live exec and a live graph, used only by this thread meanwhile; `info` outlives the call. The
+        // caller guarantees the memory that the nodes use.
         let code = unsafe { (driver.exec_update)(exec(raw), graph(from), info.as_mut_ptr()) };
-        // SAFETY: initialised above; the one is read as the number that it is, the other is a pointer.
+        // SAFETY: initialised above; the enum is read as a number, the other is a pointer.
         let (result, refused) = unsafe {
             let info = info.as_ptr();
             ((&raw const (*info).result).cast::<u32>().read(), (&raw const (*info).errorNode).read())
@@ -195,25 +194,25 @@ impl CudaBackend {
         let driver = self.cx.enter()?;
         let (exec, node, context) = (exec(raw), node(of), self.cx.raw());
         let refused = |why: &str| Ok(Err(Refused { node: Some(of), why: why.into() }));
-        // SAFETY, for all of the calls below: a live exec and a node of the graph that it was made of, which lives as long
-        // as the exec; the seam's callers own what they name, and nobody else calls for this exec meanwhile. Parameters
-        // outlive the call, which copies them. For what the node does when it runs the caller vouches.
+        // SAFETY, for all calls below: a live exec and a node of the graph that it was made of, which lives as long as
+        // the exec, and no other call uses this exec meanwhile. Parameters outlive the call, which copies them. The
+        // caller guarantees the memory that the node uses when it runs.
         let (code, call, rule) = match work {
             NodeWork::Kernel(launch) => {
                 let mut prepared = self.kernels.prepare(&self.cx, launch)?;
                 let params = prepared.node();
-                // SAFETY: above; the function is this context's and stays loaded, and its parameters are right and in
-                // place (`Prepared`).
+                // SAFETY: above; the function belongs to this context and stays loaded, and its parameters are correct
+                // and valid (`Prepared`).
                 let code = unsafe { (driver.exec_set_kernel)(exec, node, &params) };
-                (code, "cuGraphExecKernelNodeSetParams", "it is another kernel's node, or the kernel is too different")
+                (code, "cuGraphExecKernelNodeSetParams", "the node has another kernel, or the kernel differs too much")
             }
             NodeWork::Copy { bytes: 0, .. } | NodeWork::Fill { bytes: 0, .. } => {
-                return refused("it would do nothing: disable it");
+                return refused("a node cannot be set to do nothing: disable it instead");
             }
-            NodeWork::Copy { to: Place::Device(to), from: Place::Device(from), .. }
+            NodeWork::Copy { to: Endpoint::Device(to), from: Endpoint::Device(from), .. }
                 if peers::contexts(driver, *to, *from).is_some() =>
             {
-                return refused("it is a copy between devices that do not reach each other");
+                return refused("it is a copy between devices without peer access");
             }
             NodeWork::Copy { to, from, bytes } => {
                 let params = copy(*to, *from, *bytes);
@@ -222,7 +221,7 @@ impl CudaBackend {
                 (
                     code,
                     "cuGraphExecMemcpyNodeSetParams",
-                    "both ends stay the kind of memory that they were, and where it is",
+                    "both ends must stay the same kind of memory on the same device",
                 )
             }
             NodeWork::Fill { to, pattern, bytes } => {
@@ -230,7 +229,7 @@ impl CudaBackend {
                 let params = fill(*to, *pattern, *bytes);
                 // SAFETY: above.
                 let code = unsafe { (driver.exec_set_memset)(exec, node, &params, context) };
-                (code, "cuGraphExecMemsetNodeSetParams", "the memory stays on the device where it was")
+                (code, "cuGraphExecMemsetNodeSetParams", "the memory must stay on the same device")
             }
             NodeWork::Host(function) => {
                 let known = {
@@ -243,12 +242,12 @@ impl CudaBackend {
                     None => Repeated::new(&self.cx, function)?,
                 };
                 let params = function.node();
-                // SAFETY: above; the function may be called with this number, or any, at any time.
+                // SAFETY: above; the function may be called with this or any number, at any time.
                 let code = unsafe { (driver.exec_set_host)(exec, node, &params) };
                 if code.is_success() {
                     self.graphs.book().exec_calls(raw, vec![function]);
                 }
-                (code, "cuGraphExecHostNodeSetParams", "it is no host function's node")
+                (code, "cuGraphExecHostNodeSetParams", "the node is not a host function")
             }
             NodeWork::Child(child) => {
                 self.check_child(*child)?;
@@ -259,20 +258,20 @@ impl CudaBackend {
                     let functions = book.functions(*child);
                     book.exec_calls(raw, functions);
                 }
-                (code, "cuGraphExecChildGraphNodeSetParams", "the child's nodes stay the same, in the same order")
+                (code, "cuGraphExecChildGraphNodeSetParams", "the child must have the same nodes in the same order")
             }
             NodeWork::Record(recorded) => {
                 // SAFETY: above; a live event.
                 let code = unsafe { (driver.exec_set_record)(exec, node, event(*recorded)) };
-                (code, "cuGraphExecEventRecordNodeSetEvent", "it is no node that records an event")
+                (code, "cuGraphExecEventRecordNodeSetEvent", "the node does not record an event")
             }
             NodeWork::Wait(awaited) => {
                 // SAFETY: above; a live event.
                 let code = unsafe { (driver.exec_set_wait)(exec, node, event(*awaited)) };
-                (code, "cuGraphExecEventWaitNodeSetEvent", "it is no node that waits for an event")
+                (code, "cuGraphExecEventWaitNodeSetEvent", "the node does not wait for an event")
             }
             NodeWork::Empty => return refused("an empty node has nothing to change"),
-            NodeWork::Free(_) => return refused("what makes memory or gives it back cannot be changed"),
+            NodeWork::Free(_) => return refused("memory nodes cannot be changed"),
         };
         self.changed(code, call, Some(of), Some(rule))
     }
@@ -281,10 +280,9 @@ impl CudaBackend {
         let driver = self.cx.enter()?;
         // SAFETY: as in `set_node`.
         let code = unsafe { (driver.exec_set_enabled)(exec(raw), node(of), u32::from(enabled)) };
-        self.changed(code, "cuGraphNodeSetEnabled", Some(of), Some("only kernels, copies and fills can be passed over"))
+        self.changed(code, "cuGraphNodeSetEnabled", Some(of), Some("only kernels, copies and fills can be disabled"))
     }
 
-    /// What the driver answered to a change.
     fn changed(&self, code: Code, call: &str, node: Option<RawNode>, rule: Option<&str>) -> Changed {
         if code.is_success() {
             return Ok(Ok(()));
@@ -299,31 +297,28 @@ impl CudaBackend {
     }
 }
 
-/// Why the driver does not instantiate a graph.
 fn not_instantiable(result: u32) -> Option<&'static str> {
     Some(match result {
-        2 => "its nodes wait for each other in a circle, or one is where it cannot be",
-        3 => "one of its nodes cannot be there, or not on this device",
+        2 => "its nodes form a cycle, or one is at a place where it is not allowed",
+        3 => "one of its nodes is not supported there, or not on this device",
         4 => "its nodes belong to several contexts",
-        5 => "a condition of it has no node",
+        5 => "one of its conditions has no node",
         _ => return None,
     })
 }
 
-/// Why the driver does not update an exec.
 fn not_updatable(result: u32) -> Option<&'static str> {
     Some(match result {
-        2 => "there are other nodes, or they come after each other otherwise",
+        2 => "there are other nodes, or other edges between them",
         3 => "a node is of another kind",
-        4 | 7 => "a node has another kernel that is too different",
-        5 => "a parameter changed that cannot be: the kind of memory at an end of a copy, the device where memory is",
-        6 => "a node cannot be updated: what makes memory or gives it back, for instance",
-        8 => "an attribute of a node changed that cannot be",
+        4 | 7 => "a node has another kernel that differs too much",
+        5 => "a parameter changed that cannot change: the kind of memory at an end of a copy, or the device of memory",
+        6 => "a node cannot be updated, such as one that makes memory or frees it",
+        8 => "an attribute of a node changed that cannot change",
         _ => return None,
     })
 }
 
-/// For people: what a node is, by the driver's number.
 fn kind_name(kind: u32) -> &'static str {
     match kind {
         0 => "a kernel",
@@ -335,9 +330,9 @@ fn kind_name(kind: u32) -> &'static str {
         6 => "a wait for an event",
         7 => "a record of an event",
         10 => "one that makes memory",
-        11 => "one that gives memory back",
+        11 => "one that frees memory",
         13 => "a condition",
-        _ => "one of a rare kind",
+        _ => "one of another kind",
     }
 }
 
@@ -348,30 +343,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_updated_says_why() {
+    fn refused_updates_have_reasons() {
         let changed = CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED as u32;
         assert!(not_updatable(changed).is_some_and(|why| why.contains("other nodes")));
         let kind = CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED as u32;
         assert!(not_updatable(kind).is_some_and(|why| why.contains("kind")));
-        // Done, an error that says nothing, and what is not invented yet.
+        // Success, a general error, and an unknown code.
         assert_eq!([0, 1, 99].map(not_updatable), [None; 3]);
     }
 
     #[test]
-    fn what_is_not_instantiated_says_why() {
+    fn refused_instantiations_have_reasons() {
         let unused = CUgraphInstantiateResult::CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED as u32;
         assert!(not_instantiable(unused).is_some_and(|why| why.contains("condition")));
         assert_eq!([0, 1, 99].map(not_instantiable), [None; 3]);
     }
 
     #[test]
-    fn nodes_are_called_what_they_are() {
+    fn kinds_of_nodes_have_names() {
         for (kind, name) in [
             (Kind::CU_GRAPH_NODE_TYPE_MEMCPY, "a copy"),
             (Kind::CU_GRAPH_NODE_TYPE_GRAPH, "a child graph"),
-            (Kind::CU_GRAPH_NODE_TYPE_MEM_FREE, "one that gives memory back"),
+            (Kind::CU_GRAPH_NODE_TYPE_MEM_FREE, "one that frees memory"),
             (Kind::CU_GRAPH_NODE_TYPE_CONDITIONAL, "a condition"),
-            (Kind::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, "one of a rare kind"),
+            (Kind::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, "one of another kind"),
         ] {
             assert_eq!(kind_name(kind as u32), name);
         }

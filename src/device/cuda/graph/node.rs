@@ -1,10 +1,10 @@
-//! A node for each thing that a stream can be given.
+//! A node for each kind of work of a stream.
 //!
-//! What a copy, a fill or a kernel is in words of the driver is written once and used twice: when a node is added and when
-//! it is changed in an exec. The driver copies all parameters at the call. Copies and fills of nothing are empty nodes.
+//! The conversion of a copy, a fill or a kernel to the driver's parameters is used when a node is added and when it is
+//! changed in an exec. The driver copies all parameters during the call. Copies and fills of 0 bytes are empty nodes.
 //!
-//! Memory that a node makes has its address when the node is added, and memory behind it while a launch is between that
-//! node and the one that gives it back. It can be reached by its own device alone.
+//! Memory that a node allocates has its address from when the node is added, and is backed while a launch is between
+//! that node and the one that frees it. It is accessible only from its own device.
 
 use std::{mem::MaybeUninit, ptr};
 
@@ -15,18 +15,18 @@ use cudarc::driver::sys::{
 use super::{CudaBackend, graph, nodes, raw_node};
 use crate::{
     device::{
-        backend::{Address, NodeWork, Pattern, Place, RawGraph, RawNode},
+        backend::{Address, Endpoint, NodeWork, Pattern, RawGraph, RawNode},
         cuda::{driver::Code, event, host::Repeated, memory, peers},
         human,
     },
     error::{Error, ErrorKind, Result},
 };
 
-/// A copy: one row of so many bytes.
-pub(super) fn copy(to: Place, from: Place, bytes: u64) -> CUDA_MEMCPY3D {
-    let end = |place: Place| match place {
-        Place::Host(memory) => (CUmemorytype::CU_MEMORYTYPE_HOST, memory, 0),
-        Place::Device(address) => (CUmemorytype::CU_MEMORYTYPE_DEVICE, ptr::null_mut(), address.0),
+/// The parameters of a copy: one row of `bytes` bytes.
+pub(super) fn copy(to: Endpoint, from: Endpoint, bytes: u64) -> CUDA_MEMCPY3D {
+    let end = |place: Endpoint| match place {
+        Endpoint::Host(memory) => (CUmemorytype::CU_MEMORYTYPE_HOST, memory, 0),
+        Endpoint::Device(address) => (CUmemorytype::CU_MEMORYTYPE_DEVICE, ptr::null_mut(), address.0),
     };
     let ((to_kind, to_host, to_device), (from_kind, from_host, from_device)) = (end(to), end(from));
     CUDA_MEMCPY3D {
@@ -39,7 +39,7 @@ pub(super) fn copy(to: Place, from: Place, bytes: u64) -> CUDA_MEMCPY3D {
         srcDevice: from_device,
         srcArray: ptr::null_mut(),
         reserved0: ptr::null_mut(),
-        // None: with one row there is no next, and a pitch has a limit that rows have not.
+        // Zero, as there is only one row, and a pitch has a limit that the width of a row does not.
         srcPitch: 0,
         srcHeight: 0,
         dstXInBytes: 0,
@@ -59,7 +59,7 @@ pub(super) fn copy(to: Place, from: Place, bytes: u64) -> CUDA_MEMCPY3D {
     }
 }
 
-/// A fill: one row. The pattern fits ([`CudaBackend::check_fill`]).
+/// The parameters of a fill: one row. The pattern was checked by [`CudaBackend::check_fill`].
 pub(super) fn fill(to: Address, pattern: Pattern, bytes: u64) -> CUDA_MEMSET_NODE_PARAMS {
     let value = match pattern.width {
         1 => pattern.bits & 0xff,
@@ -76,7 +76,7 @@ pub(super) fn fill(to: Address, pattern: Pattern, bytes: u64) -> CUDA_MEMSET_NOD
     }
 }
 
-/// For people: `copy to device of 4.0 MiB`.
+/// Describes the work for messages: `copy to device of 4.0 MiB`.
 pub(super) fn describe(work: &NodeWork<'_>) -> String {
     match work {
         NodeWork::Kernel(launch) => format!("kernel `{}`", launch.kernel.name),
@@ -108,17 +108,17 @@ impl CudaBackend {
         let mut node: CUgraphNode = ptr::null_mut();
         let to = &raw mut node;
         let context = self.cx.raw();
-        // SAFETY, for all of the calls below: a live graph and as many nodes of it as said, as the seam's callers own what
-        // they name; nobody else calls for this graph meanwhile. `node` outlives the call, which writes one handle, and so
-        // do the parameters, which it copies. For what the node does when it runs the caller vouches.
-        if let NodeWork::Copy { to: Place::Device(into), from: Place::Device(from), bytes } = work
+        // SAFETY, for all calls below: a live graph and as many nodes of it as the count passed; no other call uses
+        // this graph meanwhile. `node` outlives the call, which writes one handle, and so do the parameters, which it
+        // copies. The caller guarantees the memory that the node uses when it runs.
+        if let NodeWork::Copy { to: Endpoint::Device(into), from: Endpoint::Device(from), bytes } = work
             && *bytes > 0
             && let Some((into_cx, from_cx)) = peers::contexts(driver, *into, *from)
         {
             let bytes = *bytes as usize;
             return self.capture_one(raw, after, "cuMemcpyPeerAsync", |stream| {
-                // SAFETY: above, as far as it applies; each context is that of the device that the driver says the
-                // memory is on.
+                // SAFETY: above, as far as it applies; each context is that of the device on which the driver
+                // reports the memory.
                 unsafe { (driver.memcpy_peer_async)(into.0, into_cx, from.0, from_cx, bytes, stream) }
             });
         }
@@ -126,8 +126,8 @@ impl CudaBackend {
             NodeWork::Kernel(launch) => {
                 let mut prepared = self.kernels.prepare(&self.cx, launch)?;
                 let params = prepared.node();
-                // SAFETY: above; the function is this context's and stays loaded, and its parameters are right and in
-                // place (`Prepared`).
+                // SAFETY: above; the function belongs to this context and stays loaded, and its parameters are correct
+                // and valid (`Prepared`).
                 let code = unsafe { (driver.graph_add_kernel_node)(to, graph, before, count, &params) };
                 let added = prepared.check(&self.cx, code, "cuGraphAddKernelNode");
                 return added.map(|()| raw_node(node)).map_err(|error| self.place(raw, error));
@@ -153,7 +153,7 @@ impl CudaBackend {
             NodeWork::Host(function) => {
                 let function = Repeated::new(&self.cx, function)?;
                 let params = function.node();
-                // SAFETY: above; the function may be called with this number, or any, at any time.
+                // SAFETY: above; the function may be called with this or any number, at any time.
                 let code = unsafe { (driver.graph_add_host_node)(to, graph, before, count, &params) };
                 self.added(raw, work, code, "cuGraphAddHostNode")?;
                 self.graphs.book().graph(raw).functions.push(function);
@@ -178,7 +178,7 @@ impl CudaBackend {
                 self.added(raw, work, code, "cuGraphAddEventWaitNode")?;
             }
             NodeWork::Free(address) => {
-                // SAFETY: above; an address that is none of a node's of this graph is refused.
+                // SAFETY: above; the driver refuses an address that no node of this graph allocates.
                 let code = unsafe { (driver.graph_add_free_node)(to, graph, before, count, address.0) };
                 self.added(raw, work, code, "cuGraphAddMemFreeNode")?;
                 let mut book = self.graphs.book();
@@ -199,7 +199,7 @@ impl CudaBackend {
         let driver = self.cx.enter()?;
         let after = nodes(after);
         let mut node: CUgraphNode = ptr::null_mut();
-        // Of a kind that the driver writes into: nothing in it is looked at as what it may not be.
+        // `MaybeUninit`, as the driver writes into it; only the address is read back.
         let mut params = MaybeUninit::new(CUDA_MEM_ALLOC_NODE_PARAMS {
             poolProps: memory::pool_props(self.cx.device),
             accessDescs: ptr::null(),
@@ -207,17 +207,17 @@ impl CudaBackend {
             bytesize: bytes as usize,
             dptr: 0,
         });
-        // SAFETY: a live graph and as many nodes of it as said, as the seam's callers own what they name; both results
-        // outlive the call, which writes a handle to the one and an address to the other.
+        // SAFETY: a live graph and as many nodes of it as the count passed; both results outlive the call, which writes
+        // a handle to `node` and an address into `params`.
         let code = unsafe {
             (driver.graph_add_alloc_node)(&mut node, graph(raw), after.as_ptr(), after.len(), params.as_mut_ptr())
         };
         if !code.is_success() {
             let error = self.cx.fail(code, "cuGraphAddMemAllocNode");
-            let place = format!("a graph's memory of {}", human::bytes(bytes));
+            let place = format!("allocation node of {}", human::bytes(bytes));
             return Err(self.place(raw, error.at(place)));
         }
-        // SAFETY: initialised above, and this field, a number, by the driver again.
+        // SAFETY: initialised above; the driver has written this field, a number.
         let address = Address(unsafe { (&raw const (*params.as_ptr()).dptr).read() });
         let mut book = self.graphs.book();
         let graph = book.graph(raw);
@@ -226,7 +226,6 @@ impl CudaBackend {
         Ok((raw_node(node), address))
     }
 
-    /// What the driver answered to a node.
     fn added(&self, graph: RawGraph, work: &NodeWork<'_>, code: Code, call: &str) -> Result<()> {
         if code.is_success() {
             return Ok(());
@@ -238,7 +237,7 @@ impl CudaBackend {
         Err(self.place(graph, error.at(format!("graph node, {}", describe(work)))))
     }
 
-    /// An error of a node within a condition says what can be there.
+    /// Adds advice on the supported nodes to the error of a node within a condition.
     pub(super) fn place(&self, graph: RawGraph, error: Error) -> Error {
         let within = self.graphs.book().graphs.get(&graph).is_some_and(|graph| graph.within);
         if within && error.kind() == ErrorKind::Driver { error.advise(super::conditional::CAN_BE_THERE) } else { error }
@@ -250,10 +249,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_is_one_row_between_the_places() {
+    fn a_copy_is_one_row() {
         let mut host = 0_u8;
         let bytes = 5 << 32;
-        let params = copy(Place::Device(Address(0x1000)), Place::Host(&raw mut host), bytes);
+        let params = copy(Endpoint::Device(Address(0x1000)), Endpoint::Host(&raw mut host), bytes);
         assert_eq!((params.WidthInBytes as u64, params.Height, params.Depth), (bytes, 1, 1));
         assert_eq!(
             (params.srcMemoryType, params.dstMemoryType),
@@ -273,9 +272,9 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_told_as_people_would() {
-        let device = Place::Device(Address(0));
-        let copy = NodeWork::Copy { to: device, from: Place::Host(ptr::null_mut()), bytes: 4 << 20 };
+    fn nodes_are_described_for_messages() {
+        let device = Endpoint::Device(Address(0));
+        let copy = NodeWork::Copy { to: device, from: Endpoint::Host(ptr::null_mut()), bytes: 4 << 20 };
         assert_eq!(describe(&copy), "copy to device of 4.0 MiB");
     }
 }

@@ -1,7 +1,7 @@
-//! Graphs, on a GPU.
+//! Graphs on a GPU.
 //!
-//! Memory comes from the device at the beginning of a test and goes back at its end, both checked; what a graph has done is
-//! read back from it.
+//! Each test allocates device memory at its beginning and frees it at its end, both checked. Results of graphs are read
+//! back from it.
 
 mod captured;
 mod conditional;
@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicUsize;
 use super::*;
 use crate::device::backend::HostCallback;
 
-/// What tests of graphs need beside a GPU: some memory of the device and of the host.
+/// A GPU with some device and host memory, for tests of graphs.
 struct Bench {
     gpu: Gpu,
     /// 256 bytes each.
@@ -52,7 +52,6 @@ impl Bench {
         u32::from_ne_bytes(self.read(from, 4).try_into().unwrap())
     }
 
-    /// The floats that the device has there.
     fn floats<const N: usize>(&self, from: Address) -> [f32; N] {
         floats(&self.read(from, 4 * N)).try_into().unwrap()
     }
@@ -62,7 +61,8 @@ impl Bench {
     }
 
     fn add(&self, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> RawNode {
-        // SAFETY: what the tests' nodes use is `self`'s or is freed after their execs; the arguments are the kernels'.
+        // SAFETY: the memory that the tests' nodes use belongs to `self` or is freed after their execs; the arguments
+        // are the kernels'.
         unsafe { self.backend().graph_add(graph, after, work) }.unwrap()
     }
 
@@ -70,7 +70,6 @@ impl Bench {
         self.backend().graph_instantiate(graph).unwrap()
     }
 
-    /// Launches and waits.
     fn launch(&self, exec: RawExec) {
         // SAFETY: as in `add`.
         unsafe { self.backend().exec_launch(exec, self.gpu.stream) }.unwrap();
@@ -93,7 +92,7 @@ impl Bench {
         execs.iter().for_each(|&exec| unsafe { self.backend().exec_destroy(exec) });
     }
 
-    /// What other libraries would do.
+    /// Adds work as another library would enqueue it.
     fn external(
         &self,
         graph: RawGraph,
@@ -103,8 +102,8 @@ impl Bench {
         let mut code = Code::SUCCESS;
         let driver = self.backend().cx.driver;
         let mut enqueue = |stream: *mut std::ffi::c_void| code = call(driver, stream.cast());
-        let external = External { name: "theirs", args: &[], call: &mut enqueue, emulated: None };
-        // SAFETY: as in `add`; it is enqueued into this stream alone.
+        let external = ExternalWork { name: "theirs", args: &[], call: &mut enqueue, emulated: None };
+        // SAFETY: as in `add`; it is enqueued only into this stream.
         let recorded = unsafe { self.backend().graph_external(graph, after, external) };
         (recorded, code)
     }
@@ -136,7 +135,7 @@ fn scale<'a>(args: &'a [Arg<'a>]) -> NodeWork<'a> {
     NodeWork::Kernel(Launch { kernel: &SCALE_PTX, grid: [1; 3], block: [4, 1, 1], shared_bytes: 0, args })
 }
 
-fn copy(to: Place, from: Place, bytes: usize) -> NodeWork<'static> {
+fn copy(to: Endpoint, from: Endpoint, bytes: usize) -> NodeWork<'static> {
     NodeWork::Copy { to, from, bytes: bytes as u64 }
 }
 
@@ -157,14 +156,14 @@ fn count(counter: &AtomicUsize) -> usize {
     counter.load(Ordering::SeqCst)
 }
 
-fn assert_tells(error: &Error, words: &[&str]) {
+fn assert_reports(error: &Error, words: &[&str]) {
     let text = error.to_string();
     assert!(words.iter().all(|word| text.contains(word)), "not all of {words:?} in {text}");
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn nodes_of_all_kinds_run_in_their_order() {
+fn nodes_of_all_kinds_run_in_order() {
     let bench = Bench::get();
     let ([a, b], [_, host]) = (bench.device, bench.host);
     let (graph, child) = (bench.graph(), bench.graph());
@@ -178,24 +177,24 @@ fn nodes_of_all_kinds_run_in_their_order() {
     let wait = bench.add(graph, &[], &NodeWork::Wait(event));
     let at_a = [floats_at(a), scalar(&two)];
     let doubled = bench.add(graph, &[wait], &scale(&at_a));
-    let copied = bench.add(graph, &[doubled], &copy(Place::Device(b), Place::Device(a), 16));
+    let copied = bench.add(graph, &[doubled], &copy(Endpoint::Device(b), Endpoint::Device(a), 16));
     let tripled = bench.add(graph, &[copied], &NodeWork::Child(child));
     let filled = bench.add(graph, &[copied], &fill(Address(b.0 + 16), 7, 16));
     let joined = bench.add(graph, &[tripled, filled], &NodeWork::Empty);
-    let out = bench.add(graph, &[joined], &copy(Place::Host(host.as_ptr()), Place::Device(b), 32));
-    let nothing = bench.add(graph, &[out], &copy(Place::Device(a), Place::Device(b), 0));
+    let out = bench.add(graph, &[joined], &copy(Endpoint::Host(host.as_ptr()), Endpoint::Device(b), 32));
+    let nothing = bench.add(graph, &[out], &copy(Endpoint::Device(a), Endpoint::Device(b), 0));
     let recorded = bench.add(graph, &[nothing], &NodeWork::Record(event));
     bench.add(graph, &[recorded], &NodeWork::Host(function));
 
     let exec = bench.exec(graph);
-    // The child is a copy, and the exec is too.
+    // The graph's child is a copy, and so is the exec's.
     bench.backend().graph_destroy(child);
     bench.put(a, bytemuck::cast_slice(&[1.0_f32, 2.0, 3.0, 4.0]));
     bench.backend().exec_upload(exec, bench.gpu.stream).unwrap();
     for (round, factor) in [(1, 6.0_f32), (2, 12.0)] {
         bench.launch(exec);
         assert_eq!(count(&called), round);
-        // SAFETY: 256 bytes, which nothing writes now.
+        // SAFETY: 256 bytes, which nothing writes at this point.
         let read = unsafe { slice::from_raw_parts(host.as_ptr(), 32) };
         assert_eq!(floats(&read[..16]), [1.0, 2.0, 3.0, 4.0].map(|x: f32| x * factor));
         assert_eq!(read[16..], [7_u32.to_ne_bytes(); 4].concat());
@@ -218,9 +217,9 @@ fn fills_of_all_widths_and_copies_from_the_host() {
     let one = bench.add(graph, &[], &width(1, 0x9911, 0));
     let two = bench.add(graph, &[], &width(2, 0x9922_1133, 8));
     let four = bench.add(graph, &[], &width(4, 0x4433_2211, 16));
-    let put = bench.add(graph, &[], &copy(Place::Device(Address(a.0 + 24)), Place::Host(host.as_ptr()), 8));
-    bench.add(graph, &[one, two, four, put], &copy(Place::Device(b), Place::Device(a), 32));
-    // SAFETY: it is refused.
+    let put = bench.add(graph, &[], &copy(Endpoint::Device(Address(a.0 + 24)), Endpoint::Host(host.as_ptr()), 8));
+    bench.add(graph, &[one, two, four, put], &copy(Endpoint::Device(b), Endpoint::Device(a), 32));
+    // SAFETY: the node is refused.
     let odd = unsafe { bench.backend().graph_add(graph, &[], &fill(Address(a.0 + 2), 0, 8)) };
     assert_eq!(odd.unwrap_err().kind(), ErrorKind::Usage);
     let exec = bench.exec(graph);
@@ -272,7 +271,6 @@ fn an_exec_is_updated_as_a_whole() {
     assert_eq!(bench.floats(a), [10.0; 4]);
     assert_eq!((count(&old), count(&new)), (1, 1));
 
-    // Other nodes: refused, and nothing has changed.
     let other = bench.graph();
     let first = bench.add(other, &[], &fill(a, 0, 16));
     let second = bench.add(other, &[first], &fill(b, 0, 16));
@@ -299,19 +297,19 @@ fn one_node_of_an_exec_is_changed() {
     let ((old, old_function), (new, new_function)) = (counter(), counter());
     let filled = bench.add(graph, &[], &fill(a, one.to_bits(), 16));
     let scaled = bench.add(graph, &[filled], &scale(&at_two));
-    let copied = bench.add(graph, &[scaled], &copy(Place::Device(b), Place::Device(a), 16));
+    let copied = bench.add(graph, &[scaled], &copy(Endpoint::Device(b), Endpoint::Device(a), 16));
     let called = bench.add(graph, &[copied], &NodeWork::Host(old_function));
     let child = bench.graph();
     bench.add(child, &[], &fill(Address(b.0 + 64), 1, 4));
     let nested = bench.add(graph, &[called], &NodeWork::Child(child));
     let exec = bench.exec(graph);
-    // An exec is changed by the nodes of the graph, also when its owner is done with that.
+    // The nodes of a graph can be used to change its exec even after the owner has released the graph.
     bench.backend().graph_destroy(graph);
     bench.launch(exec);
     assert_eq!(bench.floats(b), [2.0; 4]);
 
     bench.set(exec, scaled, &scale(&at_five)).unwrap();
-    bench.set(exec, copied, &copy(Place::Device(Address(b.0 + 16)), Place::Device(a), 16)).unwrap();
+    bench.set(exec, copied, &copy(Endpoint::Device(Address(b.0 + 16)), Endpoint::Device(a), 16)).unwrap();
     bench.set(exec, called, &NodeWork::Host(Arc::clone(&new_function))).unwrap();
     bench.set(exec, called, &NodeWork::Host(new_function)).unwrap();
     let other = bench.graph();
@@ -330,7 +328,7 @@ fn one_node_of_an_exec_is_changed() {
     bench.launch(exec);
     assert_eq!(bench.floats::<8>(b)[4..], [10.0; 4]);
 
-    // What is refused changes nothing.
+    // Refused changes have no effect.
     for refused in [
         bench.set(exec, filled, &scale(&at_two)),
         bench.set(exec, filled, &NodeWork::Empty),
@@ -369,7 +367,7 @@ fn events_of_nodes_are_changed() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn a_node_is_taken_out_and_the_order_stays() {
+fn a_removed_node_leaves_its_order() {
     let bench = Bench::get();
     let [a, b] = bench.device;
     let graph = bench.graph();
@@ -378,8 +376,8 @@ fn a_node_is_taken_out_and_the_order_stays() {
     let first = bench.add(graph, &[], &fill(a, 1.0_f32.to_bits(), 16));
     let scaled = bench.add(graph, &[first], &scale(&at_a));
     let gone = bench.add(graph, &[scaled], &fill(a, 0, 16));
-    // After both: one of the edges that are made is there already.
-    let last = bench.add(graph, &[gone, scaled, gone], &copy(Place::Device(b), Place::Device(a), 16));
+    // After both: one of the edges that the removal adds exists already.
+    let last = bench.add(graph, &[gone, scaled, gone], &copy(Endpoint::Device(b), Endpoint::Device(a), 16));
     bench.add(graph, &[gone], &NodeWork::Empty);
     bench.backend().graph_remove(graph, gone).unwrap();
     let exec = bench.exec(graph);
@@ -387,7 +385,7 @@ fn a_node_is_taken_out_and_the_order_stays() {
         bench.launch(exec);
         assert_eq!(bench.floats(b), [2.0; 4]);
     }
-    // The last and the first: nothing to join.
+    // The last and the first node: no edges to add.
     bench.backend().graph_remove(graph, last).unwrap();
     bench.backend().graph_remove(graph, first).unwrap();
     bench.put(a, bytemuck::cast_slice(&[3.0_f32; 4]));
@@ -399,37 +397,37 @@ fn a_node_is_taken_out_and_the_order_stays() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn what_is_wrong_with_a_node_is_told() {
+fn errors_of_nodes_are_described() {
     let bench = Bench::get();
     let [a, _] = bench.device;
     let graph = bench.graph();
     let one = 1.0_f32;
     let args = [floats_at(a), scalar(&one)];
-    // SAFETY: it is refused.
+    // SAFETY: the node is refused.
     let free = unsafe { bench.backend().graph_add(graph, &[], &NodeWork::Free(a)) };
-    assert_tells(&free.unwrap_err(), &["free", "cuGraphAddMemFreeNode"]);
+    assert_reports(&free.unwrap_err(), &["free", "cuGraphAddMemFreeNode"]);
     if bench.backend().cx.driver.func_get_param_info.is_some() {
         let fewer = [floats_at(a)];
-        // SAFETY: it is refused.
+        // SAFETY: the node is refused.
         let error = unsafe { bench.backend().graph_add(graph, &[], &scale(&fewer)) }.unwrap_err();
         assert!(error.kind() == ErrorKind::Kernel, "{error}");
     }
-    // Here or, at the latest, when it is instantiated.
+    // Refused here or, at the latest, at the instantiation.
     let large = Launch { kernel: &SCALE_PTX, grid: [1; 3], block: [4096, 1, 1], shared_bytes: 0, args: &args };
-    // SAFETY: it is refused.
+    // SAFETY: the node is refused.
     let added = unsafe { bench.backend().graph_add(graph, &[], &NodeWork::Kernel(large)) };
     let refused = added.err().or_else(|| bench.backend().graph_instantiate(graph).err());
-    assert!(refused.is_some(), "no device has so large blocks");
+    assert!(refused.is_some(), "no device supports such large blocks");
     bench.end(&[], &[graph]);
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn nodes_are_put_in_order_afterwards() {
+fn nodes_are_ordered_afterwards() {
     let bench = Bench::get();
     let [a, b] = bench.device;
     let graph = bench.graph();
-    let copied = bench.add(graph, &[], &copy(Place::Device(b), Place::Device(a), 16));
+    let copied = bench.add(graph, &[], &copy(Endpoint::Device(b), Endpoint::Device(a), 16));
     let two = 2.0_f32;
     let at_a = [floats_at(a), scalar(&two)];
     let filled = bench.add(graph, &[], &fill(a, 1.0_f32.to_bits(), 16));
@@ -443,9 +441,9 @@ fn nodes_are_put_in_order_afterwards() {
         bench.launch(exec);
         assert_eq!(bench.floats(b), [2.0; 4]);
     }
-    // A circle is found at the latest when it is instantiated.
+    // A cycle is found at the instantiation at the latest.
     let circle = bench.backend().graph_order(graph, copied, filled);
     let error = circle.err().or_else(|| bench.backend().graph_instantiate(graph).err());
-    assert!(error.is_some(), "its nodes wait for each other");
+    assert!(error.is_some(), "its nodes form a cycle");
     bench.end(&[exec], &[graph]);
 }

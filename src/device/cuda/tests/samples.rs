@@ -1,19 +1,19 @@
-//! Kernels for the tests, good ones and bad ones, declared by hand as `#[kernel]` would.
+//! Valid and invalid kernels for the tests, declared by hand as `#[kernel]` would declare them.
 //!
-//! Each is `x[i] *= a` by name and signature, and most of them wrong in one way.
+//! By name and signature each is `x[i] *= a`; most of them have one error.
 
-use crate::device::backend::{BodyArg, KernelDef, Known, Prototype, Source};
+use crate::device::backend::{BodyArg, KernelDef, KernelSource, Known, Prototype};
 
-/// Never called: nothing here runs on the emulated device.
+/// Never called, as these kernels do not run on the emulated device.
 fn no_body(_: &[BodyArg]) {
     unreachable!("the Rust body is for the emulated device")
 }
 
-const fn kernel(name: &'static str, source: Source, prototype: fn() -> Prototype) -> KernelDef {
+const fn kernel(name: &'static str, source: KernelSource, prototype: fn() -> Prototype) -> KernelDef {
     KernelDef { name, file: "scale.cu", declared: "tests.rs:1", source, prototype, body: no_body, known: Known::new() }
 }
 
-const fn scale(source: Source) -> KernelDef {
+const fn scale(source: KernelSource) -> KernelDef {
     kernel("scale", source, scale_prototype)
 }
 
@@ -32,30 +32,33 @@ __global__ void scale(float* x, unsigned long long x_len, float a) {
 }
 ";
 
-pub(super) static SCALE_CUDA: KernelDef = scale(Source::Cuda(SCALE));
+pub(super) static SCALE_CUDA: KernelDef = scale(KernelSource::Cuda(SCALE));
 pub(super) static SCALE_BROKEN: KernelDef =
-    scale(Source::Cuda("\n\n__global__ void scale(float* x, unsigned long long n, float a) { x[0] = b; }\n"));
-pub(super) static SCALE_OTHER: KernelDef =
-    scale(Source::Cuda("\nextern \"C\" __global__ void scale(const float* x, unsigned long long n, float a) {}\n"));
+    scale(KernelSource::Cuda("\n\n__global__ void scale(float* x, unsigned long long n, float a) { x[0] = b; }\n"));
+pub(super) static SCALE_OTHER: KernelDef = scale(KernelSource::Cuda(
+    "\nextern \"C\" __global__ void scale(const float* x, unsigned long long n, float a) {}\n",
+));
 pub(super) static SCALE_OVERLOAD: KernelDef =
-    scale(Source::Cuda("\n__global__ void scale(const float* x, unsigned long long n, float a) {}\n"));
+    scale(KernelSource::Cuda("\n__global__ void scale(const float* x, unsigned long long n, float a) {}\n"));
 pub(super) static SCALE_MISSPELT: KernelDef =
-    scale(Source::Cuda("__global__ void sclae(float* x, unsigned long long n, float a) {}"));
+    scale(KernelSource::Cuda("__global__ void sclae(float* x, unsigned long long n, float a) {}"));
 pub(super) static SCALE_TEMPLATE: KernelDef =
-    scale(Source::Cuda("template <class T> __global__ void scale(T* x, unsigned long long n, float a) {}"));
-pub(super) static SCALE_NONE: KernelDef = scale(Source::None);
-pub(super) static SCALE_NO_CUBIN: KernelDef = scale(Source::Cubin(b"no cubin at all"));
-pub(super) static SCALE_BAD_PTX: KernelDef = scale(Source::Ptx(".version 7.5\n.target sm_75\nnonsense\n"));
-pub(super) static SCALE_PTX: KernelDef = scale(Source::Ptx(PTX));
+    scale(KernelSource::Cuda("template <class T> __global__ void scale(T* x, unsigned long long n, float a) {}"));
+pub(super) static SCALE_NONE: KernelDef = scale(KernelSource::None);
+pub(super) static SCALE_NO_CUBIN: KernelDef = scale(KernelSource::Cubin(b"no cubin at all"));
+pub(super) static SCALE_BAD_PTX: KernelDef = scale(KernelSource::Ptx(".version 7.5\n.target sm_75\nnonsense\n"));
+pub(super) static SCALE_PTX: KernelDef = scale(KernelSource::Ptx(PTX));
 pub(super) static TRAP: KernelDef =
-    scale(Source::Cuda("__global__ void scale(float* x, unsigned long long n, float a) { __trap(); }"));
+    scale(KernelSource::Cuda("__global__ void scale(float* x, unsigned long long n, float a) { __trap(); }"));
 pub(super) static TYPED: KernelDef = kernel(
     "typed",
-    Source::Cuda("struct Point { float x, y; };\n__global__ void typed(const Point* p, unsigned long long n) {}\n"),
+    KernelSource::Cuda(
+        "struct Point { float x, y; };\n__global__ void typed(const Point* p, unsigned long long n) {}\n",
+    ),
     typed_prototype,
 );
 
-pub(super) static COUNTDOWN: KernelDef = kernel("countdown", Source::Ptx(COUNTDOWN_PTX), countdown_prototype);
+pub(super) static COUNTDOWN: KernelDef = kernel("countdown", KernelSource::Ptx(COUNTDOWN_PTX), countdown_prototype);
 
 fn countdown_prototype() -> Prototype {
     let function = "void countdown(unsigned int* left, unsigned long long left_len, unsigned int* done, unsigned long long \

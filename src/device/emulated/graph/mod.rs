@@ -1,20 +1,20 @@
-//! Graphs of an emulated device: nodes that are added once and launched as a whole, again and again.
+//! Graphs of an emulated device: nodes that are added once and launched as a whole, repeatedly.
 //!
 //! ```text
 //!   graph ── nodes ── instantiate ──► exec: a snapshot ── launch ──► one entry of a stream ──► a sequence of the nodes
 //!     └─ a conditional node's body: a graph of its own, until the snapshot        (run.rs)
 //! ```
 //!
-//! What a node does is checked when it is added, as a call that enqueues the same would be ([`nodes`]). A launch is one
-//! entry of its stream, which comes after the entry of the exec's launch before, so an exec never overlaps itself, and after
-//! the records that its waits are for. Events that it records are recorded **right behind it**, when all of the graph is
-//! done; a GPU does that as soon as the node's turn has come.
+//! A node's work is checked when it is added ([`nodes`]), as if it were enqueued. A launch is one entry of its stream,
+//! after the entry of the exec's previous launch, so that an exec never overlaps itself, and after the records of the
+//! events that it waits for. Its events are recorded **right behind it**, when all of the graph is done; a GPU records
+//! them as soon as the node is reached.
 //!
-//! A memory node's address is fixed, and counted against the device's memory, from when the node is added until the graph
-//! and its exec are gone; a GPU counts what is behind it at the launch. There is memory only between the turns of the
-//! nodes that make it and give it back: who uses it outside is at fault, as for any illegal address.
+//! A memory node's address is fixed, and counted against the device's memory, until the graph and its exec are
+//! destroyed; a GPU counts the memory at the launch. There is memory behind it only between the nodes that allocate and
+//! free it: an access outside is a fault.
 //!
-//! What a user gave (functions) is dropped without the lock of the table.
+//! A user's functions are dropped outside the lock of the table.
 
 mod nodes;
 mod run;
@@ -29,7 +29,7 @@ use std::sync::Arc;
 pub(super) use self::run::Sequence;
 use self::{
     nodes::{Node, Task, adopt, events, find, place, refusal},
-    run::Dice,
+    run::OrderSeed,
 };
 use super::{
     device::Device,
@@ -40,13 +40,14 @@ use super::{
 };
 use crate::{
     device::{
-        backend::{Address, Condition, External, NodeWork, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused},
-        piece::hold,
+        backend::{
+            Address, ExternalWork, GraphCondition, NodeWork, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
+        },
+        work_item::hold,
     },
     error::{Error, ErrorKind, Result},
 };
 
-/// The graphs and execs of a device.
 #[derive(Default)]
 pub(super) struct Graphs {
     graphs: FxHashMap<RawGraph, Graph>,
@@ -55,27 +56,23 @@ pub(super) struct Graphs {
 
 #[derive(Default)]
 struct Graph {
-    /// In the order in which they were added.
     nodes: Vec<Node>,
-    /// It is the body of a conditional node.
     is_body: bool,
 }
 
 struct Exec {
     of: RawGraph,
-    /// Shared with the launches that have not begun.
+    /// Shared with launches that have not begun.
     program: Arc<Program>,
-    dice: Dice,
+    dice: OrderSeed,
     last: Option<Point>,
 }
 
-/// What a launch does.
 #[derive(Clone)]
 struct Program {
     nodes: Vec<Node>,
-    /// The events that it waits for, and those that it records.
     around: Around,
-    /// It leaves memory: the next launch cannot make it once more.
+    /// It allocates memory that it does not free, so the next launch cannot allocate it again.
     leaves_memory: bool,
 }
 
@@ -94,7 +91,7 @@ impl Graphs {
         self.execs.get_mut(&exec).ok_or_else(|| wrong(format!("no such exec on this device: {}", exec.0)))
     }
 
-    /// An error if a node cannot be added behind these.
+    /// Fails if a node cannot be added after these.
     fn accepts(&self, graph: RawGraph, after: &[RawNode]) -> Result<()> {
         let nodes = &self.graph(graph)?.nodes;
         match after.iter().find(|id| place(nodes, **id).is_none()) {
@@ -125,7 +122,6 @@ impl Graphs {
         Ok(nodes)
     }
 
-    /// Takes a graph out, with the bodies of its conditional nodes.
     fn take(&mut self, graph: RawGraph, gone: &mut Vec<Graph>) {
         let Some(taken) = self.graphs.remove(&graph) else { return };
         for node in &taken.nodes {
@@ -142,25 +138,25 @@ impl Graph {
         self.nodes.iter().any(|node| node.task.is_memory())
     }
 
-    /// Why it has one exec at a time and is nobody's child, as on a GPU.
+    /// The reason why it has only one exec at a time and cannot be a child, as on a GPU.
     fn is_single(&self) -> Option<&'static str> {
         let has_conditions = || self.nodes.iter().any(|node| matches!(node.task, Task::Conditional { .. }));
         if self.has_memory() { Some("makes memory") } else { has_conditions().then_some("has conditions") }
     }
 
-    /// The memory that begins there, if nobody has given it back yet and `after` comes after where it was made.
+    /// The memory at this address, if it is not freed yet and `after` depends on its allocation.
     fn to_free(&self, address: Address, after: &[RawNode]) -> Result<Arc<Reserved>> {
         let made = self.nodes.iter().find_map(|node| match &node.task {
             Task::Alloc(memory) if memory.address() == address => Some((node.id, memory.clone())),
             _ => None,
         });
         let (made, memory) =
-            made.ok_or_else(|| wrong(format!("{address:?} is not what a memory node of this graph has made")))?;
+            made.ok_or_else(|| wrong(format!("{address:?} was not allocated by a memory node of this graph")))?;
         if self.nodes.iter().any(|node| matches!(&node.task, Task::Free(freed) if Arc::ptr_eq(freed, &memory))) {
-            return Err(wrong(format!("{address:?} is given back twice")));
+            return Err(wrong(format!("{address:?} is freed twice")));
         }
         if !self.comes_after(after, made) {
-            return Err(wrong(format!("{address:?} is given back by a node that does not come after its allocation")));
+            return Err(wrong(format!("{address:?} is freed by a node that does not depend on its allocation")));
         }
         Ok(memory)
     }
@@ -186,7 +182,7 @@ impl Program {
         program
     }
 
-    /// After a change of its nodes, and not at each launch: a launch is made within the turn of all devices.
+    /// Called after a change of the nodes, and not at each launch, as a launch blocks launches on all devices.
     fn changed(&mut self) {
         self.around = Around::default();
         events(&self.nodes, &mut self.around.waits, &mut self.around.records);
@@ -196,13 +192,12 @@ impl Program {
 }
 
 impl Exec {
-    /// For launches from now on: what those before it run stays as it is.
+    /// The program of later launches: earlier ones keep theirs.
     fn program(&mut self) -> &mut Program {
         Arc::make_mut(&mut self.program)
     }
 }
 
-/// The calls on graphs.
 impl Device {
     pub(super) fn new_graph(&self) -> Result<RawGraph> {
         self.alive().map_err(|error| self.here(error))?;
@@ -214,7 +209,7 @@ impl Device {
     pub(super) fn end_graph(&self, graph: RawGraph) {
         let mut gone = Vec::new();
         let mut graphs = lock(&self.graphs);
-        // A body goes with its node.
+        // A body is removed with its node.
         if graphs.graphs.get(&graph).is_some_and(|graph| !graph.is_body) {
             graphs.take(graph, &mut gone);
         }
@@ -246,12 +241,12 @@ impl Device {
         &self,
         graph: RawGraph,
         after: &[RawNode],
-        when: Condition,
+        when: GraphCondition,
         flag: Address,
     ) -> Result<(RawNode, RawGraph)> {
         self.alive()?;
         if !flag.0.is_multiple_of(4) {
-            return Err(wrong(format!("a condition's flag at {flag:?}: it is an aligned `u32`")));
+            return Err(wrong(format!("the flag of a condition at {flag:?} is not an aligned `u32`")));
         }
         let body = RawGraph(fresh_id());
         let mut graphs = lock(&self.graphs);
@@ -260,12 +255,12 @@ impl Device {
         Ok((node, body))
     }
 
-    pub(super) fn add_external(&self, graph: RawGraph, after: &[RawNode], work: External<'_>) -> Result<Recorded> {
+    pub(super) fn add_external(&self, graph: RawGraph, after: &[RawNode], work: ExternalWork<'_>) -> Result<Recorded> {
         self.alive()?;
-        let External { name, args, emulated, .. } = work;
+        let ExternalWork { name, args, emulated, .. } = work;
         let body = emulated.ok_or_else(no_stand_in)?;
         let task = Task::External { name, args: hold(args), body };
-        // What is refused is dropped without the lock.
+        // If it is refused, it is dropped outside the lock.
         let kept = task.clone();
         let node = lock(&self.graphs).push(graph, after, task);
         drop(kept);
@@ -277,7 +272,7 @@ impl Device {
         let mut graphs = lock(&self.graphs);
         graphs.accepts(graph, &[before, after])?;
         if graphs.graph(graph)?.comes_after(&[before], after) {
-            return Err(wrong(format!("node {} comes before node {} already: a cycle", after.0, before.0)));
+            return Err(wrong(format!("node {} already comes before node {}: this makes a cycle", after.0, before.0)));
         }
         let nodes = graphs.graphs.get_mut(&graph).map(|graph| &mut graph.nodes);
         if let Some(nodes) = nodes
@@ -293,7 +288,7 @@ impl Device {
         let mut gone = Vec::new();
         let mut graphs = lock(&self.graphs);
         if graphs.graph(graph)?.has_memory() {
-            return Err(wrong("a graph that makes memory keeps its nodes"));
+            return Err(wrong("nodes of a graph that makes memory cannot be removed"));
         }
         let nodes = graphs.graphs.get_mut(&graph).map(|graph| &mut graph.nodes);
         let Some((nodes, at)) = nodes.and_then(|nodes| {
@@ -317,7 +312,7 @@ impl Device {
         Ok(())
     }
 
-    /// Holds work by value, after the checks of the call that would enqueue it.
+    /// Makes a task by value, after the checks of the call that would enqueue it.
     fn task(&self, graphs: &Graphs, work: &NodeWork<'_>) -> Result<Task> {
         Ok(match work {
             NodeWork::Kernel(launch) => {
@@ -336,13 +331,13 @@ impl Device {
             NodeWork::Empty => Task::Empty,
             NodeWork::Child(child) => {
                 if let Some(what) = graphs.graph(*child)?.is_single() {
-                    return Err(wrong(format!("a graph that {what} is no child of another")));
+                    return Err(wrong(format!("a graph that {what} cannot be a child of another")));
                 }
                 Task::Child(graphs.snapshot(*child)?)
             }
             NodeWork::Record(event) => {
                 if self.engine.with(|machine| machine.owner_of(event.0))? != self.id {
-                    return Err(wrong("an event is recorded by a graph of its own device only"));
+                    return Err(wrong("an event can only be recorded by a graph of its own device"));
                 }
                 Task::Record(*event)
             }
@@ -351,13 +346,12 @@ impl Device {
                 Task::Wait(*event)
             }
             NodeWork::Free(address) => {
-                return Err(wrong(format!("{address:?} is given back where memory nodes cannot be")));
+                return Err(wrong(format!("{address:?} is freed where memory nodes are not allowed")));
             }
         })
     }
 }
 
-/// The calls on execs.
 impl Device {
     pub(super) fn new_exec(&self, graph: RawGraph) -> Result<RawExec> {
         self.alive()?;
@@ -365,18 +359,16 @@ impl Device {
         let mut graphs = lock(&self.graphs);
         let found = graphs.graph(graph)?;
         if found.is_body {
-            return Err(wrong("the body of a conditional node runs as a part of its graph only"));
+            return Err(wrong("the body of a conditional node can run only as part of its graph"));
         }
         if let Some(what) = found.is_single()
             && graphs.execs.values().any(|exec| exec.of == graph)
         {
-            return Err(wrong(format!(
-                "a graph that {what} has one exec at a time, and there is one: drop that first"
-            )));
+            return Err(wrong(format!("a graph that {what} has one exec at a time: drop the existing one first")));
         }
         let program = Arc::new(Program::new(graphs.snapshot(graph)?));
         let exec = RawExec(fresh_id());
-        graphs.execs.insert(exec, Exec { of: graph, program, dice: Dice { seed, throw: 0 }, last: None });
+        graphs.execs.insert(exec, Exec { of: graph, program, dice: OrderSeed { seed, throw: 0 }, last: None });
         Ok(exec)
     }
 
@@ -385,7 +377,7 @@ impl Device {
         drop(gone);
     }
 
-    /// There is nowhere to bring it.
+    /// There is nothing to upload: only checks the arguments.
     pub(super) fn upload(&self, exec: RawExec, stream: RawStream) -> Result<()> {
         lock(&self.graphs).exec(exec)?;
         let stream = self.stream(stream);
@@ -397,9 +389,9 @@ impl Device {
         let mut graphs = lock(&self.graphs);
         let exec = graphs.exec(exec)?;
         if exec.last.is_some() && exec.program.leaves_memory {
-            return Err(wrong("the launch before has left memory that no node gives back"));
+            return Err(wrong("the previous launch has left memory that no node frees"));
         }
-        // Held by the exec too, so nothing of a user's is dropped here.
+        // Held by the exec too, so no user's value is dropped here.
         let mut work = Some(Work::Graph(Box::new(Sequence::new(&exec.program, &self.plan, exec.dice))));
         let (stream, last, around) = (self.stream(stream), exec.last, &exec.program.around);
         let launched = self.engine.with(|machine| machine.launch(self.id, stream, last, around, &mut work))?;
@@ -450,7 +442,7 @@ impl Device {
         let mut graphs = lock(&self.graphs);
         let found = find(&mut graphs.exec(exec)?.program().nodes, node).ok_or_else(|| no_node(node))?;
         if !matches!(found.task, Task::Kernel { .. } | Task::Copy { .. } | Task::Fill { .. }) {
-            let why = format!("only kernels, copies and fills can be passed over, and it is {}", found.task.kind());
+            let why = format!("only kernels, copies and fills can be disabled, and it is {}", found.task.kind());
             return Ok(Err(Refused { node: Some(node), why }));
         }
         found.enabled = enabled;

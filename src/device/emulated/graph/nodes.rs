@@ -1,7 +1,7 @@
-//! What a node of a graph does, held by value, and what may be put in its place.
+//! The work of a graph's nodes by value, and by what it may be replaced.
 //!
-//! A graph's nodes, an exec's and a child's are the same lists: a copy of the list is a snapshot. In an exec, a
-//! conditional node has its body's nodes with it; in a graph, they are the body's own until somebody takes a snapshot.
+//! The nodes of a graph, an exec and a child have the same form: a copy of the list is a snapshot. In an exec, a
+//! conditional node contains its body's nodes; in a graph, they are in the body's own graph until a snapshot is taken.
 
 use std::sync::Arc;
 
@@ -10,10 +10,11 @@ use smallvec::SmallVec;
 use super::super::memory::Reserved;
 use crate::device::{
     backend::{
-        Address, Condition, Emulation, HostCallback, KernelDef, Pattern, Place, RawEvent, RawGraph, RawNode, Refused,
+        Address, Emulation, Endpoint, GraphCondition, HostCallback, KernelDef, Pattern, RawEvent, RawGraph, RawNode,
+        Refused,
     },
     human,
-    piece::Held,
+    work_item::OwnedArg,
 };
 
 /// See the module.
@@ -23,7 +24,6 @@ pub(super) struct Node {
     /// Nodes of the same list, each once.
     pub(super) after: SmallVec<[RawNode; 2]>,
     pub(super) task: Task,
-    /// A launch passes over it otherwise.
     pub(super) enabled: bool,
 }
 
@@ -31,16 +31,16 @@ pub(super) struct Node {
 pub(super) enum Task {
     Kernel {
         kernel: &'static KernelDef,
-        args: Box<[Held]>,
+        args: Box<[OwnedArg]>,
     },
     External {
         name: &'static str,
-        args: Box<[Held]>,
+        args: Box<[OwnedArg]>,
         body: Emulation,
     },
     Copy {
-        to: Place,
-        from: Place,
+        to: Endpoint,
+        from: Endpoint,
         bytes: u64,
     },
     Fill {
@@ -56,7 +56,7 @@ pub(super) enum Task {
     Alloc(Arc<Reserved>),
     Free(Arc<Reserved>),
     Conditional {
-        when: Condition,
+        when: GraphCondition,
         flag: Address,
         body: RawGraph,
         /// In a snapshot only.
@@ -65,7 +65,7 @@ pub(super) enum Task {
 }
 
 impl Task {
-    /// For people: what kind of node it is.
+    /// The kind of node, for messages.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Task::Kernel { .. } => "a kernel",
@@ -87,7 +87,6 @@ impl Task {
         matches!(self, Task::Alloc(_) | Task::Free(_))
     }
 
-    /// Whether CUDA has it within a conditional node.
     pub(super) fn may_be_conditional(&self) -> bool {
         match self {
             Task::Child(nodes) => nodes.iter().all(|node| node.task.may_be_conditional()),
@@ -96,7 +95,7 @@ impl Task {
         }
     }
 
-    /// Why `new` cannot stand in its place in an exec. `whole`: the exec is given another graph, and not one node.
+    /// Why `new` cannot replace it in an exec. `whole`: the exec is updated with another graph, not a single node.
     fn refuses(&self, new: &Task, whole: bool) -> Option<String> {
         match (self, new) {
             (Task::Kernel { kernel, .. }, Task::Kernel { kernel: new, .. }) => (!whole && !std::ptr::eq(*kernel, *new))
@@ -133,17 +132,17 @@ impl Node {
         }
     }
 
-    /// Why it cannot do this from now on.
+    /// Why it cannot do `new` from now on.
     pub(super) fn refuses(&self, new: &Task) -> Option<Refused> {
         let why = self.task.refuses(new, false)?;
         Some(Refused { node: Some(self.id), why })
     }
 }
 
-/// Why the nodes of an exec cannot be those of another graph, if they cannot: it names the other graph's node.
+/// Why the nodes of an exec cannot be updated with those of another graph, if so. It names the other graph's node.
 pub(super) fn refusal(nodes: &[Node], new: &[Node]) -> Option<Refused> {
     if nodes.len() != new.len() {
-        let why = format!("its topology is another one: {} nodes and not {}", new.len(), nodes.len());
+        let why = format!("its topology is another one: {} nodes instead of {}", new.len(), nodes.len());
         return Some(Refused { node: None, why });
     }
     let places = |nodes: &[Node], of: &Node| -> SmallVec<[usize; 2]> {
@@ -163,8 +162,8 @@ pub(super) fn refusal(nodes: &[Node], new: &[Node]) -> Option<Refused> {
     })
 }
 
-/// What an exec's nodes do from now on: those of another graph, which has the same. They keep their names and whether they are
-/// passed over. What they did until now is left in `new`, to be dropped by who holds no lock.
+/// Makes the nodes of an exec do what the same nodes of another graph do. They keep their ids and whether they are
+/// enabled. Their old work is left in `new`, to be dropped where no lock is held.
 pub(super) fn adopt(nodes: &mut [Node], new: &mut [Node]) {
     for (node, with) in nodes.iter_mut().zip(new) {
         if let (Task::Conditional { flag, within, .. }, Task::Conditional { flag: new_flag, within: new_within, .. }) =
@@ -178,7 +177,7 @@ pub(super) fn adopt(nodes: &mut [Node], new: &mut [Node]) {
     }
 }
 
-/// Where a node is in a list: its nodes are in the order in which they were added, and so are their numbers.
+/// The position of a node in a list. Nodes are in the order of addition, and so are their ids.
 pub(super) fn place(nodes: &[Node], id: RawNode) -> Option<usize> {
     nodes
         .binary_search_by(|node| {
@@ -189,7 +188,7 @@ pub(super) fn place(nodes: &[Node], id: RawNode) -> Option<usize> {
         .ok()
 }
 
-/// Finds a node of a snapshot, in the bodies of its conditional nodes too.
+/// Finds a node of a snapshot, also in the bodies of its conditional nodes.
 pub(super) fn find(nodes: &mut [Node], id: RawNode) -> Option<&mut Node> {
     if let Some(at) = place(nodes, id) {
         return nodes.get_mut(at);
@@ -200,7 +199,7 @@ pub(super) fn find(nodes: &mut [Node], id: RawNode) -> Option<&mut Node> {
     })
 }
 
-/// The events that a launch waits for and those that it records, in children too; a conditional node has none.
+/// The events that a launch waits for and those that it records, also in children; conditional nodes have none.
 pub(super) fn events(nodes: &[Node], waits: &mut Vec<u64>, records: &mut Vec<u64>) {
     for node in nodes {
         match &node.task {

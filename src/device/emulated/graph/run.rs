@@ -1,13 +1,11 @@
 //! One launch of an exec: its nodes one after the other, in an order that their edges allow.
 //!
-//! A GPU runs what no edge orders at once. Here one thread runs it in turns, and every launch takes another turn, so that
-//! an edge that is missing shows: of two launches that follow each other, the second chooses where the first would have
-//! chosen the other way round, wherever there was a choice. Which order it is depends on how often the exec was launched
-//! and on nothing else, or, in a simulation, on its seed as well.
+//! A GPU runs unordered nodes at the same time. Here one thread runs them one by one, in another order at every launch,
+//! so that the lack of an edge becomes visible: of two consecutive launches the second makes the opposite choices. The
+//! order depends only on how often the exec was launched and, in a simulation, on its seed.
 //!
-//! A child graph is its nodes between two that are empty. The body of a conditional node is ordered when its turn has come,
-//! for each round anew. Faults are planned for calls as they are made, and a node counts as one at the launch; within a
-//! body, where nobody knows before how often it runs, when it runs.
+//! A child graph is its nodes between two empty ones. The body of a conditional node is ordered anew for each round.
+//! For planned faults, a node counts as a call at the launch; within a body, each time that it runs.
 
 use std::{collections::BTreeSet, ptr::from_mut, sync::Arc};
 
@@ -23,19 +21,19 @@ use super::{
     Program,
     nodes::{Node, Task},
 };
-use crate::device::backend::{Address, Condition, Place, RawNode};
+use crate::device::backend::{Address, Endpoint, GraphCondition, RawNode};
 
 /// See the module.
 pub(in super::super) struct Sequence {
     steps: Steps,
     plan: Arc<Plan>,
-    dice: Dice,
+    dice: OrderSeed,
 }
 
 enum Steps {
-    /// Of a device whose faults are planned.
+    /// For a device with planned faults.
     Ordered(Vec<Step>),
-    /// Put in order when its turn has come, by the thread that runs it: the launching thread has the turn of all devices.
+    /// Ordered when the launch runs, by the thread that runs it: the launching thread blocks launches on all devices.
     Of(Arc<Program>),
 }
 
@@ -43,24 +41,23 @@ enum Step {
     Work(Work),
     Alloc(Arc<Reserved>),
     Free(Arc<Reserved>),
-    Conditional { when: Condition, flag: Address, within: Vec<Node> },
+    Conditional { when: GraphCondition, flag: Address, within: Vec<Node> },
 }
 
-/// What chooses: a seed, and how often it was asked.
+/// The source of choices: a seed, and how often it was used.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Dice {
+pub(super) struct OrderSeed {
     pub(super) seed: u64,
     pub(super) throw: u64,
 }
 
-/// A node on its way into the order.
 struct Turn {
     before: Vec<usize>,
     step: Option<Step>,
 }
 
 impl Sequence {
-    pub(super) fn new(program: &Arc<Program>, plan: &Arc<Plan>, dice: Dice) -> Self {
+    pub(super) fn new(program: &Arc<Program>, plan: &Arc<Plan>, dice: OrderSeed) -> Self {
         let steps = match plan.is_empty() {
             true => Steps::Of(program.clone()),
             false => Steps::Ordered(ordered(&program.nodes, plan, dice)),
@@ -75,7 +72,7 @@ impl Sequence {
         }
     }
 
-    /// Carries it out, as long as the device is `going`; a fault ends it.
+    /// Runs the steps, as long as the device is `going`; a fault ends the launch.
     ///
     /// # Safety
     /// As [`Work::run`].
@@ -92,20 +89,20 @@ impl Sequence {
             match step {
                 Step::Work(work) => {
                     let what = work.describe();
-                    // SAFETY: as the caller vouches: all that comes before this node has run.
+                    // SAFETY: guaranteed by the caller: all that comes before this node has run.
                     unsafe { work.run(going) }.map_err(|Fault(why)| Fault(format!("{what}: {why}")))?;
                 }
                 Step::Alloc(memory) => memory.appear().map_err(|error| Fault(format!("allocation: {error}")))?,
                 Step::Free(memory) => memory.vanish(),
                 Step::Conditional { when, flag, within } => {
-                    let mut dice = Dice { seed: dice.seed.wrapping_add(dice.throw), throw: 0 };
-                    // SAFETY: as the caller vouches.
+                    let mut dice = OrderSeed { seed: dice.seed.wrapping_add(dice.throw), throw: 0 };
+                    // SAFETY: guaranteed by the caller.
                     while going() && unsafe { is_raised(flag) }? {
                         let steps = Steps::Ordered(ordered(&within, &plan, dice));
-                        // SAFETY: as the caller vouches.
+                        // SAFETY: guaranteed by the caller.
                         unsafe { Self { steps, plan: plan.clone(), dice }.run(going) }?;
                         dice.throw += 1;
-                        if when == Condition::If {
+                        if when == GraphCondition::If {
                             break;
                         }
                     }
@@ -120,14 +117,13 @@ impl Sequence {
 /// As [`Work::run`].
 unsafe fn is_raised(flag: Address) -> Result<bool, Fault> {
     let mut value = 0_u32;
-    let to = Place::Host(from_mut(&mut value).cast());
-    let look = Work::Copy { to, from: Place::Device(flag), bytes: 4, planned: false };
-    // SAFETY: four bytes are there for as long; the flag is as the caller vouches.
+    let to = Endpoint::Host(from_mut(&mut value).cast());
+    let look = Work::Copy { to, from: Endpoint::Device(flag), bytes: 4, planned: false };
+    // SAFETY: `value` has four bytes and outlives the copy; the flag is valid, as the caller guarantees.
     unsafe { look.run(&|| true) }.map_err(|Fault(why)| Fault(format!("a condition's flag: {why}")))?;
     Ok(value != 0)
 }
 
-/// How many steps they have.
 fn count(nodes: &[Node]) -> usize {
     let of = |node: &Node| match &node.task {
         Task::Child(nodes) => count(nodes),
@@ -137,13 +133,13 @@ fn count(nodes: &[Node]) -> usize {
     nodes.iter().map(of).sum()
 }
 
-fn ordered(nodes: &[Node], plan: &Plan, dice: Dice) -> Vec<Step> {
+fn ordered(nodes: &[Node], plan: &Plan, dice: OrderSeed) -> Vec<Step> {
     let mut places = Vec::new();
     lay_out(nodes, plan, &[], &mut places);
     order(places, dice)
 }
 
-/// Appends nodes, and says what each comes after. Those that come after no other come after `roots`.
+/// Appends nodes with their predecessors. Nodes without any come after `roots`.
 fn lay_out(nodes: &[Node], plan: &Plan, roots: &[usize], places: &mut Vec<Turn>) {
     let mut ends: FxHashMap<RawNode, usize> = FxHashMap::default();
     let mut firsts = Vec::with_capacity(nodes.len());
@@ -161,7 +157,7 @@ fn lay_out(nodes: &[Node], plan: &Plan, roots: &[usize], places: &mut Vec<Turn>)
         }
         ends.insert(node.id, places.len() - 1);
     }
-    // A node may come after one that was added later.
+    // A node may depend on one that was added later.
     for (node, first) in nodes.iter().zip(firsts) {
         let before = &mut places[first].before;
         before.extend(node.after.iter().filter_map(|id| ends.get(id)));
@@ -189,14 +185,14 @@ fn step(task: &Task, plan: &Plan) -> Option<Step> {
         Task::Conditional { when, flag, within, .. } => {
             return Some(Step::Conditional { when: *when, flag: *flag, within: within.clone() });
         }
-        // A launch waits before it begins, and records when it is done.
+        // A launch waits for its events before it begins, and records others when it is done.
         Task::Empty | Task::Child(_) | Task::Record(_) | Task::Wait(_) => return None,
     };
     Some(Step::Work(work))
 }
 
-/// The steps in an order that respects what each comes after.
-fn order(places: Vec<Turn>, dice: Dice) -> Vec<Step> {
+/// The steps in an order that respects the predecessors.
+fn order(places: Vec<Turn>, dice: OrderSeed) -> Vec<Step> {
     let mut random = StdRng::seed_from_u64(dice.seed.wrapping_add(dice.throw / 2));
     let ranks: Vec<u64> = places.iter().map(|_| random.random()).collect();
     let mut left: Vec<usize> = places.iter().map(|place| place.before.len()).collect();
@@ -213,7 +209,7 @@ fn order(places: Vec<Turn>, dice: Dice) -> Vec<Step> {
         .collect();
     let mut steps: Vec<Option<Step>> = places.into_iter().map(|place| place.step).collect();
     let mut ordered = Vec::with_capacity(steps.len());
-    // The second of two launches prefers what the first put off.
+    // The second of two launches prefers what the first deferred.
     while let Some((_, at)) = if dice.throw.is_multiple_of(2) { ready.pop_first() } else { ready.pop_last() } {
         ordered.extend(steps[at].take());
         for next in &then[at] {

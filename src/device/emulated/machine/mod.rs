@@ -1,14 +1,13 @@
-//! Streams and events as a state machine: no threads, no memory, no time of its own.
+//! Streams and events as a state machine: no threads, no memory, no clock.
 //!
-//! It knows in which order work may run and nothing of what the work is (`W`). Worker threads
-//! ([`workers`](super::workers)) or a seeded loop ([`simulation`](super::simulation)) ask it for a stream that may run, take its next
-//! entry ([`start`](Machine::start)), carry it out without holding the machine, and say so ([`finish`](Machine::finish)).
+//! It decides in which order work of any type `W` may run. Worker threads ([`workers`](super::workers)) or a seeded
+//! loop ([`simulation`](super::simulation)) take the next entry of a stream that may run ([`start`](Machine::start)),
+//! run it without locking the machine, and report its end ([`finish`](Machine::finish)).
 //!
-//! A stream counts what was put into it and what it has passed. So a point in a stream is a number, an event is "that
-//! stream has passed that number", and everything that orders streams is one thing: an entry that may not start before a
-//! few such points are passed. A wait is an entry with a point and no work; the legacy default stream's order with all
-//! blocking streams is points that nobody asked for. Nothing ever blocks: a stream whose head must wait is parked, and
-//! the stream that passes the point makes it runnable.
+//! A stream counts the entries that were enqueued and those that it has passed, so a point in a stream is a number. All
+//! ordering between streams has one form: an entry may not start before certain points are passed. A wait is an entry
+//! with a point and no work; the legacy default stream is ordered with blocking streams by implicit points. Nothing
+//! blocks: a stream whose head must wait is parked, and the stream that passes the point makes it runnable.
 //!
 //! ```text
 //!            enqueue              start               finish, nothing left
@@ -19,9 +18,9 @@
 //!      └──────────────► Parked ◄─────────────┘ finish, but the next must wait
 //! ```
 //!
-//! Promises: in-order streams; a point, once passed, stays passed; what is destroyed with work pending finishes it; a
-//! device that fails drops its work, answers every question with its fault, and holds up no other device (points of its
-//! streams count as passed).
+//! Guarantees: streams are in order; a point, once passed, stays passed; a stream that is destroyed with work pending
+//! finishes it; a device that fails drops its work, answers every query with its fault, and delays no other device
+//! (points of its streams count as passed).
 
 mod run;
 
@@ -40,29 +39,29 @@ pub(super) type DeviceId = u64;
 pub(super) type StreamId = u64;
 pub(super) type EventId = u64;
 
-/// A stream has passed its `number`th entry.
+/// Passed once the stream has passed its `number`th entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Point {
     pub(super) stream: StreamId,
     pub(super) number: u64,
 }
 
-/// A set of devices whose streams and events know each other.
+/// A set of devices whose streams can wait for each other's events.
 #[derive(Debug)]
 pub(super) struct Machine<W> {
     devices: FxHashMap<DeviceId, Device>,
     streams: FxHashMap<StreamId, Stream<W>>,
     events: FxHashMap<EventId, Event>,
-    /// Devices that got something runnable, or ended, since the last call of `take_news`.
+    /// Devices that got a runnable stream, or ended, since the last call of [`news`](Self::news).
     news: Vec<DeviceId>,
 }
 
 #[derive(Debug)]
 struct Device {
     legacy: StreamId,
-    /// Those that order themselves with the legacy default stream, without it.
+    /// The streams that are ordered with the legacy default stream, without that stream.
     blocking: BTreeSet<StreamId>,
-    /// By urgency, then by who has been runnable longest.
+    /// By urgency, then by the time for which they have been runnable.
     runnable: BTreeMap<Rank, StreamId>,
     turns: u64,
     streams: usize,
@@ -81,11 +80,10 @@ struct Stream<W> {
     enqueued: u64,
     passed: u64,
     state: State,
-    /// What runs touches memory.
     touches: bool,
-    /// Destroyed: it goes when its work is done.
+    /// Destroyed: removed when its work is done.
     closing: bool,
-    /// Who to look at again when a number is passed.
+    /// The streams to check again when a number is passed.
     waiters: BTreeMap<u64, SmallVec<[StreamId; 2]>>,
 }
 
@@ -114,25 +112,23 @@ enum What<W> {
 struct Event {
     device: DeviceId,
     timed: bool,
-    /// Its last record, and when that ran.
     mark: Option<(Point, Option<Duration>)>,
 }
 
-/// Events that a launch waits for, and those that it records.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Around {
     pub(super) waits: Vec<EventId>,
     pub(super) records: Vec<EventId>,
 }
 
-/// What a stream has begun.
+/// The entry that a stream has begun.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Begun<W> {
-    /// A wait that is over: nothing to do but to finish it.
+    /// A wait that is over: it only needs to be finished.
     Waited,
     /// An event was recorded: the same.
     Recorded,
-    /// Carry this out, then finish.
+    /// Run this, then finish.
     Work(W),
 }
 
@@ -153,7 +149,6 @@ fn sorted(ids: impl Iterator<Item = u64>) -> Vec<u64> {
     ids
 }
 
-/// Devices, streams and events come and go.
 impl<W> Machine<W> {
     pub(super) fn add_device(&mut self, device: DeviceId, legacy: StreamId) {
         let fresh = Device {
@@ -169,7 +164,7 @@ impl<W> Machine<W> {
         self.streams.insert(legacy, Stream::new(device, "default".into(), 0));
     }
 
-    /// Nobody will call for this device again. It goes when its work is done, and its streams and events with it.
+    /// Removes a device, with its streams and events, when its work is done. No more calls are made for it.
     pub(super) fn retire(&mut self, device: DeviceId) {
         let streams = self.streams_of(device);
         if let Some(device) = self.devices.get_mut(&device) {
@@ -181,17 +176,16 @@ impl<W> Machine<W> {
         self.events.retain(|_, event| event.device != device);
     }
 
-    /// Whether something is carried out at the moment.
     pub(super) fn is_running(&self) -> bool {
         self.streams.values().any(|stream| stream.state == State::Running)
     }
 
-    /// All devices that are not over.
+    /// All devices that are not removed.
     pub(super) fn devices(&self) -> Vec<DeviceId> {
         sorted(self.devices.keys().copied())
     }
 
-    /// True if a device is retired and its last stream gone.
+    /// True if a device is retired and its last stream was removed.
     pub(super) fn is_over(&self, device: DeviceId) -> bool {
         !self.devices.contains_key(&device)
     }
@@ -236,7 +230,7 @@ impl<W> Machine<W> {
         device.streams -= 1;
         if device.retired && device.streams == 0 {
             self.devices.remove(&gone.device);
-            // Whoever waits for the end of the device is to look.
+            // A thread that waits for the end of the device must check again.
             self.news.push(gone.device);
         }
     }
@@ -252,15 +246,13 @@ impl<W> Machine<W> {
     }
 }
 
-/// Putting work in.
 impl<W> Machine<W> {
-    /// Work at the end of a stream.
     pub(super) fn enqueue(&mut self, device: DeviceId, stream: StreamId, work: W) -> Result<()> {
         self.push(device, stream, SmallVec::new(), What::Work(work)).map(drop)
     }
 
-    /// Work that comes after a point of any stream and after the last records of events, and behind which others are
-    /// recorded. The work is taken only if nothing is refused.
+    /// Enqueues work after a point of any stream and the last records of events, followed by records of other events.
+    /// The work is taken only if nothing is refused.
     pub(super) fn launch(
         &mut self,
         device: DeviceId,
@@ -271,7 +263,7 @@ impl<W> Machine<W> {
     ) -> Result<Point> {
         self.accepts(device, stream)?;
         if around.records.iter().any(|event| self.events.get(event).is_none_or(|event| event.device != device)) {
-            return Err(Error::new(ErrorKind::Driver, "a graph records an event that is gone, or another device's"));
+            return Err(Error::new(ErrorKind::Driver, "a graph records a destroyed event or another device's"));
         }
         let mut after: SmallVec<[Point; 1]> = last.into_iter().collect();
         for event in &around.waits {
@@ -280,7 +272,7 @@ impl<W> Machine<W> {
             after.extend(event.mark.map(|(point, _)| point));
         }
         after.retain(|point| !self.is_passed(*point));
-        let Some(work) = work.take() else { return Err(Error::new(ErrorKind::Driver, "nothing to launch")) };
+        let Some(work) = work.take() else { return Err(Error::new(ErrorKind::Driver, "there is nothing to launch")) };
         let number = self.push(device, stream, after, What::Work(work))?;
         for event in &around.records {
             self.record(device, *event, stream)?;
@@ -288,11 +280,10 @@ impl<W> Machine<W> {
         Ok(Point { stream, number })
     }
 
-    /// Moves an event to the present end of a stream.
     pub(super) fn record(&mut self, device: DeviceId, event: EventId, stream: StreamId) -> Result<()> {
         let owner = self.events.get(&event).ok_or_else(|| unknown("event", event))?.device;
         if owner != device {
-            return Err(Error::new(ErrorKind::Driver, "an event is recorded on a stream of its own device only"));
+            return Err(Error::new(ErrorKind::Driver, "an event can only be recorded on a stream of its own device"));
         }
         let number = self.push(device, stream, SmallVec::new(), What::Record(event))?;
         if let Some(event) = self.events.get_mut(&event) {
@@ -301,15 +292,15 @@ impl<W> Machine<W> {
         Ok(())
     }
 
-    /// Holds a stream up until an event's last record, whatever becomes of the event afterwards.
+    /// Makes a stream wait for an event's last record, even if the event is recorded again or destroyed afterwards.
     pub(super) fn wait(&mut self, device: DeviceId, stream: StreamId, event: EventId) -> Result<()> {
         self.alive(device)?;
         self.mine(device, stream)?;
         let event = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
         self.alive(event.device)?;
         let open = event.mark.map(|(point, _)| point).filter(|point| !self.is_passed(*point));
-        // A wait is an action of the legacy default stream like any other, also where it is over already: it waits for all
-        // blocking streams, and they for it (CUDA C++ Programming Guide, legacy default stream).
+        // On the legacy default stream even a wait that is already over counts as work: it waits for all blocking
+        // streams, and they for it (CUDA C++ Programming Guide, legacy default stream).
         if open.is_none() && self.devices.get(&device).is_none_or(|device| device.legacy != stream) {
             return Ok(());
         }
@@ -342,14 +333,13 @@ impl<W> Machine<W> {
         Ok(number)
     }
 
-    /// The end of a stream, if there is anything before it.
+    /// The end of a stream, if it has work pending.
     fn tail(&self, stream: StreamId) -> Option<Point> {
         let found = self.streams.get(&stream)?;
         (found.passed < found.enqueued).then_some(Point { stream, number: found.enqueued })
     }
 }
 
-/// Asking.
 impl<W> Machine<W> {
     pub(super) fn alive(&self, device: DeviceId) -> Result<()> {
         match self.devices.get(&device) {
@@ -358,7 +348,7 @@ impl<W> Machine<W> {
         }
     }
 
-    /// Whether a fault has ended a device and nothing that runs there touches memory: nothing is begun there any more.
+    /// Whether a fault has ended a device and nothing that still runs there touches memory. Nothing new begins there.
     pub(super) fn has_ended(&self, device: DeviceId) -> bool {
         let is_lost = self.devices.get(&device).is_some_and(|device| device.lost.is_some());
         is_lost && !self.touches_memory_on(device)
@@ -368,7 +358,7 @@ impl<W> Machine<W> {
         self.streams.values().any(|stream| stream.device == device && stream.touches)
     }
 
-    /// Whether work may be put into a stream of a device: asked before, by who must not lose the work.
+    /// Whether work may be enqueued, for a caller that must not lose it.
     pub(super) fn accepts(&self, device: DeviceId, stream: StreamId) -> Result<()> {
         self.alive(device)?;
         self.mine(device, stream)
@@ -385,7 +375,7 @@ impl<W> Machine<W> {
         self.streams.get(&point.stream).is_none_or(|stream| stream.passed >= point.number)
     }
 
-    /// The points at which all work of a stream is done; for the legacy default stream, that of all blocking ones too.
+    /// The points at which all work of a stream is done; for the legacy default stream, of all blocking streams too.
     pub(super) fn ends(&self, device: DeviceId, stream: StreamId) -> Result<SmallVec<[Point; 1]>> {
         self.alive(device)?;
         self.mine(device, stream)?;
@@ -397,12 +387,11 @@ impl<W> Machine<W> {
         Ok(ends)
     }
 
-    /// The device of an event.
     pub(super) fn owner_of(&self, event: EventId) -> Result<DeviceId> {
         self.events.get(&event).map(|event| event.device).ok_or_else(|| unknown("event", event))
     }
 
-    /// True if an event's last record is passed, or there is none.
+    /// True if an event's last record is passed, or it was never recorded.
     pub(super) fn is_recorded(&self, device: DeviceId, event: EventId) -> Result<bool> {
         self.alive(device)?;
         let event = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
@@ -415,9 +404,9 @@ impl<W> Machine<W> {
         let time = |event: EventId| {
             let found = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
             match found.mark {
-                _ if !found.timed => Err(Error::new(ErrorKind::Driver, "an event that tells no times")),
+                _ if !found.timed => Err(Error::new(ErrorKind::Driver, "the event was created without timing")),
                 Some((point, Some(time))) if self.is_passed(point) => Ok(time),
-                _ => Err(Error::new(ErrorKind::Driver, "an event whose work is not done")),
+                _ => Err(Error::new(ErrorKind::Driver, "the work before the event is not done")),
             }
         };
         let (from, to) = (time(from)?, time(to)?);
@@ -428,19 +417,17 @@ impl<W> Machine<W> {
         self.streams.get(&stream).map(|stream| &stream.name)
     }
 
-    /// How much work of this kind a stream has still to begin.
+    /// How many entries of this kind a stream has still to begin.
     pub(super) fn pending(&self, stream: StreamId, is: impl Fn(&W) -> bool) -> usize {
         let queue = self.streams.get(&stream).map(|stream| &stream.queue);
         queue
             .map_or(0, |queue| queue.iter().filter(|entry| matches!(&entry.what, What::Work(work) if is(work))).count())
     }
 
-    /// The streams of a device, in the order in which they were made.
     fn streams_of(&self, device: DeviceId) -> Vec<StreamId> {
         sorted(self.streams.iter().filter(|(_, stream)| stream.device == device).map(|(id, _)| *id))
     }
 
-    /// The device of a stream.
     pub(super) fn device_of(&self, stream: StreamId) -> Option<DeviceId> {
         self.streams.get(&stream).map(|stream| stream.device)
     }
@@ -450,22 +437,20 @@ impl<W> Machine<W> {
         self.devices.get(&device).map_or(0, |device| device.runnable.len())
     }
 
-    /// The stream of a device that is to run next.
+    /// The stream of a device that runs next.
     pub(super) fn next(&self, device: DeviceId) -> Option<StreamId> {
         self.devices.get(&device)?.runnable.values().next().copied()
     }
 
-    /// Whether there is a stream that may run.
     pub(super) fn is_anything_runnable(&self) -> bool {
         self.devices.values().any(|device| !device.runnable.is_empty())
     }
 
-    /// All streams that may run, in the order in which they were made.
     pub(super) fn all_runnable(&self) -> Vec<StreamId> {
         sorted(self.devices.values().flat_map(|device| device.runnable.values().copied()))
     }
 
-    /// Devices that got something runnable, or ended, since this was last asked, each as often as that happened.
+    /// Devices that got a runnable stream, or ended, since the last call, once for each time that this happened.
     pub(super) fn news(&mut self) -> Vec<DeviceId> {
         std::mem::take(&mut self.news)
     }
@@ -489,7 +474,7 @@ impl<W> Stream<W> {
 }
 
 impl<W> Stream<W> {
-    /// It has nothing to do. On a lost device that is not so before all that runs there has ended.
+    /// True if it has no pending or running work; on a lost device, if nothing there runs.
     fn is_done(&self) -> bool {
         self.state == State::Idle && self.passed == self.enqueued
     }

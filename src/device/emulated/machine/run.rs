@@ -1,17 +1,15 @@
-//! Carrying it out: what may run is begun and finished, and whoever waited for it is looked at again.
+//! Execution: the transitions of the picture in [`machine`](super).
 //!
-//! The transitions of the picture in [`machine`](super) are here; [`settle`](Machine::settle) is the one place that decides
-//! between idle, parked and runnable. A parked stream is noted with the stream it waits for, under the number it waits
-//! for, so passing a point costs what depends on it and not what waits in all.
+//! Only [`settle`](Machine::settle) decides between idle, parked and runnable. A parked stream is registered with the
+//! stream and number that it waits for, so passing a point costs time only for the streams that wait for it.
 
 use std::time::Duration;
 
 use super::{Begun, DeviceId, Event, Machine, Point, State, StreamId, What};
 use crate::error::Error;
 
-/// Carrying it out.
 impl<W> Machine<W> {
-    /// Takes the next entry of a runnable stream. `now` is what a record notes.
+    /// Takes the next entry of a runnable stream. `now` is the time for a record.
     pub(in super::super) fn start(&mut self, stream: StreamId, now: impl FnOnce() -> Duration) -> Option<Begun<W>> {
         let begun = self.streams.get_mut(&stream)?;
         let State::Runnable(rank) = begun.state else { return None };
@@ -25,7 +23,7 @@ impl<W> Machine<W> {
             What::Wait => Begun::Waited,
             What::Work(work) => Begun::Work(work),
             What::Record(event) => {
-                // A later record has moved the event on: then this one's time is nobody's.
+                // If a later record has moved the event, this record's time is not used.
                 match self.events.get_mut(&event) {
                     Some(Event { timed: true, mark: Some((point, time)), .. })
                         if *point == Point { stream, number } =>
@@ -39,14 +37,12 @@ impl<W> Machine<W> {
         })
     }
 
-    /// What a stream has begun touches memory.
     pub(in super::super) fn touches_memory(&mut self, stream: StreamId) {
         if let Some(begun) = self.streams.get_mut(&stream) {
             begun.touches = true;
         }
     }
 
-    /// What a stream had begun is done.
     pub(in super::super) fn finish(&mut self, stream: StreamId) {
         let Some(done) = self.streams.get_mut(&stream) else { return };
         debug_assert_eq!(done.state, State::Running);
@@ -60,8 +56,8 @@ impl<W> Machine<W> {
         self.settle(stream);
     }
 
-    /// A fault ends a device. What it had still to do comes back, to be dropped where no lock is held. What has begun goes
-    /// on to its end, and touches memory until then: no stream of the device passes anything before that.
+    /// Ends a device with a fault. Returns its pending work, to be dropped where no lock is held. No stream of the
+    /// device passes any point before the work that has begun, which may touch memory, has ended.
     #[must_use]
     pub(in super::super) fn fail(&mut self, device: DeviceId, error: Error) -> Vec<W> {
         let mut dropped = Vec::new();
@@ -70,7 +66,7 @@ impl<W> Machine<W> {
             Some(failed) if failed.lost.is_none() => {
                 failed.lost = Some(error);
                 failed.runnable.clear();
-                // Waiters of its work look again.
+                // Threads that wait for its work must check again.
                 self.news.push(device);
             }
             _ => return dropped,
@@ -88,8 +84,8 @@ impl<W> Machine<W> {
         dropped
     }
 
-    /// The streams of a lost device pass what they had to do, all of them together: a point of one may stand for what it came
-    /// after on another. Not while something runs that touches memory.
+    /// Makes all streams of a lost device pass all entries, at once, as a point of one may stand for work on another.
+    /// Not while something runs that touches memory.
     fn pass_all(&mut self, device: DeviceId) {
         if self.touches_memory_on(device) {
             return;
@@ -100,7 +96,7 @@ impl<W> Machine<W> {
                 stream.passed = stream.enqueued;
             }
         }
-        // Only now that nothing is left here: whoever is woken is another device's.
+        // Only after the loop above has emptied all streams: those that are woken belong to other devices.
         for id in streams {
             self.wake(id);
             if self.streams.get(&id).is_some_and(|stream| stream.closing && stream.is_done()) {
@@ -109,7 +105,7 @@ impl<W> Machine<W> {
         }
     }
 
-    /// Looks again at whoever waits for what a stream has passed.
+    /// Checks the streams again that wait for what a stream has passed.
     fn wake(&mut self, stream: StreamId) {
         let Some(passed) = self.streams.get_mut(&stream) else { return };
         if passed.waiters.is_empty() {
@@ -124,7 +120,7 @@ impl<W> Machine<W> {
         }
     }
 
-    /// Finds out what a stream that is not running may do next.
+    /// Determines the next state of a stream that is not running.
     pub(super) fn settle(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(&id) else { return };
         let Some(head) = stream.queue.front() else {

@@ -1,7 +1,6 @@
-//! The timer of a simulation that runs where no tokio runtime has timers for it: on another executor.
+//! The timer of a simulation that runs on an executor without tokio timers.
 //!
-//! One thread, from the first time that a run needs it until the end of that run. It stirs the loop at the time that was last
-//! set, and the loop finds out what is due.
+//! It is one thread, from the first time that a run needs it until the end of that run.
 
 use std::{
     io,
@@ -38,7 +37,7 @@ impl Alarm {
         Ok(alarm)
     }
 
-    /// Stirs the loop at that time, or not at all, in place of the time that was set before.
+    /// Sets the time at which the loop is woken, or none, in place of the time that was set before.
     pub(super) fn set(&self, at: Option<Instant>) {
         let mut state = lock(&self.0.state);
         if state.at != at {
@@ -57,7 +56,6 @@ impl Drop for Alarm {
 }
 
 impl Shared {
-    /// The thread.
     fn run(&self, core: &Weak<Core>) {
         // The loop's waker may poll the simulation here.
         let _device = DeviceThread::enter();

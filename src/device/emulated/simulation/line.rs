@@ -1,18 +1,18 @@
-//! [`Line`]: one step of a simulation. It is formatted only where the log is read.
+//! [`LogLine`]: one step of a simulation. It is formatted only when the log is read.
 
 use std::{fmt, sync::Arc};
 
 use super::{super::work::Description, task::TaskId};
 
 #[derive(Clone)]
-pub(in super::super) enum Line {
+pub(in super::super) enum LogLine {
     Root,
     Task {
         id: TaskId,
         name: Arc<str>,
         aborted: bool,
     },
-    /// An entry of a stream. A name is unknown once its stream or device is gone.
+    /// An entry of a stream. A name is unknown once its stream or device is destroyed.
     Work {
         device: Option<Arc<str>>,
         stream: Option<Arc<str>>,
@@ -20,7 +20,7 @@ pub(in super::super) enum Line {
     },
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for LogLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Root => f.write_str("root"),

@@ -1,10 +1,10 @@
 //! Devices and tasks without threads, in an order that a seed decides.
 //!
-//! A [`Simulation`] owns emulated devices that have no workers, and the tasks that use them. It is a future itself and
-//! runs inside whatever tokio runtime awaits it, so timers are tokio's own; on a runtime whose clock is paused
-//! (`#[tokio::test(start_paused = true)]`) time is virtual and a run depends on its seed alone, where its memory is its
-//! devices': memory that is page-locked for [`Device::host`](crate::Device::host) is swept by a thread, in real time. On another
-//! executor the simulation's own ticks come from an [`alarm`].
+//! A [`Simulation`] owns emulated devices without workers, and the tasks that use them. It runs inside whatever tokio
+//! runtime awaits it, so timers are tokio's own. On a runtime whose clock is paused (`#[tokio::test(start_paused =
+//! true)]`) time is virtual and a run depends on its seed alone, unless it uses page-locked memory of
+//! [`Device::host`](crate::Device::host), which a thread reclaims in real time. On another executor the simulation's
+//! own ticks come from an [`alarm`].
 //!
 //! ```text
 //!            ┌────────────────────────────────────────────────────────────────────┐
@@ -18,9 +18,9 @@
 //!   Pending: tokio's clock goes to the next timer, whose waker makes a task ready
 //! ```
 //!
-//! Every choice is made over lists whose order is that of creation, so the same seed makes the same run, and its
-//! [log](Simulation::log) is the same line by line. Tasks are polled outside tokio's cooperative budget, since when that
-//! runs out depends on what else the thread did.
+//! Every choice is made from lists in the order of creation, so the same seed makes the same run, and its
+//! [log](Simulation::log) is the same line by line. Tasks are polled outside tokio's cooperative budget, as the time
+//! when that is exhausted depends on what else the thread did.
 
 mod alarm;
 mod line;
@@ -51,8 +51,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-pub(super) use self::line::Line;
-#[allow(unused_imports, reason = "what a join can say, for whoever joins")]
+pub(super) use self::line::LogLine;
+#[allow(unused_imports, reason = "the error of a `Task`")]
 pub use self::task::{Task, Unfinished};
 use self::{
     alarm::Alarm,
@@ -67,23 +67,21 @@ use crate::{
     sync::{Level, Mutex, contained, discard, discard_all, log},
 };
 
-/// The future that [`Simulation::run`] was given.
 const ROOT: TaskId = 0;
 
-/// How many steps before the runtime's other tasks get a turn.
+/// The number of steps before other tasks of the runtime get a turn.
 const BURST: usize = 256;
 
-/// Emulated devices and tasks in one seeded order, under virtual time.
+/// Emulated devices and tasks in one seeded order, with virtual time.
 ///
-/// Any order that tasks and streams can take is the order of some seed, and a seed's order can be found again: a test
-/// that fails with one fails with it every time. Run it on a runtime of one thread whose clock is paused:
-/// `#[tokio::test(start_paused = true)]`.
+/// Every order that tasks and streams can take is the order of some seed, and a test that fails with a seed fails with
+/// it every time. Run it on a runtime of one thread whose clock is paused: `#[tokio::test(start_paused = true)]`.
 pub struct Simulation {
     core: Arc<Core>,
     seed: u64,
 }
 
-/// What runs a simulation, shared with its devices and tasks.
+/// The state of a simulation, shared with its devices and tasks.
 pub(super) struct Core {
     engine: Arc<Engine>,
     started: OnceLock<Instant>,
@@ -95,22 +93,22 @@ pub(super) struct Core {
 
 struct State {
     random: StdRng,
-    log: Vec<Line>,
+    log: Vec<LogLine>,
     tasks: BTreeMap<TaskId, Entry>,
     ready: BTreeSet<TaskId>,
     ticks: Vec<Tick>,
     next_task: TaskId,
     devices: u64,
-    /// From the first poll of a run to its end.
+    /// True from the first poll of a run to its end.
     running: bool,
     over: bool,
 }
 
-/// Something that wants to be called now and then while nothing happens.
+/// A function that is called at intervals while nothing else happens.
 struct Tick {
     interval: Duration,
     due: Instant,
-    /// Of the runtime in which the loop was polled last.
+    /// With the runtime in which the loop was polled last.
     sleep: Option<(runtime::Id, Body)>,
     call: Box<dyn FnMut() -> bool + Send>,
 }
@@ -122,8 +120,8 @@ enum Step {
 }
 
 thread_local! {
-    /// `ManuallyDrop`: without a destructor it stays usable while the thread's other locals are destroyed, and theirs ask
-    /// for it. Nothing leaks: [`Polling`] empties it.
+    /// `ManuallyDrop`: without a destructor it stays usable while the thread's other locals are destroyed, whose
+    /// destructors use it. Nothing leaks: [`PollGuard`] empties it.
     static CURRENT: ManuallyDrop<RefCell<Option<SimulationHandle>>> = const { ManuallyDrop::new(RefCell::new(None)) };
 }
 
@@ -156,7 +154,7 @@ impl Simulation {
         Self { core, seed }
     }
 
-    /// The seed it was made with.
+    /// The seed of this simulation.
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -170,23 +168,24 @@ impl Simulation {
         Device::open(config, self.core.engine.clone(), name)
     }
 
-    /// A number that no other simulation has while one of the devices of this one lives.
+    /// A number that no other simulation has while a device of this one lives.
     pub(crate) fn engine_id(&self) -> usize {
         Arc::as_ptr(&self.core.engine).addr()
     }
 
-    /// Runs a future, the tasks that are spawned meanwhile and the devices, until the future is done. Tasks that are not
-    /// done by then go on in the next run, or end with the simulation.
+    /// Runs a future, the tasks that are spawned meanwhile and the devices, until the future is done. Tasks that are
+    /// not done by then continue in the next run, or end with the simulation.
     ///
-    /// It works on any executor. Outside a tokio runtime, time is real, and the tasks have no tokio timers. The simulation's own
-    /// timer, which it needs while a task waits for a stream, is a thread there, from the first such wait to the end of the run.
+    /// It works on any executor. Outside a tokio runtime, time is real, and the tasks have no tokio timers. The
+    /// simulation's own timer, which it needs while a task waits for a stream, is then a thread, from the first such
+    /// wait to the end of the run.
     ///
     /// # Panics
     /// - If it is running already.
     /// - In a tokio runtime without timers (`Builder::enable_time`), when nothing can run and a task has waited for a stream.
     ///
     /// # Cancel safety
-    /// Dropping it stops everything where it is; the tasks go on in the next run.
+    /// Dropping it stops everything where it is; the tasks continue in the next run.
     pub async fn run<F: Future>(&self, future: F) -> F::Output {
         let mut root = pin!(unconstrained(future));
         let mut running = Running::new(&self.core);
@@ -195,25 +194,25 @@ impl Simulation {
         std::future::poll_fn(|cx| self.core.poll(cx, root.as_mut(), &mut running.alarm)).await
     }
 
-    /// What was done, step by step.
+    /// All steps so far, one line each.
     pub fn log(&self) -> Vec<String> {
         let log = lock(&self.core.state).log.clone();
         log.iter().map(ToString::to_string).collect()
     }
 
-    /// How many steps were done: the length of its log.
+    /// The number of steps so far: the length of the log.
     pub fn steps(&self) -> usize {
         lock(&self.core.state).log.len()
     }
 
-    /// The tasks that are not done, by their names, in the order of spawning: when something hangs, or at the end, when
-    /// nothing should be left.
+    /// The names of the tasks that are not done, in the order of spawning: to diagnose a hang, or to check that nothing
+    /// is left.
     pub fn unfinished(&self) -> Vec<String> {
         lock(&self.core.state).tasks.iter().map(|(id, entry)| entry.line(*id).to_string()).collect()
     }
 
-    /// Spawns a task beside what [`run`](Self::run) is given: its turns are picked by the same seed, as those of
-    /// `tokio::spawn` are not. Dropping what this returns lets it go on by itself.
+    /// Spawns a task beside the future of [`run`](Self::run). Its turns are chosen by the same seed, which those of
+    /// `tokio::spawn` are not. Dropping the returned handle detaches the task.
     pub fn spawn<F>(&self, name: impl Into<String>, future: F) -> Task<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,
@@ -223,7 +222,7 @@ impl Simulation {
 }
 
 impl Drop for Simulation {
-    /// Its tasks are dropped and its devices lost: nobody runs them any more.
+    /// Drops its tasks and marks its devices lost.
     fn drop(&mut self) {
         let mut state = lock(&self.core.state);
         state.over = true;
@@ -236,8 +235,8 @@ impl Drop for Simulation {
             machine.devices().into_iter().flat_map(|device| machine.fail(device, error.again())).collect()
         });
         discard_all(dropped);
-        self.core.engine.tell_of_loss(&error);
-        // Once more, so that those who wait outside of it learn that its devices are lost.
+        self.core.engine.notify_loss(&error);
+        // Call the ticks once more, so that tasks outside the simulation notice the loss of its devices.
         let ticks = std::mem::take(&mut lock(&self.core.state).ticks);
         ticks.into_iter().for_each(|mut tick| _ = contained("a tick panicked", || _ = (tick.call)()));
     }
@@ -255,19 +254,17 @@ impl fmt::Debug for Core {
     }
 }
 
-/// A way into a running simulation.
 #[derive(Clone, Debug)]
 pub(crate) struct SimulationHandle {
     core: Arc<Core>,
 }
 
 impl SimulationHandle {
-    /// Whether it runs the devices of this engine.
     pub(super) fn runs(&self, engine: &Arc<Engine>) -> bool {
         Arc::ptr_eq(&self.core.engine, engine)
     }
 
-    /// A task of the simulation's. Dropping what this returns lets it go on by itself.
+    /// Spawns a task of the simulation. Dropping the returned handle detaches it.
     pub(crate) fn spawn<F>(&self, name: impl Into<String>, future: F) -> Task<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,
@@ -278,7 +275,7 @@ impl SimulationHandle {
         state.next_task += 1;
         if state.over {
             drop(state);
-            // Never to be polled: its join says so.
+            // It is never polled, and its handle reports that it was aborted.
             drop(entry);
         } else {
             state.tasks.insert(id, entry);
@@ -288,8 +285,8 @@ impl SimulationHandle {
         Task::new(id, slot, &self.core)
     }
 
-    /// Calls `call` every `interval` while nothing else happens, until it returns false. While there is one of these, a
-    /// simulation that can do nothing lets time pass instead of standing still.
+    /// Calls `call` every `interval` while nothing else happens, until it returns false. Meanwhile a simulation without
+    /// runnable work lets time pass.
     pub(crate) fn on_idle_every(&self, interval: Duration, call: Box<dyn FnMut() -> bool + Send>) {
         let tick = Tick { interval, due: clock::now() + interval, sleep: None, call };
         lock(&self.core.state).ticks.push(tick);
@@ -297,7 +294,6 @@ impl SimulationHandle {
     }
 }
 
-/// The loop.
 impl Core {
     fn poll<F: Future>(
         self: &Arc<Self>,
@@ -305,12 +301,12 @@ impl Core {
         mut root: Pin<&mut F>,
         alarm: &mut Option<Alarm>,
     ) -> Poll<F::Output> {
-        let polling = Polling::new(self, cx);
+        let polling = PollGuard::new(self, cx);
         let waker = Waker::from(Arc::new(TaskWaker::new(ROOT, self)));
         for _ in 0..BURST {
             match self.choose(Some(&polling.in_loop)) {
                 Some(Step::Root) => {
-                    self.note(Line::Root);
+                    self.note(LogLine::Root);
                     if let Poll::Ready(output) = root.as_mut().poll(&mut Context::from_waker(&waker)) {
                         lock(&self.state).ready.remove(&ROOT);
                         return Poll::Ready(output);
@@ -327,9 +323,9 @@ impl Core {
         Poll::Pending
     }
 
-    /// What to do next, by the seed: for the loop any step, for others that of a stream.
+    /// Chooses the next step by the seed: any step for the loop, only a stream's for other callers.
     fn choose(&self, in_loop: Option<&LoopPoll<'_>>) -> Option<Step> {
-        // First of all: what comes in from now on may be missed below.
+        // First of all: changes from now on may be missed by the checks below.
         in_loop.inspect(|in_loop| in_loop.observe());
         let streams = self.engine.with(|machine| machine.all_runnable());
         let mut state = lock(&self.state);
@@ -350,7 +346,7 @@ impl Core {
         self.engine.step_one(stream, || self.now(), |line| self.note(line));
     }
 
-    /// One entry of some stream, for a call that waits. False if there is none.
+    /// Runs one entry of some stream, for a call that waits. False if no stream is runnable.
     pub(super) fn step_streams(&self) -> bool {
         let Some(Step::Stream(stream)) = self.choose(None) else { return false };
         self.step_stream(stream);
@@ -366,7 +362,8 @@ impl Core {
         drop(state);
         let Some(mut body) = body else { return };
         let waker = Waker::from(Arc::new(TaskWaker::new(id, self)));
-        // What its future panics with is its join's; what remains is a destructor, which ends the task.
+        // The future's own panic is caught for the task's handle. One that arrives here is a destructor's, and ends the
+        // task.
         let mut ready = false;
         let mut poll = || ready = body.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
         let done = aborted || !contained("a task panicked as it ended", &mut poll) || ready;
@@ -384,7 +381,7 @@ impl Core {
         contained("a task panicked as it was dropped", || drop(body));
     }
 
-    /// Before a run: timers belong to a runtime and times to its clock, and this may be another one than last time.
+    /// Called before a run: timers belong to a runtime and times to its clock, and this runtime may be another one.
     fn restart_ticks(&self) {
         let now = clock::now();
         let mut timers = Vec::new();
@@ -392,16 +389,16 @@ impl Core {
             timers.extend(tick.sleep.take());
             tick.due = tick.due.min(now + tick.interval);
         }
-        // They have a waker of the user's.
+        // The timers hold a waker of the user's.
         discard_all(timers);
     }
 
-    /// Calls the ticks that are due, and sees to it that the next one wakes us. True if there was one.
+    /// Calls the ticks that are due, and arranges a wakeup for the next one. True if one was called.
     fn poll_ticks(self: &Arc<Self>, cx: &mut Context<'_>, alarm: &mut Option<Alarm>) -> bool {
         let mut called = false;
         let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
-        let mut taken = Taken { core: self, ticks: std::mem::take(&mut lock(&self.state).ticks) };
-        // The run has moved: nothing may drive that runtime any more.
+        let mut taken = TicksGuard { core: self, ticks: std::mem::take(&mut lock(&self.state).ticks) };
+        // The old runtime may not be driven any more.
         let elsewhere = |sleep: &mut (runtime::Id, Body)| Some(sleep.0) != runtime;
         discard_all(taken.ticks.iter_mut().filter_map(|tick| tick.sleep.take_if(elsewhere)).collect::<Vec<_>>());
         taken.ticks.retain_mut(|tick| {
@@ -424,9 +421,9 @@ impl Core {
         if alarm.is_none() && at.is_some() {
             match Alarm::new(Arc::downgrade(self)) {
                 Ok(made) => *alarm = Some(made),
-                // The next poll tries again.
+                // The next poll retries.
                 Err(error) => log(move || {
-                    tracing::error!(%error, "no thread for a simulation's ticks: a fault may go unnoticed");
+                    tracing::error!(%error, "could not start a simulation's timer thread: a fault may go unnoticed");
                 }),
             }
         }
@@ -435,17 +432,17 @@ impl Core {
         }
     }
 
-    /// A number that the seed decides, for what chooses an order by itself.
+    /// A random number from the seed, for a caller that chooses an order itself.
     pub(super) fn draw(&self) -> u64 {
         lock(&self.state).random.random()
     }
 
-    fn note(&self, line: Line) {
+    fn note(&self, line: LogLine) {
         lock(&self.state).log.push(line);
     }
 
-    /// The time on tokio's clock since it was first asked. It does not go back where the clock is another: outside a runtime
-    /// whose clock is paused. Where there is none, in the destructor of a thread-local, it is the latest that was read.
+    /// The time on tokio's clock since the first call. It never goes back, even outside a runtime whose clock is
+    /// paused. In the destructor of a thread-local, where there is no clock, it is the latest time that was read.
     fn now(&self) -> Duration {
         let latest = match Handle::try_current() {
             Err(error) if error.is_thread_local_destroyed() => self.latest.load(Ordering::Relaxed),
@@ -475,14 +472,14 @@ impl Core {
         self.make_ready(id);
     }
 
-    /// Something has changed: the loop is to look, unless it is going to anyway.
+    /// Reports a change: the loop looks for work again, unless it is going to anyway.
     pub(super) fn stir(&self) {
         self.wakeup.notify();
     }
 }
 
 impl Tick {
-    /// `runtime`: the one with the timers, where there is one.
+    /// `runtime`: the one that has the timers, if any.
     fn is_due(&mut self, cx: &mut Context<'_>, runtime: Option<runtime::Id>) -> bool {
         let due = self.due;
         let Some(runtime) = runtime else { return due <= clock::now() };
@@ -491,25 +488,24 @@ impl Tick {
     }
 }
 
-/// The ticks, while they are polled. The clone of the caller's waker may panic: then they are there for the next poll.
-struct Taken<'a> {
+/// The ticks, while they are polled. If the clone of the caller's waker panics, they are put back for the next poll.
+struct TicksGuard<'a> {
     core: &'a Core,
     ticks: Vec<Tick>,
 }
 
-impl Drop for Taken<'_> {
+impl Drop for TicksGuard<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.core.state);
-        // Those that came in meanwhile stand behind.
+        // Ticks that were added meanwhile come last.
         self.ticks.append(&mut state.ticks);
         state.ticks = std::mem::take(&mut self.ticks);
     }
 }
 
-/// The time of one run.
 struct Running<'a> {
     core: &'a Core,
-    /// What makes ticks where no runtime does.
+    /// The source of ticks where there is no runtime.
     alarm: Option<Alarm>,
 }
 
@@ -527,13 +523,13 @@ impl Drop for Running<'_> {
     }
 }
 
-/// The time of one poll of the loop: this thread is in the simulation.
-struct Polling<'a> {
+/// A guard for one poll of the loop: this thread is in the simulation.
+struct PollGuard<'a> {
     in_loop: LoopPoll<'a>,
     before: Option<SimulationHandle>,
 }
 
-impl<'a> Polling<'a> {
+impl<'a> PollGuard<'a> {
     fn new(core: &'a Arc<Core>, cx: &Context<'_>) -> Self {
         let in_loop = core.wakeup.begin(cx.waker().clone());
         let before = CURRENT.with(|current| current.replace(Some(SimulationHandle { core: core.clone() })));
@@ -541,7 +537,7 @@ impl<'a> Polling<'a> {
     }
 }
 
-impl Drop for Polling<'_> {
+impl Drop for PollGuard<'_> {
     fn drop(&mut self) {
         let before = self.before.take();
         let polled = CURRENT.try_with(|current| current.replace(before));

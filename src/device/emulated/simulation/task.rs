@@ -1,9 +1,9 @@
-//! Tasks of a simulation: what is polled, what wakes it, and what somebody may wait for.
+//! Tasks of a simulation: their bodies, wakers and handles.
 //!
 //! ```text
 //!   spawned ──► ready ──► polled ──┬─► pending ──(its waker)──► ready
 //!                 ▲                ├─► done: its output
-//!                 │                └─► panicked: what it panicked with
+//!                 │                └─► panicked: the panic's payload
 //!   abort ────────┘ at its next turn it is dropped instead of polled: aborted
 //! ```
 
@@ -17,7 +17,7 @@ use std::{
 
 use tokio::task::coop::unconstrained;
 
-use super::{Core, Line, lock};
+use super::{Core, LogLine, lock};
 use crate::{
     error::catch_panic,
     sync::{Mutex, discard, wake},
@@ -26,10 +26,9 @@ use crate::{
 pub(super) type TaskId = u64;
 pub(super) type Body = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A task as the loop has it.
 pub(super) struct Entry {
     name: Arc<str>,
-    /// Out while it is polled.
+    /// `None` while it is polled.
     pub(super) body: Option<Body>,
     pub(super) aborted: bool,
 }
@@ -40,7 +39,7 @@ impl Entry {
         F: Future<Output: Send> + Send + 'static,
     {
         let slot = Arc::new(Slot::default());
-        let end = End(slot.clone());
+        let end = AbortOnDrop(slot.clone());
         let body = async move {
             let output = catch_panic(unconstrained(future)).await;
             end.0.put(output.map_err(Unfinished::Panicked));
@@ -48,13 +47,12 @@ impl Entry {
         (Self { name: name.into(), body: Some(Box::pin(body)), aborted: false }, slot)
     }
 
-    /// For the log.
-    pub(super) fn line(&self, id: TaskId) -> Line {
-        Line::Task { id, name: self.name.clone(), aborted: self.aborted }
+    pub(super) fn line(&self, id: TaskId) -> LogLine {
+        LogLine::Task { id, name: self.name.clone(), aborted: self.aborted }
     }
 }
 
-/// Where a task's end is put, and who waits for it.
+/// A task's result, and the waker of the task that awaits it.
 pub(super) struct Slot<T: 'static>(Mutex<State<T>>);
 
 struct State<T: 'static> {
@@ -66,7 +64,7 @@ struct State<T: 'static> {
 impl<T: 'static> Drop for State<T> {
     fn drop(&mut self) {
         discard(self.waker.take());
-        // An output may hold the end of another task, and so on.
+        // An output may hold the handle of another task, and so on.
         discard(self.end.take());
     }
 }
@@ -91,10 +89,10 @@ impl<T: 'static> Slot<T> {
     }
 }
 
-/// In a task's body: when that is dropped unfinished, the slot hears of it.
-struct End<T: 'static>(Arc<Slot<T>>);
+/// Part of a task's body: if the body is dropped unfinished, this marks the slot aborted.
+struct AbortOnDrop<T: 'static>(Arc<Slot<T>>);
 
-impl<T: 'static> Drop for End<T> {
+impl<T: 'static> Drop for AbortOnDrop<T> {
     fn drop(&mut self) {
         self.0.put(Err(Unfinished::Aborted));
     }
@@ -105,7 +103,7 @@ impl<T: 'static> Drop for End<T> {
 pub enum Unfinished {
     /// It was aborted, or its simulation is over.
     Aborted,
-    /// It panicked with this.
+    /// It panicked with this payload.
     Panicked(Box<dyn Any + Send>),
 }
 
@@ -129,10 +127,10 @@ impl fmt::Display for Unfinished {
 
 impl std::error::Error for Unfinished {}
 
-/// A spawned task: a future of its end.
+/// A spawned task: a future of its output.
 ///
 /// # Cancel safety
-/// Dropping it lets the task go on by itself.
+/// Dropping it detaches the task.
 pub struct Task<T: 'static> {
     id: TaskId,
     slot: Arc<Slot<T>>,
@@ -151,7 +149,7 @@ impl<T: 'static> Task<T> {
         }
     }
 
-    /// True once it is done, or has panicked, or is gone.
+    /// True once it is done, has panicked, or was aborted.
     pub fn is_finished(&self) -> bool {
         lock(&self.slot.0).over
     }
@@ -165,7 +163,7 @@ impl<T: 'static> Future for Task<T> {
         let mut state = lock(&self.slot.0);
         let old = match state.end.take() {
             Some(end) => return Poll::Ready(end),
-            None if state.over => panic!("a task's end was polled for again"),
+            None if state.over => panic!("`Task` polled after completion"),
             None => state.waker.replace(waker),
         };
         drop(state);
@@ -180,7 +178,6 @@ impl<T: 'static> fmt::Debug for Task<T> {
     }
 }
 
-/// Makes a task ready.
 pub(super) struct TaskWaker {
     id: TaskId,
     core: Weak<Core>,

@@ -1,4 +1,4 @@
-//! One seed, one order.
+//! Tests that one seed gives one order.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +14,7 @@ use tokio::{
 
 use super::*;
 use crate::device::{
-    backend::{Place, RawStream, StreamSpec},
+    backend::{Endpoint, RawStream, StreamSpec},
     check::checked,
     emulated::{
         Faults,
@@ -26,14 +26,13 @@ fn stream(device: &Arc<dyn Backend>, name: &str) -> RawStream {
     device.stream_create(&StreamSpec { name: name.into(), priority: 0, non_blocking: true }).unwrap()
 }
 
-/// A host function as a future.
 fn done(device: &Arc<dyn Backend>, on: RawStream) -> oneshot::Receiver<()> {
-    let (sender, heard) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     device.host_function(on, &mut Some(Box::new(move || _ = sender.send(())))).unwrap();
-    heard
+    receiver
 }
 
-/// Three tasks with streams of their own on two devices, which meet now and then.
+/// Three tasks with streams of their own on two devices, which wait for each other now and then.
 async fn busy(simulation: &Simulation) -> u8 {
     let devices = [simulation.device(Emulated::new()), simulation.device(Emulated::new())];
     let handle = current().unwrap();
@@ -73,7 +72,7 @@ async fn log_of(seed: u64) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_seed_one_order() {
+async fn one_seed_gives_one_order() {
     let mut orders = BTreeSet::new();
     for seed in 0..100 {
         let first = log_of(seed).await;
@@ -98,7 +97,7 @@ fn an_order_does_not_depend_on_the_runtime() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_blocked_stream_goes_on() {
+async fn a_blocked_stream_continues() {
     for seed in 0..20 {
         let simulation = Simulation::new(seed);
         let device = checked(simulation.device(Emulated::new()));
@@ -168,10 +167,10 @@ async fn spawn_join_abort() {
             let panics = handle.spawn("panics", async { panic!("on purpose") });
             let Err(Unfinished::Panicked(panic)) = panics.await else { panic!("it did not") };
             assert_eq!(panic.downcast_ref::<&str>(), Some(&"on purpose"));
-            // Nobody joins this one, and it runs all the same.
+            // This one is detached, and runs all the same.
             let notify = Arc::new(Notify::new());
-            let told = notify.clone();
-            drop(handle.spawn("", async move { told.notify_one() }));
+            let notifier = notify.clone();
+            drop(handle.spawn("", async move { notifier.notify_one() }));
             notify.notified().await;
         })
         .await;
@@ -206,7 +205,7 @@ async fn a_blocking_wait_steps_the_streams() {
     let device = simulation.device(Emulated::new());
     let on = stream(&device, "s");
     let memory = device.alloc(4).unwrap();
-    // Not even in a run.
+    // This works outside of a run.
     fill(&device, on, memory, 9, 4);
     assert!(!device.stream_query(on).unwrap());
     assert_eq!(read(&device, on, memory, 4), [9; 4]);
@@ -218,14 +217,14 @@ async fn a_wait_that_nothing_ends_is_an_error() {
     let (one, two) = (Simulation::new(1), crate::device::emulated::open(Emulated::new()));
     let device = one.device(Emulated::new());
     let on = stream(&device, "s");
-    // An event of a device that somebody else runs cannot be waited for here.
+    // An event of a device outside of the simulation cannot be waited for.
     let event = two.event_create(false).unwrap();
     assert!(device.stream_wait(on, event).is_err());
     device.stream_synchronize(on).unwrap();
     // Called from its own host function, the stream can never be done.
     let (again, outcome) = (device.clone(), Arc::new(Mutex::new(None)));
-    let told = outcome.clone();
-    let function = move || *told.lock().unwrap() = Some(again.stream_synchronize(on));
+    let result = outcome.clone();
+    let function = move || *result.lock().unwrap() = Some(again.stream_synchronize(on));
     device.host_function(on, &mut Some(Box::new(function))).unwrap();
     device.stream_synchronize(on).unwrap();
     let outcome = outcome.lock().unwrap().take().unwrap();
@@ -242,12 +241,12 @@ async fn ticks_come_while_nothing_happens() {
             let on = stream(&device, "s");
             let lost = done(&device, on);
             let notify = Arc::new(Notify::new());
-            let (count, watch, told) = (ticks.clone(), device.clone(), notify.clone());
+            let (count, watch, notifier) = (ticks.clone(), device.clone(), notify.clone());
             let start = Instant::now();
-            // A watchdog: asks the stream, since the callback never comes.
+            // A watchdog: queries the stream, since the callback is never called.
             let call = move || {
                 if count.fetch_add(1, Ordering::Relaxed) == 4 && watch.stream_query(on).unwrap() {
-                    told.notify_one();
+                    notifier.notify_one();
                     return false;
                 }
                 true
@@ -270,7 +269,7 @@ async fn a_trap_is_named_the_same_every_time() {
         let on = stream(&device, "s");
         let (mut byte, memory) = (0_u8, device.alloc(1).unwrap());
         // SAFETY: `byte` outlives the wait.
-        unsafe { device.copy(on, Place::Host(&mut byte), Place::Device(memory), 1) }.unwrap();
+        unsafe { device.copy(on, Endpoint::Host(&mut byte), Endpoint::Device(memory), 1) }.unwrap();
         device.stream_synchronize(on).unwrap_err().to_string()
     };
     assert_eq!(text(1).await, text(2).await);
@@ -293,10 +292,10 @@ async fn other_threads_wake_the_loop() {
     }
 }
 
-/// A call that waits carries out streams on another thread, while the loop is between its look and its sleep. The test makes
-/// that call in the poll of a tick's timer, which is at that place.
+/// A call that waits runs streams on another thread, while the loop is between its check and its sleep. The test makes
+/// that call in the poll of a tick's timer, which is at that point.
 #[tokio::test(start_paused = true)]
-async fn a_call_that_waits_on_another_thread_hides_no_wake_from_the_loop() {
+async fn a_call_that_waits_on_another_thread_loses_no_wakeup_of_the_loop() {
     let simulation = Simulation::new(1);
     let device = simulation.device(Emulated::new());
     let on = stream(&device, "s");
@@ -321,10 +320,10 @@ async fn a_call_that_waits_on_another_thread_hides_no_wake_from_the_loop() {
         Poll::<()>::Pending
     })));
     assert!(futures::poll!(run.as_mut()).is_pending());
-    assert_eq!(polls.load(Ordering::Relaxed), 2, "woken, and not polled");
+    assert_eq!(polls.load(Ordering::Relaxed), 2, "woken but not polled");
 }
 
-/// Streams of a simulation, and a thread that carries out a host function of the first one until `end` is dropped.
+/// Streams of a simulation, and a thread that runs a host function of the first one until `end` is dropped.
 struct Blocked {
     device: Arc<dyn Backend>,
     streams: [RawStream; 3],
@@ -350,46 +349,47 @@ fn blocked(simulation: &Simulation) -> Blocked {
     Blocked { device, streams, end, call }
 }
 
-/// Waits for the second stream, behind the first, on a thread of its own, which sleeps then. The channel has the outcome.
+/// Waits for the second stream, behind the first, on a thread of its own, which then sleeps. The channel has the
+/// outcome.
 fn waits_for_b(simulation: &Simulation, blocked: &Blocked) -> std::sync::mpsc::Receiver<crate::Result<()>> {
     let Blocked { device, streams: [a, b, _], .. } = blocked;
     let event = device.event_create(false).unwrap();
     device.event_record(event, *a).unwrap();
     device.stream_wait(*b, event).unwrap();
-    let (tell, told) = std::sync::mpsc::channel();
+    let (tell, outcomes) = std::sync::mpsc::channel();
     let (device, b) = (device.clone(), *b);
     std::thread::spawn(move || _ = tell.send(device.stream_synchronize(b)));
     while simulation.core.engine.listeners() == 0 {
         std::thread::yield_now();
     }
-    told
+    outcomes
 }
 
-/// Longer than any machine needs: a test that fails says so.
+/// Longer than any machine needs: exceeded only if the test fails.
 const NEVER: Duration = Duration::from_secs(20);
 
 #[test]
-fn a_call_that_sleeps_carries_out_what_is_enqueued_meanwhile() {
+fn a_call_that_sleeps_runs_what_is_enqueued_meanwhile() {
     let simulation = Simulation::new(1);
     let blocked = blocked(&simulation);
-    let told = waits_for_b(&simulation, &blocked);
+    let outcomes = waits_for_b(&simulation, &blocked);
     let (ran, runs) = std::sync::mpsc::channel();
     let function = move || ran.send(()).unwrap();
     blocked.device.host_function(blocked.streams[2], &mut Some(Box::new(function))).unwrap();
     // The first function may wait for this one: nothing orders the two.
-    assert!(runs.recv_timeout(NEVER).is_ok(), "a thread waits in the simulation, and nobody runs the stream");
+    assert!(runs.recv_timeout(NEVER).is_ok(), "a thread waits in the simulation, but the stream is not run");
     drop(blocked.end);
     blocked.call.join().unwrap().unwrap();
-    told.recv().unwrap().unwrap();
+    outcomes.recv().unwrap().unwrap();
 }
 
 #[test]
-fn a_call_that_sleeps_hears_of_the_end_of_its_simulation() {
+fn a_call_that_sleeps_is_notified_of_the_end_of_its_simulation() {
     let simulation = Simulation::new(1);
     let blocked = blocked(&simulation);
-    let told = waits_for_b(&simulation, &blocked);
+    let outcomes = waits_for_b(&simulation, &blocked);
     drop(simulation);
-    let outcome = told.recv_timeout(NEVER).expect("its device is lost, and it waits for another thread's function");
+    let outcome = outcomes.recv_timeout(NEVER).expect("its device is lost, and it waits for another thread's function");
     assert!(outcome.unwrap_err().is_device_lost());
     drop(blocked.end);
     assert!(blocked.call.join().unwrap().unwrap_err().is_device_lost());

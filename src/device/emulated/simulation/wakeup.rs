@@ -1,7 +1,7 @@
 //! How a simulation's loop sleeps, and how a change wakes it.
 //!
-//! The loop returns `Pending` when it has found nothing to do. A change that comes between its look and that return must not
-//! be lost; one that comes during a poll needs no waker, as the loop looks again before it sleeps.
+//! The loop returns `Pending` when it has found nothing to do. A change that comes between its last check and that
+//! return must not be lost; one that comes during a poll needs no waker, as the loop checks again before it sleeps.
 //!
 //! ```text
 //!   loop:    begin ──► observe ──► look ──► found: do it ──► observe ...
@@ -10,10 +10,11 @@
 //!   others:  change ──► notify: marks the change, and wakes the loop if it sleeps
 //! ```
 //!
-//! Only the loop clears the mark, so `observe` is a method of [`LoopPoll`]: a call that waits for a stream carries out work on
-//! its own thread, and sees streams but no tasks. What makes a task ready or a stream runnable notifies the loop after that.
+//! Only the loop clears the mark, so `observe` is a method of [`LoopPoll`]: a call that waits for a stream runs work on
+//! its own thread, and sees streams but no tasks. Code that makes a task ready or a stream runnable notifies the loop
+//! after that.
 //!
-//! Knows no device: `tests/loom/wakeup.rs` includes it as it stands.
+//! Independent of devices: `tests/loom/wakeup.rs` includes this file.
 
 use std::task::Waker;
 
@@ -23,14 +24,13 @@ use crate::sync::{Mutex, discard, lock, wake};
 pub(crate) struct Wakeup(Mutex<State>);
 
 struct State {
-    /// The loop is in a poll and looks again by itself; otherwise it needs its waker.
+    /// The loop is in a poll and checks again by itself; otherwise it needs its waker.
     polling: bool,
-    /// Something has changed since the loop last looked.
+    /// Something has changed since the loop last checked.
     changed: bool,
     waker: Option<Waker>,
 }
 
-/// The loop, during one poll.
 pub(crate) struct LoopPoll<'a>(&'a Wakeup);
 
 impl Wakeup {
@@ -38,7 +38,7 @@ impl Wakeup {
         Self(Mutex::new(State { polling: false, changed: false, waker: None }))
     }
 
-    /// The loop begins a poll; `waker` is for a change that comes after it.
+    /// Begins a poll of the loop; `waker` is for a change that comes after it.
     pub(crate) fn begin(&self, waker: Waker) -> LoopPoll<'_> {
         let mut state = lock(&self.0);
         state.polling = true;
@@ -48,7 +48,6 @@ impl Wakeup {
         LoopPoll(self)
     }
 
-    /// Something has changed.
     pub(crate) fn notify(&self) {
         let mut state = lock(&self.0);
         state.changed = true;
@@ -64,12 +63,14 @@ impl Wakeup {
 }
 
 impl LoopPoll<'_> {
-    /// Before the loop looks: a change from now on may be missed by that look, and keeps the loop awake.
+    /// Called before the loop checks for work: a change from now on may be missed by that check, and keeps the loop
+    /// awake.
     pub(crate) fn observe(&self) {
         lock(&self.0.0).changed = false;
     }
 
-    /// After a look that has found nothing. If true the poll returns `Pending`, and the next change wakes the loop.
+    /// Called after a check that has found nothing. If true the poll returns `Pending`, and the next change wakes the
+    /// loop.
     pub(crate) fn may_sleep(&self) -> bool {
         let mut state = lock(&self.0.0);
         state.polling = state.changed;

@@ -1,15 +1,16 @@
-//! [`Log`]: what a hub of chunks writes for people.
+//! [`Log`]: the event log of a chunk hub.
 //!
-//! A line is noted where something happens, and written once the hub's state has changed, with no lock held: the writer is
-//! user code, which may use the hub, block or panic. One thread at a time has the writer; what others note meanwhile is
-//! written by that one. So the lines keep their order.
+//! A line is noted when something happens, and written once the hub's state has changed, with no lock held: the
+//! writer is user code, which may use the hub, block or panic. One thread at a time uses the writer, and also writes
+//! what other threads note meanwhile. So the lines keep their order.
 //!
 //! ```text
-//!   note ──> waiting, up to MOST ──> write: a turn of up to MOST lines ──> the rest: by the next that notes a line, or the hub's end
+//!   note ──> waiting, up to MOST ──> write: a turn of up to MOST lines ──> the rest: by the next `write`, or at the hub's end
 //!               └── full ──> dropped and counted: the count is written in their place
 //! ```
 //!
-//! So a thread that notes a line is held up for a turn at most, however much the others note, and memory is bounded.
+//! A thread that notes a line is thus delayed by one turn at most, however many lines others note, and memory is
+//! bounded.
 
 use std::{
     collections::VecDeque,
@@ -23,26 +24,25 @@ use std::{
 
 use crate::sync::{Discarded, Mutex, contained, discard, later, lock};
 
-/// Dropped with the hub, be it with other hubs.
+/// Dropped with the hub, possibly nested in the drop of other hubs.
 type Writer = Discarded<Box<dyn Write + Send>>;
 
-/// Lines that wait for the writer at most, and lines that one thread writes at most before it goes on.
+/// The maximum number of lines that wait for the writer, and of lines that one thread writes before it continues.
 const MOST: usize = 1024;
 
 /// See the module.
 #[derive(Default)]
 pub(super) struct Log {
-    /// There was a writer.
+    /// Whether there ever was a writer.
     any: AtomicBool,
     lines: Mutex<Lines>,
 }
 
 #[derive(Default)]
 struct Lines {
-    /// Taken out while it writes.
+    /// `None` while it writes.
     writer: Option<Writer>,
     writing: bool,
-    /// How many writers there were.
     writers: u64,
     waiting: VecDeque<Line>,
     /// Lines that were dropped since the last one that waits.
@@ -56,7 +56,8 @@ struct Line {
 }
 
 impl Lines {
-    /// The next to be written: how many were dropped before it, and its text. `None` for the text where only the number is left.
+    /// The next line to write: how many were dropped before it, and its text, which is `None` if only the count is
+    /// left.
     fn next(&mut self) -> Option<(u64, Option<String>)> {
         match self.waiting.pop_front() {
             Some(Line { dropped, text }) => Some((dropped, Some(text))),
@@ -77,12 +78,10 @@ impl Log {
         discard(old);
     }
 
-    /// Is there a writer, or was there one?
     pub(super) fn is_set(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Keeps a line until [`write`](Self::write).
     pub(super) fn note(&self, line: String) {
         let mut lines = lock(&self.lines);
         if !lines.writing && lines.writer.is_none() {
@@ -96,7 +95,7 @@ impl Log {
         lines.waiting.push_back(Line { dropped, text: line });
     }
 
-    /// Writes what is left, as the hub is dropped.
+    /// Writes the remaining lines when the hub is dropped.
     pub(super) fn end(mut self, hub: Arc<str>) {
         let Lines { waiting, dropped, .. } = self.lines.get_mut();
         if !waiting.is_empty() || *dropped > 0 {
@@ -104,7 +103,7 @@ impl Log {
         }
     }
 
-    /// Writes what was noted, a turn of it. Called with no lock held.
+    /// Writes the noted lines, for one turn at most. Called with no lock held.
     pub(super) fn write(&self, hub: &str) {
         if !self.is_set() {
             return;
@@ -114,7 +113,7 @@ impl Log {
             return;
         }
         lines.writing = true;
-        // One more for the number of those that were dropped.
+        // One more, for the count of dropped lines.
         for _ in 0..=MOST {
             let Some((dropped, text)) = lines.next() else { break };
             let Some(mut writer) = lines.writer.take() else {

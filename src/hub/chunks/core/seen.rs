@@ -1,4 +1,4 @@
-//! [`ChunkState`]: what a flow sees of a hub of chunks.
+//! [`ChunkState`]: a flow's view of a chunk hub.
 
 use std::{
     fmt,
@@ -9,52 +9,51 @@ use super::{Core, Inner, place_name};
 use crate::{
     device::Device,
     hub::{
-        abroad::Lender,
         chunks::{
             roles::{LinkName, Role},
             state::LinkId,
         },
-        link::Holders,
+        external_guard::Quiescence,
+        link::EnvelopeHolders,
     },
     memory::Plain,
     stream::{Stream, Ticket},
     sync::lock,
 };
 
-/// What a flow sees of a hub of chunks, whatever is in them.
+/// A flow's view of a chunk hub, independent of the element type.
 pub(crate) trait ChunkState: fmt::Debug + Send + Sync {
     fn name(&self) -> &Arc<str>;
-    /// Chunks that are to be consumed, and were not.
+    /// The number of chunks that are to be consumed and were not yet.
     fn queued(&self) -> usize;
-    /// Chunks produced, and consumed.
+    /// The numbers of chunks produced and consumed.
     fn counts(&self) -> (u64, u64);
-    /// Links that do this, here or elsewhere.
     fn links_that(&self, role: Role) -> usize;
     fn is_empty(&self) -> bool;
     fn envelopes_at(&self, device: &Device) -> usize;
-    /// Chunks that it has places for, and envelopes wherever they are.
+    /// The number of chunks that its queue has room for, and the number of its envelopes at all places.
     fn most(&self) -> (usize, usize);
-    /// Something can come to lie there without a copy.
+    /// Whether data can get to that device without a copy.
     fn may_lie_at(&self, device: &Device) -> bool;
-    /// One of its devices that nothing can be copied to from this one.
-    fn misfit(&self, device: &Device) -> Option<String>;
-    /// Whom data flows to, if it was said.
+    /// The name of one of its devices that has no copy path to this one.
+    fn device_without_copy_path(&self, device: &Device) -> Option<String>;
+    /// The links that data is restricted to, if `flow_to` was called.
     fn flow(&self) -> Vec<LinkName>;
-    /// The copies that were enqueued last.
+    /// The last copies that were enqueued.
     fn last_copies(&self) -> Vec<Ticket>;
     /// What a link waits for, if it waits.
-    fn lacks(&self, link: LinkId, holders: &dyn Holders) -> Option<Lack>;
-    /// A flow with links here begins, and ends.
-    fn join(&self, flow: &Arc<dyn Lender>);
-    fn leave(&self, flow: &Arc<dyn Lender>);
+    fn lacks(&self, link: LinkId, holders: &dyn EnvelopeHolders) -> Option<MissingResource>;
+    /// A flow with links here begins, or ends.
+    fn join(&self, flow: &Arc<dyn Quiescence>);
+    fn leave(&self, flow: &Arc<dyn Quiescence>);
 }
 
-/// What a link waits for, in words.
+/// A description of what a link waits for.
 #[derive(Debug)]
-pub(crate) enum Lack {
-    /// A chunk, which may not come.
+pub(crate) enum MissingResource {
+    /// A chunk, which may never come.
     Chunk(String),
-    /// Room, or an envelope: something is there that cannot go on.
+    /// Room or an envelope: there is work that cannot make progress.
     Room(String),
 }
 
@@ -94,7 +93,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
         places.find(device).is_some_and(|place| state.may_lie_at(place))
     }
 
-    fn misfit(&self, device: &Device) -> Option<String> {
+    fn device_without_copy_path(&self, device: &Device) -> Option<String> {
         let inner = lock(&self.inner);
         let devices = inner.places.all.iter().map(|place| &place.device);
         devices.into_iter().find(|other| !other.copies_with(device)).map(|other| other.name().to_string())
@@ -108,7 +107,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
         lock(&self.streams).values().map(Stream::ticket).collect()
     }
 
-    fn lacks(&self, link: LinkId, holders: &dyn Holders) -> Option<Lack> {
+    fn lacks(&self, link: LinkId, holders: &dyn EnvelopeHolders) -> Option<MissingResource> {
         let name = &self.name;
         let (place, pool) = {
             let Inner { state, places } = &*lock(&self.inner);
@@ -120,30 +119,32 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
                 return None;
             }
             if role == Role::Produce && !state.has_room() {
-                let directed = if state.flow().is_some() { ", and `flow_to` says whom chunks go to" } else { "" };
-                return Some(Lack::Room(format!("room in hub `{name}`: all of its places are taken{directed}")));
+                let directed = if state.flow().is_some() { ", and `flow_to` restricts the flow" } else { "" };
+                return Some(MissingResource::Room(format!(
+                    "room in hub `{name}`: all of its places are taken{directed}"
+                )));
             }
             if role != Role::Produce && !state.lacks_envelope(link) {
-                return Some(Lack::Chunk(match state.next_number(link) {
-                    Some(number) => format!("chunk {number} of hub `{name}` on {on}: others have it first"),
+                return Some(MissingResource::Chunk(match state.next_number(link) {
+                    Some(number) => format!("chunk {number} of hub `{name}` on {on}: other links get it first"),
                     None if state.is_left_out(link) => {
-                        format!("a chunk of hub `{name}` on {on}: `flow_to` says that they go to others alone")
+                        format!("a chunk of hub `{name}` on {on}: `flow_to` does not name this link")
                     }
                     None => format!("a chunk of hub `{name}` on {on}"),
                 }));
             }
             (format!("a blank envelope of hub `{name}` on {on}"), place.pool.clone())
         };
-        // The lock of no hub is held: it asks them.
+        // No hub lock is held, since this queries the hubs.
         let whereabouts = pool.map_or_else(|| "it has none".to_string(), |pool| pool.whereabouts(holders));
-        Some(Lack::Room(format!("{place}: {whereabouts}")))
+        Some(MissingResource::Room(format!("{place}: {whereabouts}")))
     }
 
-    fn join(&self, flow: &Arc<dyn Lender>) {
+    fn join(&self, flow: &Arc<dyn Quiescence>) {
         self.join(flow);
     }
 
-    fn leave(&self, flow: &Arc<dyn Lender>) {
+    fn leave(&self, flow: &Arc<dyn Quiescence>) {
         self.leave(flow);
     }
 }

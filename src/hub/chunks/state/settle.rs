@@ -1,11 +1,11 @@
-//! What follows from what has happened: copies, wakes, envelopes that go.
+//! The consequences of events: copies, wakes, envelopes to free.
 //!
 //! ```text
 //!   settle ──> wanted: the oldest chunk first ──bring──> a blank: a copy is enqueued
 //!                                                └─────> none: make room, if a link waits
 //!                                                            └──> none anywhere, and nothing moves: one more envelope
-//!          ──> trim: copies that nobody needs go home
-//!          ──> wake: those who may go, who came first first
+//!          ──> trim: copies that are not needed are freed
+//!          ──> wake: links that may go, in the order of their arrival
 //! ```
 
 use std::ops::Deref;
@@ -13,7 +13,7 @@ use std::ops::Deref;
 use smallvec::SmallVec;
 
 use super::{
-    Actions, Blanks, Chunk, Copy, Link, LinkId, Move, Place, Role, Slot, Spare, State, TooFew, Waits,
+    Actions, Blanks, Chunk, Copy, Link, LinkId, LocationId, Move, Role, Slot, Spare, State, TooFew, Waits,
     snapshot::Snapshot,
 };
 
@@ -21,24 +21,23 @@ use super::{
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     chunk: usize,
-    place: Place,
-    /// By one who waits.
+    place: LocationId,
+    /// By a link that waits.
     demanded: bool,
 }
 
-/// Chunks, the places where links wait for them, and since when the first of those waits.
-type Demands = SmallVec<[(usize, Place, u64); 4]>;
+/// Chunks, the places where links wait for them, and since when the first of these links waits.
+type Demands = SmallVec<[(usize, LocationId, u64); 4]>;
 
 /// Since when a link waits there for that chunk, if one does.
-fn demanded_since(demands: &Demands, chunk: usize, at: Place) -> Option<u64> {
+fn demanded_since(demands: &Demands, chunk: usize, at: LocationId) -> Option<u64> {
     demands.iter().find(|(of, place, _)| (*of, *place) == (chunk, at)).map(|(.., since)| *since)
 }
 
-/// Places where consumers are, and since when the first of them waits: [`u64::MAX`] where none does.
-type Consumers = SmallVec<[(Place, u64); 2]>;
+/// Places of consumers, and since when the first consumer there waits: [`u64::MAX`] if none does.
+type Consumers = SmallVec<[(LocationId, u64); 2]>;
 
 impl<E: Clone + Deref, S: Clone> State<E, S> {
-    /// Says what follows from what has happened.
     pub(in crate::hub::chunks) fn settle(&mut self, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
         self.lose_failed(blanks);
         out.freed.append(&mut self.freed);
@@ -54,7 +53,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 lacking = Some((chunk, place));
             }
         }
-        // After that: a copy that was made to make room elsewhere has served by now.
+        // After that: copies that were made to make room elsewhere have served their purpose.
         self.trim(out);
         if self.spare != Spare::Coming {
             let stuck = lacking.filter(|(at, place)| !self.is_used_before(*at, *place) && self.is_at_rest(blanks));
@@ -67,12 +66,12 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                     || state.needs_spare(id, link)
                     || (waits.blank && snapshot.is_refused(link))
             };
-            state.has_ended(id, blanks) || (!waits.told && may_go())
+            state.has_ended(id, blanks) || (!waits.woken && may_go())
         });
     }
 
-    /// Wakes those that wait, and are due: of those that were not woken yet, or have looked since and taken nothing. The one that
-    /// came first is woken first.
+    /// Wakes the waiting links that are due, in the order of their arrival. Skips links that were woken before,
+    /// unless they have looked since and taken nothing.
     pub(super) fn wake<B: Blanks<E>>(
         &mut self,
         blanks: &B,
@@ -81,39 +80,38 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     ) {
         let snapshot = Snapshot::new(self, blanks);
         let due = |(id, link): (LinkId, &Link)| {
-            let waits = link.waits.as_ref().filter(|waits| !waits.told || waits.looked)?;
+            let waits = link.waits.as_ref().filter(|waits| !waits.woken || waits.looked)?;
             is_due(self, &snapshot, id, link, waits).then_some((waits.since, id))
         };
         let mut due: SmallVec<[(u64, LinkId); 4]> = self.each().filter_map(due).collect();
         due.sort_unstable();
         for (_, id) in due {
             if let Some(waits) = self.links.get_mut(&id).and_then(|link| link.waits.as_mut()) {
-                (waits.told, waits.looked) = (true, false);
+                (waits.woken, waits.looked) = (true, false);
                 out.wakes.push(waits.waker.clone());
             }
         }
     }
 
-    /// Whether any link waits.
     pub(in crate::hub::chunks) fn has_waiters(&self) -> bool {
         self.links.values().any(|link| link.waits.is_some())
     }
 
-    /// Wakes all that were not woken yet, to look again whatever they wait for.
+    /// Wakes all links that were not woken yet, to poll again whatever they wait for.
     pub(in crate::hub::chunks) fn wake_all(&mut self, out: &mut Actions<E>) {
         let waits = self.links.values_mut().filter_map(|link| link.waits.as_mut());
-        for waits in waits.filter(|waits| !waits.told || waits.looked) {
-            (waits.told, waits.looked) = (true, false);
+        for waits in waits.filter(|waits| !waits.woken || waits.looked) {
+            (waits.woken, waits.looked) = (true, false);
             out.wakes.push(waits.waker.clone());
         }
     }
 
-    /// The places of consumers, and since when the first consumer of each place waits. One that has looked and taken nothing, as it
-    /// waits for something else, too, does not: others are not held up by it.
+    /// The places of consumers, and since when the first consumer of each place waits. A consumer that has looked and
+    /// taken nothing, because it also waits for something else, does not count: it must not hold up others.
     ///
-    /// Of two consumers that each have what the other one lacks, in two hubs, both would lose it to the other again and again. So
-    /// where a chunk has been passed on more often than there are consumers, and none has taken one meanwhile, the first that waits,
-    /// looked or not, has it: in an order that is the same in all hubs of a flow.
+    /// Two consumers that each have what the other lacks, in two hubs, would lose it to each other again and again.
+    /// So if a chunk was passed on more often than there are consumers, and none has taken one meanwhile, the first
+    /// waiting consumer gets it, whether it has looked or not. The order for this is the same in all hubs of a flow.
     fn consumers(&self) -> Consumers {
         let mut places = Consumers::new();
         let is_contested = self.is_contested();
@@ -131,37 +129,40 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         places
     }
 
-    /// What links have looked at was given to others more often than there are links, and none has taken anything meanwhile.
+    /// Whether chunks that links have looked at were given to others more often than there are links, and none has
+    /// taken anything meanwhile.
     fn is_contested(&self) -> bool {
         let rivals = if self.consumes() { self.counts.of(Role::Consume) } else { self.counts.of_readers() };
         self.passed_over > rivals
     }
 
-    /// Where chunks stay, the same as for [consumers](Self::consumers): the chunk that the first link waits for, looked or not, and
-    /// where. It is demanded before all others, which evict it no more.
-    fn first_contested(&self) -> Option<(usize, Place, u64)> {
+    /// Where chunks stay, the equivalent of the rule for [consumers](Self::consumers): the chunk that the first link
+    /// waits for, whether it has looked or not, and where. This demand precedes all others, so that they cannot evict
+    /// the chunk.
+    fn first_contested(&self) -> Option<(usize, LocationId, u64)> {
         if self.consumes() || !self.is_contested() {
             return None;
         }
         let waiting = self.each().filter(|(_, link)| link.waits.is_some() && link.role != Role::Produce);
-        // Some are given no chunk: they contest none.
+        // Some links get no chunk, and contest none.
         let next = waiting.filter_map(|(id, link)| Some((link.name.order(), self.next_for(id, link)?, link.place)));
         next.min().map(|(_, at, place)| (at, place, 0))
     }
 
-    /// Chooses the consumer that each chunk goes to, the first of: one that waits, one where the chunk lies, the one that has
-    /// waited longest. A later change of that choice is made only where it is [safe](Self::is_safe).
+    /// Chooses the consumer that each chunk goes to, preferring in this order: one that waits, one at a place where
+    /// the chunk is, the one that has waited longest. The choice is changed later only where that is
+    /// [safe](Self::is_safe).
     fn choose_goals(&mut self, consumers: &Consumers, blanks: &impl Blanks<E>) {
         for at in 0..self.chunks.len() {
             let chunk = &self.chunks[at];
             let is_contested = self.is_contested();
-            let elsewhere = |place: Place| !is_contested && chunk.copy(place).is_none();
-            let rank = |(place, since): &(Place, u64)| (*since == u64::MAX, elsewhere(*place), *since);
+            let elsewhere = |place: LocationId| !is_contested && chunk.copy(place).is_none();
+            let rank = |(place, since): &(LocationId, u64)| (*since == u64::MAX, elsewhere(*place), *since);
             let kept = chunk.goal.filter(|goal| consumers.iter().any(|(place, _)| place == goal));
             let first = consumers.iter().min_by_key(|consumer| rank(consumer));
             let goal = match (kept, first) {
                 (None, _) => {
-                    let safe = |place: Place| self.is_safe(at, place, blanks);
+                    let safe = |place: LocationId| self.is_safe(at, place, blanks);
                     consumers.iter().min_by_key(|consumer| (!safe(consumer.0), rank(consumer))).map(|(place, _)| *place)
                 }
                 (Some(kept), Some((first, _))) if *first != kept && self.is_safe(at, *first, blanks) => Some(*first),
@@ -177,9 +178,10 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// Of the envelopes at that place at least one is left to this chunk and to older ones: it comes here once those are gone.
-    /// What [`reserved`](Self::reserved) keeps is enough to keep this true for each place where the chunk is wanted.
-    fn is_safe(&self, at: usize, place: Place, blanks: &impl Blanks<E>) -> bool {
+    /// Whether at least one of the envelopes at that place is left to this chunk and to older ones: the chunk gets
+    /// there once those have left the hub. The envelopes that [`reserved`](Self::reserved) keeps are enough to keep
+    /// this true for each place where the chunk is wanted.
+    fn is_safe(&self, at: usize, place: LocationId, blanks: &impl Blanks<E>) -> bool {
         let chunk = &self.chunks[at];
         let holds = |chunk: &&Chunk<E, S>| {
             let copy = chunk.copy(place);
@@ -191,7 +193,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// Where a chunk that is to be consumed is wanted next: each place once.
-    pub(super) fn next_places(&self, chunk: &Chunk<E, S>) -> SmallVec<[Place; 4]> {
+    pub(super) fn next_places(&self, chunk: &Chunk<E, S>) -> SmallVec<[LocationId; 4]> {
         if let Some((_, link)) = self.pending(chunk, Role::Modify).next() {
             return SmallVec::from_iter([link.place]);
         }
@@ -206,13 +208,14 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// Where links are still to modify a chunk or to peek at it, and where it is consumed.
-    fn places_to_come<'a>(&'a self, chunk: &'a Chunk<E, S>) -> impl Iterator<Item = Place> + 'a {
+    fn places_to_come<'a>(&'a self, chunk: &'a Chunk<E, S>) -> impl Iterator<Item = LocationId> + 'a {
         let roles = [Role::Modify, Role::Peek].into_iter().flat_map(|role| self.pending(chunk, role));
         roles.map(|(_, link)| link.place).chain(chunk.goal)
     }
 
-    /// Envelopes at a place that chunks before this one will still need: for links that are to modify or peek, and at the goal.
-    pub(super) fn reserved(&self, before: usize, place: Place) -> usize {
+    /// The number of envelopes at a place that chunks before this one will still need: for links that are to modify
+    /// or peek, and at the goal.
+    pub(super) fn reserved(&self, before: usize, place: LocationId) -> usize {
         if !self.consumes() {
             return 0;
         }
@@ -229,8 +232,9 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         older + if to_come > 0 && is_read() { to_come } else { 0 }
     }
 
-    /// Blanks at a place that are not for this chunk, which a link waits for since then: others have them first.
-    fn kept(&self, at: usize, place: Place, since: u64, blanks: &impl Blanks<E>) -> usize {
+    /// The number of blanks at a place that are not available to this chunk, for which a link waits since `since`:
+    /// others get them first.
+    fn kept(&self, at: usize, place: LocationId, since: u64, blanks: &impl Blanks<E>) -> usize {
         if self.consumes() {
             return self.reserved(at, place);
         }
@@ -239,7 +243,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// Producers that wait for a blank: since when, and where.
-    fn starved(&self) -> impl Iterator<Item = (u64, Place)> {
+    fn starved(&self) -> impl Iterator<Item = (u64, LocationId)> {
         self.each().filter_map(|(_, link)| {
             let waits =
                 link.waits.as_ref().filter(|waits| waits.blank && !waits.looked && link.role == Role::Produce)?;
@@ -247,7 +251,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         })
     }
 
-    /// Copies that nobody needs any more go home. Until a modification is committed all others stay: it may be given up.
+    /// Frees copies that are no longer needed. Until a modification is committed all others are kept, since it may be
+    /// dropped.
     fn trim(&mut self, out: &mut Actions<E>) {
         if !self.consumes() {
             return;
@@ -263,12 +268,12 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 continue;
             }
             let idle = chunk.copies.iter().filter(|copy| copy.is_idle() && !wanted.contains(&copy.place));
-            let idle: SmallVec<[Place; 2]> = idle.map(|copy| copy.place).collect();
+            let idle: SmallVec<[LocationId; 2]> = idle.map(|copy| copy.place).collect();
             idle.into_iter().for_each(|place| self.chunks[at].remove(place, &mut out.freed));
         }
     }
 
-    /// The chunks that links wait for, and where: each once, by the link that came first.
+    /// The chunks that links wait for, and where: each once, for the link that came first.
     fn demands(&self) -> Demands {
         let mut waiting = Demands::new();
         for (id, link) in self.each() {
@@ -285,7 +290,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         waiting
     }
 
-    /// Where chunks are wanted and are not, the most urgent first.
+    /// The places where chunks are wanted and are not, the most urgent first.
     fn wanted(&self, demands: &Demands, consumers: &Consumers) -> Vec<Wanted> {
         let mut wanted = Vec::new();
         if self.consumes() {
@@ -296,13 +301,13 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                     let demanded = demanded_since(demands, at, place).is_some();
                     wanted.push(Wanted { chunk: at, place, demanded });
                 }
-                // A consumer waits, and none where the chunk goes, or the one there is not the first of those that contest it: the
-                // goal changes once an envelope is free there.
-                let waits = |place: Place| consumers.iter().any(|(at, since)| *at == place && *since != u64::MAX);
-                let goes_on = |goal: &Place| first.map_or(!waits(*goal), |first| first != *goal);
+                // A consumer waits, but not at the chunk's goal, or the one there is not the first of those that
+                // contest the chunk: the goal changes once an envelope is free at the other place.
+                let waits = |place: LocationId| consumers.iter().any(|(at, since)| *at == place && *since != u64::MAX);
+                let goes_on = |goal: &LocationId| first.map_or(!waits(*goal), |first| first != *goal);
                 if let Some(goal) = chunk.goal.filter(goes_on) {
                     let may_have =
-                        |place: Place| place != goal && waits(place) && first.is_none_or(|first| first == place);
+                        |place: LocationId| place != goal && waits(place) && first.is_none_or(|first| first == place);
                     let elsewhere = demands.iter().filter(|(of, place, _)| *of == at && may_have(*place));
                     wanted.extend(elsewhere.map(|(_, place, _)| Wanted { chunk: at, place: *place, demanded: true }));
                 }
@@ -313,7 +318,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 place: *place,
                 demanded: true,
             }));
-            // Whoever goes round them and is at work on one has another one coming.
+            // A link that cycles through the chunks and is at work on one gets the next one ahead of time.
             for (id, link) in self.each().filter(|(_, link)| link.role != Role::Produce && link.served > 0) {
                 if let Some(at) = self.next_for(id, link).filter(|at| self.chunks[*at].number != link.last) {
                     wanted.push(Wanted { chunk: at, place: link.place, demanded: false });
@@ -327,11 +332,12 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         wanted
     }
 
-    /// Takes a blank for a copy of a chunk at a place, if there is one. `demands` of a chunk that a link waits for there.
+    /// Takes a blank for a copy of a chunk at a place, if there is one. `demands` for a chunk that a link waits for
+    /// there.
     fn bring(
         &mut self,
         at: usize,
-        place: Place,
+        place: LocationId,
         demands: Option<&Demands>,
         blanks: &mut impl Blanks<E>,
         out: &mut Actions<E>,
@@ -347,7 +353,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         let left = blanks.count(place);
         let returns = chunk.has_envelope(place);
         let since = demands.and_then(|demands| demanded_since(demands, at, place)).unwrap_or(u64::MAX);
-        // How many are kept takes a while to find out.
+        // Checked last, since `kept` is expensive.
         if !returns && (left == 0 || left <= self.kept(at, place, since, blanks)) {
             if let Some(demands) = demands.filter(|_| left == 0) {
                 drop(source);
@@ -363,12 +369,12 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         out.moves.push(Move { number: chunk.number, from, to: place, source, blank });
     }
 
-    /// Somebody waits for a chunk at a place all of whose envelopes other chunks have: the copy of one that nobody wants
-    /// there goes, or moves elsewhere if it is the only one.
+    /// Called when a link waits for a chunk at a place where other chunks have all envelopes. Frees a copy that no
+    /// link wants there, or moves it elsewhere if it is the only one.
     fn make_room(
         &mut self,
         for_chunk: usize,
-        place: Place,
+        place: LocationId,
         demands: &Demands,
         blanks: &mut impl Blanks<E>,
         out: &mut Actions<E>,
@@ -377,14 +383,14 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             let chunk = &self.chunks[*at];
             let idle = chunk.alone.is_none() && chunk.moving == 0 && Self::is_idle_own(chunk, place, blanks);
             let wanted = if self.consumes() {
-                // One that is older would be left the envelope that it makes room with.
+                // An older one would have the first claim on the envelope that it frees.
                 *at < for_chunk && self.places_to_come(chunk).any(|needed| needed == place)
             } else {
                 demanded_since(demands, *at, place).is_some()
             };
             *at != for_chunk && idle && !wanted
         };
-        // Of the youngest: it is wanted last.
+        // The youngest, since it is wanted last.
         if let Some(at) = (0..self.chunks.len()).rev().find(in_the_way) {
             let looked = |(id, link): (LinkId, &Link)| {
                 let looked = link.place == place && link.waits.as_ref().is_some_and(|waits| waits.looked);
@@ -396,23 +402,24 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// A copy lies there that no link has, in an envelope of the hub's. One of the user's makes no room: no other chunk may use it,
-    /// and a chunk that is to come back into it would do so at once.
-    fn is_idle_own(chunk: &Chunk<E, S>, place: Place, blanks: &impl Blanks<E>) -> bool {
+    /// Whether an unused copy is there, in an envelope of the hub. A user's envelope makes no room: no other chunk
+    /// may use it, and a chunk that is to return into it would do so at once.
+    fn is_idle_own(chunk: &Chunk<E, S>, place: LocationId, blanks: &impl Blanks<E>) -> bool {
         let copy = chunk.copy(place).filter(|copy| copy.is_idle());
         copy.and_then(Copy::there).is_some_and(|envelope| blanks.is_own(place, envelope))
     }
 
-    /// The copy of a chunk at a place goes, or moves elsewhere if it is the only one. True if it does so now.
+    /// Frees the copy of a chunk at a place, or moves it elsewhere if it is the only one. Returns true if it does so
+    /// now.
     fn evict(
         &mut self,
         at: usize,
-        place: Place,
+        place: LocationId,
         demands: &Demands,
         blanks: &mut impl Blanks<E>,
         out: &mut Actions<E>,
     ) -> bool {
-        // One that is on its way out already makes the room.
+        // A copy that is already being moved away makes the room.
         let moves_out = |chunk: &Chunk<E, S>| chunk.moving > 0 && chunk.is_there(place);
         if self.chunks.iter().any(moves_out) {
             return false;
@@ -421,7 +428,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             self.chunks[at].remove(place, &mut out.freed);
             return true;
         }
-        let has_room = |other: &Place| {
+        let has_room = |other: &LocationId| {
             let left = blanks.count(*other);
             *other != place && !self.is_lost(*other) && left > 0 && left > self.kept(at, *other, u64::MAX, blanks)
         };
@@ -429,7 +436,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             self.bring(at, elsewhere, None, blanks, out);
             return true;
         }
-        // A copy that no link waits for makes room elsewhere. Where chunks are consumed those go by themselves.
+        // A copy that no link waits for makes room elsewhere. Where chunks are consumed, `trim` frees such copies.
         let is_extra = |chunk: &Chunk<E, S>| chunk.alone.is_none() && chunk.moving == 0 && chunk.spare() > 1;
         let extra = self.chunks.iter().enumerate().filter(|(_, chunk)| !self.consumes() && is_extra(chunk));
         let copies = extra.flat_map(|(of, chunk)| chunk.copies.iter().map(move |copy| (of, copy)));
@@ -444,33 +451,33 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         false
     }
 
-    /// A chunk that comes before this one lies there. It goes on as soon as the links that are to have it ask, and is helped
-    /// first if it is stuck itself.
-    fn is_used_before(&self, before: usize, place: Place) -> bool {
+    /// Whether an older chunk is there. It makes progress as soon as the links that are to have it poll, and is
+    /// helped first if it is stuck itself.
+    fn is_used_before(&self, before: usize, place: LocationId) -> bool {
         self.consumes() && self.chunks.iter().take(before).any(|chunk| chunk.copy(place).is_some())
     }
 
-    /// Nothing changes until a link asks, or commits, for another reason: every envelope is at home or in a chunk that no link
-    /// has, and no link that waits can go on.
+    /// Whether nothing changes until a link polls or commits for another reason: every envelope is free or in a chunk
+    /// that no link has, and no waiting link can make progress.
     fn is_at_rest(&self, blanks: &impl Blanks<E>) -> bool {
         let is_idle =
             |chunk: &Chunk<E, S>| chunk.alone.is_none() && chunk.moving == 0 && chunk.copies.iter().all(Copy::is_idle);
         if !self.open.is_empty() || !self.lingering.is_empty() || !self.chunks.iter().all(is_idle) {
             return false;
         }
-        let lie_at = |place: Place| {
+        let lie_at = |place: LocationId| {
             let lies = |chunk: &&Chunk<E, S>| {
                 let envelope = chunk.copy(place).and_then(Copy::there);
                 envelope.is_some_and(|envelope| blanks.is_own(place, envelope))
             };
             self.chunks.iter().filter(lies).count()
         };
-        let is_whole = |place: Place| blanks.count(place) + lie_at(place) >= blanks.made(place);
+        let is_whole = |place: LocationId| blanks.count(place) + lie_at(place) >= blanks.made(place);
         (0..blanks.places()).all(|place| self.is_lost(place) || is_whole(place))
             && Snapshot::new(self, blanks).all_wait()
     }
 
-    /// The link waits for the chunk that one more envelope is needed for.
+    /// Whether the link waits for the chunk that needs one more envelope.
     pub(super) fn needs_spare(&self, id: LinkId, link: &Link) -> bool {
         let Spare::Needed(number, place) = self.spare else { return false };
         let waits = link.waits.as_ref().is_some_and(|waits| !waits.looked);
@@ -480,8 +487,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             && self.next_for(id, link).is_some_and(|at| self.chunks[at].number == number)
     }
 
-    /// A producer waits for a blank at a place all of whose envelopes are in chunks that stay: one of those makes room, unless a
-    /// link waits for it there that came before the producer.
+    /// If a producer waits for a blank at a place where chunks that stay have all envelopes, makes one of them give
+    /// up its envelope, unless a link that came before the producer waits for it there.
     fn clear_for_producers(&mut self, demands: &Demands, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
         if self.consumes() || self.room() == 0 || self.too_few(self.open.len(), blanks).is_some() {
             return;
@@ -493,20 +500,21 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         };
         let idle = self.chunks.iter().enumerate().filter(in_the_way);
         let idle = idle.filter(|(at, _)| demanded_since(demands, *at, place).is_none_or(|demand| since < demand));
-        // One that is elsewhere, too, needs no copy.
+        // Preferably one with another copy, which then need not be copied.
         if let Some((at, _)) = idle.min_by_key(|(_, chunk)| chunk.spare() == 1) {
             self.evict(at, place, demands, blanks, out);
         }
     }
 
-    /// At how many places the hub has envelopes, and how many in all. None is at a place that is lost.
+    /// The number of places where the hub has envelopes, and of envelopes in all, without places that are lost.
     pub(super) fn envelopes(&self, blanks: &impl Blanks<E>) -> (usize, usize) {
         let made = (0..blanks.places()).filter(|place| !self.is_lost(*place)).map(|place| blanks.made(place));
         made.filter(|made| *made > 0).fold((0, 0), |(places, sum), made| (places + 1, sum + made))
     }
 
-    /// Where chunks stay each has an envelope, and one is free to move them from place to place: how many envelopes suffice for
-    /// one chunk more than there are, and `open` more, if there are fewer. `None` where chunks need not move, or may be consumed.
+    /// Where chunks stay, each has an envelope, and one is free to move them between places. Returns the numbers if
+    /// there are too few envelopes for one chunk more than there are, and `open` more. Returns `None` where chunks
+    /// need not move, or may be consumed.
     pub(in crate::hub::chunks) fn too_few(&self, open: usize, blanks: &impl Blanks<E>) -> Option<TooFew> {
         if self.had_consumer || self.counts.of_readers() == 0 || self.room() == 0 {
             return None;

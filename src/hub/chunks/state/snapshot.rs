@@ -1,7 +1,7 @@
-//! [`Snapshot`]: what is asked for each link that waits, found out once while nothing of the state changes.
+//! [`Snapshot`]: answers to the questions that are asked for each waiting link, computed once for an unchanged state.
 //!
-//! A link may go if what it asks for is there, and no link that came before it can have that. Asked for a link alone, each of
-//! these questions looks at all links. The answers that they share are kept here:
+//! A link may go if what it asks for is there and no link that came before it can have that. Answered for one link
+//! alone, each of these questions visits all links. Shared answers are cached here:
 //!
 //! ```text
 //!   of each chunk:  the link that modifies it next, and whether one is to peek at it     (Turn)
@@ -9,7 +9,7 @@
 //!   of each place:  whether blanks are left for producers
 //! ```
 //!
-//! So all links are asked with as many looks at links as there are links, times the chunks that they wait for.
+//! All links together then need as many visits as there are links, times the chunks that they wait for.
 
 use std::{
     cell::{Cell, OnceCell, RefCell},
@@ -18,7 +18,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Blanks, Chunk, Link, LinkId, Place, Role, State, Turn};
+use super::{Blanks, Chunk, Link, LinkId, LocationId, Role, State, Turn};
 
 /// See the module.
 pub(super) struct Snapshot<'a, E, S, B> {
@@ -26,26 +26,27 @@ pub(super) struct Snapshot<'a, E, S, B> {
     blanks: &'a B,
     /// By chunk.
     turns: SmallVec<[Cell<Option<Turn>>; 4]>,
-    has_blanks: RefCell<SmallVec<[(Place, bool); 2]>>,
+    has_blanks: RefCell<SmallVec<[(LocationId, bool); 2]>>,
     firsts: OnceCell<Firsts>,
     /// There are envelopes for one more chunk, whatever becomes of the blanks that producers have.
     has_enough: OnceCell<bool>,
 }
 
-/// Since when the first of those waits that can have what they wait for, were they alone, and have not looked yet.
+/// Since when the first link waits, of those that could have what they wait for if they were alone, and have not
+/// looked yet.
 struct Firsts {
     produce: u64,
     /// By chunk.
     chunks: SmallVec<[First; 4]>,
 }
 
-/// The same of one chunk; [`NONE`] if there is no such link.
+/// The same for one chunk; [`NONE`] if there is no such link.
 #[derive(Clone, Copy)]
 struct First {
     peek: u64,
     modify: u64,
     consume: u64,
-    /// One that modifies and waits for nothing but the end of all peeks.
+    /// A modifying link that waits only for the end of all peeks.
     modify_after_peeks: u64,
 }
 
@@ -63,7 +64,7 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         }
     }
 
-    /// It is this link's turn at that chunk, whichever link has it now.
+    /// Whether it is this link's turn at that chunk, whichever link has it now.
     fn is_turn(&self, id: LinkId, link: &Link, at: usize) -> bool {
         let turn = &self.turns[at];
         let known = turn.get().unwrap_or_else(|| self.state.turn(&self.state.chunks[at]));
@@ -71,7 +72,7 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         known.is_of(id, link.role)
     }
 
-    /// No link has the chunk in a way that excludes this one.
+    /// Whether no link has the chunk in a way that excludes this one.
     fn is_free(link: &Link, chunk: &Chunk<E, S>) -> bool {
         if chunk.alone.is_some() {
             return false;
@@ -83,8 +84,8 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         }
     }
 
-    /// Blanks are left for producers there, beside those that chunks still need.
-    fn has_blanks(&self, place: Place) -> bool {
+    /// Whether blanks are left for producers there, beyond those that chunks still need.
+    fn has_blanks(&self, place: LocationId) -> bool {
         let known = self.has_blanks.borrow().iter().find(|(of, _)| *of == place).map(|(_, has)| *has);
         known.unwrap_or_else(|| {
             let left = self.blanks.count(place);
@@ -98,12 +99,12 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         *self.has_enough.get_or_init(|| self.state.too_few(self.state.open.len(), self.blanks).is_none())
     }
 
-    /// A producer, for whose chunk there will be no envelope.
+    /// Returns true for a producer for whose chunk there will be no envelope.
     pub(super) fn is_refused(&self, link: &Link) -> bool {
         link.role == Role::Produce && !self.has_enough() && self.state.too_few(0, self.blanks).is_some()
     }
 
-    /// Could it have now what it asks for, if no other link asked?
+    /// Whether the link could have what it asks for now if no other link asked.
     pub(super) fn is_there(&self, id: LinkId, link: &Link, blank: bool) -> bool {
         if link.role == Role::Produce {
             return self.state.room() > 0 && (!blank || (self.has_blanks(link.place) && self.has_enough()));
@@ -151,7 +152,8 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         })
     }
 
-    /// One that came before this link waits for the same, and can have it: it was woken, and has not looked yet.
+    /// Whether a link that came before this one waits for the same and can have it: it was woken, and has not looked
+    /// yet.
     fn has_precedence(&self, id: LinkId, link: &Link) -> bool {
         let came = link.waits.as_ref().map_or(NONE, |waits| waits.since);
         let firsts = self.firsts();
@@ -160,7 +162,7 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         }
         let Some(first) = self.state.next_for(id, link).map(|at| &firsts.chunks[at]) else { return false };
         match link.role {
-            // One that modifies waits for the peeks to end, and no link that has peeked since it came begins once more.
+            // A modifying link waits for the peeks to end: no link that has peeked since it came begins another peek.
             Role::Peek => {
                 first.consume < came || (first.modify_after_peeks < came && first.modify_after_peeks <= link.served)
             }
@@ -168,12 +170,12 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         }
     }
 
-    /// It may have now what it asks for.
+    /// Whether the link may have what it asks for now.
     pub(super) fn may_go(&self, id: LinkId, link: &Link, blank: bool) -> bool {
         self.is_there(id, link, blank) && !self.has_precedence(id, link)
     }
 
-    /// No link that waits, and has not looked, could have what it waits for.
+    /// Whether no waiting link that has not looked could have what it waits for.
     pub(super) fn all_wait(&self) -> bool {
         let firsts = self.firsts();
         firsts.produce == NONE

@@ -1,8 +1,8 @@
-//! Whose turn it is: what a link is told when it asks, and given when it takes.
+//! Turns: the answer that a link gets when it polls, and what it is given when it takes.
 //!
-//! Asking changes nothing but that the link waits. A link is told that it may go if what it wants is there and nobody who
-//! came before it can have it, and was woken for it: those have a look first. One who has looked and does not take it
-//! (its operator waits for something else, too) is in nobody's way.
+//! Polling changes nothing except that the link waits. The answer is that it may go if what it wants is there and no
+//! link that came before it can have that and was woken for it: such links look first. A link that has looked and
+//! does not take (its operator also waits for something else) blocks no other link.
 
 use std::{ops::Deref, sync::Arc, task::Waker};
 
@@ -10,12 +10,11 @@ use super::{Actions, Asks, Blanks, Chunk, Copy, Grant, Link, LinkId, Role, Slot,
 use crate::hub::queue::Answer;
 
 impl<E: Clone + Deref, S: Clone> State<E, S> {
-    /// Free places in the queue.
     pub(super) fn room(&self) -> usize {
         self.capacity.saturating_sub(self.chunks.len() + self.open.len())
     }
 
-    /// The chunk that is this link's next, be it ready or not.
+    /// The link's next chunk, whether it is ready or not.
     pub(super) fn next_for(&self, id: LinkId, link: &Link) -> Option<usize> {
         if !link.is_served {
             return None;
@@ -31,7 +30,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         later.or_else(|| (!self.chunks.is_empty()).then_some(0))
     }
 
-    /// Nothing will come to this link any more.
+    /// Whether nothing will come to this link any more.
     pub(in crate::hub::chunks) fn has_ended(&self, id: LinkId, blanks: &impl Blanks<E>) -> bool {
         let Some(link) = self.links.get(&id) else { return true };
         if link.role == Role::Produce {
@@ -42,7 +41,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         let over = self.had_producer && self.counts.of(Role::Produce) == 0;
         over && match link.role {
             Role::Consume => self.chunks.is_empty(),
-            // With those who consume gone too, what is in the way of other chunks stays there.
+            // Without consumers, chunks that are in the way of others stay there.
             _ if self.consumes() => {
                 let unconsumed = self.had_consumer && self.counts.of(Role::Consume) == 0;
                 unconsumed || self.chunks.iter().all(|chunk| chunk.is_seen_by(id))
@@ -51,7 +50,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// It waits for a blank, and each envelope of the hub is the only copy of a chunk that stays.
+    /// Whether it waits for a blank, and each envelope of the hub is the only copy of a chunk that stays.
     fn is_out_of_blanks(&self, link: &Link, blanks: &impl Blanks<E>) -> bool {
         let is_own = |copy: &Copy<E>| copy.there().is_some_and(|envelope| blanks.is_own(copy.place, envelope));
         let stays = |chunk: &&Chunk<E, S>| {
@@ -61,12 +60,12 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         waits && self.chunks.iter().filter(stays).count() >= self.envelopes(blanks).1
     }
 
-    /// Asks, and changes nothing but that the link waits now.
+    /// Polls for the link, which changes nothing except that the link waits now.
     ///
-    /// What it was told is there stays until it can take it: nothing is settled in between.
+    /// What was reported as available remains so until the link can take it: nothing is settled in between.
     ///
-    /// `shared` is the same waker, cloned by a caller that held no lock; without it there is no answer where one is needed that
-    /// the link does not have.
+    /// `shared` is the same waker, cloned by a caller that held no lock. Without it, `None` is returned if the link
+    /// does not have a required waker yet.
     pub(in crate::hub::chunks) fn poll(
         &mut self,
         id: LinkId,
@@ -77,7 +76,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         out: &mut Actions<E>,
     ) -> Option<Answer> {
         if self.links.get(&id).is_some_and(|link| self.is_lost(link.place)) {
-            // It learns that from its device.
+            // It gets the error from its device.
             return Some(Answer::Wait);
         }
         if self.has_ended(id, blanks) {
@@ -94,14 +93,15 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                     if !waits.waker.will_wake(waker) {
                         self.gone.push(std::mem::replace(&mut waits.waker, shared?.clone()));
                     }
-                    // Once: of two links that each have what the other one lacks, in two hubs, each look would wake the other.
+                    // Only once: of two links that each have what the other one lacks, in two hubs, each look would
+                    // wake the other.
                     if !std::mem::replace(&mut waits.looked, true) {
                         self.wake_those_behind(blanks, out);
                     }
                 }
-                // It may wait for something else, and is to be notified of the hub's end meanwhile.
+                // It may wait for something else, and must be woken by the hub's end meanwhile.
                 none if stays => {
-                    *none = Some(Waits { since, waker: shared?.clone(), blank, told: true, looked: true });
+                    *none = Some(Waits { since, waker: shared?.clone(), blank, woken: true, looked: true });
                 }
                 None => {}
             }
@@ -112,15 +112,16 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 if !waits.waker.will_wake(waker) {
                     self.gone.push(std::mem::replace(&mut waits.waker, shared?.clone()));
                 }
-                (waits.blank, waits.told, waits.looked) = (blank, false, false);
+                (waits.blank, waits.woken, waits.looked) = (blank, false, false);
             }
-            none => *none = Some(Waits { since, waker: shared?.clone(), blank, told: false, looked: false }),
+            none => *none = Some(Waits { since, waker: shared?.clone(), blank, woken: false, looked: false }),
         }
         self.settle(blanks, out);
         Some(Answer::Wait)
     }
 
-    /// One who could go may not do so: whoever waits behind it, or for the envelope that it waits for, asks again.
+    /// A link that could go may not do so: wakes the links that wait behind it, or for the envelope that it holds up,
+    /// to poll again.
     fn wake_those_behind(&mut self, blanks: &impl Blanks<E>, out: &mut Actions<E>) {
         self.wake(blanks, out, |state, snapshot, id, link, waits| {
             let lacks = || match link.role {
@@ -128,11 +129,10 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 Role::Produce => waits.blank && blanks.count(link.place) == 0 && state.room() > 0,
                 _ => state.next_for(id, link).is_some_and(|at| state.chunks[at].copy(link.place).is_none()),
             };
-            !waits.told && (snapshot.may_go(id, link, waits.blank) || lacks())
+            !waits.woken && (snapshot.may_go(id, link, waits.blank) || lacks())
         });
     }
 
-    /// All wakers that it keeps.
     pub(in crate::hub::chunks) fn drain_wakers(&mut self) -> Vec<Arc<Waker>> {
         let mut all = std::mem::take(&mut self.gone);
         for link in self.links.values_mut() {
@@ -142,31 +142,29 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         all
     }
 
-    /// The structures of all chunks: the hub is dropped.
+    /// Removes and returns the structures of all chunks when the hub is dropped.
     pub(in crate::hub::chunks) fn drain_structures(&mut self) -> Vec<S> {
         self.chunks.drain(..).chain(self.lingering.drain(..)).map(|chunk| chunk.structure).collect()
     }
 
-    /// Wakers that were taken out, to be dropped without a lock.
+    /// Moves removed wakers to `out`, to be dropped without a lock.
     pub(in crate::hub::chunks) fn take_gone(&mut self, out: &mut Actions<E>) {
         out.gone.append(&mut self.gone);
     }
 
-    /// It waits no longer.
     pub(in crate::hub::chunks) fn rest(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(&id) {
             self.gone.extend(link.waits.take().map(|waits| waits.waker));
         }
     }
 
-    /// Keeps the waker for the next change.
     pub(in crate::hub::chunks) fn watch(&mut self, id: LinkId, waker: &Arc<Waker>) {
         if let Some(link) = self.links.get_mut(&id) {
             self.gone.extend(link.watcher.replace(waker.clone()));
         }
     }
 
-    /// Takes what [`poll`](Self::poll) said is there. `None` if it is there no more.
+    /// Takes what [`poll`](Self::poll) reported. `None` if it is no longer available.
     pub(in crate::hub::chunks) fn take(
         &mut self,
         id: LinkId,
@@ -199,7 +197,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 chunk.alone = Some(id);
                 match std::mem::replace(&mut copy.slot, Slot::Lent) {
                     Slot::There(envelope) => envelope,
-                    // Not so: it was looked at above.
+                    // Unreachable: this was checked above.
                     other => {
                         copy.slot = other;
                         return None;
@@ -227,7 +225,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         Some(grant)
     }
 
-    /// The link has had the chunk, which is lost; one that consumes takes it out.
+    /// Gives the link the loss of a chunk in place of the chunk; a consuming link removes the chunk.
     #[cold]
     fn take_loss(&mut self, id: LinkId, role: Role, at: usize) -> Grant<E, S> {
         let chunk = &mut self.chunks[at];

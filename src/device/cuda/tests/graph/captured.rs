@@ -1,23 +1,23 @@
-//! What other libraries enqueue.
+//! Captures of other libraries' work.
 
 use super::*;
 
 #[test]
 #[ignore = "needs a GPU"]
-fn what_other_libraries_enqueue_is_captured() {
+fn work_of_other_libraries_is_captured() {
     let bench = Bench::get();
     let ([a, b], [_, host]) = (bench.device, bench.host);
     let graph = bench.graph();
     let first = bench.add(graph, &[], &fill(a, 0x1111_1111, 16));
-    // SAFETY: 16 bytes of the device's, in the stream that was given; so for the others below.
+    // SAFETY: 16 bytes of device memory, in the stream that was passed; this applies to the calls below as well.
     let (recorded, code) =
         bench.external(graph, &[first], |driver, stream| unsafe { (driver.memset_d8_async)(a.0, 0x22, 8, stream) });
     let set = recorded.unwrap();
     assert_eq!((code, set.nodes, set.ends.len(), set.host_copies.len()), (Code::SUCCESS, 1, 1, 0));
     assert_ne!(set.ends[0], first);
-    let copied = bench.add(graph, &set.ends, &copy(Place::Device(b), Place::Device(a), 16));
+    let copied = bench.add(graph, &set.ends, &copy(Endpoint::Device(b), Endpoint::Device(a), 16));
 
-    // Nothing at all.
+    // A library that enqueues nothing.
     let mut both = [first, copied];
     both.sort();
     for after in [&[][..], &[copied], &both] {
@@ -27,7 +27,7 @@ fn what_other_libraries_enqueue_is_captured() {
         assert_eq!((nothing.nodes, nothing.ends.as_slice()), (0, after));
     }
 
-    // SAFETY: as above, and 16 bytes of the host's.
+    // SAFETY: as above, and 16 bytes of host memory.
     let (recorded, _) = bench.external(graph, &[copied], |driver, stream| unsafe {
         let code = (driver.memcpy_dtoh_async)(host.as_ptr().cast(), b.0, 16, stream);
         assert!(code.is_success());
@@ -37,7 +37,7 @@ fn what_other_libraries_enqueue_is_captured() {
     copies.host_copies.sort();
     assert_eq!((copies.nodes, copies.ends.len()), (2, 1));
     assert_eq!(copies.host_copies.as_slice(), [("device to host", 16), ("host to device", 8)]);
-    // The same, for the driver to find out where the ends are.
+    // The same with a call by which the driver determines where the ends are.
     // SAFETY: as above.
     let (recorded, _) = bench.external(graph, &copies.ends, |driver, stream| unsafe {
         (driver.memcpy_async)(host.as_ptr().expose_provenance() as u64, b.0, 16, stream)
@@ -55,13 +55,13 @@ fn what_other_libraries_enqueue_is_captured() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn what_cannot_be_captured_leaves_the_graph_as_it_was_or_of_no_use() {
+fn work_that_cannot_be_captured_leaves_the_graph_unchanged_or_spoiled() {
     let bench = Bench::get();
     let [a, b] = bench.device;
     for round in 0..3 {
         let graph = bench.graph();
         let first = bench.add(graph, &[], &fill(a, 0x1111_1111, 16));
-        // SAFETY: 16 bytes of the device's, in the stream that was given, which is then waited for.
+        // SAFETY: 16 bytes of device memory, in the stream that was passed; the calls after that access no memory.
         let (recorded, code) = bench.external(graph, &[first], |driver, stream| unsafe {
             assert!((driver.memset_d8_async)(a.0, 0x22, 16, stream).is_success());
             match round {
@@ -76,7 +76,7 @@ fn what_cannot_be_captured_leaves_the_graph_as_it_was_or_of_no_use() {
         assert!(!code.is_success(), "round {round}");
         let error = recorded.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage, "round {round}: {error}");
-        assert_tells(&error, &["`theirs`", "cannot be captured"]);
+        assert_reports(&error, &["`theirs`", "cannot be captured"]);
         match bench.backend().graph_instantiate(graph) {
             Ok(exec) => {
                 bench.launch(exec);
@@ -85,16 +85,16 @@ fn what_cannot_be_captured_leaves_the_graph_as_it_was_or_of_no_use() {
             }
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
-                assert_tells(&error, &["cannot be used any more"]);
+                assert_reports(&error, &["cannot be used any more"]);
                 bench.end(&[], &[graph]);
             }
         }
     }
-    // Others are as good as ever.
+    // Other graphs are not affected.
     let graph = bench.graph();
     let first = bench.add(graph, &[], &fill(a, 0x1111_1111, 16));
-    bench.add(graph, &[first], &copy(Place::Device(b), Place::Device(a), 16));
-    // SAFETY: as above; this time nothing is wrong.
+    bench.add(graph, &[first], &copy(Endpoint::Device(b), Endpoint::Device(a), 16));
+    // SAFETY: as above.
     let (recorded, _) = bench
         .external(graph, &[first], |driver, stream| unsafe { (driver.memset_d8_async)(b.0 + 16, 0x33, 16, stream) });
     assert_eq!(recorded.unwrap().nodes, 1);
@@ -106,12 +106,12 @@ fn what_cannot_be_captured_leaves_the_graph_as_it_was_or_of_no_use() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn work_that_is_forked_and_not_joined_is_told() {
+fn forked_work_that_is_not_joined_is_refused() {
     let bench = Bench::get();
     let [a, _] = bench.device;
     let (device, graph) = (bench.backend(), bench.graph());
     let (other, forked) = (device.stream_create(&spec()).unwrap(), device.event_create(false).unwrap());
-    // SAFETY: both streams and the event live; 16 bytes of the device's.
+    // SAFETY: both streams and the event are live; 16 bytes of device memory.
     let (recorded, _) = bench.external(graph, &[], |driver, stream| unsafe {
         assert!((driver.event_record)(super::event(forked), stream).is_success());
         assert!((driver.stream_wait_event)(super::stream(other), super::event(forked), 0).is_success());
@@ -119,8 +119,8 @@ fn work_that_is_forked_and_not_joined_is_told() {
     });
     let error = recorded.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
-    assert_tells(&error, &["`theirs`", "not joined"]);
-    // Nothing of it is left, on the other stream neither.
+    assert_reports(&error, &["`theirs`", "not joined"]);
+    // Nothing of it remains, not on the other stream either.
     device.stream_synchronize(other).unwrap();
     match bench.backend().graph_instantiate(graph) {
         Ok(exec) => {
@@ -129,7 +129,7 @@ fn work_that_is_forked_and_not_joined_is_told() {
             bench.end(&[exec], &[graph]);
         }
         Err(error) => {
-            assert_tells(&error, &["cannot be used any more"]);
+            assert_reports(&error, &["cannot be used any more"]);
             bench.end(&[], &[graph]);
         }
     }

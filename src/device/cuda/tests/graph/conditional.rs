@@ -1,10 +1,10 @@
-//! Graphs within nodes, which run as a flag says.
+//! Conditional nodes, whose bodies run depending on a flag.
 
 use super::*;
 
 #[test]
 #[ignore = "needs a GPU"]
-fn conditions_are_looked_at_when_their_turn_comes() {
+fn conditions_are_evaluated_when_they_are_reached() {
     let bench = Bench::get();
     let ([flag, x], device) = (bench.device, bench.backend());
     if device.cx.driver.graph_conditional_handle_create.is_none() {
@@ -16,9 +16,9 @@ fn conditions_are_looked_at_when_their_turn_comes() {
     };
     let graph = bench.graph();
     let first = bench.add(graph, &[], &fill(x, 1, 4));
-    let (node, body) = conditional(graph, &[first], Condition::If);
+    let (node, body) = conditional(graph, &[first], GraphCondition::If);
     bench.add(body, &[], &fill(x, 2, 4));
-    bench.add(graph, &[node], &copy(Place::Device(Address(x.0 + 4)), Place::Device(x), 4));
+    bench.add(graph, &[node], &copy(Endpoint::Device(Address(x.0 + 4)), Endpoint::Device(x), 4));
     let exec = bench.exec(graph);
     for (set, expected) in [(0, 1), (1, 2), (0, 1), (0x8000_0000, 2)] {
         bench.put_number(flag, set);
@@ -28,7 +28,7 @@ fn conditions_are_looked_at_when_their_turn_comes() {
     let error = device.graph_remove(graph, node).unwrap_err();
     assert!(error.kind() == ErrorKind::Usage && error.to_string().contains("condition"), "{error}");
     let (_, function) = counter();
-    // SAFETY: it is refused, or never launched.
+    // SAFETY: the node is refused, or never launched.
     let host = unsafe { device.graph_add(body, &[], &NodeWork::Host(function)) };
     let refused = host.err().or_else(|| device.graph_instantiate(graph).err());
     assert!(refused.is_some(), "no host function can be there");
@@ -51,10 +51,10 @@ fn loops_run_until_their_flag_is_zero() {
         let graph = bench.graph();
         let first = bench.add(graph, &[], &fill(x, 0, 4));
         // SAFETY: the flag lives as long as the bench.
-        let made = unsafe { device.graph_add_conditional(graph, &[first], Condition::While, flag) };
+        let made = unsafe { device.graph_add_conditional(graph, &[first], GraphCondition::While, flag) };
         let (node, body) = made.unwrap();
         let counted = bench.add(body, &[], &countdown);
-        bench.add(graph, &[node], &copy(Place::Device(Address(x.0 + 4)), Place::Device(x), 4));
+        bench.add(graph, &[node], &copy(Endpoint::Device(Address(x.0 + 4)), Endpoint::Device(x), 4));
         (graph, body, counted)
     };
     let (graph, body, counted) = build();
@@ -66,12 +66,12 @@ fn loops_run_until_their_flag_is_zero() {
     let exec = bench.exec(graph);
     [0, 1, 5, 100].into_iter().for_each(|from| run(exec, from, from));
     let error = device.graph_instantiate(graph).unwrap_err();
-    assert_tells(&error, &["has conditions", "one exec at a time"]);
+    assert_reports(&error, &["has conditions", "one exec at a time"]);
     let outer = bench.graph();
-    // SAFETY: it is refused.
+    // SAFETY: the node is refused.
     let child = unsafe { device.graph_add(outer, &[], &NodeWork::Child(graph)) };
-    assert_tells(&child.unwrap_err(), &["has conditions", "no child"]);
-    // Once more the same, and once with more in it.
+    assert_reports(&child.unwrap_err(), &["has conditions", "cannot be a child"]);
+    // A second exec of the same graph, then one of the graph with more nodes.
     bench.end(&[exec], &[outer]);
     let exec = bench.exec(graph);
     run(exec, 2, 2);
@@ -81,7 +81,7 @@ fn loops_run_until_their_flag_is_zero() {
     let longer = bench.exec(graph);
     run(longer, 3, 3);
     assert_eq!(bench.number(Address(x.0 + 8)), 7);
-    // Whether or not the driver takes one that is built in the same way, the exec loops afterwards.
+    // Whether or not the driver accepts an update from an identical graph, the exec loops afterwards.
     let (same, ..) = build();
     if let Err(refused) = bench.update(longer, same) {
         assert!(!refused.why.is_empty());

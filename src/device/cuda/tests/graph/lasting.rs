@@ -1,4 +1,4 @@
-//! What graphs hold, and what they leave behind.
+//! The resources that graphs hold, and their release.
 
 use super::*;
 
@@ -14,20 +14,20 @@ fn copies_and_fills_of_more_than_four_gigabytes() {
     let [from, to] = [(); 2].map(|()| bench.backend().alloc(LARGE as u64).unwrap());
     let filled = bench.add(graph, &[], &fill(from, 0x0102_0304, LARGE));
     let cleared = bench.add(graph, &[], &fill(to, 0, LARGE));
-    bench.add(graph, &[filled, cleared], &copy(Place::Device(to), Place::Device(from), LARGE));
+    bench.add(graph, &[filled, cleared], &copy(Endpoint::Device(to), Endpoint::Device(from), LARGE));
     let exec = bench.exec(graph);
     bench.launch(exec);
     for at in [0, (1 << 31) - 4, 1 << 31, (1 << 32) - 4, 1 << 32, LARGE as u64 - 4] {
         assert_eq!(bench.number(Address(to.0 + at)), 0x0102_0304, "at {at}");
     }
     bench.end(&[exec], &[graph]);
-    // SAFETY: nothing uses them any more.
+    // SAFETY: no longer in use.
     [from, to].into_iter().for_each(|large| unsafe { bench.backend().free(large) }.unwrap());
 }
 
 #[test]
 #[ignore = "needs a GPU"]
-fn host_functions_live_as_long_as_what_may_call_them() {
+fn host_functions_live_as_long_as_graphs_and_execs_that_may_call_them() {
     let bench = Bench::get();
     let ((outside, outer), (inside, inner)) = (counter(), counter());
     let (graph, child) = (bench.graph(), bench.graph());
@@ -51,7 +51,7 @@ fn host_functions_live_as_long_as_what_may_call_them() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn a_host_function_that_was_replaced_is_let_go() {
+fn a_host_function_that_was_replaced_is_released() {
     let bench = Bench::get();
     let (called, function) = counter();
     let graph = bench.graph();
@@ -62,7 +62,7 @@ fn a_host_function_that_was_replaced_is_let_go() {
     bench.launch(exec);
     bench.set(exec, node, &NodeWork::Host(Arc::clone(&two))).unwrap();
     bench.launch(exec);
-    // Whoever set them says that no launch calls it any more.
+    // The caller that set it reports that no launch calls it any more.
     bench.backend().callback_over(&one);
     drop((one, two));
     assert_eq!([&called, &first, &second].map(|counter| count(counter)), [0, 1, 1]);
@@ -75,7 +75,7 @@ fn a_host_function_that_was_replaced_is_let_go() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn memory_of_a_graph_comes_and_goes_with_it() {
+fn memory_of_a_graph_is_freed_with_it() {
     let bench = Bench::get();
     let ([_, b], device) = (bench.device, bench.backend());
     let before = device.memory().unwrap().free;
@@ -83,8 +83,8 @@ fn memory_of_a_graph_comes_and_goes_with_it() {
     let graph = bench.graph();
     let (made, memory) = device.graph_add_alloc(graph, &[], LARGE).unwrap();
     let filled = bench.add(graph, &[made], &fill(memory, 0x0102_0304, LARGE as usize));
-    // Through a child, since nothing could be taken out again.
-    // SAFETY: memory of the graph's, in its time.
+    // Captured as a child, since nodes of this graph could not be removed.
+    // SAFETY: memory of the graph, within its lifetime.
     let (recorded, _) = bench
         .external(graph, &[filled], |driver, stream| unsafe { (driver.memset_d8_async)(memory.0, 0x55, 4, stream) });
     let recorded = recorded.unwrap();
@@ -95,12 +95,12 @@ fn memory_of_a_graph_comes_and_goes_with_it() {
         (driver.stream_synchronize)(stream)
     });
     assert_eq!(failed.unwrap_err().kind(), ErrorKind::Usage);
-    let copied = bench.add(graph, &recorded.ends, &copy(Place::Device(b), Place::Device(memory), 8));
+    let copied = bench.add(graph, &recorded.ends, &copy(Endpoint::Device(b), Endpoint::Device(memory), 8));
     bench.add(graph, &[copied], &NodeWork::Free(memory));
     let error = device.graph_remove(graph, copied).unwrap_err();
     assert!(error.kind() == ErrorKind::Usage && error.to_string().contains("makes memory"), "{error}");
     let exec = bench.exec(graph);
-    assert_tells(&device.graph_instantiate(graph).unwrap_err(), &["one exec at a time"]);
+    assert_reports(&device.graph_instantiate(graph).unwrap_err(), &["one exec at a time"]);
     for _ in 0..3 {
         bench.put(b, &[0; 8]);
         bench.launch(exec);
@@ -108,7 +108,7 @@ fn memory_of_a_graph_comes_and_goes_with_it() {
     }
     bench.end(&[exec], &[graph]);
 
-    // Memory that no node gives back is given back before the next launch.
+    // Memory that no node frees is freed before the next launch.
     let graph = bench.graph();
     let (made, memory) = device.graph_add_alloc(graph, &[], LARGE).unwrap();
     bench.add(graph, &[made], &fill(memory, 9, 8));
@@ -131,9 +131,9 @@ fn many_graphs_leave_nothing_behind() {
     let round = || {
         let graph = bench.graph();
         let scaled = bench.add(graph, &[], &scale(&args));
-        let copied = bench.add(graph, &[scaled], &copy(Place::Device(b), Place::Device(a), 16));
+        let copied = bench.add(graph, &[scaled], &copy(Endpoint::Device(b), Endpoint::Device(a), 16));
         bench.add(graph, &[copied], &NodeWork::Host(Arc::clone(&function)));
-        // SAFETY: 16 bytes of the device's, in the stream that was given.
+        // SAFETY: 16 bytes of device memory, in the stream that was passed.
         let (recorded, _) = bench
             .external(graph, &[scaled], |driver, stream| unsafe { (driver.memset_d8_async)(b.0 + 16, 1, 16, stream) });
         recorded.unwrap();
@@ -153,7 +153,7 @@ fn many_graphs_leave_nothing_behind() {
 
 #[test]
 #[ignore = "needs a GPU"]
-fn threads_have_graphs_of_their_own_at_once() {
+fn threads_use_separate_graphs_concurrently() {
     let bench = Bench::get();
     let device: &CudaBackend = bench.backend();
     thread::scope(|scope| {
@@ -165,18 +165,18 @@ fn threads_have_graphs_of_their_own_at_once() {
                     let (graph, expected) = (device.graph_create().unwrap(), thread << 16 | round);
                     let mut code = Code::SUCCESS;
                     let mut enqueue = |stream: *mut std::ffi::c_void| {
-                        // SAFETY: 64 bytes of this thread's, in the stream that was given.
+                        // SAFETY: 64 bytes of this thread, in the stream that was passed.
                         code = unsafe { (device.cx.driver.memset_d32_async)(memory.0, expected, 16, stream.cast()) };
                     };
-                    let external = External { name: "theirs", args: &[], call: &mut enqueue, emulated: None };
-                    // SAFETY: the memory is this thread's, and freed when the last launch is done.
+                    let external = ExternalWork { name: "theirs", args: &[], call: &mut enqueue, emulated: None };
+                    // SAFETY: the memory belongs to this thread, and is freed when the last launch is done.
                     unsafe {
                         let recorded = device.graph_external(graph, &[], external).unwrap();
-                        let out = copy(Place::Host(host.as_ptr()), Place::Device(memory), 64);
+                        let out = copy(Endpoint::Host(host.as_ptr()), Endpoint::Device(memory), 64);
                         device.graph_add(graph, &recorded.ends, &out).unwrap();
                         let exec = device.graph_instantiate(graph).unwrap();
                         device.exec_launch(exec, stream).unwrap();
-                        // Another thread may be capturing: that is its own.
+                        // Allowed while another thread captures: captures are thread-local.
                         device.stream_synchronize(stream).unwrap();
                         device.exec_destroy(exec);
                         let read = slice::from_raw_parts(host.as_ptr(), 64);
@@ -185,7 +185,7 @@ fn threads_have_graphs_of_their_own_at_once() {
                     assert!(code.is_success());
                     device.graph_destroy(graph);
                 }
-                // SAFETY: nothing uses them any more.
+                // SAFETY: no longer in use.
                 unsafe {
                     device.free(memory).unwrap();
                     device.free_host(host, 64).unwrap();

@@ -1,8 +1,8 @@
-//! Conditions, and what goes wrong in a launch.
+//! Conditional nodes, and faults in a launch.
 
 use super::*;
 
-/// Takes one from a counter, and notes it.
+/// Adds a node that decrements a counter and counts as a kernel.
 fn countdown(device: &Device, graph: RawGraph, flag: Address) {
     let args = [Arg::Slice { address: flag, len: 1, bytes: 4, write: true }];
     let emulated = Some(Arc::new(|args: &[BodyArg]| {
@@ -11,12 +11,13 @@ fn countdown(device: &Device, graph: RawGraph, flag: Address) {
         count[0] -= 1;
     }) as _);
     let call = &mut |_| ();
-    // SAFETY: what stands in takes the one argument.
-    unsafe { device.graph_external(graph, &[], External { name: "countdown", args: &args, call, emulated }) }.unwrap();
+    // SAFETY: the replacement takes the one argument.
+    unsafe { device.graph_external(graph, &[], ExternalWork { name: "countdown", args: &args, call, emulated }) }
+        .unwrap();
 }
 
 #[test]
-fn a_condition_is_asked_when_its_turn_has_come() {
+fn a_condition_is_evaluated_when_its_node_is_reached() {
     let device = open(Emulated::new());
     let work = stream(&device, "work");
     let (flag, memory) = (device.alloc(4).unwrap(), device.alloc(8).unwrap());
@@ -25,7 +26,7 @@ fn a_condition_is_asked_when_its_turn_has_come() {
         // SAFETY: the flag lives as long as the test.
         unsafe { device.graph_add_conditional(graph, &[], when, flag) }.unwrap()
     };
-    let (node, body) = conditional(Condition::If);
+    let (node, body) = conditional(GraphCondition::If);
     add(&device, body, &[], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
     fill(&device, work, memory, 0, 8);
     let once = device.graph_instantiate(graph).unwrap();
@@ -36,8 +37,8 @@ fn a_condition_is_asked_when_its_turn_has_come() {
     }
     destroy(&device, once);
     device.graph_remove(graph, node).unwrap();
-    assert!(add(&device, body, &[], &NodeWork::Empty).is_err(), "it went with its node");
-    let (_, body) = conditional(Condition::While);
+    assert!(add(&device, body, &[], &NodeWork::Empty).is_err(), "it was removed with its node");
+    let (_, body) = conditional(GraphCondition::While);
     countdown(&device, body, flag);
     add(&device, body, &[], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
     let again = device.graph_instantiate(graph).unwrap();
@@ -45,7 +46,7 @@ fn a_condition_is_asked_when_its_turn_has_come() {
     run(&device, again, work).unwrap();
     assert_eq!(read(&device, work, memory, 8), [7; 8]);
     assert_eq!(read(&device, work, flag, 4), [0; 4]);
-    // What a body cannot have, and what a body is not.
+    // What a body cannot contain, and calls that a body does not support.
     let error = add(&device, body, &[], &NodeWork::Host(Arc::new(|| ()))).unwrap_err();
     assert!(error.to_string().contains("a host function cannot be within"), "{error}");
     assert!(device.graph_add_alloc(body, &[], 8).is_err());
@@ -53,7 +54,7 @@ fn a_condition_is_asked_when_its_turn_has_come() {
     device.graph_destroy(body);
     add(&device, body, &[], &NodeWork::Empty).unwrap();
     // SAFETY: refused.
-    assert!(unsafe { device.graph_add_conditional(graph, &[], Condition::If, Address(flag.0 + 1)) }.is_err());
+    assert!(unsafe { device.graph_add_conditional(graph, &[], GraphCondition::If, Address(flag.0 + 1)) }.is_err());
 }
 
 #[test]
@@ -65,34 +66,34 @@ fn a_loop_ends_with_its_device() {
         let graph = device.graph_create().unwrap();
         raise(&device, work, flag, 1);
         // SAFETY: the flag lives as long as the test.
-        let (_, body) = unsafe { device.graph_add_conditional(graph, &[], Condition::While, flag) }.unwrap();
-        let (sender, heard) = mpsc::sync_channel(0);
+        let (_, body) = unsafe { device.graph_add_conditional(graph, &[], GraphCondition::While, flag) }.unwrap();
+        let (sender, receiver) = mpsc::sync_channel(0);
         let sender = Mutex::new(sender);
         let emulated = Some(Arc::new(move |_: &[BodyArg]| {
-            // The first round is heard of; after that the loop goes on by itself.
+            // The first round is reported; after that the loop goes on by itself.
             let _ = sender.lock().unwrap().try_send(());
             assert!(!within, "in a round");
         }) as _);
         let call = &mut |_| ();
         // SAFETY: it touches nothing.
-        unsafe { device.graph_external(body, &[], External { name: "round", args: &[], call, emulated }) }.unwrap();
+        unsafe { device.graph_external(body, &[], ExternalWork { name: "round", args: &[], call, emulated }) }.unwrap();
         let exec = device.graph_instantiate(graph).unwrap();
         start(&device, exec, work).unwrap();
         if !within {
-            heard.recv().unwrap();
+            receiver.recv().unwrap();
             launch(&device, other, &BOOM, &[]).unwrap();
         }
         let error = device.stream_synchronize(other).and_then(|()| device.stream_synchronize(work)).unwrap_err();
         assert!(error.is_device_lost(), "{error}");
-        // The loop is over: with it goes what its rounds called.
+        // The loop is over, and its rounds' functions are dropped.
         destroy(&device, exec);
         device.graph_destroy(graph);
-        while heard.recv().is_ok() {}
+        while receiver.recv().is_ok() {}
     }
 }
 
 #[test]
-fn a_fault_in_a_node_is_the_devices_and_names_it() {
+fn a_fault_in_a_node_is_the_devices_and_names_the_node() {
     let device = open(Emulated::new());
     let (work, after) = (stream(&device, "work"), Order::default());
     let graph = device.graph_create().unwrap();
@@ -111,11 +112,11 @@ fn a_fault_in_a_node_is_the_devices_and_names_it() {
     assert!(device.graph_create().unwrap_err().is_device_lost());
     destroy(&device, exec);
     device.graph_destroy(graph);
-    assert_eq!(Arc::strong_count(&after), 1, "nothing is kept of it");
+    assert_eq!(Arc::strong_count(&after), 1, "no reference is kept");
 }
 
 #[test]
-fn faults_are_planned_for_nodes_too() {
+fn faults_can_be_planned_for_nodes() {
     let faults = Faults::new().trap_kernel("INCREMENT", 3).lose_host_function(1).fail_alloc(2);
     let device = open(Emulated::new().faults(faults));
     let (work, order) = (stream(&device, "work"), Order::default());
@@ -137,18 +138,18 @@ fn faults_are_planned_for_nodes_too() {
     let flag = device.alloc(4).unwrap();
     let graph = device.graph_create().unwrap();
     // SAFETY: the flag lives as long as the test.
-    let (_, body) = unsafe { device.graph_add_conditional(graph, &[], Condition::While, flag) }.unwrap();
+    let (_, body) = unsafe { device.graph_add_conditional(graph, &[], GraphCondition::While, flag) }.unwrap();
     countdown(&device, body, flag);
     let exec = device.graph_instantiate(graph).unwrap();
     raise(&device, work, flag, 3);
-    // To look at a flag is no copy that a plan counts.
+    // Reading a flag does not count as a copy for a plan.
     run(&device, exec, work).unwrap();
     raise(&device, work, flag, 1);
     assert!(run(&device, exec, work).unwrap_err().to_string().contains("external work `countdown`"));
 }
 
 #[test]
-fn a_panicking_function_ends_there() {
+fn a_panic_of_a_function_is_contained() {
     let device = open(Emulated::new());
     let (work, order) = (stream(&device, "work"), Order::default());
     let graph = device.graph_create().unwrap();

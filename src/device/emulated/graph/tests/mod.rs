@@ -1,4 +1,4 @@
-//! Graphs of the emulated device, through the seam only.
+//! Tests of the emulated device's graphs, through the `Backend` interface only.
 
 mod faults;
 mod update;
@@ -19,19 +19,18 @@ use super::super::{
 use crate::{
     ErrorKind, Result,
     device::backend::{
-        Address, Arg, Backend, BodyArg, Condition, External, Launch, NodeWork, Pattern, Place, RawExec, RawGraph,
-        RawNode, RawStream, Refused,
+        Address, Arg, Backend, BodyArg, Endpoint, ExternalWork, GraphCondition, Launch, NodeWork, Pattern, RawExec,
+        RawGraph, RawNode, RawStream, Refused,
     },
 };
 
 thread_local!(static VISITS: Cell<usize> = const { Cell::new(0) });
 
-/// A node is looked at.
 pub(super) fn visit() {
     VISITS.set(VISITS.get() + 1);
 }
 
-/// How many nodes this thread looks at.
+/// The number of nodes that this thread visits.
 fn visits<T>(work: impl FnOnce() -> T) -> (usize, T) {
     let before = VISITS.get();
     let outcome = work();
@@ -39,11 +38,11 @@ fn visits<T>(work: impl FnOnce() -> T) -> (usize, T) {
 }
 
 type Device = Arc<dyn Backend>;
-/// Who ran, in order.
+/// The names of the nodes that ran, in order.
 type Order = Arc<Mutex<Vec<&'static str>>>;
 
 fn add(device: &Device, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
-    // SAFETY: every test lets its streams end before its memory goes, and arguments are what the kernels take.
+    // SAFETY: every test waits for its streams before its memory is freed, and arguments are those of the kernels.
     unsafe { device.graph_add(graph, after, work) }
 }
 
@@ -55,7 +54,6 @@ fn filling(to: Address, byte: u8, bytes: u64) -> NodeWork<'static> {
     NodeWork::Fill { to, pattern: Pattern { width: 1, bits: byte.into() }, bytes }
 }
 
-/// A node that notes that it ran.
 fn note(device: &Device, graph: RawGraph, after: &[RawNode], order: &Order, who: &'static str) -> RawNode {
     let order = order.clone();
     add(device, graph, after, &NodeWork::Host(Arc::new(move || order.lock().unwrap().push(who)))).unwrap()
@@ -90,7 +88,6 @@ fn taken(order: &Order) -> Vec<&'static str> {
     std::mem::take(&mut *order.lock().unwrap())
 }
 
-/// Gives a flag its value.
 fn raise(device: &Device, on: RawStream, flag: Address, value: u32) {
     // SAFETY: valid for the length of the test.
     unsafe { device.fill(on, flag, Pattern { width: 4, bits: value }, 4) }.unwrap();
@@ -107,16 +104,16 @@ fn kernels_copies_fills_and_functions_run_at_every_launch() {
     let first = add(&device, graph, &[], &filling(memory, 4, 8)).unwrap();
     let second = add(&device, graph, &[first], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
     let both = add(&device, graph, &[first, second, second], &NodeWork::Empty).unwrap();
-    let (to, from) = (Place::Device(other), Place::Device(memory));
+    let (to, from) = (Endpoint::Device(other), Endpoint::Device(memory));
     let copy = add(&device, graph, &[both], &NodeWork::Copy { to, from, bytes: 8 }).unwrap();
     let emulated = Some(Arc::new(|args: &[BodyArg]| {
         // SAFETY: the one argument is bytes that it may write.
         let slice = unsafe { args[0].slice_mut::<u8>() };
         slice[0] = 9;
     }) as _);
-    let call = &mut |_| unreachable!("nothing here has a driver");
-    let external = External { name: "library", args: &bytes(other, 8), call, emulated };
-    // SAFETY: what stands in takes one slice, and gets it.
+    let call = &mut |_| unreachable!("no device here has a driver");
+    let external = ExternalWork { name: "library", args: &bytes(other, 8), call, emulated };
+    // SAFETY: the replacement takes one slice, which it gets.
     let recorded = unsafe { device.graph_external(graph, &[copy], external) };
     let recorded = recorded.unwrap();
     assert_eq!((recorded.ends.len(), recorded.nodes), (1, 1));
@@ -125,7 +122,7 @@ fn kernels_copies_fills_and_functions_run_at_every_launch() {
     drop(host);
     let exec = device.graph_instantiate(graph).unwrap();
     device.exec_upload(exec, work).unwrap();
-    // The graph is needed no more, and each launch does all of it.
+    // The graph is no longer needed, and each launch runs all of its nodes.
     device.graph_destroy(graph);
     for launches in 1..=3 {
         run(&device, exec, work).unwrap();
@@ -139,7 +136,7 @@ fn kernels_copies_fills_and_functions_run_at_every_launch() {
 }
 
 #[test]
-fn the_order_is_what_edges_allow_and_another_each_time() {
+fn the_order_respects_the_edges_and_differs_at_each_launch() {
     let device = open(Emulated::new());
     let (work, order) = (stream(&device, "work"), Order::default());
     let graph = device.graph_create().unwrap();
@@ -155,10 +152,9 @@ fn the_order_is_what_edges_allow_and_another_each_time() {
         })
         .collect();
     for two in orders.chunks(2) {
-        assert_ne!(two[0], two[1], "what no edge orders changes places");
+        assert_ne!(two[0], two[1], "nodes that no edge orders change places");
         assert!(two.iter().all(|order| order[0] == "top" && order[3] == "bottom"), "{two:?}");
     }
-    // The same program, the same orders.
     let again = device.graph_instantiate(graph).unwrap();
     for order_then in orders {
         run(&device, again, work).unwrap();
@@ -185,7 +181,7 @@ fn a_simulation_decides_the_order_by_its_seed() {
 }
 
 #[test]
-fn a_node_that_is_removed_leaves_its_edges() {
+fn removing_a_node_joins_its_edges() {
     let device = open(Emulated::new());
     let (work, order) = (stream(&device, "work"), Order::default());
     let graph = device.graph_create().unwrap();
@@ -202,7 +198,7 @@ fn a_node_that_is_removed_leaves_its_edges() {
 }
 
 #[test]
-fn an_edge_may_lead_back_to_what_was_added_before() {
+fn a_node_may_depend_on_one_that_was_added_later() {
     let device = open(Emulated::new());
     let (work, order) = (stream(&device, "work"), Order::default());
     let (child, graph) = (device.graph_create().unwrap(), device.graph_create().unwrap());
@@ -253,7 +249,7 @@ fn an_exec_never_overlaps_itself() {
         let order = order.clone();
         device.host_function(on, &mut Some(Box::new(move || order.lock().unwrap().push(number % 3)))).unwrap();
     }
-    // The first is held up, and so are all.
+    // The first launch blocks, and so all do.
     assert!(!device.stream_query(streams[1]).unwrap());
     assert!(order.lock().unwrap().is_empty());
     drop(go);
@@ -276,7 +272,7 @@ fn two_execs_of_a_graph_run_at_once() {
 }
 
 #[test]
-fn a_launch_orders_itself_with_its_stream_and_the_default_one() {
+fn a_launch_is_ordered_with_its_stream_and_the_default_stream() {
     let device = open(Emulated::new().workers(2));
     let blocking =
         device.stream_create(&crate::device::backend::StreamSpec { non_blocking: false, ..spec("blocking") }).unwrap();
@@ -293,7 +289,7 @@ fn a_launch_orders_itself_with_its_stream_and_the_default_one() {
 }
 
 #[test]
-fn a_child_is_what_its_graph_was() {
+fn a_child_is_a_snapshot_of_its_graph() {
     let device = open(Emulated::new());
     let (work, order) = (stream(&device, "work"), Order::default());
     let (child, graph) = (device.graph_create().unwrap(), device.graph_create().unwrap());
@@ -332,12 +328,12 @@ fn events_are_waited_for_and_recorded() {
     drop(go);
     assert_eq!(read(&device, other, memory, 8), [3; 8]);
     assert!(device.event_query(after).unwrap());
-    // Another device's event is waited for, and not recorded.
+    // An event of another device can be waited for, but not recorded.
     let far = open(Emulated::new());
     let stranger = far.event_create(false).unwrap();
     add(&device, graph, &[], &NodeWork::Wait(stranger)).unwrap();
     assert_eq!(add(&device, graph, &[], &NodeWork::Record(stranger)).unwrap_err().kind(), ErrorKind::Usage);
-    // One that is gone is an error of the launch, which leaves nothing behind.
+    // A destroyed event is an error of the launch, which then has no effect.
     device.event_destroy(before);
     assert_eq!(start(&device, exec, work).unwrap_err().kind(), ErrorKind::Driver);
     device.stream_synchronize(work).unwrap();
@@ -345,7 +341,7 @@ fn events_are_waited_for_and_recorded() {
 }
 
 #[test]
-fn memory_is_there_between_its_nodes() {
+fn memory_exists_between_its_nodes() {
     let device = open(Emulated::new().memory(1000));
     let work = stream(&device, "work");
     let out = device.alloc(8).unwrap();
@@ -354,11 +350,11 @@ fn memory_is_there_between_its_nodes() {
     assert_eq!(memory.0 % 256, 0);
     assert_eq!(device.memory().unwrap().free, 92);
     assert!(device.graph_add_alloc(graph, &[], 100).unwrap_err().is_out_of_memory());
-    let (to, from) = (Place::Device(out), Place::Device(memory));
+    let (to, from) = (Endpoint::Device(out), Endpoint::Device(memory));
     let copy = add(&device, graph, &[alloc], &NodeWork::Copy { to, from, bytes: 8 }).unwrap();
     let change = add(&device, graph, &[copy], &filling(memory, 3, 900)).unwrap();
     let error = add(&device, graph, &[], &NodeWork::Free(memory)).unwrap_err();
-    assert!(error.to_string().contains("does not come after its allocation"), "{error}");
+    assert!(error.to_string().contains("does not depend on its allocation"), "{error}");
     assert!(add(&device, graph, &[change], &NodeWork::Free(out)).is_err());
     let freed = add(&device, graph, &[change], &NodeWork::Free(memory)).unwrap();
     assert!(add(&device, graph, &[freed], &NodeWork::Free(memory)).unwrap_err().to_string().contains("twice"));
@@ -367,14 +363,13 @@ fn memory_is_there_between_its_nodes() {
     assert!(error.to_string().contains("one exec at a time"), "{error}");
     for _ in 0..2 {
         run(&device, exec, work).unwrap();
-        // Fresh each time.
         assert_eq!(read(&device, work, out, 8), [0xAD; 8]);
     }
     let other = device.graph_create().unwrap();
     assert!(add(&device, other, &[], &NodeWork::Child(graph)).is_err());
     assert!(device.graph_remove(graph, copy).is_err());
     assert!(update(&device, exec, graph).unwrap().unwrap_err().why.contains("memory nodes"));
-    // Counted until both are gone.
+    // Counted until both are destroyed.
     device.graph_destroy(graph);
     assert_eq!(device.memory().unwrap().free, 92);
     run(&device, exec, work).unwrap();
@@ -385,7 +380,7 @@ fn memory_is_there_between_its_nodes() {
 }
 
 #[test]
-fn memory_that_a_graph_has_given_back_is_an_illegal_address() {
+fn memory_that_a_graph_has_freed_is_an_illegal_address() {
     for (before, late) in [(true, false), (false, true), (false, false)] {
         let device = open(Emulated::new());
         let work = stream(&device, "work");
@@ -411,7 +406,7 @@ fn memory_that_a_graph_has_given_back_is_an_illegal_address() {
 }
 
 #[test]
-fn memory_that_a_launch_leaves_keeps_the_next_one_away() {
+fn memory_that_a_launch_does_not_free_prevents_the_next_launch() {
     let device = open(Emulated::new());
     let work = stream(&device, "work");
     let graph = device.graph_create().unwrap();
@@ -442,7 +437,7 @@ fn wrong_nodes_are_errors_of_the_call() {
     // SAFETY: refused.
     let error = unsafe {
         let call = &mut |_| ();
-        device.graph_external(graph, &[node], External { name: "cublas", args: &[], call, emulated: None })
+        device.graph_external(graph, &[node], ExternalWork { name: "cublas", args: &[], call, emulated: None })
     };
     let error = error.unwrap_err();
     assert!(error.kind() == ErrorKind::Usage && error.to_string().contains(".emulated("), "{error}");

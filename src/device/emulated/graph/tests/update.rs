@@ -1,4 +1,4 @@
-//! Execs that are given other parameters.
+//! Updates of execs.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn an_exec_takes_other_parameters_of_the_same_graph() {
         (read(&device, work, memory, 8), taken(&order)[0])
     };
     assert_eq!(state(exec), (vec![2, 2, 2, 2, 1, 1, 1, 1], "first"));
-    // What is in flight keeps what it had.
+    // A launch in flight keeps its old parameters.
     let go = hold(&device, work);
     start(&device, exec, work).unwrap();
     update(&device, exec, make(5, "second", true).0).unwrap().unwrap();
@@ -30,13 +30,13 @@ fn an_exec_takes_other_parameters_of_the_same_graph() {
     device.stream_synchronize(work).unwrap();
     assert_eq!((read(&device, work, memory, 2), taken(&order)), (vec![2, 2], vec!["first"]));
     assert_eq!(state(exec), (vec![6, 6, 6, 6, 5, 5, 5, 5], "second"));
-    // Another topology, fewer nodes, another kind: refused, and nothing is changed.
+    // Another topology, fewer nodes, another kind: refused without effect.
     let (other, .., loose) = make(7, "third", false);
     let refused = update(&device, exec, other).unwrap().unwrap_err();
     assert!(refused.node == Some(loose) && refused.why.contains("topology"), "{refused:?}");
     device.graph_remove(other, loose).unwrap();
     let refused = update(&device, exec, other).unwrap().unwrap_err();
-    assert!(refused.node.is_none() && refused.why.contains("2 nodes and not 3"), "{refused:?}");
+    assert!(refused.node.is_none() && refused.why.contains("2 nodes instead of 3"), "{refused:?}");
     let empty = add(&device, other, &[], &NodeWork::Empty).unwrap();
     device.graph_remove(other, empty).unwrap();
     let (kinds, .., up_too) = {
@@ -49,7 +49,6 @@ fn an_exec_takes_other_parameters_of_the_same_graph() {
     let refused = update(&device, exec, kinds).unwrap().unwrap_err();
     assert_eq!((refused.node, &*refused.why), (Some(up_too), "it is a kernel and cannot be an empty node"));
     assert_eq!(state(exec), (vec![6, 6, 6, 6, 5, 5, 5, 5], "second"));
-    // One node.
     set(&device, exec, fill, &filling(memory, 9, 6)).unwrap().unwrap();
     set(&device, exec, up, &kernel(&INCREMENT, &bytes(memory, 2))).unwrap().unwrap();
     assert_eq!(state(exec), (vec![10, 10, 9, 9, 9, 9, 5, 5], "second"));
@@ -60,17 +59,15 @@ fn an_exec_takes_other_parameters_of_the_same_graph() {
     assert!(set(&device, exec, up_too, &NodeWork::Empty).is_err(), "another graph's node");
     let wide = NodeWork::Fill { to: memory, pattern: Pattern { width: 4, bits: 0 }, bytes: 6 };
     assert_eq!(set(&device, exec, fill, &wide).unwrap_err().kind(), ErrorKind::Driver);
-    // Passed over, and not.
     device.exec_enable(exec, up, false).unwrap().unwrap();
     assert_eq!(state(exec).0[..2], [9, 9]);
-    // An update changes what nodes do, and not whether.
+    // An update changes what nodes do, but not whether they are enabled.
     update(&device, exec, graph).unwrap().unwrap();
     assert_eq!(state(exec), (vec![1; 8], "first"));
     device.exec_enable(exec, up, true).unwrap().unwrap();
     assert_eq!(state(exec).0[..2], [2, 2]);
     let refused = device.exec_enable(exec, last, false).unwrap().unwrap_err();
     assert!(refused.why.contains("only kernels, copies and fills"), "{refused:?}");
-    // The graph and its other execs know nothing of all that.
     let fresh = device.graph_instantiate(graph).unwrap();
     assert_eq!(state(fresh), (vec![2, 2, 2, 2, 1, 1, 1, 1], "first"));
 }
@@ -81,10 +78,10 @@ fn children_bodies_and_copies_are_updated_and_compared() {
     let work = stream(&device, "work");
     let (memory, flag) = (device.alloc(8).unwrap(), device.alloc(4).unwrap());
     let mut host = [7_u8; 8];
-    let make = |byte, when, from: Place, copies: bool| {
+    let make = |byte, when, from: Endpoint, copies: bool| {
         let (graph, child) = (device.graph_create().unwrap(), device.graph_create().unwrap());
         if copies {
-            add(&device, child, &[], &NodeWork::Copy { to: Place::Device(memory), from, bytes: 4 }).unwrap();
+            add(&device, child, &[], &NodeWork::Copy { to: Endpoint::Device(memory), from, bytes: 4 }).unwrap();
         } else {
             add(&device, child, &[], &NodeWork::Empty).unwrap();
         }
@@ -94,31 +91,31 @@ fn children_bodies_and_copies_are_updated_and_compared() {
         let fill = add(&device, body, &[], &filling(Address(memory.0 + 4), byte, 4)).unwrap();
         (graph, first, node, fill)
     };
-    let from = Place::Host(host.as_mut_ptr());
+    let from = Endpoint::Host(host.as_mut_ptr());
     raise(&device, work, flag, 1);
-    let (graph, first, _, fill) = make(1, Condition::If, from, true);
+    let (graph, first, _, fill) = make(1, GraphCondition::If, from, true);
     let exec = device.graph_instantiate(graph).unwrap();
     run(&device, exec, work).unwrap();
     assert_eq!(read(&device, work, memory, 8), [7, 7, 7, 7, 1, 1, 1, 1]);
-    update(&device, exec, make(2, Condition::If, from, true).0).unwrap().unwrap();
+    update(&device, exec, make(2, GraphCondition::If, from, true).0).unwrap().unwrap();
     run(&device, exec, work).unwrap();
     assert_eq!(read(&device, work, memory, 8)[4..], [2; 4]);
     set(&device, exec, fill, &filling(Address(memory.0 + 4), 3, 4)).unwrap().unwrap();
     run(&device, exec, work).unwrap();
     assert_eq!(read(&device, work, memory, 8)[4..], [3; 4]);
-    let (other, _, node, _) = make(4, Condition::While, from, true);
+    let (other, _, node, _) = make(4, GraphCondition::While, from, true);
     let refused = update(&device, exec, other).unwrap().unwrap_err();
     assert!(refused.node == Some(node) && refused.why.contains("While"), "{refused:?}");
-    let (other, child, ..) = make(4, Condition::If, from, false);
+    let (other, child, ..) = make(4, GraphCondition::If, from, false);
     let refused = update(&device, exec, other).unwrap().unwrap_err();
     assert!(refused.node == Some(child) && refused.why.contains("in its child graph: it is a copy"), "{refused:?}");
-    let (other, child, ..) = make(4, Condition::If, Place::Device(flag), true);
+    let (other, child, ..) = make(4, GraphCondition::If, Endpoint::Device(flag), true);
     let refused = update(&device, exec, other).unwrap().unwrap_err();
     assert!(refused.node == Some(child) && refused.why.contains("cannot copy on the device"), "{refused:?}");
     // A child is set as a whole.
     let child = device.graph_create().unwrap();
-    let from = Place::Host(host[4..].as_mut_ptr());
-    add(&device, child, &[], &NodeWork::Copy { to: Place::Device(memory), from, bytes: 2 }).unwrap();
+    let from = Endpoint::Host(host[4..].as_mut_ptr());
+    add(&device, child, &[], &NodeWork::Copy { to: Endpoint::Device(memory), from, bytes: 2 }).unwrap();
     set(&device, exec, first, &NodeWork::Child(child)).unwrap().unwrap();
     device.exec_enable(exec, fill, false).unwrap().unwrap();
     host[4..].fill(8);
@@ -127,7 +124,7 @@ fn children_bodies_and_copies_are_updated_and_compared() {
 }
 
 #[test]
-fn an_update_looks_at_few_nodes_for_each_and_a_launch_at_none() {
+fn an_update_visits_few_nodes_for_each_and_a_launch_none() {
     const NODES: usize = 1000;
     let device = open(Emulated::new());
     let (work, memory) = (stream(&device, "work"), device.alloc(8).unwrap());
@@ -149,7 +146,7 @@ fn an_update_looks_at_few_nodes_for_each_and_a_launch_at_none() {
     let go = hold(&device, work);
     let (for_launch, launched) = visits(|| start(&device, exec, work));
     launched.unwrap();
-    assert_eq!(for_launch, 0, "those who launch on other devices wait meanwhile");
+    assert_eq!(for_launch, 0, "a launch delays launches on other devices");
     drop(go);
     device.stream_synchronize(work).unwrap();
     assert_eq!(read(&device, work, memory, 8), vec![2; 8]);

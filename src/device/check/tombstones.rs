@@ -1,0 +1,92 @@
+//! What no longer exists: memory that was freed, streams and events that were destroyed.
+//!
+//! A call that uses one of these is refused, whatever the timing was, with an error that says what was used and which
+//! thread freed it. This works only on the emulated device, where addresses and handles are never reused. On a GPU
+//! nothing is remembered, as the driver or another library may reuse them; compute-sanitizer is the tool there.
+//!
+//! A stream may be destroyed with work in it. The memory that the work touches stays watched until the host has seen
+//! its end, or that of something ordered after it. Without such an order, a later use or free of the memory is an
+//! error.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
+
+use super::race_state::Key;
+use crate::device::backend::RawEvent;
+
+/// How many entries of each kind are remembered.
+const MOST: usize = 1024;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Tombstones {
+    memory: BoundedMap<u64, Freed>,
+    streams: BoundedMap<Key, Arc<str>>,
+    events: BoundedMap<RawEvent, ()>,
+}
+
+#[derive(Debug)]
+struct Freed {
+    bytes: u64,
+    /// Which memory it was, and which thread freed it.
+    description: String,
+}
+
+/// A map of the latest [`MOST`] entries, which never change.
+#[derive(Debug)]
+struct BoundedMap<K, V> {
+    all: BTreeMap<K, V>,
+    order: VecDeque<K>,
+}
+
+impl<K, V> Default for BoundedMap<K, V> {
+    fn default() -> Self {
+        Self { all: BTreeMap::new(), order: VecDeque::new() }
+    }
+}
+
+impl<K: Copy + Ord, V> BoundedMap<K, V> {
+    fn note(&mut self, key: K, value: V) {
+        if self.all.insert(key, value).is_none() {
+            self.order.push_back(key);
+        }
+        if self.order.len() > MOST
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.all.remove(&oldest);
+        }
+    }
+}
+
+impl Tombstones {
+    /// Records that memory was freed. `which` describes it in messages.
+    pub(super) fn free(&mut self, start: u64, bytes: u64, which: &str) {
+        let thread = std::thread::current();
+        let by = thread.name().map_or_else(|| "a thread".into(), |name| format!("thread `{name}`"));
+        self.memory.note(start, Freed { bytes, description: format!("{which}, which {by} has freed") });
+    }
+
+    pub(super) fn end_stream(&mut self, key: Key, name: &Arc<str>) {
+        self.streams.note(key, name.clone());
+    }
+
+    pub(super) fn end_event(&mut self, event: RawEvent) {
+        self.events.note(event, ());
+    }
+
+    /// A description of the memory that was at this address, if any, and of the thread that freed it.
+    pub(super) fn memory(&self, start: u64) -> Option<&str> {
+        let (base, freed) = self.memory.all.range(..=start).next_back()?;
+        (start - base < freed.bytes).then_some(&*freed.description)
+    }
+
+    pub(super) fn stream(&self, key: Key) -> Option<&Arc<str>> {
+        self.streams.all.get(&key)
+    }
+
+    pub(super) fn has_event(&self, event: RawEvent) -> bool {
+        self.events.all.contains_key(&event)
+    }
+}

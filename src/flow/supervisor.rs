@@ -1,0 +1,468 @@
+//! [`Supervisor`]: monitors the operators of a running flow.
+//!
+//! Each operator reports its end through a channel. The supervisor waits for these reports, for a stop or an abort, and
+//! for rest: no operator runs and none has been woken (see [`quiet`](crate::operator::quiet)). At rest with empty
+//! queues, the flow is done, for example an idle cycle. Any other rest is a stall: an error that says which operator
+//! waits for what.
+//!
+//! A part of the flow may be at rest while the rest continues: a loop next to a timer, a deadlock in a service. So the
+//! supervisor also [searches](super::looks) for [groups](closed) of operators that wait only for each other, which end
+//! or stall by the same rules.
+
+use std::{
+    collections::{HashMap, HashSet},
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, Wake},
+    time::Duration,
+};
+
+use tokio::sync::mpsc;
+
+use super::{
+    OnStall, closed,
+    drive::{Ended, Member, aborted, blamed, gone, operator, overdue},
+    link,
+    looks::{LOOK_AFTER, LOOK_AGAIN_AFTER, SearchSchedule, TimeLimit},
+    section,
+    spawn::{Threads, guarded, spawn},
+    thread::OwnThread,
+};
+use crate::{
+    error::{Error, ErrorKind},
+    hub::{
+        chunks::{core::ChunkState, roles::Role},
+        link::HubState,
+    },
+    operator::{
+        attend::attended,
+        control::{Control, Hubs},
+        erased::caught,
+        node::OperatorTask,
+    },
+    sync::logged,
+};
+
+pub(super) struct Supervisor<'a> {
+    pub(super) threads: Threads,
+    pub(super) own_threads: &'a [Option<OwnThread>],
+    pub(super) hubs: &'a Hubs,
+    pub(super) first_to_stop: &'a [bool],
+    pub(super) control: &'a Arc<Control>,
+    pub(super) on_stall: OnStall,
+}
+
+impl Supervisor<'_> {
+    /// Runs all operators to their ends. Returns them, and the first failure.
+    pub(super) async fn run(
+        &self,
+        operators: Vec<Member>,
+        sections: Vec<section::Start>,
+    ) -> (Vec<Member>, Option<Error>) {
+        let nodes = &self.control.nodes;
+        let (sender, mut ended) = mpsc::unbounded_channel();
+        let mut back: Vec<Option<Member>> = operators.iter().map(|_| None).collect();
+        let mut left = operators.len();
+        let mut members: Vec<Vec<Member>> = sections.iter().map(|_| Vec::new()).collect();
+        for (mut member, node) in operators.into_iter().zip(nodes) {
+            if let Some(section) = self.control.section(member.index) {
+                members[section].push(member);
+                continue;
+            }
+            let (sender, node, control) = (sender.clone(), node.clone(), self.control.clone());
+            let (index, name) = (member.index, member.name.clone());
+            let task = async move {
+                // A drop at an abort may panic, too. The task reports its end in any case.
+                let running = caught(attended(&node, &member.device, member.seat.run())).await;
+                let place = operator(&member.name);
+                // A separate future, so that runs are not polled through it.
+                let end = async {
+                    // Before its ports are closed, so that an operator that loses a message finds the reason.
+                    if let Err(error) = &running {
+                        control.fail(blamed(&control, error.again(), &place));
+                    }
+                    // The token is returned after the ports have closed, since closing them may wake others.
+                    let closing = caught(async {
+                        member.seat.close();
+                        Ok(())
+                    });
+                    let outcome = running.and(closing.await);
+                    // Other tasks of the operator end before it does.
+                    member.seat.settled().await;
+                    node.end();
+                    let _ = sender.send(Ended { place: place.clone(), member, outcome });
+                };
+                guarded(control.clone(), place.clone(), end).await;
+            };
+            match &self.own_threads[index] {
+                Some(thread) => thread.spawn(task),
+                None => spawn(self.threads, &name, task),
+            }
+        }
+        for (section, mut members) in sections.into_iter().zip(members) {
+            let order = section.plan.members.clone();
+            let places: HashMap<_, _> = order.iter().enumerate().map(|(place, index)| (*index, place)).collect();
+            members.sort_by_key(|member| places.get(&member.index).copied());
+            let (name, node) = (section.plan.name.clone(), nodes[order[0]].clone());
+            let task = section::task(section, members, node, self.control.clone(), sender.clone());
+            let task = guarded(self.control.clone(), section::place(&name), task);
+            spawn(self.threads, &name, task);
+        }
+        drop(sender);
+
+        let mut failure: Option<Error> = None;
+        let (mut stopping, mut rest) = (false, AtRest::default());
+        while left > 0 {
+            let next = poll_fn(|task| self.poll_next(task, &mut ended, &mut rest, stopping, failure.is_some())).await;
+            match next {
+                Next::Ended(ended) => {
+                    left -= 1;
+                    if let Err(error) = ended.outcome {
+                        // Errors after the first failure are consequences of the abort.
+                        if failure.is_none() {
+                            failure = Some(self.control.fail(blamed(self.control, error, &ended.place)));
+                            nodes.iter().for_each(|node| node.abort());
+                        }
+                    }
+                    let index = ended.member.index;
+                    back[index] = Some(ended.member);
+                }
+                Next::Gone => {
+                    failure.get_or_insert_with(|| self.control.fail(gone()));
+                    break;
+                }
+                Next::Stop => {
+                    stopping = true;
+                    let first = nodes.iter().zip(self.first_to_stop).filter(|(_, first)| **first);
+                    first.for_each(|(node, _)| node.finish());
+                    // An operator that waits for a message or for something else may now have only the latter left.
+                    nodes.iter().for_each(Wake::wake_by_ref);
+                }
+                Next::Fail(error) => {
+                    failure = Some(self.control.fail(error));
+                    nodes.iter().for_each(|node| node.abort());
+                }
+                Next::Done(group) => group.iter().for_each(|&operator| nodes[operator].finish()),
+            }
+            if std::mem::take(&mut rest.answers) {
+                self.answer(true);
+            }
+        }
+        (back.into_iter().flatten().collect(), failure)
+    }
+
+    fn poll_next(
+        &self,
+        task: &mut Context<'_>,
+        ended: &mut mpsc::UnboundedReceiver<Ended>,
+        rest: &mut AtRest,
+        stopping: bool,
+        failed: bool,
+    ) -> Poll<Next> {
+        self.control.flow_task.register(task.waker());
+        self.control.rest.flow.register(task.waker());
+        if !failed && self.control.is_aborted() {
+            return Poll::Ready(Next::Fail(aborted(self.control)));
+        }
+        match ended.poll_recv(task) {
+            Poll::Ready(Some(ended)) => return Poll::Ready(Next::Ended(Box::new(ended))),
+            Poll::Ready(None) => return Poll::Ready(Next::Gone),
+            Poll::Pending => {}
+        }
+        if failed {
+            return Poll::Pending;
+        }
+        if !stopping && self.control.is_stopping() {
+            return Poll::Ready(Next::Stop);
+        }
+        if let Some((due, time)) = self.control.stop_by()
+            && rest.stop.has_passed(due, task)
+        {
+            return Poll::Ready(Next::Fail(self.overdue(time)));
+        }
+        if self.control.rest_check.is_asked() {
+            let next = self.look_for_stepper(task, rest);
+            if next.is_ready() {
+                return next;
+            }
+        }
+        let nodes = &self.control.nodes;
+        let tokens = &self.control.rest.tokens;
+        if let Some(since) = tokens.at_rest()
+            && nodes.iter().any(|node| !node.has_ended())
+        {
+            if OperatorTask::ask_again(nodes) {
+                return Poll::Pending;
+            }
+            let all = (0..nodes.len()).filter(|&operator| !nodes[operator].has_ended()).collect();
+            let verdicts = self.judge(all, true);
+            // Something from outside may have begun in the meantime. The next rest notifies this task.
+            return if tokens.at_rest() == Some(since) { self.carry_out(verdicts, true, rest) } else { Poll::Pending };
+        }
+        // Checked again after a search, which may have set the time of the next one.
+        while rest.looks.is_due(&self.control.rest, task) {
+            // Only the task that steps knows when each operator has been asked.
+            if self.control.is_stepped() {
+                rest.looks.again(LOOK_AGAIN_AFTER);
+                if std::mem::take(&mut rest.unsure) {
+                    self.control.rest_check.withdraw();
+                    self.control.rest.stepper.wake();
+                }
+                continue;
+            }
+            let next = self.look_for_groups(rest);
+            if next.is_ready() {
+                return next;
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Every operator has refused the step that was requested: is the flow, or a part of it, at rest?
+    fn look_for_stepper(&self, task: &mut Context<'_>, rest: &mut AtRest) -> Poll<Next> {
+        if self.control.rest.has_message_entering() {
+            // Sends are synchronous: the message will be in its queue in a moment.
+            task.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = rest.releases;
+        let next = if self.control.is_quiet() {
+            let all =
+                (0..self.control.nodes.len()).filter(|&operator| !self.control.nodes[operator].has_ended()).collect();
+            let verdicts = self.judge(all, true);
+            // A send from outside may have begun in the meantime.
+            rest.unsure = !self.control.is_quiet();
+            if rest.unsure { Poll::Pending } else { self.carry_out(verdicts, true, rest) }
+        } else {
+            self.look_for_groups(rest)
+        };
+        match &next {
+            Poll::Ready(Next::Fail(_)) => {}
+            // Answered after `finish`.
+            Poll::Ready(_) => rest.answers = true,
+            Poll::Pending => self.answer(rest.releases > before),
+        }
+        next
+    }
+
+    fn answer(&self, moved: bool) {
+        self.control.rest_check.answer(moved);
+        self.control.rest.stepper.wake();
+    }
+
+    /// The error of a flow that has not ended within this time of its stop.
+    fn overdue(&self, time: Duration) -> Error {
+        let left = (0..self.control.nodes.len()).filter(|&operator| !self.control.nodes[operator].has_ended());
+        let each = left.map(|operator| {
+            let status = self.control.status(operator);
+            let does = match &status.waits_for[..] {
+                [] if status.running => "is in a run".to_string(),
+                [] => status.status.to_string(),
+                lacks => format!("waits for {}", lacks.join(" and for ")),
+            };
+            format!("{} {does}", self.control.whose(operator))
+        });
+        overdue(self.control, time, &each.collect::<Vec<_>>().join("\n  - "))
+    }
+
+    /// Do some operators wait only for each other, while others continue?
+    fn look_for_groups(&self, rest: &mut AtRest) -> Poll<Next> {
+        let Some(before) = self.control.stands(false) else {
+            rest.looks.again(LOOK_AGAIN_AFTER);
+            rest.unsure = true;
+            return Poll::Pending;
+        };
+        let groups = closed::groups(&before.all).into_iter();
+        let judged: Vec<_> = groups.map(|group| (self.judge(self.with_sections(&group), false), group)).collect();
+        // The operators were examined one by one, and may have acted since.
+        let after = self.control.stands(false);
+        rest.unsure = before.unsure || after.is_none();
+        if rest.unsure {
+            rest.looks.again(LOOK_AGAIN_AFTER);
+        }
+        let Some(after) = after else { return Poll::Pending };
+        let unchanged = judged.into_iter().filter(|(_, group)| after.are_as_in(&before, group));
+        let next = self.carry_out(unchanged.flat_map(|(verdicts, _)| verdicts), false, rest);
+        if next.is_ready() {
+            // Operators that end do not park again, and others may have waited for them.
+            rest.looks.again(LOOK_AFTER);
+        }
+        next
+    }
+
+    /// Decides whether these operators have ended or stalled. They make no progress unless they are notified. `all`: no
+    /// other operator makes progress either. An observer outside the flow may have notified one since: that operator
+    /// still waits.
+    fn judge(&self, group: Vec<usize>, all: bool) -> Vec<Verdict> {
+        let found = self.look_at(&group);
+        if !found.stuck {
+            return vec![Verdict::Done(group, found.hubs_of_chunks)];
+        }
+        // Loops that have become idle are done, and the others may be waiting for their end.
+        let done = |core: Vec<usize>| {
+            let found = self.look_at(&core);
+            (!found.stuck).then_some(Verdict::Done(core, found.hubs_of_chunks))
+        };
+        let done: Vec<_> = self.cores(&group, all).into_iter().filter_map(done).collect();
+        if done.is_empty() { vec![Verdict::Stalled(group, found.waits)] } else { done }
+    }
+
+    fn carry_out(&self, verdicts: impl IntoIterator<Item = Verdict>, all: bool, rest: &mut AtRest) -> Poll<Next> {
+        let mut done = Vec::new();
+        for verdict in verdicts {
+            match verdict {
+                Verdict::Done(group, hubs_of_chunks) => done.extend(self.done(group, &hubs_of_chunks, rest)),
+                Verdict::Stalled(group, waits) => {
+                    if let Some(error) = self.stalled(group, all, &waits, rest) {
+                        return Poll::Ready(Next::Fail(error));
+                    }
+                }
+            }
+        }
+        if done.is_empty() { Poll::Pending } else { Poll::Ready(Next::Done(done)) }
+    }
+
+    /// The parts of a group at rest that wait only for themselves.
+    fn cores(&self, group: &[usize], all: bool) -> Vec<Vec<usize>> {
+        let Some(stands) = self.control.stands(all) else { return Vec::new() };
+        let firsts: Vec<_> = group.iter().map(|&operator| self.control.first_of(operator)).collect();
+        let mut cores = closed::cores(&stands.all, &firsts);
+        cores.iter_mut().for_each(|core| *core = self.with_sections(core));
+        cores.retain(|core| core.len() < group.len());
+        cores
+    }
+
+    /// These operators, and those that they represent: the operators of a section share a task.
+    fn with_sections(&self, operators: &[usize]) -> Vec<usize> {
+        let operators: HashSet<_> = operators.iter().copied().collect();
+        (0..self.control.nodes.len()).filter(|at| operators.contains(&self.control.first_of(*at))).collect()
+    }
+
+    fn look_at(&self, group: &[usize]) -> Found {
+        let nodes = &self.control.nodes;
+        let mut waits: Vec<String> = Vec::new();
+        let mut stuck = false;
+        for &operator in group {
+            let lacks = self.control.lacks(operator);
+            // Its ports have all that it needs, and what else it waits for will not occur, such as a gate without a
+            // handle. An operator that refuses by itself has nothing left to do.
+            let elsewhere = lacks.waits_beside_its_ports() && !nodes[operator].has_refused();
+            stuck |= elsewhere || !lacks.room.is_empty() || !lacks.asked.is_empty();
+            let lacks = lacks.all();
+            if !lacks.is_empty() {
+                waits.push(format!("{} waits for {}", self.control.whose(operator), lacks.join(" and for ")));
+            }
+        }
+        let members: HashSet<_> = group.iter().copied().collect();
+        let is_of_group = |operator: usize| members.contains(&operator);
+        let own = self.hubs.links.iter().filter(|link| is_of_group(link.operator));
+        let hubs_of_chunks = link::hubs(own);
+        // The latest value need not have been read.
+        let message_is_left = |hub: &dyn HubState| hub.queued() > 0 && !hub.keeps_latest();
+        stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && message_is_left(&*hub.state));
+        // A group that only produces leaves its chunks to other active links of the hub: operators, or links by hand.
+        let chunk_is_left = |hub: &Arc<dyn ChunkState>| {
+            let links = || self.hubs.links.iter().filter(|link| Arc::ptr_eq(&link.state, hub));
+            let takes = links().any(|link| is_of_group(link.operator) && link.role != Role::Produce);
+            let others = links().any(|link| !is_of_group(link.operator) && !nodes[link.operator].has_ended());
+            hub.queued() > 0 && (takes || !(others || self.control.rest.outside() > 0))
+        };
+        stuck |= hubs_of_chunks.iter().any(chunk_is_left);
+        Found { stuck, waits, hubs_of_chunks }
+    }
+
+    /// These operators have nothing left to do. Returns those that end now.
+    fn done(&self, group: Vec<usize>, hubs_of_chunks: &[Arc<dyn ChunkState>], rest: &mut AtRest) -> Vec<usize> {
+        let nodes = &self.control.nodes;
+        let members: HashSet<_> = group.iter().copied().collect();
+        let is_of_group = |operator: usize| members.contains(&operator);
+        // A wait in the middle of a run is ended first: the operator may send more, which others are to receive. Only
+        // one is released at a time, and none ends yet. Each is released again only if a message has moved since.
+        let own = self.hubs.all.iter().filter(|hub| is_of_group(hub.from) || is_of_group(hub.to));
+        let taken: u64 = own.map(|hub| hub.state.counts().taken).sum();
+        let moved = taken + hubs_of_chunks.iter().map(|hub| hub.counts()).map(|(made, gone)| made + gone).sum::<u64>();
+        let released = rest.released.entry(group.clone()).or_default();
+        if released.moved != Some(moved) {
+            *released = Released { moved: Some(moved), operators: Vec::new() };
+        }
+        let in_run = || group.iter().copied().filter(|at| nodes[*at].waits_in_run().is_some());
+        let Some(next) = in_run().find(|at| !released.operators.contains(at)) else {
+            // An operator that was released and waits again ends before the others: it may still send to them.
+            let first = in_run().find(|at| !nodes[*at].is_finishing());
+            return first.map_or(group, |first| vec![first]);
+        };
+        released.operators.push(next);
+        rest.releases += 1;
+        // An operator that has refused a step may accept the next one after this.
+        nodes.iter().for_each(|node| node.may_be_asked_again());
+        nodes[next].release();
+        Vec::new()
+    }
+
+    /// These operators have stalled. Returns the error, if the flow is to fail.
+    fn stalled(&self, group: Vec<usize>, all: bool, waits: &[String], rest: &mut AtRest) -> Option<Error> {
+        let what = match all {
+            true => "no operator can make progress",
+            false => "these operators wait only for each other, and no other operator can end that",
+        };
+        let error = Error::new(ErrorKind::Stalled, format!("{what}:\n  - {}", waits.join("\n  - ")));
+        // A stalled flow cannot be drained either.
+        if self.on_stall == OnStall::Fail || self.control.is_stopping() {
+            return Some(error);
+        }
+        let waits = waits.join("\n");
+        if rest.reported.get(&group) != Some(&waits) {
+            let flow = self.control.name.clone();
+            logged(|| tracing::warn!(flow = &*flow, %error, "operators have stalled; the flow continues"));
+            rest.reported.insert(group, waits);
+        }
+        None
+    }
+}
+
+enum Verdict {
+    Done(Vec<usize>, Vec<Arc<dyn ChunkState>>),
+    /// Messages are left that none of them will take; with what each operator waits for.
+    Stalled(Vec<usize>, Vec<String>),
+}
+
+struct Found {
+    /// A message or a chunk is left that none of them will take.
+    stuck: bool,
+    waits: Vec<String>,
+    hubs_of_chunks: Vec<Arc<dyn ChunkState>>,
+}
+
+/// The state of the search for operators at rest.
+#[derive(Default)]
+struct AtRest {
+    looks: SearchSchedule,
+    /// The deadline of [`stop_within`](crate::flow::Handle::stop_within).
+    stop: TimeLimit,
+    released: HashMap<Vec<usize>, Released>,
+    /// The number of waits in a run that were ended.
+    releases: u64,
+    /// The last search was inconclusive.
+    unsure: bool,
+    /// [`RestCheck`](crate::operator::rest_check::RestCheck) is to be answered once the next action is carried out.
+    answers: bool,
+    /// For each stalled group: what was reported.
+    reported: HashMap<Vec<usize>, String>,
+}
+
+/// The members of a group whose waits in a run were ended since a message was last taken.
+#[derive(Default)]
+struct Released {
+    /// The number of messages taken until then.
+    moved: Option<u64>,
+    operators: Vec<usize>,
+}
+
+enum Next {
+    Ended(Box<Ended>),
+    /// The runtime has dropped the operators' tasks.
+    Gone,
+    Stop,
+    Fail(Error),
+    Done(Vec<usize>),
+}

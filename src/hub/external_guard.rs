@@ -1,0 +1,445 @@
+//! [`ExternalGuard`]: a mark on an envelope that is outside its flow.
+//!
+//! A flow is at rest when none of its operators can make progress by itself. An envelope that has left the flow,
+//! through an egress or in a service's response, is held by no operator, but it will be returned at some time, and
+//! then its hub's writer can make progress. It is therefore marked when it leaves, and the flow is not considered at
+//! rest until the mark is dropped.
+//!
+//! ```text
+//!   operator ──sends──> [ marked: ExternalGuard ] ──> the program outside ──drops──> its pool: the writer is woken
+//!                         holds the flow                                      then the marks are dropped
+//! ```
+//!
+//! An operator adds the mark while the flow is active, and a returned envelope wakes the writer before its marks are
+//! dropped: in between the flow never appears to be at rest. An envelope that is sent into its flow again loses that
+//! flow's marks.
+//!
+//! An envelope may pass through several flows. It has a mark for each flow that it is outside of.
+//!
+//! A mark may also say that the envelope was given to a [caller](CallerErrors) of the flow, which must not see the
+//! names of the flow's operators and streams. Such a mark does not hold the flow: a blank envelope of an ingress is
+//! held by the ingress, and one in a service's response becomes the caller's own memory ([`ResponseTransfer`]), since callers
+//! do not trust each other.
+
+use std::{
+    fmt, ptr,
+    sync::{Arc, Weak},
+};
+
+use smallvec::SmallVec;
+
+use super::{
+    Message,
+    envelope::{PoolReplacement, RawEnvelope},
+    pool::Pool,
+};
+use crate::error::{CallerErrors, Error, Result};
+
+/// A flow, as seen by its envelopes that are outside of it.
+pub(crate) trait Quiescence: Send + Sync + 'static {
+    /// An envelope is outside: from now on the flow is not at rest.
+    fn lend(&self);
+    fn regain(&self);
+    /// Whether no operator of the flow runs any more.
+    fn has_ended(&self) -> bool;
+    /// For an implementation that holds other flows: releases its hold of those for which `_is` returns true.
+    fn release(&self, _is: &dyn Fn(&Boundary) -> bool) -> SmallVec<[ExternalGuard; 1]> {
+        SmallVec::new()
+    }
+}
+
+/// A place where envelopes leave a flow: an egress, a service, an ingress that hands out blank envelopes, a chunk
+/// hub.
+pub(crate) struct Boundary {
+    flow: Arc<dyn Quiescence>,
+    /// Whether the flow is kept from rest while an envelope is outside.
+    lends: bool,
+    /// The errors that callers get in place of the envelope's own.
+    errors: Option<Arc<CallerErrors>>,
+}
+
+/// The place where a service's responses leave its flow.
+pub(crate) struct ResponseTransfer {
+    boundary: Arc<Boundary>,
+    no_pool: Weak<Pool>,
+}
+
+/// See the module. If its boundary lends, it holds the flow until it is dropped.
+pub(crate) struct ExternalGuard(Arc<Boundary>);
+
+/// The marks of one envelope, at most one of each kind. Most envelopes have none, and few have several.
+#[derive(Default)]
+pub(super) struct Marks {
+    first: Option<ExternalGuard>,
+    #[expect(clippy::box_collection, reason = "one word: envelopes are moved more often than they have several marks")]
+    others: Option<Box<Vec<ExternalGuard>>>,
+}
+
+/// The marks that were removed from a message as it entered their flow, kept until it is certain that it stays there.
+#[derive(Default)]
+pub(crate) struct ReturnedMarks {
+    /// Each with the index of its envelope in the message.
+    marks: SmallVec<[(usize, Option<ExternalGuard>); 2]>,
+}
+
+impl Boundary {
+    /// To the program that the flow belongs to.
+    pub(crate) fn of_program(flow: Arc<dyn Quiescence>) -> Arc<Self> {
+        Arc::new(Self { flow, lends: true, errors: None })
+    }
+
+    /// To callers, which get these errors. The envelopes do not hold the flow.
+    pub(crate) fn of_callers(flow: Arc<dyn Quiescence>, errors: CallerErrors) -> Arc<Self> {
+        Arc::new(Self { flow, lends: false, errors: Some(Arc::new(errors)) })
+    }
+
+    pub(crate) fn is_of(&self, flow: &Arc<dyn Quiescence>) -> bool {
+        is_one(&self.flow, flow)
+    }
+
+    /// Whether both are boundaries of the same flow.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        is_one(&self.flow, &other.flow)
+    }
+
+    /// The address of the flow; unique while the flow is alive.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.flow).cast::<()>().addr()
+    }
+
+    /// Whether a mark of one is equivalent to a mark of the other.
+    fn is_like(&self, other: &Self) -> bool {
+        let same_errors = match &other.errors {
+            None => self.errors.is_none(),
+            Some(errors) => self.has_errors(errors),
+        };
+        same_errors && self.lends == other.lends && self.is_beside(other)
+    }
+
+    fn has_errors(&self, errors: &Arc<CallerErrors>) -> bool {
+        self.errors.as_ref().is_some_and(|own| Arc::ptr_eq(own, errors))
+    }
+
+    /// Marks the envelopes of a message that leaves the flow. If the marks lend, call it from one of the flow's
+    /// operators.
+    pub(crate) fn mark<M: Message>(self: &Arc<Self>, message: &mut M) {
+        if M::CARRIES_ENVELOPES {
+            message.envelopes(&mut |envelope| envelope.marks_mut().add(self));
+        }
+    }
+
+    /// Marks one envelope. If the mark lends, the caller must hold the flow.
+    pub(crate) fn mark_one(self: &Arc<Self>, envelope: &mut RawEnvelope) {
+        envelope.marks_mut().add(self);
+    }
+}
+
+impl ResponseTransfer {
+    pub(crate) fn new(flow: Arc<dyn Quiescence>, errors: CallerErrors) -> Self {
+        Self { boundary: Boundary::of_callers(flow, errors), no_pool: Pool::none() }
+    }
+
+    /// Transfers the envelopes of a message to their receiver. Their hubs get replacement memory, which costs an
+    /// allocation per envelope. Call it from one of the flow's operators, with no lock held.
+    ///
+    /// # Errors
+    /// Those of the allocation, in the form for the caller. Some of the message's envelopes then still belong to
+    /// their hubs: drop the message.
+    pub(crate) fn give<M: Message>(&self, message: &mut M) -> Result<()> {
+        if !M::CARRIES_ENVELOPES {
+            return Ok(());
+        }
+        let (mut left, mut failed) = (SmallVec::<[PoolReplacement; 1]>::new(), None::<Error>);
+        message.envelopes(&mut |envelope| {
+            if failed.is_none() {
+                match envelope.leave_pool(&self.no_pool) {
+                    Ok(behind) => left.push(behind),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            self.boundary.mark_one(envelope);
+        });
+        // Outside of the visit above, since the waiters' wakers are user code, as is the method that calls the
+        // visitor.
+        left.into_iter().for_each(PoolReplacement::settle);
+        match (failed, &self.boundary.errors) {
+            (None, _) => Ok(()),
+            (Some(error), Some(errors)) => Err(errors.of_response(&error)),
+            (Some(error), None) => Err(error),
+        }
+    }
+}
+
+fn is_one(one: &Arc<dyn Quiescence>, other: &Arc<dyn Quiescence>) -> bool {
+    ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
+}
+
+impl ExternalGuard {
+    /// Holds the flow, since something outside may still cause activity in it.
+    pub(crate) fn holding(boundary: &Arc<Boundary>) -> Self {
+        if boundary.lends {
+            boundary.flow.lend();
+        }
+        Self(boundary.clone())
+    }
+
+    pub(crate) fn boundary(&self) -> &Arc<Boundary> {
+        &self.0
+    }
+
+    pub(crate) fn holds(&self, flow: &Arc<dyn Quiescence>) -> bool {
+        self.0.is_of(flow)
+    }
+}
+
+impl Drop for ExternalGuard {
+    fn drop(&mut self) {
+        if self.0.lends {
+            self.0.flow.regain();
+        }
+    }
+}
+
+impl fmt::Debug for ExternalGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Abroad")
+    }
+}
+
+impl Marks {
+    fn iter(&self) -> impl Iterator<Item = &ExternalGuard> {
+        self.first.iter().chain(self.others.iter().flat_map(|others| others.iter()))
+    }
+
+    /// Adds a mark, unless there is an equivalent one.
+    fn add(&mut self, boundary: &Arc<Boundary>) {
+        if !self.iter().any(|mark| mark.0.is_like(boundary)) {
+            self.push(ExternalGuard::holding(boundary));
+        }
+    }
+
+    fn push(&mut self, mark: ExternalGuard) {
+        if self.first.is_some() && self.others.as_ref().is_none_or(|others| others.len() == others.capacity()) {
+            // Only when there is no room, so that the cost per mark is bounded.
+            self.forget_ended();
+        }
+        match &self.first {
+            None => self.first = Some(mark),
+            Some(_) => self.others.get_or_insert_default().push(mark),
+        }
+    }
+
+    /// Removes the marks of flows that have ended, which need not be held. Of those that ended flows gave to callers
+    /// one stays: the envelope can return to none of these flows.
+    fn forget_ended(&mut self) {
+        let mut for_callers = false;
+        let gone = self.take(|mark| {
+            let ended = mark.0.flow.has_ended();
+            let stays = !ended || (mark.0.errors.is_some() && !for_callers);
+            for_callers |= ended && stays;
+            !stays
+        });
+        drop(gone);
+    }
+
+    /// Removes and returns the marks that hold a flow.
+    pub(super) fn take_lending(&mut self) -> SmallVec<[ExternalGuard; 1]> {
+        self.take(|mark| mark.0.lends)
+    }
+
+    fn take(&mut self, mut is: impl FnMut(&ExternalGuard) -> bool) -> SmallVec<[ExternalGuard; 1]> {
+        let mut taken = SmallVec::new();
+        taken.extend(self.first.take_if(|mark| is(mark)));
+        if let Some(others) = &mut self.others {
+            taken.extend(others.extract_if(.., |mark| is(mark)));
+            if self.first.is_none() {
+                self.first = others.pop();
+            }
+        }
+        taken
+    }
+
+    /// What a caller gets in place of the envelope's own errors, if the envelope was given to one.
+    pub(super) fn errors(&self) -> Option<&Arc<CallerErrors>> {
+        self.iter().find_map(|mark| mark.0.errors.as_ref())
+    }
+
+    /// Called when this envelope takes over the memory of the other: its errors are hidden from now on where the
+    /// other's were.
+    pub(super) fn hide_as(&mut self, other: &Self) {
+        for mark in other.iter() {
+            let Boundary { flow, errors: Some(errors), .. } = &*mark.0 else { continue };
+            if !self.iter().any(|own| own.0.has_errors(errors)) {
+                let hides = Boundary { flow: flow.clone(), lends: false, errors: Some(errors.clone()) };
+                self.push(ExternalGuard::holding(&Arc::new(hides)));
+            }
+        }
+    }
+}
+
+impl ReturnedMarks {
+    /// Removes the marks of these flows from a message that enters them, and keeps them as long as it lives. Drop it
+    /// after the message can wake an operator, or is itself dropped.
+    pub(crate) fn take<M: Message>(&mut self, message: &mut M, is_there: impl Fn(&Boundary) -> bool) {
+        if M::CARRIES_ENVELOPES {
+            let mut number = 0;
+            message.envelopes(&mut |envelope| {
+                self.take_one(number, envelope, &is_there);
+                number += 1;
+            });
+        }
+    }
+
+    fn take_one(&mut self, number: usize, envelope: &mut RawEnvelope, is_there: &dyn Fn(&Boundary) -> bool) {
+        let taken = envelope.marks_mut().take(|mark| is_there(&mark.0));
+        self.marks.extend(taken.into_iter().map(|mark| (number, Some(mark))));
+        for mark in envelope.marks_mut().iter() {
+            let released = mark.0.flow.release(is_there);
+            self.marks.extend(released.into_iter().map(|mark| (number, Some(mark))));
+        }
+    }
+
+    /// Restores the marks of a message that did not enter.
+    pub(crate) fn put_back<M: Message>(mut self, message: &mut M) {
+        if !self.marks.is_empty() {
+            let mut number = 0;
+            message.envelopes(&mut |envelope| {
+                for (_, mark) in self.marks.iter_mut().filter(|(of, _)| *of == number) {
+                    mark.take().into_iter().for_each(|mark| envelope.marks_mut().push(mark));
+                }
+                number += 1;
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+
+    use super::*;
+    use crate::{
+        device::{Device, Emulated},
+        error::ErrorKind,
+        hub::Envelope,
+    };
+
+    #[derive(Default)]
+    struct Counted {
+        out: AtomicIsize,
+        ended: AtomicBool,
+    }
+
+    impl Quiescence for Counted {
+        fn lend(&self) {
+            self.out.fetch_add(1, Ordering::SeqCst);
+        }
+
+        fn regain(&self) {
+            self.out.fetch_sub(1, Ordering::SeqCst);
+        }
+
+        fn has_ended(&self) -> bool {
+            self.ended.load(Ordering::SeqCst)
+        }
+    }
+
+    fn out(flows: &[Arc<Counted>]) -> Vec<isize> {
+        flows.iter().map(|flow| flow.out.load(Ordering::SeqCst)).collect()
+    }
+
+    fn flows<const N: usize>() -> [Arc<Counted>; N] {
+        std::array::from_fn(|_| Arc::default())
+    }
+
+    #[test]
+    fn an_envelope_has_one_mark_for_each_flow() {
+        let flows = flows::<3>();
+        let mut marks = Marks::default();
+        for flow in flows.iter().chain(&flows) {
+            marks.add(&Boundary::of_program(flow.clone()));
+        }
+        assert_eq!(out(&flows), [1, 1, 1]);
+        for gone in [0, 2, 1] {
+            let flow: Arc<dyn Quiescence> = flows[gone].clone();
+            drop(marks.take(|mark| mark.holds(&flow)));
+            assert_eq!(flows[gone].out.load(Ordering::SeqCst), 0);
+        }
+        assert!(marks.iter().next().is_none());
+    }
+
+    #[test]
+    fn marks_of_flows_that_have_ended_do_not_pile_up() {
+        let mut marks = Marks::default();
+        let runs = Arc::new(Counted::default());
+        let all: Vec<_> = (0..10_000)
+            .map(|number| {
+                let flow = Arc::new(Counted::default());
+                let errors = || CallerErrors::new("flow", "service");
+                marks.add(&match number % 2 {
+                    0 => Boundary::of_program(flow.clone()),
+                    _ => Boundary::of_callers(flow.clone(), errors()),
+                });
+                flow.ended.store(true, Ordering::SeqCst);
+                if number == 500 {
+                    marks.add(&Boundary::of_program(runs.clone()));
+                }
+                assert!(marks.iter().count() <= 8, "{number}");
+                flow
+            })
+            .collect();
+        assert!(marks.errors().is_some());
+        assert_eq!(runs.out.load(Ordering::SeqCst), 1, "a flow that runs is held");
+        drop(marks);
+        assert!(out(&all).iter().all(|out| *out == 0));
+        assert_eq!(runs.out.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn errors_are_hidden_while_a_mark_hides_them() {
+        let [first, second] = flows();
+        let mut marks = Marks::default();
+        marks.add(&Boundary::of_program(second.clone()));
+        assert!(marks.errors().is_none());
+        let mut other = Marks::default();
+        other.add(&Boundary::of_callers(first.clone(), CallerErrors::new("flow", "service")));
+        marks.hide_as(&other);
+        marks.hide_as(&other);
+        assert!(marks.errors().is_some());
+        assert_eq!(marks.iter().count(), 2);
+        assert_eq!(out(&[first.clone(), second]), [0, 1], "a mark that only hides errors holds no flow");
+        let flow: Arc<dyn Quiescence> = first;
+        drop(marks.take(|mark| mark.holds(&flow)));
+        assert!(marks.errors().is_none());
+    }
+
+    #[test]
+    fn an_envelope_that_is_handed_over_is_replaced_or_stays_its_hubs() {
+        let device = Device::emulated(Emulated::new().memory(1 << 20));
+        let pool = Pool::new(&"inner-hub".into(), 1, 400 << 10, &device, &device).unwrap();
+        let take = || Envelope::<u8>::of_raw(pool.take().unwrap().unwrap());
+        let [flow, other] = flows();
+        let handover = ResponseTransfer::new(flow.clone(), CallerErrors::new("flow", "service"));
+        let mut first = take();
+        Boundary::of_program(other.clone()).mark(&mut first);
+        handover.give(&mut first).unwrap();
+        assert_eq!((pool.count(), pool.idle()), (1, 1), "its hub has a replacement");
+        assert_eq!(out(&[flow.clone(), other.clone()]), [0, 0], "nothing waits for it");
+
+        // There is no memory for a third.
+        let mut second = take();
+        Boundary::of_program(other.clone()).mark(&mut second);
+        let error = handover.give(&mut second).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+        assert!(!format!("{error:?} {error}").contains("inner"), "{error:?}");
+        assert_eq!((pool.idle(), out(&[flow, other.clone()])), (0, vec![0, 1]), "it still belongs to its hub");
+        drop(second);
+        assert_eq!((pool.idle(), out(&[other])), (1, vec![0]));
+
+        let mut third = take();
+        drop(first);
+        assert_eq!(pool.idle(), 0, "an envelope that was handed over does not return to its pool");
+        handover.give(&mut third).unwrap();
+        assert_eq!(pool.idle(), 1);
+    }
+}

@@ -1,0 +1,107 @@
+//! [`Outbox`]: buffers what one of several workers of an operator sends, until the operator passes it on.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    task::Waker,
+};
+
+use super::{
+    Message,
+    baggage::Parcel,
+    envelope::RawEnvelope,
+    pool::{Pool, Waiter},
+    queue::Answer,
+    sender::{depart, stamp_of},
+};
+use crate::{
+    error::{Error, Result},
+    stream::{Stream, Ticket},
+    sync::discard_all,
+};
+
+/// A message that has departed, with its stamp if it does not carry that itself.
+pub(crate) type Stamped<M> = (Parcel<M>, Option<Ticket>);
+
+pub(crate) struct Backlog<M: Message>(VecDeque<Stamped<M>>);
+
+impl<M: Message> Default for Backlog<M> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<M: Message> Deref for Backlog<M> {
+    type Target = VecDeque<Stamped<M>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<M: Message> DerefMut for Backlog<M> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+/// Discards them one by one: several may have a destructor that panics.
+impl<M: Message> Drop for Backlog<M> {
+    fn drop(&mut self) {
+        discard_all(self.0.drain(..));
+    }
+}
+
+/// See the module.
+pub(crate) struct Outbox<M: Message> {
+    backlog: Backlog<M>,
+    /// The operator's own blank envelopes, or the reason why there are none.
+    blanks: std::result::Result<Arc<Pool>, Error>,
+    /// Present while it waits for a blank envelope.
+    waiter: Option<Waiter>,
+}
+
+impl<M: Message> Outbox<M> {
+    pub(crate) fn new(blanks: std::result::Result<Arc<Pool>, Error>) -> Self {
+        Self { backlog: Backlog::default(), blanks, waiter: None }
+    }
+
+    /// Buffers the message in `place`.
+    pub(super) fn send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+        let Some(parcel) = place else { return Ok(()) };
+        let stamped = depart(&mut parcel.message, origin)?;
+        let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
+        self.backlog.extend(place.take().map(|parcel| (parcel, stamp)));
+        Ok(())
+    }
+
+    pub(super) fn blank(&self) -> Result<Option<RawEnvelope>> {
+        self.blanks.as_ref().map_err(Error::again)?.take()
+    }
+
+    pub(super) fn poll_blank(&mut self, waker: &Waker) -> Answer {
+        match &self.blanks {
+            Ok(blanks) if !blanks.has(1) && !self.waiter.get_or_insert_with(|| blanks.waiter()).poll_home(waker) => {
+                Answer::Wait
+            }
+            _ => Answer::Yes,
+        }
+    }
+
+    /// Stops waiting for a blank envelope.
+    pub(super) fn leave_blanks(&mut self) {
+        self.waiter = None;
+    }
+
+    pub(crate) fn take(&mut self) -> Backlog<M> {
+        std::mem::take(&mut self.backlog)
+    }
+}
+
+impl<M: Message> fmt::Debug for Outbox<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kept").field("messages", &self.backlog.len()).finish()
+    }
+}

@@ -1,0 +1,556 @@
+//! Free lists: memory that was freed and may be handed out again, by its size and by what may still use it.
+//!
+//! ```text
+//!              put                                   settle: all of it has passed
+//!   in use ──────────> bound to one stream, or several ─────────────────────────> idle
+//!      ^                  │ take: for that stream;                                 │ take: for any stream
+//!      │                  │ take_if: for a stream that comes after all uses        │ drain: back to the driver
+//!      └──────────────────┴─────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! This module does not use the device: each block states in numbers what it is bound to ([`Block`]). So the rule that
+//! no block is handed out too early is tested here against a model (below), and it applies to every kind of memory.
+//!
+//! A stream takes the most recently used of the blocks that are bound to it alone: that one is the most likely to be in
+//! caches.
+//!
+//! Thousands of blocks may be bound while a device lags behind, so a call inspects only one for each stream. Each block
+//! is filed under a stream that it is bound to, in the order of its last use there ([`Block::blocker`]). A stream
+//! passes its work in order: as long as the first block's use has not passed, none behind it has. A block that no
+//! longer waits for its stream is filed under the next. Blocks that are bound to one stream only are in `sole`: if
+//! another stream cannot take the first, it can take none behind it. Of the blocks that are bound to several streams,
+//! each request inspects a few, and the next one continues there.
+
+use std::{collections::VecDeque, ops::Range};
+
+use smallvec::SmallVec;
+
+/// What a freed block is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bound {
+    /// No work may use it any more.
+    Idle,
+    /// Work of this stream.
+    To(u64),
+    /// Work of several streams.
+    ToSeveral,
+}
+
+/// A freed block that work may still use.
+pub(super) trait Block {
+    /// What is kept of a block that no work may use any more.
+    type Idle;
+    fn size(&self) -> u64;
+    fn bound(&mut self) -> Bound;
+    /// Forgets the uses that are known to have passed.
+    fn forget_passed(&mut self);
+    /// A stream that it is bound to, and the number of its last use there.
+    fn blocker(&mut self) -> (u64, u64);
+}
+
+/// A block that is handed out again.
+pub(super) enum Taken<B: Block> {
+    /// Only work of the requesting stream may still use it.
+    Bound(B),
+    Idle(B::Idle),
+}
+
+/// See the [module](self).
+pub(super) struct FreeLists<B: Block> {
+    /// By size, ascending.
+    all: Vec<Shelf<B>>,
+    /// At this number of sizes, empty ones are removed.
+    tidied_at: usize,
+}
+
+struct Shelf<B: Block> {
+    size: u64,
+    idle: Vec<B::Idle>,
+    bound: SmallVec<[List<B>; 1]>,
+}
+
+/// The blocks that are filed under one stream, in the order of their last use there.
+struct List<B> {
+    stream: u64,
+    /// Bound to nothing else.
+    sole: VecDeque<(u64, B)>,
+    /// Bound to other streams as well.
+    several: VecDeque<(u64, B)>,
+    /// Where in `several` the next request starts.
+    next: usize,
+}
+
+/// The number of blocks bound to several streams that a request inspects in each list.
+const LOOKS: usize = 32;
+/// The least number of sizes at which empty ones are removed.
+const TIDY: usize = 64;
+
+impl<B: Block> FreeLists<B> {
+    pub(super) fn new() -> Self {
+        Self { all: Vec::new(), tidied_at: TIDY }
+    }
+
+    #[inline]
+    fn find(&self, size: u64) -> Result<usize, usize> {
+        self.all.binary_search_by_key(&size, |shelf| shelf.size)
+    }
+
+    #[inline]
+    fn shelf(&mut self, size: u64) -> &mut Shelf<B> {
+        let at = self.find(size).unwrap_or_else(|at| self.add(at, size));
+        &mut self.all[at]
+    }
+
+    #[cold]
+    fn add(&mut self, mut at: usize, size: u64) -> usize {
+        if self.all.len() >= self.tidied_at {
+            self.all.retain(|shelf| !shelf.is_empty());
+            // Runs again after as many sizes again were added.
+            self.tidied_at = TIDY.max(2 * self.all.len());
+            at = self.find(size).unwrap_or_else(|at| at);
+        }
+        self.all.insert(at, Shelf { size, idle: Vec::new(), bound: SmallVec::new() });
+        at
+    }
+
+    /// Adds a block that no work may use any more.
+    #[inline]
+    pub(super) fn put_idle(&mut self, size: u64, block: B::Idle) {
+        self.shelf(size).idle.push(block);
+    }
+
+    /// Adds a block that this stream may still use, or, without one, several streams.
+    #[inline]
+    pub(super) fn put_bound(&mut self, mut block: B, to: Option<u64>) {
+        let (stream, number) = block.blocker();
+        self.shelf(block.size()).put(block, (to.unwrap_or(stream), number), to.is_some());
+    }
+
+    /// Takes a block of exactly this size that is bound to this stream only, or to none.
+    #[inline]
+    pub(super) fn take(&mut self, size: u64, stream: Option<u64>) -> Option<Taken<B>> {
+        let at = self.find(size).ok()?;
+        let shelf = &mut self.all[at];
+        if let Some(stream) = stream
+            && let Some(list) = shelf.bound.iter_mut().find(|list| list.stream == stream)
+            && let Some((_, block)) = list.sole.pop_back()
+        {
+            return Some(Taken::Bound(block));
+        }
+        shelf.idle.pop().map(Taken::Idle)
+    }
+
+    /// Takes a bound block of exactly this size for which `ready` is true. If `ready` is true for a block, it must be
+    /// true for all blocks that are bound to the same stream only and were used earlier.
+    pub(super) fn take_if(&mut self, size: u64, ready: impl Fn(&B) -> bool) -> Option<B> {
+        let at = self.find(size).ok()?;
+        self.all[at].bound.iter_mut().find_map(|list| list.take_if(&ready))
+    }
+
+    /// Takes the bound block that has been free for the longest time, among those of the smallest size that is
+    /// sufficient.
+    pub(super) fn take_bound(&mut self, least: u64) -> Option<B> {
+        let from = self.find(least).unwrap_or_else(|at| at);
+        let mut lists = self.all[from..].iter_mut().flat_map(|shelf| &mut shelf.bound);
+        // In each list the first is the oldest. Among the lists the choice is arbitrary.
+        lists.find_map(|list| list.sole.pop_front().or_else(|| list.several.pop_front()).map(|(_, block)| block))
+    }
+
+    /// The first block of each list of bound blocks, of this size or of all. After [`settle`](Self::settle) none of
+    /// them was known to have passed.
+    pub(super) fn firsts(&self, size: Option<u64>) -> impl Iterator<Item = &B> {
+        self.lists(size).filter_map(VecDeque::front).map(|(_, block)| block)
+    }
+
+    /// The first and the last block of each list.
+    pub(super) fn ends(&self) -> impl Iterator<Item = &B> {
+        let lasts = self.lists(None).filter(|blocks| blocks.len() > 1).filter_map(VecDeque::back);
+        self.firsts(None).chain(lasts.map(|(_, block)| block))
+    }
+
+    fn lists(&self, size: Option<u64>) -> impl Iterator<Item = &VecDeque<(u64, B)>> {
+        let lists = self.all[self.range(size)].iter().flat_map(|shelf| &shelf.bound);
+        lists.flat_map(|list| [&list.sole, &list.several])
+    }
+
+    fn range(&self, size: Option<u64>) -> Range<usize> {
+        match size.map(|size| self.find(size)) {
+            None => 0..self.all.len(),
+            Some(Ok(at)) => at..at + 1,
+            Some(Err(_)) => 0..0,
+        }
+    }
+
+    /// Finds blocks whose uses have passed, of this size or of all. `idle` is called with each block that is bound to
+    /// nothing any more, and returns what to keep of it.
+    pub(super) fn settle(&mut self, size: Option<u64>, mut idle: impl FnMut(B) -> Option<B::Idle>) {
+        let range = self.range(size);
+        for shelf in &mut self.all[range] {
+            let mut moved: SmallVec<[B; 8]> = SmallVec::new();
+            for list in &mut shelf.bound {
+                list.take_passed(&mut moved);
+            }
+            for mut block in moved {
+                match block.bound() {
+                    Bound::Idle => shelf.idle.extend(idle(block)),
+                    bound => {
+                        let under = block.blocker();
+                        shelf.put(block, under, bound != Bound::ToSeveral);
+                    }
+                }
+            }
+            shelf.bound.retain(|list| !list.is_empty());
+        }
+    }
+
+    /// Takes out idle blocks, with their sizes, the largest first, until `enough` is true. It is called with each size.
+    pub(super) fn drain_idle(&mut self, mut enough: impl FnMut(u64) -> bool) -> Vec<(u64, B::Idle)> {
+        let mut drained = Vec::new();
+        'all: for shelf in self.all.iter_mut().rev() {
+            while let Some(block) = shelf.idle.pop() {
+                drained.push((shelf.size, block));
+                if enough(shelf.size) {
+                    break 'all;
+                }
+            }
+        }
+        drained
+    }
+
+    /// Takes out the bound blocks for which `which` is true.
+    pub(super) fn drain_bound(&mut self, which: impl Fn(&B) -> bool) -> Vec<B> {
+        let mut drained = Vec::new();
+        let lists = self.all.iter_mut().flat_map(|shelf| &mut shelf.bound);
+        for blocks in lists.flat_map(|list| [&mut list.sole, &mut list.several]) {
+            let (gone, kept): (Vec<_>, Vec<_>) =
+                std::mem::take(blocks).into_iter().partition(|(_, block)| which(block));
+            drained.extend(gone.into_iter().map(|(_, block)| block));
+            blocks.extend(kept);
+        }
+        drained
+    }
+}
+
+impl<B: Block> Shelf<B> {
+    #[inline]
+    fn put(&mut self, block: B, under: (u64, u64), sole: bool) {
+        let (stream, number) = under;
+        let at = self.bound.iter().position(|list| list.stream == stream).unwrap_or_else(|| self.add(stream));
+        let list = &mut self.bound[at];
+        let blocks = if sole { &mut list.sole } else { &mut list.several };
+        if blocks.back().is_none_or(|(last, _)| *last <= number) {
+            blocks.push_back((number, block));
+        } else {
+            let at = blocks.partition_point(|(other, _)| *other <= number);
+            blocks.insert(at, (number, block));
+        }
+    }
+
+    #[cold]
+    fn add(&mut self, stream: u64) -> usize {
+        self.bound.push(List { stream, sole: VecDeque::new(), several: VecDeque::new(), next: 0 });
+        self.bound.len() - 1
+    }
+
+    fn is_empty(&self) -> bool {
+        self.idle.is_empty() && self.bound.is_empty()
+    }
+}
+
+impl<B: Block> List<B> {
+    fn take_if(&mut self, ready: &impl Fn(&B) -> bool) -> Option<B> {
+        if self.sole.front().is_some_and(|(_, first)| ready(first)) {
+            return self.sole.pop_front().map(|(_, block)| block);
+        }
+        let from = if self.next < self.several.len() { self.next } else { 0 };
+        let found = self.several.iter().skip(from).take(LOOKS).position(|(_, block)| ready(block));
+        match found {
+            Some(at) => self.several.remove(from + at).map(|(_, block)| block),
+            None => {
+                self.next = from + LOOKS;
+                None
+            }
+        }
+    }
+
+    /// Takes the blocks from the front that no longer wait for this stream, or for nothing else.
+    fn take_passed(&mut self, passed: &mut SmallVec<[B; 8]>) {
+        for (blocks, sole) in [(&mut self.sole, true), (&mut self.several, false)] {
+            while let Some((number, first)) = blocks.front_mut() {
+                first.forget_passed();
+                let stays = match first.bound() {
+                    Bound::Idle => false,
+                    Bound::To(stream) => sole && stream == self.stream,
+                    Bound::ToSeveral => !sole && first.blocker() == (self.stream, *number),
+                };
+                if stays {
+                    break;
+                }
+                passed.extend(blocks.pop_front().map(|(_, block)| block));
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.sole.is_empty() && self.several.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        cell::{Cell, RefCell},
+        collections::BTreeMap,
+        rc::Rc,
+    };
+
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    const STREAMS: usize = 4;
+
+    /// What the host has seen pass, by stream.
+    type Seen = Rc<RefCell<[u64; STREAMS]>>;
+
+    /// A block bound to plain numbers: the last use on each stream.
+    #[derive(Debug)]
+    struct Numbered {
+        id: usize,
+        size: u64,
+        uses: BTreeMap<usize, u64>,
+        seen: Seen,
+        /// How often this block, or another, was inspected.
+        looks: Rc<Cell<usize>>,
+    }
+
+    impl Block for Numbered {
+        type Idle = Self;
+
+        fn size(&self) -> u64 {
+            self.size
+        }
+
+        fn bound(&mut self) -> Bound {
+            let mut uses = self.uses.keys();
+            match (uses.next(), uses.next()) {
+                (None, _) => Bound::Idle,
+                (Some(stream), None) => Bound::To(*stream as u64 + 1),
+                _ => Bound::ToSeveral,
+            }
+        }
+
+        fn forget_passed(&mut self) {
+            self.looks.set(self.looks.get() + 1);
+            let seen = self.seen.borrow();
+            self.uses.retain(|stream, ticket| seen[*stream] < *ticket);
+        }
+
+        fn blocker(&mut self) -> (u64, u64) {
+            self.uses.last_key_value().map_or((0, 0), |(stream, ticket)| (*stream as u64 + 1, *ticket))
+        }
+    }
+
+    impl FreeLists<Numbered> {
+        fn bound(&self) -> impl Iterator<Item = &Numbered> {
+            self.lists(None).flatten().map(|(_, block)| block)
+        }
+
+        fn idle(&self) -> usize {
+            self.all.iter().map(|shelf| shelf.idle.len()).sum()
+        }
+    }
+
+    fn put(shelves: &mut FreeLists<Numbered>, mut block: Numbered) {
+        match block.bound() {
+            Bound::Idle => shelves.put_idle(block.size, block),
+            Bound::To(stream) => shelves.put_bound(block, Some(stream)),
+            Bound::ToSeveral => shelves.put_bound(block, None),
+        }
+    }
+
+    fn block(taken: Taken<Numbered>) -> Numbered {
+        match taken {
+            Taken::Bound(block) | Taken::Idle(block) => block,
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        /// Uses the block at this index of those in use (modulo their number) on a stream.
+        Use(usize, usize),
+        Free(usize),
+        Alloc(usize, u64),
+        /// One stream waits for the end of another.
+        Wait(usize, usize),
+        /// The host sees this much more of a stream pass.
+        Pass(usize, u64),
+        Settle(Option<u64>),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let stream = || 0..STREAMS;
+        prop_oneof![
+            4 => (0..8_usize, stream()).prop_map(|(at, on)| Op::Use(at, on)),
+            3 => (0..8_usize).prop_map(Op::Free),
+            4 => (stream(), 1..3_u64).prop_map(|(on, size)| Op::Alloc(on, size)),
+            1 => (stream(), stream()).prop_map(|(one, other)| Op::Wait(one, other)),
+            1 => (stream(), 1..4_u64).prop_map(|(of, more)| Op::Pass(of, more)),
+            1 => prop_oneof![Just(None), (1..3_u64).prop_map(Some)].prop_map(Op::Settle),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 500 } else { 5000 }))]
+
+        /// A block is handed out only to a stream that comes after all of its uses, or after they have passed; and if
+        /// there is such a block, one is handed out.
+        #[test]
+        fn no_block_is_handed_out_too_early_and_none_is_overlooked(ops in vec(op(), 1..80)) {
+            let seen = Seen::default();
+            let mut shelves = FreeLists::<Numbered>::new();
+            let mut issued = [0_u64; STREAMS];
+            // What each stream comes after: for each other stream, up to which ticket.
+            let mut clocks = [[0_u64; STREAMS]; STREAMS];
+            let mut in_use: Vec<Numbered> = Vec::new();
+            // The model: all uses of each freed block, never forgotten.
+            let mut past: BTreeMap<usize, [u64; STREAMS]> = BTreeMap::new();
+            let (mut free, mut next): (BTreeMap<usize, u64>, usize) = (BTreeMap::new(), 0);
+            for op in ops {
+                match op {
+                    Op::Use(at, on) if !in_use.is_empty() => {
+                        let at = at % in_use.len();
+                        issued[on] += 1;
+                        clocks[on][on] = issued[on];
+                        in_use[at].uses.insert(on, issued[on]);
+                        past.get_mut(&in_use[at].id).unwrap()[on] = issued[on];
+                    }
+                    Op::Free(at) if !in_use.is_empty() => {
+                        let mut block = in_use.swap_remove(at % in_use.len());
+                        block.forget_passed();
+                        free.insert(block.id, block.size);
+                        put(&mut shelves, block);
+                    }
+                    Op::Alloc(on, size) => {
+                        let has_all = |uses: &[u64; STREAMS]| {
+                            (0..STREAMS).all(|of| uses[of] <= seen.borrow()[of].max(clocks[on][of]))
+                        };
+                        let could = free.iter().any(|(id, of)| *of == size && has_all(&past[id]));
+                        let known = |block: &Numbered| {
+                            let known = |(of, ticket): (&usize, &u64)| *ticket <= seen.borrow()[*of].max(clocks[on][*of]);
+                            block.uses.iter().all(known)
+                        };
+                        let taken = shelves.take(size, Some(on as u64 + 1)).map(block).or_else(|| shelves.take_if(size, known));
+                        prop_assert_eq!(taken.is_some(), could, "free blocks: {:?}", free);
+                        let block = taken.unwrap_or_else(|| {
+                            next += 1;
+                            past.insert(next, [0; STREAMS]);
+                            Numbered { id: next, size, uses: BTreeMap::new(), seen: seen.clone(), looks: Rc::default() }
+                        });
+                        prop_assert_eq!(block.size, size);
+                        prop_assert!(has_all(&past[&block.id]), "too early: {:?}", block);
+                        free.remove(&block.id);
+                        in_use.push(block);
+                    }
+                    Op::Wait(one, other) if one != other => {
+                        let theirs = clocks[other];
+                        clocks[one].iter_mut().zip(theirs).for_each(|(own, their)| *own = their.max(*own));
+                    }
+                    Op::Pass(of, more) => {
+                        let passed = (seen.borrow()[of] + more).min(issued[of]);
+                        seen.borrow_mut()[of] = passed;
+                    }
+                    Op::Settle(size) => {
+                        let mut idle = 0;
+                        let passes = |uses: &[u64; STREAMS]| (0..STREAMS).all(|of| uses[of] <= seen.borrow()[of]);
+                        let passed = free.keys().filter(|id| passes(&past[id])).count();
+                        let before = shelves.idle();
+                        shelves.settle(size, |block| {
+                            idle += 1;
+                            Some(block)
+                        });
+                        if size.is_none() {
+                            prop_assert_eq!(shelves.idle(), passed, "before: {}", before);
+                        }
+                        prop_assert!(idle <= free.len());
+                    }
+                    _ => {}
+                }
+                let shelved = shelves.bound().count();
+                prop_assert!(shelved <= free.len());
+            }
+            let bound = shelves.drain_bound(|_| true).len();
+            prop_assert_eq!(bound + shelves.drain_idle(|_| false).len(), free.len(), "none is lost");
+        }
+    }
+
+    #[test]
+    fn the_last_one_freed_is_taken_first_and_larger_ones_go_back_first() {
+        let seen = Seen::default();
+        let numbered =
+            |id, size| Numbered { id, size, uses: BTreeMap::new(), seen: seen.clone(), looks: Rc::default() };
+        let mut shelves = FreeLists::new();
+        [numbered(1, 8), numbered(2, 8), numbered(3, 16)].into_iter().for_each(|block| put(&mut shelves, block));
+        assert_eq!(block(shelves.take(8, None).unwrap()).id, 2);
+        assert!(shelves.take(4, None).is_none(), "only of the same size");
+        assert_eq!(shelves.drain_idle(|size| size == 16).len(), 1);
+        assert_eq!(shelves.drain_idle(|_| false)[0].1.id, 1);
+    }
+    /// While a device is far behind, the number of blocks that an allocation inspects does not grow with the number
+    /// that are bound, and each block is found once it has passed.
+    #[test]
+    fn few_of_many_bound_blocks_are_inspected() {
+        const MANY: usize = 10_000;
+        let (seen, looks) = (Seen::default(), Rc::<Cell<usize>>::default());
+        let mut shelves = FreeLists::new();
+        for id in 0..MANY {
+            // Bound to one stream, or to two that pass one after the other.
+            let ticket = id as u64 + 1;
+            let uses = if id % 2 == 0 { vec![(0, ticket)] } else { vec![(1, ticket), (2, ticket)] };
+            let uses = uses.into_iter().collect();
+            put(&mut shelves, Numbered { id, size: 8, uses, seen: seen.clone(), looks: looks.clone() });
+        }
+        let ready = |block: &Numbered| {
+            looks.set(looks.get() + 1);
+            block.uses.iter().all(|(of, ticket)| *ticket <= seen.borrow()[*of])
+        };
+        let look = |shelves: &mut FreeLists<Numbered>| {
+            let before = looks.get();
+            let taken = shelves.take_if(8, ready);
+            assert!(shelves.firsts(Some(8)).count() <= 2 && shelves.ends().count() <= 4);
+            shelves.settle(Some(8), Some);
+            (taken.is_some(), looks.get() - before)
+        };
+        for _ in 0..100 {
+            let (taken, looks) = look(&mut shelves);
+            assert!(!taken && looks <= 100, "{looks}");
+        }
+        // Each block is moved when it passes: twice at most.
+        let before = looks.get();
+        for passed in (0..=MANY as u64).step_by(100) {
+            *seen.borrow_mut() = [passed; STREAMS];
+            let _ = shelves.take_if(8, ready).map(|block| put(&mut shelves, block));
+            shelves.settle(None, Some);
+        }
+        let looks = looks.get() - before;
+        assert!(looks <= 3 * MANY, "{looks}");
+        assert_eq!((shelves.bound().count(), shelves.idle()), (0, MANY));
+    }
+
+    /// A block that can be taken, among many that are bound to several streams, is found within the number of requests
+    /// that it takes to inspect all.
+    #[test]
+    fn a_block_bound_to_several_streams_is_found_within_a_bounded_number_of_requests() {
+        const MANY: usize = 10 * LOOKS;
+        let (seen, looks) = (Seen::default(), Rc::<Cell<usize>>::default());
+        let mut shelves = FreeLists::new();
+        for id in 0..MANY {
+            let uses = [(0, 1), (1, 1)].into_iter().collect();
+            put(&mut shelves, Numbered { id, size: 8, uses, seen: seen.clone(), looks: looks.clone() });
+        }
+        for wanted in [MANY - 1, 3, MANY / 2] {
+            let requests = 1 + (0..).take_while(|_| shelves.take_if(8, |block| block.id == wanted).is_none()).count();
+            assert!(requests <= MANY / LOOKS + 1, "{requests}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! [`WaitQueue`]: the tasks that wait for memory of one heap, and [`Hunger`]: whether any task of the device does.
+//!
+//! ```text
+//!   in the queue:    join ──> first? ── yes ──> checks ── memory is free ──> leave, which wakes the next
+//!                      ^        │ no              │ none
+//!                      └── woken, by leave or tell ┘
+//!   beside it:       watch ──> checks ── none ──> woken, by tell ──> watch ──> ...
+//! ```
+//!
+//! The queue is first come, first served, so that small requests cannot overtake a large one for ever. Conditions of
+//! operators watch from beside it: they take nothing until their run starts, and are woken by every change.
+//!
+//! A task first counts as hungry and registers, and then checks the heap. Memory is first put back under the heap's
+//! lock, and then `tell` checks for hungry tasks. So either the task sees the memory, or `tell` sees the task. Most
+//! memory is freed while no task is hungry: that costs one load.
+//!
+//! A waker is removed when it is woken, and registered again by the poll that follows: it is cloned, woken and dropped
+//! with no lock held.
+//!
+//! This file does not use a device: `tests/loom/memory.rs` includes it unchanged.
+
+use std::{collections::BTreeMap, task::Waker};
+
+use crate::sync::{AtomicUsize, Mutex, Ordering, WakeList, discard, lock};
+
+/// The number of tasks that wait for memory of a device, at any of its heaps.
+#[derive(Debug)]
+pub(super) struct Hunger(AtomicUsize);
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct WaitQueue(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    /// In order of arrival. `None` while the task is being woken.
+    line: BTreeMap<u64, Option<Waker>>,
+    aside: BTreeMap<u64, Option<Waker>>,
+    /// The next key, for either map.
+    next: u64,
+}
+
+/// A task's registration, in the queue or beside it, if it has one.
+#[derive(Debug, Default)]
+pub(super) struct WaitSlot(Option<At>);
+
+#[derive(Clone, Copy, Debug)]
+enum At {
+    WaitQueue(u64),
+    Side(u64),
+}
+
+impl Hunger {
+    pub(super) fn new() -> Self {
+        Self(AtomicUsize::new(0))
+    }
+
+    #[inline]
+    pub(super) fn is_any(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 0
+    }
+}
+
+impl Default for Hunger {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl WaitQueue {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(State { line: BTreeMap::new(), aside: BTreeMap::new(), next: 0 }))
+    }
+
+    /// Registers the waker, at the queue's end if the task is not in it. True if the task is the first.
+    pub(super) fn join(&self, hunger: &Hunger, place: &mut WaitSlot, waker: &Waker) -> bool {
+        self.register(hunger, place, waker, |state, number| {
+            state.line.insert(number, None);
+            At::WaitQueue(number)
+        })
+    }
+
+    pub(super) fn watch(&self, hunger: &Hunger, place: &mut WaitSlot, waker: &Waker) {
+        self.register(hunger, place, waker, |state, number| {
+            state.aside.insert(number, None);
+            At::Side(number)
+        });
+    }
+
+    fn register(&self, hunger: &Hunger, place: &mut WaitSlot, waker: &Waker, enter: fn(&mut State, u64) -> At) -> bool {
+        let mut state = lock(&self.0);
+        let mut replaced = None;
+        if !state.waker_of(place).is_some_and(|known| known.as_ref().is_some_and(|known| known.will_wake(waker))) {
+            drop(state);
+            let new = waker.clone();
+            state = lock(&self.0);
+            if place.0.is_none() {
+                let number = state.next;
+                state.next += 1;
+                place.0 = Some(enter(&mut state, number));
+                hunger.0.fetch_add(1, Ordering::SeqCst);
+            }
+            replaced = state.waker_of(place).and_then(|known| known.replace(new));
+        }
+        let front = state.line.first_key_value().map(|(front, _)| *front);
+        let first = matches!((front, place.0), (Some(front), Some(At::WaitQueue(own))) if front == own);
+        drop(state);
+        replaced.into_iter().for_each(discard);
+        first
+    }
+
+    /// Removes the registration. True if it was in the queue: then the caller wakes the next task.
+    #[must_use]
+    pub(super) fn leave(&self, hunger: &Hunger, place: &mut WaitSlot) -> bool {
+        let Some(at) = place.0.take() else { return false };
+        let mut state = lock(&self.0);
+        let left = match at {
+            At::WaitQueue(number) => state.line.remove(&number),
+            At::Side(number) => state.aside.remove(&number),
+        };
+        drop(state);
+        hunger.0.fetch_sub(1, Ordering::SeqCst);
+        left.flatten().into_iter().for_each(discard);
+        matches!(at, At::WaitQueue(_))
+    }
+
+    /// The first waker of the queue and all beside it, to be woken.
+    pub(super) fn first(&self) -> WakeList {
+        let mut state = lock(&self.0);
+        let State { line, aside, .. } = &mut *state;
+        let first = line.values_mut().next().and_then(Option::take);
+        let woken: WakeList = first.into_iter().chain(aside.values_mut().filter_map(Option::take)).collect();
+        drop(state);
+        woken
+    }
+
+    /// Wakes all tasks in the queue and beside it: what they wait for will not happen, whether or not they are first.
+    pub(super) fn wake_all(&self) {
+        let mut state = lock(&self.0);
+        let State { line, aside, .. } = &mut *state;
+        let woken: WakeList = line.values_mut().chain(aside.values_mut()).filter_map(Option::take).collect();
+        drop(state);
+        woken.wake();
+    }
+
+    pub(super) fn has_waiters(&self) -> bool {
+        let state = lock(&self.0);
+        !(state.line.is_empty() && state.aside.is_empty())
+    }
+
+    /// True if no task waits in the queue: then tasks beside it may take memory.
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.0).line.is_empty()
+    }
+}
+
+impl State {
+    fn waker_of(&mut self, place: &WaitSlot) -> Option<&mut Option<Waker>> {
+        match place.0? {
+            At::WaitQueue(number) => self.line.get_mut(&number),
+            At::Side(number) => self.aside.get_mut(&number),
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! [`BoxedOperator`]: an operator in a flow, independent of its type.
+//!
+//! The code that depends on the operator's type is behind one trait object, [`ErasedOperator`], which is called once
+//! for each phase: the runs and the messages in between are compiled per operator, and everything around them is
+//! compiled once for all operators.
+
+use std::{
+    any::Any,
+    collections::HashMap,
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use futures::future::BoxFuture;
+use pin_project_lite::pin_project;
+
+use super::{
+    Binder, Cx, Operator, Plan, Ports, Traffic,
+    control::Control,
+    cx::Uncaptured,
+    member::reader_gone,
+    node::{Method, OperatorTask},
+    operator_streams::OwnStreams,
+    ports::AllPorts,
+};
+use crate::{
+    condition::{Gates, When},
+    device::Device,
+    error::{Error, ErrorKind, Result, said},
+    hub::MergePolicy,
+    memory::Allocator,
+    stream::{CompletionMode, DeviceTime, Ticket},
+    sync::discard,
+};
+
+/// The hub ends of an operator, by port, in the order of connecting.
+pub(crate) type PortEnds = HashMap<&'static str, Vec<Box<dyn Any + Send>>>;
+
+/// The statistics of an operator for one run of its flow.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OperatorStats {
+    pub(crate) runs: u64,
+    /// In ticks.
+    pub(crate) busy: u64,
+    pub(crate) received: Traffic,
+    pub(crate) sent: Traffic,
+    pub(crate) device: Option<DeviceTime>,
+    /// The peak, in bytes, of the memory that it allocated and had in use.
+    pub(crate) memory_peak: u64,
+}
+
+/// The settings with which an operator was added.
+pub(crate) struct OperatorSettings {
+    pub(crate) name: Arc<str>,
+    pub(crate) device: Device,
+    pub(crate) streams: OwnStreams,
+    pub(crate) allocator: Option<Allocator>,
+    pub(crate) conditions: Vec<When>,
+    pub(crate) merge: MergePolicy,
+    /// The operator has a thread of its own.
+    pub(crate) may_block: bool,
+}
+
+impl OperatorStats {
+    fn add_traffic(&mut self, ports: &mut dyn AllPorts) {
+        ports.visit_all(&mut |_, port| {
+            let traffic = port.traffic();
+            let sum = if port.is_output() { &mut self.sent } else { &mut self.received };
+            sum.messages += traffic.messages;
+            sum.bytes = sum.bytes.saturating_add(traffic.bytes);
+        });
+    }
+}
+
+/// What all operators of a flow share.
+pub(crate) struct FlowContext {
+    pub(crate) how: StreamSettings,
+    pub(crate) gates: Gates,
+    pub(crate) control: Arc<Control>,
+    /// Spawns a task of this name on the executor of the flow's other tasks.
+    pub(crate) spawn: Spawn,
+}
+
+pub(crate) type Spawn = fn(&str, BoxFuture<'static, ()>);
+
+/// A flow's settings for its operators' streams.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamSettings {
+    pub(crate) mode: CompletionMode,
+    /// Their runs are timed on the device.
+    pub(crate) timed: bool,
+}
+
+/// One operator, its ports while it runs, and its context.
+pub(crate) struct BoxedOperator {
+    pub(super) operator: Box<dyn ErasedOperator>,
+    pub(super) cx: Option<Cx>,
+    /// While it is captured: its state outside of the capture.
+    pub(super) in_capture: Option<Uncaptured>,
+    tally: OperatorStats,
+    /// The conditions, for the flow's next run.
+    conditions: Vec<When>,
+}
+
+/// An operator and its ports, independent of their types.
+pub(super) trait ErasedOperator: Send {
+    /// Binds the ports. Previous ports are dropped or, if `keeps` is set, put aside until [`restore`](Self::restore).
+    fn bind(&mut self, binder: &mut Binder<'_>, keeps: bool) -> Result<()>;
+    /// Restores the ports that were put aside, if any.
+    fn restore(&mut self);
+    fn ports(&mut self) -> Result<&mut dyn AllPorts>;
+    /// Drops the ports. A panic of a port's destructor is propagated.
+    fn close(&mut self);
+    /// Drops all ports, one by one: a panic of a destructor is caught and does not affect the others.
+    fn discard_ports(&mut self);
+    fn start<'a>(&'a mut self, cx: &'a mut Cx) -> BoxFuture<'a, Result<()>>;
+    fn run<'a>(&'a mut self, cx: &'a mut Cx) -> Result<BoxFuture<'a, Result<()>>>;
+    fn compute<'a>(&'a mut self, cx: &'a mut Cx) -> Result<BoxFuture<'a, Result<()>>>;
+    fn stop<'a>(&'a mut self, cx: &'a mut Cx) -> BoxFuture<'a, Result<()>>;
+    /// Calls `may_run` and `after`, whose default implementations record that they are not overridden.
+    fn call_others(&mut self, cx: &mut Cx) -> Result<()>;
+}
+
+struct OperatorCell<O: Operator> {
+    operator: O,
+    ports: Option<O::Ports>,
+    /// Its own ports, while it is captured.
+    aside: Option<O::Ports>,
+}
+
+impl<O: Operator> OperatorCell<O> {
+    fn parts(&mut self) -> Result<(&mut O, &mut O::Ports)> {
+        self.ports.as_mut().map(|ports| (&mut self.operator, ports)).ok_or_else(unbound)
+    }
+}
+
+impl<O: Operator> ErasedOperator for OperatorCell<O> {
+    fn bind(&mut self, binder: &mut Binder<'_>, keeps: bool) -> Result<()> {
+        let before = self.ports.replace(O::Ports::bind(binder)?);
+        if keeps {
+            self.aside = before;
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self) {
+        if let Some(ports) = self.aside.take() {
+            self.ports = Some(ports);
+        }
+    }
+
+    fn ports(&mut self) -> Result<&mut dyn AllPorts> {
+        self.parts().map(|(_, ports)| ports as &mut dyn AllPorts)
+    }
+
+    fn close(&mut self) {
+        self.ports = None;
+    }
+
+    fn discard_ports(&mut self) {
+        discard(self.ports.take());
+        discard(self.aside.take());
+    }
+
+    fn start<'a>(&'a mut self, cx: &'a mut Cx) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.operator.start(cx))
+    }
+
+    fn run<'a>(&'a mut self, cx: &'a mut Cx) -> Result<BoxFuture<'a, Result<()>>> {
+        let (operator, ports) = self.parts()?;
+        Ok(Box::pin(operator.run(ports, cx)))
+    }
+
+    fn compute<'a>(&'a mut self, cx: &'a mut Cx) -> Result<BoxFuture<'a, Result<()>>> {
+        let (operator, ports) = self.parts()?;
+        Ok(Box::pin(operator.compute(ports, cx)))
+    }
+
+    fn stop<'a>(&'a mut self, cx: &'a mut Cx) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.operator.stop(cx))
+    }
+
+    fn call_others(&mut self, cx: &mut Cx) -> Result<()> {
+        let (operator, ports) = self.parts()?;
+        let _ = operator.may_run(ports, cx);
+        drop(operator.after(ports, cx));
+        Ok(())
+    }
+}
+
+/// User values are dropped one by one: a panic of one destructor does not affect the others.
+impl Drop for BoxedOperator {
+    fn drop(&mut self) {
+        self.operator.discard_ports();
+        discard(self.in_capture.take());
+        discard(self.cx.take());
+    }
+}
+
+/// Boxes an operator, and declares its ports.
+pub(crate) fn seat<O: Operator>(
+    operator: O,
+    flow: u64,
+    index: usize,
+) -> (BoxedOperator, Plan, <O::Ports as Ports>::Handles) {
+    let mut plan = Plan { flow, operator: index, ports: Vec::new(), conditions: Vec::new() };
+    let handles = O::Ports::declare(&mut plan);
+    (BoxedOperator::new(Box::new(OperatorCell { operator, ports: None, aside: None })), plan, handles)
+}
+
+/// Converts a panic of the future to an error with its message, including a panic of the future's destructor, which
+/// runs as soon as the future has resolved. Uses a `dyn` internally, so that little code is generated for each future
+/// type.
+pub(crate) fn caught<F: Future<Output = Result<()>>>(future: F) -> CatchPanic<F> {
+    CatchPanic { future: Some(future) }
+}
+
+pin_project! {
+    /// See [`caught`].
+    pub(crate) struct CatchPanic<F> {
+        #[pin]
+        future: Option<F>,
+    }
+}
+
+impl<F: Future<Output = Result<()>>> Future for CatchPanic<F> {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<()>> {
+        let mut this = self.project();
+        let Some(future) = this.future.as_mut().as_pin_mut() else { return Poll::Pending };
+        let outcome = ready!(poll_caught(future, task));
+        Poll::Ready(outcome.and(caught_call(&mut || this.future.set(None))))
+    }
+}
+
+fn poll_caught(future: Pin<&mut dyn Future<Output = Result<()>>>, task: &mut Context<'_>) -> Poll<Result<()>> {
+    catch_unwind(AssertUnwindSafe(|| future.poll(task))).unwrap_or_else(|panic| Poll::Ready(panicked(panic)))
+}
+
+/// Converts a panic of a function to an error.
+pub(super) fn caught_call(call: &mut dyn FnMut()) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(call)).or_else(panicked)
+}
+
+#[cold]
+fn panicked(panic: Box<dyn Any + Send>) -> Result<()> {
+    Err(Error::new(ErrorKind::Panicked, said(panic)))
+}
+
+/// An error for an overridden `may_run` or `after` in an operator that also overrides `run`: only the trait's `run`
+/// calls them.
+fn none_was_missed(node: &OperatorTask) -> Result<()> {
+    for (method, name) in [(Method::MayRun, "may_run"), (Method::After, "after")] {
+        if !node.is_default(method) {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "it has a `run` of its own, which never called its `{name}`: do that in `run`, and remove `{name}`"
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Binds an operator's ports to these ends.
+pub(super) fn bind(operator: &mut dyn ErasedOperator, cx: &Cx, ends: &mut PortEnds, keeps: bool) -> Result<()> {
+    let (streams, context, named) = (cx.streams.clone(), cx.context().clone(), cx.named().clone());
+    operator.bind(&mut Binder { streams, context, named: &named, ends }, keeps)
+}
+
+pub(super) fn unbound() -> Error {
+    Error::new(ErrorKind::Usage, "an operator runs only as part of a flow")
+}
+
+impl BoxedOperator {
+    fn new(operator: Box<dyn ErasedOperator>) -> Self {
+        Self { operator, cx: None, in_capture: None, tally: OperatorStats::default(), conditions: Vec::new() }
+    }
+
+    /// Gives the operator its context. From here on it can be stopped.
+    pub(crate) fn enter(&mut self, setting: OperatorSettings, node: Arc<OperatorTask>, flow: Arc<FlowContext>) {
+        self.cx = Some(Cx::new(setting, node, flow));
+        self.tally = OperatorStats::default();
+    }
+
+    /// Binds its ports to these ends.
+    pub(crate) fn bind(&mut self, mut ends: PortEnds) -> Result<()> {
+        let cx = self.cx.as_mut().ok_or_else(unbound)?;
+        bind(&mut *self.operator, cx, &mut ends, false)?;
+        self.operator.ports()?.visit_all(&mut |_, port| {
+            cx.ports_notify |= port.notifies();
+            cx.linked |= port.is_linked();
+        });
+        Ok(())
+    }
+
+    pub(crate) async fn start(&mut self) -> Result<()> {
+        let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
+        caught(async {
+            cx.start_conditions();
+            operator.start(cx).await
+        })
+        .await
+    }
+
+    /// Executes all runs. The ports stay open until `close`.
+    pub(crate) async fn run(&mut self) -> Result<()> {
+        let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
+        let (node, context) = (cx.node().clone(), cx.context().clone());
+        let mut ran = {
+            let mut run = pin!(caught(operator.run(cx)?));
+            poll_fn(|task| context.within(|| run.as_mut().poll(task))).await
+        };
+        ran = cx.take_failure().map_or(Ok(()), Err).and(ran);
+        if ran.is_ok() {
+            // For an operator with a loop of its own, which ended during a run.
+            ran = cx.commit(operator.ports()?);
+        }
+        if ran.is_ok() && !node.is_default(Method::Run) {
+            let mut called = Ok(());
+            ran = caught_call(&mut || called = operator.call_others(cx))
+                .and(called)
+                .and_then(|()| none_was_missed(&node));
+        }
+        // A reader may end between an operator's condition and its send. The end spreads in both directions: this
+        // operator ends as well.
+        if ran.as_ref().is_err_and(Error::is_reader_gone) && reader_gone(operator.ports()?) {
+            ran = Ok(());
+        }
+        ran
+    }
+
+    pub(crate) async fn stop(&mut self) -> Result<()> {
+        // Dropped at the end of this function: its streams return to their pool.
+        let mut cx = self.cx.take().ok_or_else(unbound)?;
+        let stopped = caught(async { self.operator.stop(&mut cx).await }).await;
+        stopped.and(cx.stopped(&mut self.tally, &mut self.conditions))
+    }
+
+    /// Resolves once the tasks besides its own have ended.
+    pub(crate) async fn settled(&mut self) {
+        if let Some(cx) = &mut self.cx {
+            cx.settled().await;
+        }
+    }
+
+    /// Closes its ports.
+    pub(crate) fn close(&mut self) {
+        let Ok(ports) = self.operator.ports() else { return };
+        self.tally.add_traffic(ports);
+        if let Some(cx) = &mut self.cx {
+            cx.close();
+            self.tally.runs = cx.runs;
+            self.tally.busy = cx.busy;
+        }
+        self.operator.close();
+    }
+
+    /// The ticket of the last work on each of its streams.
+    pub(crate) fn last(&self) -> Vec<Ticket> {
+        self.cx.as_ref().map(Cx::last).unwrap_or_default()
+    }
+
+    pub(crate) fn tally(&self) -> OperatorStats {
+        self.tally.clone()
+    }
+
+    /// The conditions with which it was added, available again after its `stop`.
+    pub(crate) fn conditions(&mut self) -> Vec<When> {
+        std::mem::take(&mut self.conditions)
+    }
+}

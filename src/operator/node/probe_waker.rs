@@ -1,0 +1,192 @@
+//! [`ProbeWaker`]: distinguishes a wait at a port in the middle of a run from all other waits.
+//!
+//! There are two wakers. The operator's future is polled with its [`ProbeWaker`], and everything that it awaits keeps a
+//! clone of that. Its ports keep the node's own waker instead. So if no clone of the probe waker is kept, only the
+//! other operators of the flow can wake this one, and it returns its token while it waits, as between two runs.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    task::{Context, Poll, Wake, Waker},
+};
+
+use super::{
+    super::{
+        only_others::Decision,
+        status_cell::{Ask, InRun},
+    },
+    OperatorTask,
+};
+use crate::{condition::Readiness, sync::lock};
+
+/// The waker that an operator's future is polled with, in place of the node's own waker.
+struct ProbeWaker(Arc<OperatorTask>);
+
+impl Wake for ProbeWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake_by_ref();
+    }
+}
+
+/// The current probe waker of a node, with the waker made of it. Dropping the guard removes it from the node.
+pub(in super::super) struct ProbeGuard {
+    probe_addr: Arc<ProbeWaker>,
+    pub(super) waker: Waker,
+}
+
+impl ProbeGuard {
+    /// Replaces the probe waker by a new one. Clones of the old one can still wake the operator.
+    pub(super) fn renew(&mut self) {
+        let node = self.probe_addr.0.clone();
+        self.probe_addr = Arc::new(ProbeWaker(node));
+        self.waker = Waker::from(self.probe_addr.clone());
+        self.probe_addr.0.probe_addr.store(Arc::as_ptr(&self.probe_addr).addr(), Ordering::Relaxed);
+    }
+
+    /// The number of clones of the waker that are kept, besides its own.
+    pub(super) fn clones(&self) -> usize {
+        Arc::strong_count(&self.probe_addr).saturating_sub(2)
+    }
+}
+
+impl Drop for ProbeGuard {
+    fn drop(&mut self) {
+        self.probe_addr.0.probe_addr.store(0, Ordering::Relaxed);
+    }
+}
+
+impl OperatorTask {
+    /// Creates the waker with which the operator's future is polled.
+    pub(in super::super) fn install_probe_waker(self: &Arc<Self>) -> ProbeGuard {
+        let probe_addr = Arc::new(ProbeWaker(self.clone()));
+        self.probe_addr.store(Arc::as_ptr(&probe_addr).addr(), Ordering::Relaxed);
+        ProbeGuard { waker: Waker::from(probe_addr.clone()), probe_addr }
+    }
+
+    /// Whether `waker` is the probe waker that the operator's future was given. A combinator has a waker of its own,
+    /// and polls again only what that waker has woken.
+    #[inline]
+    pub(crate) fn is_probe_waker(&self, waker: &Waker) -> bool {
+        let probe_addr = self.probe_addr.load(Ordering::Relaxed);
+        // An operator that has ended has no probe waker; and the data of a no-op waker may be null.
+        probe_addr != 0 && waker.data().addr() == probe_addr
+    }
+
+    /// Polls a wait at a port, maybe in the middle of a run, with `own`, the node's waker. `what`: what the run waits
+    /// for.
+    #[cold]
+    pub(in super::super) fn poll_port<T>(
+        &self,
+        own: &Waker,
+        what: InRun,
+        task: &mut Context<'_>,
+        wait: impl FnOnce(&mut Context<'_>) -> std::result::Result<T, Readiness>,
+    ) -> Poll<T> {
+        let ours = self.is_probe_waker(task.waker());
+        let answer = if ours { wait(&mut Context::from_waker(own)) } else { wait(task) };
+        match answer {
+            Ok(answer) => {
+                if self.status.in_run().is_some() {
+                    // Besides this wait, the current poll may have reached others.
+                    let others = *lock(&self.in_poll);
+                    match others {
+                        None => self.show_running(),
+                        Some(others) => self.show_in_run(others),
+                    }
+                    self.end_of_wait();
+                }
+                Poll::Ready(answer)
+            }
+            Err(asked) => {
+                let alone = ours && asked.needs_others();
+                self.note_wait(alone);
+                let mut in_poll = lock(&self.in_poll);
+                let all = in_poll.map_or(what, |others| others.and(what));
+                *in_poll = Some(all);
+                drop(in_poll);
+                self.show_in_run(all);
+                Poll::Pending
+            }
+        }
+    }
+
+    fn show_in_run(&self, what: InRun) {
+        if self.status.show_in_run(what) {
+            self.rest.watchers.notify(self.operator);
+        }
+    }
+
+    /// A wait that only other operators of the flow can end, though the request is made as an external caller would
+    /// make it. `wait` keeps the node's waker.
+    pub(crate) fn poll_asked<T>(
+        self: &Arc<Self>,
+        ask: Ask,
+        task: &mut Context<'_>,
+        wait: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        let among = lock(&self.in_poll).is_some_and(InRun::asks);
+        self.status.set_asked(ask, among);
+        self.poll_port(&Waker::from(self.clone()), InRun::ASKS, task, |task| match wait(task) {
+            Poll::Ready(answer) => Ok(answer),
+            Poll::Pending => Err(Readiness::WAIT),
+        })
+    }
+
+    #[inline]
+    pub(in super::super) fn end_of_wait(&self) {
+        self.only_others.end_of_wait();
+    }
+
+    /// The operator waits in the current poll. `for_others`: only for other operators of its flow.
+    pub(in super::super) fn note_wait(&self, for_others: bool) {
+        self.only_others.note(for_others);
+    }
+
+    /// The current poll has reached a wait at a port, or one that is polled beside a port.
+    #[inline]
+    pub(in super::super) fn has_noted_wait(&self) -> bool {
+        self.only_others.waits()
+    }
+
+    /// What the operator waits for in the middle of a run, if it does.
+    pub(crate) fn waits_in_run(&self) -> Option<InRun> {
+        self.status.in_run()
+    }
+
+    /// Ends the operator's wait for a message in the middle of a run: no message will arrive.
+    pub(crate) fn release(self: &Arc<Self>) {
+        self.released.store(true, Ordering::Release);
+        self.wake_by_ref();
+    }
+
+    /// Checked where the operator waits for a message: true once per [`release`](Self::release), and always once the
+    /// operator is to end.
+    pub(in super::super) fn take_release(&self) -> bool {
+        self.released.swap(false, Ordering::AcqRel) || self.is_finishing()
+    }
+
+    /// Called after a poll that reached a wait at a port. False if the poll decides nothing, since another one follows
+    /// at once.
+    #[cold]
+    pub(super) fn end_wait(&self, pending: bool, probe: &mut ProbeGuard) -> bool {
+        // The next poll reaches all waits again that are still pending.
+        *lock(&self.in_poll) = None;
+        match self.only_others.decide(pending, || probe.clones()) {
+            Decision::KeepToken => true,
+            Decision::Park => {
+                self.park();
+                true
+            }
+            Decision::Renew => {
+                // A channel that was polled once, for example, keeps a clone although nothing waits for it any more.
+                // All waits that are still pending are polled again, and take a clone of the new waker.
+                probe.renew();
+                probe.probe_addr.0.wake_by_ref();
+                false
+            }
+        }
+    }
+}

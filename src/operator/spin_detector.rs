@@ -1,0 +1,162 @@
+//! [`SpinDetector`]: detects an operator that keeps its worker busy without effect.
+//!
+//! Conditions are level-triggered: a message that a run leaves in its hub allows the next run at once, and so does a
+//! port that the operator does not wait for. An operator that takes one message in several runs relies on that; one
+//! that neither takes nor sends spins. After a thousand runs in a row a warning is logged. If a message remains at an
+//! input that the operator waits for, only taking it can end this: after about a hundred times as many runs that is an
+//! error.
+//!
+//! An operator whose condition is ready but refuses each claim spins as well, without a run: the same number of refused
+//! claims in a row is an error.
+//!
+//! ```text
+//!   runs or claims in a row     1,024           131,072
+//!   nothing moves               warning
+//!   nor is a message taken      warning         error
+//!   each claim is refused                       error
+//! ```
+//!
+//! The check is made where the operator yields anyway, once in [`LONGEST_STREAK`] turns. Runs that take longer, or that
+//! wait in the middle, do work other than at their ports: they do not count as spinning.
+
+use std::{borrow::Cow, task::Context, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{cx::runs::LONGEST_STREAK, ports::AllPorts};
+use crate::{
+    clock,
+    error::{Error, ErrorKind},
+    sync::logged,
+};
+
+/// Checks in a row that find no message moved, before a warning: a thousand runs.
+const LOOKS: u32 = 1000_u32.div_ceil(LONGEST_STREAK);
+
+/// Runs, or refused claims, in a row before an error.
+const MOST: u32 = LOOKS * LONGEST_STREAK * 128;
+
+/// A run that does nothing takes less than this.
+const QUICK: Duration = Duration::from_millis(1);
+
+#[derive(Debug, Default)]
+pub(super) struct SpinDetector {
+    /// Runs, and messages taken and sent, at the last check.
+    runs: u64,
+    moved: u64,
+    /// `looks`: checks in a row that found no message moved. `left`: of these, the last in a row that also found a
+    /// message left and no run that had waited.
+    looks: u32,
+    left: u32,
+    looked: Option<Instant>,
+    /// Claims refused in a row: the operator has neither run nor waited since the first.
+    refused: u32,
+    /// The number of runs at the last refused claim.
+    refused_after: u64,
+}
+
+impl SpinDetector {
+    /// Called once in [`LONGEST_STREAK`] turns. `in_one_poll`: no run has waited in its middle since the operator last
+    /// waited.
+    #[cold]
+    pub(super) fn look(
+        &mut self,
+        operator: &str,
+        runs: u64,
+        in_one_poll: bool,
+        ports: &mut dyn AllPorts,
+        task: &mut Context<'_>,
+    ) -> Option<Error> {
+        let (mut moved, mut left, mut allows) = (0, None, None);
+        let (mut inputs, mut over) = (false, true);
+        ports.visit_all(&mut |name, port| {
+            moved += port.traffic().messages;
+            if !port.is_output() {
+                inputs = true;
+                over &= port.has_ended();
+                if left.is_none() && port.state().poll_count(1, task).ready > 0 {
+                    left = Some(name);
+                }
+                if allows.is_none() && port.allows_runs(task) {
+                    allows = Some(name);
+                }
+            }
+        });
+        let ran = runs - std::mem::replace(&mut self.runs, runs);
+        let stands_still = std::mem::replace(&mut self.moved, moved) == moved;
+        // An operator that waits in between has at most one run for each turn in which it waits.
+        let never_waits = ran > u64::from(LONGEST_STREAK) * 3 / 4;
+        // Tokio's clock: a run that waits on a timer takes time on it even where the clock is paused.
+        let now = clock::now();
+        let quick = self.looked.replace(now).is_some_and(|before| now - before < LONGEST_STREAK * QUICK);
+        if !stands_still || !never_waits || !quick {
+            (self.looks, self.left) = (0, 0);
+            return None;
+        }
+        self.looks = self.looks.saturating_add(1);
+        self.left = if in_one_poll && allows.is_some() { self.left + 1 } else { 0 };
+        if self.left == MOST / LONGEST_STREAK
+            && let Some(port) = allows
+        {
+            let text = format!(
+                "{MOST} runs in a row have left the messages there, and sent none: take one in each run, or say with \
+                 `.when(..)` when it is to run"
+            );
+            return Some(Error::new(ErrorKind::Usage, text).at(format!("input `{port}`")));
+        }
+        if self.looks == LOOKS {
+            warn(operator, allows.or(left), inputs && over);
+        }
+        None
+    }
+
+    /// The claim of `what` was refused, after `runs` runs. Returns an error once only refusals happen.
+    #[cold]
+    pub(super) fn refused(&mut self, runs: u64, what: Option<Cow<'_, str>>) -> Option<Error> {
+        if std::mem::replace(&mut self.refused_after, runs) != runs {
+            self.refused = 0;
+        }
+        self.refused += 1;
+        if self.refused < MOST {
+            return None;
+        }
+        let text = match what {
+            Some(what) => format!(
+                "its condition ({what}) is ready, and has refused {MOST} claims in a row: `claim` must succeed \
+                 for what `poll_status` reports as ready, and `poll_status` must wait for what is not available any more"
+            ),
+            None => {
+                format!("internal error: its ports are ready, and have refused {MOST} claims in a row (please report)")
+            }
+        };
+        Some(Error::new(ErrorKind::Usage, text))
+    }
+
+    /// The operator waits: the next turn has a new cause.
+    #[inline]
+    pub(super) fn waits(&mut self) {
+        self.refused = 0;
+    }
+}
+
+fn warn(operator: &str, left: Option<&str>, over: bool) {
+    let times = LOOKS * LONGEST_STREAK;
+    logged(|| match left {
+        Some(port) => tracing::warn!(
+            operator,
+            port,
+            "an operator has run {times} times in a row and taken nothing new, though there is a message: take it, or \
+             say with `.when(..)` when it is to run"
+        ),
+        None if over => tracing::warn!(
+            operator,
+            "an operator has run {times} times in a row since all of its inputs have ended: it waits for none of \
+             them, so call `cx.finish()` once they have ended"
+        ),
+        None => tracing::warn!(
+            operator,
+            "an operator has run {times} times in a row and had nothing to take and nothing to send: all that it waits \
+             for is always there, so say with `.when(..)` when it is to run"
+        ),
+    });
+}

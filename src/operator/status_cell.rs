@@ -1,0 +1,200 @@
+//! [`StatusCell`]: the status that an operator publishes while it runs.
+//!
+//! The operator's own task writes it at every turn, at the cost of one store; the reader assembles the status.
+//! Notification of changes is the responsibility of [`watchers`](super::watchers).
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    clock,
+    condition::Status,
+    sync::{Mutex, lock},
+};
+
+/// The status of one operator.
+#[derive(Debug)]
+pub(crate) struct StatusCell {
+    /// One of [`code`] and, in the bits above it, the time of `WAIT_TIME`, in nanoseconds since `made`.
+    state: AtomicU64,
+    made: Instant,
+    runs: AtomicU64,
+    /// What the operator waits for besides its hubs.
+    lacks: Mutex<Vec<String>>,
+    /// Some of that is not at its ports either: any event may end such a wait.
+    elsewhere: AtomicBool,
+    /// Its runs execute in other tasks, or its ports are used there: the waits of these are not shown here.
+    has_workers: AtomicBool,
+    /// See [`asked`](Self::asked).
+    asked: Mutex<Vec<Ask>>,
+}
+
+/// What a run waits for where messages enter its own flow from outside, with the operator that represents this ingress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// A response of a service.
+    Answer(usize),
+    /// Room for a message, or a request.
+    Room(usize),
+}
+
+mod code {
+    pub(super) const READY: u64 = 0;
+    pub(super) const WAIT_TIME: u64 = 1;
+    pub(super) const WAIT: u64 = 2;
+    pub(super) const WAIT_EVENT: u64 = 3;
+    pub(super) const NEVER: u64 = 4;
+    pub(super) const RUNNING: u64 = 5;
+    /// With the bits of an [`InRun`](super::InRun).
+    pub(super) const IN_RUN: u64 = 8;
+    pub(super) const BITS: u32 = 4;
+    pub(super) const MASK: u64 = (1 << BITS) - 1;
+}
+
+/// What an operator waits for in the middle of a run: one thing, or several at the same time, in a `select!` for
+/// example.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InRun(u64);
+
+impl InRun {
+    /// Room, or a blank envelope.
+    pub(crate) const SENDS: Self = Self(1);
+    pub(crate) const RECEIVES: Self = Self(2);
+    /// A response of a service of its own flow, or room for a message that it sends as an external caller would.
+    pub(crate) const ASKS: Self = Self(4);
+
+    pub(crate) fn sends(self) -> bool {
+        self.0 & Self::SENDS.0 != 0
+    }
+
+    pub(crate) fn receives(self) -> bool {
+        self.0 & Self::RECEIVES.0 != 0
+    }
+
+    pub(crate) fn asks(self) -> bool {
+        self.0 & Self::ASKS.0 != 0
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl StatusCell {
+    pub(crate) fn new() -> Self {
+        Self {
+            state: AtomicU64::new(code::READY),
+            made: clock::now(),
+            runs: AtomicU64::new(0),
+            lacks: Mutex::default(),
+            elsewhere: AtomicBool::new(false),
+            has_workers: AtomicBool::new(false),
+            asked: Mutex::default(),
+        }
+    }
+
+    /// Returns true if the state has changed.
+    #[inline]
+    fn set(&self, state: u64) -> bool {
+        let changed = self.state.load(Ordering::Relaxed) != state;
+        if changed {
+            self.state.store(state, Ordering::Release);
+        }
+        changed
+    }
+
+    #[inline]
+    pub(crate) fn running(&self) -> bool {
+        self.set(code::RUNNING)
+    }
+
+    pub(crate) fn show_in_run(&self, what: InRun) -> bool {
+        self.set(code::IN_RUN | what.0)
+    }
+
+    /// What a run waits for, if it waits.
+    pub(crate) fn in_run(&self) -> Option<InRun> {
+        let state = self.state.load(Ordering::Acquire) & code::MASK;
+        (state & code::IN_RUN != 0).then_some(InRun(state & !code::IN_RUN))
+    }
+
+    /// The operator waits for `ask`. `among`: besides others that it has waited for in the same poll.
+    pub(crate) fn set_asked(&self, ask: Ask, among: bool) {
+        let mut asked = lock(&self.asked);
+        if !among {
+            asked.clear();
+        }
+        asked.push(ask);
+    }
+
+    /// What a run requests from its own flow as an external caller would.
+    pub(crate) fn asked(&self) -> Vec<Ask> {
+        if self.in_run().is_some_and(InRun::asks) { lock(&self.asked).clone() } else { Vec::new() }
+    }
+
+    #[inline]
+    pub(crate) fn ran(&self, runs: u64) {
+        self.runs.store(runs, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn show(&self, status: Status) -> bool {
+        self.set(match status {
+            Status::Ready => code::READY,
+            Status::Wait => code::WAIT,
+            Status::WaitEvent => code::WAIT_EVENT,
+            Status::Never => code::NEVER,
+            Status::WaitTime(due) => {
+                let since = due.saturating_duration_since(self.made).as_nanos();
+                let since = u64::try_from(since).unwrap_or(u64::MAX).min(u64::MAX >> code::BITS);
+                since << code::BITS | code::WAIT_TIME
+            }
+        })
+    }
+
+    /// Sets what the operator waits for besides its hubs, until the next call. `elsewhere`: some of it is not at its
+    /// ports.
+    pub(crate) fn set_lacks(&self, lacks: Vec<String>, elsewhere: bool) {
+        self.elsewhere.store(elsewhere, Ordering::Relaxed);
+        *lock(&self.lacks) = lacks;
+    }
+
+    pub(crate) fn waits_elsewhere(&self) -> bool {
+        self.elsewhere.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_has_workers(&self) {
+        self.has_workers.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_workers(&self) -> bool {
+        self.has_workers.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn lacks(&self) -> Vec<String> {
+        lock(&self.lacks).clone()
+    }
+
+    pub(crate) fn runs(&self) -> u64 {
+        self.runs.load(Ordering::Relaxed)
+    }
+
+    /// The status, and whether a run is in progress.
+    pub(crate) fn status(&self) -> (Status, bool) {
+        let state = self.state.load(Ordering::Acquire);
+        let status = match state & code::MASK {
+            code::WAIT => Status::Wait,
+            code::WAIT_EVENT => Status::WaitEvent,
+            code::NEVER => Status::Never,
+            code::WAIT_TIME => Status::WaitTime(self.made + Duration::from_nanos(state >> code::BITS)),
+            code::RUNNING => return (Status::Ready, true),
+            in_run if in_run & code::IN_RUN != 0 => return (Status::Wait, true),
+            _ => Status::Ready,
+        };
+        (status, false)
+    }
+}
