@@ -27,8 +27,8 @@ fn in_a_fork(work: impl FnOnce() -> String) -> String {
         0 => {
             // SAFETY: it sets a timer.
             unsafe { alarm(30) };
-            let said = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-            let _ = write.write_all(said.unwrap_or_else(|_| "it panicked".into()).as_bytes());
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            let _ = write.write_all(result.unwrap_or_else(|_| "it panicked".into()).as_bytes());
             drop(write);
             // SAFETY: it ends the process.
             unsafe { _exit(0) }
@@ -36,17 +36,17 @@ fn in_a_fork(work: impl FnOnce() -> String) -> String {
         child => {
             assert!(child > 0, "no fork");
             drop(write);
-            let (mut said, mut status) = (String::new(), 0);
-            read.read_to_string(&mut said).unwrap();
+            let (mut output, mut status) = (String::new(), 0);
+            read.read_to_string(&mut output).unwrap();
             // SAFETY: the child is this process's own, and `status` outlives the call.
             assert_eq!(unsafe { waitpid(child, &mut status, 0) }, child);
-            assert_eq!(status, 0, "the child was killed: it hung. Its output: {said}");
-            said
+            assert_eq!(status, 0, "the child was killed: it hung. Its output: {output}");
+            output
         }
     }
 }
 
-fn says<T>(outcome: Result<T>) -> String {
+fn describe<T>(outcome: Result<T>) -> String {
     match outcome {
         Ok(_) => "ok".into(),
         Err(error) => format!("{:?}: {error}", error.kind()),
@@ -54,60 +54,59 @@ fn says<T>(outcome: Result<T>) -> String {
 }
 
 #[track_caller]
-fn is_lost(said: &str) {
-    assert!(said.starts_with("DeviceLost: ") && said.contains("forked from process"), "{said}");
+fn assert_lost(output: &str) {
+    assert!(output.starts_with("DeviceLost: ") && output.contains("forked from process"), "{output}");
 }
 
-/// The uses of a parent's device that a child may try.
-fn tried_in_a_fork(device: &Device) {
+/// Uses a parent's device in forks, in all ways that a child may try.
+fn assert_lost_in_forks(device: &Device) {
     let stream = Stream::new(device).unwrap();
-    let known = Buffer::from_slice(&stream, &[1_u32; 64]).unwrap();
-    futures::executor::block_on(known.to_vec(&stream)).unwrap();
+    let used = Buffer::from_slice(&stream, &[1_u32; 64]).unwrap();
+    futures::executor::block_on(used.to_vec(&stream)).unwrap();
 
-    is_lost(&in_a_fork(|| says(Stream::new(device))));
-    is_lost(&in_a_fork(|| says(Buffer::<u8>::new(device, 1 << 20))));
-    is_lost(&in_a_fork(|| says(Buffer::<u8>::pinned(device, 1 << 20))));
-    is_lost(&in_a_fork(|| says(Allocator::blocks(device, 1 << 10, 2))));
-    is_lost(&in_a_fork(|| says(StreamPool::builder(device).reserved(1).build())));
-    is_lost(&in_a_fork(|| {
-        // Once the loss is noticed, all calls report it, and a drop does not wait for a thread that the child does not
-        // have.
+    assert_lost(&in_a_fork(|| describe(Stream::new(device))));
+    assert_lost(&in_a_fork(|| describe(Buffer::<u8>::new(device, 1 << 20))));
+    assert_lost(&in_a_fork(|| describe(Buffer::<u8>::pinned(device, 1 << 20))));
+    assert_lost(&in_a_fork(|| describe(Allocator::blocks(device, 1 << 10, 2))));
+    assert_lost(&in_a_fork(|| describe(StreamPool::builder(device).reserved(1).build())));
+    assert_lost(&in_a_fork(|| {
+        // Once the loss is noticed, all calls report it, and no drop waits for a thread that the child does not have.
         drop(Stream::new(device));
-        let lost = device.lost().map_or("not lost".into(), |error| says::<()>(Err(error)));
-        drop((known, stream, device.clone()));
+        let lost = device.lost().map_or("not lost".into(), |error| describe::<()>(Err(error)));
+        drop((used, stream, device.clone()));
         lost
     }));
 
     // Work in flight; its completion never reaches the child.
     let stream = Stream::new(device).unwrap();
     let held = hold(&stream);
-    is_lost(&in_a_fork(|| says(futures::executor::block_on(stream.completed()))));
-    is_lost(&in_a_fork(|| says(stream.synchronize_blocking())));
+    assert_lost(&in_a_fork(|| describe(futures::executor::block_on(stream.completed()))));
+    assert_lost(&in_a_fork(|| describe(stream.synchronize_blocking())));
     // More work than the device's queue holds.
     let mut data = Buffer::<u32>::new(device, 4).unwrap();
-    is_lost(&in_a_fork(|| says((0..4096).try_for_each(|_| stream.fill(&mut data, 1)))));
+    assert_lost(&in_a_fork(|| describe((0..4096).try_for_each(|_| stream.fill(&mut data, 1)))));
     drop(held);
     futures::executor::block_on(stream.completed()).unwrap();
     let checked = device.clone().race_checked();
-    is_lost(&in_a_fork(|| says(Stream::new(&checked))));
+    assert_lost(&in_a_fork(|| describe(Stream::new(&checked))));
 }
 
 #[test]
 fn devices_are_lost_in_a_fork_with_a_clear_error() {
-    assert_eq!(in_a_fork(|| says(Stream::new(&Device::emulated(Emulated::new())))), "ok");
+    assert_eq!(in_a_fork(|| describe(Stream::new(&Device::emulated(Emulated::new())))), "ok");
 
     let device = Device::emulated(Emulated::new().workers(1).queue_depth(64));
-    tried_in_a_fork(&device);
-    is_lost(&in_a_fork(|| says(Stream::new(&Device::emulated(Emulated::new())))));
-    is_lost(&in_a_fork(|| {
+    assert_lost_in_forks(&device);
+    assert_lost(&in_a_fork(|| describe(Stream::new(&Device::emulated(Emulated::new())))));
+    assert_lost(&in_a_fork(|| {
         let own = Device::emulated(Emulated::new());
-        let lost = own.lost().map_or("not lost".into(), |error| says::<()>(Err(error)));
+        let lost = own.lost().map_or("not lost".into(), |error| describe::<()>(Err(error)));
         drop(own);
         lost
     }));
     // Host and simulated devices have no threads, and cannot be lost.
     let host = in_a_fork(|| {
-        says(Buffer::<u8>::pinned(&Device::host(), 16).and_then(|mut mine| mine.as_mut_slice().map(drop)))
+        describe(Buffer::<u8>::pinned(&Device::host(), 16).and_then(|mut mine| mine.as_mut_slice().map(drop)))
     });
     assert_eq!(host, "ok");
     let simulated = in_a_fork(|| {
@@ -116,7 +115,7 @@ fn devices_are_lost_in_a_fork_with_a_clear_error() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let run =
             async { Buffer::from_slice(&Stream::new(&device)?, &[1_u8; 4])?.to_vec(&Stream::new(&device)?).await };
-        says(runtime.block_on(simulation.run(run)))
+        describe(runtime.block_on(simulation.run(run)))
     });
     assert_eq!(simulated, "ok");
 }
@@ -125,6 +124,6 @@ fn devices_are_lost_in_a_fork_with_a_clear_error() {
 #[ignore = "needs a GPU"]
 fn gpus_are_lost_in_a_fork_with_a_clear_error() {
     let device = common::cuda();
-    tried_in_a_fork(&device);
-    is_lost(&in_a_fork(|| says(Device::cuda(0))));
+    assert_lost_in_forks(&device);
+    assert_lost(&in_a_fork(|| describe(Device::cuda(0))));
 }

@@ -1,7 +1,7 @@
-//! Hostile user code in messages and what travels beside them: sizes, envelopes and metadata that panic, call back and drop
-//! things. Whatever they do, the flow goes on for the others.
+//! Hostile user code in messages and their metadata: sizes, envelopes, events and destructors that panic or call back into the
+//! library. The flow goes on for the other messages.
 //!
-//! A body runs on a thread of its own; where it hangs, a watchdog ends the process and names it.
+//! Each body runs on its own thread. If it hangs, a watchdog names it and aborts the process.
 
 #![forbid(unsafe_code)]
 
@@ -40,7 +40,7 @@ fn within_bound(what: &str, body: impl Future<Output = ()> + Send + 'static) {
     });
 }
 
-/// A message whose size is computed by this.
+/// A message whose `size_in_bytes` runs a closure.
 struct Sized(u32, Option<Arc<dyn Fn() + Send + Sync>>);
 
 impl Message for Sized {
@@ -53,14 +53,14 @@ impl Message for Sized {
 }
 
 #[test]
-fn a_message_that_panics_as_it_is_sent_takes_no_place() {
+fn a_message_whose_size_panics_takes_no_place_in_the_hub() {
     within_bound("a size that panics", async {
         let mut flow = Flow::new("flow");
-        let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
         let end = flow.add(
             "end",
             sink(move |message: Sized| {
-                ready(tell.send(message.0).map_err(|error| Error::new(ErrorKind::Operator, error.to_string())))
+                ready(sender.send(message.0).map_err(|error| Error::new(ErrorKind::Operator, error.to_string())))
             }),
         );
         let ingress = flow.ingress_with("in", end.input, Hub::bounded(2));
@@ -80,7 +80,7 @@ fn a_message_that_panics_as_it_is_sent_takes_no_place() {
         drop(ingress);
         running.await.unwrap();
         let mut all = Vec::new();
-        while let Some(n) = got.recv().await {
+        while let Some(n) = received.recv().await {
             all.push(n);
         }
         assert_eq!(all, [1, 3, 4, 5, 6, 7]);
@@ -88,20 +88,20 @@ fn a_message_that_panics_as_it_is_sent_takes_no_place() {
 }
 
 #[test]
-fn a_message_may_send_another_to_its_own_ingress_as_it_is_sent() {
+fn the_size_of_a_message_may_send_to_its_own_ingress() {
     within_bound("a size that sends", async {
         let mut flow = Flow::new("flow");
-        let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
         let end = flow.add(
             "end",
             sink(move |message: Sized| {
-                ready(tell.send(message.0).map_err(|error| Error::new(ErrorKind::Operator, error.to_string())))
+                ready(sender.send(message.0).map_err(|error| Error::new(ErrorKind::Operator, error.to_string())))
             }),
         );
         let ingress: Ingress<Sized> = flow.ingress_with("in", end.input, Hub::bounded(4));
         let running = flow.spawn().unwrap();
         ingress.send(Sized(1, None)).await.unwrap();
-        assert_eq!(got.recv().await, Some(1));
+        assert_eq!(received.recv().await, Some(1));
         let inner = ingress.clone();
         let left = AtomicUsize::new(1);
         let act = move || {
@@ -110,13 +110,13 @@ fn a_message_may_send_another_to_its_own_ingress_as_it_is_sent() {
             }
         };
         ingress.send(Sized(3, Some(Arc::new(act)))).await.unwrap();
-        assert_eq!((got.recv().await, got.recv().await), (Some(2), Some(3)));
+        assert_eq!((received.recv().await, received.recv().await), (Some(2), Some(3)));
         drop(ingress);
         running.await.unwrap();
     });
 }
 
-/// Metadata that drops memory of a device's, which locks a good deal.
+/// Metadata that owns device memory, whose drop acquires several locks.
 struct Scratch(#[allow(dead_code, reason = "dropped")] Buffer<u32>);
 
 #[derive(Ports)]
@@ -170,7 +170,7 @@ fn a_key_of_many_parts_is_refused() {
     }
 }
 
-/// A message that grows each time its size is asked for.
+/// A message whose size grows with each call of `size_in_bytes`.
 struct Grows(AtomicUsize);
 
 impl Message for Grows {
@@ -179,7 +179,6 @@ impl Message for Grows {
     }
 }
 
-/// Takes nothing of what it is given.
 #[derive(Clone)]
 struct Leaves;
 
@@ -210,14 +209,14 @@ fn a_size_that_changes_is_counted_without_overflow() {
     });
 }
 
-/// Reads in each run what the run before has enqueued, and says whether it was there.
+/// Records in each run whether the work of the previous run is done, as `run_after` promises.
 #[derive(Clone)]
 struct RunsAfter(Arc<Mutex<Runs>>);
 
-/// What the last run has enqueued, and whether each found it there.
+/// The buffer of the last run, and for each run whether it found the previous buffer complete.
 type Runs = (Option<Buffer<u32>>, Vec<bool>);
 
-/// Looks for what the last run has enqueued, and enqueues something that takes its time.
+/// Checks the buffer of the last run, enqueues slow work, and asks for the next run after that work.
 fn run_after(runs: &Mutex<Runs>, cx: &mut Cx) -> Result<()> {
     let mut state = runs.lock().unwrap();
     if let Some(before) = state.0.take() {
@@ -245,7 +244,7 @@ impl Operator for RunsAfter {
 }
 
 #[test]
-fn a_concurrent_operators_worker_runs_after_what_it_asked_for() {
+fn a_worker_of_a_concurrent_operator_honours_run_after() {
     within_bound("a worker that runs after a buffer", async {
         let device = Device::emulated(Emulated::new());
         let mut flow = Flow::new("flow");
@@ -265,19 +264,18 @@ fn a_concurrent_operators_worker_runs_after_what_it_asked_for() {
     });
 }
 
-/// A cause that panics as it is shown.
 #[derive(Debug)]
-struct Unspeakable;
+struct PanicsInDisplay;
 
-impl fmt::Display for Unspeakable {
+impl fmt::Display for PanicsInDisplay {
     fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
         panic!("a display that panics")
     }
 }
 
-impl std::error::Error for Unspeakable {}
+impl std::error::Error for PanicsInDisplay {}
 
-/// Fails at a message with such a cause, and counts its stops.
+/// Fails at a message with such a cause if the flag is set, and counts its `stop`s.
 struct Fails(bool, Arc<AtomicUsize>);
 
 impl Operator for Fails {
@@ -285,7 +283,7 @@ impl Operator for Fails {
 
     async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
         ports.input.take()?;
-        if self.0 { Err(Error::new(ErrorKind::Operator, "it failed").because(Unspeakable)) } else { Ok(()) }
+        if self.0 { Err(Error::new(ErrorKind::Operator, "it failed").because(PanicsInDisplay)) } else { Ok(()) }
     }
 
     async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
@@ -295,7 +293,7 @@ impl Operator for Fails {
 }
 
 #[test]
-fn an_error_that_panics_as_it_is_logged_skips_no_stop() {
+fn every_stop_runs_after_an_error_whose_display_panics() {
     within_bound("an error that panics as it is logged", async {
         let _ = tracing_subscriber::fmt().with_writer(std::io::sink).try_init();
         let stops = Arc::new(AtomicUsize::new(0));
@@ -311,7 +309,7 @@ fn an_error_that_panics_as_it_is_logged_skips_no_stop() {
     });
 }
 
-/// What a message's own code does, where it is not already doing it.
+/// A closure that a message's own code runs. A nested call is only counted.
 #[derive(Clone, Default)]
 struct Act(Arc<(AtomicUsize, Mutex<Option<Call>>)>);
 
@@ -324,7 +322,7 @@ impl Act {
 
     fn run(&self) {
         self.0.0.fetch_add(1, Ordering::SeqCst);
-        // Out of the mutex while it runs: it may come here again.
+        // The closure runs outside the mutex, since it may call `run` again.
         let act = self.0.1.lock().unwrap().take();
         if let Some(mut act) = act {
             act();
@@ -337,7 +335,7 @@ impl Act {
     }
 }
 
-/// A message whose events are shown by this.
+/// A message whose `events` runs an act.
 struct Shows(u32, Act);
 
 impl Message for Shows {
@@ -366,11 +364,11 @@ impl Operator for Done {
 }
 
 #[test]
-fn a_message_whose_events_are_waited_for_may_ask_for_the_status_and_send() {
+fn the_events_of_a_message_may_read_the_status_and_send() {
     within_bound("events that send", async {
         let mut flow = Flow::new("flow");
-        let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
-        let done = flow.add("done", Done(tell));
+        let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
+        let done = flow.add("done", Done(sender));
         let ingress = flow.ingress_with("in", done.input, Hub::bounded(4));
         let running = flow.spawn().unwrap();
         let act = Act::default();
@@ -382,10 +380,10 @@ fn a_message_whose_events_are_waited_for_may_ask_for_the_status_and_send() {
             }
         });
         ingress.send(Shows(1, act.clone())).await.unwrap();
-        // One as it was sent, and one as it was waited for.
-        assert_eq!((got.recv().await, got.recv().await, got.recv().await), (Some(2), Some(1), Some(3)));
+        // The act sent 2 as 1 was sent, and 3 as the events of 1 were waited for.
+        assert_eq!((received.recv().await, received.recv().await, received.recv().await), (Some(2), Some(1), Some(3)));
         assert!(act.count() >= 2);
-        // What it does is dropped with it: the other end of the ingress is in it.
+        // The act owns a clone of the ingress, which keeps the flow running.
         act.set(|| ());
         drop(ingress);
         running.await.unwrap();
@@ -393,11 +391,11 @@ fn a_message_whose_events_are_waited_for_may_ask_for_the_status_and_send() {
 }
 
 #[test]
-fn events_that_panic_as_they_are_waited_for_fail_the_reader_alone() {
+fn events_of_a_message_that_panic_fail_its_reader() {
     within_bound("events that panic", async {
         let mut flow = Flow::new("flow");
-        let (tell, _got) = tokio::sync::mpsc::unbounded_channel();
-        let done = flow.add("done", Done(tell));
+        let (sender, _received) = tokio::sync::mpsc::unbounded_channel();
+        let done = flow.add("done", Done(sender));
         let ingress = flow.ingress("in", done.input);
         let running = flow.spawn().unwrap();
         let (act, mut times) = (Act::default(), 0);
@@ -410,7 +408,7 @@ fn events_that_panic_as_they_are_waited_for_fail_the_reader_alone() {
     });
 }
 
-/// An envelope that is shown by this.
+/// A message whose `envelopes` runs an act.
 struct Wrapped(Envelope<u32>, Act);
 
 impl Message for Wrapped {
@@ -440,7 +438,7 @@ impl Operator for Blanks {
 }
 
 #[test]
-fn a_message_in_a_hub_may_ask_for_the_status_as_its_envelopes_are_shown() {
+fn the_envelopes_of_a_message_in_a_hub_may_read_the_status() {
     within_bound("envelopes that ask for the status", async {
         let mut flow = Flow::new("flow");
         let act = Act::default();
@@ -448,7 +446,7 @@ fn a_message_in_a_hub_may_ask_for_the_status_as_its_envelopes_are_shown() {
         let shown = act.clone();
         let wrap = flow.add("wrap", map(move |envelope| ready(Ok(Wrapped(envelope, shown.clone())))));
         let end = flow.add("end", sink(async |_: Wrapped| Ok(())));
-        // Three come before one is read, and there are two.
+        // The reader waits for three messages, but there are only two envelopes.
         let input = end.input;
         let end = end.when(wakeline::condition::at_least(input, 3));
         flow.connect(fill.out, wrap.input);
@@ -463,7 +461,7 @@ fn a_message_in_a_hub_may_ask_for_the_status_as_its_envelopes_are_shown() {
     });
 }
 
-/// An envelope in a message that only the crate's own code shows.
+/// A message with a derived `Message`: only library code visits its envelope.
 #[derive(Message)]
 struct Derived {
     #[envelope]
@@ -471,7 +469,7 @@ struct Derived {
 }
 
 #[test]
-fn a_stall_says_in_which_hub_the_envelopes_of_a_derived_message_are() {
+fn a_stall_names_the_hub_that_holds_the_envelopes_of_a_derived_message() {
     within_bound("a stall", async {
         let mut flow = Flow::new("flow");
         let fill = flow.add("fill", Blanks);
@@ -487,10 +485,10 @@ fn a_stall_says_in_which_hub_the_envelopes_of_a_derived_message_are() {
 }
 
 #[test]
-fn a_response_may_send_as_its_size_is_asked_for() {
+fn the_size_of_a_response_may_send() {
     within_bound("a response that sends", async {
         let mut flow = Flow::new("flow");
-        let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
         let act = Act::default();
         let size = act.clone();
         let answer = flow.add(
@@ -501,17 +499,17 @@ fn a_response_may_send_as_its_size_is_asked_for() {
             }),
         );
         let end =
-            flow.add("end", sink(move |n: u32| ready(tell.send(n).map_err(|_| Error::new(ErrorKind::Operator, "")))));
+            flow.add("end", sink(move |n: u32| ready(sender.send(n).map_err(|_| Error::new(ErrorKind::Operator, "")))));
         let ingress = flow.ingress_with("in", end.input, Hub::bounded(8));
         let service = flow.service("service", answer.input, answer.output);
         let running = flow.spawn().unwrap();
-        // Both ends are open by then: a `try_send` before that is refused.
+        // Both ends are open after this: an earlier `try_send` would be refused.
         ingress.send(1).await.unwrap();
-        assert_eq!((got.recv().await, service.ask(2).await.unwrap().0), (Some(1), 2));
+        assert_eq!((received.recv().await, service.ask(2).await.unwrap().0), (Some(1), 2));
         let inner = ingress.clone();
         act.set(move || drop(inner.try_send(7)));
         assert_eq!(service.ask(3).await.unwrap().0, 3);
-        assert_eq!(got.recv().await, Some(7));
+        assert_eq!(received.recv().await, Some(7));
         act.set(|| ());
         drop((ingress, service));
         running.await.unwrap();
@@ -530,7 +528,7 @@ impl Clone for ClonedTwice {
     }
 }
 
-/// Takes the newest twice: the first time it is not given.
+/// Takes the latest value twice: the first time its clone panics.
 struct TakesTwice;
 
 impl Operator for TakesTwice {
@@ -556,19 +554,19 @@ fn a_latest_value_stays_in_its_hub_if_its_clone_panics() {
     });
 }
 
-/// What of a subscriber calls back into wakeline at each of its calls, but for those that the test makes itself.
+/// A layer of a subscriber that calls back into wakeline from each callback, except from those of the test's own spans.
 struct CallsBack {
     act: Act,
     calls: Arc<Mutex<BTreeSet<&'static str>>>,
 }
 
 thread_local! {
-    static OF_THE_TEST: Cell<bool> = const { Cell::new(false) };
+    static IN_TEST_CODE: Cell<bool> = const { Cell::new(false) };
 }
 
 impl CallsBack {
     fn call(&self, what: &'static str) {
-        if !OF_THE_TEST.get() {
+        if !IN_TEST_CODE.get() {
             self.calls.lock().unwrap().insert(what);
             self.act.run();
         }
@@ -605,7 +603,6 @@ struct PairsPorts {
     out: Output<u32>,
 }
 
-/// Takes two a run, and sends their sum.
 struct Pairs;
 
 impl Operator for Pairs {
@@ -619,7 +616,7 @@ impl Operator for Pairs {
     }
 }
 
-/// Runs a flow whose messages come in spans of that subscriber's: what of it was called.
+/// Runs a flow whose messages are sent in spans of that subscriber. Returns the callbacks that were called.
 fn in_spans(panics: bool) -> BTreeSet<&'static str> {
     let calls = Arc::new(Mutex::new(BTreeSet::new()));
     let act = Act::default();
@@ -628,14 +625,14 @@ fn in_spans(panics: bool) -> BTreeSet<&'static str> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let device = Device::emulated(Emulated::new());
-        // Used up, so that the operator says that it has no stream of its own.
+        // The pool is exhausted, so the operator logs that it has no stream of its own.
         let pool = StreamPool::builder(&device).maximum(1).build().unwrap();
         let _taken = pool.take().unwrap();
         let mut flow = Flow::new("flow");
-        let (tell, mut got) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut received) = tokio::sync::mpsc::unbounded_channel();
         let pairs = flow.add("pairs", Pairs).on(&device).streams(&pool);
         let end =
-            flow.add("end", sink(move |n: u32| ready(tell.send(n).map_err(|_| Error::new(ErrorKind::Operator, "")))));
+            flow.add("end", sink(move |n: u32| ready(sender.send(n).map_err(|_| Error::new(ErrorKind::Operator, "")))));
         flow.connect(pairs.out, end.input);
         let other = flow.add("other", sink(async |_: u32| Ok(())));
         let ingress = flow.ingress_with("in", pairs.input, Hub::bounded(8));
@@ -649,12 +646,12 @@ fn in_spans(panics: bool) -> BTreeSet<&'static str> {
             assert!(!panics, "a subscriber that panics");
         });
         for n in 1..6 {
-            OF_THE_TEST.set(true);
+            IN_TEST_CODE.set(true);
             tracing::info_span!("call").in_scope(|| assert!(ingress.try_send(n).is_ok()));
-            OF_THE_TEST.set(false);
+            IN_TEST_CODE.set(false);
         }
         drop(ingress);
-        assert_eq!((got.recv().await, got.recv().await, got.recv().await), (Some(1), Some(5), Some(9)));
+        assert_eq!((received.recv().await, received.recv().await, received.recv().await), (Some(1), Some(5), Some(9)));
         drop(other);
         running.await.unwrap();
         assert!(tracing::Span::current().is_none());
@@ -663,7 +660,7 @@ fn in_spans(panics: bool) -> BTreeSet<&'static str> {
 }
 
 #[test]
-fn a_subscriber_may_call_back_where_spans_are_entered_and_joined() {
+fn a_subscriber_may_call_back_from_each_span_callback() {
     within_bound("a subscriber that calls back", async {
         let calls = thread::spawn(|| in_spans(false)).join().unwrap();
         for what in ["enter", "exit", "follows_from", "close", "event"] {
@@ -679,23 +676,21 @@ fn a_subscriber_that_panics_harms_no_flow() {
     });
 }
 
-/// Metadata that asks for the status as it is dropped.
-struct Asks(Act);
+struct ActsWhenDropped(Act);
 
-impl Drop for Asks {
+impl Drop for ActsWhenDropped {
     fn drop(&mut self) {
         self.0.run();
     }
 }
 
-/// Sends a message with metadata.
 struct Tags(Act, u32);
 
 impl Operator for Tags {
     type Ports = TicksPorts;
 
     async fn compute(&mut self, ports: &mut TicksPorts, cx: &mut Cx) -> Result<()> {
-        cx.insert_metadata("asks", Asks(self.0.clone()));
+        cx.insert_metadata("asks", ActsWhenDropped(self.0.clone()));
         self.1 += 1;
         if self.1 == 3 {
             cx.finish();
@@ -719,13 +714,13 @@ impl Operator for Both {
 
     async fn compute(&mut self, ports: &mut BothPorts, cx: &mut Cx) -> Result<()> {
         assert_eq!(ports.one.take()?, ports.other.take()?);
-        assert!(cx.metadata().get::<Asks>("asks").is_some());
+        assert!(cx.metadata().get::<ActsWhenDropped>("asks").is_some());
         Ok(())
     }
 }
 
 #[test]
-fn metadata_that_is_merged_may_call_back_as_it_is_dropped() {
+fn merged_metadata_may_call_back_when_dropped() {
     within_bound("metadata that is merged", async {
         for policy in [MergePolicy::Update, MergePolicy::Reject] {
             let mut flow = Flow::new("flow");
@@ -739,7 +734,7 @@ fn metadata_that_is_merged_may_call_back_as_it_is_dropped() {
             let handle = running.handle();
             act.set(move || assert_eq!(handle.status().len(), 3));
             running.await.unwrap();
-            assert_eq!(act.count(), 6, "each was dropped once");
+            assert_eq!(act.count(), 6, "each value is dropped once");
         }
     });
 }
@@ -750,7 +745,7 @@ struct OddPorts {
     out: Output<Envelope<u32>>,
 }
 
-/// Sends five envelopes of no whole number of rows.
+/// Sends five envelopes whose length is no whole number of rows.
 struct Odd(u32);
 
 impl Operator for Odd {
@@ -768,7 +763,7 @@ impl Operator for Odd {
     }
 }
 
-/// As [`RunsAfter`], with an output.
+/// Like [`RunsAfter`], with an output.
 struct PassesAfter(Arc<Mutex<Runs>>);
 
 impl Operator for PassesAfter {
@@ -782,7 +777,7 @@ impl Operator for PassesAfter {
 }
 
 #[test]
-fn a_member_of_a_section_runs_after_what_it_asked_for() {
+fn a_member_of_a_section_honours_run_after() {
     within_bound("a member that runs after a buffer", async {
         let device = Device::emulated(Emulated::new());
         let mut flow = Flow::new("flow");
@@ -792,7 +787,7 @@ fn a_member_of_a_section_runs_after_what_it_asked_for() {
         let end = flow.add("end", sink(async |_: Envelope<u32>| Ok(())));
         flow.connect(odd.out, member.input);
         flow.connect(member.output, end.input);
-        // None has a whole number of rows: all rounds are streamed, each a run of its member.
+        // No envelope has a whole number of rows, so each round is streamed as a run of the member.
         flow.replay("net", &member).buckets([4]).rows(member.input, 4);
         let report = flow.run().await.unwrap();
         assert_eq!(report.section("net").unwrap().streamed, 5);

@@ -1,7 +1,7 @@
-//! Hostile user code wherever the crate keeps some of it: wakers and closures that panic, call back, drop a buffer, a stream or
-//! a flow, when they are woken and when they are dropped. Whatever they do, the other waiters are resolved.
+//! Hostile user code wherever the library stores it: wakers and closures that panic, call back into the library, or drop a
+//! buffer, a stream or a flow, when they are woken or dropped. The other waiters must resolve.
 //!
-//! A body runs on a thread of its own; where it hangs, a watchdog ends the process and names it.
+//! Each body runs on its own thread. If it hangs, a watchdog names it and aborts the process.
 
 #![forbid(unsafe_code)]
 
@@ -33,20 +33,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Holds a stream up until what it returns is dropped.
+/// Blocks the stream until the returned sender is dropped.
 #[must_use]
-fn hold(stream: &Stream) -> mpsc::Sender<()> {
+fn block(stream: &Stream) -> mpsc::Sender<()> {
     let (go, held) = mpsc::channel::<()>();
     stream.host_function(move || _ = held.recv()).unwrap();
     go
 }
 
-type Deed = Box<dyn FnOnce() + Send>;
+type Action = Box<dyn FnOnce() + Send>;
 
-/// User code that does something when it is woken, and something else when it is dropped.
+/// A waker with one action for its first wake and another for its drop.
 struct Hostile {
-    woken: Mutex<Option<Deed>>,
-    dropped: Mutex<Option<Deed>>,
+    woken: Mutex<Option<Action>>,
+    dropped: Mutex<Option<Action>>,
     was_woken: Arc<AtomicBool>,
 }
 
@@ -57,25 +57,25 @@ impl Wake for Hostile {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.was_woken.store(true, Ordering::SeqCst);
-        let deed = lock(&self.woken).take();
-        if let Some(deed) = deed {
-            deed();
+        let action = lock(&self.woken).take();
+        if let Some(action) = action {
+            action();
         }
     }
 }
 
 impl Drop for Hostile {
     fn drop(&mut self) {
-        let deed = lock(&self.dropped).take();
-        if let Some(deed) = deed {
-            deed();
+        let action = lock(&self.dropped).take();
+        if let Some(action) = action {
+            action();
         }
     }
 }
 
-/// What they do.
+/// What hostile code does, when it is woken or when it is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Manner {
+enum Behaviour {
     Panics,
     CallsBack,
     DropsABuffer,
@@ -86,25 +86,25 @@ enum Manner {
     DropsAStreamWhenDropped,
 }
 
-const MANNERS: [Manner; 8] = [
-    Manner::Panics,
-    Manner::CallsBack,
-    Manner::DropsABuffer,
-    Manner::DropsAStream,
-    Manner::PanicsWhenDropped,
-    Manner::CallsBackWhenDropped,
-    Manner::DropsABufferWhenDropped,
-    Manner::DropsAStreamWhenDropped,
+const BEHAVIOURS: [Behaviour; 8] = [
+    Behaviour::Panics,
+    Behaviour::CallsBack,
+    Behaviour::DropsABuffer,
+    Behaviour::DropsAStream,
+    Behaviour::PanicsWhenDropped,
+    Behaviour::CallsBackWhenDropped,
+    Behaviour::DropsABufferWhenDropped,
+    Behaviour::DropsAStreamWhenDropped,
 ];
 
-/// A buffer with open work on a stream that it was not allocated on, so that its drop marks that work, under the stream's lock.
+/// A buffer with pending work on a stream that it was not allocated on: its drop records that work, under the stream's lock.
 fn in_use(device: &Device, stream: &Stream) -> Buffer<u32> {
     let mut buffer = Buffer::new(device, 64).unwrap();
     stream.fill(&mut buffer, 7).unwrap();
     buffer
 }
 
-/// Uses what can be used of the device.
+/// Calls the library for memory, work, completions, events and streams.
 fn call_back(device: &Device, stream: &Stream) {
     let _ = Buffer::<u32>::new(device, 64).and_then(|mut buffer| stream.fill(&mut buffer, 1));
     let _ = stream.host_function(|| ());
@@ -114,11 +114,11 @@ fn call_back(device: &Device, stream: &Stream) {
     let _ = Stream::new(device);
 }
 
-impl Manner {
-    fn deed(self, device: &Device, stream: &Stream) -> Deed {
+impl Behaviour {
+    fn action(self, device: &Device, stream: &Stream) -> Action {
         let (device, stream) = (device.clone(), stream.clone());
         match self {
-            Self::Panics | Self::PanicsWhenDropped => Box::new(|| panic!("from a hostile user's code")),
+            Self::Panics | Self::PanicsWhenDropped => Box::new(|| panic!("hostile code")),
             Self::CallsBack | Self::CallsBackWhenDropped => Box::new(move || call_back(&device, &stream)),
             Self::DropsABuffer | Self::DropsABufferWhenDropped => {
                 let buffer = in_use(&device, &stream);
@@ -132,7 +132,7 @@ impl Manner {
         }
     }
 
-    fn is_of_a_drop(self) -> bool {
+    fn acts_when_dropped(self) -> bool {
         matches!(
             self,
             Self::PanicsWhenDropped
@@ -144,68 +144,68 @@ impl Manner {
 
     fn waker(self, device: &Device, stream: &Stream) -> (Waker, Arc<AtomicBool>) {
         let was_woken = Arc::new(AtomicBool::new(false));
-        let (woken, dropped) = match self.is_of_a_drop() {
-            true => (None, Some(self.deed(device, stream))),
-            false => (Some(self.deed(device, stream)), None),
+        let (woken, dropped) = match self.acts_when_dropped() {
+            true => (None, Some(self.action(device, stream))),
+            false => (Some(self.action(device, stream)), None),
         };
         let hostile = Hostile { woken: Mutex::new(woken), dropped: Mutex::new(dropped), was_woken: was_woken.clone() };
         (Arc::new(hostile).into(), was_woken)
     }
 
-    /// A value whose drop does it.
+    /// A value whose drop performs the action.
     fn value(self, device: &Device, stream: &Stream) -> Hostile {
         Hostile {
             woken: Mutex::new(None),
-            dropped: Mutex::new(Some(self.deed(device, stream))),
+            dropped: Mutex::new(Some(self.action(device, stream))),
             was_woken: Arc::default(),
         }
     }
 }
 
-type Waits = Pin<Box<dyn Future<Output = ()> + Send>>;
+type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A future that two honest waiters and two hostile ones wait for in turn. Whatever the hostile ones do, the honest resolve.
+/// Makes four futures of the same kind, of which two are polled with hostile wakers. The two honest waiters must resolve.
 ///
-/// `wait` makes a future of the place; `release` lets all of them resolve.
-fn two_and_two(
+/// `wait` makes the future of a waiter. All futures resolve once the stream goes on.
+fn two_honest_and_two_hostile(
     what: &str,
     faults: Faults,
     from_a_thread_that_ends: bool,
-    wait: impl Fn(&Device, &Stream, usize) -> Waits + Send + Copy + 'static,
+    wait: impl Fn(&Device, &Stream, usize) -> BoxFuture + Send + Copy + 'static,
 ) {
-    for manner in MANNERS {
+    for behaviour in BEHAVIOURS {
         let faults = faults.clone();
-        let what = format!("{what}, {manner:?}");
+        let what = format!("{what}, {behaviour:?}");
         case_within_bound(&what.clone(), move || {
             let device = Device::emulated(Emulated::new().workers(4).faults(faults));
             let stream = Stream::named(&device, "held").unwrap();
             let beside = Stream::named(&device, "beside").unwrap();
-            let held = hold(&stream);
-            // Fails, where that is planned, once the stream goes on.
+            let held = block(&stream);
+            // `fail_copy` makes this copy fail once the stream goes on.
             let (from, mut to) = (Buffer::<u32>::new(&device, 4).unwrap(), Buffer::<u32>::new(&device, 4).unwrap());
             stream.copy(&from, &mut to).unwrap();
-            let mut waits: Vec<Waits> = (0..4).map(|at| wait(&device, &stream, at)).collect();
+            let mut waits: Vec<BoxFuture> = (0..4).map(|at| wait(&device, &stream, at)).collect();
             let mut hostile = Vec::new();
             for wait in [0, 2] {
-                let (waker, _) = manner.waker(&device, &beside);
-                // A place may not register a waker the first time that it is asked.
+                let (waker, _) = behaviour.waker(&device, &beside);
+                // Some of these futures register no waker at their first poll.
                 let _ = waits[wait].as_mut().poll(&mut Context::from_waker(&waker));
                 hostile.push(waker);
             }
-            let honest: Vec<Waits> = {
-                let mut all: Vec<Option<Waits>> = waits.drain(..).map(Some).collect();
+            let honest: Vec<BoxFuture> = {
+                let mut all: Vec<Option<BoxFuture>> = waits.drain(..).map(Some).collect();
                 let honest = [1, 3].map(|at| all[at].take().unwrap());
-                let left: Vec<Waits> = all.into_iter().flatten().collect();
+                let of_hostile: Vec<BoxFuture> = all.into_iter().flatten().collect();
                 if from_a_thread_that_ends {
-                    // Their places are given up as a thread ends.
-                    thread_local!(static LEFT: Mutex<Vec<Waits>> = const { Mutex::new(Vec::new()) });
-                    thread::spawn(move || LEFT.with(|kept| lock(kept).extend(left))).join().unwrap();
+                    // The exit of a thread drops the hostile futures.
+                    thread_local!(static DROPPED_AT_EXIT: Mutex<Vec<BoxFuture>> = const { Mutex::new(Vec::new()) });
+                    thread::spawn(move || DROPPED_AT_EXIT.with(|kept| lock(kept).extend(of_hostile))).join().unwrap();
                 } else {
-                    waits = left;
+                    waits = of_hostile;
                 }
                 honest.into()
             };
-            // From here on what is kept of them is the crate's alone.
+            // The library then holds the last clones of the hostile wakers.
             drop_each(hostile);
             let (sender, resolved) = mpsc::channel();
             let waiters: Vec<_> = honest
@@ -223,38 +223,42 @@ fn two_and_two(
             drop(to);
             waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
             assert_eq!(resolved.try_iter().count(), 2);
-            // What is left is the hostile ones' own.
             drop_each(waits);
         });
     }
 }
 
-/// Each, whatever another's drop does.
+/// Drops every value, even if the drop of another one panics.
 fn drop_each<T>(values: impl IntoIterator<Item = T>) {
     for value in values {
         let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
     }
 }
 
-/// Good weather, and a device that faults while they wait; in both from a thread that ends, too.
-fn in_all_weathers(what: &str, wait: impl Fn(&Device, &Stream, usize) -> Waits + Send + Copy + 'static) {
+/// With and without a fault while the futures wait, and with hostile futures that a thread's exit drops, or that stay.
+fn with_and_without_a_fault(what: &str, wait: impl Fn(&Device, &Stream, usize) -> BoxFuture + Send + Copy + 'static) {
     for ends in [false, true] {
-        two_and_two(&format!("{what}, thread ends: {ends}"), Faults::new(), ends, wait);
-        two_and_two(&format!("{what}, after a fault, thread ends: {ends}"), Faults::new().fail_copy(1), ends, wait);
+        two_honest_and_two_hostile(&format!("{what}, thread ends: {ends}"), Faults::new(), ends, wait);
+        two_honest_and_two_hostile(
+            &format!("{what}, after a fault, thread ends: {ends}"),
+            Faults::new().fail_copy(1),
+            ends,
+            wait,
+        );
     }
 }
 
 #[test]
-fn hostile_wakers_of_completions_strand_nobody() {
-    in_all_weathers("completed", |_, stream, _| {
+fn hostile_wakers_of_completions_strand_no_other_waiter() {
+    with_and_without_a_fault("completed", |_, stream, _| {
         let done = stream.completed();
         Box::pin(async move { drop(done.await) })
     });
 }
 
 #[test]
-fn hostile_wakers_of_several_tickets_strand_nobody() {
-    in_all_weathers("tickets", |_, stream, _| {
+fn hostile_wakers_of_several_tickets_strand_no_other_waiter() {
+    with_and_without_a_fault("tickets", |_, stream, _| {
         let _ = stream.host_function(|| ());
         let done = stream.completed();
         Box::pin(async move { drop(done.await) })
@@ -262,8 +266,8 @@ fn hostile_wakers_of_several_tickets_strand_nobody() {
 }
 
 #[test]
-fn hostile_wakers_of_the_hosts_access_strand_nobody() {
-    in_all_weathers("host access", |device, stream, _| {
+fn hostile_wakers_of_host_access_strand_no_other_waiter() {
+    with_and_without_a_fault("host access", |device, stream, _| {
         let mut buffer = Buffer::<u32>::pinned(device, 64).unwrap();
         let from = Buffer::<u32>::new(device, 64).unwrap();
         stream.copy(&from, &mut buffer).unwrap();
@@ -272,8 +276,8 @@ fn hostile_wakers_of_the_hosts_access_strand_nobody() {
 }
 
 #[test]
-fn hostile_wakers_of_events_strand_nobody() {
-    in_all_weathers("events", |_, stream, _| {
+fn hostile_wakers_of_events_strand_no_other_waiter() {
+    with_and_without_a_fault("events", |_, stream, _| {
         let event = Event::new();
         event.record(stream).unwrap();
         Box::pin(async move { drop((&event).await) })
@@ -281,9 +285,9 @@ fn hostile_wakers_of_events_strand_nobody() {
 }
 
 #[test]
-fn hostile_wakers_of_a_full_allocator_strand_nobody() {
-    in_all_weathers("alloc_when_free", |device, stream, at| {
-        // Of a heap each: who is first in one and never takes keeps nobody else waiting.
+fn hostile_wakers_of_a_full_allocator_strand_no_other_waiter() {
+    with_and_without_a_fault("alloc_when_free", |device, stream, at| {
+        // One heap for each future: a hostile first waiter never takes its memory and would block the others.
         let heap = Allocator::blocks(device, 256, 1).unwrap();
         let mut taken = heap.alloc::<u8>(stream, 256).unwrap();
         stream.fill(&mut taken, at as u8).unwrap();
@@ -294,9 +298,9 @@ fn hostile_wakers_of_a_full_allocator_strand_nobody() {
 }
 
 #[test]
-fn hostile_wakers_of_a_chunk_hub_strand_nobody() {
-    for manner in MANNERS {
-        case_within_bound(&format!("chunk hub, {manner:?}"), move || {
+fn hostile_wakers_of_a_chunk_hub_strand_no_other_waiter() {
+    for behaviour in BEHAVIOURS {
+        case_within_bound(&format!("chunk hub, {behaviour:?}"), move || {
             let device = Device::emulated(Emulated::new());
             let stream = Stream::new(&device).unwrap();
             let hub = ChunkHub::<u32>::builder("hub").elements(4).host_envelopes(2).build().unwrap();
@@ -305,9 +309,9 @@ fn hostile_wakers_of_a_chunk_hub_strand_nobody() {
             let mut bad: Vec<_> = (0..2).map(|_| hub.peek(&host).unwrap()).collect();
             let good: Vec<_> = (0..2).map(|_| hub.peek(&host).unwrap()).collect();
             for link in &mut bad {
-                // Asked twice, with other wakers: the first is replaced and dropped.
+                // The second poll replaces and drops the first waker.
                 for _ in 0..2 {
-                    let (waker, _) = manner.waker(&device, &stream);
+                    let (waker, _) = behaviour.waker(&device, &stream);
                     let mut next = Box::pin(link.next());
                     assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
                     drop_each([waker]);
@@ -338,9 +342,9 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn hostile_wakers_at_an_egress_leave_the_flow_whole() {
-    for manner in MANNERS {
-        case_within_bound(&format!("egress, {manner:?}"), move || {
+fn hostile_wakers_at_an_egress_do_not_harm_the_flow() {
+    for behaviour in BEHAVIOURS {
+        case_within_bound(&format!("egress, {behaviour:?}"), move || {
             let device = Device::emulated(Emulated::new());
             let stream = Stream::new(&device).unwrap();
             let (flow, numbers, mut doubled) = doubling(1);
@@ -348,7 +352,7 @@ fn hostile_wakers_at_an_egress_leave_the_flow_whole() {
             let _inside = runtime.enter();
             let running = flow.spawn().unwrap();
             for _ in 0..2 {
-                let (waker, _) = manner.waker(&device, &stream);
+                let (waker, _) = behaviour.waker(&device, &stream);
                 let mut next = Box::pin(doubled.recv());
                 let _ = next.as_mut().poll(&mut Context::from_waker(&waker));
                 drop_each([waker]);
@@ -374,22 +378,22 @@ fn hostile_wakers_at_an_egress_leave_the_flow_whole() {
 }
 
 #[test]
-fn hostile_wakers_at_an_ingress_leave_the_flow_whole() {
-    for manner in MANNERS {
+fn hostile_wakers_at_an_ingress_do_not_harm_the_flow() {
+    for behaviour in BEHAVIOURS {
         for stop in [false, true] {
-            case_within_bound(&format!("ingress, {manner:?}, stopped: {stop}"), move || {
+            case_within_bound(&format!("ingress, {behaviour:?}, stopped: {stop}"), move || {
                 let device = Device::emulated(Emulated::new());
                 let stream = Stream::new(&device).unwrap();
                 let (flow, numbers, mut doubled) = doubling(1);
                 let runtime = runtime();
                 let _inside = runtime.enter();
                 let running = flow.spawn().unwrap();
-                // Nobody takes what comes out, so places run out.
-                let mut bad: Vec<Waits> = Vec::new();
+                // The egress is not read, so the queues fill up.
+                let mut bad: Vec<BoxFuture> = Vec::new();
                 for n in 0..8 {
                     let numbers = numbers.clone();
-                    let mut send: Waits = Box::pin(async move { drop(numbers.send(n).await) });
-                    let (waker, _) = manner.waker(&device, &stream);
+                    let mut send: BoxFuture = Box::pin(async move { drop(numbers.send(n).await) });
+                    let (waker, _) = behaviour.waker(&device, &stream);
                     if send.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
                         bad.push(send);
                     }
@@ -398,7 +402,7 @@ fn hostile_wakers_at_an_ingress_leave_the_flow_whole() {
                 if stop {
                     running.handle().stop();
                 } else {
-                    // They go on no more, and what they wait for goes to the next.
+                    // The places that the hostile senders wait for pass to the next sender.
                     drop_each(bad.drain(..));
                     let sends = numbers.clone();
                     let sent = runtime.spawn(async move { sends.send(100).await.unwrap() });
@@ -415,9 +419,9 @@ fn hostile_wakers_at_an_ingress_leave_the_flow_whole() {
 }
 
 #[test]
-fn hostile_wakers_of_a_running_flow_leave_it_whole() {
-    for manner in MANNERS {
-        case_within_bound(&format!("running, {manner:?}"), move || {
+fn hostile_wakers_of_a_running_flow_do_not_harm_it() {
+    for behaviour in BEHAVIOURS {
+        case_within_bound(&format!("running, {behaviour:?}"), move || {
             let device = Device::emulated(Emulated::new());
             let stream = Stream::new(&device).unwrap();
             let (flow, numbers, mut doubled) = doubling(1);
@@ -425,7 +429,7 @@ fn hostile_wakers_of_a_running_flow_leave_it_whole() {
             let _inside = runtime.enter();
             let mut running = Box::pin(flow.spawn().unwrap());
             for _ in 0..2 {
-                let (waker, _) = manner.waker(&device, &stream);
+                let (waker, _) = behaviour.waker(&device, &stream);
                 assert!(running.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
                 drop_each([waker]);
             }
@@ -440,8 +444,8 @@ fn hostile_wakers_of_a_running_flow_leave_it_whole() {
 
 #[test]
 fn hostile_wakers_of_a_service_strand_no_other_caller() {
-    for manner in MANNERS {
-        case_within_bound(&format!("service, {manner:?}"), move || {
+    for behaviour in BEHAVIOURS {
+        case_within_bound(&format!("service, {behaviour:?}"), move || {
             let device = Device::emulated(Emulated::new());
             let stream = Stream::new(&device).unwrap();
             let mut flow = Flow::new("service");
@@ -450,11 +454,11 @@ fn hostile_wakers_of_a_service_strand_no_other_caller() {
             let runtime = runtime();
             let _inside = runtime.enter();
             let running = flow.spawn().unwrap();
-            let mut bad: Vec<Waits> = Vec::new();
+            let mut bad: Vec<BoxFuture> = Vec::new();
             for n in 0..6 {
                 let service = service.clone();
-                let mut ask: Waits = Box::pin(async move { drop(service.ask(n).await) });
-                let (waker, _) = manner.waker(&device, &stream);
+                let mut ask: BoxFuture = Box::pin(async move { drop(service.ask(n).await) });
+                let (waker, _) = behaviour.waker(&device, &stream);
                 if ask.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
                     bad.push(ask);
                 }
@@ -470,36 +474,36 @@ fn hostile_wakers_of_a_service_strand_no_other_caller() {
     }
 }
 
-/// A device that is lost, and nothing has noticed: its fault came on a worker, and no call has met it since.
+/// A lost device whose loss is not known to the host: the fault came on a worker, and no call has observed it since.
 ///
-/// The buffers are to be kept until it may be noticed: a drop of theirs would.
-fn lost_and_not_noticed(held: impl FnOnce(&Device, &Stream)) -> (Device, Stream, [Buffer<u32>; 2]) {
+/// The caller must keep the buffers until the loss may be noticed, since their drop would observe it.
+fn lost_unnoticed(enqueue: impl FnOnce(&Device, &Stream)) -> (Device, Stream, [Buffer<u32>; 2]) {
     let device = Device::emulated(Emulated::new().workers(4).faults(Faults::new().fail_copy(1)));
     let stream = Stream::named(&device, "faults").unwrap();
-    let hold = hold(&stream);
+    let blocked = block(&stream);
     let (from, mut to) = (Buffer::<u32>::new(&device, 4).unwrap(), Buffer::<u32>::new(&device, 4).unwrap());
     stream.copy(&from, &mut to).unwrap();
-    held(&device, &stream);
-    // Dropped uncalled when the device faults.
+    enqueue(&device, &stream);
     let (alive, faulted) = mpsc::channel::<()>();
     stream.host_function(move || drop(alive)).unwrap();
-    drop(hold);
+    drop(blocked);
     assert!(faulted.recv().is_err());
     (device, stream, [from, to])
 }
 
-/// What a drop does. The drop of a buffer comes first: where a lock is held, that hangs.
-const OF_DROPS: [Manner; 4] = [Manner::DropsABuffer, Manner::DropsAStream, Manner::CallsBack, Manner::Panics];
+/// What a drop does. The drop of a buffer comes first, since it hangs if a lock is held.
+const WHEN_DROPPED: [Behaviour; 4] =
+    [Behaviour::DropsABuffer, Behaviour::DropsAStream, Behaviour::CallsBack, Behaviour::Panics];
 
-/// A host function that captured a buffer is refused, and its drop takes the stream's lock.
+/// The drop of a host function that captured a buffer acquires the stream's lock.
 #[test]
-fn a_host_function_that_is_refused_is_dropped_without_the_streams_lock() {
-    for manner in OF_DROPS {
-        case_within_bound(&format!("a refused host function, {manner:?}"), move || {
+fn a_refused_host_function_is_dropped_without_the_stream_lock() {
+    for behaviour in WHEN_DROPPED {
+        case_within_bound(&format!("a refused host function, {behaviour:?}"), move || {
             let mut value = None;
-            let mut waits: Option<Waits> = None;
-            let (device, stream, _kept) = lost_and_not_noticed(|device, stream| {
-                value = Some(manner.value(device, stream));
+            let mut waits: Option<BoxFuture> = None;
+            let (device, stream, _kept) = lost_unnoticed(|device, stream| {
+                value = Some(behaviour.value(device, stream));
                 let done = stream.completed();
                 waits = Some(Box::pin(async move { drop(done.await) }));
             });
@@ -514,12 +518,12 @@ fn a_host_function_that_is_refused_is_dropped_without_the_streams_lock() {
 }
 
 #[test]
-fn a_host_callback_that_is_refused_is_dropped_without_the_streams_lock() {
-    for manner in OF_DROPS {
-        case_within_bound(&format!("a refused host callback, {manner:?}"), move || {
+fn a_refused_host_callback_is_dropped_without_the_stream_lock() {
+    for behaviour in WHEN_DROPPED {
+        case_within_bound(&format!("a refused host callback, {behaviour:?}"), move || {
             let mut value = None;
             let (device, stream, _kept) =
-                lost_and_not_noticed(|device, stream| value = Some(manner.value(device, stream)));
+                lost_unnoticed(|device, stream| value = Some(behaviour.value(device, stream)));
             let value = value.unwrap();
             let noticed = device.lost().is_some();
             let error = stream.host_callback(move || _ = &value).unwrap_err();
@@ -530,20 +534,19 @@ fn a_host_callback_that_is_refused_is_dropped_without_the_streams_lock() {
     }
 }
 
-/// Host functions that wait in a stream when its device faults are dropped by the worker, whatever their drops do.
 #[test]
-fn what_a_fault_drops_in_the_queue_may_be_hostile() {
-    for manner in OF_DROPS {
-        case_within_bound(&format!("dropped by a fault, {manner:?}"), move || {
-            let (device, stream, _kept) = lost_and_not_noticed(|device, stream| {
+fn host_functions_that_a_fault_discards_may_be_hostile() {
+    for behaviour in WHEN_DROPPED {
+        case_within_bound(&format!("dropped by a fault, {behaviour:?}"), move || {
+            let (device, stream, _kept) = lost_unnoticed(|device, stream| {
                 let beside = Stream::named(device, "beside").unwrap();
                 for _ in 0..3 {
-                    let value = manner.value(device, &beside);
+                    let value = behaviour.value(device, &beside);
                     stream.host_function(move || drop(value)).unwrap();
                 }
             });
             assert!(block_on(stream.completed()).is_err());
-            // The workers live: another device's stream passes.
+            // The workers still run: a stream of another device completes.
             let other = Device::emulated(Emulated::new());
             block_on(Stream::new(&other).unwrap().completed()).unwrap();
             drop(device);
@@ -551,16 +554,16 @@ fn what_a_fault_drops_in_the_queue_may_be_hostile() {
     }
 }
 
-/// A graph's callback, and its memory, go with the exec, whatever their drops do.
+/// A graph's callback and memory are dropped with the exec.
 #[test]
-fn what_a_graph_has_kept_may_be_hostile() {
-    for manner in OF_DROPS {
+fn a_callback_that_a_graph_drops_may_be_hostile() {
+    for behaviour in WHEN_DROPPED {
         for fault in [false, true] {
-            case_within_bound(&format!("a graph's callback, {manner:?}, after a fault: {fault}"), move || {
+            case_within_bound(&format!("a graph's callback, {behaviour:?}, after a fault: {fault}"), move || {
                 let faults = if fault { Faults::new().fail_copy(1) } else { Faults::new() };
                 let device = Device::emulated(Emulated::new().workers(4).faults(faults));
                 let (stream, beside) = (Stream::new(&device).unwrap(), Stream::named(&device, "beside").unwrap());
-                let value = manner.value(&device, &beside);
+                let value = behaviour.value(&device, &beside);
                 let captured = Graph::capture(&device, |capture| capture.stream().host_callback(move || _ = &value));
                 let exec = captured.unwrap().0.instantiate().unwrap();
                 exec.launch(&stream).unwrap();
@@ -574,7 +577,6 @@ fn what_a_graph_has_kept_may_be_hostile() {
     }
 }
 
-/// A waker may drop the flow that wakes it, with all of its handles.
 #[test]
 fn a_waker_may_drop_the_flow() {
     case_within_bound("a waker that drops the flow", || {
@@ -607,66 +609,66 @@ fn a_waker_may_drop_the_flow() {
 }
 
 #[derive(Ports)]
-struct PilesPorts {
+struct PollsBlanksPorts {
     #[input]
     input: Input<u32>,
     #[output(envelope_bytes = 64)]
     out: Output<Envelope<u32>>,
 }
 
-/// Polls for a blank envelope that is not there, with another waker each time.
+/// Polls for a blank envelope while none is free, with a different waker each time.
 #[derive(Clone)]
-struct Piles;
+struct PollsBlanks;
 
-impl Operator for Piles {
-    type Ports = PilesPorts;
+impl Operator for PollsBlanks {
+    type Ports = PollsBlanksPorts;
 
-    async fn compute(&mut self, ports: &mut PilesPorts, _cx: &mut Cx) -> Result<()> {
+    async fn compute(&mut self, ports: &mut PollsBlanksPorts, _cx: &mut Cx) -> Result<()> {
         ports.input.take()?;
         let mut kept = Vec::new();
         while let Poll::Ready(blank) = futures::poll!(std::pin::pin!(ports.out.blank())) {
             kept.push(blank?);
         }
         let idle = Arc::new(());
-        // Of one future, and of many.
+        // One future first, then many.
         let mut one = Box::pin(ports.out.blank());
         for _ in 0..16 {
-            // Wakers of different allocations: none wakes another's task.
-            let waker = Waker::from(Arc::new(Shares(idle.clone())));
+            // Distinct allocations: no waker wakes the task of another.
+            let waker = Waker::from(Arc::new(CountedWaker(idle.clone())));
             assert!(one.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }
-        assert!(Arc::strong_count(&idle) <= 2, "one waker is kept");
+        assert!(Arc::strong_count(&idle) <= 2, "more than one waker is stored");
         drop(one);
-        assert_eq!(Arc::strong_count(&idle), 1, "it goes with its future");
+        assert_eq!(Arc::strong_count(&idle), 1, "a dropped future has left its waker");
         for _ in 0..16 {
-            let waker = Waker::from(Arc::new(Shares(idle.clone())));
+            let waker = Waker::from(Arc::new(CountedWaker(idle.clone())));
             let mut blank = Box::pin(ports.out.blank());
             assert!(blank.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }
         assert_eq!(Arc::strong_count(&idle), 1);
-        // One that waits again is woken.
+        // A new future is still woken.
         drop(kept.pop());
         drop(ports.out.blank().await?);
         Ok(())
     }
 }
 
-/// A waker that shares something, to see whether it is there.
-struct Shares(#[allow(dead_code, reason = "counted")] Arc<()>);
+/// A waker whose clones are counted, to see whether one is stored.
+struct CountedWaker(#[allow(dead_code, reason = "counted")] Arc<()>);
 
-impl Wake for Shares {
+impl Wake for CountedWaker {
     fn wake(self: Arc<Self>) {}
 }
 
 #[test]
-fn wakers_of_a_workers_blanks_do_not_pile_up() {
+fn wakers_that_wait_for_blanks_do_not_accumulate() {
     case_within_bound("wakers of blanks", || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut flow = Flow::new("flow");
             let mut once = Some(1);
             let source = flow.add("source", wakeline::operator::source(move || ready(Ok(once.take()))));
-            let piles = flow.add("piles", wakeline::operator::concurrent(1, Piles));
+            let piles = flow.add("piles", wakeline::operator::concurrent(1, PollsBlanks));
             let end = flow.add("end", wakeline::operator::sink(async |_: Envelope<u32>| Ok(())));
             flow.connect(source.output, piles.input);
             flow.connect(piles.out, end.input);
@@ -675,7 +677,7 @@ fn wakers_of_a_workers_blanks_do_not_pile_up() {
     });
 }
 
-/// A task of an executor that ends a task where it is woken: its waker drops its own future.
+/// A task whose waker drops the task's own future.
 struct EndsWhenWoken {
     future: Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>,
     ended: Arc<AtomicUsize>,
@@ -693,8 +695,8 @@ impl Wake for EndsWhenWoken {
     }
 }
 
-/// Wakes the first of so many tasks that wait side by side, each of which is woken by the end of the one before it.
-fn end_one_after_the_other<F: Future<Output = ()> + Send + 'static>(count: usize, mut wait: impl FnMut() -> F) {
+/// Polls `count` futures with a task each, and wakes the first task. The drop of each future wakes the next task.
+fn end_in_a_chain<F: Future<Output = ()> + Send + 'static>(count: usize, mut wait: impl FnMut() -> F) {
     let ended = Arc::new(AtomicUsize::new(0));
     let tasks: Vec<_> = (0..count)
         .map(|_| {
@@ -706,33 +708,33 @@ fn end_one_after_the_other<F: Future<Output = ()> + Send + 'static>(count: usize
         })
         .collect();
     tasks[0].wake_by_ref();
-    assert_eq!(ended.load(Ordering::SeqCst), count, "all have ended when the first wake has returned");
+    assert_eq!(ended.load(Ordering::SeqCst), count, "all tasks have ended when the first wake returns");
 }
 
-/// Futures beside each other. A wake within each wake would use up the stack.
-const SIDE_BY_SIDE: usize = 20_000;
+/// The number of futures that wait at once. That many nested wakes would overflow the stack.
+const WAITS_AT_ONCE: usize = 20_000;
 
 #[test]
-fn a_chain_of_wakers_at_a_stream_has_a_stack_of_any_size() {
+fn a_chain_of_wakers_at_a_stream_does_not_overflow_the_stack() {
     case_within_bound("wakers at a stream", || {
         let device = Device::emulated(Emulated::new());
         let stream = Stream::new(&device).unwrap();
         stream.set_completion_mode(CompletionMode::Quiet);
-        let go = hold(&stream);
-        end_one_after_the_other(SIDE_BY_SIDE, || stream.completed().map(|done| done.unwrap()));
+        let go = block(&stream);
+        end_in_a_chain(WAITS_AT_ONCE, || stream.completed().map(|done| done.unwrap()));
         drop(go);
         block_on(stream.completed()).unwrap();
     });
 }
 
 #[test]
-fn a_chain_of_wakers_at_an_allocator_has_a_stack_of_any_size() {
+fn a_chain_of_wakers_at_an_allocator_does_not_overflow_the_stack() {
     case_within_bound("wakers at an allocator", || {
         let device = Device::emulated(Emulated::new());
         let stream = Stream::new(&device).unwrap();
         let blocks = Allocator::blocks(&device, 256, 1).unwrap();
         let taken = blocks.alloc::<u8>(&stream, 1).unwrap();
-        end_one_after_the_other(SIDE_BY_SIDE, || {
+        end_in_a_chain(WAITS_AT_ONCE, || {
             let (blocks, stream) = (blocks.clone(), stream.clone());
             async move { _ = blocks.alloc_when_free::<u8>(&stream, 1).await }
         });
@@ -741,9 +743,8 @@ fn a_chain_of_wakers_at_an_allocator_has_a_stack_of_any_size() {
     });
 }
 
-/// Each drops a buffer when it is woken, and so wakes the next.
 #[test]
-fn a_chain_of_wakers_that_drop_buffers_has_a_stack_of_any_size() {
+fn a_chain_of_wakers_that_drop_buffers_does_not_overflow_the_stack() {
     const CHAIN: usize = 400;
     let body = || {
         let device = Device::emulated(Emulated::new());
@@ -755,7 +756,7 @@ fn a_chain_of_wakers_that_drop_buffers_has_a_stack_of_any_size() {
             .into_iter()
             .map(|buffer| {
                 let was_woken = Arc::new(AtomicBool::new(false));
-                let woken: Deed = Box::new(|| drop(buffer));
+                let woken: Action = Box::new(|| drop(buffer));
                 let (woken, dropped) = (Mutex::new(Some(woken)), Mutex::default());
                 (Arc::new(Hostile { woken, dropped, was_woken: was_woken.clone() }).into(), was_woken)
             })
@@ -766,22 +767,22 @@ fn a_chain_of_wakers_that_drop_buffers_has_a_stack_of_any_size() {
         }
         drop(first);
         let all = wakers.iter().all(|(_, woken)| woken.load(Ordering::SeqCst));
-        assert!(all, "all were woken when the drop has returned");
+        assert!(all, "all wakers were called when the drop returns");
     };
     case_within_bound("wakers that drop buffers", move || {
         thread::Builder::new().stack_size(256 << 10).spawn(body).unwrap().join().unwrap();
     });
 }
 
-/// The task of another, whose executor goes on with it where it is woken: it allocates, enqueues and launches a graph.
-struct GoesOn {
+/// A task that its waker runs at once: it allocates, enqueues and launches a graph.
+struct RunsWhenWoken {
     device: Device,
     stream: Stream,
     exec: Exec,
-    did: Mutex<Vec<Result<Buffer<u8>>>>,
+    results: Mutex<Vec<Result<Buffer<u8>>>>,
 }
 
-impl Wake for GoesOn {
+impl Wake for RunsWhenWoken {
     fn wake(self: Arc<Self>) {
         let fill = || {
             let mut buffer = Buffer::new(&self.device, 1 << 20)?;
@@ -789,41 +790,42 @@ impl Wake for GoesOn {
             self.exec.launch(&self.stream)?;
             Ok(buffer)
         };
-        let did = fill();
-        lock(&self.did).push(did);
+        let result = fill();
+        lock(&self.results).push(result);
     }
 }
 
 #[test]
-fn a_task_that_is_woken_within_a_capture_is_no_part_of_it() {
+fn work_of_a_task_woken_during_a_capture_is_not_captured() {
     case_within_bound("woken in a capture", || {
         let device = Device::emulated(Emulated::new());
         let stream = Stream::new(&device).unwrap();
         let mut shared = Buffer::from_slice(&stream, &[0_u8; 4]).unwrap();
-        let (theirs, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut shared, 7)).unwrap();
-        let exec = theirs.instantiate().unwrap();
-        let task = Arc::new(GoesOn { device: device.clone(), stream: stream.clone(), exec, did: Mutex::default() });
+        let (graph, ()) = Graph::capture(&device, |capture| capture.stream().fill(&mut shared, 7)).unwrap();
+        let exec = graph.instantiate().unwrap();
+        let task =
+            Arc::new(RunsWhenWoken { device: device.clone(), stream: stream.clone(), exec, results: Mutex::default() });
         let slow = Stream::new(&device).unwrap();
         slow.set_completion_mode(CompletionMode::Quiet);
-        let held = hold(&slow);
+        let held = block(&slow);
         let mut first = Some(Box::pin(slow.completed()));
         assert!(first.as_mut().unwrap().as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         let mut second = Box::pin(slow.completed());
         assert!(second.as_mut().poll(&mut Context::from_waker(&Waker::from(task.clone()))).is_pending());
         let (graph, own) = Graph::capture(&device, |capture| {
             capture.stream().fill(&mut shared, 1)?;
-            // A wait is given up, and the next one's task is woken, here.
+            // Dropping this wait wakes the task of the next one, within the capture.
             drop(first.take());
-            // Still in it.
+            // This thread still captures.
             Buffer::<u8>::new(&device, 4096)
         })
         .unwrap();
-        let did = std::mem::take(&mut *lock(&task.did));
-        assert!(!did.is_empty());
-        let theirs: Vec<_> = did.into_iter().map(|did| did.expect("it is no part of the capture")).collect();
+        let results = std::mem::take(&mut *lock(&task.results));
+        assert!(!results.is_empty());
+        let buffers: Vec<_> = results.into_iter().map(|result| result.expect("it is not captured")).collect();
         stream.synchronize_blocking().unwrap();
-        drop(theirs);
-        assert_eq!(graph.own_bytes(), 0, "of another's task");
+        drop(buffers);
+        assert_eq!(graph.own_bytes(), 0, "the task's memory is not the graph's");
         drop(own);
         assert_eq!(graph.own_bytes(), 4096);
         drop(held);

@@ -20,7 +20,7 @@ on_both!(h1_produce_increment_peek, async |device: Device| {
     let produce = flow.add("produce", SendEach::new([vec![1_u32], vec![2], vec![3]]));
     let add = flow.add("add", Increment).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
-    // One envelope on each side of each hub: it works, without overlap.
+    // One envelope on each side of each hub is enough, without overlap.
     flow.connect_with(produce.output, add.input, Hub::bounded(1).envelopes(1).envelope_bytes(4));
     flow.connect_with(add.output, consume.input, Hub::bounded(1).envelopes(1));
     let report = flow.run().await.unwrap();
@@ -33,11 +33,11 @@ on_both!(h1_produce_increment_peek, async |device: Device| {
     freed(&device).await;
 });
 
-/// Sends `chunks` envelopes of equal numbers, and notes which memory it was lent.
+/// Sends `chunks` envelopes of equal numbers, and notes the address of each blank.
 struct Stamp {
     next: u32,
     chunks: u32,
-    places: Shared<usize>,
+    addresses: Shared<usize>,
 }
 
 impl Operator for Stamp {
@@ -47,7 +47,7 @@ impl Operator for Stamp {
         let mut envelope = ports.output.blank().await?;
         let space = envelope.space().await?;
         space.fill(self.next);
-        lock(&self.places).push(space.as_ptr().addr());
+        lock(&self.addresses).push(space.as_ptr().addr());
         let all = space.len();
         // The last is half as long: only the valid part travels.
         self.next += 1;
@@ -60,10 +60,10 @@ impl Operator for Stamp {
     }
 }
 
-/// Checks what [`Stamp`] sent, plus one, and notes which memory it was lent.
+/// Expects the numbers of [`Stamp`], each plus one, and notes the address of each envelope.
 struct Check {
     next: u32,
-    places: Shared<usize>,
+    addresses: Shared<usize>,
 }
 
 impl Operator for Check {
@@ -74,7 +74,7 @@ impl Operator for Check {
         let data = envelope.read().await?;
         self.next += 1;
         assert!(data.iter().all(|x| *x == self.next), "chunk {} is wrong", self.next);
-        lock(&self.places).push(data.as_ptr().addr());
+        lock(&self.addresses).push(data.as_ptr().addr());
         Ok(())
     }
 }
@@ -84,9 +84,9 @@ async fn h13(device: Device) {
     const CHUNKS: u32 = 512; // 32 MiB in all
     let (sent, arrived) = (shared(), shared());
     let mut flow = Flow::new("h13");
-    let stamp = flow.add("stamp", Stamp { next: 0, chunks: CHUNKS, places: sent.clone() });
+    let stamp = flow.add("stamp", Stamp { next: 0, chunks: CHUNKS, addresses: sent.clone() });
     let add = flow.add("add", Increment).on(&device);
-    let check = flow.add("check", Check { next: 0, places: arrived.clone() });
+    let check = flow.add("check", Check { next: 0, addresses: arrived.clone() });
     flow.connect_with(stamp.output, add.input, Hub::default().envelope_bytes(CHUNK));
     flow.connect(add.output, check.input);
     let report = within(flow.run()).await.unwrap();
@@ -94,10 +94,10 @@ async fn h13(device: Device) {
     let bytes = u64::from(CHUNKS) * CHUNK as u64 - CHUNK as u64 / 2;
     assert_eq!(report.operator("check").unwrap().messages_in, u64::from(CHUNKS));
     assert_eq!(report.operator("check").unwrap().bytes_in, bytes);
-    assert_eq!(device.memory_peak(), 2 * CHUNK as u64, "two envelopes on the device, however much passes");
-    for places in [sent, arrived] {
-        let lent: HashSet<usize> = lock(&places).iter().copied().collect();
-        assert_eq!(lent.len(), 2, "two envelopes on the host, however much passes");
+    assert_eq!(device.memory_peak(), 2 * CHUNK as u64, "two envelopes on the device, for any amount of data");
+    for addresses in [sent, arrived] {
+        let distinct: HashSet<usize> = lock(&addresses).iter().copied().collect();
+        assert_eq!(distinct.len(), 2, "two envelopes on the host, for any amount of data");
     }
     drop(flow);
     freed(&device).await;
@@ -110,7 +110,7 @@ mod h13_larger_than_the_device {
     async fn emulated() {
         let device = emulated_with(Emulated::new().memory(256 << 10));
         h13(device.clone()).await;
-        assert_eq!(device.memory().unwrap().free, 256 << 10, "and all of it is free again");
+        assert_eq!(device.memory().unwrap().free, 256 << 10, "all memory is free again");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -120,7 +120,7 @@ mod h13_larger_than_the_device {
     }
 }
 
-/// How many messages a writer gets rid of before its reader has taken one.
+/// Returns how many messages a writer can send before its reader takes one.
 async fn sent_ahead(hub: Option<Hub>) -> usize {
     let ahead = shared();
     let (full, is_full) = oneshot::channel();
@@ -175,7 +175,7 @@ struct DeclaredPorts {
     output: Output<Envelope<u32>>,
 }
 
-on_both!(h14_plain_connect_two_envelopes_of_the_declared_size, async |device: Device| {
+on_both!(h14_plain_connect_has_two_envelopes_of_the_declared_size, async |device: Device| {
     let mut flow = Flow::new("h14");
     let produce = flow.add(
         "produce",
@@ -183,9 +183,9 @@ on_both!(h14_plain_connect_two_envelopes_of_the_declared_size, async |device: De
             async move {
                 let (mut one, two) = (ports.output.blank().await?, ports.output.blank().await?);
                 assert_eq!((one.capacity(), two.capacity()), (24, 24));
-                assert!(ports.output.blank().now_or_never().is_none(), "there are two, and no third");
+                assert!(ports.output.blank().now_or_never().is_none(), "there are only two");
                 drop(two);
-                assert!(ports.output.blank().now_or_never().is_some(), "the second has come home");
+                assert!(ports.output.blank().now_or_never().is_some(), "the second one is back");
                 one.space().await?[..3].copy_from_slice(&[1, 2, 3]);
                 one.set_len(3)?;
                 assert!(one.set_len(25).is_err(), "its capacity is fixed");
@@ -211,7 +211,7 @@ on_both!(h14_plain_connect_two_envelopes_of_the_declared_size, async |device: De
         }),
     );
     flow.connect(produce.output, add.input);
-    // The size is that of what is passed on.
+    // The size is that of the envelopes that `add` passes on.
     flow.connect(add.output, consume.input);
     flow.run().await.unwrap();
     assert_eq!(*lock(&seen), [(24, vec![2, 3, 4])]);
@@ -219,7 +219,6 @@ on_both!(h14_plain_connect_two_envelopes_of_the_declared_size, async |device: De
     freed(&device).await;
 });
 
-/// Never runs: it says so if it does.
 struct NotStarted(std::sync::Arc<AtomicBool>);
 
 impl Operator for NotStarted {
@@ -248,22 +247,22 @@ async fn h14_an_unknown_size_is_an_error_before_running() {
     flow.connect(add.output, consume.input);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    let told = error.to_string();
-    assert!(told.contains("`produce.output -> add.input`") && told.contains("envelope_bytes"), "{told}");
-    assert!(!started.load(Ordering::Relaxed), "nothing has run");
+    let text = error.to_string();
+    assert!(text.contains("`produce.output -> add.input`") && text.contains("envelope_bytes"), "{text}");
+    assert!(!started.load(Ordering::Relaxed), "no operator has started");
     assert_eq!(device.memory_peak(), 0, "nothing was allocated");
 }
 
-on_both!(h15_passed_on_envelopes_go_home_after_their_last_reader, async |device: Device| {
+on_both!(h15_passed_on_envelopes_return_after_their_last_reader, async |device: Device| {
     let (took, has_taken) = oneshot::channel::<()>();
-    let (let_go, may_let_go) = oneshot::channel::<()>();
-    let (mut took, mut has_taken, mut let_go, mut may_let_go) =
-        (Some(took), Some(has_taken), Some(let_go), Some(may_let_go));
+    let (release, may_release) = oneshot::channel::<()>();
+    let (mut took, mut has_taken, mut release, mut may_release) =
+        (Some(took), Some(has_taken), Some(release), Some(may_release));
     let mut flow = Flow::new("h15");
     let produce = flow.add(
         "produce",
         task(move |ports: &mut SourcePorts<Envelope<u32>>, cx| {
-            let (has_taken, let_go) = (has_taken.take().unwrap(), let_go.take().unwrap());
+            let (has_taken, release) = (has_taken.take().unwrap(), release.take().unwrap());
             async move {
                 let mut first = ports.output.blank().await?;
                 first.set_len(1)?;
@@ -271,10 +270,10 @@ on_both!(h15_passed_on_envelopes_go_home_after_their_last_reader, async |device:
                 increment::launch(cx.stream()?, &mut first)?;
                 ports.output.send(first).await?;
                 has_taken.await.unwrap();
-                assert!(ports.output.blank().now_or_never().is_none(), "its reader, two hubs on, still has it");
-                let_go.send(()).unwrap();
+                assert!(ports.output.blank().now_or_never().is_none(), "the reader, two hubs downstream, still has it");
+                release.send(()).unwrap();
                 let again = ports.output.blank().await?;
-                assert_eq!(again.len(), 0, "nothing in it is valid");
+                assert_eq!(again.len(), 0, "it has no valid data");
                 Ok(())
             }
             .boxed()
@@ -285,11 +284,11 @@ on_both!(h15_passed_on_envelopes_go_home_after_their_last_reader, async |device:
     let consume = flow.add(
         "consume",
         task(move |ports: &mut SinkPorts<Envelope<u32>>, _| {
-            let (took, may_let_go) = (took.take().unwrap(), may_let_go.take().unwrap());
+            let (took, may_release) = (took.take().unwrap(), may_release.take().unwrap());
             async move {
                 let taken = ports.input.recv().await?.unwrap();
                 took.send(()).unwrap();
-                may_let_go.await.unwrap();
+                may_release.await.unwrap();
                 drop(taken);
                 assert!(ports.input.recv().await?.is_none());
                 Ok(())
@@ -301,11 +300,10 @@ on_both!(h15_passed_on_envelopes_go_home_after_their_last_reader, async |device:
     flow.connect_with(produce.output, pass.input, Hub::bounded(1).envelopes(1).envelope_bytes(64));
     flow.connect(pass.output, consume.input);
     flow.run().await.unwrap();
-    assert_eq!(device.memory_peak(), 64, "the second hub needed none of its own");
+    assert_eq!(device.memory_peak(), 64, "the second hub needed no envelope of its own");
     freed(&device).await;
 });
 
-/// Keeps all it is given.
 struct Keep(Shared<Envelope<u32>>);
 
 impl Operator for Keep {
@@ -329,7 +327,7 @@ on_both!(h15_an_envelope_outlives_its_hub, async |device: Device| {
     flow.run().await.unwrap();
     drop(flow);
 
-    // Both hubs are gone; what they lent is whole, and on its device.
+    // Both hubs are gone; their envelopes are intact and on their device.
     let stream = Stream::named(&device, "afterwards").unwrap();
     let mut envelopes = std::mem::take(&mut *lock(&kept));
     assert_eq!(device.memory_in_use(), 16);
@@ -356,10 +354,10 @@ on_both!(h15_starvation_names_both_hubs, async |device: Device| {
     flow.connect(pass.output, keep.input);
     let error = flow.run().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
-    let told = error.to_string();
-    assert!(told.contains("`produce.output -> pass.input`"), "whose they are: {told}");
-    assert!(told.contains("`pass.output -> keep.input`"), "where they are: {told}");
-    assert!(told.contains("2 of the 2 envelopes"), "how many there are: {told}");
+    let text = error.to_string();
+    assert!(text.contains("`produce.output -> pass.input`"), "the hub that owns the envelopes: {text}");
+    assert!(text.contains("`pass.output -> keep.input`"), "the hub that delivered them: {text}");
+    assert!(text.contains("2 of the 2 envelopes"), "their number: {text}");
     assert_eq!(lock(&kept).len(), 2);
     lock(&kept).clear();
     drop(flow);
@@ -405,28 +403,28 @@ struct RoomPorts {
     output: Output<u32>,
 }
 
-/// How many messages lie at each port when an operator runs; all come from one side.
-async fn lie_there<P: Ports>(
+/// Returns how many messages each run of an operator takes from both ports. All come from `send`.
+async fn taken_in_each_run<P: Ports>(
     read: fn(&mut P) -> [&mut Input<u32>; 2],
-    add: impl FnOnce(&mut Flow, OnRun<P>) -> [wakeline::operator::InputHandle<u32>; 2],
+    add: impl FnOnce(&mut Flow, TakesAll<P>) -> [wakeline::operator::InputHandle<u32>; 2],
 ) -> Vec<usize> {
     let (seen, mut numbers) = (shared(), 0..10);
     let mut flow = Flow::new("h14");
     let send = flow.add("send", source(move || std::future::ready(Ok(numbers.next()))));
     let silent = flow.add("silent", source(|| std::future::ready(Ok(None::<u32>))));
-    let [left, right] = add(&mut flow, OnRun { read, seen: seen.clone() });
+    let [left, right] = add(&mut flow, TakesAll { read, seen: seen.clone() });
     flow.connect(send.output, left);
     flow.connect(silent.output, right);
     within(flow.run()).await.unwrap();
     std::mem::take(&mut *lock(&seen))
 }
 
-struct OnRun<P> {
+struct TakesAll<P> {
     read: fn(&mut P) -> [&mut Input<u32>; 2],
     seen: Shared<usize>,
 }
 
-impl<P: Ports> Operator for OnRun<P> {
+impl<P: Ports> Operator for TakesAll<P> {
     type Ports = P;
 
     async fn compute(&mut self, ports: &mut P, _cx: &mut Cx) -> Result<()> {
@@ -441,10 +439,10 @@ impl<P: Ports> Operator for OnRun<P> {
     }
 }
 
-/// Where nobody says how many a queue holds, it is as many as are waited for, whoever waits and however that was said.
+/// By default a queue holds as many messages as its reader waits for, with any kind of condition.
 #[tokio::test]
-async fn h14_plain_connect_holds_what_is_waited_for() {
-    let four = lie_there(
+async fn h14_plain_connect_holds_as_many_messages_as_its_reader_waits_for() {
+    let four = taken_in_each_run(
         |ports: &mut FourPorts| [&mut ports.left, &mut ports.right],
         |flow, operator| {
             let added = flow.add("take", operator);
@@ -452,7 +450,7 @@ async fn h14_plain_connect_holds_what_is_waited_for() {
         },
     );
     assert_eq!(four.await, [4, 4, 2]);
-    let batch = lie_there(
+    let batch = taken_in_each_run(
         |ports: &mut BatchPorts| [&mut ports.left, &mut ports.right],
         |flow, operator| {
             let added = flow.add("take", operator);
@@ -460,7 +458,7 @@ async fn h14_plain_connect_holds_what_is_waited_for() {
         },
     );
     assert_eq!(batch.await, [4, 4, 2]);
-    let together = lie_there(
+    let together = taken_in_each_run(
         |ports: &mut SumPorts| [&mut ports.left, &mut ports.right],
         |flow, operator| {
             let added = flow.add("take", operator);
@@ -475,7 +473,7 @@ async fn h14_plain_connect_holds_what_is_waited_for() {
         |left, right| any_of(at_least(right, 1), at_least(left, 4)),
     ];
     for (at, when) in whens.into_iter().enumerate() {
-        let outside = lie_there(
+        let outside = taken_in_each_run(
             |ports: &mut EitherPorts| [&mut ports.left, &mut ports.right],
             |flow, operator| {
                 let added = flow.add("take", operator);
@@ -487,9 +485,9 @@ async fn h14_plain_connect_holds_what_is_waited_for() {
     }
 }
 
-/// The same for room at an output, and for envelopes: as many as are waited for, and one more.
+/// The same for room at an output, and for envelopes, of which there is one more.
 #[tokio::test]
-async fn h14_plain_connect_has_room_and_envelopes_for_what_is_waited_for() {
+async fn h14_plain_connect_has_the_room_and_the_envelopes_that_are_waited_for() {
     let seen = shared();
     let noted = seen.clone();
     let mut flow = Flow::new("h14");
@@ -560,7 +558,6 @@ async fn h14_plain_connect_has_room_and_envelopes_for_what_is_waited_for() {
     }
 }
 
-/// Sums up the last three.
 struct Window {
     kept: Vec<Envelope<u32>>,
     sums: Shared<u32>,
@@ -583,7 +580,7 @@ impl Operator for Window {
     }
 }
 
-/// An operator between passes on what it is given, and keeps none.
+/// `pass`, in between, keeps no envelope, so the stall must not name it.
 #[tokio::test]
 async fn h15_a_stall_names_the_operators_that_keep_envelopes() {
     let mut flow = Flow::new("h15");
@@ -593,11 +590,10 @@ async fn h15_a_stall_names_the_operators_that_keep_envelopes() {
     flow.connect_with(produce.output, pass.input, Hub::default().envelope_bytes(4).envelopes(2));
     flow.connect(pass.output, window.input);
     let error = within(flow.run()).await.unwrap_err().to_string();
-    let whose = "2 of the 2 envelopes of hub `produce.output -> pass.input` there are in use; `window` keeps 2 of them: `.envelopes(4)`";
-    assert!(error.contains(whose), "{error}");
+    let wanted = "2 of the 2 envelopes of hub `produce.output -> pass.input` there are in use; `window` keeps 2 of them: `.envelopes(4)`";
+    assert!(error.contains(wanted), "{error}");
 }
 
-/// Takes more blanks in one run than its hub has.
 struct Hoard;
 
 impl Operator for Hoard {
@@ -612,7 +608,7 @@ impl Operator for Hoard {
     }
 }
 
-/// The writer is one that may keep envelopes, if it waits for more in the middle of a run.
+/// A writer that waits for another blank during a run may itself keep the missing envelopes.
 #[tokio::test]
 async fn h15_a_writer_that_keeps_its_blanks_is_named() {
     let mut flow = Flow::new("h15");
@@ -626,9 +622,9 @@ async fn h15_a_writer_that_keeps_its_blanks_is_named() {
     );
 }
 
-/// A window keeps envelopes of its hub's: the stall says how many the hub needs then, and with so many the flow runs.
+/// With the number of envelopes that the stall names, the flow runs.
 #[tokio::test]
-async fn h15_a_window_that_keeps_envelopes_hears_how_many_its_hub_needs() {
+async fn h15_a_stall_names_the_number_of_envelopes_that_a_window_needs() {
     for (hub, fails) in [(Hub::default(), true), (Hub::default().envelopes(4), false)] {
         let sums = shared();
         let mut flow = Flow::new("h15");

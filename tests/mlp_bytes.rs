@@ -62,8 +62,8 @@ async fn answers(device: &Device, net: &Arc<Net>, requests: Vec<Vec<f16>>, repla
     );
     let hub = Hub::bounded(2).envelope_bytes(BUCKETS[1] * WIDTH * size_of::<f16>());
     flow.connect_with(send.output, layers[0].rows, hub);
-    for two in layers.windows(2) {
-        flow.connect_with(two[0].out, two[1].rows, hub);
+    for pair in layers.windows(2) {
+        flow.connect_with(pair[0].out, pair[1].rows, hub);
     }
     flow.connect_with(layers[LAYERS - 1].out, take.input, hub);
     if replay {
@@ -79,11 +79,11 @@ async fn answers(device: &Device, net: &Arc<Net>, requests: Vec<Vec<f16>>, repla
 on_both!(a_replay_gives_the_streamed_bytes_at_the_padded_shape, async |device: Device| {
     let net = Arc::new(Net::random(7));
     let requests = SIZES.into_iter().enumerate();
-    let as_they_are = requests.clone().map(|(number, rows)| request(number, rows, 0)).collect();
+    let unpadded = requests.clone().map(|(number, rows)| request(number, rows, 0)).collect();
     let padded = requests.map(|(number, rows)| request(number, rows, bucket(rows) - rows)).collect();
-    let (replayed, rounds) = answers(&device, &net, as_they_are, true).await;
+    let (replayed, rounds) = answers(&device, &net, unpadded, true).await;
     let (mut streamed, _) = answers(&device, &net, padded, false).await;
-    assert_eq!(rounds, SIZES.len() as u64, "all of them were replayed");
+    assert_eq!(rounds, SIZES.len() as u64, "all rounds were replayed");
     streamed.iter_mut().zip(SIZES).for_each(|(answer, rows)| answer.truncate(rows * WIDTH));
     assert!(streamed.iter().flatten().any(|bits| *bits != 0));
     assert_eq!(replayed, streamed);

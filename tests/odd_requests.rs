@@ -1,5 +1,5 @@
-//! Odd requests: what one caller of a service gives to the flow is no concern of the others. A request that cannot enter the
-//! flow is its caller's error, one whose device work does not end holds up its own caller alone, and the flow goes on.
+//! Odd requests: no request of one caller of a service affects the other callers. A request that cannot enter the flow
+//! is its caller's error. A request whose device work does not end delays only its caller. The flow continues.
 
 use std::{
     future::{poll_fn, ready},
@@ -20,7 +20,7 @@ use wakeline::{
 
 type Adder = Service<Envelope<u32>, Envelope<u32>>;
 
-/// Adds one in place, where it runs. Before each, it takes a permit.
+/// Adds one in place, on the host or its device. Each run takes a permit.
 struct Add(Arc<Semaphore>);
 
 impl Operator for Add {
@@ -38,7 +38,7 @@ impl Operator for Add {
     }
 }
 
-/// A service of three places over an operator there, or on the host; and its permits.
+/// A service with room for three requests, over an [`Add`] on a device or on the host, and its permits.
 fn adder(at: Option<&Device>, envelopes: usize) -> (Adder, Running, Arc<Semaphore>) {
     let mut flow = Flow::new("adds");
     let permits = Arc::new(Semaphore::new(1000));
@@ -51,7 +51,6 @@ fn adder(at: Option<&Device>, envelopes: usize) -> (Adder, Running, Arc<Semaphor
     (service, flow.spawn().unwrap(), permits)
 }
 
-/// A blank envelope with these.
 async fn filled(service: &Adder, values: &[u32]) -> Envelope<u32> {
     let mut envelope = service.blank().await.unwrap();
     envelope.set_len(values.len()).unwrap();
@@ -59,7 +58,7 @@ async fn filled(service: &Adder, values: &[u32]) -> Envelope<u32> {
     envelope
 }
 
-/// What is in an envelope, wherever it lies.
+/// The contents of an envelope on the host or a device.
 async fn values(envelope: &Envelope<u32>) -> Vec<u32> {
     if envelope.is_host() {
         return envelope.read().await.unwrap().to_vec();
@@ -70,7 +69,7 @@ async fn values(envelope: &Envelope<u32>) -> Vec<u32> {
     host.read().await.unwrap().to_vec()
 }
 
-/// Others are served, more of them than the hub has places.
+/// Checks that more requests than the hub has room for are answered.
 async fn others_are_served(service: &Adder) {
     for n in 0..5 {
         let answer = service.ask(filled(service, &[n; 4]).await).await.unwrap();
@@ -78,7 +77,7 @@ async fn others_are_served(service: &Adder) {
     }
 }
 
-/// Ends a flow, and returns what its callers are given.
+/// Ends a flow, and returns the kind of its callers' errors.
 fn end(running: &Running, abort: bool) -> ErrorKind {
     if abort {
         running.abort();
@@ -89,18 +88,16 @@ fn end(running: &Running, abort: bool) -> ErrorKind {
     }
 }
 
-/// The last caller goes away.
-async fn ends(service: Adder, running: Running) {
+/// Drops the last service handle, and checks that the flow ends.
+async fn finish(service: Adder, running: Running) {
     drop(service);
     running.await.unwrap();
 }
 
-/// A device whose first kernel traps.
 fn fragile() -> Device {
     emulated_with(Emulated::new().workers(2).faults(Faults::new().trap_kernel("increment", 1)))
 }
 
-/// The device is lost.
 async fn lose(device: &Device) {
     let stream = Stream::new(device).unwrap();
     let mut memory = stream.alloc::<u32>(4).unwrap();
@@ -108,8 +105,8 @@ async fn lose(device: &Device) {
     assert!(stream.completed().await.unwrap_err().is_device_lost());
 }
 
-/// A request whose last write, or read, waits in a stream of its caller's.
-async fn work_without_an_end(at: Device, own: Device) {
+/// Requests whose last write or read is pending on a stream of the caller.
+async fn endless_work(at: Device, own: Device) {
     for reads in [false, true] {
         let (service, running, _) = adder(Some(&at), 3);
         others_are_served(&service).await;
@@ -119,7 +116,7 @@ async fn work_without_an_end(at: Device, own: Device) {
             let buffer = Buffer::from_slice(&stream, &[5_u32; 4]).unwrap();
             Envelope::from(buffer)
         };
-        // One asks, one calls, and one asks and goes away.
+        // The first uses `ask`, the second `call`; the third drops its `ask`.
         let before = reads.then(request);
         let held = hold(&stream);
         let odd = match before {
@@ -144,20 +141,20 @@ async fn work_without_an_end(at: Device, own: Device) {
         assert_eq!(values(&asks.await.unwrap()).await, [6; 4]);
         assert_eq!(values(&calls.await.unwrap()).await, [6; 4]);
         drop((tower, written));
-        ends(service, running).await;
+        finish(service, running).await;
     }
 }
 
-on_both!(a_request_whose_work_does_not_end_holds_up_its_own_caller_alone, async |device: Device| {
-    work_without_an_end(device.clone(), device).await;
+on_both!(a_request_with_endless_work_delays_only_its_caller, async |device: Device| {
+    endless_work(device.clone(), device).await;
 });
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_whose_work_on_another_device_does_not_end_holds_up_its_own_caller_alone() {
-    within(work_without_an_end(emulated(), emulated())).await;
+async fn a_request_with_endless_work_on_another_device_delays_only_its_caller() {
+    within(endless_work(emulated(), emulated())).await;
 }
 
-on_both!(a_request_that_waits_for_its_work_hears_of_the_flows_end, async |device: Device| {
+on_both!(a_request_that_waits_for_its_work_fails_at_the_flows_end, async |device: Device| {
     for abort in [false, true] {
         let (service, running, _) = adder(Some(&device), 3);
         others_are_served(&service).await;
@@ -179,7 +176,6 @@ on_both!(a_request_that_waits_for_its_work_hears_of_the_flows_end, async |device
     }
 });
 
-/// Answers once, and ends.
 struct Once;
 
 impl Operator for Once {
@@ -192,8 +188,8 @@ impl Operator for Once {
     }
 }
 
-// Between two runs a request waits for the next one, also while its work is not done; and it hears that none comes.
-on_both!(a_request_that_waits_for_its_work_hears_that_no_further_run_comes, async |device: Device| {
+// Between two runs of the flow a request with pending work waits for the next run. It fails if none can come.
+on_both!(a_request_that_waits_for_its_work_fails_if_the_flow_is_dropped, async |device: Device| {
     let mut flow = Flow::new("once");
     let once = flow.add("once", Once);
     let service = flow.service_with("service", once.input, once.output, Hub::bounded(3).envelope_bytes(64));
@@ -216,7 +212,6 @@ struct Frame {
     decoded: Event,
 }
 
-/// A message with another one in it.
 #[derive(Message)]
 struct Shot {
     #[envelope]
@@ -242,13 +237,8 @@ impl<M: Message> Operator for Decoded<M> {
     }
 }
 
-/// `waits`: the operator's port waits for the event; otherwise the request does so by itself.
-async fn an_event_does_not_come<M: Message>(
-    device: &Device,
-    waits: bool,
-    wrap: fn(Frame) -> M,
-    unwrap: fn(M) -> Frame,
-) {
+/// `waits`: the operator's port waits for the event; otherwise the request itself does.
+async fn pending_event<M: Message>(device: &Device, waits: bool, wrap: fn(Frame) -> M, unwrap: fn(M) -> Frame) {
     let mut flow = Flow::new("frames");
     let service = if waits {
         let decoded = flow.add("decoded", Decoded(unwrap));
@@ -268,7 +258,7 @@ async fn an_event_does_not_come<M: Message>(
     let held = hold(&stream);
     let mut odd = Box::pin(service.ask(frame(1, &stream)));
     for number in 2..6 {
-        assert!(odd.as_mut().now_or_never().is_none(), "its event has not passed");
+        assert!(odd.as_mut().now_or_never().is_none(), "its event is pending");
         assert_eq!(service.ask(frame(number, &other)).await.unwrap(), number);
     }
     drop(held);
@@ -277,17 +267,17 @@ async fn an_event_does_not_come<M: Message>(
     running.await.unwrap();
 }
 
-on_both!(a_request_whose_event_does_not_come_holds_up_its_own_caller_alone, async |device: Device| {
+on_both!(a_request_with_a_pending_event_delays_only_its_caller, async |device: Device| {
     for waits in [true, false] {
-        an_event_does_not_come(&device, waits, |frame| frame, |frame| frame).await;
-        an_event_does_not_come(&device, waits, |frame| (7, frame), |(_, frame): (u32, Frame)| frame).await;
-        an_event_does_not_come(&device, waits, |frame| Shot { frame }, |shot: Shot| shot.frame).await;
+        pending_event(&device, waits, |frame| frame, |frame| frame).await;
+        pending_event(&device, waits, |frame| (7, frame), |(_, frame): (u32, Frame)| frame).await;
+        pending_event(&device, waits, |frame| Shot { frame }, |shot: Shot| shot.frame).await;
     }
 });
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_whose_work_fails_is_its_callers_error() {
-    // The operator is on the host, or on a device; the caller's device is lost before it asks, or while it waits.
+    // The operator is on the host or on a device. The caller's device is lost before the request or while it waits.
     for (on_device, before) in [(false, true), (false, false), (true, true), (true, false)] {
         let device = emulated();
         let (service, running, _) = adder(on_device.then_some(&device), 3);
@@ -316,13 +306,13 @@ async fn a_request_whose_work_fails_is_its_callers_error() {
         assert!(error.to_string().contains("refused") && !error.to_string().contains("emulated"), "{error}");
         within(others_are_served(&service)).await;
         assert!(device.lost().is_none() && !service.is_closed());
-        within(ends(service, running)).await;
+        within(finish(service, running)).await;
     }
 }
 
-/// The caller's stream comes after a device that is lost later: that is no concern of what it did before.
+/// The caller's stream later waits for a device that is lost. This does not taint the stream's earlier work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_is_not_spoilt_by_what_its_callers_stream_does_afterwards() {
+async fn a_request_is_not_tainted_by_later_work_of_its_callers_stream() {
     for (on_device, wrapped) in [(false, false), (false, true), (true, false), (true, true)] {
         let (device, own, other) = (emulated(), emulated(), fragile());
         let (service, running, permits) = adder(on_device.then_some(&device), 1);
@@ -346,11 +336,10 @@ async fn a_request_is_not_spoilt_by_what_its_callers_stream_does_afterwards() {
         assert_eq!(values(&answer).await, [6; 4]);
         within(others_are_served(&service)).await;
         drop((held, answer));
-        within(ends(service, running)).await;
+        within(finish(service, running)).await;
     }
 }
 
-/// It lies on a device that is lost only after it was accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_whose_device_is_lost_while_it_waits_is_its_callers_error() {
     let (device, own) = (emulated(), fragile());
@@ -361,7 +350,7 @@ async fn a_request_whose_device_is_lost_while_it_waits_is_its_callers_error() {
     let odd: Envelope<u32> = Buffer::from_slice(&stream, &[5; 4]).unwrap().into();
     stream.completed().await.unwrap();
     let good: Envelope<u32> = Buffer::wrap(vec![2_u32; 4]).unwrap().0.into();
-    // The first has the only envelope on the flow's device, so that the others wait in the hub.
+    // The first request has the only envelope on the flow's device, so the others wait in the hub.
     let mut first = Box::pin(service.ask(filled(&service, &[1; 4]).await));
     let (mut odd, mut other) = (Box::pin(service.ask(odd)), Box::pin(service.ask(good)));
     assert!(first.as_mut().now_or_never().is_none());
@@ -374,12 +363,12 @@ async fn a_request_whose_device_is_lost_while_it_waits_is_its_callers_error() {
     assert!(error.is_device_lost() && !error.to_string().contains("emulated"), "{error}");
     assert_eq!(values(&within(other).await.unwrap()).await, [3; 4]);
     within(others_are_served(&service)).await;
-    within(ends(service, running)).await;
+    within(finish(service, running)).await;
 }
 
-/// The same for a message of an ingress. It is the last: the flow ends without it.
+/// The same for a message of an ingress. It is the last one, and the flow ends without it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_whose_device_is_lost_while_it_waits_is_dropped_and_the_flow_goes_on() {
+async fn a_message_whose_device_is_lost_while_it_waits_is_dropped_and_the_flow_continues() {
     let (device, own) = (emulated(), fragile());
     let permits = Arc::new(Semaphore::new(0));
     let mut flow = Flow::new("adds");
@@ -401,7 +390,6 @@ async fn a_message_whose_device_is_lost_while_it_waits_is_dropped_and_the_flow_g
     within(running).await.unwrap();
 }
 
-/// A service and an ingress over the device.
 fn both(device: &Device) -> (Adder, Ingress<Envelope<u32>>, Running) {
     let mut flow = Flow::new("both");
     let add = flow.add("add", Increment).on(device);
@@ -411,26 +399,26 @@ fn both(device: &Device) -> (Adder, Ingress<Envelope<u32>>, Running) {
     (service, ingress, flow.spawn().unwrap())
 }
 
-fn is_refused(error: &Error) {
+fn assert_refused(error: &Error) {
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     assert!(error.to_string().contains("refused"), "{error}");
 }
 
-// An emulated device and one of a simulation, or one of CUDA and one of a simulation.
-on_both!(what_the_flow_cannot_copy_from_is_refused, async |device: Device| {
+// No copy path exists between a simulated device and an emulated or CUDA device.
+on_both!(memory_that_the_flow_cannot_copy_from_is_refused, async |device: Device| {
     let (service, ingress, running) = both(&device);
     others_are_served(&service).await;
     let simulation = Simulation::new(7);
     let simulated = Device::simulated(&simulation, Emulated::new());
     let stream = Stream::new(&simulated).unwrap();
     let odd = || Envelope::from(Buffer::from_slice(&stream, &[5_u32; 4]).unwrap());
-    is_refused(&within(service.ask(odd())).await.unwrap_err());
+    assert_refused(&within(service.ask(odd())).await.unwrap_err());
     let unsent = within(ingress.send(odd())).await.unwrap_err();
-    is_refused(unsent.error());
-    assert_eq!(unsent.into_message().unwrap().len(), 4, "it comes back");
+    assert_refused(unsent.error());
+    assert_eq!(unsent.into_message().unwrap().len(), 4, "the message is returned");
     others_are_served(&service).await;
     drop(ingress);
-    ends(service, running).await;
+    finish(service, running).await;
 });
 
 on_both!(memory_of_a_capture_or_a_graph_is_refused, async |device: Device| {
@@ -446,42 +434,41 @@ on_both!(memory_of_a_capture_or_a_graph_is_refused, async |device: Device| {
     let mut kept = None;
     let graph = Graph::capture(&device, |capture| {
         let captured = || written(capture.stream(), stream.alloc(4)?);
-        is_refused(&service.ask(captured()?).now_or_never().unwrap().unwrap_err());
-        is_refused(ingress.try_send(captured()?).unwrap_err().error());
+        assert_refused(&service.ask(captured()?).now_or_never().unwrap().unwrap_err());
+        assert_refused(ingress.try_send(captured()?).unwrap_err().error());
         kept = Some(captured()?);
         Ok(())
     });
     let (graph, ()) = graph.unwrap();
-    // Page-locked memory: such a graph is none, but that is known only in the end.
+    // Page-locked memory: such a graph is refused, but only at the end of the capture.
     let refused = Graph::capture(&device, |capture| {
         let captured = || written(capture.stream(), Buffer::pinned(&device, 4)?);
-        is_refused(&service.ask(captured()?).now_or_never().unwrap().unwrap_err());
-        is_refused(ingress.try_send(captured()?).unwrap_err().error());
+        assert_refused(&service.ask(captured()?).now_or_never().unwrap().unwrap_err());
+        assert_refused(ingress.try_send(captured()?).unwrap_err().error());
         Ok(())
     });
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Usage);
-    // Its launches write there, whenever they come.
-    is_refused(&within(service.ask(kept.unwrap())).await.unwrap_err());
+    // Any later launch of the graph writes to it.
+    assert_refused(&within(service.ask(kept.unwrap())).await.unwrap_err());
     others_are_served(&service).await;
     drop((graph, ingress, from));
-    ends(service, running).await;
+    finish(service, running).await;
 });
 
 on_both!(read_only_memory_is_refused_where_it_would_be_written, async |device: Device| {
     let read_only = || Envelope::from(Buffer::<u32>::wrap_read_only(vec![1_u32; 4]).unwrap().0);
     let (service, running, _) = adder(None, 3);
-    is_refused(&within(service.ask(read_only())).await.unwrap_err());
+    assert_refused(&within(service.ask(read_only())).await.unwrap_err());
     others_are_served(&service).await;
-    ends(service, running).await;
-    // On a device it is read from a copy.
+    finish(service, running).await;
+    // An operator on a device modifies a copy.
     let (service, running, _) = adder(Some(&device), 3);
     let answer = service.ask(read_only()).await.unwrap();
     assert_eq!(values(&answer).await, [2; 4]);
     drop(answer);
-    ends(service, running).await;
+    finish(service, running).await;
 });
 
-/// A service of numbers.
 fn echo() -> (Service<u32, u32>, Running) {
     let mut flow = Flow::new("echo");
     let pass = flow.add("pass", pass_on::<u32>());
@@ -497,7 +484,7 @@ fn a_response_is_send_and_sync() {
 }
 
 #[tokio::test]
-async fn an_answered_request_counts_no_longer_whether_or_not_its_caller_looks() {
+async fn an_answered_request_does_not_count_even_if_its_caller_does_not_poll() {
     let (service, running) = echo();
     let service = service.limit(1);
     let mut tower = service.clone();
@@ -511,27 +498,26 @@ async fn an_answered_request_counts_no_longer_whether_or_not_its_caller_looks() 
 }
 
 #[tokio::test]
-async fn a_wait_within_a_limit_ends_with_the_flow() {
+async fn a_wait_for_the_limit_ends_with_the_flow() {
     for abort in [false, true] {
         let (service, running) = echo();
         let service = service.limit(1);
         assert_eq!(service.ask(1).await.unwrap(), 1);
-        // It keeps the only place, for ever.
-        let mut keeps = service.clone();
-        poll_fn(|cx| keeps.poll_ready(cx)).await.unwrap();
+        // It reserves the only place for ever.
+        let mut reserving = service.clone();
+        poll_fn(|cx| reserving.poll_ready(cx)).await.unwrap();
         let mut waits = Box::pin(service.ask(2));
         assert!(waits.as_mut().now_or_never().is_none());
         let kind = end(&running, abort);
         assert_eq!(within(waits).await.unwrap_err().kind(), kind);
         assert_eq!(within(running).await.is_err(), abort);
-        drop(keeps);
+        drop(reserving);
     }
 }
 
 #[tokio::test]
-async fn a_flow_that_runs_again_keeps_what_its_earlier_runs_have_put_out() {
+async fn a_flow_that_runs_again_keeps_the_unread_output_of_earlier_runs() {
     let (mut number, mut flow) = (0, Flow::new("again"));
-    // One message a run.
     let numbers = flow.add(
         "numbers",
         source(move || {
@@ -549,6 +535,6 @@ async fn a_flow_that_runs_again_keeps_what_its_earlier_runs_have_put_out() {
         assert_eq!(within(out.recv()).await, expected);
     }
     let next = tokio::join!(within(flow.run()), within(out.recv()));
-    assert_eq!((next.0.is_ok(), next.1), (true, None), "there was no other run when it was asked");
+    assert_eq!((next.0.is_ok(), next.1), (true, None), "no other run had begun at the call of `recv`");
     assert_eq!(out.try_recv(), Some(9));
 }

@@ -1,4 +1,4 @@
-//! What goes into a replayed section and what comes out of it: copies of its graph, wherever the messages lie.
+//! The open ends of a section's graph: copies of the messages into it and out of it, wherever their memory is.
 
 use common::*;
 use wakeline::{
@@ -7,7 +7,7 @@ use wakeline::{
     prelude::*,
 };
 
-/// Sends what it is given on, in memory that it asks for itself.
+/// Adds one to each element, into memory that it allocates itself.
 struct Afresh;
 
 impl Operator for Afresh {
@@ -21,7 +21,6 @@ impl Operator for Afresh {
     }
 }
 
-/// Sends what it is given both ways.
 struct Fork;
 
 #[derive(Ports)]
@@ -49,7 +48,7 @@ impl Operator for Fork {
     }
 }
 
-/// Takes at two inputs, and does not drop what it took in the same order each time.
+/// Takes a message at each input, and drops the two in varying order.
 struct InTurns(Shared<Vec<u32>>, usize);
 
 #[derive(Ports)]
@@ -69,8 +68,8 @@ impl Operator for InTurns {
         for data in [&left, &right] {
             let mut host = Buffer::pinned(&stream.device().clone(), data.len())?;
             stream.copy(data, &mut host)?;
-            let came = host.read().await?.to_vec();
-            lock(&self.0).push(came);
+            let values = host.read().await?.to_vec();
+            lock(&self.0).push(values);
         }
         self.1 += 1;
         let [first, last] = if self.1.is_multiple_of(3) { [left, right] } else { [right, left] };
@@ -80,10 +79,10 @@ impl Operator for InTurns {
     }
 }
 
-/// `read -> fork -> (left, right) -> end`, the memory of what the two send changing places from round to round.
-async fn to_and_fro(device: &Device) {
+/// `read -> fork -> (left, right) -> end`. The memory of `left` and `right` changes places from round to round.
+async fn swapped_memory(device: &Device) {
     let seen = shared();
-    let mut flow = Flow::new("to and fro");
+    let mut flow = Flow::new("swapped memory");
     let rounds = 12;
     let read = flow.add("read", SendEach::new((0..rounds).map(|n| vec![n; 64])));
     let fork = flow.add("fork", Fork).on(device);
@@ -101,24 +100,23 @@ async fn to_and_fro(device: &Device) {
     assert_eq!(*lock(&seen), wanted);
 }
 
-// What was told to one end lies at another in the next round. Nothing orders the two, and no launch runs them like that.
-on_both!(memory_goes_from_one_open_end_to_another, async |device: Device| to_and_fro(&device).await);
+// The memory of one open end is that of another in the next round. Nothing orders the two copies.
+on_both!(memory_moves_from_one_open_end_to_another, async |device: Device| swapped_memory(&device).await);
 
-/// In any order of what the device and the tasks do.
+/// With any order of the device's work and the tasks.
 #[tokio::test(start_paused = true)]
-async fn whatever_comes_first_nothing_races() {
+async fn open_ends_do_not_race() {
     for seed in 0..40 {
         let simulation = Simulation::new(seed);
         let run = async {
             let device = Device::simulated(&simulation, Emulated::new()).race_checked();
-            to_and_fro(&device).await;
+            swapped_memory(&device).await;
             assert_eq!(replayed(&device, Increment).await, batches(ROWS, 1), "seed {seed}");
         };
         simulation.run(run).await;
     }
 }
 
-/// Sends envelopes of its own, wherever they lie.
 struct SendThese(Vec<Envelope<u32>>);
 
 impl Operator for SendThese {
@@ -133,7 +131,6 @@ impl Operator for SendThese {
     }
 }
 
-/// One more in each element, in another envelope.
 struct AddOne;
 
 impl Operator for AddOne {
@@ -150,8 +147,8 @@ impl Operator for AddOne {
 
 const LEN: usize = 8;
 
-/// Messages of so many elements, in turns in memory of the device's, of the user's own, page-locked and only to be read; none
-/// has room for more.
+/// Messages of these lengths, in turn in device memory, user memory, page-locked memory and read-only memory. None has
+/// capacity for more.
 fn own(device: &Device, rows: &[u32]) -> Vec<Envelope<u32>> {
     let stream = Stream::new(device).unwrap();
     let envelopes = batches(rows, 0).into_iter().enumerate().map(|(number, data)| {
@@ -176,7 +173,7 @@ fn batches(rows: &[u32], plus: u32) -> Vec<Vec<u32>> {
 
 const ROWS: &[u32] = &[8, 8, 3, 1, 5, 8, 2, 7, 4, 6, 6, 6, 1, 8, 8];
 
-/// `read -> one -> collect`, all of it replayed. What comes.
+/// `read -> one -> collect`, with every round replayed. Returns the collected messages.
 async fn replayed(
     device: &Device,
     one: impl Operator<Ports = MapPorts<Envelope<u32>, Envelope<u32>>>,
@@ -195,20 +192,20 @@ async fn replayed(
     lock(&seen).clone()
 }
 
-on_both!(messages_of_the_users_own_memory_are_replayed, async |device: Device| {
+on_both!(messages_in_user_memory_are_replayed, async |device: Device| {
     assert_eq!(replayed(&device, AddOne).await, batches(ROWS, 1));
 });
 
-// A message's own memory has no room for what the graph pads it with.
-on_both!(messages_of_the_users_own_memory_are_changed_in_place, async |device: Device| {
+// The message's memory has no capacity for the padding of the graph's shape.
+on_both!(messages_in_user_memory_are_changed_in_place, async |device: Device| {
     assert_eq!(replayed(&device, Increment).await, batches(ROWS, 1));
 });
 
-on_both!(what_nobody_touches_goes_through, async |device: Device| {
+on_both!(messages_that_no_kernel_uses_pass_through, async |device: Device| {
     assert_eq!(replayed(&device, pass_on()).await, batches(ROWS, 0));
 });
 
-/// Sends nothing valid to the left, and to the right what it is given, one more.
+/// Sends an envelope without valid data to `left`, and its input plus one to `right`.
 struct Sieve;
 
 impl Operator for Sieve {
@@ -224,7 +221,7 @@ impl Operator for Sieve {
     }
 }
 
-on_both!(an_output_that_nothing_is_valid_of_comes_out_empty, async |device: Device| {
+on_both!(an_output_without_valid_data_is_empty, async |device: Device| {
     let (lefts, rights) = (shared(), shared());
     let mut flow = Flow::new("sieve");
     let read = flow.add("read", SendThese(own(&device, ROWS)));
@@ -240,8 +237,8 @@ on_both!(an_output_that_nothing_is_valid_of_comes_out_empty, async |device: Devi
     assert_eq!(*lock(&rights), batches(ROWS, 1));
 });
 
-// Whoever looks at a section's graph may run it himself: what is open copies to where it is.
-on_both!(a_sections_graph_runs_by_itself_too, async |device: Device| {
+// User code may launch a section's graph that it inspects: each open end copies its memory onto itself.
+on_both!(a_sections_graph_can_be_launched_by_itself, async |device: Device| {
     let graphs = shared::<Graph>();
     let seen = shared();
     let mut flow = Flow::new("shown");
@@ -251,8 +248,8 @@ on_both!(a_sections_graph_runs_by_itself_too, async |device: Device| {
     let hub = Hub::bounded(2).envelope_bytes(4 * LEN);
     flow.connect_with(read.output, one.input, hub);
     flow.connect_with(one.output, collect.input, hub);
-    let hear = graphs.clone();
-    flow.replay("net", &one).buckets([LEN]).at_start().inspect(move |graph| lock(&hear).push(graph.clone()));
+    let inspected = graphs.clone();
+    flow.replay("net", &one).buckets([LEN]).at_start().inspect(move |graph| lock(&inspected).push(graph.clone()));
     flow.run().await.unwrap();
     drop(flow);
     let graph = lock(&graphs).pop().unwrap();
@@ -263,7 +260,7 @@ on_both!(a_sections_graph_runs_by_itself_too, async |device: Device| {
 });
 
 #[tokio::test]
-async fn a_device_that_is_lost_at_an_open_end_is_the_flows_error() {
+async fn a_device_lost_at_an_open_end_is_the_flows_error() {
     let failed = async |copy| {
         let device = emulated_with(Emulated::new().faults(Faults::new().fail_copy(copy)));
         let mut flow = Flow::new("lost");
@@ -280,5 +277,5 @@ async fn a_device_that_is_lost_at_an_open_end_is_the_flows_error() {
     for copy in 1..=12 {
         assert!(failed(copy).await.is_some_and(|error| error.is_device_lost()), "{copy}");
     }
-    assert!(failed(13).await.is_none(), "there are no more");
+    assert!(failed(13).await.is_none(), "there are only twelve copies");
 }

@@ -1,4 +1,4 @@
-//! Envelopes outside of the flow that they belong to: the flow waits for them, wherever they are.
+//! Envelopes outside the flow that they belong to: the flow waits for them, wherever they are.
 
 use std::cell::RefCell;
 
@@ -10,18 +10,18 @@ use futures::FutureExt;
 use wakeline::{Egress, Ingress, Running, flow::Handle, prelude::*};
 
 #[derive(Ports)]
-struct LendPorts {
+struct OneEnvelopePorts {
     #[output(envelopes = 1, envelope_bytes = 16)]
     output: Output<Envelope<u32>>,
 }
 
-/// Sends so many envelopes, and has only one.
-struct Lend(u32);
+/// Sends its only envelope this many times.
+struct Sends(u32);
 
-impl Operator for Lend {
-    type Ports = LendPorts;
+impl Operator for Sends {
+    type Ports = OneEnvelopePorts;
 
-    async fn compute(&mut self, ports: &mut LendPorts, cx: &mut Cx) -> Result<()> {
+    async fn compute(&mut self, ports: &mut OneEnvelopePorts, cx: &mut Cx) -> Result<()> {
         let mut envelope = ports.output.blank().await?;
         envelope.set_len(1)?;
         self.0 -= 1;
@@ -33,11 +33,10 @@ impl Operator for Lend {
     }
 }
 
-/// A flow that lends one envelope so many times.
-fn lends(times: u32) -> (Running, Egress<Envelope<u32>>) {
-    let mut flow = Flow::new("lends");
-    let lend = flow.add("lend", Lend(times));
-    let out = flow.egress("out", lend.output);
+fn sends(times: u32) -> (Running, Egress<Envelope<u32>>) {
+    let mut flow = Flow::new("sends");
+    let send = flow.add("send", Sends(times));
+    let out = flow.egress("out", send.output);
     (flow.spawn().unwrap(), out)
 }
 
@@ -68,8 +67,8 @@ impl Through {
     }
 }
 
-/// Nothing but the envelope could make the flow go on, and still it neither ends nor stalls.
-async fn is_held(running: &mut Running) {
+/// Checks that the flow, which can only continue with the envelope, neither ends nor stalls.
+async fn waits_for_the_envelope(running: &mut Running) {
     until("it waits", || running.status().iter().all(|status| !status.running || !status.waits_for.is_empty())).await;
     for _ in 0..64 {
         tokio::task::yield_now().await;
@@ -82,7 +81,7 @@ async fn is_held(running: &mut Running) {
 #[tokio::test]
 async fn a_flow_waits_for_an_envelope_that_passes_through_others() {
     for flows in [0, 1, 2, 20] {
-        let (mut running, mut out) = lends(4);
+        let (mut running, mut out) = sends(4);
         let mut others: Vec<_> = (0..flows).map(|at| Through::new(&format!("flow {at}"))).collect();
         for wanted in (0..4).rev() {
             let mut envelope = within(out.recv()).await.unwrap();
@@ -91,7 +90,7 @@ async fn a_flow_waits_for_an_envelope_that_passes_through_others() {
             }
             assert_eq!(envelope.as_slice().unwrap(), [wanted]);
             if wanted > 0 {
-                is_held(&mut running).await;
+                waits_for_the_envelope(&mut running).await;
             }
         }
         assert!(within(out.recv()).await.is_none());
@@ -102,17 +101,17 @@ async fn a_flow_waits_for_an_envelope_that_passes_through_others() {
     }
 }
 
-/// In and out of one flow again and again: it is waited for as one envelope, and not at all once it is dropped.
+/// Once the envelope is dropped, the flow does not wait for it.
 #[tokio::test]
-async fn an_envelope_that_passes_twice_is_waited_for_once() {
-    let (mut running, mut out) = lends(2);
+async fn an_envelope_that_passes_through_a_flow_twice_counts_once() {
+    let (mut running, mut out) = sends(2);
     let [mut first, mut second] = [Through::new("first"), Through::new("second")];
     let mut envelope = within(out.recv()).await.unwrap();
     for _ in 0..3 {
         envelope = first.pass(envelope).await;
         envelope = first.pass(envelope).await;
         envelope = second.pass(envelope).await;
-        is_held(&mut running).await;
+        waits_for_the_envelope(&mut running).await;
     }
     drop(envelope);
     drop(within(out.recv()).await.unwrap());
@@ -122,13 +121,12 @@ async fn an_envelope_that_passes_twice_is_waited_for_once() {
     second.end().await;
 }
 
-/// Sends two envelopes in one run, and has only one.
-struct LendTwice;
+struct SendsTwice;
 
-impl Operator for LendTwice {
-    type Ports = LendPorts;
+impl Operator for SendsTwice {
+    type Ports = OneEnvelopePorts;
 
-    async fn compute(&mut self, ports: &mut LendPorts, cx: &mut Cx) -> Result<()> {
+    async fn compute(&mut self, ports: &mut OneEnvelopePorts, cx: &mut Cx) -> Result<()> {
         for _ in 0..2 {
             let envelope = ports.output.blank().await?;
             ports.output.send(envelope).await?;
@@ -138,7 +136,6 @@ impl Operator for LendTwice {
     }
 }
 
-/// Stops a flow as it is sent.
 struct Stops(Handle);
 
 impl Message for Stops {
@@ -148,22 +145,21 @@ impl Message for Stops {
     }
 }
 
-/// One that a flow refuses on its way in is as much outside as before.
 #[tokio::test]
-async fn an_envelope_that_a_flow_refuses_keeps_its_marks() {
+async fn an_envelope_that_a_flow_refuses_stays_outside() {
     let mut flow = Flow::new("loop");
-    let lend = flow.add("lend", LendTwice);
+    let send = flow.add("send", SendsTwice);
     let end = flow.add("end", sink(|_: (Envelope<u32>, Stops)| std::future::ready(Ok(()))));
-    let mut out = flow.egress("out", lend.output);
+    let mut out = flow.egress("out", send.output);
     let back = flow.ingress("back", end.input);
     let mut running = flow.spawn().unwrap();
     let envelope = within(out.recv()).await.unwrap();
-    is_held(&mut running).await;
+    waits_for_the_envelope(&mut running).await;
     let stops = (envelope, Stops(running.handle()));
     let refused = within(back.send(stops)).await.unwrap_err().into_message().unwrap();
     assert!(running.handle().is_stopping());
     drop(back);
-    is_held(&mut running).await;
+    waits_for_the_envelope(&mut running).await;
     drop(refused);
     drop(within(out.recv()).await.unwrap());
     within(running).await.unwrap();
@@ -174,14 +170,14 @@ thread_local! {
 }
 
 #[tokio::test]
-async fn the_end_of_a_thread_lets_every_flow_go_on() {
-    let (mut running, mut out) = lends(2);
+async fn an_envelope_dropped_at_a_threads_end_lets_every_flow_continue() {
+    let (mut running, mut out) = sends(2);
     let mut others: Vec<_> = (0..3).map(|at| Through::new(&format!("flow {at}"))).collect();
     let mut envelope = within(out.recv()).await.unwrap();
     for other in &mut others {
         envelope = other.pass(envelope).await;
     }
-    is_held(&mut running).await;
+    waits_for_the_envelope(&mut running).await;
     std::thread::spawn(|| LAST.set(Some(envelope))).join().unwrap();
     drop(within(out.recv()).await.unwrap());
     within(running).await.unwrap();
@@ -190,10 +186,9 @@ async fn the_end_of_a_thread_lets_every_flow_go_on() {
     }
 }
 
-/// An envelope outlives all the flows that it has passed through.
 #[tokio::test]
 async fn an_envelope_outlives_its_flows() {
-    let (running, mut out) = lends(1);
+    let (running, mut out) = sends(1);
     let mut envelope = within(out.recv()).await.unwrap();
     within(running).await.unwrap();
     for at in 0..50 {
@@ -205,7 +200,7 @@ async fn an_envelope_outlives_its_flows() {
     assert_eq!(envelope.as_slice().unwrap(), [0]);
 }
 
-// --- hubs of chunks
+// --- chunk hubs
 
 #[derive(Ports)]
 struct SidePorts {
@@ -215,7 +210,6 @@ struct SidePorts {
     numbers: Consume<u32>,
 }
 
-/// Has a link to a hub, and does nothing with it.
 struct Side;
 
 impl Operator for Side {
@@ -230,7 +224,7 @@ fn host() -> Device {
     Device::host()
 }
 
-/// Two flows use the envelopes of one hub. One that is taken out by hand makes either go on, as it comes home.
+/// Two flows use the envelopes of one hub. An envelope that is taken out by hand lets both continue when it returns.
 #[tokio::test]
 async fn every_flow_of_a_hub_waits_for_an_envelope_that_was_taken_out() {
     let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(2).host_envelopes(1).build().unwrap();
@@ -242,16 +236,16 @@ async fn every_flow_of_a_hub_waits_for_an_envelope_that_was_taken_out() {
     let mut produce = Some(hub.produce(&host()).unwrap());
     let first = first.spawn().unwrap();
     ticks.send(0).await.unwrap();
-    until("it has run", || first.status()[0].runs == 1).await;
+    until("`side` has run", || first.status()[0].runs == 1).await;
     let mut second = Flow::new("second");
     let fill = second.add("fill", Fill::each(0..3));
     second.link(fill.numbers, &hub);
     let mut second = second.spawn().unwrap();
     for _ in 0..2 {
         let envelope = within(consume.next()).await.unwrap().unwrap().into_envelope().unwrap();
-        // The links by hand are gone, and another is made later.
+        // The links made by hand are dropped, and another one is made later.
         drop((consume, produce.take()));
-        is_held(&mut second).await;
+        waits_for_the_envelope(&mut second).await;
         consume = hub.consume(&host()).unwrap();
         drop(envelope);
     }
@@ -261,7 +255,6 @@ async fn every_flow_of_a_hub_waits_for_an_envelope_that_was_taken_out() {
     within(second).await.unwrap();
 }
 
-/// Takes no chunk.
 struct Refuses;
 
 impl Operator for Refuses {
@@ -276,20 +269,20 @@ impl Operator for Refuses {
     }
 }
 
-/// An envelope that lies in a hub of the flow is not outside: the flow may come to rest.
+/// An envelope in a hub of the flow is not outside, so the flow can be idle.
 #[tokio::test]
-async fn an_envelope_that_was_put_back_into_its_hub_holds_no_flow() {
+async fn an_envelope_put_back_into_its_hub_delays_no_flow() {
     let hub = ChunkHub::<u32>::builder("numbers").elements(1).queue(2).host_envelopes(1).build().unwrap();
     let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&host()).unwrap());
     let mut flow = Flow::new("refuses");
     let refuses = flow.add("refuses", Refuses);
     flow.link(refuses.numbers, &hub);
     let mut running = flow.spawn().unwrap();
-    is_held(&mut running).await;
+    waits_for_the_envelope(&mut running).await;
     produce.with(async |blank| blank.fill_from(&[7]).await).await.unwrap();
     let envelope = within(consume.next()).await.unwrap().unwrap().into_envelope().unwrap();
     drop(consume);
-    is_held(&mut running).await;
+    waits_for_the_envelope(&mut running).await;
     within(produce.send(envelope, ())).await.unwrap();
     drop(produce);
     let stalled = within(running).await.unwrap_err();

@@ -1,5 +1,5 @@
-//! An operator that waits for its own flow as one outside of it would: for an answer of its service, for room of its ingress, and in
-//! its `start` (Q8).
+//! An operator that waits for its own flow as a caller outside would: for a response of its service, for room in its
+//! ingress, and in its `start` (Q8).
 
 use std::{
     future::{poll_fn, ready},
@@ -26,7 +26,7 @@ async fn ask(service: &Asked, request: u32) -> Result<u32> {
     service.ask(request).await
 }
 
-/// A factorial: `product` asks the service for that of the number below.
+/// Factorials: `product` asks the service for the factorial of the number below.
 fn asks_itself(before: usize, behind: usize) -> (Flow, Asked) {
     let (mut flow, service) = (Flow::new("factorial"), Asked::default());
     let asked = service.clone();
@@ -61,7 +61,7 @@ async fn an_operator_that_asks_its_own_service_is_a_stall() {
     for (before, behind) in [(0, 0), (0, 2), (2, 0), (1, 1)] {
         let (flow, service) = asks_itself(before, behind);
         let running = flow.spawn().unwrap();
-        assert_eq!(within(ask(&service, 0)).await.unwrap(), 1, "who asks nothing answers");
+        assert_eq!(within(ask(&service, 0)).await.unwrap(), 1, "a request without recursion is answered");
         let error = within(ask(&service, 3)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Stalled);
         let text = within(running).await.unwrap_err().to_string();
@@ -71,7 +71,7 @@ async fn an_operator_that_asks_its_own_service_is_a_stall() {
     }
 }
 
-/// The same in a flow that is being stopped, where nothing ticks.
+/// The same in a flow that is being stopped, without a ticking operator.
 #[tokio::test(start_paused = true)]
 async fn an_operator_that_asks_its_own_service_is_a_stall_as_the_flow_is_stopped() {
     let (mut flow, service) = (Flow::new("stops"), Asked::default());
@@ -101,9 +101,9 @@ async fn an_operator_that_asks_its_own_service_is_a_stall_as_the_flow_is_stopped
     lock(&service).take();
 }
 
-/// Other callers' requests leave no room for that of the operator that is to take them.
+/// The requests of other callers leave no room for the request of the operator that takes them.
 #[tokio::test(start_paused = true)]
-async fn an_operator_that_waits_for_room_of_its_own_service_is_a_stall() {
+async fn an_operator_that_waits_for_room_in_its_own_service_is_a_stall() {
     for (before, behind) in [(0, 0), (2, 0), (1, 1)] {
         let (flow, service) = asks_itself(before, behind);
         let running = flow.spawn().unwrap();
@@ -123,9 +123,9 @@ async fn an_operator_that_waits_for_room_of_its_own_service_is_a_stall() {
     }
 }
 
-/// The reader of an ingress sends into it.
+/// The reader of an ingress sends to it.
 #[tokio::test(start_paused = true)]
-async fn an_operator_that_waits_for_room_of_its_own_ingress_is_a_stall() {
+async fn an_operator_that_waits_for_room_in_its_own_ingress_is_a_stall() {
     let (mut flow, feed) = (Flow::new("echoes"), Arc::new(OnceLock::<Ingress<u32>>::new()));
     let own = feed.clone();
     let echo = flow.add(
@@ -143,7 +143,6 @@ async fn an_operator_that_waits_for_room_of_its_own_ingress_is_a_stall() {
     let ingress = flow.ingress_with("in", echo.input, Hub::bounded(2));
     feed.set(ingress.clone()).unwrap();
     let running = flow.spawn().unwrap();
-    // There is room for two.
     within(ingress.send(2)).await.unwrap();
     within(ingress.send(3)).await.unwrap();
     let error = within(running).await.unwrap_err();
@@ -155,21 +154,21 @@ async fn an_operator_that_waits_for_room_of_its_own_ingress_is_a_stall() {
     );
 }
 
-/// A caller outside reserves room for a while and uses it. Then there is none, though no operator has parked since.
+/// An outside caller reserves room and uses it later. The hub is then full, although no operator has parked since.
 #[tokio::test(start_paused = true)]
-async fn room_that_another_caller_has_kept_and_used_is_no_room() {
+async fn reserved_room_that_an_outside_caller_has_used_hides_no_stall() {
     for stepped in [false, true] {
         let (flow, service) = asks_itself(0, 0);
-        let kept = lock(&service).clone().unwrap();
+        let reserving = lock(&service).clone().unwrap();
         let first = tokio::spawn({
             let service = service.clone();
             async move { ask(&service, 2).await }
         });
         let second = tokio::spawn(async move {
-            let mut kept = kept;
-            poll_fn(|task| kept.poll_ready(task)).await?;
+            let mut reserving = reserving;
+            poll_fn(|task| reserving.poll_ready(task)).await?;
             tokio::time::sleep(Duration::from_millis(730)).await;
-            kept.call(2).await
+            reserving.call(2).await
         });
         let error = if stepped {
             let mut steps = flow.steps().unwrap();
@@ -188,31 +187,30 @@ async fn room_that_another_caller_has_kept_and_used_is_no_room() {
     }
 }
 
-/// A place that a caller outside keeps may be given back at any time.
+/// Room that an outside caller has reserved may be released at any time.
 #[tokio::test(start_paused = true)]
-async fn an_operator_that_waits_for_room_which_another_caller_keeps_is_in_no_deadlock() {
+async fn an_operator_that_waits_for_room_reserved_by_an_outside_caller_is_in_no_deadlock() {
     let (flow, service) = asks_itself(0, 0);
     let running = flow.spawn().unwrap();
     assert_eq!(within(ask(&service, 0)).await.unwrap(), 1);
-    // The operator has not taken this request when the next place is asked for: that is the kept one.
+    // The operator has not taken this request yet, so `reserving` is the next to get room.
     let mut outside = Box::pin(ask(&service, 1));
     assert!(futures::poll!(&mut outside).is_pending());
-    let mut kept = lock(&service).clone().unwrap();
-    assert!(futures::poll!(poll_fn(|task| kept.poll_ready(task))).is_pending());
+    let mut reserving = lock(&service).clone().unwrap();
+    assert!(futures::poll!(poll_fn(|task| reserving.poll_ready(task))).is_pending());
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(running.handle().failure().is_none());
-    drop(kept);
-    // Its own request comes to itself now.
+    drop(reserving);
+    // Now the operator's request is queued for the operator itself.
     assert_eq!(within(outside).await.unwrap_err().kind(), ErrorKind::Stalled);
     assert_eq!(within(running).await.unwrap_err().kind(), ErrorKind::Stalled);
     lock(&service).take();
 }
 
-/// An answer may come from a task that the flow does not know.
 #[tokio::test(start_paused = true)]
-async fn an_operator_that_asks_its_own_service_may_be_answered_from_anywhere() {
+async fn an_operator_that_asks_its_own_service_may_be_answered_by_another_task() {
     let (mut flow, service) = (Flow::new("asks"), Asked::default());
-    // An odd number is answered by itself, after a while. An even one is for `asks`.
+    // Answers odd numbers later, from a task. Passes even numbers on to `asks`.
     let even = flow.add(
         "even",
         task(|ports: &mut MapPorts<u32, u32>, cx| {
@@ -236,15 +234,15 @@ async fn an_operator_that_asks_its_own_service_may_be_answered_from_anywhere() {
             .boxed()
         }),
     );
-    let (asked, heard) = (service.clone(), shared());
-    let hears = heard.clone();
+    let (asked, errors) = (service.clone(), shared());
+    let noted = errors.clone();
     let asks = flow.add(
         "asks",
         map(move |number: u32| {
-            let (asked, hears) = (asked.clone(), hears.clone());
+            let (asked, noted) = (asked.clone(), noted.clone());
             async move {
                 let answer = ask(&asked, number + 1).await;
-                lock(&hears).push(answer.unwrap_err().to_string());
+                lock(&noted).push(answer.unwrap_err().to_string());
                 Ok(number)
             }
         }),
@@ -256,10 +254,9 @@ async fn an_operator_that_asks_its_own_service_may_be_answered_from_anywhere() {
     lock(&service).take();
     running.stop();
     within(running).await.unwrap();
-    assert!(lock(&heard)[0].contains("3 is odd"));
+    assert!(lock(&errors)[0].contains("3 is odd"));
 }
 
-/// Other operators than those that the answer comes through may ask.
 #[tokio::test(start_paused = true)]
 async fn an_operator_that_asks_a_service_which_does_not_need_it_is_in_no_deadlock() {
     let (mut flow, service) = (Flow::new("asks"), Asked::default());
@@ -294,9 +291,9 @@ async fn an_operator_that_asks_a_service_which_does_not_need_it_is_in_no_deadloc
     assert_eq!(*lock(&results), [1, 2, 3]);
 }
 
-/// A response that is looked at once from outside is no wait of an operator, of one that has ended neither.
+/// A response that is polled from outside is no wait of an operator, nor of one that has ended.
 #[tokio::test(start_paused = true)]
-async fn a_response_that_is_looked_at_in_passing_is_no_operators_wait() {
+async fn a_response_that_is_polled_from_outside_is_no_operators_wait() {
     let mut flow = Flow::new("asks");
     let slow = flow.add(
         "slow",
@@ -322,7 +319,6 @@ async fn a_response_that_is_looked_at_in_passing_is_no_operators_wait() {
     within(running).await.unwrap();
 }
 
-/// Does something in `start`.
 struct InStart<F>(F);
 
 impl<W: Future<Output = Result<()>> + Send, F: Fn() -> W + Send + 'static> Operator for InStart<F> {
@@ -338,7 +334,7 @@ impl<W: Future<Output = Result<()>> + Send, F: Fn() -> W + Send + 'static> Opera
     }
 }
 
-/// The flow runs once all operators have started: what waits for that in a `start` would wait for ever.
+/// The flow runs once all operators have started: a `start` that waits for the flow would wait for ever.
 #[tokio::test]
 async fn q8_a_start_that_waits_for_its_own_flow_is_a_stall() {
     for own_thread in [false, true] {
@@ -367,7 +363,8 @@ async fn q8_a_start_that_waits_for_its_own_flow_is_a_stall() {
     }
 }
 
-/// Nothing comes out of a flow before it runs. A task of its own may wait for that, as may an operator that starts in another flow.
+/// A flow has no output before it runs. A separate task may wait for it, and so may the `start` of an operator of
+/// another flow.
 #[tokio::test(start_paused = true)]
 async fn q8_a_start_may_wait_for_another_flow() {
     let mut flow = Flow::new("q8");
@@ -407,7 +404,7 @@ async fn q8_a_start_may_wait_for_another_flow() {
     assert_eq!(within(answer.recv()).await.unwrap().unwrap(), 7);
 }
 
-/// The time that a flow has to end in counts wherever it is: in an operator's `start`, or at its last work.
+/// The time limit also applies while an operator is in its `start`.
 #[tokio::test(start_paused = true)]
 async fn stop_within_ends_a_flow_that_has_not_begun() {
     let mut flow = Flow::new("begins");
@@ -421,11 +418,10 @@ async fn stop_within_ends_a_flow_that_has_not_begun() {
     assert_eq!(begun.elapsed().as_secs(), 3);
 }
 
-/// An answer on its way to an operator of the same flow, looked for just as it lies before the service, is no stall of one that is
-/// being drained.
+/// A stopped flow is checked for a stall while a response for one of its operators is queued at the service.
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_comes_as_a_stopped_flow_is_looked_at_is_on_its_way() {
-    // The time that the last operator works, and how long before its end the flow is stopped.
+async fn a_response_on_its_way_in_a_stopped_flow_is_no_stall() {
+    // How long the last operator works, and how long before its end the flow is stopped, in milliseconds.
     for (works, early) in [(50, 25), (150, 99), (150, 100), (150, 101), (200, 100), (250, 100), (250, 150)] {
         let mut flow = Flow::new("stopped");
         let inner = Arc::new(Mutex::new(None::<Service<u32, u32>>));

@@ -1,4 +1,4 @@
-//! Scenario E4: operators that block, or must own a thread.
+//! Scenario E4: operators that block or need a thread of their own.
 
 use std::{
     future::ready,
@@ -16,7 +16,7 @@ use futures::FutureExt;
 use tokio::{runtime, sync::oneshot};
 use wakeline::{device::Simulation, prelude::*};
 
-/// The same on a runtime of one thread and on one of several.
+/// Runs `body` on a current-thread runtime and on a multi-thread runtime.
 fn on_both_runtimes<F: Future<Output = ()>>(body: impl Fn() -> F) {
     for mut builder in [runtime::Builder::new_current_thread(), runtime::Builder::new_multi_thread()] {
         let runtime = builder.worker_threads(2).enable_all().build().unwrap();
@@ -24,27 +24,25 @@ fn on_both_runtimes<F: Future<Output = ()>>(body: impl Fn() -> F) {
     }
 }
 
-/// How many threads of this process have that name. The system keeps the first 15 bytes.
+/// Counts the threads of this process with this name. Linux keeps the first 15 bytes of a name.
 fn threads_named(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
     names.filter(|found| found.trim_end() == name).count()
 }
 
-/// Resolves when there is no thread of that name any more. The system may show one a little longer than it is there.
+/// Waits until no thread has this name. The system may list a thread for a short time after its end.
 async fn gone(name: &str) {
-    until("its thread is gone", || threads_named(name) == 0).await;
+    until("the thread has ended", || threads_named(name) == 0).await;
 }
 
-/// What happened, and on which thread.
-type Diary = Shared<(&'static str, ThreadId)>;
+type Log = Shared<(&'static str, ThreadId)>;
 
-fn note(diary: &Diary, what: &'static str) {
-    lock(diary).push((what, thread::current().id()));
+fn note(log: &Log, event: &'static str) {
+    lock(log).push((event, thread::current().id()));
 }
 
-/// Notes where it is when it is dropped.
-struct NotesItsDrop(Diary, &'static str);
+struct NotesItsDrop(Log, &'static str);
 
 impl Drop for NotesItsDrop {
     fn drop(&mut self) {
@@ -52,18 +50,18 @@ impl Drop for NotesItsDrop {
     }
 }
 
-/// Notes each of its phases, and waits for ever in its third run.
+/// Notes each phase, and waits for ever in its third run.
 struct Phases {
-    diary: Diary,
+    log: Log,
     waits: Option<oneshot::Sender<()>>,
     runs: u32,
     _drop: NotesItsDrop,
 }
 
 impl Phases {
-    fn new(diary: &Diary, waits: oneshot::Sender<()>) -> Self {
-        let _drop = NotesItsDrop(diary.clone(), "drop");
-        Self { diary: diary.clone(), waits: Some(waits), runs: 0, _drop }
+    fn new(log: &Log, waits: oneshot::Sender<()>) -> Self {
+        let _drop = NotesItsDrop(log.clone(), "drop");
+        Self { log: log.clone(), waits: Some(waits), runs: 0, _drop }
     }
 }
 
@@ -71,47 +69,47 @@ impl Operator for Phases {
     type Ports = ();
 
     async fn start(&mut self, _cx: &mut Cx) -> Result<()> {
-        note(&self.diary, "start");
+        note(&self.log, "start");
         tokio::task::yield_now().await;
-        note(&self.diary, "started");
+        note(&self.log, "started");
         Ok(())
     }
 
     fn may_run(&mut self, _ports: &(), _cx: &Cx) -> bool {
-        note(&self.diary, "may run");
+        note(&self.log, "may run");
         true
     }
 
     async fn compute(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
         self.runs += 1;
-        note(&self.diary, "compute");
+        note(&self.log, "compute");
         if self.runs == 3 {
-            let _interrupted = NotesItsDrop(self.diary.clone(), "interrupted");
+            let _interrupted = NotesItsDrop(self.log.clone(), "interrupted");
             self.waits.take().unwrap().send(()).unwrap();
             std::future::pending::<()>().await;
         }
         tokio::time::sleep(Duration::from_micros(1)).await;
-        note(&self.diary, "computed");
+        note(&self.log, "computed");
         Ok(())
     }
 
     async fn after(&mut self, _ports: &mut (), _cx: &mut Cx) -> Result<()> {
-        note(&self.diary, "after");
+        note(&self.log, "after");
         Ok(())
     }
 
     async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
-        note(&self.diary, "stop");
+        note(&self.log, "stop");
         Ok(())
     }
 }
 
 #[test]
-fn e4_all_of_an_operator_happens_on_its_own_thread() {
+fn e4_all_phases_of_an_operator_run_on_its_own_thread() {
     on_both_runtimes(|| async {
-        let (diary, (waits, does_wait)) = (shared(), oneshot::channel());
+        let (log, (waits, does_wait)) = (shared(), oneshot::channel());
         let mut flow = Flow::new("e4");
-        let _ = flow.add("e4 all phases", Phases::new(&diary, waits)).on_own_thread();
+        let _ = flow.add("e4 all phases", Phases::new(&log, waits)).on_own_thread();
         let running = flow.spawn().unwrap();
         does_wait.await.unwrap();
         assert_eq!(threads_named("e4 all phases"), 1, "named after the operator");
@@ -119,16 +117,16 @@ fn e4_all_of_an_operator_happens_on_its_own_thread() {
         assert!(running.await.unwrap_err().is_cancelled());
         gone("e4 all phases").await;
 
-        let (whats, threads): (Vec<_>, Vec<_>) = lock(&diary).iter().copied().unzip();
+        let (events, threads): (Vec<_>, Vec<_>) = lock(&log).iter().copied().unzip();
         let run = ["may run", "compute", "computed", "after"];
         let expected = [&["start", "started"][..], &run, &run, &run[..2], &["interrupted", "stop", "drop"]].concat();
-        assert_eq!(whats, expected);
-        assert!(threads.iter().all(|thread| *thread == threads[0]), "{:?}", lock(&diary));
+        assert_eq!(events, expected);
+        assert!(threads.iter().all(|thread| *thread == threads[0]), "{:?}", lock(&log));
         assert_ne!(threads[0], thread::current().id());
     });
 }
 
-/// Blocks, for as long as nobody sends it anything, on the thread that it is polled on.
+/// Blocks the thread that polls it until it receives a number.
 struct Blocks {
     go: mpsc::Receiver<u32>,
     blocked: Arc<AtomicBool>,
@@ -148,7 +146,7 @@ impl Operator for Blocks {
 }
 
 #[test]
-fn e4_who_blocks_on_its_own_thread_holds_nobody_up() {
+fn e4_an_operator_that_blocks_its_own_thread_blocks_no_other_task() {
     on_both_runtimes(|| async {
         let (send, go) = mpsc::channel();
         let blocked = Arc::new(AtomicBool::new(false));
@@ -167,9 +165,9 @@ fn e4_who_blocks_on_its_own_thread_holds_nobody_up() {
         let running = flow.spawn().unwrap();
         for number in 1..=3 {
             until("it blocks", || blocked.swap(false, Ordering::SeqCst)).await;
-            // This task goes on, though there is no other thread to do so.
+            // This task runs on, even on the current-thread runtime.
             send.send(number).unwrap();
-            until("it has arrived", || lock(&seen).contains(&number)).await;
+            until("the number has arrived", || lock(&seen).contains(&number)).await;
         }
         running.await.unwrap();
         assert_eq!(*lock(&seen), [1, 2, 3]);
@@ -177,7 +175,7 @@ fn e4_who_blocks_on_its_own_thread_holds_nobody_up() {
 }
 
 #[test]
-fn e4_an_abort_waits_for_who_blocks_until_its_next_await() {
+fn e4_an_abort_waits_for_the_next_await_of_a_blocking_operator() {
     on_both_runtimes(|| async {
         let (send, go) = mpsc::channel();
         let blocked = Arc::new(AtomicBool::new(false));
@@ -189,17 +187,15 @@ fn e4_an_abort_waits_for_who_blocks_until_its_next_await() {
         until("it blocks", || blocked.load(Ordering::SeqCst)).await;
         running.abort();
         for _ in 0..50 {
-            assert!((&mut running).now_or_never().is_none(), "it is still at its work");
+            assert!((&mut running).now_or_never().is_none(), "the operator still blocks");
             tokio::task::yield_now().await;
         }
-        // Were there a second run, it would wait for another number.
         send.send(1).unwrap();
         assert!(running.await.unwrap_err().is_cancelled());
     });
 }
 
-/// Begins, and never ends with it.
-struct NeverStarts(Diary, Option<oneshot::Sender<()>>);
+struct NeverStarts(Log, Option<oneshot::Sender<()>>);
 
 impl Operator for NeverStarts {
     type Ports = ();
@@ -221,26 +217,26 @@ impl Operator for NeverStarts {
 }
 
 #[test]
-fn e4_an_abort_in_start_is_heard_on_an_own_thread() {
+fn e4_an_abort_interrupts_start_on_an_own_thread() {
     on_both_runtimes(|| async {
-        let (diary, (starts, has_begun)) = (shared(), oneshot::channel());
+        let (log, (starts, has_begun)) = (shared(), oneshot::channel());
         let mut flow = Flow::new("e4");
-        let _ = flow.add("never", NeverStarts(diary.clone(), Some(starts))).on_own_thread();
+        let _ = flow.add("never", NeverStarts(log.clone(), Some(starts))).on_own_thread();
         let running = flow.spawn().unwrap();
         has_begun.await.unwrap();
         running.abort();
         assert!(running.await.unwrap_err().is_cancelled());
-        let (whats, threads): (Vec<_>, Vec<_>) = lock(&diary).iter().copied().unzip();
-        assert_eq!(whats, ["interrupted", "stop"]);
+        let (events, threads): (Vec<_>, Vec<_>) = lock(&log).iter().copied().unzip();
+        assert_eq!(events, ["interrupted", "stop"]);
         assert!(threads[0] == threads[1] && threads[0] != thread::current().id());
     });
 }
 
 #[test]
-fn e4_stop_drains_who_has_its_own_thread() {
+fn e4_stop_drains_operators_on_their_own_threads() {
     on_both_runtimes(|| async {
-        let (diary, stopped) = (Diary::default(), Arc::new(AtomicUsize::new(0)));
-        let (noted, seen) = (diary.clone(), stopped.clone());
+        let (log, taken) = (Log::default(), Arc::new(AtomicUsize::new(0)));
+        let (noted, seen) = (log.clone(), taken.clone());
         let mut flow = Flow::new("e4");
         let endless = flow
             .add("endless", source(move || ready(Ok(Some(NotesItsDrop(noted.clone(), "message"))))))
@@ -255,20 +251,20 @@ fn e4_stop_drains_who_has_its_own_thread() {
         let sink = sink.on_own_thread();
         flow.connect_with(endless.output, sink.input, Hub::bounded(4));
         let running = flow.spawn().unwrap();
-        until("it runs", || stopped.load(Ordering::SeqCst) > 20).await;
+        until("it runs", || taken.load(Ordering::SeqCst) > 20).await;
         running.stop();
         let report = running.await.unwrap();
         let sent = report.operator("endless").unwrap().messages_out;
         assert_eq!(report.operator("sink").unwrap().messages_in, sent);
-        assert_eq!((report.untaken, lock(&diary).len() as u64), (0, sent));
+        assert_eq!((report.untaken, lock(&log).len() as u64), (0, sent));
     });
 }
 
 impl wakeline::Message for NotesItsDrop {}
 
-/// Timers, sockets, tasks, and what refuses to block on one of the runtime's workers.
+/// Timers, sockets and tasks work, as do calls that panic on a worker of the runtime because they block.
 #[test]
-fn e4_the_runtime_is_there_on_an_own_thread() {
+fn e4_the_runtime_is_available_on_an_own_thread() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     on_both_runtimes(|| async {
@@ -288,8 +284,8 @@ fn e4_the_runtime_is_there_on_an_own_thread() {
                 assert_eq!(socket.read_u8().await?, 42);
                 let (send, mut receive) = tokio::sync::mpsc::channel(1);
                 let sends = tokio::spawn(async move { send.send(thread::current().id()).await });
-                let there = receive.blocking_recv().unwrap();
-                assert_ne!(there, thread::current().id());
+                let other = receive.blocking_recv().unwrap();
+                assert_ne!(other, thread::current().id());
                 sends.await.map_err(Error::other)?.map_err(Error::other)?;
                 let nested = tokio::runtime::Handle::current();
                 nested.block_on(tokio::time::sleep(Duration::from_millis(1)));
@@ -303,7 +299,7 @@ fn e4_the_runtime_is_there_on_an_own_thread() {
     });
 }
 
-/// Fails in one of its phases, by an error or by a panic.
+/// Fails in one of its phases, with an error or a panic.
 struct Fails {
     at: &'static str,
     panics: bool,
@@ -311,7 +307,7 @@ struct Fails {
 }
 
 impl Fails {
-    fn is(&self, phase: &'static str) -> Result<()> {
+    fn fail_in(&self, phase: &'static str) -> Result<()> {
         match self.at == phase {
             true if self.panics => panic!("meant to fail"),
             true => Err("meant to fail".into()),
@@ -324,17 +320,17 @@ impl Operator for Fails {
     type Ports = ();
 
     async fn start(&mut self, _cx: &mut Cx) -> Result<()> {
-        self.is("start")
+        self.fail_in("start")
     }
 
     async fn compute(&mut self, _ports: &mut (), cx: &mut Cx) -> Result<()> {
         cx.finish();
-        self.is("compute")
+        self.fail_in("compute")
     }
 
     async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
         self.stopped.fetch_add(1, Ordering::SeqCst);
-        self.is("stop")
+        self.fail_in("stop")
     }
 }
 
@@ -347,7 +343,7 @@ impl Drop for Fails {
 }
 
 #[test]
-fn e4_a_failure_on_an_own_thread_is_told_like_any_other() {
+fn e4_a_failure_on_an_own_thread_is_reported_as_on_any_other() {
     on_both_runtimes(|| async {
         for at in ["start", "compute", "stop", "drop"] {
             for panics in [false, true] {
@@ -358,8 +354,8 @@ fn e4_a_failure_on_an_own_thread_is_told_like_any_other() {
                 let error = flow.spawn().unwrap().await.unwrap_err();
                 let panicked = panics || at == "drop";
                 assert_eq!(error.kind(), if panicked { ErrorKind::Panicked } else { ErrorKind::Operator });
-                let told = error.to_string();
-                assert!(told.contains("operator `fails`: ") && told.contains("meant to fail"), "{at}: {told}");
+                let text = error.to_string();
+                assert!(text.contains("operator `fails`: ") && text.contains("meant to fail"), "{at}: {text}");
                 assert_eq!(stopped.load(Ordering::SeqCst), 2, "{at}: every stop runs");
                 gone("fails").await;
                 gone("well").await;
@@ -368,7 +364,7 @@ fn e4_a_failure_on_an_own_thread_is_told_like_any_other() {
     });
 }
 
-/// Counts the threads that it was on and that are gone, with all that they kept for themselves.
+/// Counts its drops. As a thread-local value, it counts the threads that have ended.
 struct CountsThreads(Arc<AtomicUsize>);
 
 impl Drop for CountsThreads {
@@ -381,7 +377,6 @@ thread_local! {
     static KEPT: std::cell::RefCell<Option<CountsThreads>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Each run has threads of its own, and when it is over they are gone.
 #[test]
 fn e4_many_runs_leave_no_thread() {
     on_both_runtimes(|| async {
@@ -394,7 +389,7 @@ fn e4_many_runs_leave_no_thread() {
             source(move || {
                 KEPT.set(Some(CountsThreads(sender.clone())));
                 runs += 1;
-                // Two numbers, then an end.
+                // Two numbers, then the end.
                 ready(Ok((runs % 3 != 0).then_some(runs)))
             }),
         );
@@ -410,53 +405,53 @@ fn e4_many_runs_leave_no_thread() {
         let _both = (count.on_own_thread(), keep.on_own_thread());
         for run in 1..=100 {
             flow.run().await.unwrap();
-            // Two numbers and an end on one thread, two numbers on the other: each replaces what stood there before.
-            assert_eq!(threads.load(Ordering::SeqCst), 5 * run, "all threads are gone when the flow is");
+            // Three values on one thread and two on the other.
+            assert_eq!(threads.load(Ordering::SeqCst), 5 * run, "all threads have ended when the flow has");
         }
-        assert_eq!(*lock(&seen), (1..300).filter(|n| n % 3 != 0).collect::<Vec<_>>(), "the operators are kept");
+        assert_eq!(*lock(&seen), (1..300).filter(|n| n % 3 != 0).collect::<Vec<_>>(), "the operators are reused");
         drop(flow.spawn().unwrap());
         gone("e4 count").await;
         gone("e4 keep").await;
     });
 }
 
-/// What nobody can wait for any more is dropped, and the thread goes.
+/// No task can wait for the operator any more: it is dropped, and its thread ends.
 #[test]
-fn e4_the_end_of_the_runtime_is_the_end_of_the_threads() {
+fn e4_the_threads_end_with_the_runtime() {
     for mut builder in [runtime::Builder::new_current_thread(), runtime::Builder::new_multi_thread()] {
         let runtime = builder.worker_threads(2).enable_all().build().unwrap();
-        let (diary, (waits, does_wait)) = (shared(), oneshot::channel());
+        let (log, (waits, does_wait)) = (shared(), oneshot::channel());
         let mut flow = Flow::new("e4");
-        let _ = flow.add("e4 orphan", Phases::new(&diary, waits)).on_own_thread();
-        let inside = runtime.enter();
+        let _ = flow.add("e4 orphan", Phases::new(&log, waits)).on_own_thread();
+        let entered = runtime.enter();
         let running = flow.spawn().unwrap();
-        drop(inside);
+        drop(entered);
         runtime.block_on(does_wait).unwrap();
         drop(runtime);
-        let error = running.now_or_never().expect("there is nobody left to wait for").unwrap_err();
+        let error = running.now_or_never().expect("no operator is left").unwrap_err();
         assert!(error.is_cancelled(), "{error}");
         let begun = std::time::Instant::now();
         while threads_named("e4 orphan") > 0 {
-            assert!(begun.elapsed() < Duration::from_secs(10), "the thread stays");
+            assert!(begun.elapsed() < Duration::from_secs(10), "the thread has not ended");
             thread::yield_now();
         }
-        let last = lock(&diary).iter().map(|(what, _)| *what).rev().take(2).collect::<Vec<_>>();
+        let last = lock(&log).iter().map(|(event, _)| *event).rev().take(2).collect::<Vec<_>>();
         assert_eq!(last, ["drop", "interrupted"]);
     }
 }
 
-/// The runtime's threads for what blocks are all taken, by what waits for this flow.
+/// The runtime's only blocking thread is occupied by the code that waits for the flow.
 #[test]
-fn e4_the_end_of_a_thread_needs_none_of_the_runtimes() {
+fn e4_an_own_thread_ends_without_a_blocking_thread_of_the_runtime() {
     let runtime =
         runtime::Builder::new_multi_thread().worker_threads(2).max_blocking_threads(1).enable_all().build().unwrap();
-    let (tell, ended) = mpsc::channel();
+    let (outcome, ended) = mpsc::channel();
     runtime.spawn_blocking(move || {
         let mut flow = Flow::new("f");
         let from = flow.add("from", source(|| ready(Ok(None::<u32>)))).on_own_thread();
         let to = flow.add("to", sink(async |_: u32| Ok(())));
         flow.connect(from.output, to.input);
-        tell.send(runtime::Handle::current().block_on(flow.run()).map(drop)).unwrap();
+        outcome.send(runtime::Handle::current().block_on(flow.run()).map(drop)).unwrap();
     });
     ended.recv_timeout(Duration::from_secs(20)).expect("the flow ends").unwrap();
 }
@@ -486,7 +481,7 @@ async fn e4_a_thread_is_pinned_to_its_core() {
 }
 
 #[tokio::test]
-async fn e4_a_core_that_is_not_there_is_reported_with_all_other_mistakes() {
+async fn e4_a_missing_core_is_reported_with_all_other_errors() {
     let mut flow = Flow::new("e4");
     let ran = Arc::new(AtomicBool::new(false));
     for (name, core) in [("far", 1023), ("further", 1 << 20), ("furthest", usize::MAX)] {
@@ -497,24 +492,23 @@ async fn e4_a_core_that_is_not_there_is_reported_with_all_other_mistakes() {
         });
         let _ = flow.add(name, runs).on_own_thread_pinned(core);
     }
-    let lonely = flow.add("lonely", sink(|_: u32| ready(Ok(()))));
-    let _ = lonely;
+    let _ = flow.add("lonely", sink(|_: u32| ready(Ok(()))));
     let error = flow.run().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    let told = error.to_string();
-    for what in ["`far` is to be pinned to core 1023", "`further`", "`furthest`", "`lonely.input` is not connected"] {
-        assert!(told.contains(what), "missing: {what}\nin: {told}");
+    let text = error.to_string();
+    for part in ["`far` is to be pinned to core 1023", "`further`", "`furthest`", "`lonely.input` is not connected"] {
+        assert!(text.contains(part), "missing: {part}\nin: {text}");
     }
-    assert!(!ran.load(Ordering::SeqCst), "nothing has run");
+    assert!(!ran.load(Ordering::SeqCst), "no operator has run");
 }
 
-/// Where there are no threads it is a task like any other, in an order that the seed decides.
+/// In a simulation the operator is an ordinary task, scheduled by the seed.
 #[tokio::test(start_paused = true)]
 async fn e4_a_simulation_has_no_threads() {
     let run = async |seed| {
         let simulation = Simulation::new(seed);
-        let diary = Diary::default();
-        let (noted, seen) = (diary.clone(), diary.clone());
+        let log = Log::default();
+        let (noted, seen) = (log.clone(), log.clone());
         let outcome = simulation.run(async {
             let mut numbers = 0..4_u32;
             let mut flow = Flow::new("e4");
@@ -537,7 +531,7 @@ async fn e4_a_simulation_has_no_threads() {
             flow.run().await
         });
         outcome.await.unwrap();
-        assert!(lock(&diary).iter().all(|(_, thread)| *thread == thread::current().id()));
+        assert!(lock(&log).iter().all(|(_, thread)| *thread == thread::current().id()));
         simulation.log()
     };
     for seed in 0..5 {
@@ -545,7 +539,7 @@ async fn e4_a_simulation_has_no_threads() {
     }
 }
 
-on_both!(e4_the_device_is_there_on_an_own_thread, async |device: Device| {
+on_both!(e4_the_device_is_available_on_an_own_thread, async |device: Device| {
     let seen = shared();
     let mut flow = Flow::new("e4");
     let produce = flow.add("produce", SendEach::new((0..20).map(|n| vec![n; 64]))).on_own_thread();

@@ -14,10 +14,9 @@ use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::{Inputs, condition::Status, prelude::*};
 
-/// 10 million messages; a tenth of that in a debug build, which is that much slower.
+/// The number of messages: fewer in a debug build, which is slower.
 const MANY: u64 = quick_or_long(200_000, 10_000_000);
 
-/// Sends counted messages, 0 to `last - 1`.
 fn count(census: &Census, last: u64) -> impl Operator<Ports = SourcePorts<Counted>> {
     let (census, mut next) = (census.clone(), 0);
     source(move || {
@@ -48,14 +47,14 @@ async fn q1(capacity: usize) {
     let report = within(flow.run()).await.unwrap();
     eprintln!("{MANY} messages through two hubs of {capacity}: {:?}", began.elapsed());
 
-    assert_eq!(in_order.load(Ordering::Relaxed), MANY, "each once, in order");
+    assert_eq!(in_order.load(Ordering::Relaxed), MANY, "each message once, in order");
     assert_eq!(report.operator("sink").unwrap().messages_in, MANY);
-    // What lies in the two queues and what each of the three operators has in its hands.
-    assert!(census.most() <= 2 * capacity + 3, "{} lived at once", census.most());
+    // The messages in the two queues, and one in each of the three operators.
+    assert!(census.most() <= 2 * capacity + 3, "{} messages alive at once", census.most());
     assert_eq!(census.live(), 0);
 }
 
-mod q1_bounded_is_back_pressure_and_constant_memory {
+mod q1_a_bounded_hub_applies_back_pressure_in_constant_memory {
     use super::*;
 
     #[tokio::test]
@@ -69,9 +68,8 @@ mod q1_bounded_is_back_pressure_and_constant_memory {
     }
 }
 
-/// While the reader takes nothing, the source is held up, and it goes on when the reader does.
 #[tokio::test]
-async fn q1_a_slow_reader_holds_the_source_up() {
+async fn q1_a_slow_reader_blocks_the_source() {
     let census = Census::default();
     let (go, may_go) = oneshot::channel::<()>();
     let mut may_go = Some(may_go);
@@ -97,7 +95,7 @@ async fn q1_a_slow_reader_holds_the_source_up() {
     flow.connect_with(source.output, slow.input, Hub::bounded(5));
     let running = flow.spawn().unwrap();
     until("the queue is full", || census.live() == 5).await;
-    // Nothing else moves here: one thread, and the source has had its turns.
+    // With one thread, this lets the source send as much as it can.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
@@ -107,7 +105,7 @@ async fn q1_a_slow_reader_holds_the_source_up() {
     assert_eq!(census.live(), 0);
 }
 
-on_both!(q6_a_source_ends_and_everything_drains, async |device: Device| {
+on_both!(q6_the_flow_drains_after_its_source_has_ended, async |device: Device| {
     let seen = shared();
     let mut flow = Flow::new("q6");
     let produce = flow.add("produce", SendEach::new((0..100_u32).map(|n| vec![n; 16])));
@@ -121,7 +119,7 @@ on_both!(q6_a_source_ends_and_everything_drains, async |device: Device| {
     flow.connect(third.output, consume.input);
     let report = flow.run().await.unwrap();
     let wanted: Vec<_> = (0..100).map(|n| vec![n + 3; 16]).collect();
-    assert_eq!(*lock(&seen), wanted, "nothing is lost, and nothing comes twice");
+    assert_eq!(*lock(&seen), wanted, "each message arrives once");
     for name in ["first", "second", "third", "consume"] {
         assert_eq!(report.operator(name).unwrap().runs, 100, "{name}");
     }
@@ -137,7 +135,6 @@ struct PairPorts {
     right: Input<Counted>,
 }
 
-/// Takes one of each.
 struct Pair(Shared<(u64, u64)>);
 
 impl Operator for Pair {
@@ -150,7 +147,7 @@ impl Operator for Pair {
     }
 }
 
-/// Without an end. `pause`: between the moment that its condition was ready and its send it lets others run.
+/// An endless source. With `pause` it yields to the others between its condition and its send.
 struct Endless {
     census: Census,
     next: u64,
@@ -182,15 +179,15 @@ async fn q6_two_inputs(pause: bool, capacity: usize) {
     flow.connect(short.output, pair.left);
     flow.connect_with(endless.output, passing.input, Hub::bounded(capacity));
     flow.connect_with(passing.output, pair.right, Hub::bounded(capacity));
-    // Nobody tells the flow to stop: the end of `short` ends `pair`, and that ends `passing` and `endless`.
+    // The flow is not stopped: the end of `short` ends `pair`, which ends `passing` and `endless`.
     let report = within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [(0, 0), (1, 1), (2, 2)]);
     let of = |name: &str| report.operator(name).unwrap().clone();
     let sent = of("short").messages_out + of("endless").messages_out + of("passing").messages_out;
     let taken = of("pair").messages_in + of("passing").messages_in;
     assert_eq!(of("pair").messages_in, 6);
-    assert_eq!(report.untaken, sent - taken, "what was sent and not taken is counted\n{report}");
-    assert_eq!(census.live(), 0, "and freed");
+    assert_eq!(report.untaken, sent - taken, "messages that were sent and not taken are counted\n{report}");
+    assert_eq!(census.live(), 0, "all messages are dropped");
 }
 
 #[tokio::test]
@@ -207,7 +204,7 @@ async fn q6_one_of_two_inputs_ends_on_two_threads() {
     }
 }
 
-/// The reader ends while a sender's `compute` is on its way to its send: that is the end, and no failure.
+/// A reader that ends before a running `compute` has sent is not a failure.
 #[tokio::test]
 async fn q6_a_reader_ends_while_its_sender_computes() {
     for capacity in [1, 2, 7] {
@@ -216,7 +213,7 @@ async fn q6_a_reader_ends_while_its_sender_computes() {
 }
 
 #[tokio::test]
-async fn q6_what_was_not_taken_is_counted() {
+async fn q6_untaken_messages_are_counted() {
     let census = Census::default();
     let mut flow = Flow::new("q6");
     let (full, is_full) = oneshot::channel::<()>();
@@ -265,7 +262,7 @@ struct LoopPorts {
     forth: Output<u32>,
 }
 
-/// Sends `begin` numbers on its own, then passes on what comes back as long as it is above zero.
+/// Sends the number `begin`, then returns each number that comes back, less one, down to zero.
 struct Feed {
     begin: u32,
     rounds: Arc<AtomicU64>,
@@ -291,9 +288,9 @@ impl Operator for Feed {
     }
 }
 
-/// A flow whose one message goes round until it is used up; nobody ever says that it is the end.
+/// One message circulates until its count is zero. No operator ends the flow explicitly.
 #[tokio::test]
-async fn q7_a_cycle_that_goes_quiet_ends() {
+async fn q7_an_idle_cycle_ends() {
     let rounds = Arc::new(AtomicU64::new(0));
     let mut flow = Flow::new("q7");
     let feed = flow.add("feed", Feed { begin: 1000, rounds: rounds.clone() });
@@ -307,7 +304,7 @@ async fn q7_a_cycle_that_goes_quiet_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn q7_a_cycle_that_goes_quiet_ends_on_two_threads() {
+async fn q7_an_idle_cycle_ends_on_two_threads() {
     for _ in 0..200 {
         let rounds = Arc::new(AtomicU64::new(0));
         let mut flow = Flow::new("q7");
@@ -320,7 +317,7 @@ async fn q7_a_cycle_that_goes_quiet_ends_on_two_threads() {
     }
 }
 
-/// It sends two for one: no queue is ever large enough.
+/// `double` sends two messages for each one that it takes.
 #[tokio::test]
 async fn q8_a_cycle_that_fills_up_is_a_stall() {
     let mut flow = Flow::new("q8");
@@ -332,7 +329,7 @@ async fn q8_a_cycle_that_fills_up_is_a_stall() {
                 while cx.ready(ports).await {
                     let number = ports.back.take()?;
                     ports.forth.send(number).await?;
-                    // It asks for room before the second, as its condition asks for it before the first.
+                    // Waits for room before the second message, as its condition does before the first.
                     if cx.ready(ports).await {
                         ports.forth.send(number).await?;
                     }
@@ -347,15 +344,15 @@ async fn q8_a_cycle_that_fills_up_is_a_stall() {
     flow.connect(back.output, double.back);
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.is_stalled(), "{error}");
-    let told = error.to_string();
-    assert!(told.contains("`double` waits for"), "{told}");
-    assert!(told.contains("`back` waits for"), "{told}");
-    assert!(told.contains("`double.forth -> back.input`"), "{told}");
+    let text = error.to_string();
+    assert!(text.contains("`double` waits for"), "{text}");
+    assert!(text.contains("`back` waits for"), "{text}");
+    assert!(text.contains("`double.forth -> back.input`"), "{text}");
 }
 
-/// One operator needs a message on both inputs, and gets two on the one and none on the other.
+/// `pair` needs a message at each input, and gets two at one and none at the other.
 #[tokio::test]
-async fn q8_a_stall_names_who_waits_for_what() {
+async fn q8_a_stall_names_each_waiting_operator_and_its_wait() {
     #[derive(Ports)]
     struct SplitPorts {
         #[output]
@@ -384,10 +381,10 @@ async fn q8_a_stall_names_who_waits_for_what() {
     flow.connect(split.right, pair.right);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
-    let told = error.to_string();
-    assert!(told.contains("`split` waits for room in hub `split.left -> pair.left`: all 2 places are taken"), "{told}");
-    assert!(told.contains("`pair` waits for a message in hub `split.right -> pair.right`"), "{told}");
-    assert_eq!(census.live(), 0, "what lay in the queues is freed");
+    let text = error.to_string();
+    assert!(text.contains("`split` waits for room in hub `split.left -> pair.left`: all 2 places are taken"), "{text}");
+    assert!(text.contains("`pair` waits for a message in hub `split.right -> pair.right`"), "{text}");
+    assert_eq!(census.live(), 0, "queued messages are dropped");
 }
 
 #[derive(Ports)]
@@ -396,7 +393,6 @@ struct RoomForTwoPorts {
     output: Output<Envelope<u32>>,
 }
 
-/// Sends one a run, and might send two.
 struct RoomForTwo;
 
 impl Operator for RoomForTwo {
@@ -408,9 +404,9 @@ impl Operator for RoomForTwo {
     }
 }
 
-/// One of two blank envelopes is there, and the other is kept for good. That is no end.
+/// One of two blank envelopes is available; the other is kept for ever.
 #[tokio::test]
-async fn q8_room_for_two_that_does_not_come_is_a_stall() {
+async fn q8_room_for_two_that_never_becomes_available_is_a_stall() {
     let kept = shared();
     let mut flow = Flow::new("q8");
     let make = flow.add("make", RoomForTwo);
@@ -418,14 +414,13 @@ async fn q8_room_for_two_that_does_not_come_is_a_stall() {
     flow.connect_with(make.output, keeps.input, Hub::bounded(2).envelopes(2));
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
-    let told = error.to_string();
+    let text = error.to_string();
     let wanted =
         "`make` waits for 2 blank envelopes: 1 of the 2 envelopes of hub `make.output -> keeps.input` there are";
-    assert!(told.contains(wanted), "{told}");
+    assert!(text.contains(wanted), "{text}");
     assert_eq!(lock(&kept).len(), 1);
 }
 
-/// Sends pairs of what it is given on, where it lies.
 struct InPairs;
 
 #[derive(Ports)]
@@ -448,9 +443,10 @@ impl Operator for InPairs {
     }
 }
 
-/// Its writer has ended, and it waits for an envelope on the device to be copied to: a message to come, and the last batch.
+/// The writer has ended, and its last message waits for an envelope on the device to be copied to. The reader waits for
+/// this message, and then runs with an incomplete batch.
 #[tokio::test]
-async fn q6_the_last_batch_comes_short_once_its_message_has_arrived() {
+async fn q6_the_last_batch_may_be_incomplete_but_waits_for_pending_copies() {
     let device = emulated();
     let (go, may_go) = oneshot::channel();
     let mut may_go = Some(may_go);
@@ -475,14 +471,14 @@ async fn q6_the_last_batch_comes_short_once_its_message_has_arrived() {
     flow.connect(pairs.output, drain.input);
     let running = flow.spawn().unwrap();
     until("the writer has ended", || running.status()[0].status == Status::Never).await;
-    until("its reader waits all the same", || running.status()[1].status == Status::Wait).await;
+    until("its reader waits", || running.status()[1].status == Status::Wait).await;
     go.send(()).unwrap();
     let report = within(running).await.unwrap();
     assert_eq!((report.operator("drain").unwrap().messages_in, report.untaken), (3, 0), "{report}");
     freed(&device).await;
 }
 
-/// Nobody waits for a time-out to find out that all is done: no time passes.
+/// The end is detected without a timeout: no time passes.
 #[tokio::test(start_paused = true)]
 async fn q6_run_returns_at_once() {
     let begun = tokio::time::Instant::now();
@@ -497,7 +493,7 @@ async fn q6_run_returns_at_once() {
     assert_eq!(begun.elapsed(), std::time::Duration::ZERO);
 }
 
-/// `first -> second -> first`, round and round, one message without an end.
+/// `first -> second -> first`: one message circulates for ever.
 fn endless_loop() -> (Flow, Arc<AtomicU64>) {
     let rounds = Arc::new(AtomicU64::new(0));
     let counted = rounds.clone();
@@ -528,28 +524,29 @@ fn endless_loop() -> (Flow, Arc<AtomicU64>) {
     (flow, rounds)
 }
 
-/// A loop that no source leads to would never end by itself: a stop ends each of its operators after its present run.
+/// A loop without a source never ends by itself. A stop ends each of its operators after its current run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn q7_a_loop_without_an_end_can_be_stopped() {
-    for turns in 0..50 {
+async fn q7_an_endless_loop_can_be_stopped() {
+    for round in 0..50 {
         let (flow, rounds) = endless_loop();
         let running = flow.spawn().unwrap();
-        until("it goes round", || rounds.load(Ordering::Relaxed) > 10 * turns).await;
+        until("the message circulates", || rounds.load(Ordering::Relaxed) > 10 * round).await;
         running.stop();
         let report = within(running).await.unwrap();
-        assert!(report.untaken <= 1, "there is one message: {report}");
+        assert!(report.untaken <= 1, "only one message exists: {report}");
 
         let (flow, rounds) = endless_loop();
         let running = flow.spawn().unwrap();
-        until("it goes round", || rounds.load(Ordering::Relaxed) > 10 * turns).await;
+        until("the message circulates", || rounds.load(Ordering::Relaxed) > 10 * round).await;
         running.abort();
         assert!(within(running).await.unwrap_err().is_cancelled());
     }
 }
 
-/// A loop of two, behind a source that feeds it: what goes round, goes round until one of them asks whether it is to end.
+/// A loop of two operators behind a source: its message circulates after a stop, too, until an operator checks
+/// `is_stopping`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn q7_a_loop_that_a_source_leads_to_asks_whether_it_is_to_end() {
+async fn q7_a_loop_behind_a_source_ends_when_it_checks_is_stopping() {
     #[derive(Ports)]
     struct JunctionPorts {
         #[input(at_least = 1)]
@@ -564,7 +561,7 @@ async fn q7_a_loop_that_a_source_leads_to_asks_whether_it_is_to_end() {
         type Ports = JunctionPorts;
 
         async fn compute(&mut self, ports: &mut JunctionPorts, cx: &mut Cx) -> Result<()> {
-            let Some((_, number)) = ports.any.try_take_any()? else { unreachable!("its condition said so") };
+            let Some((_, number)) = ports.any.try_take_any()? else { unreachable!("its condition was ready") };
             self.0.fetch_add(1, Ordering::Relaxed);
             if cx.flow().is_stopping() {
                 return Ok(());
@@ -584,10 +581,10 @@ async fn q7_a_loop_that_a_source_leads_to_asks_whether_it_is_to_end() {
         flow.connect(junction.forth, back.input);
         flow.connect(back.output, junction.any);
         let running = flow.spawn().unwrap();
-        until("it goes round", || rounds.load(Ordering::Relaxed) > 10 * round).await;
+        until("the message circulates", || rounds.load(Ordering::Relaxed) > 10 * round).await;
         running.stop();
         let report = within(running).await.unwrap();
-        assert_eq!(report.untaken, 0, "it has gone quiet: {report}");
+        assert_eq!(report.untaken, 0, "the loop is idle: {report}");
     }
 }
 
@@ -609,7 +606,6 @@ struct EitherPorts {
     forth: Output<u32>,
 }
 
-/// Passes on what comes, from wherever.
 struct Merge;
 
 impl Operator for Merge {
@@ -620,7 +616,6 @@ impl Operator for Merge {
     }
 }
 
-/// Passes on what is above 0.
 struct Either;
 
 impl Operator for Either {
@@ -634,10 +629,9 @@ impl Operator for Either {
     }
 }
 
-/// A cycle of which each operator waits for another can never begin. It was taken for one that has gone quiet, and its flow for
-/// one that went well.
+/// A cycle in which each operator waits for another cannot begin. It once counted as idle, and its flow succeeded.
 #[tokio::test]
-async fn q7_a_cycle_that_nothing_begins_is_an_error() {
+async fn q7_a_cycle_that_cannot_begin_is_an_error() {
     let advice = "let one of them send first, in a `run` of its own, or run without a message of the cycle: `#[input(optional)]`, \
                   or an `Inputs` with `at_least = 1` that is fed from outside";
 
@@ -663,13 +657,13 @@ async fn q7_a_cycle_that_nothing_begins_is_an_error() {
         flow.connect(back.output, merge.back);
         let error = within(flow.run()).await.unwrap_err();
         assert!(error.is_stalled(), "{error}");
-        // With a message it is a stall that says who waits for what.
+        // With a message, the stall lists the waits instead.
         if messages == 0 {
             assert_eq!(error.to_string(), format!("stalled: `merge`, `back` {each}; {advice}"));
         }
     }
 
-    // Fed from outside, and waiting for whichever comes.
+    // Fed from outside, and runs on a message of any connection.
     let mut flow = Flow::new("q7");
     let mut numbers = [3].into_iter();
     let source = flow.add("source", source(move || ready(Ok(numbers.next()))));
@@ -679,9 +673,9 @@ async fn q7_a_cycle_that_nothing_begins_is_an_error() {
     let report = within(flow.run()).await.unwrap();
     assert_eq!(report.operator("either").unwrap().runs, 4);
 }
-/// The check lists each cycle, with what it holds and what feeds it.
+
 #[tokio::test]
-async fn q8_the_check_says_what_a_cycle_holds_and_what_feeds_it() {
+async fn q8_the_check_reports_the_capacity_and_the_inputs_of_each_cycle() {
     let mut flow = Flow::new("q8");
     let numbers = flow.add("numbers", source(async || Ok(Some(1_u32))));
     let either = flow.add("either", Either);
@@ -689,7 +683,7 @@ async fn q8_the_check_says_what_a_cycle_holds_and_what_feeds_it() {
     flow.connect(numbers.output, either.either);
     flow.connect_with(either.forth, back.input, Hub::bounded(4));
     flow.connect(back.output, either.either);
-    // Not a cycle: what reaches its responses leaves the flow.
+    // Not a cycle: the responses leave the flow.
     let double = flow.add("double", pass_on::<u32>());
     let _service = flow.service("service", double.input, double.output);
     let dead = flow.add("dead", pass_on::<u32>());
@@ -717,7 +711,6 @@ struct MergeEnvelopesPorts {
     forth: Output<Envelope<u32>>,
 }
 
-/// Passes on envelopes, from wherever.
 struct MergeEnvelopes;
 
 impl Operator for MergeEnvelopes {
@@ -749,10 +742,10 @@ impl Operator for Blanks {
     }
 }
 
-/// Where the cycle passes on a source's envelopes, no more of them go round than the source's hub has. With a copy on the way a
-/// source's envelopes go home, and any number follows.
+/// A cycle that passes on a source's envelopes holds at most as many of them as the source's hub has. If the cycle
+/// copies them, they return to that hub, and any number can enter.
 #[tokio::test]
-async fn q8_the_check_says_how_many_envelopes_a_source_can_put_into_a_cycle() {
+async fn q8_the_check_reports_how_many_envelopes_a_source_can_put_into_a_cycle() {
     let at_most = |count| format!("at most {count} envelopes at once");
     for (envelopes, copies, feeds, then) in [
         (5, false, at_most(5), "they have room for all"),

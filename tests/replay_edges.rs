@@ -1,4 +1,4 @@
-//! Sections that are replayed, at their edges: operators that keep what no replay keeps, odd shapes, ends in the middle.
+//! Edge cases of replayed sections: operators with state, unusual shapes, early ends, and work of other threads.
 
 use common::*;
 use futures::{FutureExt, future::BoxFuture};
@@ -15,10 +15,10 @@ fn add_to(left: &mut [u32], right: &[u32]) {
 type Io = MapPorts<Envelope<u32>, Envelope<u32>>;
 type Handles = MapHandles<Envelope<u32>, Envelope<u32>>;
 
-/// An operator that is a function, and what it keeps from run to run.
-struct Does<S, F>(S, F);
+/// An operator made of a function and the state that it keeps between runs.
+struct Stateful<S, F>(S, F);
 
-impl<S, F> Operator for Does<S, F>
+impl<S, F> Operator for Stateful<S, F>
 where
     S: Send + 'static,
     F: for<'a> FnMut(&'a mut S, &'a mut Io, &'a mut Cx) -> BoxFuture<'a, Result<()>> + Send + 'static,
@@ -30,15 +30,15 @@ where
     }
 }
 
-fn does<S, F>(state: S, act: F) -> Does<S, F>
+fn stateful<S, F>(state: S, act: F) -> Stateful<S, F>
 where
     S: Send + 'static,
     F: for<'a> FnMut(&'a mut S, &'a mut Io, &'a mut Cx) -> BoxFuture<'a, Result<()>> + Send + 'static,
 {
-    Does(state, act)
+    Stateful(state, act)
 }
 
-/// Each message is so many rows of four elements.
+/// The number of elements in a row.
 const ROW: usize = 4;
 
 fn batches(rows: &[usize]) -> Vec<Vec<u32>> {
@@ -52,16 +52,16 @@ fn counts(report: &Report) -> (u64, u64, u64) {
 }
 
 #[track_caller]
-fn says(told: &str, what: &[&str]) {
-    what.iter().for_each(|what| assert!(told.contains(what), "no `{what}` in: {told}"));
+fn assert_contains(text: &str, parts: &[&str]) {
+    parts.iter().for_each(|part| assert!(text.contains(part), "no `{part}` in: {text}"));
 }
 
-/// `read -> first -> one -> collect`: `first` increments in place, in its section or not.
-async fn beside<O: Operator<Ports = Io>>(
+/// `read -> first -> one -> collect`. `first` is an [`AddOne`].
+async fn run_chain<O: Operator<Ports = Io>>(
     device: &Device,
     rows: &[usize],
     one: O,
-    settle: impl FnOnce(&mut Flow, &Added<Handles>, &Added<Handles>),
+    configure: impl FnOnce(&mut Flow, &Added<Handles>, &Added<Handles>),
 ) -> Result<(Vec<Vec<u32>>, Report)> {
     let seen = shared();
     let mut flow = Flow::new("edges");
@@ -73,13 +73,13 @@ async fn beside<O: Operator<Ports = Io>>(
     flow.connect_with(read.output, first.input, hub);
     flow.connect_with(first.output, one.input, hub);
     flow.connect_with(one.output, collect.input, hub);
-    settle(&mut flow, &first, &one);
+    configure(&mut flow, &first, &one);
     let report = flow.run().await?;
     let seen = lock(&seen).clone();
     Ok((seen, report))
 }
 
-/// Into a blank envelope.
+/// Adds one to each element, into a blank envelope.
 struct AddOne;
 
 impl Operator for AddOne {
@@ -94,9 +94,9 @@ impl Operator for AddOne {
     }
 }
 
-/// What a flow with `one` in a section fails with, `first` in it too.
+/// The error of a flow with `first` and `one` in a section.
 async fn refused<O: Operator<Ports = Io>>(device: &Device, at_start: bool, checked: bool, one: O) -> String {
-    let ran = beside(device, &[4, 4, 4, 4], one, |flow, first, one| {
+    let run = run_chain(device, &[4, 4, 4, 4], one, |flow, first, one| {
         let net = flow.replay("net", (first, one)).buckets([1, 2, 4]).rows(first.input, ROW);
         if at_start {
             net.at_start();
@@ -105,16 +105,16 @@ async fn refused<O: Operator<Ports = Io>>(device: &Device, at_start: bool, check
             net.checked();
         }
     });
-    let error = ran.await.expect_err("it is refused");
+    let error = run.await.expect_err("the section is refused");
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
-    let told = error.to_string();
-    assert!(told.starts_with("section `net`: operator `one`: "), "{told}");
-    told
+    let text = error.to_string();
+    assert!(text.starts_with("section `net`: operator `one`: "), "{text}");
+    text
 }
 
-on_both!(what_an_operator_makes_in_a_capture_it_cannot_keep, async |device: Device| {
-    // In the graph of the first bucket it is written, and in none of the others'.
-    let lazy = does(None, |weights: &mut Option<Buffer<u32>>, ports, cx| {
+on_both!(an_operator_that_keeps_memory_allocated_in_a_capture_is_refused, async |device: Device| {
+    // Only the graph of the first bucket would write `weights`; those of the other buckets would only read it.
+    let lazy = stateful(None, |weights: &mut Option<Buffer<u32>>, ports, cx| {
         async move {
             let mut x = ports.input.take()?;
             let stream = cx.stream()?;
@@ -126,35 +126,38 @@ on_both!(what_an_operator_makes_in_a_capture_it_cannot_keep, async |device: Devi
         }
         .boxed()
     });
-    let told = refused(&device, true, false, lazy).await;
-    says(&told, &["memory that was allocated in the capture", "is kept after it", "allocate it earlier, in `start`"]);
+    let error = refused(&device, true, false, lazy).await;
+    assert_contains(
+        &error,
+        &["memory that was allocated in the capture", "is kept after it", "allocate it earlier, in `start`"],
+    );
 
-    // The difference to the message before, which replays would take from the same one for ever.
-    let differs = does(None, |before: &mut Option<Envelope<u32>>, ports, cx| {
+    // Adds the previous message. Every replay would add the one of the captured run.
+    let adds_previous = stateful(None, |previous: &mut Option<Envelope<u32>>, ports, cx| {
         async move {
             let x = ports.input.take()?;
             let mut y = ports.output.blank().await?;
             y.set_len(x.len())?;
             let stream = cx.stream()?;
             stream.copy(&x, &mut y)?;
-            if let Some(before) = before.take() {
-                add_to::launch(stream, &mut y, &before)?;
+            if let Some(previous) = previous.take() {
+                add_to::launch(stream, &mut y, &previous)?;
             }
-            *before = Some(x);
+            *previous = Some(x);
             ports.output.send(y).await
         }
         .boxed()
     });
-    let told = refused(&device, false, false, differs).await;
-    says(&told, &["memory that was allocated in the capture", "is kept after it"]);
+    let error = refused(&device, false, false, adds_previous).await;
+    assert_contains(&error, &["memory that was allocated in the capture", "is kept after it"]);
 });
 
-on_both!(checked_a_section_uses_the_same_memory_in_every_run, async |device: Device| {
+on_both!(checked_refuses_an_operator_that_uses_other_memory_in_the_next_run, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
-    // Which of them is written is not what the kernel is, but what it is given.
+    // The kernels are the same in every run; only their arguments differ.
     for both in [false, true] {
         let sums = [1, 2].map(|n| Buffer::from_slice(&stream, &[100 * n; 64]).unwrap());
-        let turns = does(sums, move |sums, ports, cx| {
+        let alternates = stateful(sums, move |sums, ports, cx| {
             async move {
                 let mut x = ports.input.take()?;
                 sums.swap(0, 1);
@@ -167,13 +170,13 @@ on_both!(checked_a_section_uses_the_same_memory_in_every_run, async |device: Dev
             }
             .boxed()
         });
-        let told = refused(&device, false, true, turns).await;
-        says(&told, &["captured twice, it uses other memory the second time"]);
+        let error = refused(&device, false, true, alternates).await;
+        assert_contains(&error, &["captured twice, it uses other memory the second time"]);
     }
 });
 
-on_both!(what_is_said_beside_work_and_messages_is_in_no_replay, async |device: Device| {
-    let removes = does((), |_, ports, cx| {
+on_both!(effects_other_than_work_and_messages_are_refused, async |device: Device| {
+    let removes = stateful((), |_, ports, cx| {
         async move {
             let x = ports.input.take()?;
             cx.remove_metadata("number");
@@ -181,10 +184,10 @@ on_both!(what_is_said_beside_work_and_messages_is_in_no_replay, async |device: D
         }
         .boxed()
     });
-    let told = refused(&device, false, false, removes).await;
-    says(&told, &["it takes metadata away from messages, which no replay does"]);
+    let error = refused(&device, false, false, removes).await;
+    assert_contains(&error, &["it takes metadata away from messages, which no replay does"]);
 
-    let replies = does((), |_, ports, cx| {
+    let replies = stateful((), |_, ports, cx| {
         async move {
             let x = ports.input.take()?;
             drop(cx.take_replies());
@@ -192,10 +195,10 @@ on_both!(what_is_said_beside_work_and_messages_is_in_no_replay, async |device: D
         }
         .boxed()
     });
-    let told = refused(&device, false, false, replies).await;
-    says(&told, &["it calls `Cx::take_replies`, which no replay does"]);
+    let error = refused(&device, false, false, replies).await;
+    assert_contains(&error, &["it calls `Cx::take_replies`, which no replay does"]);
 
-    let closes = does((), |_, ports, _| {
+    let closes = stateful((), |_, ports, _| {
         async move {
             let x = ports.input.take()?;
             ports.output.send(x).await?;
@@ -204,10 +207,10 @@ on_both!(what_is_said_beside_work_and_messages_is_in_no_replay, async |device: D
         }
         .boxed()
     });
-    let told = refused(&device, true, false, closes).await;
-    says(&told, &["it closes `output`, which no replay does"]);
+    let error = refused(&device, true, false, closes).await;
+    assert_contains(&error, &["it closes `output`, which no replay does"]);
 
-    let finishes = does(0, |n, ports, cx| {
+    let finishes = stateful(0, |n, ports, cx| {
         async move {
             *n += 1;
             if *n == 2 {
@@ -218,12 +221,12 @@ on_both!(what_is_said_beside_work_and_messages_is_in_no_replay, async |device: D
         }
         .boxed()
     });
-    let told = refused(&device, false, false, finishes).await;
-    says(&told, &["it calls `Cx::finish`, which no replay does"]);
+    let error = refused(&device, false, false, finishes).await;
+    assert_contains(&error, &["it calls `Cx::finish`, which no replay does"]);
 });
 
-on_both!(an_operator_that_ends_before_anything_is_captured_ends_the_section, async |device: Device| {
-    let once = does((), |_, ports, cx| {
+on_both!(an_operator_that_finishes_before_the_first_capture_ends_the_section, async |device: Device| {
+    let once = stateful((), |_, ports, cx| {
         async move {
             cx.finish();
             let x = ports.input.take()?;
@@ -231,15 +234,15 @@ on_both!(an_operator_that_ends_before_anything_is_captured_ends_the_section, asy
         }
         .boxed()
     });
-    let ran = beside(&device, &[4, 4, 4], once, |flow, first, one| {
+    let run = run_chain(&device, &[4, 4, 4], once, |flow, first, one| {
         flow.replay("net", (first, one));
     });
-    let (seen, report) = ran.await.unwrap();
+    let (seen, report) = run.await.unwrap();
     assert_eq!((seen.len(), counts(&report)), (1, (0, 1, 0)));
 });
 
 on_both!(a_panic_in_a_capture_is_an_error_of_its_operator, async |device: Device| {
-    let panics = does(0, |n, ports, _| {
+    let panics = stateful(0, |n, ports, _| {
         async move {
             let x = ports.input.take()?;
             *n += 1;
@@ -248,19 +251,19 @@ on_both!(a_panic_in_a_capture_is_an_error_of_its_operator, async |device: Device
         }
         .boxed()
     });
-    let ran = beside(&device, &[4, 4, 4], panics, |flow, first, one| {
+    let run = run_chain(&device, &[4, 4, 4], panics, |flow, first, one| {
         flow.replay("net", (first, one));
     });
-    let error = ran.await.expect_err("it panics");
+    let error = run.await.expect_err("the operator panics");
     assert_eq!(error.kind(), ErrorKind::Panicked);
-    says(&error.to_string(), &["section `net`: operator `one`", "the second time"]);
+    assert_contains(&error.to_string(), &["section `net`: operator `one`", "the second time"]);
 });
 
-on_both!(what_is_sent_may_be_larger_than_the_envelopes_of_its_hub, async |device: Device| {
+on_both!(an_operator_may_send_a_buffer_larger_than_its_hubs_envelopes, async |device: Device| {
     let run = async |replay: bool| {
         let seen = shared();
         let mut flow = Flow::new("own");
-        let own = does((), |_, ports, cx| {
+        let own = stateful((), |_, ports, cx| {
             async move {
                 let x = ports.input.take()?;
                 let mut y = cx.alloc::<u32>(x.len())?;
@@ -290,8 +293,8 @@ on_both!(what_is_sent_may_be_larger_than_the_envelopes_of_its_hub, async |device
     assert_eq!(counts(&report), (2, 2, 2));
 });
 
-on_both!(a_section_may_end_where_nothing_comes_out, async |device: Device| {
-    /// Adds all that comes to what it has.
+on_both!(a_section_may_have_no_output, async |device: Device| {
+    /// Adds each message to a buffer.
     struct Adds(Buffer<u32>);
 
     impl Operator for Adds {
@@ -322,7 +325,7 @@ on_both!(a_section_may_end_where_nothing_comes_out, async |device: Device| {
     assert_eq!(counts(&report), (4, 1, 1));
 });
 
-/// Sends what comes on at one output, and one more of each at the other.
+/// Forwards each message at one output, and sends each element plus one at the other.
 struct Both;
 
 #[derive(Ports)]
@@ -348,7 +351,7 @@ impl Operator for Both {
     }
 }
 
-/// Adds the right one to the left one.
+/// Sends the sum of its two inputs.
 struct Sum;
 
 #[derive(Ports)]
@@ -371,7 +374,7 @@ impl Operator for Sum {
     }
 }
 
-/// Sends numbers, each with metadata of its name.
+/// Sends numbers, each with metadata that contains its name.
 struct Named(&'static str, u32);
 
 impl Operator for Named {
@@ -391,7 +394,7 @@ impl Operator for Named {
     }
 }
 
-/// Writes down what came with a message.
+/// Records the data and the metadata of each message.
 struct Names(Shared<String>);
 
 impl Operator for Names {
@@ -401,13 +404,13 @@ impl Operator for Names {
         let x = ports.input.take()?;
         let metadata = cx.metadata();
         let names: Vec<_> = metadata.names().collect();
-        let told = format!("{:?} {names:?} {:?}", x.read().await?, metadata.get::<&str>("who"));
-        lock(&self.0).push(told);
+        let line = format!("{:?} {names:?} {:?}", x.read().await?, metadata.get::<&str>("who"));
+        lock(&self.0).push(line);
         Ok(())
     }
 }
 
-on_both!(what_comes_with_a_message_goes_the_way_of_the_message, async |device: Device| {
+on_both!(metadata_takes_the_same_path_as_its_message, async |device: Device| {
     let run = async |replay: bool| {
         let seen = [shared(), shared()];
         let mut flow = Flow::new("names");
@@ -436,7 +439,7 @@ on_both!(what_comes_with_a_message_goes_the_way_of_the_message, async |device: D
 });
 
 on_both!(a_loop_may_go_through_a_section, async |device: Device| {
-    /// Sends each message round once.
+    /// Sends each message through the loop once.
     struct Round;
 
     #[derive(Ports)]
@@ -455,7 +458,7 @@ on_both!(a_loop_may_go_through_a_section, async |device: Device| {
         type Ports = RoundPorts;
 
         async fn compute(&mut self, _ports: &mut RoundPorts, _cx: &mut Cx) -> Result<()> {
-            unreachable!("its `run` calls no `compute`")
+            unreachable!("`run` does not call `compute`")
         }
 
         async fn run(&mut self, ports: &mut RoundPorts, _cx: &mut Cx) -> Result<()> {
@@ -489,7 +492,7 @@ on_both!(a_loop_may_go_through_a_section, async |device: Device| {
     assert_eq!(*lock(&seen), sent.collect::<Vec<Vec<u32>>>());
 });
 
-on_both!(a_service_answers_by_way_of_a_section, async |device: Device| {
+on_both!(a_service_answers_through_a_section, async |device: Device| {
     let mut flow = Flow::new("service");
     let forth = {
         let device = device.clone();
@@ -509,17 +512,17 @@ on_both!(a_service_answers_by_way_of_a_section, async |device: Device| {
     let service = flow.service("ask", forth.input, back.output);
     let running = flow.spawn().unwrap();
     let length = |n: u32| ROW * (1 + n as usize % 5);
-    let asked: Vec<_> = (0..40)
+    let requests: Vec<_> = (0..40)
         .map(|n| {
             let service = service.clone();
             tokio::spawn(async move { service.ask(vec![n; length(n)]).await })
         })
         .collect();
-    for (n, asked) in (0..).zip(asked) {
-        // Some callers go away, and what they asked goes on.
+    for (n, request) in (0..).zip(requests) {
+        // Some callers abort. Their requests pass through the flow all the same.
         match n % 7 {
-            3 => asked.abort(),
-            _ => assert_eq!(asked.await.unwrap().unwrap(), vec![n + 2; length(n)]),
+            3 => request.abort(),
+            _ => assert_eq!(request.await.unwrap().unwrap(), vec![n + 2; length(n)]),
         }
     }
     drop(service);
@@ -527,14 +530,14 @@ on_both!(a_service_answers_by_way_of_a_section, async |device: Device| {
     assert!(replayed > 0 && streamed > captured && captured == 3, "{replayed}, {streamed}, {captured}");
 });
 
-on_both!(aborted_and_dropped_while_a_replay_is_held_up_a_flow_gives_everything_back, async |device: Device| {
+on_both!(a_flow_that_is_aborted_or_dropped_during_a_blocked_replay_releases_all_memory, async |device: Device| {
     for aborted in [false, true] {
         let other = Stream::new(&device).unwrap();
         let mut weights = Buffer::from_slice(&other, &[1_u32; 64]).unwrap();
         let held = hold(&other);
-        // Each replay comes after this.
+        // Every replay waits for this write.
         other.fill(&mut weights, 1).unwrap();
-        let adds = does(weights, |weights, ports, cx| {
+        let adds = stateful(weights, |weights, ports, cx| {
             async move {
                 let mut x = ports.input.take()?;
                 add_to::launch(cx.stream()?, &mut x, weights)?;
@@ -552,7 +555,7 @@ on_both!(aborted_and_dropped_while_a_replay_is_held_up_a_flow_gives_everything_b
         flow.replay("net", &one).at_start().buckets([2]).rows(one.input, ROW);
         let running = flow.spawn().unwrap();
         let handle = running.handle();
-        until("it replays", || handle.status()[1].runs > 1).await;
+        until("a second run", || handle.status()[1].runs > 1).await;
         if aborted {
             handle.abort();
             let error = running.await.unwrap_err();
@@ -565,13 +568,13 @@ on_both!(aborted_and_dropped_while_a_replay_is_held_up_a_flow_gives_everything_b
     }
 });
 
-/// On one thread: others have had their turns when this one has given them some.
+/// On one thread, so that `yield_now` lets every other task run.
 #[tokio::test]
 async fn a_capture_waits_for_memory_that_streams_still_use() {
     let device = emulated_with(wakeline::device::Emulated::new().workers(4).memory(64 << 10));
     let other = Stream::new(&device).unwrap();
     let held = hold(&other);
-    // Three envelopes are the hubs', three the graph's, and there is room for two beside this.
+    // The device has memory for eight envelopes: the hubs have three, `large` occupies three, and the graph needs three.
     let mut large = Buffer::<u32>::new(&device, 24 << 8).unwrap();
     other.fill(&mut large, 1).unwrap();
     drop(large);
@@ -587,19 +590,19 @@ async fn a_capture_waits_for_memory_that_streams_still_use() {
     flow.connect_with(two.output, collect.input, hub);
     flow.replay("net", (&one, &two));
     let running = flow.spawn().unwrap();
-    until("the first is there", || lock(&seen).len() == 1).await;
+    until("the first message is collected", || lock(&seen).len() == 1).await;
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(lock(&seen).len(), 1, "it is captured before the next");
+    assert_eq!(lock(&seen).len(), 1, "the capture, which precedes the second round, waits for memory");
     drop(held);
     assert_eq!(counts(&within(running).await.unwrap()), (2, 1, 1));
 }
 
-on_both!(what_an_operator_has_replaced_is_used_by_no_replay_any_more, async |device: Device| {
-    // Adds each message to what it keeps, which grows with the longest.
+on_both!(no_replay_uses_a_buffer_that_its_operator_has_replaced, async |device: Device| {
+    // Adds each message to a buffer, which it replaces by a larger one for a longer message.
     let sums = || {
-        does(None, |sum: &mut Option<Buffer<u32>>, ports, cx| {
+        stateful(None, |sum: &mut Option<Buffer<u32>>, ports, cx| {
             async move {
                 let mut x = ports.input.take()?;
                 let stream = cx.stream()?;
@@ -620,20 +623,20 @@ on_both!(what_an_operator_has_replaced_is_used_by_no_replay_any_more, async |dev
         })
     };
     let rows = [2, 2, 2, 9, 2, 2, 2, 1];
-    let (streamed, _) = beside(&device, &rows, sums(), |_, _, _| {}).await.unwrap();
-    let replayed = beside(&device, &rows, sums(), |flow, _, one| {
+    let (streamed, _) = run_chain(&device, &rows, sums(), |_, _, _| {}).await.unwrap();
+    let replayed = run_chain(&device, &rows, sums(), |flow, _, one| {
         flow.replay("net", one).buckets([2]).rows(one.input, ROW);
     });
     let (replayed, report) = replayed.await.unwrap();
     assert_eq!(replayed, streamed);
-    // Captured again after the message that fits no bucket.
+    // The message that fits no bucket replaces the buffer, so the bucket is captured again.
     assert_eq!(counts(&report), (5, 3, 2));
 });
 
-on_both!(a_section_that_only_passes_on_is_a_graph_without_nodes, async |device: Device| {
-    let passes = || does((), |_, ports, _| async move { ports.output.send(ports.input.take()?).await }.boxed());
-    let (streamed, _) = beside(&device, &[2, 2, 1, 2], passes(), |_, _, _| {}).await.unwrap();
-    let replayed = beside(&device, &[2, 2, 1, 2], passes(), |flow, _, one| {
+on_both!(a_section_that_only_forwards_messages_is_replayed, async |device: Device| {
+    let forwards = || stateful((), |_, ports, _| async move { ports.output.send(ports.input.take()?).await }.boxed());
+    let (streamed, _) = run_chain(&device, &[2, 2, 1, 2], forwards(), |_, _, _| {}).await.unwrap();
+    let replayed = run_chain(&device, &[2, 2, 1, 2], forwards(), |flow, _, one| {
         flow.replay("net", one);
     });
     let (replayed, report) = replayed.await.unwrap();
@@ -641,7 +644,7 @@ on_both!(a_section_that_only_passes_on_is_a_graph_without_nodes, async |device: 
     assert_eq!(counts(&report), (2, 2, 2));
 });
 
-on_both!(a_section_pauses_with_its_flow_and_goes_on, async |device: Device| {
+on_both!(a_section_pauses_and_resumes_with_its_flow, async |device: Device| {
     let seen = shared();
     let mut flow = Flow::new("pause");
     let read = flow.add("read", SendEach::new(batches(&[2; 200])));
@@ -661,7 +664,7 @@ on_both!(a_section_pauses_with_its_flow_and_goes_on, async |device: Device| {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    // One was under way, perhaps.
+    // One run may have been in progress.
     assert!(handle.status()[1].runs <= runs + 1);
     handle.resume();
     assert_eq!(counts(&running.await.unwrap()), (199, 1, 1));
@@ -669,7 +672,7 @@ on_both!(a_section_pauses_with_its_flow_and_goes_on, async |device: Device| {
 });
 
 #[tokio::test]
-async fn a_flow_of_one_thread_replays_too() {
+async fn a_local_flow_replays_sections() {
     let device = emulated();
     let seen = shared();
     let mut flow = wakeline::flow::LocalFlow::new("here");
@@ -684,9 +687,9 @@ async fn a_flow_of_one_thread_replays_too() {
     assert_eq!(counts(&report), (2, 2, 2));
 }
 
-on_both!(who_else_works_on_an_operators_stream_is_no_matter_of_its_capture, async |device: Device| {
-    // As a reader does that has no stream of its own: from another thread, at any time.
-    let works = does(None, |own: &mut Option<Stream>, ports, cx| {
+on_both!(work_of_another_thread_on_the_operators_stream_is_allowed_during_a_capture, async |device: Device| {
+    // Like a reader without a stream of its own, which may enqueue work from another thread at any time.
+    let shares = stateful(None, |own: &mut Option<Stream>, ports, cx| {
         async move {
             let mut x = ports.input.take()?;
             let stream = cx.stream()?;
@@ -694,25 +697,25 @@ on_both!(who_else_works_on_an_operators_stream_is_no_matter_of_its_capture, asyn
             match own.take() {
                 None => *own = Some(stream.clone()),
                 Some(own) => {
-                    let works = move || own.fill(&mut Buffer::<u32>::new(own.device(), 8)?, 1);
-                    std::thread::spawn(works).join().expect("it does not panic")?;
+                    let work = move || own.fill(&mut Buffer::<u32>::new(own.device(), 8)?, 1);
+                    std::thread::spawn(work).join().expect("the thread does not panic")?;
                 }
             }
             ports.output.send(x).await
         }
         .boxed()
     });
-    let ran = beside(&device, &[2, 2, 2], works, |flow, first, one| {
+    let run = run_chain(&device, &[2, 2, 2], shares, |flow, first, one| {
         flow.replay("net", (first, one));
     });
-    assert_eq!(counts(&ran.await.unwrap().1), (2, 1, 1));
+    assert_eq!(counts(&run.await.unwrap().1), (2, 1, 1));
 });
 
-on_both!(a_stream_that_is_none_of_the_flows_is_in_no_capture, async |device: Device| {
-    // It counts its messages, on a stream of its own.
+on_both!(an_operator_that_works_on_its_own_stream_in_a_capture_is_refused, async |device: Device| {
+    // Counts its messages on its own stream.
     let own = Stream::new(&device).unwrap();
     let count = Buffer::from_slice(&own, &[0_u32]).unwrap();
-    let counts = does((own, count), |(own, count), ports, cx| {
+    let counting = stateful((own, count), |(own, count), ports, cx| {
         async move {
             let mut x = ports.input.take()?;
             increment::launch(cx.stream()?, &mut x)?;
@@ -721,12 +724,12 @@ on_both!(a_stream_that_is_none_of_the_flows_is_in_no_capture, async |device: Dev
         }
         .boxed()
     });
-    let told = refused(&device, false, false, counts).await;
-    says(&told, &["it enqueues work on a stream that it has kept from an earlier run, or made"]);
+    let error = refused(&device, false, false, counting).await;
+    assert_contains(&error, &["it enqueues work on a stream that it has kept from an earlier run, or made"]);
 });
 
 #[test]
-fn a_bucket_that_no_memory_holds_is_found_before_anything_runs() {
+fn a_bucket_larger_than_any_memory_is_reported_before_the_flow_runs() {
     let device = emulated();
     let mut flow = Flow::new("large");
     let read = flow.add("read", SendEach::new(batches(&[1])));
@@ -735,6 +738,6 @@ fn a_bucket_that_no_memory_holds_is_found_before_anything_runs() {
     flow.connect_with(read.output, one.input, Hub::bounded(1).envelope_bytes(64));
     flow.connect(one.output, collect.input);
     flow.replay("net", &one).buckets([1, usize::MAX / 8]).rows(one.input, ROW);
-    let told = flow.check().unwrap_err().to_string();
-    says(&told, &["section `net`: a bucket of 2305843009213693951 rows is larger than any memory"]);
+    let error = flow.check().unwrap_err().to_string();
+    assert_contains(&error, &["section `net`: a bucket of 2305843009213693951 rows is larger than any memory"]);
 }

@@ -1,5 +1,4 @@
-//! Scenario E1: a flow as a service. Requests and responses matched, back-pressure as readiness, and nobody left without an
-//! answer.
+//! Scenario E1: a flow as a service. Responses match their requests, back-pressure is readiness, every request is answered.
 
 use std::{
     future::{poll_fn, ready},
@@ -18,14 +17,14 @@ use wakeline::{
     prelude::*,
 };
 
-/// A service whose only operator is this one.
-fn serving<P>(operator: impl Operator<Ports = P>, places: usize) -> (Flow, Service<u32, u32>)
+/// A service with this operator only; `capacity` is that of the hub of the requests.
+fn serving<P>(operator: impl Operator<Ports = P>, capacity: usize) -> (Flow, Service<u32, u32>)
 where
     P: wakeline::operator::Ports<Handles = wakeline::operator::MapHandles<u32, u32>>,
 {
     let mut flow = Flow::new("e1");
     let only = flow.add("only", operator);
-    let service = flow.service_with("service", only.input, only.output, Hub::bounded(places));
+    let service = flow.service_with("service", only.input, only.output, Hub::bounded(capacity));
     (flow, service)
 }
 
@@ -33,7 +32,7 @@ fn double() -> impl Operator<Ports = MapPorts<u32, u32>> {
     map(|n: u32| ready(Ok(2 * n)))
 }
 
-/// Doubles what it is given when it is told to, one at a time.
+/// Doubles each number after a notification of `gate`.
 fn gated(gate: &Arc<Notify>) -> impl Operator<Ports = MapPorts<u32, u32>> + use<> {
     let gate = gate.clone();
     map(move |n: u32| {
@@ -45,20 +44,19 @@ fn gated(gate: &Arc<Notify>) -> impl Operator<Ports = MapPorts<u32, u32>> + use<
     })
 }
 
-/// The flow has begun, and there is room.
-async fn begun(service: &Service<u32, u32>) {
+/// Waits until the flow runs and has room for a request.
+async fn until_ready(service: &Service<u32, u32>) {
     within(service.clone().ready()).await.unwrap();
 }
 
-/// Has an operator taken a request?
-async fn at_work(running: &wakeline::Running) {
-    until("an operator is at work", || running.status().iter().any(|status| status.running)).await;
+async fn until_running(running: &wakeline::Running) {
+    until("an operator is in a run", || running.status().iter().any(|status| status.running)).await;
 }
 
 fn is_sync<T: Send + Sync + Unpin>(_: &T) {}
 
-// Over two operators on a device, more callers than envelopes.
-on_both!(e1_requests_and_responses_are_matched, async |device: Device| {
+// Two operators on a device, and more callers than envelopes.
+on_both!(e1_each_caller_gets_the_response_to_its_request, async |device: Device| {
     let mut flow = Flow::new("e1");
     let first = flow.add("first", Increment).on(&device);
     let second = flow.add("second", Increment).on(&device);
@@ -76,15 +74,15 @@ on_both!(e1_requests_and_responses_are_matched, async |device: Device| {
             let response = if n.is_multiple_of(2) {
                 service.ask(request).await?
             } else {
-                // As tower does.
+                // tower's way: `poll_ready`, then `call`.
                 service.oneshot(request).await?
             };
             assert_eq!(response.read().await?, [n + 2, 7 * n + 2]);
             Ok::<_, Error>(())
         })
     };
-    for answered in join_all((0..300).map(ask)).await {
-        answered.unwrap().unwrap();
+    for response in join_all((0..300).map(ask)).await {
+        response.unwrap().unwrap();
     }
     drop(service);
     let report = running.await.unwrap();
@@ -94,7 +92,7 @@ on_both!(e1_requests_and_responses_are_matched, async |device: Device| {
 });
 
 #[tokio::test]
-async fn e1_ready_is_a_place_that_is_kept() {
+async fn e1_ready_reserves_a_slot() {
     let gate = Arc::new(Notify::new());
     let (flow, mut service) = serving(gated(&gate), 1);
     let mut other = service.clone();
@@ -102,16 +100,16 @@ async fn e1_ready_is_a_place_that_is_kept() {
     let running = flow.spawn().unwrap();
     within(service.ready()).await.unwrap();
     let one = service.call(1);
-    at_work(&running).await;
+    until_running(&running).await;
     within(service.ready()).await.unwrap();
-    assert!(poll!(pin!(other.ready())).is_pending(), "the only place is kept for the first");
+    assert!(poll!(pin!(other.ready())).is_pending(), "the first caller has reserved the only slot");
     let two = service.call(2);
-    assert!(poll!(pin!(other.ready())).is_pending(), "and now it is taken");
+    assert!(poll!(pin!(other.ready())).is_pending(), "the only slot is in use");
     gate.notify_one();
     assert_eq!(within(one).await.unwrap(), 2);
     within(other.ready()).await.unwrap();
 
-    // Whoever is ready and goes away gives the place to the next.
+    // A caller that is dropped while it is ready releases its slot to the next one.
     let mut third = service.clone();
     let mut waiting = Box::pin(third.ready());
     assert!(poll!(waiting.as_mut()).is_pending());
@@ -125,33 +123,33 @@ async fn e1_ready_is_a_place_that_is_kept() {
     assert_eq!(within(three).await.unwrap(), 6);
 
     let error = within(service.call(4)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Usage, "it was not asked whether it is ready: {error}");
+    assert_eq!(error.kind(), ErrorKind::Usage, "`call` without `poll_ready`: {error}");
     drop((service, third));
     within(running).await.unwrap();
 }
 
 #[tokio::test]
-async fn e1_overload_is_shed_where_that_is_asked_for() {
+async fn e1_load_shedding_fails_requests_without_room() {
     let gate = Arc::new(Notify::new());
     let (flow, service) = serving(gated(&gate), 2);
     let running = flow.spawn().unwrap();
-    begun(&service).await;
+    until_ready(&service).await;
     let shedding = ServiceBuilder::new().load_shed().service(service.clone());
-    let mut taken = Vec::new();
+    let mut calls = Vec::new();
     for n in 0..3 {
-        taken.push(Box::pin(service.ask(n)));
-        assert!(poll!(taken[n as usize].as_mut()).is_pending());
+        calls.push(Box::pin(service.ask(n)));
+        assert!(poll!(calls[n as usize].as_mut()).is_pending());
         if n == 0 {
-            at_work(&running).await;
+            until_running(&running).await;
         }
     }
     for _ in 0..5 {
         let error = within(shedding.clone().oneshot(9)).await.unwrap_err();
         assert!(error.is::<Overloaded>(), "{error}");
     }
-    for (n, taken) in taken.into_iter().enumerate() {
+    for (n, call) in calls.into_iter().enumerate() {
         gate.notify_one();
-        assert_eq!(within(taken).await.unwrap(), 2 * n as u32);
+        assert_eq!(within(call).await.unwrap(), 2 * n as u32);
     }
     gate.notify_one();
     assert_eq!(within(shedding.oneshot(9)).await.unwrap(), 18);
@@ -159,15 +157,15 @@ async fn e1_overload_is_shed_where_that_is_asked_for() {
     within(running).await.unwrap();
 }
 
-/// A limit holds for the whole way; whoever goes away is not counted any more, and operators can know.
+/// A request counts towards the limit until it is answered or its caller gives up, which operators can query.
 #[tokio::test]
-async fn e1_a_client_that_goes_away_frees_its_slot() {
+async fn e1_a_caller_that_gives_up_releases_its_slot() {
     let gate = Arc::new(Notify::new());
-    let (told, mut abandoned) = mpsc::unbounded_channel();
+    let (report, mut abandoned) = mpsc::unbounded_channel();
 
-    struct Looks(Arc<Notify>, mpsc::UnboundedSender<bool>);
+    struct ReportsAbandoned(Arc<Notify>, mpsc::UnboundedSender<bool>);
 
-    impl Operator for Looks {
+    impl Operator for ReportsAbandoned {
         type Ports = MapPorts<u32, u32>;
 
         async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
@@ -183,28 +181,28 @@ async fn e1_a_client_that_goes_away_frees_its_slot() {
         }
     }
 
-    let (flow, service) = serving(Looks(gate.clone(), told), 8);
+    let (flow, service) = serving(ReportsAbandoned(gate.clone(), report), 8);
     let mut service = service.limit(1);
     let other = service.clone();
     let running = flow.spawn().unwrap();
     within(service.ready()).await.unwrap();
     let first = service.call(1);
-    at_work(&running).await;
-    assert!(poll!(pin!(other.clone().ready())).is_pending(), "there is room, but no slot");
-    let mut asking = Box::pin(other.ask(3));
-    assert!(poll!(asking.as_mut()).is_pending());
+    until_running(&running).await;
+    assert!(poll!(pin!(other.clone().ready())).is_pending(), "there is room in the hub, but no slot within the limit");
+    let mut second = Box::pin(other.ask(3));
+    assert!(poll!(second.as_mut()).is_pending());
     drop(first);
-    assert!(poll!(asking.as_mut()).is_pending(), "it has the slot now");
+    assert!(poll!(second.as_mut()).is_pending(), "it has the slot now, and no response yet");
     let mut late = service.clone();
     assert!(poll!(pin!(late.ready())).is_pending());
     gate.notify_one();
     gate.notify_one();
-    until("both are through", || {
+    until("both requests are processed", || {
         gate.notify_one();
         abandoned.len() == 2
     })
     .await;
-    assert_eq!(within(asking).await.unwrap(), 6);
+    assert_eq!(within(second).await.unwrap(), 6);
     assert_eq!((abandoned.recv().await, abandoned.recv().await), (Some(true), Some(false)));
     within(late.ready()).await.unwrap();
 
@@ -224,9 +222,9 @@ struct BatchPorts {
     output: Output<u32>,
 }
 
-/// Takes all that are there, once there are four.
+/// Takes four messages in one run.
 struct Batch {
-    says_which: bool,
+    uses_replies: bool,
 }
 
 impl Operator for Batch {
@@ -238,12 +236,12 @@ impl Operator for Batch {
 
     async fn compute(&mut self, ports: &mut BatchPorts, cx: &mut Cx) -> Result<()> {
         let numbers: Vec<u32> = ports.input.take_batch()?.collect();
-        if !self.says_which {
+        if !self.uses_replies {
             return ports.output.send(numbers[0]).await;
         }
         let mut replies: Vec<_> = numbers.into_iter().zip(cx.take_replies()).collect();
         assert!(cx.take_replies().is_empty());
-        // In another order than they came in.
+        // Not in the order of arrival.
         replies.reverse();
         for (n, reply) in replies {
             ports.output.send_for(reply, 2 * n).await?;
@@ -253,15 +251,15 @@ impl Operator for Batch {
 }
 
 #[tokio::test]
-async fn e1_a_batch_says_which_answer_is_whose() {
-    for says_which in [true, false] {
+async fn e1_a_batch_needs_replies_to_match_its_responses() {
+    for uses_replies in [true, false] {
         let mut flow = Flow::new("e1");
-        let batch = flow.add("batch", Batch { says_which });
+        let batch = flow.add("batch", Batch { uses_replies });
         let service = flow.service_with("service", batch.input, batch.output, Hub::bounded(4));
         let running = flow.spawn().unwrap();
         let answers = within(join_all((0..8).map(|n| service.ask(n)))).await;
         for (n, answer) in answers.into_iter().enumerate() {
-            if says_which {
+            if uses_replies {
                 assert_eq!(answer.unwrap(), 2 * n as u32);
             } else {
                 let error = answer.unwrap_err();
@@ -274,7 +272,7 @@ async fn e1_a_batch_says_which_answer_is_whose() {
     }
 }
 
-/// Refuses some, drops some, keeps some for later runs, and answers some.
+/// By `n % 4`: refuses, drops, keeps for a later run, or answers the request.
 struct Choosy {
     kept: Option<(u32, Reply)>,
 }
@@ -302,7 +300,7 @@ impl Operator for Choosy {
 }
 
 #[tokio::test]
-async fn e1_nobody_is_left_without_an_answer() {
+async fn e1_every_request_is_answered() {
     let mut flow = Flow::new("e1");
     let choosy = flow.add("choosy", Choosy { kept: None });
     let pass = flow.add("pass", pass_on::<u32>());
@@ -325,9 +323,9 @@ async fn e1_nobody_is_left_without_an_answer() {
     within(running).await.unwrap();
 }
 
-/// An operator that filters in a loop of its own, without a thought of who waits.
+/// An operator that filters in its own loop, without `take_replies`.
 #[tokio::test]
-async fn e1_what_a_loop_of_its_own_drops_is_answered_too() {
+async fn e1_a_request_dropped_in_an_own_loop_is_unanswered() {
     let odd = task::<MapPorts<u32, u32>, _>(|ports, _cx| {
         async move {
             while let Some(n) = ports.input.recv().await? {
@@ -351,9 +349,9 @@ async fn e1_what_a_loop_of_its_own_drops_is_answered_too() {
     within(running).await.unwrap();
 }
 
-/// An operator that ends with a request in its hands, in a flow that goes on.
+/// The operator ends with a request, and the flow continues.
 #[tokio::test]
-async fn e1_what_an_operator_takes_with_it_is_answered_too() {
+async fn e1_a_request_of_an_ended_operator_is_unanswered() {
     let once = task::<MapPorts<u32, u32>, _>(|ports, _cx| {
         async move {
             ports.input.recv().await?;
@@ -372,10 +370,9 @@ async fn e1_what_an_operator_takes_with_it_is_answered_too() {
     within(running).await.unwrap();
 }
 
-/// Keeps what it is asked, and never answers.
-struct Hoards(Vec<Reply>);
+struct KeepsReplies(Vec<Reply>);
 
-impl Operator for Hoards {
+impl Operator for KeepsReplies {
     type Ports = MapPorts<u32, u32>;
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
@@ -386,24 +383,24 @@ impl Operator for Hoards {
 }
 
 #[tokio::test]
-async fn e1_what_is_kept_to_the_end_is_answered_then() {
-    let (flow, service) = serving(Hoards(Vec::new()), 4);
+async fn e1_kept_replies_are_unanswered_at_the_end_of_the_flow() {
+    let (flow, service) = serving(KeepsReplies(Vec::new()), 4);
     let mut running = flow.spawn().unwrap();
-    let mut asked = Box::pin(join_all((0..3).map(|n| service.ask(n))));
-    until("it has them all", || {
-        assert!(asked.as_mut().now_or_never().is_none());
+    let mut calls = Box::pin(join_all((0..3).map(|n| service.ask(n))));
+    until("the operator has all requests", || {
+        assert!(calls.as_mut().now_or_never().is_none());
         running.status()[0].runs == 3
     })
     .await;
     running.stop();
     within(&mut running).await.unwrap();
-    for answer in within(asked).await {
+    for answer in within(calls).await {
         let error = answer.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unanswered);
     }
 }
 
-/// Answers when its run's device work is done.
+/// Answers in `after`, when the device work of the run is done.
 struct AnswersAfter {
     result: Option<Envelope<u32>>,
 }
@@ -427,7 +424,7 @@ impl Operator for AnswersAfter {
 }
 
 #[tokio::test]
-async fn e1_what_is_sent_after_a_run_answers_too() {
+async fn e1_a_message_sent_in_after_is_the_response() {
     let device = emulated();
     let mut flow = Flow::new("e1");
     let after = flow.add("after", AnswersAfter { result: None }).on(&device);
@@ -444,9 +441,8 @@ async fn e1_what_is_sent_after_a_run_answers_too() {
     within(running).await.unwrap();
 }
 
-/// A request that goes two ways, of which one is enough to answer it.
 #[tokio::test]
-async fn e1_two_ways_and_one_answer() {
+async fn e1_a_request_split_over_two_paths_gets_one_joined_response() {
     #[derive(Ports)]
     struct SplitPorts {
         #[input]
@@ -496,31 +492,31 @@ async fn e1_two_ways_and_one_answer() {
     let service = flow.service("service", split.input, join.sum);
     let running = flow.spawn().unwrap();
     for (n, answer) in within(join_all((0..50).map(|n| service.ask(n)))).await.into_iter().enumerate() {
-        assert_eq!(answer.unwrap(), 11 * n as u32, "both parts are the same request's");
+        assert_eq!(answer.unwrap(), 11 * n as u32, "both parts belong to the same request");
     }
     drop(service);
     within(running).await.unwrap();
 }
 
-/// Those who have asked are answered; those who ask later, and those who wait for room, are told.
+/// Admitted requests are answered. Later ones, and those that wait for room, fail.
 #[tokio::test]
-async fn e1_stop_drains() {
+async fn e1_stop_answers_admitted_requests_and_refuses_others() {
     let gate = Arc::new(Notify::new());
     let (flow, mut service) = serving(gated(&gate), 1);
     let running = flow.spawn().unwrap();
-    begun(&service).await;
-    let mut asked: Vec<_> = (0..2).map(|n| Box::pin(service.ask(n))).collect();
-    assert!(poll!(asked[0].as_mut()).is_pending());
-    at_work(&running).await;
-    assert!(poll!(asked[1].as_mut()).is_pending());
-    let mut waits = Box::pin(service.ask(2));
-    assert!(poll!(waits.as_mut()).is_pending());
+    until_ready(&service).await;
+    let mut admitted: Vec<_> = (0..2).map(|n| Box::pin(service.ask(n))).collect();
+    assert!(poll!(admitted[0].as_mut()).is_pending());
+    until_running(&running).await;
+    assert!(poll!(admitted[1].as_mut()).is_pending());
+    let mut waiting = Box::pin(service.ask(2));
+    assert!(poll!(waiting.as_mut()).is_pending());
     running.stop();
-    let error = within(waits).await.unwrap_err();
+    let error = within(waiting).await.unwrap_err();
     assert!(error.is_closed() && error.to_string().contains("was stopped"), "{error}");
-    for (n, asked) in asked.into_iter().enumerate() {
+    for (n, call) in admitted.into_iter().enumerate() {
         gate.notify_one();
-        assert_eq!(within(asked).await.unwrap(), 2 * n as u32);
+        assert_eq!(within(call).await.unwrap(), 2 * n as u32);
     }
     within(running).await.unwrap();
     assert!(within(service.ready()).await.unwrap_err().is_closed());
@@ -528,9 +524,9 @@ async fn e1_stop_drains() {
     assert!(service.is_closed());
 }
 
-/// A place that was kept when the flow stopped is worth nothing, and holds no flow up.
+/// A slot that was reserved before the stop does not delay the end of the flow.
 #[tokio::test]
-async fn e1_ready_before_the_stop_and_called_after_it() {
+async fn e1_a_slot_reserved_before_the_stop_is_void_after_it() {
     let (flow, mut service) = serving(double(), 1);
     let running = flow.spawn().unwrap();
     within(service.ready()).await.unwrap();
@@ -539,9 +535,9 @@ async fn e1_ready_before_the_stop_and_called_after_it() {
     assert!(within(service.call(1)).await.unwrap_err().is_closed());
 }
 
-/// Aborted, its handle dropped, an operator that fails or panics: everybody hears of it, wherever their requests are.
+/// Also requests that wait for room.
 #[tokio::test]
-async fn e1_a_flow_that_ends_early_answers_all() {
+async fn e1_a_flow_that_ends_early_fails_all_requests() {
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum How {
         Abort,
@@ -557,48 +553,47 @@ async fn e1_a_flow_that_ends_early_answers_all() {
             async move {
                 gate.notified().await;
                 match how {
-                    How::Fail => Err(Error::other("a reason of its own")),
-                    How::Panic => panic!("a reason of its own"),
+                    How::Fail => Err(Error::other("planned")),
+                    How::Panic => panic!("planned"),
                     _ => Ok(n),
                 }
             }
         });
         let (flow, service) = serving(end, 2);
         let running = flow.spawn().unwrap();
-        begun(&service).await;
-        let mut asked: Vec<_> = (0..5).map(|n| Box::pin(service.ask(n))).collect();
-        for (n, asked) in asked.iter_mut().enumerate() {
-            assert!(poll!(asked.as_mut()).is_pending());
+        until_ready(&service).await;
+        let mut calls: Vec<_> = (0..5).map(|n| Box::pin(service.ask(n))).collect();
+        for (n, call) in calls.iter_mut().enumerate() {
+            assert!(poll!(call.as_mut()).is_pending());
             if n == 0 {
-                at_work(&running).await;
+                until_running(&running).await;
             }
         }
         let handle = running.handle();
         assert!(handle.failure().is_none());
-        let mut left = Some(running);
+        let mut running = Some(running);
         match how {
             How::Abort => handle.abort(),
-            How::Drop => drop(left.take()),
+            How::Drop => drop(running.take()),
             How::Fail | How::Panic => gate.notify_one(),
         }
-        let wanted = match how {
+        let expected = match how {
             How::Abort | How::Drop => ErrorKind::Cancelled,
             How::Fail => ErrorKind::Operator,
             How::Panic => ErrorKind::Panicked,
         };
-        for asked in asked {
-            let error = within(asked).await.unwrap_err();
-            assert_eq!(error.kind(), wanted, "{how:?}: {error}");
+        for call in calls {
+            let error = within(call).await.unwrap_err();
+            assert_eq!(error.kind(), expected, "{how:?}: {error}");
         }
-        assert_eq!(handle.failure().unwrap().kind(), wanted);
-        if let Some(running) = left {
-            assert_eq!(within(running).await.unwrap_err().kind(), wanted);
+        assert_eq!(handle.failure().unwrap().kind(), expected);
+        if let Some(running) = running {
+            assert_eq!(within(running).await.unwrap_err().kind(), expected);
         }
-        assert_eq!(within(service.ask(9)).await.unwrap_err().kind(), wanted, "{how:?}");
+        assert_eq!(within(service.ask(9)).await.unwrap_err().kind(), expected, "{how:?}");
     }
 }
 
-/// Takes a request, fails, and has replies in its hands.
 struct FailsWithReplies;
 
 impl Operator for FailsWithReplies {
@@ -607,32 +602,32 @@ impl Operator for FailsWithReplies {
     async fn compute(&mut self, ports: &mut BatchPorts, cx: &mut Cx) -> Result<()> {
         let _numbers: Vec<u32> = ports.input.take_batch()?.collect();
         let _replies = cx.take_replies();
-        Err(Error::other("with replies in its hands"))
+        Err(Error::other("failed with replies"))
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn e1_what_failed_is_said_and_not_what_was_dropped_for_it() {
+async fn e1_callers_get_the_failure_and_not_unanswered() {
     for _ in 0..50 {
         let mut flow = Flow::new("e1");
         let fails = flow.add("fails", FailsWithReplies);
         let service = flow.service("service", fails.input, fails.output);
         let running = flow.spawn().unwrap();
         for answer in within(join_all((0..3).map(|n| service.ask(n)))).await {
-            assert_eq!(answer.unwrap_err().kind(), ErrorKind::Operator, "and not that it was not answered");
+            assert_eq!(answer.unwrap_err().kind(), ErrorKind::Operator, "the failure, not `Unanswered`");
         }
         let error = within(running).await.unwrap_err();
-        assert!(error.to_string().contains("with replies in its hands"), "{error}");
+        assert!(error.to_string().contains("failed with replies"), "{error}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn e1_a_lost_device_answers_all() {
+async fn e1_a_lost_device_fails_all_requests() {
     let faults = Faults::new().trap_kernel("increment", 5);
     let device = emulated_with(Emulated::new().workers(4).faults(faults));
     let mut flow = Flow::new("e1");
     let first = flow.add("first", Increment).on(&device);
-    // On the host, and it looks at the data: so what it answers is right.
+    // It reads the data on the host, so its answers are right.
     let read = flow.add(
         "read",
         map(async |envelope: Envelope<u32>| {
@@ -664,20 +659,20 @@ async fn e1_a_lost_device_answers_all() {
             }
         }
     }
-    assert!(lost >= 16, "only four came before the trap, and {} were answered", 20 - lost);
+    assert!(lost >= 16, "only four requests precede the trap, but {} were answered", 20 - lost);
     assert!(within(running).await.unwrap_err().is_device_lost());
-    assert!(within(ask(1)).await.unwrap_err().is_device_lost(), "from now on, too");
+    assert!(within(ask(1)).await.unwrap_err().is_device_lost(), "later requests fail, too");
 }
 
-/// Many clients, with little room, who give up now and then: nobody gets another's answer, and no place is lost.
+/// Many clients on a small hub, some of which give up: each gets the response to its own request, and no slot leaks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn e1_many_clients_some_of_whom_give_up() {
-    for places in [1, 7] {
+async fn e1_clients_that_give_up_mix_no_responses_and_leak_no_slots() {
+    for capacity in [1, 7] {
         let mut flow = Flow::new("e1");
         let first = flow.add("first", double());
         let second = flow.add("second", pass_on::<u32>());
         flow.connect(first.output, second.input);
-        let service = flow.service_with("service", first.input, second.output, Hub::bounded(places)).limit(20);
+        let service = flow.service_with("service", first.input, second.output, Hub::bounded(capacity)).limit(20);
         let running = flow.spawn().unwrap();
         let client = |client: u32| {
             let service = service.clone();
@@ -685,9 +680,9 @@ async fn e1_many_clients_some_of_whom_give_up() {
                 for n in 0..quick_or_long(60, 1000) {
                     let n = 1000 * client + n;
                     if n.is_multiple_of(5) {
-                        let mut asked = Box::pin(service.ask(n));
+                        let mut call = Box::pin(service.ask(n));
                         for _ in 0..n % 3 {
-                            let _ = poll!(asked.as_mut());
+                            let _ = poll!(call.as_mut());
                             tokio::task::yield_now().await;
                         }
                         continue;
@@ -699,8 +694,8 @@ async fn e1_many_clients_some_of_whom_give_up() {
         for client in within(join_all((0..50).map(client))).await {
             client.unwrap();
         }
-        // All places are there again.
-        let mut ready: Vec<_> = (0..places).map(|_| service.clone()).collect();
+        // All slots are free again.
+        let mut ready: Vec<_> = (0..capacity).map(|_| service.clone()).collect();
         for service in &mut ready {
             within(poll_fn(|cx| service.poll_ready(cx))).await.unwrap();
         }

@@ -1,5 +1,5 @@
-//! Scenario E1: callers of a service, and those who send into a flow, may be strangers. They get the kind of a failure and a
-//! general message; names, causes, addresses and paths inside of the flow are in the log and in the flow's own error.
+//! Scenario E1: callers of a service and senders into a flow may be untrusted. They get the kind of a failure and a general
+//! message. Names, causes, addresses and paths of the flow are in the log and in the flow's own error.
 
 use std::{
     error::Error as StdError,
@@ -23,8 +23,8 @@ use wakeline::{
 
 const SECRET: &str = "the password is hunter2";
 
-/// What stands inside of the flows here: names of operators, streams, kernels, ports, hubs and the flow.
-const INSIDE: [&str; 12] = [
+/// Texts that must not leak: names of operators, streams, kernels, ports, hubs and flows, addresses and paths.
+const INTERNAL: [&str; 12] = [
     SECRET,
     "inner-flow",
     "inner-operator",
@@ -39,12 +39,12 @@ const INSIDE: [&str; 12] = [
     ".rs:",
 ];
 
-/// All that is logged in this process, a line an event.
+/// The warnings and errors logged in this process, one event a line.
 static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-struct Logs;
+struct LogLayer;
 
-impl<S: tracing::Subscriber> Layer<S> for Logs {
+impl<S: tracing::Subscriber> Layer<S> for LogLayer {
     fn on_event(&self, event: &tracing::Event<'_>, _context: Context<'_, S>) {
         struct Line(String);
 
@@ -62,34 +62,33 @@ impl<S: tracing::Subscriber> Layer<S> for Logs {
     }
 }
 
-/// The tests take turns: there is one log for all of them.
-async fn logged() -> tokio::sync::MutexGuard<'static, ()> {
+/// Installs and clears the process's only log. The tests run one at a time.
+async fn logging() -> tokio::sync::MutexGuard<'static, ()> {
     static ONE: OnceLock<()> = OnceLock::new();
     static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-    ONE.get_or_init(|| tracing::subscriber::set_global_default(Registry::default().with(Logs)).unwrap());
+    ONE.get_or_init(|| tracing::subscriber::set_global_default(Registry::default().with(LogLayer)).unwrap());
     let turn = TURN.lock().await;
     lock(&LOG).clear();
     turn
 }
 
-/// How often that stands in the log.
+/// The number of lines of the log that contain this text.
 fn in_log(what: &str) -> usize {
     lock(&LOG).iter().filter(|line| line.contains(what)).count()
 }
 
-/// All that a caller can get out of an error.
-fn clean(error: &(dyn StdError + 'static)) {
+/// Checks that no output of an error or of its sources leaks internals.
+fn assert_clean(error: &(dyn StdError + 'static)) {
     let mut next = Some(error);
     while let Some(error) = next {
         for text in [error.to_string(), format!("{error:?}"), format!("{error:#?}")] {
-            let leaked = INSIDE.iter().find(|inside| text.contains(**inside));
-            assert_eq!(leaked, None, "a caller is given: {text}");
+            let leaked = INTERNAL.iter().find(|internal| text.contains(**internal));
+            assert_eq!(leaked, None, "leaked to a caller: {text}");
         }
         next = error.source();
     }
 }
 
-/// A cause with a chain of its own.
 #[derive(Debug)]
 struct Cause(std::io::Error);
 
@@ -139,8 +138,8 @@ impl Operator for Inner {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn e1_callers_are_given_the_kind_and_the_log_has_the_rest() {
-    let _turn = logged().await;
+async fn e1_callers_get_the_kind_and_the_log_has_the_details() {
+    let _turn = logging().await;
     for how in [How::Fails, How::Panics, How::Drops, How::Mixes] {
         lock(&LOG).clear();
         let mut flow = Flow::new("inner-flow");
@@ -150,32 +149,32 @@ async fn e1_callers_are_given_the_kind_and_the_log_has_the_rest() {
         let (kind, in_error, times) = match how {
             How::Fails => (ErrorKind::Operator, true, 1),
             How::Panics => (ErrorKind::Panicked, true, 1),
-            // For each of the requests.
+            // A warning for each request.
             How::Drops => (ErrorKind::Unanswered, false, 2),
             How::Mixes => (ErrorKind::Usage, false, 1),
         };
         for answer in within(join_all([service.ask(1), service.ask(2)])).await {
             let error = answer.unwrap_err();
             assert_eq!(error.kind(), kind, "{how:?}: {error}");
-            clean(&error);
+            assert_clean(&error);
         }
         if in_error {
             let late = within(service.ask(3)).await.unwrap_err();
             assert_eq!(late.kind(), kind, "{how:?}: {late}");
-            clean(&late);
+            assert_clean(&late);
             assert_eq!(in_log(SECRET), 1, "{how:?}: {:?}", lock(&LOG));
             let error = within(running).await.unwrap_err().to_string();
             assert!(error.contains(SECRET) && error.contains("inner-operator"), "{error}");
         } else {
-            let wanted = if how == How::Mixes { "inner-service" } else { "inner-operator" };
-            assert_eq!(in_log(wanted), times, "{how:?}: {:?}", lock(&LOG));
+            let expected = if how == How::Mixes { "inner-service" } else { "inner-operator" };
+            assert_eq!(in_log(expected), times, "{how:?}: {:?}", lock(&LOG));
             drop(service);
             within(running).await.unwrap();
         }
     }
 }
 
-/// A service and an ingress of one flow, over a device.
+/// A flow with a service over a device, and an ingress.
 fn on_device(device: &Device) -> (Running, Service<Envelope<u32>, u32>, Ingress<Envelope<u32>>) {
     let mut flow = Flow::new("inner-flow");
     let inner = flow.add("inner-operator", Increment).on(device);
@@ -188,7 +187,7 @@ fn on_device(device: &Device) -> (Running, Service<Envelope<u32>, u32>, Ingress<
     );
     let other = flow.add("other", sink(|_: Envelope<u32>| ready(Ok(()))));
     flow.connect(inner.output, read.input);
-    // The only envelope on each side.
+    // One envelope on each side.
     let requests = Hub::bounded(1).envelopes(1).envelope_bytes(64);
     let service = flow.service_with("inner-service", inner.input, read.output, requests);
     let ingress = flow.ingress_with("inner-ingress", other.input, Hub::bounded(1).envelope_bytes(64));
@@ -196,8 +195,8 @@ fn on_device(device: &Device) -> (Running, Service<Envelope<u32>, u32>, Ingress<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn e1_callers_of_a_lost_device_are_given_no_names() {
-    let _turn = logged().await;
+async fn e1_callers_get_no_names_from_a_lost_device() {
+    let _turn = logging().await;
     let faults = [Faults::new().trap_kernel("increment", 1), Faults::new().fail_copy(1), Faults::new().fail_alloc(1)];
     for faults in faults {
         lock(&LOG).clear();
@@ -211,7 +210,7 @@ async fn e1_callers_of_a_lost_device_are_given_no_names() {
         };
         let error = within(ask()).await.unwrap_err();
         assert!(error.is_device_lost() || error.is_out_of_memory(), "{error}");
-        clean(&error);
+        assert_clean(&error);
         let own = within(running).await.unwrap_err();
         assert_eq!(own.kind(), error.kind());
         assert!(own.to_string().contains("inner-"), "{own}");
@@ -219,12 +218,12 @@ async fn e1_callers_of_a_lost_device_are_given_no_names() {
         assert!(in_log("inner-") > 0, "{:?}", lock(&LOG));
         for error in [within(ask()).await.unwrap_err(), within(ingress.blank()).await.unwrap_err()] {
             assert_eq!(error.kind(), own.kind(), "{error}");
-            clean(&error);
+            assert_clean(&error);
         }
     }
 }
 
-/// One whose CUDA source does not compile, and says where it stands.
+/// Its CUDA source does not compile, and the compiler's log has the source's location.
 #[kernel(unsafe(cuda = "kernels/trap_at.cu"))]
 fn trap_at(x: &mut [u32]) {
     x[0] += 1;
@@ -244,31 +243,31 @@ impl Operator for DoesNotCompile {
 
 #[tokio::test]
 #[ignore = "needs a GPU"]
-async fn e1_callers_are_given_no_compiler_log() {
-    let _turn = logged().await;
+async fn e1_callers_get_no_compiler_log() {
+    let _turn = logging().await;
     let device = cuda_without_kernels();
     let mut flow = Flow::new("inner-flow");
     let inner = flow.add("inner-operator", DoesNotCompile).on(&device);
     let hub = Hub::bounded(1).envelope_bytes(64);
     let service = flow.service_with("inner-service", inner.input, inner.output, hub);
     let running = flow.spawn().unwrap();
-    let blank = async {
+    let call = async {
         let mut request = service.blank().await?;
         request.set_len(1)?;
         service.ask(request).await.map(drop)
     };
-    let error = within(blank).await.unwrap_err();
+    let error = within(call).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Kernel, "{error}");
-    clean(&error);
+    assert_clean(&error);
     let own = within(running).await.unwrap_err().to_string();
     assert!(own.contains("trap_at"), "{own}");
     assert!(in_log("trap_at") > 0);
 }
 
 #[tokio::test]
-async fn e2_senders_from_outside_are_given_no_names() {
-    let _turn = logged().await;
-    // Stopped, aborted, never run, and failed.
+async fn e2_senders_into_a_flow_get_no_names() {
+    let _turn = logging().await;
+    // Stopped, aborted, dropped, failed.
     for how in 0..4 {
         let mut flow = Flow::new("inner-flow");
         let inner = flow.add("inner-operator", sink(|_: u32| ready(Err(Error::other(SECRET)))));
@@ -287,7 +286,7 @@ async fn e2_senders_from_outside_are_given_no_names() {
             }
             2 => {
                 drop(running);
-                until("it is cancelled", || ingress.is_closed()).await;
+                until("the flow is cancelled", || ingress.is_closed()).await;
                 ErrorKind::Cancelled
             }
             _ => {
@@ -299,25 +298,25 @@ async fn e2_senders_from_outside_are_given_no_names() {
         };
         let unsent = within(ingress.send(2)).await.unwrap_err();
         assert_eq!(unsent.error().kind(), kind, "{unsent}");
-        clean(&unsent);
-        clean(&Error::from(unsent));
+        assert_clean(&unsent);
+        assert_clean(&Error::from(unsent));
     }
-    // A hub without sizes: what is wrong is said, and not where.
+    // A hub without envelope sizes: the error has the cause, but not the names.
     let mut flow = Flow::new("inner-flow");
     let inner = flow.add("inner-operator", sink(|_: Envelope<u32>| ready(Ok(()))));
     let ingress = flow.ingress("inner-ingress", inner.input);
     let running = flow.spawn().unwrap();
     let error = within(ingress.blank()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
-    clean(&error);
+    assert_clean(&error);
     assert!(in_log("inner-operator") > 0, "{:?}", lock(&LOG));
     drop(ingress);
     within(running).await.unwrap();
 }
 
-/// What an operator has to say to its callers reaches them as it is, and the flow goes on.
+/// `Reply::fail` sends an operator's own error unchanged, and the flow continues.
 #[tokio::test]
-async fn e1_an_operator_gives_its_callers_a_text_of_its_own() {
+async fn e1_an_operator_sends_its_own_error_to_its_callers() {
     struct Refuses;
 
     impl Operator for Refuses {
@@ -347,7 +346,7 @@ async fn e1_an_operator_gives_its_callers_a_text_of_its_own() {
     within(running).await.unwrap();
 }
 
-/// Fills an envelope on a device, once the channel's other end is dropped.
+/// Increments an envelope on a device, the first one only once the channel's sender is dropped.
 struct Fills(Option<mpsc::Receiver<()>>);
 
 #[derive(Ports)]
@@ -373,10 +372,10 @@ impl Operator for Fills {
     }
 }
 
-/// All errors that an envelope's methods give, at once or after waiting.
+/// The errors of all methods of an envelope.
 async fn errors_of(envelope: &mut Envelope<u32>) -> Vec<Error> {
     let access = format!("{envelope:?} {:?} {:?}", envelope.available(), envelope.idle());
-    assert!(!access.contains("inner-"), "a caller is given: {access}");
+    assert!(!access.contains("inner-"), "leaked to a caller: {access}");
     let outcomes = [
         within(envelope.available()).await,
         within(envelope.idle()).await,
@@ -391,15 +390,15 @@ async fn errors_of(envelope: &mut Envelope<u32>) -> Vec<Error> {
     outcomes.into_iter().filter_map(Result::err).collect()
 }
 
-/// The flow with a service whose response is an envelope: that came, and the device is lost only after it.
-struct Lost {
+/// A flow with a service whose response is an envelope. The response arrives before the device is lost.
+struct LostAfterResponse {
     running: Running,
     service: Service<u32, Envelope<u32>>,
     envelope: Envelope<u32>,
     hold: mpsc::Sender<()>,
 }
 
-impl Lost {
+impl LostAfterResponse {
     async fn new() -> Self {
         let device = emulated_with(Emulated::new().workers(2).faults(Faults::new().trap_kernel("increment", 1)));
         let (hold, held) = mpsc::channel();
@@ -413,21 +412,21 @@ impl Lost {
 }
 
 #[tokio::test]
-async fn e1_an_envelope_in_a_response_gives_its_caller_no_names() {
-    let _turn = logged().await;
-    let Lost { running, service, mut envelope, hold } = Lost::new().await;
-    // In flight still: the host may not touch it.
+async fn e1_an_envelope_in_a_response_leaks_no_names() {
+    let _turn = logging().await;
+    let LostAfterResponse { running, service, mut envelope, hold } = LostAfterResponse::new().await;
+    // Device work is in progress: the host has no access yet.
     for error in [envelope.as_slice().map(drop).unwrap_err(), envelope.as_mut_slice().map(drop).unwrap_err()] {
         assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
         assert!(error.to_string().contains("`read()`"), "{error}");
-        clean(&error);
+        assert_clean(&error);
     }
     drop(hold);
     let errors = errors_of(&mut envelope).await;
     assert_eq!(errors.len(), 9, "{errors:?}");
     for error in &errors {
         assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
-        clean(error);
+        assert_clean(error);
     }
     assert_eq!(in_log("an envelope outside of the flow failed"), 1, "once: {:?}", lock(&LOG));
     assert_eq!(in_log("operator=\"inner-service\""), 1, "{:?}", lock(&LOG));
@@ -436,7 +435,7 @@ async fn e1_an_envelope_in_a_response_gives_its_caller_no_names() {
     assert!(own.to_string().contains("inner-"), "{own}");
 }
 
-/// A flow of the caller's own: what it gives out is its program's, and may name what is inside of it.
+/// A flow of the caller's program, which may see its names.
 fn own_flow() -> (Running, Ingress<Envelope<u32>>, Egress<Envelope<u32>>) {
     let mut flow = Flow::new("own");
     let pass = flow.add("pass", pass_on::<Envelope<u32>>());
@@ -445,12 +444,12 @@ fn own_flow() -> (Running, Ingress<Envelope<u32>>, Egress<Envelope<u32>>) {
     (flow.spawn().unwrap(), to, from)
 }
 
-/// However a caller turns it, before the fault or after it, and when the flow is gone.
+/// Before the fault, after it, and after the end of the service's flow.
 #[tokio::test]
-async fn e1_an_envelope_names_nothing_after_another_flow_or_a_swap() {
-    let _turn = logged().await;
+async fn e1_an_envelope_leaks_no_names_after_another_flow_or_a_swap() {
+    let _turn = logging().await;
     for (early, swapped) in [(true, true), (true, false), (false, true), (false, false)] {
-        let Lost { running, service, mut envelope, hold } = Lost::new().await;
+        let LostAfterResponse { running, service, mut envelope, hold } = LostAfterResponse::new().await;
         let (own, to, mut from) = own_flow();
         let mut other = within(to.blank()).await.unwrap();
         let mut hold = Some(hold);
@@ -461,7 +460,7 @@ async fn e1_an_envelope_names_nothing_after_another_flow_or_a_swap() {
         within(to.send(envelope)).await.unwrap();
         envelope = within(from.recv()).await.unwrap();
         if swapped {
-            // Through its own flow and out again: an envelope that was given to no caller.
+            // `other` comes from an egress: no service gave it to a caller.
             within(to.send(other)).await.unwrap();
             other = within(from.recv()).await.unwrap();
             other.swap(&mut envelope).unwrap();
@@ -472,54 +471,54 @@ async fn e1_an_envelope_names_nothing_after_another_flow_or_a_swap() {
         within(running).await.unwrap_err();
         let errors = errors_of(&mut envelope).await;
         assert_eq!(errors.len(), 9, "{errors:?}");
-        errors.iter().for_each(|error| clean(error));
+        errors.iter().for_each(|error| assert_clean(error));
         drop((to, from, envelope));
         within(own).await.unwrap();
     }
 }
 
-/// A blank envelope has been in the flow before.
+/// The flow has used the blank envelope before.
 #[tokio::test]
-async fn e1_a_blank_envelope_gives_its_caller_no_names() {
-    let _turn = logged().await;
-    // The only worker is held: the copy fails after the blank envelope has come back.
+async fn e1_a_blank_envelope_leaks_no_names() {
+    let _turn = logging().await;
+    // The only worker is blocked: the copy fails after the blank envelope has returned.
     let device = emulated_with(Emulated::new().workers(1).faults(Faults::new().fail_copy(1)));
     let [held] = streams(&device);
     let hold = hold(&held);
     let (running, service, _ingress) = on_device(&device);
     let mut first = within(service.blank()).await.unwrap();
     first.set_len(1).unwrap();
-    let asking = tokio::spawn({
+    let call = tokio::spawn({
         let service = service.clone();
         async move { service.ask(first).await }
     });
     let mut blank = within(service.blank()).await.unwrap();
     drop(hold);
-    clean(&within(asking).await.unwrap().unwrap_err());
-    // It was copied from: an error until the lost device has ended, and none from then on.
+    assert_clean(&within(call).await.unwrap().unwrap_err());
+    // The lost device has copied from it: an error only until that device has shut down.
     let errors = errors_of(&mut blank).await;
     assert!(errors.iter().all(Error::is_device_lost), "{errors:?}");
-    errors.iter().for_each(|error| clean(error));
+    errors.iter().for_each(|error| assert_clean(error));
     drop((blank, service));
     within(running).await.unwrap_err();
 }
 
-/// In its own flow an envelope is the flow's again: its errors name what is inside, for the log and the flow's own error.
+/// An envelope that is sent into its own flow again belongs to the flow: its errors have the names.
 #[tokio::test]
-async fn e1_an_envelope_that_comes_back_gives_its_flow_the_names() {
-    let _turn = logged().await;
+async fn e1_an_envelope_that_returns_to_its_flow_shows_the_names() {
+    let _turn = logging().await;
     let device = emulated_with(Emulated::new().workers(2).faults(Faults::new().trap_kernel("increment", 1)));
     let (hold, held) = mpsc::channel();
     let mut flow = Flow::new("inner-flow");
     let inner = flow.add("inner-operator", Fills(Some(held))).on(&device);
     let service = flow.service("inner-service", inner.input, inner.output);
-    let (tell, told) = tokio::sync::oneshot::channel();
-    let mut tell = Some(tell);
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    let mut sender = Some(sender);
     let end = flow.add(
         "inner-end",
         sink(move |envelope: Envelope<u32>| {
-            let said = format!("{:?}", envelope.available());
-            let _ = tell.take().map(|tell| tell.send(said));
+            let text = format!("{:?}", envelope.available());
+            let _ = sender.take().map(|sender| sender.send(text));
             ready(Ok(()))
         }),
     );
@@ -527,22 +526,21 @@ async fn e1_an_envelope_that_comes_back_gives_its_flow_the_names() {
     let running = flow.spawn().unwrap();
     let envelope = within(service.ask(1)).await.unwrap();
     within(back.send(envelope)).await.unwrap();
-    let said = within(told).await.unwrap();
-    assert!(said.contains("inner-"), "{said}");
+    let text = within(receiver).await.unwrap();
+    assert!(text.contains("inner-"), "{text}");
     drop((hold, back, service));
     within(running).await.unwrap_err();
 }
 
-/// An envelope of so many bytes, which lies on the host.
 fn envelope(bytes: usize) -> Envelope<u8> {
     Buffer::wrap(vec![1; bytes]).unwrap().0.into()
 }
 
-/// What cannot be brought to the operator is refused at once: too large, too many, on another device, on a lost one. It is the
-/// caller's error alone.
+/// A request whose envelopes are too large, too many, or on another or a lost device is refused at once. The error reaches
+/// only its own caller.
 #[tokio::test]
-async fn e1_a_request_that_cannot_be_copied_ends_nothing_for_the_other_callers() {
-    let _turn = logged().await;
+async fn e1_a_request_that_cannot_be_copied_fails_no_other_caller() {
+    let _turn = logging().await;
     for on_device in [false, true] {
         let (own, other, faulty) = (emulated(), emulated(), emulated());
         let mut flow = Flow::new("inner-flow");
@@ -572,7 +570,7 @@ async fn e1_a_request_that_cannot_be_copied_ends_nothing_for_the_other_callers()
             let error = ask(wrong).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
             assert!(error.to_string().contains("refused"), "{error}");
-            clean(&error);
+            assert_clean(&error);
             ask(vec![envelope(16)]).await.unwrap();
         }
         if on_device {
@@ -581,7 +579,7 @@ async fn e1_a_request_that_cannot_be_copied_ends_nothing_for_the_other_callers()
             let [stream] = streams(&faulty);
             traps_here::launch(&stream, 1).unwrap();
             assert!(within(stream.completed()).await.unwrap_err().is_device_lost());
-            clean(&ask(lost).await.unwrap_err());
+            assert_clean(&ask(lost).await.unwrap_err());
             ask(vec![envelope(16)]).await.unwrap();
         }
         drop(service);

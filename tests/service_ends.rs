@@ -1,5 +1,5 @@
-//! Scenarios E1 and L4: however a flow ends that is a service, and at whatever moment, each caller hears of it once, and
-//! nothing hangs.
+//! Scenarios E1 and L4: the flow of a service ends in any way and at any moment. Each caller gets one answer, and nothing
+//! hangs.
 
 use std::{
     future::poll_fn,
@@ -20,8 +20,7 @@ use wakeline::{
     prelude::*,
 };
 
-/// Lets others have so many turns.
-async fn turns(mut count: usize) {
+async fn yields(mut count: usize) {
     poll_fn(|task: &mut Context<'_>| {
         if count == 0 {
             return Poll::Ready(());
@@ -60,17 +59,16 @@ async fn ask(service: Service<Envelope<u32>, u32>, n: u32) -> Result<u32> {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
-    /// Its handles are dropped once all is answered.
+    /// All handles of the service are dropped once every request is answered.
     Itself,
     Stop,
     Abort,
     Drop,
-    /// Its device is lost.
     Lost,
 }
 
-/// How many were answered with a response.
-async fn one(seed: u64, simulation: &Simulation) -> (End, usize) {
+/// Runs one flow. Returns how it ended and the number of responses.
+async fn run_one(seed: u64, simulation: &Simulation) -> (End, usize) {
     const ALL: u32 = 12;
     let mut rng = StdRng::seed_from_u64(seed);
     let end = [End::Itself, End::Stop, End::Abort, End::Drop, End::Lost][rng.random_range(0..5)];
@@ -80,23 +78,23 @@ async fn one(seed: u64, simulation: &Simulation) -> (End, usize) {
     let requests = Hub::bounded(rng.random_range(1..4)).envelopes(rng.random_range(1..4));
     let (flow, service) = serving(&device, requests);
     let handle = service.clone();
-    let asked = join_all((0..ALL).map(|n| {
+    let calls = join_all((0..ALL).map(|n| {
         let (service, moment) = (service.clone(), rng.random_range(0..40));
         async move {
-            turns(moment).await;
+            yields(moment).await;
             ask(service, n).await
         }
     }));
     drop(service);
     let running = flow.spawn().unwrap();
-    let watch = running.handle();
+    let flow_handle = running.handle();
     let moment = rng.random_range(0..200);
     let ending = async move {
         if matches!(end, End::Itself | End::Lost) {
             drop(handle);
             return Some(running.await);
         }
-        turns(moment).await;
+        yields(moment).await;
         match end {
             End::Stop => running.stop(),
             End::Abort => running.abort(),
@@ -107,55 +105,55 @@ async fn one(seed: u64, simulation: &Simulation) -> (End, usize) {
         }
         Some(running.await)
     };
-    let (answers, outcome) = join(asked, ending).await;
-    let mut good = 0;
+    let (answers, outcome) = join(calls, ending).await;
+    let mut responses = 0;
     for (n, answer) in answers.into_iter().enumerate() {
         match answer {
             Ok(answer) => {
                 assert_eq!(answer, n as u32 + 2);
-                good += 1;
+                responses += 1;
             }
             Err(error) => {
-                let wanted = match end {
-                    End::Itself => panic!("nothing went wrong, and yet: {error}"),
+                let expected = match end {
+                    End::Itself => panic!("no failure was planned: {error}"),
                     End::Stop => ErrorKind::Closed,
                     End::Abort | End::Drop => ErrorKind::Cancelled,
                     End::Lost => ErrorKind::DeviceLost,
                 };
-                assert_eq!(error.kind(), wanted, "{end:?}: {error}");
+                assert_eq!(error.kind(), expected, "{end:?}: {error}");
             }
         }
     }
     match (end, outcome) {
         (End::Itself | End::Stop, Some(outcome)) => {
             let report = outcome.unwrap();
-            assert_eq!(report.operator("service").unwrap().messages_in, good as u64);
+            assert_eq!(report.operator("service").unwrap().messages_in, responses as u64);
             assert_eq!(report.untaken, 0);
         }
-        (_, Some(Err(error))) => assert_eq!(error.kind(), watch.failure().unwrap().kind()),
-        (_, outcome) => assert!(good == ALL as usize || end == End::Drop, "{end:?}: {outcome:?}"),
+        (_, Some(Err(error))) => assert_eq!(error.kind(), flow_handle.failure().unwrap().kind()),
+        (_, outcome) => assert!(responses == ALL as usize || end == End::Drop, "{end:?}: {outcome:?}"),
     }
-    (end, good)
+    (end, responses)
 }
 
 #[tokio::test(start_paused = true)]
-async fn e1_any_end_at_any_moment() {
+async fn e1_any_end_at_any_moment_answers_each_caller_once() {
     let seeds = quick_or_long(60, 3000);
     let mut cut_short = 0;
     for seed in 0..seeds {
         eprint!("seed {seed}");
         let simulation = Simulation::new(seed);
-        let ended = simulation.run(one(seed, &simulation));
-        let Ok((end, good)) = tokio::time::timeout(std::time::Duration::from_secs(60), ended).await else {
+        let run = simulation.run(run_one(seed, &simulation));
+        let Ok((end, responses)) = tokio::time::timeout(std::time::Duration::from_secs(60), run).await else {
             panic!("it hangs")
         };
-        eprintln!(": {end:?}, {good} answered");
-        cut_short += usize::from((1..12).contains(&good));
+        eprintln!(": {end:?}, {responses} answered");
+        cut_short += usize::from((1..12).contains(&responses));
     }
     assert!(cut_short > seeds as usize / 5, "only {cut_short} of {seeds} ended in the middle");
 }
 
-/// Waits for a message of its own, which it never sends.
+/// Waits for its own message, which it never sends.
 struct Stuck;
 
 #[derive(Ports)]
@@ -178,9 +176,9 @@ impl Operator for Stuck {
     }
 }
 
-/// While somebody may call, a flow that cannot move may only be waiting; then it is a stall, which its callers hear of.
+/// While a handle exists, the flow may be waiting for a request. Once none exists, it is a stall, also for the callers.
 #[tokio::test]
-async fn e1_a_flow_that_is_stuck_says_so_once_nobody_can_call() {
+async fn e1_a_stuck_flow_stalls_once_no_handle_is_left() {
     let mut flow = Flow::new("ends");
     let stuck = flow.add("stuck", Stuck);
     flow.connect(stuck.again, stuck.own);
@@ -188,7 +186,7 @@ async fn e1_a_flow_that_is_stuck_says_so_once_nobody_can_call() {
     let running = flow.spawn().unwrap();
     within(poll_fn(|task| service.poll_ready(task))).await.unwrap();
     let response = service.call(1);
-    turns(100).await;
+    yields(100).await;
     assert!(running.handle().failure().is_none());
     drop(service);
     let error = within(running).await.unwrap_err();
@@ -196,21 +194,21 @@ async fn e1_a_flow_that_is_stuck_says_so_once_nobody_can_call() {
     assert!(within(response).await.unwrap_err().is_stalled());
 }
 
-/// Answers with envelopes, of which there are two.
 #[derive(Ports)]
-struct LendPorts {
+struct RespondPorts {
     #[input]
     input: Input<u32>,
     #[output(envelope_bytes = 4, envelopes = 2)]
     output: Output<Envelope<u32>>,
 }
 
-struct Lend;
+/// Answers with one of its hub's two envelopes.
+struct Respond;
 
-impl Operator for Lend {
-    type Ports = LendPorts;
+impl Operator for Respond {
+    type Ports = RespondPorts;
 
-    async fn compute(&mut self, ports: &mut LendPorts, _cx: &mut Cx) -> Result<()> {
+    async fn compute(&mut self, ports: &mut RespondPorts, _cx: &mut Cx) -> Result<()> {
         let n = ports.input.take()?;
         let mut blank = ports.output.blank().await?;
         blank.space().await?[0] = n;
@@ -219,12 +217,13 @@ impl Operator for Lend {
     }
 }
 
-/// The envelope in an answer is its caller's own: the two that the hub has are enough for any number of callers that hold theirs.
+/// The envelope in a response is the caller's own memory: two envelopes in the hub are enough for any number of callers
+/// that keep theirs.
 #[tokio::test(start_paused = true)]
 async fn e1_callers_that_hold_their_answers_hold_up_no_others() {
     let mut flow = Flow::new("ends");
-    let lend = flow.add("lend", Lend);
-    let service = flow.service_with("service", lend.input, lend.output, Hub::bounded(8)).limit(8);
+    let respond = flow.add("respond", Respond);
+    let service = flow.service_with("service", respond.input, respond.output, Hub::bounded(8)).limit(8);
     let running = flow.spawn().unwrap();
     let mut held = Vec::new();
     for n in 0..20 {
@@ -234,47 +233,46 @@ async fn e1_callers_that_hold_their_answers_hold_up_no_others() {
         assert_eq!(answer.as_slice().unwrap(), [n as u32]);
     }
     std::mem::forget(held.split_off(10));
-    // A swap with an envelope of a hub's is as before: these lie where those do.
+    // The envelope in a response can still be swapped.
     let mut last = within(service.ask(20)).await.unwrap();
     held[0].swap(&mut last).unwrap();
     assert_eq!((held[0].as_slice().unwrap(), last.as_slice().unwrap()), (&[20][..], &[0][..]));
     drop(service);
-    // The flow ends though they are held, and some forgotten.
+    // The flow ends although responses are kept and forgotten.
     within(running).await.unwrap();
     assert_eq!(held[1].as_slice().unwrap(), [1]);
 }
 
-/// A stop answers all that is in, though those who were answered hold their envelopes.
 #[tokio::test(start_paused = true)]
-async fn e1_stop_answers_those_behind_callers_that_hold_their_answers() {
+async fn e1_stop_answers_requests_behind_callers_that_keep_their_responses() {
     let mut flow = Flow::new("ends");
-    let lend = flow.add("lend", Lend);
-    let service = flow.service_with("service", lend.input, lend.output, Hub::bounded(8));
+    let respond = flow.add("respond", Respond);
+    let service = flow.service_with("service", respond.input, respond.output, Hub::bounded(8));
     let running = flow.spawn().unwrap();
-    let (let_go, go) = tokio::sync::watch::channel(false);
+    let (release, released) = tokio::sync::watch::channel(false);
     let callers: Vec<_> = (0..4)
         .map(|n| {
-            let (service, mut go) = (service.clone(), go.clone());
+            let (service, mut released) = (service.clone(), released.clone());
             tokio::spawn(async move {
                 let answer = within(service.ask(n)).await?;
-                go.wait_for(|go| *go).await.unwrap();
+                released.wait_for(|released| *released).await.unwrap();
                 Ok::<u32, Error>(answer.as_slice()?[0])
             })
         })
         .collect();
-    until("all are answered", || running.status()[0].runs == 4).await;
-    turns(100).await;
+    until("all requests are answered", || running.status()[0].runs == 4).await;
+    yields(100).await;
     running.stop();
-    turns(100).await;
+    yields(100).await;
     assert!(running.handle().failure().is_none(), "{}", running.handle().failure().unwrap());
-    let_go.send(true).unwrap();
+    release.send(true).unwrap();
     for (n, caller) in callers.into_iter().enumerate() {
         assert_eq!(within(caller).await.unwrap().unwrap(), n as u32);
     }
     within(running).await.unwrap();
 }
 
-/// The runtime that a flow runs on ends. Its callers are on another one.
+/// The callers run on another runtime than the flow.
 #[test]
 fn e1_a_runtime_that_ends_leaves_no_caller_waiting() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -290,20 +288,20 @@ fn e1_a_runtime_that_ends_leaves_no_caller_waiting() {
         let service = service.clone();
         callers.spawn(async move { within(service.ask(n)).await })
     };
-    let asked: Vec<_> = (0..5).map(ask).collect();
-    let status = || running.status().iter().any(|operator| operator.running);
-    callers.block_on(until("it is at work", status));
+    let calls: Vec<_> = (0..5).map(ask).collect();
+    let is_running = || running.status().iter().any(|operator| operator.running);
+    callers.block_on(until("an operator is in a run", is_running));
     flows.shutdown_background();
-    for asked in asked {
-        callers.block_on(asked).unwrap().unwrap_err();
+    for call in calls {
+        callers.block_on(call).unwrap().unwrap_err();
     }
     assert!(callers.block_on(within(running)).unwrap_err().is_cancelled());
     callers.block_on(within(service.ask(9))).unwrap_err();
 }
 
-/// The limit is of requests in flight: an answered one is none, though its future is still there.
+/// The limit counts requests in flight: an answered one does not count, although its future still exists.
 #[tokio::test]
-async fn e1_an_answered_request_frees_its_slot() {
+async fn e1_an_answered_request_releases_its_slot() {
     let mut flow = Flow::new("ends");
     let add = flow.add("add", map(async |n: u32| Ok(n + 1)));
     let mut service = flow.service("service", add.input, add.output).limit(1);
@@ -326,7 +324,7 @@ struct ExtraPorts {
     output: Output<u32>,
 }
 
-/// Answers after its run, with what another has sent.
+/// Answers in `after`, with a message of another operator.
 struct ExtraAfter;
 
 impl Operator for ExtraAfter {
@@ -344,9 +342,8 @@ impl Operator for ExtraAfter {
     }
 }
 
-/// What is taken after a run is the run's: it sends nobody away who waits for its answer.
 #[tokio::test]
-async fn e1_a_message_taken_after_a_run_keeps_the_runs_caller() {
+async fn e1_a_message_taken_in_after_keeps_the_runs_caller() {
     let mut flow = Flow::new("ends");
     let mut numbers = 0..3;
     let from = flow.add("numbers", source(move || std::future::ready(Ok(numbers.next()))));
@@ -362,7 +359,7 @@ async fn e1_a_message_taken_after_a_run_keeps_the_runs_caller() {
 }
 
 #[tokio::test]
-async fn e1_no_request_is_let_in_once_the_flow_was_stopped() {
+async fn e1_a_stopped_flow_admits_no_request() {
     let mut flow = Flow::new("ends");
     let add = flow.add("add", map(async |n: u32| Ok(n + 1)));
     let mut service = flow.service_with("service", add.input, add.output, Hub::bounded(8));
@@ -376,7 +373,7 @@ async fn e1_no_request_is_let_in_once_the_flow_was_stopped() {
     within(running).await.unwrap();
 }
 
-/// Reports the flow's handle as a run of the flow starts.
+/// Sends the flow's handle when a run of the flow starts.
 struct Reports(tokio::sync::mpsc::UnboundedSender<wakeline::flow::Handle>);
 
 impl Operator for Reports {
@@ -393,9 +390,9 @@ impl Operator for Reports {
     }
 }
 
-/// B4-9: readiness that was given in one run of a flow is none in the next.
+/// B4-9: a slot reserved in one run of a flow is void in the next, and is reserved again.
 #[tokio::test]
-async fn a_place_of_an_earlier_run_is_asked_for_again() {
+async fn a_slot_of_an_earlier_run_is_reserved_again() {
     let mut flow = Flow::new("twice");
     let double = flow.add("double", map(async |n: u32| Ok(2 * n)));
     let mut service = flow.service("service", double.input, double.output).limit(1);
@@ -420,6 +417,6 @@ async fn a_place_of_an_earlier_run_is_asked_for_again() {
     Pin::new(&mut ingress).start_send(5).unwrap();
     second.stop();
     within(task).await.unwrap();
-    // No run follows in which there could be another place.
+    // No run follows that could grant another slot.
     assert_eq!(within(poll_fn(|cx| service.poll_ready(cx))).await.unwrap_err().kind(), ErrorKind::Closed);
 }

@@ -1,5 +1,5 @@
-//! Scenario E1: services whose operators keep state in a cycle. What an earlier request has left there is bounded by the
-//! requests in flight, not by all that there ever were.
+//! Scenario E1: services whose operators keep state in a cycle. The callers, spans and values that the state carries are
+//! bounded by the requests in flight, not by all requests so far.
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,7 @@ use tracing_subscriber::{
 };
 use wakeline::{Service, operator::Reply, prelude::*};
 
-/// Which message a run takes first.
+/// The message that a run takes first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum First {
     State,
@@ -36,19 +36,19 @@ struct CountPorts {
     state: Input<u64>,
     #[output]
     responses: Output<u64>,
-    /// There is room: the operator has taken the state that was there.
+    /// There is always room: the operator has taken the state from this hub.
     #[output(optional)]
     next: Output<u64>,
 }
 
-/// Adds up what it is asked; the sum is a message that it sends to itself.
+/// Adds up the requests. The sum is a message that it sends to itself.
 struct Count {
     first: First,
     started: bool,
 }
 
 impl Count {
-    async fn state(&mut self, ports: &mut CountPorts) -> Result<u64> {
+    async fn recv_state(&mut self, ports: &mut CountPorts) -> Result<u64> {
         if std::mem::replace(&mut self.started, true) {
             return Ok(ports.state.recv().await?.unwrap_or_default());
         }
@@ -61,10 +61,10 @@ impl Operator for Count {
 
     async fn compute(&mut self, ports: &mut CountPorts, _cx: &mut Cx) -> Result<()> {
         let (state, n) = match self.first {
-            First::State => (self.state(ports).await?, ports.requests.take()?),
+            First::State => (self.recv_state(ports).await?, ports.requests.take()?),
             First::Request => {
                 let n = ports.requests.take()?;
-                (self.state(ports).await?, n)
+                (self.recv_state(ports).await?, n)
             }
         };
         let sum = state + u64::from(n);
@@ -73,17 +73,17 @@ impl Operator for Count {
     }
 }
 
-/// How many callers the message goes back to.
+/// The number of callers of a reply, from its `Debug` output.
 fn callers(reply: &Reply) -> usize {
     let text = format!("{reply:?}");
     let digits: String = text.chars().filter(char::is_ascii_digit).collect();
     digits.parse().unwrap()
 }
 
-/// In the cycle: looks at how many callers the state goes back to, and passes it on.
-struct Look(Arc<AtomicUsize>);
+/// Within the cycle: forwards the state, and records the maximum number of its callers.
+struct RecordCallers(Arc<AtomicUsize>);
 
-impl Operator for Look {
+impl Operator for RecordCallers {
     type Ports = MapPorts<u64, u64>;
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
@@ -98,15 +98,15 @@ fn counting(first: First, requests: Hub) -> (Flow, Service<u32, u64>, Arc<Atomic
     let most = Arc::new(AtomicUsize::new(0));
     let mut flow = Flow::new("loops");
     let count = flow.add("count", Count { first, started: false });
-    let look = flow.add("look", Look(most.clone()));
-    flow.connect(count.next, look.input);
-    flow.connect(look.output, count.state);
+    let record = flow.add("record", RecordCallers(most.clone()));
+    flow.connect(count.next, record.input);
+    flow.connect(record.output, count.state);
     let service = flow.service_with("service", count.requests, count.responses, requests);
     (flow, service, most)
 }
 
 #[tokio::test]
-async fn e1_state_in_a_cycle_forgets_callers_that_have_their_answers() {
+async fn e1_state_in_a_cycle_forgets_answered_callers() {
     for first in [First::State, First::Request] {
         let (flow, service, most) = counting(first, Hub::default());
         let running = flow.spawn().unwrap();
@@ -115,13 +115,13 @@ async fn e1_state_in_a_cycle_forgets_callers_that_have_their_answers() {
         }
         drop(service);
         within(running).await.unwrap();
-        assert_eq!(most.load(Ordering::Relaxed), 1, "of a request at a time: {first:?}");
+        assert_eq!(most.load(Ordering::Relaxed), 1, "one request at a time: {first:?}");
     }
 }
 
-/// Clients of which some give up: the state goes back to the requests that are in flight, at most.
+/// Some clients give up. The state keeps the callers of the requests in flight, at most.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn e1_state_in_a_cycle_forgets_callers_that_went_away() {
+async fn e1_state_in_a_cycle_forgets_callers_that_gave_up() {
     const CLIENTS: u32 = 24;
     let (flow, service, most) = counting(First::State, Hub::bounded(4));
     let running = flow.spawn().unwrap();
@@ -130,17 +130,17 @@ async fn e1_state_in_a_cycle_forgets_callers_that_went_away() {
         tokio::spawn(async move {
             let mut answered = 0;
             for n in 0..200 {
-                let mut asked = Box::pin(service.ask(1));
+                let mut call = Box::pin(service.ask(1));
                 if (client + n).is_multiple_of(3) {
                     for _ in 0..n % 5 {
-                        if poll!(asked.as_mut()).is_ready() {
+                        if poll!(call.as_mut()).is_ready() {
                             break;
                         }
                         tokio::task::yield_now().await;
                     }
                     continue;
                 }
-                asked.await.unwrap();
+                call.await.unwrap();
                 answered += 1;
             }
             answered
@@ -154,7 +154,7 @@ async fn e1_state_in_a_cycle_forgets_callers_that_went_away() {
     assert!(most <= CLIENTS as usize, "{most} callers of {CLIENTS} clients, each with one request at a time");
 }
 
-/// Answers the even ones. What goes round is state, and no answer.
+/// Answers even requests only. Its state answers no request.
 struct AnswersEven {
     started: bool,
 }
@@ -176,7 +176,7 @@ impl Operator for AnswersEven {
 }
 
 #[tokio::test]
-async fn e1_a_request_that_is_dropped_beside_a_cycle_fails_at_once() {
+async fn e1_a_request_dropped_beside_a_cycle_fails_at_once() {
     let mut flow = Flow::new("loops");
     let even = flow.add("even", AnswersEven { started: false });
     flow.connect(even.next, even.state);
@@ -192,9 +192,8 @@ async fn e1_a_request_that_is_dropped_beside_a_cycle_fails_at_once() {
     within(running).await.unwrap();
 }
 
-/// Two requests that one message goes back to still wait, both: neither is forgotten for the other.
 #[tokio::test]
-async fn e1_callers_that_wait_are_not_forgotten_where_messages_meet() {
+async fn e1_a_combined_message_keeps_all_waiting_callers() {
     #[derive(Ports)]
     struct PairPorts {
         #[input(capacity = 2, at_least = 2)]
@@ -227,7 +226,7 @@ async fn e1_callers_that_wait_are_not_forgotten_where_messages_meet() {
     within(running).await.unwrap();
 }
 
-/// Refuses each message, and says to how many callers.
+/// Refuses each message, with the number of its callers in the error.
 struct Refuse(Arc<AtomicUsize>);
 
 impl Operator for Refuse {
@@ -244,7 +243,7 @@ impl Operator for Refuse {
     }
 }
 
-/// The spans named `call` that are open, the most there ever were, and which of them came after which.
+/// Counts the open spans named `call`, their maximum, and for each span the spans it follows from.
 #[derive(Default)]
 struct Spans {
     open: AtomicUsize,
@@ -252,11 +251,12 @@ struct Spans {
     follows: std::sync::Mutex<HashMap<u64, usize>>,
 }
 
-struct Watches(Arc<Spans>);
+struct SpanLayer(Arc<Spans>);
 
+/// Marks a span named `call`, as its extension.
 struct Call;
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Watches {
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
     fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, context: Context<'_, S>) {
         if attributes.metadata().name() == "call" {
             context.span(id).unwrap().extensions_mut().insert(Call);
@@ -272,19 +272,19 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Watches {
     fn on_close(&self, id: span::Id, context: Context<'_, S>) {
         if context.span(&id).is_some_and(|span| span.extensions().get::<Call>().is_some()) {
             self.0.open.fetch_sub(1, Ordering::Relaxed);
-            // Another span may get this number.
+            // A later span may get the same ID.
             lock(&self.0.follows).remove(&id.into_u64());
         }
     }
 }
 
-/// The tests that watch spans take turns: there is one subscriber for all of them.
-async fn watched() -> (tokio::sync::MutexGuard<'static, ()>, Arc<Spans>) {
+/// Installs the process's only subscriber. The tests that count spans run one at a time.
+async fn counting_spans() -> (tokio::sync::MutexGuard<'static, ()>, Arc<Spans>) {
     static SPANS: OnceLock<Arc<Spans>> = OnceLock::new();
     static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let spans = SPANS.get_or_init(|| {
         let spans = Arc::<Spans>::default();
-        tracing::subscriber::set_global_default(Registry::default().with(Watches(spans.clone()))).unwrap();
+        tracing::subscriber::set_global_default(Registry::default().with(SpanLayer(spans.clone()))).unwrap();
         spans
     });
     let turn = TURN.lock().await;
@@ -294,24 +294,24 @@ async fn watched() -> (tokio::sync::MutexGuard<'static, ()>, Arc<Spans>) {
 }
 
 impl Spans {
-    fn check(&self, most: usize, what: &str) {
-        let there_were = self.most.load(Ordering::Relaxed);
-        assert!(there_were <= most, "{there_were} spans were open at a time: {what}");
+    fn check(&self, limit: usize, what: &str) {
+        let most = self.most.load(Ordering::Relaxed);
+        assert!(most <= limit, "{most} spans were open at a time: {what}");
         let follows = lock(&self.follows).values().copied().max().unwrap_or_default();
-        assert!(follows <= most, "a span came after {follows} others: {what}");
+        assert!(follows <= limit, "a span follows from {follows} others: {what}");
     }
 }
 
-/// The span of an earlier message makes way, whether it was a request or came in by an ingress.
+/// Both for requests and for messages of an ingress.
 #[tokio::test]
 async fn e5_state_in_a_cycle_keeps_no_old_spans() {
-    let (_turn, spans) = watched().await;
+    let (_turn, spans) = counting_spans().await;
     for first in [First::State, First::Request] {
         let (flow, service, _) = counting(first, Hub::default());
         let running = flow.spawn().unwrap();
         for n in 1..=500_u64 {
-            let asked = service.ask(1).instrument(info_span!("call"));
-            assert_eq!(within(asked).await.unwrap(), n);
+            let call = service.ask(1).instrument(info_span!("call"));
+            assert_eq!(within(call).await.unwrap(), n);
             spans.check(4, &format!("{first:?}, request {n}"));
         }
         drop(service);
@@ -332,7 +332,7 @@ async fn e5_state_in_a_cycle_keeps_no_old_spans() {
         let running = flow.spawn().unwrap();
         for n in 1..=500 {
             within(messages.send(1).instrument(info_span!("call"))).await.unwrap();
-            until("it has come through", || seen.load(Ordering::Relaxed) == n).await;
+            until("the message has arrived", || seen.load(Ordering::Relaxed) == n).await;
             spans.check(4, &format!("{first:?}, message {n}"));
         }
         drop(messages);
@@ -340,9 +340,8 @@ async fn e5_state_in_a_cycle_keeps_no_old_spans() {
     }
 }
 
-/// An operator that never ends its run remembers what still matters of what it took.
 struct Endless {
-    takes: bool,
+    takes_replies: bool,
 }
 
 impl Operator for Endless {
@@ -350,7 +349,7 @@ impl Operator for Endless {
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         while let Some(n) = ports.input.recv().await? {
-            if self.takes {
+            if self.takes_replies {
                 let reply = cx.take_replies().pop().unwrap_or_default();
                 ports.output.send_for(reply, n).await?;
             } else {
@@ -362,24 +361,23 @@ impl Operator for Endless {
 }
 
 #[tokio::test]
-async fn e5_a_run_without_end_remembers_a_bounded_number_of_requests() {
-    let (_turn, spans) = watched().await;
-    for takes in [false, true] {
+async fn e5_an_endless_run_keeps_a_bounded_number_of_requests() {
+    let (_turn, spans) = counting_spans().await;
+    for takes_replies in [false, true] {
         let mut flow = Flow::new("loops");
-        let endless = flow.add("endless", Endless { takes });
+        let endless = flow.add("endless", Endless { takes_replies });
         let service = flow.service("service", endless.input, endless.output);
         let running = flow.spawn().unwrap();
         for n in 0..5000 {
             assert_eq!(within(service.ask(n).instrument(info_span!("call"))).await.unwrap(), n);
         }
         let most = spans.most.load(Ordering::Relaxed);
-        assert!(most < 2500, "{most} of 5000 requests are remembered in one run");
+        assert!(most < 2500, "one run keeps {most} of 5000 requests");
         drop(service);
         within(running).await.unwrap();
     }
 }
 
-/// Named values are replaced, name by name, however often the state goes round.
 #[tokio::test]
 async fn e1_state_in_a_cycle_keeps_one_value_of_a_name() {
     struct Value(Arc<AtomicUsize>);
@@ -403,9 +401,9 @@ async fn e1_state_in_a_cycle_keeps_one_value_of_a_name() {
         }
     }
 
-    let there = Arc::new(AtomicUsize::new(0));
+    let live = Arc::new(AtomicUsize::new(0));
     let mut flow = Flow::new("loops");
-    let names = flow.add("names", Names(there.clone()));
+    let names = flow.add("names", Names(live.clone()));
     let count = flow.add("count", Count { first: First::State, started: false });
     flow.connect(names.output, count.requests);
     flow.connect(count.next, count.state);
@@ -413,34 +411,33 @@ async fn e1_state_in_a_cycle_keeps_one_value_of_a_name() {
     let running = flow.spawn().unwrap();
     for n in 1..=1000_u64 {
         assert_eq!(within(service.ask(1)).await.unwrap(), n);
-        let there = there.load(Ordering::Relaxed);
-        assert!(there <= 4, "{there} values are there after {n} requests");
+        let live = live.load(Ordering::Relaxed);
+        assert!(live <= 4, "{live} values are alive after {n} requests");
     }
     drop(service);
     within(running).await.unwrap();
-    assert_eq!(there.load(Ordering::Relaxed), 0);
+    assert_eq!(live.load(Ordering::Relaxed), 0);
 }
 
-/// While the state waits for the next request, a caller whose answer was given up does not stay.
 #[tokio::test]
-async fn e1_replies_that_an_operator_keeps_tell_who_went_away() {
+async fn e1_a_kept_reply_is_abandoned_when_its_caller_gives_up() {
     let (kept, mut replies) = tokio::sync::mpsc::unbounded_channel::<Reply>();
     let mut flow = Flow::new("loops");
     let keeps = flow.add("keeps", Keeps(kept));
     let service = flow.service("service", keeps.input, keeps.output);
     let running = flow.spawn().unwrap();
-    let mut asked = Box::pin(service.ask(1));
-    assert!(poll!(asked.as_mut()).is_pending());
+    let mut call = Box::pin(service.ask(1));
+    assert!(poll!(call.as_mut()).is_pending());
     let reply = poll_fn(|task| match replies.poll_recv(task) {
         Poll::Pending => {
-            let _ = asked.as_mut().poll(task);
+            let _ = call.as_mut().poll(task);
             Poll::Pending
         }
-        there => there,
+        ready => ready,
     });
     let reply = within(reply).await.unwrap();
     assert!(!reply.is_empty() && !reply.is_abandoned());
-    drop(asked);
+    drop(call);
     assert!(!reply.is_empty() && reply.is_abandoned());
     drop((reply, service));
     within(running).await.unwrap();

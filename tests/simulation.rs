@@ -1,4 +1,4 @@
-//! Flows under simulation: no threads, virtual time, and the same seed gives the same events every time.
+//! Simulated flows: no threads, virtual time, and each seed always gives the same events.
 
 use std::{
     cell::RefCell,
@@ -37,7 +37,7 @@ struct NumbersPorts {
     numbers: Output<Envelope<u32>>,
 }
 
-/// Sends 1..=n, one an envelope.
+/// Sends each number in an envelope of its own.
 struct Numbers(std::ops::RangeInclusive<u32>);
 
 impl Operator for Numbers {
@@ -95,7 +95,7 @@ impl Operator for Collect {
     }
 }
 
-/// A source, a chain of three incrementers on two devices, a sink. What came out, and the log.
+/// Runs a source, three incrementing operators on two devices and a sink. Returns the outcome, the numbers and the log.
 async fn chain(seed: u64, faults: Faults) -> (Result<Report>, Vec<u32>, Vec<String>) {
     let simulation = Simulation::new(seed);
     let collect = Collect::default();
@@ -122,7 +122,7 @@ async fn chain(seed: u64, faults: Faults) -> (Result<Report>, Vec<u32>, Vec<Stri
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_same_seed_gives_the_same_events_and_every_seed_the_same_numbers() {
+async fn a_seed_decides_the_events_and_not_the_numbers() {
     let mut logs = std::collections::HashSet::new();
     for seed in 0..40 {
         let (outcome, numbers, log) = chain(seed, Faults::new()).await;
@@ -152,11 +152,11 @@ async fn a_planned_trap_ends_the_flow_the_same_way_every_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_callback_that_never_comes_costs_a_beat_of_the_watch() {
+async fn a_lost_callback_is_found_by_a_tick() {
     for seed in 0..10 {
-        let began = tokio::time::Instant::now();
+        let start = tokio::time::Instant::now();
         let simulation = Simulation::new(seed);
-        let waited = simulation
+        let outcome = simulation
             .run(async {
                 let faults = Faults::new().lose_host_function(1);
                 let device = Device::simulated(&simulation, Emulated::new().faults(faults)).race_checked();
@@ -166,14 +166,14 @@ async fn a_callback_that_never_comes_costs_a_beat_of_the_watch() {
                 stream.completed().await
             })
             .await;
-        waited.unwrap();
-        assert!(began.elapsed() < std::time::Duration::from_secs(1), "seed {seed}: {:?}", began.elapsed());
+        outcome.unwrap();
+        assert!(start.elapsed() < std::time::Duration::from_secs(1), "seed {seed}: {:?}", start.elapsed());
     }
 }
 
-/// Memory that is used again asks nothing of the device but to be filled; whoever hears of a fault by that tells everybody.
+/// Reused memory needs no allocation on the device, only a fill. The error of that fill marks the device as lost.
 #[tokio::test(start_paused = true)]
-async fn a_fault_that_an_allocation_hears_of_first_ends_the_device_for_everybody() {
+async fn a_fault_first_noticed_by_an_allocation_loses_the_device() {
     let simulation = Simulation::new(1);
     simulation
         .run(async {
@@ -184,7 +184,7 @@ async fn a_fault_that_an_allocation_hears_of_first_ends_the_device_for_everybody
             drop(idle);
             let from = Buffer::<u32>::pinned(&device, 16).unwrap();
             stream.copy(&from, &mut there).unwrap();
-            // The copy fails, and nobody asks.
+            // The copy fails, but no call queries the device.
             while !simulation.log().iter().any(|step| step.contains("copy")) {
                 tokio::task::yield_now().await;
             }
@@ -196,7 +196,7 @@ async fn a_fault_that_an_allocation_hears_of_first_ends_the_device_for_everybody
         .await;
 }
 
-/// A second one would take the wakes of the first.
+/// A second run would take the wakeups of the first.
 #[tokio::test(start_paused = true)]
 async fn a_simulation_that_is_running_panics_when_it_is_run_again() {
     let simulation = Simulation::new(1);
@@ -209,13 +209,12 @@ async fn a_simulation_that_is_running_panics_when_it_is_run_again() {
         assert!(AssertUnwindSafe(simulation.run(async { "another" })).catch_unwind().await.is_err());
     }
     assert_eq!(first.await, "the first");
-    // A run that is dropped, or panics, is over.
+    // A run ends when it is dropped or panics.
     assert!(pin!(simulation.run(pending::<()>())).now_or_never().is_none());
     assert!(AssertUnwindSafe(simulation.run(async { panic!("on purpose") })).catch_unwind().await.is_err());
     assert_eq!(simulation.run(async { "the last" }).await, "the last");
 }
 
-/// Calls a closure when it is dropped.
 struct OnDrop(Option<Box<dyn FnOnce()>>);
 
 impl Drop for OnDrop {
@@ -224,15 +223,15 @@ impl Drop for OnDrop {
     }
 }
 
-thread_local!(static AT_THE_END: RefCell<OnDrop> = const { RefCell::new(OnDrop(None)) });
+thread_local!(static AT_THREAD_EXIT: RefCell<OnDrop> = const { RefCell::new(OnDrop(None)) });
 
-/// tokio's clock is gone there. A panic in such a destructor would end the process.
+/// tokio's clock does not exist there any more. A panic in such a destructor would abort the process.
 #[test]
 fn the_destructor_of_a_thread_local_may_wait_for_a_timed_simulated_stream() {
     let (ended, end) = std::sync::mpsc::channel();
-    let at_the_end = move || {
-        // Before tokio's, whose destructor runs before this one then.
-        AT_THE_END.with_borrow_mut(|_| ());
+    let body = move || {
+        // This is initialised before tokio's thread-local, so tokio's destructor runs first.
+        AT_THREAD_EXIT.with_borrow_mut(|_| ());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let simulation = Simulation::new(1);
         let stream = Stream::new(&Device::simulated(&simulation, Emulated::new())).unwrap();
@@ -248,18 +247,18 @@ fn the_destructor_of_a_thread_local_may_wait_for_a_timed_simulated_stream() {
             stream.synchronize_blocking().unwrap();
             ended.send((span, simulation)).unwrap();
         };
-        AT_THE_END.with_borrow_mut(|last| last.0 = Some(Box::new(waits)));
+        AT_THREAD_EXIT.with_borrow_mut(|last| last.0 = Some(Box::new(waits)));
     };
-    thread::spawn(at_the_end).join().unwrap();
+    thread::spawn(body).join().unwrap();
     let (span, _simulation) = end.recv().unwrap();
-    // The latest time that was known is the end's.
-    span.now_or_never().expect("it is done").unwrap();
+    // Without a clock, the last known time is the timer's end.
+    span.now_or_never().expect("the work is done").unwrap();
 }
 
-/// Wakes a simulation, which is done in the middle of the call that enqueues: it records the event, after other work.
-struct Records(Arc<Event>, Stream);
+/// The waker of a simulation, called within a call that enqueues work: it records the event behind other work.
+struct RecordsOnWake(Arc<Event>, Stream);
 
-impl Wake for Records {
+impl Wake for RecordsOnWake {
     fn wake(self: Arc<Self>) {
         self.1.host_function(|| ()).unwrap();
         self.0.record(&self.1).unwrap();
@@ -267,14 +266,14 @@ impl Wake for Records {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_that_is_recorded_within_a_record_does_not_go_back() {
+async fn the_outer_record_of_an_event_does_not_overwrite_a_nested_one() {
     for event in [Event::timed(), Event::new()] {
         let simulation = Simulation::new(1);
         let device = Device::simulated(&simulation, Emulated::new());
         let stream = Stream::new(&device).unwrap();
         let event = Arc::new(event);
         let mut run = pin!(simulation.run(pending::<()>()));
-        let waker = Waker::from(Arc::new(Records(event.clone(), stream.clone())));
+        let waker = Waker::from(Arc::new(RecordsOnWake(event.clone(), stream.clone())));
         assert!(run.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         event.record(&stream).unwrap();
         let last = format!("{:?}", stream.ticket());
@@ -282,7 +281,6 @@ async fn an_event_that_is_recorded_within_a_record_does_not_go_back() {
     }
 }
 
-/// How often it was woken.
 #[derive(Default)]
 struct Count(AtomicUsize);
 
@@ -292,43 +290,43 @@ impl Wake for Count {
     }
 }
 
-/// `a` runs on another thread, which waits for that stream alone; `b` comes after it.
+/// A call on another thread, which waits only for `a`, runs `a`; `b` waits for `a`.
 #[test]
-fn the_loop_runs_a_stream_that_a_call_on_another_thread_made_runnable() {
+fn a_call_on_another_thread_wakes_the_loop_for_a_runnable_stream() {
     for faults in [Faults::new(), Faults::new().trap_kernel("increment", 1)] {
         let simulation = Simulation::new(1);
         let [first, second] = [faults, Faults::new()]
             .map(|faults| Device::simulated(&simulation, Emulated::new().faults(faults)).race_checked());
         let (a, b) = (Stream::new(&first).unwrap(), Stream::new(&second).unwrap());
         let mut numbers = Buffer::<u32>::new(&first, 4).unwrap();
-        let (begun, begins) = mpsc::channel();
-        let (go, held) = mpsc::channel::<()>();
-        let (tell, heard) = futures::channel::oneshot::channel();
+        let (started, starts) = mpsc::channel();
+        let (hold, held) = mpsc::channel::<()>();
+        let (done, waits) = futures::channel::oneshot::channel();
         a.host_function(move || {
-            begun.send(()).unwrap();
+            started.send(()).unwrap();
             _ = held.recv();
         })
         .unwrap();
         increment::launch(&a, &mut numbers).unwrap();
         b.wait_for(&a).unwrap();
-        b.host_function(move || _ = tell.send(())).unwrap();
+        b.host_function(move || _ = done.send(())).unwrap();
         let other = thread::spawn(move || a.synchronize_blocking());
-        begins.recv().unwrap();
+        starts.recv().unwrap();
         let count = Arc::new(Count::default());
         let waker = Waker::from(count.clone());
-        let mut run = pin!(simulation.run(heard));
+        let mut run = pin!(simulation.run(waits));
         assert!(run.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         assert_eq!(count.0.load(Ordering::Relaxed), 0, "the loop sleeps");
-        drop(go);
+        drop(hold);
         _ = other.join().unwrap();
-        assert!(count.0.load(Ordering::Relaxed) > 0, "a stream may run, and the loop was not woken");
+        assert!(count.0.load(Ordering::Relaxed) > 0, "a stream is runnable, but the loop was not woken");
         assert_eq!(run.poll(&mut Context::from_waker(&waker)), Poll::Ready(Ok(())));
     }
 }
 
-/// There are no timers: the tick that asks the stream, as its callback never comes, is the simulation's own.
+/// The stream's callback is lost. Without timers, the simulation itself provides the tick that polls the stream.
 #[test]
-fn a_simulation_keeps_its_beat_on_an_executor_without_timers() {
+fn a_simulation_ticks_on_an_executor_without_timers() {
     let faults = Faults::new().lose_host_function(1).lose_host_function(2);
     let simulation = Simulation::new(1);
     let waits = async || {
@@ -338,7 +336,7 @@ fn a_simulation_keeps_its_beat_on_an_executor_without_timers() {
         stream.fill(&mut buffer, 7)?;
         stream.completed().await
     };
-    // One that is left alone has its tick in the next run, on another clock.
+    // A dropped wait leaves its tick to the next run, which uses another clock.
     let paused = || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     paused().block_on(simulation.run(async {
         sleep(Duration::from_secs(3600)).await;
@@ -348,18 +346,18 @@ fn a_simulation_keeps_its_beat_on_an_executor_without_timers() {
     paused().block_on(simulation.run(waits())).unwrap();
 }
 
-/// tokio's clock, which makes the ticks elsewhere, is gone there.
+/// tokio's clock, the usual source of ticks, does not exist there any more.
 #[test]
 fn the_destructor_of_a_thread_local_may_run_a_simulation_that_waits() {
     let (ended, end) = mpsc::channel();
-    let at_the_end = move || {
-        AT_THE_END.with_borrow_mut(|_| ());
-        // Makes tokio's thread-local.
+    let body = move || {
+        AT_THREAD_EXIT.with_borrow_mut(|_| ());
+        // Initialises tokio's thread-local.
         drop(tokio::runtime::Builder::new_current_thread().build().unwrap().enter());
         let waits = move || {
             assert!(tokio::runtime::Handle::try_current().unwrap_err().is_thread_local_destroyed());
             let simulation = Simulation::new(1);
-            // The second is the wait's.
+            // The second host function is the wait's.
             let faults = Faults::new().lose_host_function(2);
             let stream = Stream::new(&Device::simulated(&simulation, Emulated::new().faults(faults))).unwrap();
             stream.host_function(|| ()).unwrap();
@@ -372,28 +370,28 @@ fn the_destructor_of_a_thread_local_may_run_a_simulation_that_waits() {
             };
             ended.send(done).unwrap();
         };
-        AT_THE_END.with_borrow_mut(|last| last.0 = Some(Box::new(waits)));
+        AT_THREAD_EXIT.with_borrow_mut(|last| last.0 = Some(Box::new(waits)));
     };
-    thread::spawn(at_the_end).join().unwrap();
+    thread::spawn(body).join().unwrap();
     end.recv().unwrap().unwrap();
 }
 
 #[test]
-fn a_call_that_waits_for_work_that_another_thread_carries_out_does_not_stall() {
+fn two_threads_may_wait_for_the_same_simulated_work() {
     let simulation = Simulation::new(1);
     let device = Device::simulated(&simulation, Emulated::new());
     let stream = Stream::new(&device).unwrap();
-    let (begun, begins) = mpsc::channel();
-    let (go, held) = mpsc::channel::<()>();
+    let (started, starts) = mpsc::channel();
+    let (hold, held) = mpsc::channel::<()>();
     stream
         .host_function(move || {
-            begun.send(()).unwrap();
+            started.send(()).unwrap();
             _ = held.recv();
         })
         .unwrap();
     thread::scope(|scope| {
         let one = scope.spawn(|| stream.synchronize_blocking());
-        begins.recv().unwrap();
+        starts.recv().unwrap();
         let (calls, called) = mpsc::channel();
         let stream = &stream;
         let two = scope.spawn(move || {
@@ -401,17 +399,17 @@ fn a_call_that_waits_for_work_that_another_thread_carries_out_does_not_stall() {
             stream.synchronize_blocking()
         });
         called.recv().unwrap();
-        // Without this it would be over before the other one looks; however long it takes, both are right.
+        // Time for the second call to find the work in progress. The test is valid with any duration.
         (0..10_000).for_each(|_| thread::yield_now());
-        drop(go);
+        drop(hold);
         one.join().unwrap().unwrap();
         two.join().unwrap().unwrap();
     });
 }
 
-/// A capture asks the device nothing. What is known to have passed is found there all the same, and nothing is asked for ever.
+/// A capture does not query the device. A wait for memory uses what is already known to be complete, and does not loop.
 #[tokio::test(start_paused = true)]
-async fn waits_for_memory_that_are_polled_in_a_capture_return() {
+async fn a_wait_for_memory_in_a_capture_finds_completed_memory() {
     let simulation = Simulation::new(1);
     let free = async |device: &Device| {
         let all = Allocator::unbounded(device).maximum(64);
@@ -419,7 +417,7 @@ async fn waits_for_memory_that_are_polled_in_a_capture_return() {
         let mut data = all.alloc::<u32>(&stream, 8).unwrap();
         stream.fill(&mut data, 0).unwrap();
         drop(data);
-        // It is done, and the heap has not heard of it.
+        // The work is complete, but the heap has not swept the memory yet.
         stream.completed().await.unwrap();
         all
     };

@@ -1,5 +1,5 @@
-//! What is left after many: hundreds of flows in one process, each ended at a moment of its own; many messages through
-//! one hub. All allocations of the process are counted, so the tests take turns.
+//! Leaks: hundreds of flows in one process, each ended at a random moment, and many messages through one hub. All
+//! allocations of the process are counted, so the tests run one at a time.
 
 #[path = "../benches/support/allocations.rs"]
 mod allocations;
@@ -25,7 +25,6 @@ struct CountPorts {
     numbers: Output<Envelope<u32>>,
 }
 
-/// Sends envelopes without an end.
 struct Count(u32);
 
 impl Operator for Count {
@@ -49,7 +48,7 @@ struct PassPorts {
     output: Output<Envelope<u32>>,
 }
 
-/// Works on its device's stream, waits for it now and then, and fails or panics at some message.
+/// Works on its device's stream, waits for it in every third run, and fails or panics at message `fails_at`.
 struct Pass {
     fails_at: u32,
     panics: bool,
@@ -75,16 +74,15 @@ impl Operator for Pass {
     }
 }
 
-/// How a flow's life goes on and ends.
-async fn lead(flow: Flow, gate: Gate, random: &mut StdRng) -> Result<Report> {
+async fn run_and_end(flow: Flow, gate: Gate, random: &mut StdRng) -> Result<Report> {
     let mut running = flow.spawn()?;
     let handle: Handle = running.handle();
-    let some_turns = async |random: &mut StdRng| {
+    let yield_some = async |random: &mut StdRng| {
         for _ in 0..random.random_range(0..40) {
             tokio::task::yield_now().await;
         }
     };
-    some_turns(random).await;
+    yield_some(random).await;
     match random.random_range(0..7) {
         0 => running.stop(),
         1 => running.abort(),
@@ -95,19 +93,19 @@ async fn lead(flow: Flow, gate: Gate, random: &mut StdRng) -> Result<Report> {
         3 => {
             handle.pause();
             let _ = handle.status();
-            some_turns(random).await;
+            yield_some(random).await;
             handle.resume();
             running.stop();
         }
         4 => {
             gate.pause();
-            some_turns(random).await;
+            yield_some(random).await;
             gate.resume();
-            some_turns(random).await;
+            yield_some(random).await;
             gate.end();
         }
         5 => {
-            // Asked for its end, given up, and asked again.
+            // Poll for the end once, stop polling, then await it.
             if let Poll::Ready(ended) = futures::poll!(&mut running) {
                 return ended;
             }
@@ -118,7 +116,7 @@ async fn lead(flow: Flow, gate: Gate, random: &mut StdRng) -> Result<Report> {
     running.await
 }
 
-async fn one(device: &Device, random: &mut StdRng) {
+async fn one_flow(device: &Device, random: &mut StdRng) {
     let mut flow = Flow::new("soak");
     let gate = flow.gate("numbers");
     let mut numbers = flow.add("count", Count(0)).when(gate.clone());
@@ -138,14 +136,13 @@ async fn one(device: &Device, random: &mut StdRng) {
     }
     let end = flow.add("end", sink(async |numbers: Envelope<u32>| numbers.read().await.map(drop)));
     flow.connect(from, end.input);
-    match lead(flow, gate, random).await {
+    match run_and_end(flow, gate, random).await {
         Ok(_) => {}
         Err(error) if error.is_cancelled() || error.to_string().contains("planned") => {}
         Err(error) => panic!("{error}"),
     }
 }
 
-/// The names of this process's threads.
 fn threads() -> Vec<String> {
     let names = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let names = names.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
@@ -154,34 +151,34 @@ fn threads() -> Vec<String> {
     names
 }
 
-/// A device that is gone has taken its threads along: its workers and its lookout.
-async fn only_threads_of_nobody() {
+/// Waits until the workers and the completion monitor of a dropped device have ended.
+async fn no_device_threads() {
     until("the device's threads have ended", || {
         !threads().iter().any(|name| name.starts_with("emulated") || name.starts_with("wakeline"))
     })
     .await;
 }
 
-/// So many flows, `at_a_time` beside each other, and all of them ended: those whose handle was dropped end by themselves.
-async fn many(device: &Device, seed: u64, at_a_time: u64, flows: u64) {
-    let lanes = (0..at_a_time).map(|lane| {
+/// Runs this many flows, `at_a_time` concurrently, and waits until all have ended, also those whose handle was dropped.
+async fn many_flows(device: &Device, seed: u64, at_a_time: u64, flows: u64) {
+    let tasks = (0..at_a_time).map(|task| {
         let device = device.clone();
         tokio::spawn(async move {
-            let mut random = StdRng::seed_from_u64(seed * at_a_time + lane);
+            let mut random = StdRng::seed_from_u64(seed * at_a_time + task);
             for _ in 0..flows / at_a_time {
-                one(&device, &mut random).await;
+                one_flow(&device, &mut random).await;
                 if at_a_time == 1 {
                     only_tasks(2).await;
                 }
             }
         })
     });
-    for lane in lanes.collect::<Vec<_>>() {
-        lane.await.expect("no flow panics");
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.expect("no flow panics");
     }
     only_tasks(1).await;
-    until("all memory of the device is given back", || device.memory_in_use() == 0).await;
-    assert_eq!(StreamPool::default_of(device).expect("it has streams").in_use(), 0, "streams that nobody gave back");
+    until("all memory of the device is released", || device.memory_in_use() == 0).await;
+    assert_eq!(StreamPool::default_of(device).expect("a default pool").in_use(), 0, "streams not returned");
 }
 
 async fn only_tasks(left: usize) {
@@ -189,8 +186,8 @@ async fn only_tasks(left: usize) {
     until("all tasks have ended", || metrics.num_alive_tasks() <= left).await;
 }
 
-/// Bytes that are held when nothing goes on: the least that was seen until it became no less for a while.
-async fn held_at_rest() -> i64 {
+/// The allocated bytes while nothing runs: the minimum, once it has not decreased for 100 ms.
+async fn held_when_idle() -> i64 {
     let (mut least, mut since) = (allocations::held(), 0);
     while since < 100 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -204,7 +201,7 @@ async fn held_at_rest() -> i64 {
 
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs a test whose process has nothing else to do; what panics as planned says nothing.
+/// Runs a test alone in the process. Planned panics print nothing.
 fn alone(builder: &mut Builder, test: impl Future<Output = ()> + Send + 'static) {
     let _alone = lock(&ALONE);
     std::panic::set_hook(Box::new(|info| {
@@ -212,7 +209,7 @@ fn alone(builder: &mut Builder, test: impl Future<Output = ()> + Send + 'static)
             eprintln!("{info}");
         }
     }));
-    // Of the threads for what blocks there is one, from the beginning to the end: tokio makes and ends them as it likes.
+    // One blocking thread, which lives as long as the runtime: otherwise tokio starts and ends them at any time.
     let runtime = builder.enable_all().max_blocking_threads(1).thread_keep_alive(Duration::MAX).build().unwrap();
     runtime.block_on(async { tokio::task::spawn_blocking(|| ()).await.unwrap() });
     wait_together(&runtime, 40);
@@ -221,8 +218,8 @@ fn alone(builder: &mut Builder, test: impl Future<Output = ()> + Send + 'static)
     allocations::end();
 }
 
-/// So many threads that wait at the same time, once. tokio's locks (parking_lot's) keep a table that grows with those, and
-/// leak the one that it outgrew: how many waited together is chance, so it grows before anything is counted.
+/// Lets this many threads wait at the same time, once. tokio's locks (parking_lot's) keep a table that grows with the
+/// number of waiting threads, which is random, and leak the outgrown one. So it grows before the allocations are counted.
 fn wait_together(runtime: &Runtime, threads: usize) {
     let all = Barrier::new(threads);
     std::thread::scope(|scope| {
@@ -236,64 +233,62 @@ fn device() -> Device {
     Device::emulated(Emulated::new().workers(2))
 }
 
-/// Each so many on a device of their own, four at a time: when that is gone, too, there is as much of everything as
-/// before, to the byte.
+/// Each round uses a new device. After it, the process has exactly as many threads and allocated bytes as before.
 #[test]
 fn l3_many_flows_leave_nothing_behind() {
     const FLOWS: u64 = quick_or_long(60, 300);
     alone(Builder::new_multi_thread().worker_threads(2), async {
-        // What is made once, and kept.
-        many(&device(), 0, 4, FLOWS).await;
-        only_threads_of_nobody().await;
+        // Allocations that are made once and kept.
+        many_flows(&device(), 0, 4, FLOWS).await;
+        no_device_threads().await;
         let before = threads();
         let mut held = Vec::with_capacity(6);
         for seed in 1..=6 {
-            many(&device(), seed, 4, FLOWS).await;
-            only_threads_of_nobody().await;
-            // A thread that has just begun still has the name of the one that made it.
+            many_flows(&device(), seed, 4, FLOWS).await;
+            no_device_threads().await;
+            // A new thread at first has the name of the thread that started it.
             until("there are as many threads as before", || threads() == before).await;
-            held.push(held_at_rest().await);
+            held.push(held_when_idle().await);
         }
         assert_eq!(held, [held[0]; 6], "bytes");
     });
 }
 
-/// One after the other on one device: what it keeps does not grow with them. A queue of its own may now and then
-/// have become longer than it was, and stays so.
+/// Flows run one after the other on one device, which keeps nothing of them. Only its queues may grow, and stay so.
 #[test]
 fn l3_a_device_keeps_nothing_of_its_flows() {
     const FLOWS: u64 = quick_or_long(40, 100);
     const ROUNDS: usize = quick_or_long(5, 30);
-    /// What all queues together may have grown by, in bytes.
+    /// The growth that is allowed for all queues together, in bytes.
     const QUEUES: i64 = 64 << 10;
     alone(Builder::new_multi_thread().worker_threads(2), async move {
         let device = device();
-        many(&device, 0, 1, FLOWS).await;
+        many_flows(&device, 0, 1, FLOWS).await;
         let mut held = Vec::with_capacity(ROUNDS);
         for seed in 1..=ROUNDS as u64 {
-            many(&device, seed, 1, FLOWS).await;
-            // The last of a kind is remembered until the next: here it is always the same.
+            many_flows(&device, seed, 1, FLOWS).await;
+            // The device keeps the latest of some values until they are replaced: each round ends with the same flow.
             let mut flow = Flow::new("soak");
             let numbers = flow.add("count", Count(0)).when(count(5));
             let pass = flow.add("pass", Pass { fails_at: u32::MAX, panics: false, seen: 0 }).on(&device);
             let end = flow.add("end", sink(async |numbers: Envelope<u32>| numbers.read().await.map(drop)));
             flow.connect(numbers.numbers, pass.input);
             flow.connect(pass.output, end.input);
-            within(flow.run()).await.expect("nothing is planned");
+            within(flow.run()).await.expect("no failure is planned");
             drop(flow);
             only_tasks(1).await;
-            held.push(held_at_rest().await);
+            held.push(held_when_idle().await);
         }
         drop(device);
-        only_threads_of_nobody().await;
+        no_device_threads().await;
         let grown: Vec<_> = held.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        let (least, all) = (grown.iter().min().copied().unwrap_or_default(), grown.iter().sum::<i64>());
-        assert!(least <= 0, "every {FLOWS} flows leave bytes behind: {grown:?}");
-        assert!(all < QUEUES, "that is more than queues need: {grown:?}");
+        let (least, total) = (grown.iter().min().copied().unwrap_or_default(), grown.iter().sum::<i64>());
+        assert!(least <= 0, "every {FLOWS} flows leak bytes: {grown:?}");
+        assert!(total < QUEUES, "more growth than queues need: {grown:?}");
     });
 }
 
-/// Sends as many as there is room for, in each run.
+/// In each run, sends numbers until the hub is full.
 struct Fill {
     next: u64,
     last: u64,
@@ -314,7 +309,7 @@ impl Operator for Fill {
     }
 }
 
-/// Takes all that is there; at each measure, what there is of allocations.
+/// In each run, takes all queued messages. Every `MEASURE` messages, records the number of allocations and the held bytes.
 struct Drain {
     expected: u64,
     measured: Shared<(u64, i64)>,
@@ -325,7 +320,7 @@ impl Operator for Drain {
 
     async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
         while let Some(number) = ports.input.try_take()? {
-            assert_eq!(number, self.expected, "each once, in order");
+            assert_eq!(number, self.expected, "each number once, in order");
             self.expected += 1;
             if self.expected.is_multiple_of(MEASURE) {
                 lock(&self.measured).push((allocations::so_far(), allocations::held()));
@@ -335,11 +330,11 @@ impl Operator for Drain {
     }
 }
 
-/// Messages between two looks at what is allocated.
+/// Messages between two measurements of the allocations.
 const MEASURE: u64 = quick_or_long(200_000, 1_000_000);
 
-/// Through a hub of 64: from the first measure on nothing is allocated any more, and not a byte is added. The clock stands still,
-/// so the flow's own task does not look at its operators meanwhile, which allocates.
+/// Through a hub of 64 messages: after the first measurement nothing is allocated. The clock is paused, so the flow's
+/// supervisor, which allocates, does not inspect its operators meanwhile.
 #[test]
 fn q1_many_messages_in_constant_memory() {
     const MEASURES: usize = quick_or_long(3, 20);
@@ -351,9 +346,9 @@ fn q1_many_messages_in_constant_memory() {
         let fill = flow.add("fill", Fill { next: 0, last });
         let drain = flow.add("drain", Drain { expected: 0, measured: measured.clone() });
         flow.connect_with(fill.output, drain.input, Hub::bounded(64));
-        let report = flow.run().await.expect("nothing is planned");
+        let report = flow.run().await.expect("no failure is planned");
         assert_eq!((report.operator("drain").unwrap().messages_in, report.untaken), (last, 0));
-        assert!(report.operator("drain").unwrap().runs >= last / 66, "no more than the hub holds lay there");
+        assert!(report.operator("drain").unwrap().runs >= last / 66, "a run took more than the hub holds");
         let measured = lock(&measured).clone();
         let (allocations, bytes): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
         assert_eq!(bytes, vec![bytes[0]; MEASURES]);

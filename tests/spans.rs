@@ -21,12 +21,12 @@ use tracing_subscriber::{
 };
 use wakeline::prelude::*;
 
-/// What was told, and within which calls: the spans named `call`, by their field `n`, innermost first.
+/// An event of the target `spans`.
 #[derive(Clone, Debug, PartialEq)]
-struct Told {
-    /// The event's fields `who` and `n`.
+struct Recorded {
     who: String,
     n: u64,
+    /// The enclosing spans named `call`, by their field `n`, innermost first.
     within: Vec<u64>,
 }
 
@@ -52,16 +52,16 @@ impl Visit for Fields {
     fn record_debug(&mut self, _field: &Field, _value: &dyn std::fmt::Debug) {}
 }
 
-static TOLD: Mutex<Vec<Told>> = Mutex::new(Vec::new());
-/// Which call came after which other.
+static EVENTS: Mutex<Vec<Recorded>> = Mutex::new(Vec::new());
+/// The recorded `follows_from` relations between calls.
 static FOLLOWS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
-struct Hears;
+struct Recorder;
 
-/// The `n` of a call.
+/// The `n` of a span named `call`, as its extension.
 struct Number(u64);
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Hears {
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         if attributes.metadata().name() == "call" {
             let mut fields = Fields::default();
@@ -85,57 +85,57 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Hears {
         event.record(&mut fields);
         let within = context.event_scope(event).into_iter().flatten();
         let within = within.filter_map(|span| span.extensions().get::<Number>().map(|number| number.0)).collect();
-        lock(&TOLD).push(Told { who: fields.who, n: fields.n, within });
+        lock(&EVENTS).push(Recorded { who: fields.who, n: fields.n, within });
     }
 }
 
-/// The tests of this file take turns: there is one subscriber for all of them.
-async fn hear() -> tokio::sync::MutexGuard<'static, ()> {
+/// Installs the process's only subscriber and lets the tests run one at a time.
+async fn recording() -> tokio::sync::MutexGuard<'static, ()> {
     static ONE: OnceLock<()> = OnceLock::new();
     static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-    ONE.get_or_init(|| tracing::subscriber::set_global_default(Registry::default().with(Hears)).unwrap());
+    ONE.get_or_init(|| tracing::subscriber::set_global_default(Registry::default().with(Recorder)).unwrap());
     let turn = TURN.lock().await;
-    lock(&TOLD).clear();
+    lock(&EVENTS).clear();
     lock(&FOLLOWS).clear();
     turn
 }
 
-fn tell(who: &str, n: u32) {
+fn record(who: &str, n: u32) {
     info!(target: "spans", who, n = u64::from(n));
 }
 
-/// On a device: tells before it takes its message, after that, and after an await.
+/// Records events in `start` and `stop`, and in a run before and after it takes its message, and after an await.
 struct OnDevice(&'static str);
 
 impl Operator for OnDevice {
     type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
 
     async fn start(&mut self, _cx: &mut Cx) -> Result<()> {
-        tell("start", 0);
+        record("start", 0);
         Ok(())
     }
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
-        tell("before", 0);
+        record("before", 0);
         let mut envelope = ports.input.take()?;
         let n = envelope.len() as u32;
-        tell(self.0, n);
+        record(self.0, n);
         increment::launch(cx.stream()?, &mut envelope)?;
         tokio::task::yield_now().await;
         cx.stream()?.completed().await?;
-        tell(self.0, n);
+        record(self.0, n);
         ports.output.send(envelope).await
     }
 
     async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
-        tell("stop", 0);
+        record("stop", 0);
         Ok(())
     }
 }
 
-/// Over two operators on a device and one on the host, for messages by an ingress and for requests, on both runtimes.
-async fn reaches_all() {
-    let _turn = hear().await;
+/// Messages of an ingress, through two operators on a device and one on the host.
+async fn check_spans_of_all_operators() {
+    let _turn = recording().await;
     let device = emulated();
     let mut flow = Flow::new("e5");
     let first = flow.add("first", OnDevice("first")).on(&device);
@@ -144,7 +144,7 @@ async fn reaches_all() {
         "last",
         sink(async |envelope: Envelope<u32>| {
             let n = envelope.read().await?.len() as u32;
-            tell("last", n);
+            record("last", n);
             Ok(())
         }),
     );
@@ -160,36 +160,36 @@ async fn reaches_all() {
             message.set_len(n as usize).unwrap();
             messages.send(message).await.unwrap();
         };
-        // Every third has no span.
+        // Every third message has no span.
         if n.is_multiple_of(3) { tokio::spawn(send) } else { tokio::spawn(send.instrument(info_span!("call", n))) }
     };
     within(join_all((1..=20).map(send))).await.into_iter().for_each(|sent| sent.unwrap());
     drop(messages);
     within(running).await.unwrap();
 
-    let told = lock(&TOLD).clone();
+    let events = lock(&EVENTS).clone();
     for n in 1..=20_u64 {
-        let wanted: &[u64] = if n.is_multiple_of(3) { &[] } else { &[n] };
+        let expected: &[u64] = if n.is_multiple_of(3) { &[] } else { &[n] };
         for (who, times) in [("first", 2), ("second", 2), ("last", 1)] {
-            let own: Vec<_> = told.iter().filter(|told| told.who == who && told.n == n).collect();
+            let own: Vec<_> = events.iter().filter(|event| event.who == who && event.n == n).collect();
             assert_eq!(own.len(), times);
-            assert!(own.iter().all(|told| told.within == wanted), "{own:?}");
+            assert!(own.iter().all(|event| event.within == expected), "{own:?}");
         }
     }
-    let outside = told.iter().filter(|told| ["start", "before", "stop"].contains(&&*told.who));
-    assert!(outside.clone().all(|told| told.within.is_empty()), "not before a message is taken, nor after its run");
+    let outside = events.iter().filter(|event| ["start", "before", "stop"].contains(&&*event.who));
+    assert!(outside.clone().all(|event| event.within.is_empty()), "no span before the message, nor after its run");
     assert_eq!(outside.count(), 2 + 2 * 20 + 2);
     assert!(lock(&FOLLOWS).is_empty());
 }
 
 #[tokio::test]
 async fn e5_a_span_reaches_every_operator_on_one_thread() {
-    reaches_all().await;
+    check_spans_of_all_operators().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn e5_a_span_reaches_every_operator_on_several_threads() {
-    reaches_all().await;
+    check_spans_of_all_operators().await;
 }
 
 #[derive(Ports)]
@@ -200,7 +200,7 @@ struct BatchPorts {
     output: Output<u32>,
 }
 
-/// Takes three at once.
+/// Takes three messages in one run, and answers each.
 struct Batch;
 
 impl Operator for Batch {
@@ -212,7 +212,7 @@ impl Operator for Batch {
 
     async fn compute(&mut self, ports: &mut BatchPorts, cx: &mut Cx) -> Result<()> {
         let numbers: Vec<_> = ports.input.take_batch()?.collect();
-        tell("batch", 0);
+        record("batch", 0);
         for (n, reply) in numbers.into_iter().zip(cx.take_replies()) {
             ports.output.send_for(reply, n).await?;
         }
@@ -220,17 +220,17 @@ impl Operator for Batch {
     }
 }
 
-/// Several messages in one run: the first's span is the parent, and comes after the others; what is sent for one of them
-/// goes on with that one's.
+/// The span of the first message is the parent, and follows from the others. A message that is sent for one of them
+/// continues its span.
 #[tokio::test]
-async fn e5_several_spans_in_one_run() {
-    let _turn = hear().await;
+async fn e5_a_run_over_several_messages_combines_their_spans() {
+    let _turn = recording().await;
     let mut flow = Flow::new("e5");
     let batch = flow.add("batch", Batch);
     let after = flow.add(
         "after",
         map(|n: u32| {
-            tell("after", n);
+            record("after", n);
             ready(Ok(n))
         }),
     );
@@ -244,31 +244,31 @@ async fn e5_several_spans_in_one_run() {
     assert_eq!(within(join_all((1..=3).map(call))).await, [1, 2, 3]);
     drop(service);
     within(running).await.unwrap();
-    let told = lock(&TOLD).clone();
+    let events = lock(&EVENTS).clone();
     let mut parents = Vec::new();
-    for told in told {
-        match &*told.who {
-            "batch" => parents = told.within,
-            _ => assert_eq!(told.within, [told.n]),
+    for event in events {
+        match &*event.who {
+            "batch" => parents = event.within,
+            _ => assert_eq!(event.within, [event.n]),
         }
     }
-    let [parent] = parents[..] else { panic!("one parent: {parents:?}") };
+    let [parent] = parents[..] else { panic!("not one parent: {parents:?}") };
     let mut follows = lock(&FOLLOWS).clone();
     follows.sort_unstable();
     let others: Vec<_> = (1..=3).filter(|n| *n != parent).map(|n| (parent, n)).collect();
     assert_eq!(follows, others);
 }
 
-/// An operator that panics within a span leaves it: whatever its thread does next is outside.
+/// What the thread does after the panic is outside of the span.
 #[tokio::test]
 async fn e5_a_panic_leaves_the_span() {
-    let _turn = hear().await;
+    let _turn = recording().await;
     let mut flow = Flow::new("e5");
     let panics = flow.add("panics", sink(async |_: u32| panic!("on purpose")));
     let messages = flow.ingress("messages", panics.input);
     let running = flow.spawn().unwrap();
     within(messages.send(1).instrument(info_span!("call", n = 1))).await.unwrap();
     assert_eq!(within(running).await.unwrap_err().kind(), ErrorKind::Panicked);
-    tell("outside", 0);
-    assert_eq!(lock(&TOLD)[..], [Told { who: "outside".into(), n: 0, within: vec![] }]);
+    record("outside", 0);
+    assert_eq!(lock(&EVENTS)[..], [Recorded { who: "outside".into(), n: 0, within: vec![] }]);
 }

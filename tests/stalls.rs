@@ -1,4 +1,4 @@
-//! A part of a flow that waits for itself alone, while the rest goes on: it ends or it is a stall, and is found (Q7, Q8).
+//! Operators that wait only for each other while the rest of the flow continues: they end or stall (Q7, Q8).
 
 use std::{
     future::ready,
@@ -30,7 +30,7 @@ struct JunctionPorts {
     seen: Output<u32>,
 }
 
-/// Counts down what goes round, and shows it.
+/// Counts the numbers in the loop down, and sends each to `seen`.
 struct Junction;
 
 impl Operator for Junction {
@@ -46,7 +46,7 @@ impl Operator for Junction {
     }
 }
 
-/// One number from a source into a loop, which shows the newest to an operator that runs every 20 ms.
+/// A loop that counts down from a number, beside an operator that runs every 20 ms with the loop's latest number.
 fn loop_beside_a_timer(from: u32) -> (Flow, Arc<AtomicU64>) {
     let mut flow = Flow::new("q7");
     let ticks = add_loop(&mut flow, from, "");
@@ -68,9 +68,8 @@ fn add_loop(flow: &mut Flow, from: u32, which: &str) -> Arc<AtomicU64> {
     ticks
 }
 
-/// One look finds both.
 #[tokio::test(start_paused = true)]
-async fn q7_two_loops_that_go_quiet_at_once_end() {
+async fn q7_two_loops_that_become_idle_together_end() {
     let mut flow = Flow::new("q7");
     add_loop(&mut flow, 10, "");
     add_loop(&mut flow, 10, " too");
@@ -78,23 +77,23 @@ async fn q7_two_loops_that_go_quiet_at_once_end() {
     assert_eq!(report.operator("junction too").unwrap().runs, 11);
 }
 
-/// However many there are: one after the other they would take a look each, and there are ten looks in a second.
+/// One search finds all loops: with a search for each, at ten searches a second, this would take five seconds.
 #[tokio::test(start_paused = true)]
-async fn q7_fifty_loops_that_go_quiet_at_once_end_at_once() {
-    let (mut flow, begun) = (Flow::new("q7"), tokio::time::Instant::now());
+async fn q7_fifty_idle_loops_end_within_a_second() {
+    let (mut flow, start) = (Flow::new("q7"), tokio::time::Instant::now());
     for which in 0..50 {
         add_loop(&mut flow, 1, &which.to_string());
     }
     within(flow.run()).await.unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn q7_a_quiet_loop_beside_a_timer_ends() {
+async fn q7_an_idle_loop_beside_a_timer_ends() {
     let (mut flow, ticks) = loop_beside_a_timer(10);
     let report = within(flow.run()).await.unwrap();
     assert_eq!(report.operator("junction").unwrap().runs, 11);
-    assert!(ticks.load(Ordering::Relaxed) > 1, "it goes on meanwhile");
+    assert!(ticks.load(Ordering::Relaxed) > 1, "the timer's operator runs meanwhile");
 }
 
 #[tokio::test(start_paused = true)]
@@ -105,7 +104,7 @@ async fn q7_a_loop_beside_a_timer_is_drained_when_the_flow_is_stopped() {
     assert!(ticks.load(Ordering::Relaxed) > 2);
     running.stop();
     let report = within(running).await.unwrap();
-    assert_eq!(report.operator("begin").unwrap().runs, 2, "what goes round goes to its end");
+    assert_eq!(report.operator("begin").unwrap().runs, 2, "messages in the loop are drained");
 }
 
 #[derive(Ports)]
@@ -118,7 +117,7 @@ struct DeskPorts {
     responses: Output<u32>,
 }
 
-/// Each request goes round until it is 0, and is answered.
+/// Sends each request round the loop until it is 0, then answers it.
 struct Desk;
 
 impl Operator for Desk {
@@ -133,9 +132,9 @@ impl Operator for Desk {
     }
 }
 
-/// A service that is closed waits for nothing but its responses, and so for the loop that they come from.
+/// A closed service waits only for its responses, and thus for the loop that produces them.
 #[tokio::test(start_paused = true)]
-async fn q7_a_quiet_loop_of_a_service_beside_a_timer_ends() {
+async fn q7_an_idle_loop_of_a_closed_service_beside_a_timer_ends() {
     for stops in [false, true] {
         let mut flow = Flow::new("q7");
         let desk = flow.add("desk", Desk);
@@ -144,7 +143,7 @@ async fn q7_a_quiet_loop_of_a_service_beside_a_timer_ends() {
         flow.connect(desk.back, [desk.any.with(Hub::bounded(4)), show.input.with(Hub::latest())]);
         let running = flow.spawn().unwrap();
         assert_eq!(within(service.ask(3)).await.unwrap(), 0);
-        // While there may be calls, nothing ends.
+        // While calls are possible, nothing ends.
         tokio::time::sleep(Duration::from_secs(10)).await;
         assert_eq!(within(service.ask(2)).await.unwrap(), 0);
         if stops {
@@ -165,7 +164,7 @@ struct BesidePorts {
     ticks: Input<u64>,
 }
 
-/// Needs a message of each: ticks lie in their hub until something newest has come.
+/// Needs a message of each input: ticks stay in their hub until `newest` has one.
 struct Beside(Arc<AtomicU64>);
 
 impl Operator for Beside {
@@ -179,10 +178,9 @@ impl Operator for Beside {
     }
 }
 
-/// A quiet loop is done, also where an operator waits for its messages with others queued: that one ends with the loop, as it does
-/// with a source that has ended.
+/// A reader of the loop that still has messages on another input ends with the loop, as it would with a source.
 #[tokio::test(start_paused = true)]
-async fn q7_a_quiet_loop_ends_though_messages_are_queued_behind_it() {
+async fn q7_an_idle_loop_ends_though_its_reader_has_queued_messages() {
     for (sent, stops) in [(None, true), (Some(2), true), (None, false), (Some(2), false)] {
         let (mut flow, runs) = (Flow::new("q7"), Arc::new(AtomicU64::new(0)));
         let mut ticks = 0..if stops { u64::MAX } else { 20 };
@@ -222,7 +220,7 @@ struct ExchangePorts {
     responses: Output<u32>,
 }
 
-/// Waits for a request and for what its own sends have come back as: the first one never does.
+/// Waits for a request and for an echo of its own last message: the first echo never comes.
 struct Exchange;
 
 impl Operator for Exchange {
@@ -235,7 +233,6 @@ impl Operator for Exchange {
     }
 }
 
-/// Adds an exchange, and what sends back.
 fn exchange(flow: &mut Flow) -> (InputHandle<u32>, OutputHandle<u32>) {
     let exchange = flow.add("exchange", Exchange);
     let echo = flow.add("echo", pass_on::<u32>());
@@ -251,11 +248,11 @@ async fn q8_a_deadlock_in_a_service_is_a_stall_and_answers_the_callers() {
     let service = flow.service("sums", requests, responses);
     let running = flow.spawn().unwrap();
     let handle = running.handle();
-    let asked = [1, 2, 3].map(|number| {
+    let calls = [1, 2, 3].map(|number| {
         let service = service.clone();
         async move { service.ask(number).await }
     });
-    for answer in within(join_all(asked)).await {
+    for answer in within(join_all(calls)).await {
         assert_eq!(answer.unwrap_err().kind(), ErrorKind::Stalled);
     }
     assert_eq!(handle.failure().unwrap().kind(), ErrorKind::Stalled);
@@ -267,10 +264,9 @@ async fn q8_a_deadlock_in_a_service_is_a_stall_and_answers_the_callers() {
     ] {
         assert!(text.contains(wait), "{text}");
     }
-    assert!(!text.contains("sums"), "the service waits for nothing that they could do: {text}");
+    assert!(!text.contains("sums"), "the service is not part of the deadlock: {text}");
 }
 
-/// The deadlock of a service beside operators that have nothing to do with it, which go on.
 fn deadlock_beside_a_timer() -> (Flow, Service<u32, u32>, Arc<AtomicU64>) {
     let (mut flow, ticks) = (Flow::new("q8"), Arc::new(AtomicU64::new(0)));
     let (requests, responses) = exchange(&mut flow);
@@ -284,21 +280,21 @@ fn deadlock_beside_a_timer() -> (Flow, Service<u32, u32>, Arc<AtomicU64>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn q8_a_stall_that_is_a_warning_leaves_the_others_at_work_until_the_flow_is_stopped() {
+async fn q8_with_on_stall_warn_the_other_operators_run_until_the_stop() {
     let (mut flow, service, ticks) = deadlock_beside_a_timer();
     flow.on_stall(OnStall::Warn);
     let warnings = Warnings::default();
-    let _hearing = tracing::subscriber::set_default(warnings.clone());
+    let _subscriber = tracing::subscriber::set_default(warnings.clone());
     let running = flow.spawn().unwrap();
-    let asked = tokio::spawn(async move { service.ask(1).await });
+    let call = tokio::spawn(async move { service.ask(1).await });
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(ticks.load(Ordering::Relaxed) > 499);
-    assert!(running.handle().failure().is_none() && !asked.is_finished());
+    assert!(running.handle().failure().is_none() && !call.is_finished());
     let warned = warnings.messages();
     assert_eq!(warned.iter().filter(|text| text.contains("`exchange` waits for")).count(), 1, "{warned:?}");
     running.stop();
     assert_eq!(within(running).await.unwrap_err().kind(), ErrorKind::Stalled);
-    assert_eq!(within(asked).await.unwrap().unwrap_err().kind(), ErrorKind::Stalled);
+    assert_eq!(within(call).await.unwrap().unwrap_err().kind(), ErrorKind::Stalled);
 }
 
 #[tokio::test(start_paused = true)]
@@ -307,14 +303,14 @@ async fn q8_a_deadlock_beside_a_timer_is_a_stall() {
     let running = flow.spawn().unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(ticks.load(Ordering::Relaxed) > 499);
-    assert!(running.handle().failure().is_none(), "there is no request, and so nothing that waits for an end");
+    assert!(running.handle().failure().is_none(), "without a request the flow has not stalled");
     assert_eq!(within(service.ask(1)).await.unwrap_err().kind(), ErrorKind::Stalled);
     assert_eq!(within(running).await.unwrap_err().kind(), ErrorKind::Stalled);
 }
 
-/// Who keeps all envelopes waits for one more, beside a timer.
+/// An operator keeps all envelopes of its hub and waits for another message.
 #[tokio::test(start_paused = true)]
-async fn q8_envelopes_that_are_kept_beside_a_timer_are_a_stall() {
+async fn q8_kept_envelopes_beside_a_timer_are_a_stall() {
     let (mut flow, kept) = (Flow::new("q8"), shared());
     let keeps = kept.clone();
     let fill = flow.add(
@@ -351,9 +347,9 @@ async fn q8_envelopes_that_are_kept_beside_a_timer_are_a_stall() {
     assert_eq!(lock(&kept).len(), 2);
 }
 
-/// An operator that waits for something else than its ports may be notified by anything.
+/// An operator that waits for something other than its ports may be notified from outside of the flow.
 #[tokio::test(start_paused = true)]
-async fn q8_who_waits_for_something_outside_is_in_no_deadlock() {
+async fn q8_a_wait_for_a_notification_from_outside_is_no_deadlock() {
     let (mut flow, outside) = (Flow::new("q8"), Arc::new(Notify::new()));
     let notified = outside.clone();
     let mut rounds = 0..3_u32;
@@ -375,9 +371,9 @@ async fn q8_who_waits_for_something_outside_is_in_no_deadlock() {
     let log = flow.add("log", sink(|_: u8| ready(Ok(()))));
     flow.connect(tick.output, log.input);
     let running = flow.spawn().unwrap();
-    let begun = Instant::now();
+    let start = Instant::now();
     for round in 0..4 {
-        tokio::time::sleep_until(begun + Duration::from_secs(10 * (round + 1))).await;
+        tokio::time::sleep_until(start + Duration::from_secs(10 * (round + 1))).await;
         assert!(running.handle().failure().is_none());
         outside.notify_one();
     }
@@ -386,9 +382,9 @@ async fn q8_who_waits_for_something_outside_is_in_no_deadlock() {
     assert_eq!(*lock(&results), [0, 1, 2]);
 }
 
-/// A source that is stopped in the middle of something that does not end.
+/// The stop finds a source in a run that never ends.
 #[tokio::test(start_paused = true)]
-async fn a_flow_that_does_not_end_in_time_is_aborted_and_says_who_was_left() {
+async fn a_flow_that_does_not_stop_in_time_is_aborted_and_names_the_remaining_operators() {
     let mut flow = Flow::new("slow");
     let never = flow.add("never", source(std::future::pending::<Result<Option<u8>>>));
     let reads = flow.add("reads", sink(|_: u8| ready(Ok(()))));
@@ -399,12 +395,12 @@ async fn a_flow_that_does_not_end_in_time_is_aborted_and_says_who_was_left() {
     flow.connect(done.output, also.input);
     let running = flow.spawn().unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let begun = Instant::now();
+    let start = Instant::now();
     running.handle().stop_within(Duration::from_secs(60));
     running.stop_within(Duration::from_secs(3));
     let error = within(running).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);
-    assert_eq!(begun.elapsed().as_secs(), 3, "the earliest counts");
+    assert_eq!(start.elapsed().as_secs(), 3, "the earliest deadline counts");
     let text = error.to_string();
     assert!(text.contains("flow `slow` did not end within 3s of `stop`"), "{text}");
     assert!(text.contains("`never` is in a run") && text.contains("`reads` waits for a message"), "{text}");
@@ -429,7 +425,8 @@ struct AnswerPorts {
     answers: Output<u32>,
 }
 
-/// `asks` waits in a run for a message of `answers` and for room at `slow`, which has some every 700 ms; `answers` waits for `asks`.
+/// In one run, `asks` waits for a message of `answers` and for room in the hub of `slow`, which takes a message every 700
+/// ms. `answers` waits for `asks`.
 async fn asks_and_waits<A>(asks: A) -> Result<wakeline::Report>
 where
     A: for<'p> FnMut(&'p mut AskPorts, &'p mut Cx) -> futures::future::BoxFuture<'p, Result<()>> + Send + 'static,
@@ -458,7 +455,7 @@ async fn q8_a_run_that_waits_for_a_message_or_for_room_waits_for_both() {
         asks_and_waits(move |ports, _cx| {
             async move {
                 ports.asks.send(0).await?;
-                // The first is taken at once, the second lies in the hub.
+                // `slow` takes the first message at once. The second one stays in the hub.
                 ports.slow.send(1).await?;
                 ports.slow.send(2).await?;
                 {
@@ -466,11 +463,11 @@ async fn q8_a_run_that_waits_for_a_message_or_for_room_waits_for_both() {
                     let (mut message, mut room) = (std::pin::pin!(message), std::pin::pin!(room));
                     std::future::poll_fn(|task| {
                         if message_first {
-                            assert!(message.as_mut().poll(task).is_pending(), "none was sent");
+                            assert!(message.as_mut().poll(task).is_pending(), "no message was sent");
                         }
                         let sent = room.as_mut().poll(task);
                         if !message_first && sent.is_pending() {
-                            assert!(message.as_mut().poll(task).is_pending(), "none was sent");
+                            assert!(message.as_mut().poll(task).is_pending(), "no message was sent");
                         }
                         sent
                     })
@@ -488,11 +485,11 @@ async fn q8_a_run_that_waits_for_a_message_or_for_room_waits_for_both() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn q8_one_of_two_waits_in_a_run_that_is_over_hides_no_deadlock() {
-    let heard = shared();
-    let hears = heard.clone();
+async fn q8_a_completed_wait_for_room_hides_no_deadlock() {
+    let received = shared();
+    let list = received.clone();
     asks_and_waits(move |ports, _cx| {
-        let hears = hears.clone();
+        let list = list.clone();
         async move {
             ports.asks.send(0).await?;
             let slow = async {
@@ -502,30 +499,29 @@ async fn q8_one_of_two_waits_in_a_run_that_is_over_hides_no_deadlock() {
             };
             let (message, sent) = futures::join!(ports.answers.recv(), slow);
             sent?;
-            // Nothing can come: `answers` waits for this one.
-            lock(&hears).push(message?);
+            // No message can come: `answers` waits for this operator.
+            lock(&list).push(message?);
             Ok(())
         }
         .boxed()
     })
     .await
     .unwrap();
-    assert_eq!(*lock(&heard), [None]);
+    assert_eq!(*lock(&received), [None]);
 }
 
-/// Two operators of which each refuses to run with less than two messages: one ends, since its reader has, and the other's refusal
-/// is a stall.
+/// Two operators refuse to run with less than two messages. One ends, since its reader has ended; the refusal of the other
+/// one is a stall.
 #[tokio::test(start_paused = true)]
-async fn an_operator_that_has_refused_and_ended_is_no_reason_to_ask_others_again() {
+async fn an_ended_operator_that_had_refused_does_not_cause_endless_calls_of_may_run() {
     struct Pairs(Arc<AtomicU64>);
 
     impl Operator for Pairs {
         type Ports = MapPorts<u32, u32>;
 
         fn may_run(&mut self, ports: &MapPorts<u32, u32>, _cx: &Cx) -> bool {
-            let Self(asked) = self;
-            // Else it would be asked for ever.
-            assert!(asked.fetch_add(1, Ordering::Relaxed) < 1000, "it is asked again and again");
+            let Self(calls) = self;
+            assert!(calls.fetch_add(1, Ordering::Relaxed) < 1000, "`may_run` is called without end");
             ports.input.len() >= 2
         }
 
@@ -535,7 +531,7 @@ async fn an_operator_that_has_refused_and_ended_is_no_reason_to_ask_others_again
         }
     }
 
-    /// Ends with its first message, a while after it.
+    /// Ends some time after its first message.
     struct First;
 
     impl Operator for First {
@@ -562,9 +558,9 @@ async fn an_operator_that_has_refused_and_ended_is_no_reason_to_ask_others_again
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
 }
 
-/// An operator finds its gate again, of which all handles were gone, and has it resumed later.
+/// All handles of the gate are dropped. Then an operator gets a new one by name, and resumes the gate later.
 #[tokio::test(start_paused = true)]
-async fn a_gate_that_has_a_handle_again_keeps_its_flow() {
+async fn a_gate_with_a_new_handle_keeps_its_flow_alive() {
     let mut flow = Flow::new("again");
     let gate = flow.gate("gate");
     gate.pause();
@@ -593,7 +589,7 @@ struct FillsEachOtherPorts {
     to: Output<u32>,
 }
 
-/// Nothing in its first run, and more than there is room for in the second.
+/// Sends nothing in its first run, and more than there is room for in the second.
 struct FillsEachOther(u32);
 
 impl Operator for FillsEachOther {
@@ -608,9 +604,8 @@ impl Operator for FillsEachOther {
     }
 }
 
-/// What an operator has waited for before its run, a period here, hides no deadlock in it.
 #[tokio::test(start_paused = true)]
-async fn q8_a_deadlock_in_a_run_that_a_period_began_is_found() {
+async fn q8_a_deadlock_in_a_periodic_run_is_found() {
     let mut flow = Flow::new("q8");
     let a = flow.add("a", FillsEachOther(0)).when(every(Duration::from_millis(50)));
     let b = flow.add("b", FillsEachOther(0));
@@ -621,17 +616,17 @@ async fn q8_a_deadlock_in_a_run_that_a_period_began_is_found() {
     flow.connect(ticks.output, takes.input);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
-    let told = error.to_string();
+    let text = error.to_string();
     assert!(
-        told.contains("`a` waits for room") && told.contains("`b` waits for room") && !told.contains("tick"),
-        "{told}"
+        text.contains("`a` waits for room") && text.contains("`b` waits for room") && !text.contains("tick"),
+        "{text}"
     );
 }
 
-/// Refuses to run, and looks at gates meanwhile.
-struct LooksAtGates(Arc<AtomicU64>, &'static [&'static str]);
+/// Refuses to run, and queries gates in each `may_run`.
+struct QueriesGates(Arc<AtomicU64>, &'static [&'static str]);
 
-impl Operator for LooksAtGates {
+impl Operator for QueriesGates {
     type Ports = SourcePorts<u32>;
 
     fn may_run(&mut self, _ports: &Self::Ports, cx: &Cx) -> bool {
@@ -646,22 +641,21 @@ impl Operator for LooksAtGates {
     }
 }
 
-/// A handle that is found by name, for a look, wakes no operator: of those that look at their own gates, and at each other's, none is
-/// asked for ever.
+/// Otherwise operators that query each other's gates would call `may_run` without end.
 #[tokio::test]
-async fn a_look_at_a_gate_is_no_reason_to_look_again() {
-    let (mut flow, asked) = (Flow::new("looks"), Arc::new(AtomicU64::new(0)));
+async fn querying_a_gate_wakes_no_operator() {
+    let (mut flow, calls) = (Flow::new("looks"), Arc::new(AtomicU64::new(0)));
     let gates = ["a", "b"].map(|name| flow.gate(name));
     for (name, gate) in ["one", "other"].into_iter().zip(gates) {
-        let looks = flow.add(name, LooksAtGates(asked.clone(), &["a", "b"])).when(gate);
+        let looks = flow.add(name, QueriesGates(calls.clone(), &["a", "b"])).when(gate);
         let takes = flow.add(format!("after {name}"), sink(|_: u32| ready(Ok(()))));
         flow.connect(looks.output, takes.input);
     }
     within(flow.run()).await.unwrap();
-    assert!(asked.load(Ordering::Relaxed) < 100, "{asked:?}");
+    assert!(calls.load(Ordering::Relaxed) < 100, "{calls:?}");
 }
 
-/// Passes on what comes, and has the gate resumed when the others have long been at rest.
+/// Forwards a message, and resumes the gate long after the other operators have become idle.
 struct FindsGate;
 
 impl Operator for FindsGate {
@@ -690,7 +684,7 @@ struct TwoPorts {
     forth: Output<u32>,
 }
 
-/// An operator that lacks a second message of its own does not wait for an input that it does not need, whose writer is at work.
+/// An operator that waits for a second message of its own does not wait for its optional input, whose writer still runs.
 #[tokio::test(start_paused = true)]
 async fn q8_an_optional_input_hides_no_deadlock() {
     let mut flow = Flow::new("q8");

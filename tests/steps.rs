@@ -1,4 +1,4 @@
-//! L5: a flow run by hand, step by step, with its log.
+//! L5: stepping through a flow, and its log.
 
 use std::{
     io::Write,
@@ -19,8 +19,8 @@ use wakeline::{
     prelude::*,
 };
 
-/// What is left of a flow's steps.
-async fn rest(steps: &mut Steps) -> Vec<String> {
+/// Makes all remaining steps of a flow and returns them.
+async fn remaining_steps(steps: &mut Steps) -> Vec<String> {
     let mut made = Vec::new();
     while let Some(step) = within(steps.next()).await {
         made.push(step.to_string());
@@ -33,12 +33,12 @@ fn numbers(up_to: u32) -> impl Operator<Ports = SourcePorts<u32>> {
     source(move || std::future::ready(Ok(numbers.next())))
 }
 
-/// Text that somebody writes to.
+/// A log that the test reads.
 #[derive(Clone, Default)]
 struct Lines(Shared<u8>);
 
 impl Lines {
-    /// Without the times.
+    /// The lines, without the times.
     fn get(&self) -> Vec<String> {
         let text = String::from_utf8(lock(&self.0).clone()).unwrap();
         text.lines().map(|line| line.split(" (").next().unwrap_or_default().to_string()).collect()
@@ -56,25 +56,25 @@ impl Write for Lines {
     }
 }
 
-/// Adds one on the device, held up there if somebody holds it.
-struct Held {
-    hold: Shared<Hold>,
+/// Adds one on the device, behind a hold that the test releases.
+struct IncrementOnHold {
+    holds: Shared<Hold>,
     enqueued: Arc<AtomicBool>,
 }
 
-impl Operator for Held {
+impl Operator for IncrementOnHold {
     type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let mut envelope = ports.input.take()?;
-        lock(&self.hold).push(hold(cx.stream()?));
+        lock(&self.holds).push(hold(cx.stream()?));
         increment::launch(cx.stream()?, &mut envelope)?;
         self.enqueued.store(true, Ordering::SeqCst);
         ports.output.send(envelope).await
     }
 }
 
-on_both!(l5_one_operator_at_a_time_in_order_of_adding_and_transfers_are_steps_too, async |device: Device| {
+on_both!(l5_operators_step_in_the_order_of_adding_and_copies_are_steps, async |device: Device| {
     let (seen, log, hub) = (shared(), Lines::default(), Lines::default());
     let mut flow = Flow::new("l5");
     let produce = flow.add("produce", SendEach::new([vec![1_u32], vec![2]]));
@@ -84,7 +84,7 @@ on_both!(l5_one_operator_at_a_time_in_order_of_adding_and_transfers_are_steps_to
     flow.connect_with(add.output, consume.input, Hub::bounded(2).envelopes(2));
     let steps = flow.steps().unwrap().log_to(log.clone());
     let mut steps = steps.log_hub_to("add.output -> consume.input", hub.clone()).unwrap();
-    let made = rest(&mut steps).await;
+    let made = remaining_steps(&mut steps).await;
     assert_eq!(
         made,
         [
@@ -136,10 +136,10 @@ on_both!(l5_one_operator_at_a_time_in_order_of_adding_and_transfers_are_steps_to
 });
 
 on_both!(l5_a_step_waits_for_its_device_work, async |device: Device| {
-    let (held, enqueued, seen) = (shared(), Arc::new(AtomicBool::new(false)), shared());
+    let (holds, enqueued, seen) = (shared(), Arc::new(AtomicBool::new(false)), shared());
     let mut flow = Flow::new("l5");
     let produce = flow.add("produce", SendEach::new([vec![1_u32]]));
-    let add = flow.add("add", Held { hold: held.clone(), enqueued: enqueued.clone() }).on(&device);
+    let add = flow.add("add", IncrementOnHold { holds: holds.clone(), enqueued: enqueued.clone() }).on(&device);
     let consume = flow.add("consume", Collect(seen.clone()));
     flow.connect_with(produce.output, add.input, Hub::bounded(1).envelope_bytes(4));
     flow.connect(add.output, consume.input);
@@ -147,24 +147,24 @@ on_both!(l5_a_step_waits_for_its_device_work, async |device: Device| {
     assert_eq!(steps.next().await.unwrap().to_string(), "produce: run 1");
     assert_eq!(steps.next().await.unwrap().to_string(), "produce: ended");
     assert_eq!(steps.next().await.unwrap().to_string(), "produce.output -> add.input: moved 4 B");
-    // Asked again and again, as in a `select!`: nothing is lost by that.
-    until("it is enqueued", || {
-        assert!(steps.next().now_or_never().is_none(), "its device work is held up");
+    // `next` is cancel safe: dropping its future, as a `select!` does, loses nothing.
+    until("the kernel is enqueued", || {
+        assert!(steps.next().now_or_never().is_none(), "the step's device work is held up");
         enqueued.load(Ordering::SeqCst)
     })
     .await;
     for _ in 0..100 {
-        assert!(steps.next().now_or_never().is_none(), "its device work is held up");
+        assert!(steps.next().now_or_never().is_none(), "the step's device work is held up");
         tokio::task::yield_now().await;
     }
-    lock(&held).clear();
+    lock(&holds).clear();
     assert_eq!(steps.next().await.unwrap().to_string(), "add: run 1");
     within(steps.run_on()).await.unwrap();
     assert_eq!(*lock(&seen), [[2]]);
 });
 
 #[tokio::test]
-async fn l5_step_until_a_flag_and_run_on() {
+async fn l5_stepping_stops_at_a_step_and_run_on_runs_the_rest() {
     let seen = shared();
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(1000));
@@ -179,24 +179,22 @@ async fn l5_step_until_a_flag_and_run_on() {
         }
     }
     assert_eq!(steps.generation(), 3);
-    assert_eq!(*lock(&seen), [1, 2, 3], "and no more while nobody steps");
+    assert_eq!(*lock(&seen), [1, 2, 3], "nothing runs between steps");
     let report = within(steps.run_on()).await.unwrap();
     assert_eq!(report.operator("sink").unwrap().runs, 1000);
     assert_eq!(*lock(&seen), (1..=1000).collect::<Vec<_>>());
 }
 
-/// Three envelopes on the host, for a reader on the device: their hub copies each.
-fn copied_to(device: &Device) -> Flow {
+/// A flow whose hub copies three envelopes from the host to the reader's device.
+fn copies_to(device: &Device) -> Flow {
     let mut left = 3;
     let mut flow = Flow::new("l5");
     let read = flow.add(
         "read",
         source(move || {
-            let is_left = left > 0;
+            let more = left > 0;
             left -= 1;
-            std::future::ready(
-                is_left.then(|| Buffer::<u8>::pinned(&Device::host(), 16).map(Envelope::from)).transpose(),
-            )
+            std::future::ready(more.then(|| Buffer::<u8>::pinned(&Device::host(), 16).map(Envelope::from)).transpose())
         }),
     );
     let end = flow.add("end", sink(async |_: Envelope<u8>| Ok(()))).on(device);
@@ -204,14 +202,14 @@ fn copied_to(device: &Device) -> Flow {
     flow
 }
 
-/// Also its hubs go on by themselves, though they are made later.
+/// Hubs that are made after `run_on` run by themselves, too.
 #[tokio::test]
 async fn l5_run_on_before_the_flow_has_made_its_hubs() {
     let device = emulated();
-    for asks in [false, true] {
-        let mut steps = copied_to(&device).steps().unwrap();
-        if asks {
-            assert!(steps.next().now_or_never().is_none(), "the flow's task has not had a turn");
+    for polls_first in [false, true] {
+        let mut steps = copies_to(&device).steps().unwrap();
+        if polls_first {
+            assert!(steps.next().now_or_never().is_none(), "the flow's task has not been polled yet");
         }
         let report = within(steps.run_on()).await.unwrap();
         assert_eq!(report.operator("end").unwrap().runs, 3);
@@ -219,20 +217,20 @@ async fn l5_run_on_before_the_flow_has_made_its_hubs() {
 }
 
 #[derive(Ports)]
-struct TwicePorts {
+struct ThricePorts {
     #[input]
     input: Input<u32>,
     #[output]
     output: Output<u32>,
 }
 
-/// Sends three for one: more than its condition promises room for.
+/// Sends each number three times: more than its condition guarantees room for.
 struct Thrice;
 
 impl Operator for Thrice {
-    type Ports = TwicePorts;
+    type Ports = ThricePorts;
 
-    async fn compute(&mut self, ports: &mut TwicePorts, _cx: &mut Cx) -> Result<()> {
+    async fn compute(&mut self, ports: &mut ThricePorts, _cx: &mut Cx) -> Result<()> {
         let number = ports.input.take()?;
         for _ in 0..3 {
             ports.output.send(number).await?;
@@ -242,7 +240,7 @@ impl Operator for Thrice {
 }
 
 #[tokio::test]
-async fn l5_a_run_that_waits_in_its_middle_holds_nobody_up() {
+async fn l5_a_run_that_waits_in_its_middle_lets_other_operators_step() {
     let (seen, log) = (shared(), Lines::default());
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(1));
@@ -251,8 +249,8 @@ async fn l5_a_run_that_waits_in_its_middle_holds_nobody_up() {
     flow.connect(source.output, thrice.input);
     flow.connect(thrice.output, sink.input);
     let mut steps = flow.steps().unwrap().log_to(log.clone());
-    let made = rest(&mut steps).await;
-    // The sink's taking lets the run go on at once: how far it has come at its next turn is its own affair.
+    let made = remaining_steps(&mut steps).await;
+    // The run continues as soon as the sink takes a message: its progress at its next turn is not deterministic.
     assert_eq!(made[..3], ["source: run 1", "thrice: run 1 waits in its middle", "sink: run 1"]);
     assert!(made.iter().filter(|step| *step == "thrice: run 1").count() == 1, "{made:?}");
     assert!(made.contains(&"sink: run 3".to_string()), "{made:?}");
@@ -260,10 +258,10 @@ async fn l5_a_run_that_waits_in_its_middle_holds_nobody_up() {
     assert_eq!(*lock(&seen), [1, 1, 1]);
 }
 
-/// A generation in which nothing moves is not the end of a flow whose next period will come.
+/// A generation without a step does not end a flow that waits for its next period.
 #[tokio::test(start_paused = true)]
-async fn l5_what_comes_by_itself_is_waited_for() {
-    let (seen, began) = (shared(), Instant::now());
+async fn l5_stepping_waits_for_the_next_period() {
+    let (seen, start) = (shared(), Instant::now());
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(9)).when(every(Duration::from_secs(10))).when(count(3));
     let sink = flow.add("sink", keep(&seen));
@@ -272,7 +270,7 @@ async fn l5_what_comes_by_itself_is_waited_for() {
     let mut times = Vec::new();
     while let Some(step) = steps.next().await {
         if matches!(&step, Step::Ran { operator, .. } if **operator == *"source") {
-            times.push(began.elapsed().as_secs());
+            times.push(start.elapsed().as_secs());
         }
     }
     steps.run_on().await.unwrap();
@@ -280,7 +278,7 @@ async fn l5_what_comes_by_itself_is_waited_for() {
     assert_eq!(*lock(&seen), [1, 2, 3]);
 }
 
-/// Waits in the middle of its run for another message, or for a second.
+/// Waits in its run for another message, for a second at most.
 struct WaitsInRun;
 
 impl Operator for WaitsInRun {
@@ -293,23 +291,23 @@ impl Operator for WaitsInRun {
     }
 }
 
-/// A run that was told as begun ends by itself, and an operator with a loop of its own does: a step each, as it happens.
+/// The end of a run that waited in its middle, and the end of an operator with its own loop, are steps as they happen.
 #[tokio::test(start_paused = true)]
-async fn l5_what_ends_by_itself_is_a_step_at_once() {
+async fn l5_ends_between_steps_are_returned_at_once() {
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(2)).when(every(Duration::from_secs(1000)));
     let waits = flow.add("waits", WaitsInRun);
     flow.connect(source.output, waits.input);
     let _ = flow.add("own loop", task(|_: &mut (), _| tokio::time::sleep(Duration::from_secs(10)).map(Ok).boxed()));
-    let (mut steps, began) = (flow.steps().unwrap(), Instant::now());
+    let (mut steps, start) = (flow.steps().unwrap(), Instant::now());
     let mut made = Vec::new();
     while made.len() < 4 {
         let step = steps.next().await.unwrap();
-        made.push((step.to_string(), began.elapsed().as_secs()));
+        made.push((step.to_string(), start.elapsed().as_secs()));
     }
-    let wanted =
+    let expected =
         [("source: run 1", 0), ("waits: run 1 waits in its middle", 0), ("waits: run 1", 1), ("own loop: ended", 10)];
-    assert_eq!(made, wanted.map(|(step, at)| (step.to_string(), at)));
+    assert_eq!(made, expected.map(|(step, at)| (step.to_string(), at)));
 }
 
 #[derive(Ports)]
@@ -322,7 +320,7 @@ struct LoopPorts {
     output: Output<u32>,
 }
 
-/// Sends a message round as often as it says.
+/// Sends a message round the loop as many times as its number.
 struct Loop;
 
 impl Operator for Loop {
@@ -356,9 +354,9 @@ impl Operator for Row {
     }
 }
 
-/// The end of a loop that has gone quiet is a step, and so is what that lets others do.
+/// The end of an idle loop is a step, and the operators that waited for it continue to step.
 #[tokio::test(start_paused = true)]
-async fn l5_what_waits_for_the_end_of_a_quiet_loop_is_stepped_through() {
+async fn l5_operators_behind_an_idle_loop_are_stepped() {
     let mut flow = Flow::new("l5");
     let (few, many) = (flow.add("few", numbers(2)), flow.add("many", numbers(10)));
     let (around, row) = (flow.add("loop", Loop), flow.add("row", Row));
@@ -369,35 +367,35 @@ async fn l5_what_waits_for_the_end_of_a_quiet_loop_is_stepped_through() {
     flow.connect(many.output, row.parts);
     flow.connect(row.sums, end.input);
     let mut steps = flow.steps().unwrap();
-    let made = rest(&mut steps).await;
+    let made = remaining_steps(&mut steps).await;
     assert_eq!(made.iter().filter(|step| step.starts_with("end: run")).count(), 10, "{made:#?}");
     let ends = |name: &str| made.iter().filter(|step| **step == format!("{name}: ended")).count();
     assert_eq!(["few", "many", "loop", "row", "end"].map(ends), [1; 5], "{made:#?}");
     assert_eq!(within(steps.run_on()).await.unwrap().operator("end").unwrap().runs, 10);
 }
 
-/// Whether or not anything may come from outside, what waits for itself alone ends, or is a stall.
+/// Operators that wait only for each other end or stall, although messages may come from outside.
 #[tokio::test(start_paused = true)]
-async fn l5_a_part_that_waits_for_itself_alone_is_found_beside_an_ingress() {
-    // Who has the ingress drops it once the loop's egress has ended.
+async fn l5_an_idle_or_stalled_loop_is_found_beside_an_ingress() {
+    // The ingress is dropped once the loop's egress has ended.
     let mut flow = Flow::new("l5");
     let (feed, around) = (flow.add("feed", numbers(3)), flow.add("loop", Loop));
     let end = flow.add("end", sink(async |_: u32| Ok(())));
     flow.connect(feed.output, around.input);
     flow.connect_with(around.back, around.input, Hub::bounded(4));
     let (mut egress, ingress) = (flow.egress("egress", around.output), flow.ingress("ingress", end.input));
-    let passes = tokio::spawn(async move {
+    let forwards = tokio::spawn(async move {
         while let Some(number) = egress.recv().await {
             ingress.send(number).await.unwrap();
         }
     });
     let mut steps = flow.steps().unwrap();
-    let made = within(rest(&mut steps)).await;
+    let made = within(remaining_steps(&mut steps)).await;
     assert!(made.contains(&"loop: ended".into()), "{made:#?}");
     within(steps.run_on()).await.unwrap();
-    passes.await.unwrap();
+    forwards.await.unwrap();
 
-    // The loop has no room for what it is fed.
+    // The loop has no room for its input.
     let mut flow = Flow::new("l5");
     let mut round = 0..4;
     let feed = flow.add("feed", source(move || std::future::ready(Ok(round.next().map(|_| 5)))));
@@ -408,12 +406,12 @@ async fn l5_a_part_that_waits_for_itself_alone_is_found_beside_an_ingress() {
     flow.connect(around.output, print.input);
     let kept = flow.ingress("ingress", other.input);
     let mut steps = flow.steps().unwrap();
-    within(rest(&mut steps)).await;
+    within(remaining_steps(&mut steps)).await;
     assert!(within(steps.run_on()).await.unwrap_err().is_stalled());
     drop(kept);
 }
 
-/// Fills its one envelope, again and again.
+/// Sends its only envelope this many times.
 struct Fills(u32);
 
 #[derive(Ports)]
@@ -435,9 +433,9 @@ impl Operator for Fills {
     }
 }
 
-/// Envelopes that are outside come back, and links by hand bring chunks: the steps wait for both, and end without them.
+/// The steps wait for envelopes that are outside of the flow, and for chunks of a link outside of it.
 #[tokio::test(start_paused = true)]
-async fn l5_what_is_outside_is_waited_for() {
+async fn l5_stepping_waits_for_envelopes_and_chunks_from_outside() {
     let pause = || tokio::time::sleep(Duration::from_secs(1));
     let mut flow = Flow::new("l5");
     let fills = flow.add("fills", Fills(3));
@@ -449,7 +447,7 @@ async fn l5_what_is_outside_is_waited_for() {
             drop(envelope);
         }
     });
-    let made = rest(&mut steps).await;
+    let made = remaining_steps(&mut steps).await;
     let fills = made.iter().filter(|step| step.starts_with("fills")).collect::<Vec<_>>();
     assert_eq!(fills, ["fills: run 1", "fills: run 2", "fills: run 3", "fills: ended"]);
     keeps.await.unwrap();
@@ -468,7 +466,7 @@ async fn l5_what_is_outside_is_waited_for() {
         }
         pause().await;
     });
-    assert_eq!(rest(&mut steps).await, ["drain: run 1", "drain: run 2", "drain: run 3", "drain: ended"]);
+    assert_eq!(remaining_steps(&mut steps).await, ["drain: run 1", "drain: run 2", "drain: run 3", "drain: ended"]);
     fills.await.unwrap();
     assert_eq!(*lock(&seen), [[0], [1], [2]]);
 }
@@ -485,7 +483,7 @@ async fn l5_messages_from_outside_are_stepped() {
             ingress.send(number).await.unwrap();
         }
     });
-    let made = rest(&mut steps).await;
+    let made = remaining_steps(&mut steps).await;
     sending.await.unwrap();
     let runs: Vec<_> = made.iter().filter(|step| step.starts_with("sink: run")).collect();
     assert_eq!(runs, ["sink: run 1", "sink: run 2", "sink: run 3"]);
@@ -494,27 +492,27 @@ async fn l5_messages_from_outside_are_stepped() {
 }
 
 #[tokio::test]
-async fn l5_failures_and_stalls_are_told_at_the_end() {
+async fn l5_run_on_returns_the_failure_or_the_stall() {
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(9));
     let sink = flow.add("sink", sink(|_: u32| std::future::ready(Err(Error::other("no more")))));
     flow.connect(source.output, sink.input);
     let log = Lines::default();
     let mut steps = flow.steps().unwrap().log_to(log.clone());
-    let made = rest(&mut steps).await;
+    let made = remaining_steps(&mut steps).await;
     assert_eq!(made[0], "source: run 1");
     assert!(log.get().last().unwrap().starts_with("the flow has failed: operator `sink`: no more"), "{:?}", log.get());
     let error = steps.run_on().await.unwrap_err();
     assert!(error.to_string().contains("operator `sink`: no more"), "{error}");
 
-    // Each waits for the other's first message.
+    // `pair` waits for its own first message.
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(2));
     let pair = flow.add("pair", Pair);
     flow.connect(source.output, pair.left);
     flow.connect(pair.back, pair.right);
     let mut steps = flow.steps().unwrap();
-    assert_eq!(rest(&mut steps).await[0], "source: run 1");
+    assert_eq!(remaining_steps(&mut steps).await[0], "source: run 1");
     let error = steps.run_on().await.unwrap_err();
     assert!(error.is_stalled(), "{error}");
     assert!(error.to_string().contains("`pair` waits for a message in hub `pair.back -> pair.right`"), "{error}");
@@ -541,28 +539,28 @@ impl Operator for Pair {
     }
 }
 
-/// What becomes of an operator's wait for its next run, before it waits for another operator.
+/// What an operator does with its wait for the next run while it waits for another operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Wait {
     Dropped,
-    /// Not polled meanwhile.
+    /// Kept, but not polled.
     Kept,
-    /// There is no next run.
+    /// Ended: there is no next run.
     Over,
 }
 
-/// Waits for a run of another operator, once: as soon as it is notified, or after its last run.
+/// Waits once for a run of another operator: when `begin` is notified, or after its own last run.
 struct Awaits {
     wait: Wait,
     begin: Arc<Notify>,
     other: Arc<Notify>,
-    heard: Arc<AtomicBool>,
+    done: Arc<AtomicBool>,
 }
 
 impl Awaits {
-    async fn other_runs(&self) {
+    async fn wait_for_other(&self) {
         self.other.notified().await;
-        self.heard.store(true, Ordering::SeqCst);
+        self.done.store(true, Ordering::SeqCst);
     }
 }
 
@@ -583,12 +581,12 @@ impl Operator for Awaits {
                     may_run
                 }
                 None if self.wait == Wait::Kept => {
-                    self.other_runs().await;
+                    self.wait_for_other().await;
                     ready.await
                 }
                 None => {
                     drop(ready);
-                    self.other_runs().await;
+                    self.wait_for_other().await;
                     continue;
                 }
             };
@@ -598,7 +596,7 @@ impl Operator for Awaits {
             ports.input.take()?;
         }
         if self.wait == Wait::Over {
-            self.other_runs().await;
+            self.wait_for_other().await;
         }
         Ok(())
     }
@@ -608,7 +606,7 @@ impl Operator for Awaits {
     }
 }
 
-/// Notifies at each run, until it was heard.
+/// Notifies in each run, until the flag is set.
 struct Notifies(Arc<Notify>, Arc<AtomicBool>);
 
 impl Operator for Notifies {
@@ -624,12 +622,12 @@ impl Operator for Notifies {
 }
 
 #[tokio::test]
-async fn l5_an_operator_that_waits_for_another_one_between_its_runs_is_passed_over() {
+async fn l5_an_operator_that_waits_for_another_one_between_its_runs_is_skipped() {
     for wait in [Wait::Dropped, Wait::Kept, Wait::Over] {
         let (begin, other) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let heard = Arc::new(AtomicBool::new(false));
+        let done = Arc::new(AtomicBool::new(false));
         let (mut numbers, notify) = (1..=6, begin.clone());
-        let third = move || {
+        let notify_at_third = move || {
             let number = numbers.next();
             if number == Some(3) {
                 notify.notify_one();
@@ -637,24 +635,24 @@ async fn l5_an_operator_that_waits_for_another_one_between_its_runs_is_passed_ov
             std::future::ready(Ok(number))
         };
         let mut flow = Flow::new("l5");
-        let source = flow.add("source", source(third));
-        let awaits = flow.add("awaits", Awaits { wait, begin, other: other.clone(), heard: heard.clone() });
-        flow.add("notifies", Notifies(other, heard.clone()));
+        let source = flow.add("source", source(notify_at_third));
+        let awaits = flow.add("awaits", Awaits { wait, begin, other: other.clone(), done: done.clone() });
+        flow.add("notifies", Notifies(other, done.clone()));
         flow.connect(source.output, awaits.input);
         let log = Lines::default();
         let mut steps = flow.steps().unwrap().log_to(log.clone());
-        let made = rest(&mut steps).await;
+        let made = remaining_steps(&mut steps).await;
         let runs = made.iter().filter(|step| step.starts_with("awaits: run")).count();
-        assert_eq!((runs, heard.load(Ordering::SeqCst)), (6, true), "{wait:?}: {made:?}");
+        assert_eq!((runs, done.load(Ordering::SeqCst)), (6, true), "{wait:?}: {made:?}");
         within(steps.run_on()).await.unwrap();
-        let passed_over = log.get().contains(&"  awaits: continues by itself".to_string());
-        assert!(passed_over || wait == Wait::Kept, "{wait:?}: {:?}", log.get());
+        let skipped = log.get().contains(&"  awaits: continues by itself".to_string());
+        assert!(skipped || wait == Wait::Kept, "{wait:?}: {:?}", log.get());
     }
 }
 
-/// Several runs at a time, threads of their own, one thread for all: a step is a step.
+/// Operators on their own threads, with concurrent runs, and in a `LocalFlow`.
 #[tokio::test]
-async fn l5_any_flow_can_be_stepped() {
+async fn l5_any_kind_of_flow_can_be_stepped() {
     let seen = shared();
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(4)).on_own_thread();
@@ -663,7 +661,7 @@ async fn l5_any_flow_can_be_stepped() {
     flow.connect(source.output, middle.input);
     flow.connect(middle.output, sink.input);
     let mut steps = flow.steps().unwrap();
-    let made = rest(&mut steps).await;
+    let made = remaining_steps(&mut steps).await;
     assert_eq!(
         made[..6],
         ["source: run 1", "middle: run 1", "sink: run 1", "source: run 2", "middle: run 2", "sink: run 2"]
@@ -678,7 +676,7 @@ async fn l5_any_flow_can_be_stepped() {
         let sink = flow.add("sink", keep(&seen));
         flow.connect(source.output, sink.input);
         let mut steps = flow.steps().unwrap();
-        let made = rest(&mut steps).await;
+        let made = remaining_steps(&mut steps).await;
         assert_eq!(made[..4], ["source: run 1", "sink: run 1", "source: run 2", "sink: run 2"]);
         steps.run_on().await.unwrap();
     };
@@ -687,7 +685,7 @@ async fn l5_any_flow_can_be_stepped() {
 }
 
 #[tokio::test]
-async fn l5_an_unknown_hub_is_an_error_with_those_that_there_are() {
+async fn l5_an_unknown_hub_is_an_error_that_lists_the_hubs() {
     let mut flow = Flow::new("l5");
     let source = flow.add("source", numbers(2));
     let sink = flow.add("sink", keep(&shared()));
@@ -695,11 +693,10 @@ async fn l5_an_unknown_hub_is_an_error_with_those_that_there_are() {
     let steps = flow.steps().unwrap();
     let error = steps.log_hub_to("source -> sink", Lines::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
-    let told = "flow `l5` has no hub `source -> sink`: its hubs are `source.output -> sink.input`";
-    assert!(error.to_string().contains(told), "{error}");
+    let expected = "flow `l5` has no hub `source -> sink`: its hubs are `source.output -> sink.input`";
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
-/// Counts its `stop`s.
 struct Stops(Arc<AtomicU64>);
 
 impl Operator for Stops {
@@ -716,7 +713,7 @@ impl Operator for Stops {
 }
 
 #[tokio::test]
-async fn l5_dropped_it_aborts_and_stopped_it_drains() {
+async fn l5_a_drop_aborts_and_a_stop_drains() {
     for drains in [false, true] {
         let stops = Arc::new(AtomicU64::new(0));
         let mut flow = Flow::new("l5");
@@ -727,13 +724,13 @@ async fn l5_dropped_it_aborts_and_stopped_it_drains() {
         assert_eq!(steps.next().await.unwrap().to_string(), "source: run 1");
         if drains {
             steps.handle().stop();
-            let made = rest(&mut steps).await;
-            assert!(made.contains(&"sink: run 1".to_string()), "what is under way goes to its end: {made:?}");
+            let made = remaining_steps(&mut steps).await;
+            assert!(made.contains(&"sink: run 1".to_string()), "a stop drains the messages: {made:?}");
             within(steps.run_on()).await.unwrap();
         } else {
             drop(steps);
         }
-        until("it has stopped", || stops.load(Ordering::SeqCst) == 1).await;
+        until("the operator has stopped", || stops.load(Ordering::SeqCst) == 1).await;
     }
 }
 
@@ -747,27 +744,27 @@ struct OwnLoopPorts {
     forth: Output<u32>,
 }
 
-/// An operator that waits for its next run, and for something else beside it, is at no end; where it has looked at something and waits
-/// for it no more, its loop has gone quiet.
+/// An operator that waits for its next run or a timer has not ended. One that only left its waker in a channel is idle, and
+/// so is its loop.
 #[tokio::test(start_paused = true)]
-async fn l5_what_is_waited_for_beside_the_next_run_is_waited_for() {
+async fn l5_a_wait_beside_the_wait_for_the_next_run_keeps_the_operator_alive() {
     for (waits, stepped) in [(true, false), (true, true), (false, false), (false, true)] {
         let mut flow = Flow::new("l5");
         let source = flow.add("source", numbers(u32::from(waits))).when(every(Duration::from_millis(10)));
         let ready = Arc::new(Mutex::new(None));
-        let noted = ready.clone();
+        let result = ready.clone();
         let own = task(move |ports: &mut OwnLoopPorts, cx| {
-            let noted = noted.clone();
+            let result = result.clone();
             async move {
-                let (_keeps, mut channel) = tokio::sync::mpsc::channel::<()>(1);
+                let (_sender, mut channel) = tokio::sync::mpsc::channel::<()>(1);
                 let ready = match waits {
                     true => tokio::time::timeout(Duration::from_millis(300), cx.ready(ports)).await.ok(),
                     false => {
-                        assert!(channel.recv().now_or_never().is_none(), "a look, whose waker stays");
+                        assert!(channel.recv().now_or_never().is_none(), "polled once; the waker stays registered");
                         Some(cx.ready(ports).await)
                     }
                 };
-                *lock(&noted) = Some((ready, ports.first.try_take()?));
+                *lock(&result) = Some((ready, ports.first.try_take()?));
                 Ok(())
             }
             .boxed()
@@ -777,7 +774,7 @@ async fn l5_what_is_waited_for_beside_the_next_run_is_waited_for() {
         flow.connect(own.forth, own.back);
         if stepped {
             let mut steps = flow.steps().unwrap();
-            let made = rest(&mut steps).await;
+            let made = remaining_steps(&mut steps).await;
             assert!(made.contains(&"source: ended".to_string()), "waits {waits}: {made:?}");
             within(steps.run_on()).await.unwrap();
         } else {
@@ -791,10 +788,10 @@ async fn l5_what_is_waited_for_beside_the_next_run_is_waited_for() {
     }
 }
 
-/// Two operators that wait for their next run or for a timer, the second from its second run on: each is asked again where something
-/// has moved, and not because the other one was.
+/// Two operators that wait for their next run or for a timer. Each is polled again only after a step, and not because the
+/// other one was polled.
 #[tokio::test(start_paused = true)]
-async fn l5_operators_that_wait_for_more_than_their_next_run_are_not_asked_for_ever() {
+async fn l5_operators_that_wait_for_a_timer_are_not_polled_forever() {
     let mut flow = Flow::new("l5");
     for runs in [0, 1] {
         let own = task(move |ports: &mut LoopOfOnePorts, cx| {
@@ -816,7 +813,7 @@ async fn l5_operators_that_wait_for_more_than_their_next_run_are_not_asked_for_e
         flow.connect(own.forth, own.back);
     }
     let mut steps = flow.steps().unwrap();
-    let made = rest(&mut steps).await;
+    let made = remaining_steps(&mut steps).await;
     assert_eq!(made, ["own 1: run 1", "own 0: ended", "own 1: ended"]);
     assert!(steps.generation() < 10, "{} generations", steps.generation());
     within(steps.run_on()).await.unwrap();

@@ -1,8 +1,8 @@
-//! Scenarios S2 to S6 and S8: an operator's own stream and what it is when it has none, the streams that
-//! messages carry, joining, the default stream.
+//! Scenarios S2 to S6 and S8: an operator's own stream, the stream it uses without one, the streams that messages carry,
+//! joining, the default stream.
 //!
-//! What has to be ordered by a message's stream alone is tested with the tracking of buffers switched off: then nothing
-//! else orders it, and the race checker tells if nothing does.
+//! Where only a message's stream may order the work, the tracking of buffers is switched off: the race checker then
+//! reports a missing order.
 
 use std::{
     marker::PhantomData,
@@ -35,7 +35,7 @@ where
     }
 }
 
-/// An operator whose `compute` is this function.
+/// An operator with this `compute`.
 fn each<P, F>(compute: F) -> impl Operator<Ports = P>
 where
     P: Ports,
@@ -44,10 +44,10 @@ where
     Each(compute, PhantomData)
 }
 
-/// A buffer as host data: no envelope, so a hub neither moves it nor looks at it.
+/// A buffer as host data: it is in no envelope, so a hub neither copies nor orders it.
 type Loose = Host<Buffer<u32>>;
 
-/// Sends a buffer that its stream has filled with `value`, `runs` times.
+/// Fills a buffer with `value` on its stream and sends it, `runs` times.
 fn fills(value: u32, runs: u32) -> impl Operator<Ports = SourcePorts<Loose>> {
     let mut left = runs;
     each(move |ports: &mut SourcePorts<Loose>, cx| {
@@ -65,9 +65,9 @@ fn fills(value: u32, runs: u32) -> impl Operator<Ports = SourcePorts<Loose>> {
     })
 }
 
-/// The stream of each stamp, by name.
+/// The names of the tickets' streams.
 fn names<'a>(streams: impl Iterator<Item = Option<&'a Ticket>>) -> Vec<Option<String>> {
-    streams.map(|stamp| stamp.map(|ticket| ticket.stream().name().to_string())).collect()
+    streams.map(|ticket| ticket.map(|ticket| ticket.stream().name().to_string())).collect()
 }
 
 #[derive(Ports)]
@@ -86,11 +86,9 @@ struct PairPorts {
     output: Output<Loose>,
 }
 
-// S1: pools.
-
 // S2, S5: an operator's own stream and its named ones.
 
-on_both!(s2_an_operators_own_stream_is_the_same_ever_after, async |device: Device| {
+on_both!(s2_an_operator_keeps_its_streams_for_all_runs, async |device: Device| {
     let seen: Shared<(Stream, Stream, Stream, Stream)> = shared();
     let list = seen.clone();
     let pool = StreamPool::builder(&device).maximum(3).build().unwrap();
@@ -102,7 +100,7 @@ on_both!(s2_an_operators_own_stream_is_the_same_ever_after, async |device: Devic
             let list = list.clone();
             async move {
                 let Host(mut buffer) = ports.input.take()?;
-                let received = ports.input.streams().next().flatten().expect("it was filled on one").stream().clone();
+                let received = ports.input.streams().next().flatten().expect("filled on a stream").stream().clone();
                 let (copies, other) = (cx.stream_named("copies")?, cx.stream_named("other")?);
                 let own = cx.stream()?;
                 increment::launch(own, &mut buffer)?;
@@ -119,11 +117,11 @@ on_both!(s2_an_operators_own_stream_is_the_same_ever_after, async |device: Devic
     let seen = lock(&seen);
     assert_eq!(seen.len(), 5);
     let (own, received, copies, other) = &seen[0];
-    assert!(seen.iter().all(|run| run == &seen[0]), "the same in every run, by their names too");
+    assert!(seen.iter().all(|run| run == &seen[0]), "the same streams in every run, the named ones too");
     let default = Stream::default_of(&device).unwrap();
     let all = [own, received, copies, other, &default];
     for (at, stream) in all.iter().enumerate() {
-        assert!(all[..at].iter().all(|before| before != stream), "{stream:?} is another than those before it");
+        assert!(all[..at].iter().all(|before| before != stream), "{stream:?} equals an earlier stream");
         assert_eq!(stream.device(), &device);
     }
     assert_eq!(
@@ -133,11 +131,11 @@ on_both!(s2_an_operators_own_stream_is_the_same_ever_after, async |device: Devic
     assert_eq!((pool.made(), pool.in_use()), (3, 0));
 });
 
-on_both!(s5_named_streams_are_refused_when_there_are_none, async |device: Device| {
+on_both!(s5_a_named_stream_is_refused_without_a_free_stream, async |device: Device| {
     let pool = StreamPool::builder(&device).name("one").maximum(1).build().unwrap();
-    let told = shared();
+    let errors = shared();
     for streams in [Some(&pool), None] {
-        let list = told.clone();
+        let list = errors.clone();
         let mut flow = Flow::new("s5");
         let alone = flow.add(
             "alone",
@@ -161,15 +159,15 @@ on_both!(s5_named_streams_are_refused_when_there_are_none, async |device: Device
         };
         flow.run().await.unwrap();
     }
-    let told = lock(&told);
-    assert!(told.iter().all(|told| told.contains("stream `copies` of `alone`")), "{told:?}");
-    assert!(told[0].contains("pool `one` is used up: its maximum of 1 stream is in use"), "{}", told[0]);
-    assert!(told[1].contains("added without streams"), "{}", told[1]);
+    let errors = lock(&errors);
+    assert!(errors.iter().all(|error| error.contains("stream `copies` of `alone`")), "{errors:?}");
+    assert!(errors[0].contains("pool `one` is used up: its maximum of 1 stream is in use"), "{}", errors[0]);
+    assert!(errors[1].contains("added without streams"), "{}", errors[1]);
 });
 
-// S3: messages without envelopes are ordered by the streams they carry, and by nothing else here.
+// S3: only the streams that they carry order these messages, which have no envelopes.
 
-on_both!(s3_two_inputs_from_two_streams_are_ordered_onto_it, async |device: Device| {
+on_both!(s3_an_operators_stream_waits_for_two_inputs, async |device: Device| {
     device.switch_tracking_off();
     let sums = shared();
     let list = sums.clone();
@@ -177,14 +175,14 @@ on_both!(s3_two_inputs_from_two_streams_are_ordered_onto_it, async |device: Devi
     let (left, right) = (flow.add("left", fills(3, 8)).on(&device), flow.add("right", fills(4, 8)).on(&device));
     let add = each(move |ports: &mut PairPorts, cx| {
         async move {
-            // Before and after it has its stream.
+            // One input is taken before the stream is asked for, the other one after.
             let Host(left) = ports.left.take()?;
             let own = cx.stream()?;
             let Host(mut right) = ports.right.take()?;
             let mut sum = Buffer::new(own.device(), 1)?;
             common::sum::launch(own, &left, &mut sum)?;
             increment::launch(own, &mut right)?;
-            // The buffers' uses are not tracked: they may go when the work is done.
+            // The uses are not tracked: the buffers are dropped only when the work is done.
             own.completed().await?;
             ports.output.send(Host(sum)).await
         }
@@ -209,7 +207,7 @@ on_both!(s3_two_inputs_from_two_streams_are_ordered_onto_it, async |device: Devi
     assert_eq!(*lock(&sums), vec![vec![3 * 64]; 8]);
 });
 
-on_both!(s3_a_message_waits_for_its_own_work_only, async |device: Device| {
+on_both!(s3_a_message_is_ordered_after_its_own_work_only, async |device: Device| {
     let go = Arc::new(tokio::sync::Notify::new());
     let done = go.clone();
     let mut flow = Flow::new("s3");
@@ -221,7 +219,7 @@ on_both!(s3_a_message_waits_for_its_own_work_only, async |device: Device| {
             let stream = cx.stream()?.clone();
             stream.fill(&mut buffer, 5)?;
             ports.output.send(Host(buffer)).await?;
-            // Whoever waits for the stream, and not for the message, waits for ever.
+            // A wait for the whole stream, and not for the message's ticket, would never end.
             let held = hold(&stream);
             done.notified().await;
             drop(held);
@@ -237,7 +235,7 @@ on_both!(s3_a_message_waits_for_its_own_work_only, async |device: Device| {
             let Host(mut buffer) = ports.input.take()?;
             increment::launch(&stream, &mut buffer)?;
             assert_eq!(buffer.to_vec(&stream).await?, [6; 64]);
-            // Also where it is joined by hand.
+            // The same for an explicit join.
             let other = cx.stream_named("other")?;
             other.join(ports.input.streams())?;
             other.fill(&mut buffer, 0)?;
@@ -252,7 +250,7 @@ on_both!(s3_a_message_waits_for_its_own_work_only, async |device: Device| {
     flow.run().await.unwrap();
 });
 
-on_both!(s3_the_streams_of_all_senders_are_seen, async |device: Device| {
+on_both!(s3_inputs_show_the_streams_of_all_senders, async |device: Device| {
     let seen = shared();
     let list = seen.clone();
     let pool = StreamPool::builder(&device).build().unwrap();
@@ -260,7 +258,7 @@ on_both!(s3_the_streams_of_all_senders_are_seen, async |device: Device| {
     let look = each(move |ports: &mut MergePorts, _cx| {
         let list = list.clone();
         async move {
-            assert_eq!(names(ports.parts.streams()), [], "nothing taken in this run");
+            assert_eq!(names(ports.parts.streams()), [], "no message was taken in this run");
             let taken: Vec<_> = ports.parts.take()?.collect();
             assert_eq!(taken.len(), ports.parts.streams().count());
             lock(&list).push(names(ports.parts.streams()));
@@ -273,7 +271,7 @@ on_both!(s3_the_streams_of_all_senders_are_seen, async |device: Device| {
         let part = flow.add(name, fills(1, 2)).on(&device);
         flow.connect(part.output, look.parts);
     }
-    // Two that are on a device and use no stream.
+    // Two senders on the device that use no stream.
     for name in ["d", "e"] {
         let (at, mut left) = (device.clone(), 2);
         let silent = source(move || {
@@ -286,12 +284,11 @@ on_both!(s3_the_streams_of_all_senders_are_seen, async |device: Device| {
     flow.run().await.unwrap();
     let row = ["a", "b", "c"].map(|name| Some(name.to_string())).into_iter().chain([None, None]).collect::<Vec<_>>();
     assert_eq!(*lock(&seen), [row.clone(), row], "five messages, three with a stream");
-    assert_eq!(pool.made(), 0, "looking takes no stream");
+    assert_eq!(pool.made(), 0, "reading the tickets takes no stream");
 });
 
-// An envelope's stamp is at its last write on the stream that it carries, and no later: what comes after on that stream is
-// nobody's business.
-on_both!(s3_an_envelope_carries_its_own_write, async |device: Device| {
+// An envelope carries the ticket of its last write. Later work on that stream does not delay its reader.
+on_both!(s3_an_envelope_carries_the_ticket_of_its_last_write, async |device: Device| {
     let seen = shared();
     let list = seen.clone();
     let mut flow = Flow::new("s3");
@@ -310,13 +307,12 @@ on_both!(s3_an_envelope_carries_its_own_write, async |device: Device| {
         .boxed()
     });
     let work = flow.add("work", work).on(&device);
-    // Passes it on without a look: on its stream there is no work of it at all.
     let pass = each(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
         let list = list.clone();
         async move {
             let envelope = ports.input.take()?;
-            let stamp = ports.input.streams().next().flatten().cloned().expect("a stream");
-            lock(&list).push((stamp.stream().name().to_string(), stamp.number() < stamp.stream().ticket().number()));
+            let ticket = ports.input.streams().next().flatten().cloned().expect("a stream");
+            lock(&list).push((ticket.stream().name().to_string(), ticket.number() < ticket.stream().ticket().number()));
             cx.stream()?.host_function(|| ())?;
             ports.output.send(envelope).await
         }
@@ -328,8 +324,8 @@ on_both!(s3_an_envelope_carries_its_own_write, async |device: Device| {
         let list = list.clone();
         async move {
             let envelope = ports.input.take()?;
-            let stamp = ports.input.streams().next().flatten().cloned().expect("a stream");
-            lock(&list).push((stamp.stream().name().to_string(), stamp.number() == 0));
+            let ticket = ports.input.streams().next().flatten().cloned().expect("a stream");
+            lock(&list).push((ticket.stream().name().to_string(), ticket.number() == 0));
             assert_eq!(envelope.read().await?, [2; 16]);
             Ok(())
         }
@@ -343,7 +339,7 @@ on_both!(s3_an_envelope_carries_its_own_write, async |device: Device| {
     assert_eq!(*lock(&seen), [("work".to_string(), true), ("pass".to_string(), true)]);
 });
 
-// S4: who has a stream, and who has not.
+// S4: operators with and without their own streams.
 
 #[derive(Ports)]
 struct ForkPorts {
@@ -391,9 +387,9 @@ on_both!(s4_two_sinks_that_share_a_pool_have_two_streams, async |device: Device|
     assert_eq!((pool.made(), pool.in_use()), (2, 0));
 });
 
-/// Two senders, an operator that has no stream of its own, a reader. Returns the streams' names: that operator's in each
-/// run, and what the reader saw.
-async fn borrowed(device: &Device, pool: Option<&StreamPool>) -> Vec<[Option<String>; 2]> {
+/// Two senders, `add` without its own stream, a reader. Returns two names for each run: the stream that `add`'s message
+/// carries, and the reader's stream.
+async fn runs_without_own_stream(device: &Device, pool: Option<&StreamPool>) -> Vec<[Option<String>; 2]> {
     device.switch_tracking_off();
     let seen = shared();
     let mut flow = Flow::new("s4");
@@ -403,7 +399,7 @@ async fn borrowed(device: &Device, pool: Option<&StreamPool>) -> Vec<[Option<Str
         run += 1;
         let turned = run % 2 == 0;
         async move {
-            // Whichever is taken first. In every third run the stream is asked for in between.
+            // The input that is taken first decides the stream. Every third run asks for it between the two.
             let (mut left, mut right) = (None, None);
             for is_left in [!turned, turned] {
                 if is_left {
@@ -456,15 +452,15 @@ fn alternating() -> Vec<[Option<String>; 2]> {
     (0..6).map(|run| row(if run % 2 == 0 { "left" } else { "right" })).collect()
 }
 
-on_both!(s4_asked_not_to_the_first_received_stream_is_the_operators, async |device: Device| {
-    assert_eq!(borrowed(&device, None).await, alternating());
+on_both!(s4_an_operator_without_own_stream_uses_the_first_received_one, async |device: Device| {
+    assert_eq!(runs_without_own_stream(&device, None).await, alternating());
 });
 
-on_both!(s4_with_its_pool_used_up_too, async |device: Device| {
+on_both!(s4_an_operator_with_an_exhausted_pool_uses_the_first_received_stream, async |device: Device| {
     let pool = StreamPool::builder(&device).maximum(1).build().unwrap();
-    let used = pool.take().unwrap();
-    assert_eq!(borrowed(&device, Some(&pool)).await, alternating());
-    drop(used);
+    let only = pool.take().unwrap();
+    assert_eq!(runs_without_own_stream(&device, Some(&pool)).await, alternating());
+    drop(only);
 });
 
 #[derive(Ports)]
@@ -481,8 +477,8 @@ struct TwoPorts {
     right: Input<Envelope<u32>>,
 }
 
-// Envelopes join as well: seen where their memory's own order is switched off.
-on_both!(s4_envelopes_join_too, async |device: Device| {
+// A borrowed stream also waits for the work on other envelopes; the tracking of their memory is off.
+on_both!(s4_a_borrowed_stream_waits_for_the_other_envelopes, async |device: Device| {
     device.switch_tracking_off();
     let sum = shared();
     let list = sum.clone();
@@ -523,7 +519,7 @@ on_both!(s4_envelopes_join_too, async |device: Device| {
     assert_eq!(*lock(&sum), [[3 * 64]]);
 });
 
-on_both!(s4_nothing_received_is_the_default_stream_and_nothing_sent_on, async |device: Device| {
+on_both!(s4_without_a_received_stream_the_default_one_is_used_and_none_is_sent, async |device: Device| {
     let seen = shared();
     let list = seen.clone();
     let mut flow = Flow::new("s4");
@@ -539,7 +535,7 @@ on_both!(s4_nothing_received_is_the_default_stream_and_nothing_sent_on, async |d
         .boxed()
     });
     let add = flow.add("add", add).on(&device).without_own_stream();
-    // Order of the buffers is kept all the same.
+    // The buffers are still ordered.
     let again = each(move |ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, cx| {
         let list = list.clone();
         async move {
@@ -561,9 +557,9 @@ on_both!(s4_nothing_received_is_the_default_stream_and_nothing_sent_on, async |d
     assert_eq!(*lock(&numbers), (0..10).map(|n| vec![n + 2; 64]).collect::<Vec<_>>());
 });
 
-// S5: what outputs carry, and joining.
+// S5: the streams of outputs, and joining.
 
-on_both!(s5_a_named_stream_is_sent_on_only_when_the_output_says_so, async |device: Device| {
+on_both!(s5_a_message_carries_a_named_stream_only_after_set_stream, async |device: Device| {
     device.switch_tracking_off();
     let seen = shared();
     let list = seen.clone();
@@ -607,8 +603,7 @@ on_both!(s5_a_named_stream_is_sent_on_only_when_the_output_says_so, async |devic
     assert_eq!(seen, ["write", "write, named", "write, named", "write"]);
 });
 
-// A host operator that has made a stream itself may send that one.
-on_both!(s5_an_operator_on_the_host_may_send_a_stream_too, async |device: Device| {
+on_both!(s5_an_operator_on_the_host_may_send_a_stream_it_created, async |device: Device| {
     device.switch_tracking_off();
     let stream = Stream::named(&device, "mine").unwrap();
     let mut flow = Flow::new("s5");
@@ -648,7 +643,7 @@ on_both!(s5_several_streams_join_one, async |device: Device| {
     increment::launch(&right, &mut buffers[1]).unwrap();
     let before = late.ticket();
     increment::launch(&late, &mut buffers[2]).unwrap();
-    // Itself and none are skipped; a ticket stands for no later work.
+    // The stream itself and `None` are skipped. A ticket does not cover later work.
     main.join([Some(&left), None, Some(&main), Some(&right)]).unwrap();
     main.join([before]).unwrap();
     main.join(std::iter::empty::<Stream>()).unwrap();
@@ -661,12 +656,12 @@ on_both!(s5_several_streams_join_one, async |device: Device| {
     for buffer in &buffers {
         assert_eq!(buffer.to_vec(&main).await.unwrap(), [3; 64]);
     }
-    // A wait for itself would never end.
+    // A wait of the stream for itself would never end.
     main.join([&main, &main]).unwrap();
     main.completed().await.unwrap();
 });
 
-on_both!(s5_the_default_stream_joins_when_it_is_named, async |device: Device| {
+on_both!(s5_the_default_stream_is_joined_only_explicitly, async |device: Device| {
     let (main, side) = (Stream::named(&device, "main").unwrap(), Stream::named(&device, "side").unwrap());
     let default = Stream::default_of(&device).unwrap();
     assert_eq!((default.name(), default.device()), ("default", &device));
@@ -683,8 +678,6 @@ on_both!(s5_the_default_stream_joins_when_it_is_named, async |device: Device| {
     assert_eq!(buffer.to_vec(&main).await.unwrap(), [3; 64]);
 });
 
-// S6: no device.
-
 #[test]
 fn s6_the_host_has_no_pool_and_no_default_stream() {
     let host = Device::host();
@@ -699,7 +692,7 @@ fn s6_the_host_has_no_pool_and_no_default_stream() {
     assert_eq!(host.stream_priorities(), 0..=0);
 }
 
-// S8: the default stream, blocking and non-blocking streams, in one flow, on the same envelopes.
+// S8: the default stream, blocking and non-blocking streams work on the same envelopes.
 
 on_both!(s8_default_and_non_blocking_streams_in_one_flow, async |device: Device| {
     let blocking = StreamPool::builder(&device).blocking(true).build().unwrap();
@@ -730,9 +723,9 @@ on_both!(s8_default_and_non_blocking_streams_in_one_flow, async |device: Device|
     freed(&device).await;
 });
 
-/// Whatever the order of the device's and the host's steps.
+/// The seed decides the order of the device's and the host's steps.
 #[tokio::test]
-async fn s4_in_many_orders() {
+async fn s4_borrowed_streams_work_in_many_interleavings() {
     for seed in 0..40 {
         let simulation = Simulation::new(seed);
         let device = Device::simulated(&simulation, Emulated::new()).race_checked();
@@ -754,9 +747,8 @@ async fn s4_in_many_orders() {
     }
 }
 
-/// An operator without a stream of its own is not a leak: what it borrowed and what it was given goes.
 #[tokio::test]
-async fn s4_nothing_is_left_behind() {
+async fn s4_borrowed_streams_and_memory_are_released() {
     let device = emulated();
     let pool = StreamPool::builder(&device).maximum(1).build().unwrap();
     let runs = Arc::new(AtomicUsize::new(0));
@@ -783,9 +775,9 @@ async fn s4_nothing_is_left_behind() {
     freed(&device).await;
 }
 
-// What comes after a stream comes after what that stream waits for, also where it has no work of its own behind the wait.
+// Waiting for a stream includes what that stream waits for, also without work behind that wait.
 
-on_both!(s5_a_wait_is_a_point_of_its_stream, async |device: Device| {
+on_both!(s5_waits_are_transitive, async |device: Device| {
     let [first, side, last] = ["first", "side", "last"].map(|name| Stream::named(&device, name).unwrap());
     let mut buffer = Buffer::from_slice(&first, &[1_u32; 8]).unwrap();
     first.completed().await.unwrap();
@@ -795,9 +787,9 @@ on_both!(s5_a_wait_is_a_point_of_its_stream, async |device: Device| {
     let (plain, timed) = (Event::new(), Event::timed());
     plain.record(&side).unwrap();
     timed.record(&side).unwrap();
-    assert!(!plain.query().unwrap() && !timed.query().unwrap(), "what it waits for is held up");
+    assert!(!plain.query().unwrap() && !timed.query().unwrap(), "the awaited work is held up");
     assert!(side.completed().now_or_never().is_none());
-    // Nothing else orders it: the tracking is off.
+    // With tracking off, only the join orders `last`.
     device.switch_tracking_off();
     last.join([&side]).unwrap();
     increment::launch(&last, &mut buffer).unwrap();
@@ -806,13 +798,13 @@ on_both!(s5_a_wait_is_a_point_of_its_stream, async |device: Device| {
     last.completed().await.unwrap();
 });
 
-/// Sends numbers, each with a stream that no one else holds.
-struct WithAStreamEach {
+/// Sends numbers, each with a new stream, of which it keeps no handle.
+struct StreamPerMessage {
     device: Device,
     left: u32,
 }
 
-impl Operator for WithAStreamEach {
+impl Operator for StreamPerMessage {
     type Ports = SourcePorts<u32>;
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
@@ -827,15 +819,15 @@ impl Operator for WithAStreamEach {
     }
 }
 
-/// A message may be the last to hold the stream that it carries: whether it is taken by an operator without a stream, or
-/// dropped by its hub, the stream ends under no lock, which a debug build asserts.
+/// A message may own the last handle of its stream. Whether an operator takes it or its hub drops it, the stream ends
+/// with no lock held, which a debug build asserts.
 #[tokio::test]
-async fn messages_may_be_the_last_to_hold_their_streams() {
+async fn a_message_may_own_the_last_handle_of_its_stream() {
     for place in ["with a stream of its own", "without", "on the host"] {
         for hub in [Hub::bounded(1), Hub::drop_oldest(1)] {
             let device = emulated();
             let mut flow = Flow::new("f");
-            let from = flow.add("from", WithAStreamEach { device: device.clone(), left: 20 });
+            let from = flow.add("from", StreamPerMessage { device: device.clone(), left: 20 });
             let to = flow.add("to", sink(async |_: u32| Ok(())));
             let to = match place {
                 "with a stream of its own" => to.on(&device),

@@ -1,7 +1,7 @@
-//! Scenarios S and M12: streams, the order that tracking keeps, and the race checker that proves it; pools of streams.
+//! Scenarios S and M12: streams, the order that tracking keeps, the race checker, and pools of streams.
 //!
-//! The three examples of MindSpore's page on streams, in its order: one that is wrong there, one whose event is the wrong
-//! one, and one that needed a mechanism of its own.
+//! The three examples of MindSpore's page on streams, in its order: a missing wait, a wait for the wrong event, and
+//! memory that is freed while another stream reads it.
 
 use std::{
     sync::mpsc,
@@ -31,7 +31,7 @@ fn sum_of_square() -> u32 {
     cells.sum()
 }
 
-/// Everything that a test of the examples needs: two streams, A on the device, room for B and C.
+/// The fixture of the examples: two streams, A on the device, memory for B and C.
 struct Stage {
     main: Stream,
     side: Stream,
@@ -47,24 +47,24 @@ impl Stage {
         let a = Buffer::from_slice(&main, &matrix()).unwrap();
         let (b, mut c) = (Buffer::new(device, N * N).unwrap(), Buffer::new(device, 1).unwrap());
         side.fill(&mut c, 0).unwrap();
-        // Known to be done: nothing of this is what the test is about.
+        // The setup is done before the test begins.
         main.completed().await.unwrap();
         side.completed().await.unwrap();
         Self { main, side, a, b, c }
     }
 }
 
-/// What the race checker says: both sides, by kernel and stream, and what is missing.
+/// Checks that a race error names both accesses, by kernel and stream, and the missing wait.
 fn assert_race(error: &Error, second: (&str, &str), first: (&str, &str)) {
     assert_eq!(error.kind(), ErrorKind::Race, "{error}");
-    let told = error.to_string();
+    let text = error.to_string();
     let at = |(what, stream): (&str, &str)| {
-        let side = format!("{what} on stream `{stream}`");
-        told.find(&side).unwrap_or_else(|| panic!("no word of {side} in: {told}"))
+        let access = format!("{what} on stream `{stream}`");
+        text.find(&access).unwrap_or_else(|| panic!("{access} is not in: {text}"))
     };
-    assert!(at(second) < at(first), "the second comes first: {told}");
+    assert!(at(second) < at(first), "the later access is named first: {text}");
     let missing = format!("make `{}` wait for `{}`", second.1, first.1);
-    assert!(told.contains(&missing), "{missing} in: {told}");
+    assert!(text.contains(&missing), "{missing} is not in: {text}");
 }
 
 // B = matmul(A, A); on another stream, without a wait: C = sum(B).
@@ -73,7 +73,7 @@ on_both!(s7_use_on_another_stream_without_a_wait, async |device: Device| {
     let held = hold(&stage.main);
     square::launch(&stage.main, &stage.a, &mut stage.b, N as u32).unwrap();
     sum::launch(&stage.side, &stage.b, &mut stage.c).unwrap();
-    // The side stream had all the time to be early.
+    // Without an order, the side stream would have run by now.
     drop(held);
     assert_eq!(stage.c.to_vec(&stage.side).await.unwrap(), [sum_of_square()]);
 });
@@ -84,16 +84,16 @@ on_both!(m12_the_checker_finds_the_use_without_a_wait, async |device: Device| {
     square::launch(&stage.main, &stage.a, &mut stage.b, N as u32).unwrap();
     let error = sum::launch(&stage.side, &stage.b, &mut stage.c).unwrap_err();
     assert_race(&error, ("kernel `sum`", "side"), ("kernel `square`", "main"));
-    // Before it happened: C is as it was, and the device goes on.
+    // The launch was refused: C is unchanged, and the device still works.
     assert_eq!(stage.c.to_vec(&stage.side).await.unwrap(), [0]);
     assert!(device.lost().is_none());
-    // With the wait that it said was missing there is no race.
+    // With the wait that the error suggests there is no race.
     stage.side.wait_for(&stage.main).unwrap();
     sum::launch(&stage.side, &stage.b, &mut stage.c).unwrap();
     assert_eq!(stage.c.to_vec(&stage.side).await.unwrap(), [sum_of_square()]);
 });
 
-// ... C = sum(B) on the side; then the main stream waits for the event of B, where that of C is meant: D = C + 1.
+// C = sum(B) on the side stream; then D = C + 1 on the main stream, which waits for B's event instead of C's.
 on_both!(s7_a_wait_for_the_wrong_event, async |device: Device| {
     let mut stage = Stage::new(&device).await;
     let mut d = Buffer::new(&device, 1).unwrap();
@@ -112,7 +112,7 @@ on_both!(m12_the_checker_finds_the_wrong_event, async |device: Device| {
     square::launch(&stage.main, &stage.a, &mut stage.b, N as u32).unwrap();
     stage.side.wait_for(&stage.main).unwrap();
     sum::launch(&stage.side, &stage.b, &mut stage.c).unwrap();
-    // `ev1.wait()`: for what is on this stream itself.
+    // `ev1.wait()`: a wait for itself.
     stage.main.wait_for(&stage.main).unwrap();
     let error = add_one::launch(&stage.main, &stage.c, &mut d).unwrap_err();
     assert_race(&error, ("kernel `add_one`", "main"), ("kernel `sum`", "side"));
@@ -123,7 +123,7 @@ on_both!(m12_the_checker_finds_the_wrong_event, async |device: Device| {
     assert_eq!(d.to_vec(&stage.main).await.unwrap(), [sum_of_square() + 1]);
 });
 
-// Memory is freed on one stream while another, which is slow, still reads it; a third party asks for as much.
+// Memory is freed on one stream while a slow one still reads it; the next allocation has the same size.
 on_both!(s7_memory_is_freed_while_another_stream_reads_it, async |device: Device| {
     const LEN: usize = 4096;
     let main = Stream::named(&device, "main").unwrap();
@@ -133,13 +133,13 @@ on_both!(s7_memory_is_freed_while_another_stream_reads_it, async |device: Device
     let mut add_s0 = Buffer::<u32>::new(&device, LEN).unwrap();
     let mut add_s1 = Buffer::<u32>::new(&device, LEN).unwrap();
     add_one::launch(&main, &input, &mut add_s0).unwrap();
-    // In place of the convolution that takes so long.
+    // Stands for the long convolution of the original.
     let held = hold(&side);
     add_one::launch(&side, &add_s0, &mut add_s1).unwrap();
     let before = device.memory_in_use();
     drop(add_s0);
     assert_eq!(device.memory_in_use(), before, "the side stream still reads it");
-    // The main stream makes a mess of as much memory, and is done with it before the side stream has begun.
+    // The main stream overwrites memory of the same size before the side stream has begun.
     let mut mess_output = Buffer::<u32>::new(&device, LEN).unwrap();
     add_one::launch(&main, &mess_input, &mut mess_output).unwrap();
     main.completed().await.unwrap();
@@ -152,9 +152,9 @@ on_both!(s7_memory_is_freed_while_another_stream_reads_it, async |device: Device
     freed(&device).await;
 });
 
-/// The same where there is no other memory left: it is not handed out again while it is read, and it is afterwards.
+/// With no other memory left: freed memory is not allocated again until its reader has completed.
 #[tokio::test]
-async fn s7_memory_that_is_read_is_not_handed_out_again() {
+async fn s7_memory_is_not_reused_while_a_stream_reads_it() {
     let device = emulated_with(Emulated::new().memory(2048).workers(2));
     let (main, side) = (Stream::named(&device, "main").unwrap(), Stream::named(&device, "side").unwrap());
     let first = Buffer::from_slice(&main, &[1_u32; 256]).unwrap();
@@ -166,10 +166,9 @@ async fn s7_memory_that_is_read_is_not_handed_out_again() {
     assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
     drop(held);
     assert_eq!(within(second.to_vec(&side)).await.unwrap(), [2; 256]);
-    Buffer::<u32>::new(&device, 256).expect("it is free now");
+    Buffer::<u32>::new(&device, 256).expect("the memory is free now");
 }
 
-// Two streams read; a write on a third waits for both of them, not for the later one only.
 on_both!(s7_a_write_waits_for_all_readers, async |device: Device| {
     for last in [0, 1] {
         let streams = ["one", "two", "three"].map(|name| Stream::named(&device, name).unwrap());
@@ -182,7 +181,7 @@ on_both!(s7_a_write_waits_for_all_readers, async |device: Device| {
         streams[2].fill(&mut data, 9).unwrap();
         let [one, two] = &copies;
         let (early, late) = if last == 0 { (two, one) } else { (one, two) };
-        // One reader is done before the other has begun.
+        // One reader completes before the other has begun.
         assert_eq!(early.to_vec(&streams[1 - last]).await.unwrap(), [2; 64]);
         assert!(!streams[2].ticket().has_passed(), "the write waits for the other reader as well");
         drop(held);
@@ -207,11 +206,10 @@ on_both!(m12_the_checker_finds_each_of_two_readers, async |device: Device| {
     assert_eq!(data.to_vec(&streams[2]).await.unwrap(), [2; 64]);
 });
 
-// In a flow: the checker's word arrives as the flow's error, with the operator's name.
 on_both!(m12_a_race_in_a_flow_names_the_operator, async |device: Device| {
     let produce = || SendEach::new((0..8).map(|n| vec![n; 64]));
     for tracked in [true, false] {
-        // A device of its own each time: tracking stays off once it is.
+        // A new device in each round: tracking cannot be switched on again.
         let device = if device.is_cuda() { common::cuda() } else { common::emulated() };
         if !tracked {
             device.switch_tracking_off();
@@ -227,30 +225,29 @@ on_both!(m12_a_race_in_a_flow_names_the_operator, async |device: Device| {
         flow.connect(again.output, consume.input);
         match flow.run().await {
             Ok(_) => {
-                assert!(tracked, "nothing orders the operators, and nobody said so");
+                assert!(tracked, "no order between the operators, and no error");
                 assert_eq!(*lock(&seen), (0..8).map(|n| vec![n + 2; 64]).collect::<Vec<_>>());
             }
             Err(error) => {
                 assert!(!tracked, "{error}");
                 assert!(error.is_race(), "{error}");
-                let told = error.to_string();
-                assert!(told.starts_with("operator `"), "{told}");
-                assert!(told.contains("nothing orders them: make"), "{told}");
+                let text = error.to_string();
+                assert!(text.starts_with("operator `"), "{text}");
+                assert!(text.contains("nothing orders them: make"), "{text}");
             }
         }
     }
 });
 
-/// A stream without a device, a device without a driver: errors that say so.
 #[tokio::test]
-async fn s6_no_cuda_device() {
+async fn s6_a_missing_device_is_an_error() {
     let error = Device::cuda(99).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoDevice, "{error}");
     assert_eq!("cuda:99".parse::<Device>().unwrap_err().kind(), ErrorKind::NoDevice);
     if Device::cuda_count() == 0 {
         let error = Device::cuda(0).unwrap_err();
         assert!(error.is_no_device(), "{error}");
-        assert!(!error.to_string().contains('\n'), "one line: {error}");
+        assert!(!error.to_string().contains('\n'), "more than one line: {error}");
         if std::env::var_os("WAKELINE_DEVICE").is_none() {
             assert!(Device::first().unwrap().is_emulated());
         }
@@ -259,7 +256,6 @@ async fn s6_no_cuda_device() {
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
 }
 
-/// An operator that asks for a stream where there is none.
 #[tokio::test]
 async fn s6_an_operator_on_the_host_has_no_stream() {
     let mut flow = Flow::new("s6");
@@ -271,10 +267,9 @@ async fn s6_an_operator_on_the_host_has_no_stream() {
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
     assert!(error.to_string().starts_with("operator `add`: "), "{error}");
-    assert!(error.to_string().contains(".on(&device)"), "and what to do about it: {error}");
+    assert!(error.to_string().contains(".on(&device)"), "no remedy in: {error}");
 }
 
-/// Two devices of one make in one flow.
 #[tokio::test]
 async fn s6_two_emulated_devices_in_one_flow() {
     let (one, two) = (emulated(), emulated_with(Emulated::new().workers(1).faults(Faults::new())));
@@ -295,9 +290,8 @@ async fn s6_two_emulated_devices_in_one_flow() {
     freed(&two).await;
 }
 
-/// Two words that contradict each other are an error, whichever came last.
 #[tokio::test]
-async fn s4_a_pool_and_no_stream_of_its_own_is_an_error_before_running() {
+async fn s4_a_pool_and_no_own_stream_is_a_setup_error() {
     let device = emulated();
     let pool = StreamPool::builder(&device).name("narrow").build().unwrap();
     let mut flow = Flow::new("s4");
@@ -307,16 +301,16 @@ async fn s4_a_pool_and_no_stream_of_its_own_is_an_error_before_running() {
     flow.connect(once.output, [one.input, two.input]);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    let told = error.to_string();
+    let text = error.to_string();
     for name in ["one", "two"] {
         let part = format!("operator `{name}` has the pool of streams `narrow` and is to have no stream of its own");
-        assert!(told.contains(&part), "{part}\n{told}");
+        assert!(text.contains(&part), "{part}\n{text}");
     }
 }
 
-/// Its work is not there.
+/// The work of the operator's messages is on its own device.
 #[tokio::test]
-async fn s5_a_stream_of_another_device_is_not_sent_on() {
+async fn s5_an_output_refuses_a_stream_of_another_device() {
     let (device, other) = (emulated(), emulated());
     let far = Stream::named(&other, "far").unwrap();
     let mut flow = Flow::new("s5");
@@ -337,16 +331,16 @@ async fn s5_a_stream_of_another_device_is_not_sent_on() {
     flow.connect(send.output, take.input);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
-    let told = error.to_string();
+    let text = error.to_string();
     let part = format!("`send` is on {device}, and its messages are to carry a stream of {other}");
-    assert!(told.starts_with("operator `send`: ") && told.contains(&part), "{told}");
+    assert!(text.starts_with("operator `send`: ") && text.contains(&part), "{text}");
 }
 
 // S1: pools of streams.
 
-on_both!(s1_what_is_given_back_is_used_again, async |device: Device| {
+on_both!(s1_a_returned_stream_is_reused, async |device: Device| {
     let pool = StreamPool::builder(&device).name("few").reserved(1).maximum(2).build().unwrap();
-    assert_eq!((pool.made(), pool.in_use(), pool.maximum()), (1, 0, Some(2)), "what is reserved is made at once");
+    assert_eq!((pool.made(), pool.in_use(), pool.maximum()), (1, 0, Some(2)), "reserved streams are created at once");
     let one = pool.take().unwrap();
     assert_eq!((pool.made(), pool.in_use()), (1, 1));
     let two = pool.take().unwrap();
@@ -355,7 +349,7 @@ on_both!(s1_what_is_given_back_is_used_again, async |device: Device| {
     let error = pool.clone().take().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
     assert!(error.to_string().contains("pool `few` is used up: its maximum of 2 streams is in use"), "{error}");
-    // Given back in the middle of its work: who gets it next comes after that.
+    // Returned with work in progress: the next owner's work comes after it.
     let mut buffer = Buffer::from_slice(&two, &[1_u32; 8]).unwrap();
     let held = hold(&two);
     increment::launch(&two, &mut buffer).unwrap();
@@ -370,45 +364,45 @@ on_both!(s1_what_is_given_back_is_used_again, async |device: Device| {
     assert_eq!((pool.made(), pool.in_use()), (2, 0));
 });
 
-on_both!(s1_the_default_pool, async |device: Device| {
+on_both!(s1_a_device_has_one_default_pool, async |device: Device| {
     let pool = StreamPool::default_of(&device).unwrap();
     assert_eq!((pool.maximum(), pool.priority()), (None, 0));
     let many: Vec<_> = (0..20).map(|_| pool.take().unwrap()).collect();
     drop(many);
     let same = StreamPool::default_of(&device).unwrap();
-    assert_eq!((same.made(), same.in_use()), (20, 0), "one a device");
+    assert_eq!((same.made(), same.in_use()), (20, 0), "one default pool for each device");
 });
 
 #[test]
-fn s1_a_pool_that_cannot_be() {
+fn s1_an_impossible_pool_is_a_usage_error() {
     let device = emulated();
-    let told = |pool: wakeline::stream::StreamPoolBuilder| {
+    let error_of = |pool: wakeline::stream::StreamPoolBuilder| {
         let error = pool.name("bad").build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Usage);
         assert!(error.to_string().contains("pool `bad`"), "{error}");
         error.to_string()
     };
-    assert!(told(StreamPool::builder(&device).maximum(0)).contains("its maximum is 0"));
+    assert!(error_of(StreamPool::builder(&device).maximum(0)).contains("its maximum is 0"));
     assert!(
-        told(StreamPool::builder(&device).maximum(1).reserved(2))
+        error_of(StreamPool::builder(&device).maximum(1).reserved(2))
             .contains("2 streams are reserved, and its maximum is 1")
     );
-    assert!(told(StreamPool::builder(&Device::host())).contains("the host has no streams"));
+    assert!(error_of(StreamPool::builder(&Device::host())).contains("the host has no streams"));
 }
 
-on_both!(s1_priorities_are_within_what_the_device_has, async |device: Device| {
+on_both!(s1_priorities_are_clamped_to_the_devices_range, async |device: Device| {
     let range = device.stream_priorities();
     assert!(range.contains(&0), "{range:?}");
-    for (asked, has) in [(0, 0), (i32::MIN, *range.start()), (i32::MAX, *range.end())] {
-        let pool = StreamPool::builder(&device).priority(asked).build().unwrap();
-        assert_eq!((pool.priority(), pool.take().unwrap().priority()), (has, has));
+    for (requested, actual) in [(0, 0), (i32::MIN, *range.start()), (i32::MAX, *range.end())] {
+        let pool = StreamPool::builder(&device).priority(requested).build().unwrap();
+        assert_eq!((pool.priority(), pool.take().unwrap().priority()), (actual, actual));
     }
     assert_eq!(Stream::new(&device).unwrap().priority(), 0);
 });
 
-/// One worker, and it is busy: of what waits for it, the urgent stream's work goes first, and what signals its end too.
+/// The only worker is busy: of the queued work, that of the urgent stream runs first, with its completion.
 #[tokio::test]
-async fn s1_urgent_streams_go_first() {
+async fn s1_a_stream_of_higher_priority_runs_first() {
     let device = emulated_with(Emulated::new().workers(1));
     let pool = |priority| StreamPool::builder(&device).priority(priority).build().unwrap();
     let (calm, urgent) = (pool(0).take().unwrap(), pool(-3).take().unwrap());
@@ -442,17 +436,17 @@ on_both!(s1_operators_share_a_pool, async |device: Device| {
     flow.connect(from, consume.input);
     for _ in 0..3 {
         flow.run().await.unwrap();
-        assert_eq!((pool.made(), pool.in_use()), (3, 0), "given back at the end, and used again");
+        assert_eq!((pool.made(), pool.in_use()), (3, 0), "returned when the flow ends, and reused");
     }
     assert_eq!(*lock(&seen), (0..20).map(|n| vec![n + 3; 64]).collect::<Vec<_>>());
-    assert_eq!(StreamPool::default_of(&device).unwrap().made(), 0, "nobody took one there");
+    assert_eq!(StreamPool::default_of(&device).unwrap().made(), 0, "no stream comes from the default pool");
 });
 
 #[tokio::test]
-async fn s1_a_pool_smaller_than_its_sharers_is_warned_of_before_running() {
+async fn s1_a_pool_with_fewer_streams_than_operators_is_a_warning_at_the_start() {
     let device = emulated();
     let warnings = Warnings::default();
-    let _hearing = tracing::subscriber::set_default(warnings.clone());
+    let _subscriber = tracing::subscriber::set_default(warnings.clone());
     for (maximum, warned) in [(1, true), (2, false)] {
         let pool = StreamPool::builder(&device).name("narrow").maximum(maximum).build().unwrap();
         let mut flow = Flow::new("s1");
@@ -464,11 +458,11 @@ async fn s1_a_pool_smaller_than_its_sharers_is_warned_of_before_running() {
         flow.connect(one.output, two.input);
         flow.connect(two.output, consume.input);
         let running = flow.spawn().unwrap();
-        let told = warnings.messages();
-        assert_eq!(told.len(), usize::from(warned), "before anything has run: {told:?}");
+        let messages = warnings.messages();
+        assert_eq!(messages.len(), usize::from(warned), "before the first run: {messages:?}");
         if warned {
             for part in ["narrow", "maximum=1", "one, two", "fewer streams than operators that share it"] {
-                assert!(told[0].contains(part), "{part} in: {}", told[0]);
+                assert!(messages[0].contains(part), "{part} is not in: {}", messages[0]);
             }
         }
         within(running).await.unwrap();
@@ -476,7 +470,7 @@ async fn s1_a_pool_smaller_than_its_sharers_is_warned_of_before_running() {
 }
 
 #[tokio::test]
-async fn s1_a_pool_of_another_device_is_an_error_before_running() {
+async fn s1_a_pool_of_another_device_is_a_setup_error() {
     let (device, other) = (emulated(), emulated());
     let pool = StreamPool::builder(&other).name("far").build().unwrap();
     let mut flow = Flow::new("s1");
@@ -486,46 +480,45 @@ async fn s1_a_pool_of_another_device_is_an_error_before_running() {
     flow.connect(once.output, one.input);
     let error = flow.run().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    let told = error.to_string();
+    let text = error.to_string();
     let far = format!("and its pool of streams `far` is on {other}");
     for part in [
         format!("operator `one` is on {device}, {far}"),
         format!("operator `two` is on the host, {far}"),
         "input `two.input` is not connected".into(),
     ] {
-        assert!(told.contains(&part), "{part} in: {told}");
+        assert!(text.contains(&part), "{part} is not in: {text}");
     }
 }
 
-/// Whoever is given a stream of a device that was lost meanwhile is told so, and the pool stays as it was.
 #[tokio::test]
-async fn s1_a_pool_of_a_device_that_was_lost() {
+async fn s1_taking_a_stream_of_a_lost_device_is_an_error() {
     let device = emulated_with(Emulated::new().faults(Faults::new().trap_kernel("increment", 1)));
     let pool = StreamPool::builder(&device).reserved(1).maximum(1).build().unwrap();
     let stream = Stream::new(&device).unwrap();
     let mut buffer = Buffer::from_slice(&stream, &[1_u32; 4]).unwrap();
-    let (told, over) = tokio::sync::oneshot::channel();
+    let (sender, dropped) = tokio::sync::oneshot::channel();
     increment::launch(&stream, &mut buffer).unwrap();
-    // Nobody has asked the device yet: the host function that is dropped behind the fault says that it has happened.
-    let told = Told(Some(told));
-    let _ = stream.host_function(move || drop(told));
-    within(over).await.unwrap_err();
+    // The loss is not known yet. The host function behind the fault is dropped, which shows that the fault has happened.
+    let sender = OnlyDropped(Some(sender));
+    let _ = stream.host_function(move || drop(sender));
+    within(dropped).await.unwrap_err();
     let taken = within(tokio::task::spawn_blocking(move || pool.take().map(drop).map(|()| pool.in_use()))).await;
     assert!(taken.unwrap().is_err_and(|error| error.is_device_lost()));
 }
 
-/// Says by being dropped that it is.
-struct Told(#[allow(dead_code, reason = "dropped, never looked at")] Option<tokio::sync::oneshot::Sender<()>>);
+/// Closes the channel when it is dropped.
+struct OnlyDropped(#[allow(dead_code, reason = "only dropped")] Option<tokio::sync::oneshot::Sender<()>>);
 
-// The hook leaves the order of a checked handle's streams to the checker. The streams of an unchecked handle of the same device
-// it does not see: between those and others there is an order all the same.
+// With tracking off, the checker does not see the streams of an unchecked handle of the same device: they stay ordered
+// with those of the checked handle.
 #[tokio::test]
-async fn m12_without_the_tracking_streams_of_another_handle_are_ordered() {
+async fn m12_without_tracking_streams_of_an_unchecked_handle_are_ordered() {
     for writes_unchecked in [false, true] {
         let plain = Device::emulated(Emulated::new().workers(4));
         let checked = plain.clone().race_checked();
         if checked == plain {
-            // `WAKELINE_RACE_CHECK` has every device checked.
+            // `WAKELINE_RACE_CHECK` is set: every device is checked.
             return;
         }
         checked.switch_tracking_off();
@@ -533,12 +526,12 @@ async fn m12_without_the_tracking_streams_of_another_handle_are_ordered() {
         let (writer, reader) = if writes_unchecked { (&on_plain, &on_checked) } else { (&on_checked, &on_plain) };
         let mut data = Buffer::from_slice(&on_checked, &[1_u32; 4]).unwrap();
         let mut read = Buffer::<u32>::new(&checked, 4).unwrap();
-        // Whatever was done until here is done for all streams.
+        // The setup is complete for all streams.
         within(on_checked.completed()).await.unwrap();
         let held = hold(writer);
         writer.fill(&mut data, 2).unwrap();
         reader.copy(&data, &mut read).unwrap();
-        // The reader has all the time to be early.
+        // Without an order, the reader would complete here.
         let early = reader.completed();
         for _ in 0..1000 {
             tokio::task::yield_now().await;
@@ -547,7 +540,7 @@ async fn m12_without_the_tracking_streams_of_another_handle_are_ordered() {
         within(early).await.unwrap();
         assert_eq!(within(read.to_vec(reader)).await.unwrap(), [2; 4], "the writer is unchecked: {writes_unchecked}");
 
-        // And where memory is used again.
+        // The same for reused memory.
         let memory = Allocator::blocks(&checked, 64, 1).unwrap();
         let mut first = memory.alloc::<u32>(&on_checked, 4).unwrap();
         let held = hold(&on_plain);
@@ -564,7 +557,7 @@ async fn m12_without_the_tracking_streams_of_another_handle_are_ordered() {
     }
 }
 
-// A fill is no copy: it reaches the memory of its stream's device alone, and that through each handle of it.
+// A fill reaches only memory of its stream's device, through any handle of the device.
 #[tokio::test]
 async fn s6_a_fill_of_another_devices_memory_is_refused() {
     let device = Device::emulated(Emulated::new());
@@ -577,10 +570,10 @@ async fn s6_a_fill_of_another_devices_memory_is_refused() {
     assert_eq!(within(own.to_vec(&stream)).await.unwrap(), [1; 4]);
 }
 
-/// What a wait costs does not depend on how many wait beside it, or have waited: with a walk over all of them, each half of this
+/// The cost of a wait does not depend on the number of other waits. With a walk over all of them, each half of this test
 /// would take minutes in a release build.
 #[test]
-fn a_wait_costs_the_same_beside_many_others_and_after_them() {
+fn the_cost_of_a_wait_is_independent_of_other_waits() {
     const MANY: usize = quick_or_long(30_000, 200_000);
     let device = common::emulated();
     let stream = Stream::new(&device).unwrap();
@@ -596,7 +589,7 @@ fn a_wait_costs_the_same_beside_many_others_and_after_them() {
     for wait in &mut waits {
         assert!(wait.poll_unpin(&mut cx).is_pending());
     }
-    // In an order that is not that of their arrival: the front leaves, and its last is woken in its place, say.
+    // Waits leave out of order of arrival.
     let others = waits.split_off(MANY / 2);
     drop(others);
     drop(go);
@@ -611,9 +604,8 @@ fn a_wait_costs_the_same_beside_many_others_and_after_them() {
     block_on(stream.completed()).unwrap();
 }
 
-/// The same for memory.
 #[test]
-fn a_wait_for_memory_costs_the_same_beside_many_others() {
+fn the_cost_of_a_wait_for_memory_is_independent_of_other_waits() {
     const MANY: usize = quick_or_long(30_000, 200_000);
     let device = common::emulated();
     let stream = Stream::new(&device).unwrap();

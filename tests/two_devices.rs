@@ -1,4 +1,4 @@
-//! Two devices in one flow: hubs copy from one to the other, and each operator's device is current when it runs.
+//! Two devices in one flow: hubs copy from one to the other, and each operator runs with its device current.
 
 use std::{future::poll_fn, task::Poll};
 
@@ -9,7 +9,6 @@ use wakeline::{
     stream::Event,
 };
 
-/// Through both devices and back to the first, many chunks, on few envelopes.
 async fn there_and_back(first: Device, second: Device) {
     let seen = shared();
     let chunks: Vec<Vec<u32>> = (0..40).map(|n| vec![n; 1000]).collect();
@@ -39,7 +38,6 @@ async fn hubs_copy_between_emulated_devices() {
     within(there_and_back(emulated(), emulated())).await;
 }
 
-/// Both devices on one worker.
 #[tokio::test]
 async fn hubs_copy_between_emulated_devices_on_one_thread() {
     within(there_and_back(emulated(), emulated())).await;
@@ -54,7 +52,7 @@ async fn hubs_copy_between_two_gpus() {
 
 #[tokio::test]
 #[ignore = "needs a GPU"]
-async fn devices_of_different_makes_are_an_error_before_running() {
+async fn a_missing_copy_path_between_devices_is_an_error_before_running() {
     let gpu = cuda();
     let emulated = emulated_with(Emulated::new());
     let mut flow = Flow::new("mixed");
@@ -70,7 +68,7 @@ async fn devices_of_different_makes_are_an_error_before_running() {
     assert!(error.to_string().contains("no copy path between"), "{error}");
 }
 
-/// A device that is sound, and one that is lost while work of the first is still to be done: its own was to come after that.
+/// Two devices. Work of `lost` is ordered after work of `sound`, and `lost` is lost while that work is pending.
 struct Between {
     sound: Device,
     lost: Device,
@@ -85,8 +83,8 @@ impl Between {
         }
     }
 
-    /// Much to be done, and then a write of 7.
-    fn late(&self, memory: &mut Buffer<u32>) -> Result<Stream> {
+    /// Enqueues a lot of work, and then a write of 7.
+    fn slow_write(&self, memory: &mut Buffer<u32>) -> Result<Stream> {
         let (stream, mut other) = (Stream::new(&self.sound)?, Buffer::<u32>::new(&self.sound, 4)?);
         for _ in 0..8 {
             stream.fill(&mut other, 0)?;
@@ -100,7 +98,7 @@ impl Between {
         increment::launch(&stream, &mut Buffer::<u32>::new(&self.lost, 4)?)?;
         let end = Event::new();
         end.record(&stream)?;
-        // Asked again and again: so it is found out while the others work.
+        // Polls, so that the loss is noticed while the other devices work.
         while end.query().is_ok() {
             let mut has_yielded = false;
             poll_fn(|cx| {
@@ -113,7 +111,7 @@ impl Between {
     }
 }
 
-/// Runs it in many orders: what was written last is there in each.
+/// Runs the case in many orders: each must read the last write.
 async fn has_the_last_write(case: impl AsyncFn(Between, &Simulation) -> Result<Vec<u32>>) {
     for seed in 0..100 {
         let simulation = Simulation::new(seed);
@@ -123,10 +121,10 @@ async fn has_the_last_write(case: impl AsyncFn(Between, &Simulation) -> Result<V
 }
 
 #[tokio::test(start_paused = true)]
-async fn f1_memory_that_a_lost_device_used_last_is_not_free_before_the_work_that_this_was_to_come_after() {
+async fn f1_memory_last_used_by_a_lost_device_is_not_free_before_earlier_work_is_done() {
     has_the_last_write(async |devices: Between, _: &Simulation| {
         let mut memory = Buffer::<u32>::new(&devices.sound, 4)?;
-        let late = devices.late(&mut memory)?;
+        let late = devices.slow_write(&mut memory)?;
         Stream::new(&devices.lost)?.copy(&Buffer::<u32>::new(&devices.lost, 4)?, &mut memory)?;
         devices.lose().await?;
         drop(memory);
@@ -140,10 +138,10 @@ async fn f1_memory_that_a_lost_device_used_last_is_not_free_before_the_work_that
 }
 
 #[tokio::test(start_paused = true)]
-async fn f1_memory_is_not_used_again_by_a_stream_that_comes_after_its_use_by_a_lost_device_alone() {
+async fn f1_memory_is_not_reused_by_a_stream_that_is_ordered_only_through_a_lost_device() {
     has_the_last_write(async |devices: Between, _: &Simulation| {
         let mut memory = Buffer::<u32>::new(&devices.sound, 4)?;
-        let late = devices.late(&mut memory)?;
+        let late = devices.slow_write(&mut memory)?;
         let [behind, last] = [Stream::new(&devices.sound)?, Stream::new(&devices.sound)?];
         let between = Stream::new(&devices.lost)?;
         between.wait_for(&late)?;
@@ -160,11 +158,11 @@ async fn f1_memory_is_not_used_again_by_a_stream_that_comes_after_its_use_by_a_l
 }
 
 #[tokio::test(start_paused = true)]
-async fn f1_work_comes_after_that_of_another_device_though_a_third_one_between_them_is_lost() {
+async fn f1_work_stays_ordered_after_another_device_if_the_device_between_them_is_lost() {
     has_the_last_write(async |devices: Between, simulation: &Simulation| {
         let third = Device::simulated(simulation, Emulated::new());
         let mut memory = Buffer::<u32>::new(&devices.sound, 4)?;
-        let late = devices.late(&mut memory)?;
+        let late = devices.slow_write(&mut memory)?;
         let [behind, last] = [Stream::new(&third)?, Stream::new(&third)?];
         let eight = Buffer::from_slice(&behind, &[8; 4])?;
         let nine = Buffer::from_slice(&last, &[9; 4])?;

@@ -1,4 +1,4 @@
-//! The main job as a user runs it: the example's executable, its output, its exit code, its one line.
+//! The main example as a user runs it: its executable, its output file, its exit code and its line of text.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ fn tr(data: &[u8]) -> Vec<u8> {
     data.iter().map(|byte| if byte.is_ascii_lowercase() { byte - 32 } else { *byte }).collect()
 }
 
-/// What lies in a folder.
+/// The sorted names of a folder's entries.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("a folder");
     let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -29,25 +29,25 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Capitalises `data` and compares, byte for byte.
+/// Runs the example on `data` and compares every byte.
 fn check(device: &str, what: &str, data: &[u8], options: &[&str]) {
     let folder = TempDir::new().unwrap();
     let (input, output) = (folder.path().join("in"), folder.path().join("out"));
     fs::write(&input, data).unwrap();
     let ran = run(&input, &output, &[options, &["--device", device]].concat());
     assert!(ran.status.success(), "{what} on {device}: {}", text(&ran.stderr));
-    assert_eq!(text(&ran.stderr), "", "{what}: no progress bar where nobody looks");
-    let told = text(&ran.stdout);
-    assert_eq!(told.lines().count(), 1, "{what}: {told}");
-    assert!(told.starts_with(&format!("{} bytes in ", data.len())), "{what}: {told}");
-    assert!(told.contains(&format!("on {}", device.split(':').next().unwrap())), "{what}: {told}");
-    // Not `assert_eq!`: nobody wants to read megabytes.
-    assert!(fs::read(&output).unwrap() == tr(data), "{what} on {device}: other bytes");
-    assert!(fs::read(&input).unwrap() == data, "{what}: the input is as it was");
-    assert_eq!(names(folder.path()), ["in", "out"], "{what}: nothing else is left");
+    assert_eq!(text(&ran.stderr), "", "{what}: no progress bar without a terminal");
+    let stdout = text(&ran.stdout);
+    assert_eq!(stdout.lines().count(), 1, "{what}: {stdout}");
+    assert!(stdout.starts_with(&format!("{} bytes in ", data.len())), "{what}: {stdout}");
+    assert!(stdout.contains(&format!("on {}", device.split(':').next().unwrap())), "{what}: {stdout}");
+    // `assert_eq!` would print megabytes.
+    assert!(fs::read(&output).unwrap() == tr(data), "{what} on {device}: wrong bytes");
+    assert!(fs::read(&input).unwrap() == data, "{what}: the input is unchanged");
+    assert_eq!(names(folder.path()), ["in", "out"], "{what}: no other file is left");
 }
 
-/// The same bytes for the same number, all values among them.
+/// Pseudo-random bytes, the same in each call.
 fn noise(bytes: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let next = std::iter::repeat_with(|| {
@@ -88,24 +88,24 @@ on_each_device!(binary_bytes, |device| {
     check(device, "all bytes", &all, &["--chunk", "999"]);
 });
 
-on_each_device!(larger_than_its_chunks_by_far, |device| {
+on_each_device!(an_input_of_many_chunks, |device| {
     let data = noise((5 << 20) + 12_345);
     check(device, "five MiB", &data, &["--chunk", "64KiB"]);
     check(device, "five MiB, one envelope", &data, &["--chunk", "256KiB", "--envelopes", "1"]);
 });
 
-/// Larger than the device: 64 MiB.
+/// The device has 64 MiB, the input 80 MiB.
 #[test]
-fn larger_than_the_device() {
+fn an_input_larger_than_the_device() {
     let folder = TempDir::new().unwrap();
     let (input, output) = (folder.path().join("in"), folder.path().join("out"));
     let data = noise(1 << 20).repeat(80);
     fs::write(&input, &data).unwrap();
     let ran = run(&input, &output, &["--device", "emulated"]);
     assert!(ran.status.success(), "{}", text(&ran.stderr));
-    assert!(fs::read(&output).unwrap() == tr(&data), "other bytes");
-    let told = text(&ran.stdout);
-    assert!(told.trim_end().ends_with(&format!("peak device memory {} bytes", 3 * (4 << 20))), "{told}");
+    assert!(fs::read(&output).unwrap() == tr(&data), "wrong bytes");
+    let stdout = text(&ran.stdout);
+    assert!(stdout.trim_end().ends_with(&format!("peak device memory {} bytes", 3 * (4 << 20))), "{stdout}");
 }
 
 #[test]
@@ -113,23 +113,23 @@ fn the_output_is_replaced_once_it_is_complete() {
     let folder = TempDir::new().unwrap();
     let (input, output) = (folder.path().join("in"), folder.path().join("out"));
     fs::write(&input, "new").unwrap();
-    fs::write(&output, "what was there before").unwrap();
+    fs::write(&output, "previous content").unwrap();
     let ran = run(&input, &output, &["--device", "emulated"]);
     assert!(ran.status.success(), "{}", text(&ran.stderr));
     assert_eq!(fs::read(&output).unwrap(), b"NEW");
     assert_eq!(names(folder.path()), ["in", "out"]);
 }
 
-/// A link stays one, also where nothing is at its end yet; a circle of links is an error.
+/// A symbolic link stays a link, even if its target does not exist yet. A circle of links is an error.
 #[cfg(unix)]
 #[test]
-fn a_link_stays_a_link() {
+fn an_output_that_is_a_link_stays_a_link() {
     use std::os::unix::fs::symlink;
 
     let folder = TempDir::new().unwrap();
     let (input, output) = (folder.path().join("in"), folder.path().join("out"));
     fs::create_dir(folder.path().join("elsewhere")).unwrap();
-    // From the folder that each is in: by another one, to nothing so far.
+    // Each link is relative to its own folder. The target does not exist yet.
     symlink("elsewhere/next", &output).unwrap();
     symlink("../end", folder.path().join("elsewhere/next")).unwrap();
     for content in ["text", "other"] {
@@ -148,7 +148,6 @@ fn a_link_stays_a_link() {
     assert!(circle.is_symlink());
 }
 
-/// Whether a folder's filesystem has files without a name.
 #[cfg(target_os = "linux")]
 fn has_unnamed_files(folder: &Path) -> bool {
     use std::os::unix::fs::OpenOptionsExt;
@@ -156,7 +155,6 @@ fn has_unnamed_files(folder: &Path) -> bool {
     fs::File::options().write(true).custom_flags(rustix::fs::OFlags::TMPFILE.bits() as i32).open(folder).is_ok()
 }
 
-/// However it is ended in the middle of its work.
 #[cfg(target_os = "linux")]
 #[test]
 fn an_interrupted_job_leaves_nothing_behind() {
@@ -167,30 +165,30 @@ fn an_interrupted_job_leaves_nothing_behind() {
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let folder = TempDir::new().unwrap();
         if signal == Signal::KILL && !has_unnamed_files(folder.path()) {
-            eprintln!("what is killed leaves a file behind here: the filesystem has none without a name");
+            eprintln!("skipped: SIGKILL leaves a file behind, as this filesystem has no unnamed files");
             continue;
         }
         let output = folder.path().join("out");
-        fs::write(&output, "of before").unwrap();
+        fs::write(&output, "previous").unwrap();
         let mut job = command("uppercase");
         job.arg("/dev/stdin").arg(&output).args(["--device", "emulated", "--chunk", "16KiB"]);
         let mut job = job.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut input = job.stdin.take().unwrap();
-        // A pipe has room for a part of that: the rest is read by now, and most of it written.
+        // A pipe holds only a part of this: the job has read the rest and written most of it.
         input.write_all(&noise(4 << 20)).unwrap();
         kill_process(Pid::from_child(&job), signal).unwrap();
         let ran = job.wait_with_output().unwrap();
         drop(input);
         let number = signal.as_raw();
-        let ended_by_it = ran.status.signal() == Some(number) || ran.status.code() == Some(128 + number);
-        assert!(ended_by_it, "{signal:?}: {:?}, {}", ran.status, text(&ran.stderr));
-        assert_eq!(names(folder.path()), ["out"], "{signal:?}: nothing else is left");
-        assert_eq!(fs::read(&output).unwrap(), b"of before", "{signal:?}");
+        let ended_by_signal = ran.status.signal() == Some(number) || ran.status.code() == Some(128 + number);
+        assert!(ended_by_signal, "{signal:?}: {:?}, {}", ran.status, text(&ran.stderr));
+        assert_eq!(names(folder.path()), ["out"], "{signal:?}: no other file is left");
+        assert_eq!(fs::read(&output).unwrap(), b"previous", "{signal:?}");
     }
 }
 
 #[test]
-fn a_device_file_is_written_as_it_is() {
+fn a_device_file_is_written_in_place() {
     let folder = TempDir::new().unwrap();
     let input = folder.path().join("in");
     fs::write(&input, "text").unwrap();
@@ -200,39 +198,39 @@ fn a_device_file_is_written_as_it_is() {
     assert!(text(&ran.stdout).starts_with("TEXT"), "{}", text(&ran.stdout));
 }
 
-/// What every failure has in common: exit code 1, one line that says what it is about, nothing left behind.
-fn assert_fails(ran: &Output, says: &[&str], folder: &Path, left: &[&str]) {
-    let told = text(&ran.stderr);
-    assert_eq!(ran.status.code(), Some(1), "{told}");
-    assert_eq!(told.lines().count(), 1, "one line: {told}");
-    assert!(told.ends_with('\n') && told.starts_with("uppercase: "), "{told}");
-    for says in says {
-        assert!(told.contains(says), "no word of {says}: {told}");
+/// Checks what all failures have in common: exit code 1, one line that names the cause, no files left behind.
+fn assert_fails(ran: &Output, contains: &[&str], folder: &Path, left: &[&str]) {
+    let stderr = text(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(1), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "one line: {stderr}");
+    assert!(stderr.ends_with('\n') && stderr.starts_with("uppercase: "), "{stderr}");
+    for part in contains {
+        assert!(stderr.contains(part), "lacks {part}: {stderr}");
     }
     assert_eq!(text(&ran.stdout), "");
-    assert_eq!(names(folder), left, "nothing is left behind");
+    assert_eq!(names(folder), left, "no file is left behind");
 }
 
-/// A folder with an input and an output of before, which no failure may touch.
-fn before() -> (TempDir, PathBuf, PathBuf) {
+/// A folder with an input and a previous output, which no failure may change.
+fn with_previous_output() -> (TempDir, PathBuf, PathBuf) {
     let folder = TempDir::new().unwrap();
     let (input, output) = (folder.path().join("in"), folder.path().join("out"));
     fs::write(&input, noise(300_000)).unwrap();
-    fs::write(&output, "of before").unwrap();
+    fs::write(&output, "previous").unwrap();
     (folder, input, output)
 }
 
 #[test]
 fn a_missing_input() {
-    let (folder, _, output) = before();
+    let (folder, _, output) = with_previous_output();
     let ran = run(&folder.path().join("none"), &output, &["--device", "emulated"]);
     assert_fails(&ran, &["none", "No such file"], folder.path(), &["in", "out"]);
-    assert_eq!(fs::read(&output).unwrap(), b"of before");
+    assert_eq!(fs::read(&output).unwrap(), b"previous");
 }
 
 #[test]
-fn an_output_in_a_folder_that_is_not_there_yet() {
-    let (folder, input, _) = before();
+fn missing_folders_of_the_output_are_created() {
+    let (folder, input, _) = with_previous_output();
     let output = folder.path().join("not/there/shouted");
     let ran = run(&input, &output, &["--device", "emulated"]);
     assert!(ran.status.success(), "{}", text(&ran.stderr));
@@ -241,14 +239,14 @@ fn an_output_in_a_folder_that_is_not_there_yet() {
 
 #[test]
 fn an_input_that_is_a_folder() {
-    let (folder, _, output) = before();
+    let (folder, _, output) = with_previous_output();
     let ran = run(folder.path(), &output, &["--device", "emulated"]);
     assert_fails(&ran, &["directory"], folder.path(), &["in", "out"]);
 }
 
 #[test]
 fn an_unwritable_output() {
-    let (folder, input, _) = before();
+    let (folder, input, _) = with_previous_output();
     let ran = run(&input, &folder.path().join("in/out"), &["--device", "emulated"]);
     assert_fails(&ran, &["in/out", "Not a directory"], folder.path(), &["in", "out"]);
     let ran = run(&input, folder.path(), &["--device", "emulated"]);
@@ -257,50 +255,50 @@ fn an_unwritable_output() {
 
 #[test]
 fn a_full_disk() {
-    let (folder, input, output) = before();
+    let (folder, input, output) = with_previous_output();
     let ran = run(&input, Path::new("/dev/full"), &["--device", "emulated", "--chunk", "64KiB"]);
     assert_fails(&ran, &["No space left"], folder.path(), &["in", "out"]);
 
-    // A disk that is full in the middle: no file may be larger than 64 KiB (128 blocks of 512 bytes).
+    // A disk that becomes full during the job: no file may be larger than 64 KiB (128 blocks of 512 bytes).
     let mut shell = checked(Path::new("/bin/sh"));
     shell.args(["-c", r#"trap "" XFSZ; ulimit -f 128; exec "$@""#, "sh"]).arg(executable("uppercase"));
     let ran = shell.arg(&input).arg(&output).args(["--device", "emulated", "--chunk", "16KiB"]).output().unwrap();
     assert_fails(&ran, &["operator `write`", "File too large"], folder.path(), &["in", "out"]);
-    assert_eq!(fs::read(&output).unwrap(), b"of before", "no partial output under the final name");
+    assert_eq!(fs::read(&output).unwrap(), b"previous", "no partial output under the final name");
 }
 
 #[test]
 fn a_chunk_larger_than_the_device() {
-    let (folder, input, output) = before();
+    let (folder, input, output) = with_previous_output();
     let ran = run(&input, &output, &["--device", "emulated", "--chunk", "65MiB", "--envelopes", "1"]);
     assert_fails(&ran, &["out of memory", "emulated", "68157440"], folder.path(), &["in", "out"]);
-    assert_eq!(fs::read(&output).unwrap(), b"of before");
+    assert_eq!(fs::read(&output).unwrap(), b"previous");
     // One fits, three do not.
     let ran = run(&input, &output, &["--device", "emulated", "--chunk", "30MiB"]);
     assert_fails(&ran, &["out of memory", "3 envelopes"], folder.path(), &["in", "out"]);
 }
 
 #[test]
-fn a_device_that_is_not_there() {
-    let (folder, input, output) = before();
+fn a_missing_device() {
+    let (folder, input, output) = with_previous_output();
     for device in ["cuda:99", "cuda:-1", "gpu", ""] {
         let ran = run(&input, &output, &["--device", device]);
         assert_fails(&ran, &["no such device"], folder.path(), &["in", "out"]);
     }
     let ran = command("uppercase").arg(&input).arg(&output).env("WAKELINE_DEVICE", "cuda:99").output().unwrap();
     assert_fails(&ran, &["no such device", "WAKELINE_DEVICE=cuda:99"], folder.path(), &["in", "out"]);
-    assert_eq!(fs::read(&output).unwrap(), b"of before");
+    assert_eq!(fs::read(&output).unwrap(), b"previous");
 }
 
-/// Not a failure of the job but of the command line: the tool that reads it says so, with its own exit code.
+/// The argument parser reports these, with its own exit code.
 #[test]
-fn a_command_line_that_makes_no_sense() {
-    let (folder, input, output) = before();
+fn an_invalid_command_line() {
+    let (folder, input, output) = with_previous_output();
     for options in [["--chunk", "0"], ["--chunk", "many"], ["--envelopes", "0"], ["--envelopes", "few"]] {
         let ran = run(&input, &output, &options);
         assert_eq!(ran.status.code(), Some(2), "{options:?}");
         assert!(text(&ran.stderr).contains(options[0]), "{}", text(&ran.stderr));
     }
     assert_eq!(names(folder.path()), ["in", "out"]);
-    assert_eq!(fs::read(&output).unwrap(), b"of before");
+    assert_eq!(fs::read(&output).unwrap(), b"previous");
 }

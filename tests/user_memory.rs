@@ -1,4 +1,4 @@
-//! A user's own memory: taken by value, used without a copy, given back. H6 and more.
+//! User memory: wrapped by value, used without a copy, returned (H6).
 
 use std::{
     io::Write,
@@ -18,14 +18,13 @@ use wakeline::{device::Faults, memory::BufferState, prelude::*};
 
 const LEN: usize = 4096;
 
-/// A file of so many bytes, each its own number.
+/// A file of [`LEN`] bytes, each its own index.
 fn file() -> std::fs::File {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&(0..LEN).map(|n| n as u8).collect::<Vec<_>>()).unwrap();
     file
 }
 
-/// Sends one envelope.
 struct Once<T: wakeline::memory::Plain>(Option<Envelope<T>>);
 
 impl<T: wakeline::memory::Plain> Operator for Once<T> {
@@ -37,9 +36,9 @@ impl<T: wakeline::memory::Plain> Operator for Once<T> {
     }
 }
 
-// Mapped, sent to a device, and the user's again when the flow is done with it: the host's pages were never copied for it.
-on_both!(h6_a_mapped_file_becomes_an_envelope_and_is_given_back, async |device: Device| {
-    // SAFETY: nobody else has the file.
+// A mapped file is sent to a device and returned after the flow's end. Its pages are not copied on the host.
+on_both!(h6_a_mapped_file_becomes_an_envelope_and_is_returned, async |device: Device| {
+    // SAFETY: no other code uses the file.
     let map = unsafe { memmap2::Mmap::map(&file()) }.unwrap();
     let start = map.as_ptr();
     let (buffer, wrapped) = Buffer::<u8>::wrap_read_only(map).unwrap();
@@ -73,22 +72,21 @@ on_both!(h6_a_mapped_file_becomes_an_envelope_and_is_given_back, async |device: 
     freed(&device).await;
 });
 
-// Through a device and back into the same pages of the file.
-on_both!(h6_what_comes_from_a_device_is_in_the_file, async |device: Device| {
+on_both!(h6_a_copy_from_a_device_reaches_the_mapped_file, async |device: Device| {
     let file = file();
-    // SAFETY: nobody else has the file.
+    // SAFETY: no other code uses the file.
     let map = unsafe { memmap2::MmapMut::map_mut(&file) }.unwrap();
     let stream = Stream::new(&device).unwrap();
     let (mut pages, wrapped) = Buffer::<u8>::wrap(map).unwrap();
     pages.write().await.unwrap()[..4].copy_from_slice(&[9; 4]);
     let mut there = Buffer::<u8>::new(&device, LEN).unwrap();
     stream.copy(&pages, &mut there).unwrap();
-    // The copy was made of what was there then.
+    // The copy has the data from before this write.
     pages.as_mut_slice().unwrap().fill(0);
     let held = hold(&stream);
     stream.copy(&there, &mut pages).unwrap();
     assert_eq!(pages.state().unwrap(), BufferState::Writing);
-    assert!(pages.as_slice().is_err(), "it is on its way");
+    assert!(pages.as_slice().is_err(), "the copy is pending");
     assert!(pages.as_mut_slice().is_err());
     drop(held);
     assert_eq!(pages.read().await.unwrap()[..8], [9, 9, 9, 9, 4, 5, 6, 7]);
@@ -99,8 +97,8 @@ on_both!(h6_what_comes_from_a_device_is_in_the_file, async |device: Device| {
     freed(&device).await;
 });
 
-// Nobody looked at what came: it is there all the same when the memory is given back.
-on_both!(h6_what_is_on_its_way_arrives_before_it_is_given_back, async |device: Device| {
+// The data arrives even if it is not read before the memory is returned.
+on_both!(h6_a_pending_copy_arrives_before_the_memory_is_returned, async |device: Device| {
     let stream = Stream::new(&device).unwrap();
     let there = Buffer::from_slice(&stream, &[7_u32; LEN]).unwrap();
     let (mut mine, wrapped) = Buffer::wrap(vec![0_u32; LEN]).unwrap();
@@ -108,14 +106,14 @@ on_both!(h6_what_is_on_its_way_arrives_before_it_is_given_back, async |device: D
     stream.copy(&there, &mut mine).unwrap();
     drop(mine);
     let mut back = Box::pin(wrapped.into_inner());
-    assert!((&mut back).now_or_never().is_none(), "it is on its way");
+    assert!((&mut back).now_or_never().is_none(), "the copy is pending");
     drop(held);
     assert_eq!(within(back).await.unwrap(), [7; LEN]);
     drop(there);
     freed(&device).await;
 });
 
-// What has come and was not looked at goes on to a device straight from where it is.
+// Data that has arrived and was not read is copied to a device from its staging memory.
 on_both!(h6_staged_memory_is_passed_on_without_the_host, async |device: Device| {
     let [a, b] = [Stream::named(&device, "a").unwrap(), Stream::named(&device, "b").unwrap()];
     let there = Buffer::from_slice(&a, &[3_u32; LEN]).unwrap();
@@ -134,9 +132,9 @@ on_both!(h6_staged_memory_is_passed_on_without_the_host, async |device: Device| 
     freed(&device).await;
 });
 
-/// A file that is only to be read, `Bytes`: who writes to them is told so, and what is wrong.
+/// A write to read-only memory, such as `Bytes`, is an error that says so.
 #[tokio::test]
-async fn h6_what_is_read_only_refuses_writes() {
+async fn h6_read_only_memory_refuses_writes() {
     let device = emulated();
     let stream = Stream::new(&device).unwrap();
     let (mut bytes, wrapped) = Buffer::<u8>::wrap_read_only(bytes::Bytes::from_static(b"read only")).unwrap();
@@ -157,7 +155,7 @@ async fn h6_what_is_read_only_refuses_writes() {
     common::at_rest(&device).await;
 }
 
-/// A wrong size is an error, and so is none.
+/// A wrong length is an error, and so is zero.
 #[tokio::test]
 async fn h6_a_wrong_size_is_an_error() {
     let device = emulated();
@@ -180,10 +178,9 @@ async fn h6_a_wrong_size_is_an_error() {
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.to_string().contains("128"), "{error}");
     drop(flow);
-    assert_eq!(within(wrapped.into_inner()).await.unwrap().len(), 64, "it is given back after an error, too");
+    assert_eq!(within(wrapped.into_inner()).await.unwrap().len(), 64, "the memory is returned after an error, too");
 }
 
-/// Counts its drops.
 struct Counted<T>(T, Arc<AtomicUsize>);
 
 impl<T> Drop for Counted<T> {
@@ -192,13 +189,13 @@ impl<T> Drop for Counted<T> {
     }
 }
 
-// Device memory of somebody else's, here wakeline's own: used in place, and not given back while a stream uses it.
+// Device memory of another library (here of another buffer) is used in place, and not returned while a stream uses it.
 on_both!(h6_a_device_pointer_of_another_library, async |device: Device| {
     let stream = Stream::named(&device, "stream").unwrap();
     let theirs = Buffer::from_slice(&stream, &[1_u32; LEN]).unwrap();
     stream.completed().await.unwrap();
     let (address, drops) = (theirs.device_address().unwrap(), Arc::new(AtomicUsize::new(0)));
-    // SAFETY: the buffer is that long, lies there as long as it lives, and nobody else uses it.
+    // SAFETY: the buffer has this address and length for its whole life, and no other code uses it.
     let (mut mine, wrapped) =
         unsafe { Buffer::<u32>::from_device_address(&device, address, LEN, Counted(theirs, drops.clone())) }.unwrap();
     let held = hold(&stream);
@@ -211,7 +208,7 @@ on_both!(h6_a_device_pointer_of_another_library, async |device: Device| {
     assert_eq!(theirs.0.to_vec(&stream).await.unwrap(), [2; LEN]);
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     drop(theirs);
-    // Not wanted back: it goes when the stream is done with it.
+    // With `wrapped` dropped, the owner is dropped when the stream is done with the memory.
     let theirs = Buffer::<u32>::new(&device, LEN).unwrap();
     let address = theirs.device_address().unwrap();
     // SAFETY: as above.
@@ -223,16 +220,16 @@ on_both!(h6_a_device_pointer_of_another_library, async |device: Device| {
     drop(mine);
     assert_eq!(drops.load(Ordering::SeqCst), 1);
     drop(held);
-    until("it is dropped", || drops.load(Ordering::SeqCst) == 2).await;
+    until("the owner is dropped", || drops.load(Ordering::SeqCst) == 2).await;
     freed(&device).await;
 });
 
-// Page-locked memory of somebody else's is not staged: the device copies from it itself.
+// Page-locked memory of another library is not staged: the device reads it directly.
 on_both!(h6_page_locked_memory_of_another_library, async |device: Device| {
     let stream = Stream::named(&device, "stream").unwrap();
     let mut theirs = Buffer::<u32>::pinned(&device, LEN).unwrap();
     let first = NonNull::from(&mut theirs.as_mut_slice().unwrap()[0]);
-    // SAFETY: the buffer is that long, lies there as long as it lives, and nobody else uses it.
+    // SAFETY: the buffer has this address and length for its whole life, and no other code uses it.
     let (mut mine, wrapped) = unsafe { Buffer::from_page_locked(&device, first, LEN, theirs) }.unwrap();
     mine.as_mut_slice().unwrap().fill(6);
     let mut there = Buffer::<u32>::new(&device, LEN).unwrap();
@@ -250,15 +247,15 @@ on_both!(h6_page_locked_memory_of_another_library, async |device: Device| {
     freed(&device).await;
 });
 
-/// The device that it was wrapped for may end before another one is done with it.
+/// The device that memory was wrapped for may be dropped before another one is done with that memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn h6_its_device_ends_before_another_one_is_done_with_it() {
-    /// Notes whether it was let go before the other device was.
+async fn h6_wrapped_memory_outlives_its_device_while_another_one_uses_it() {
+    /// Notes whether it was dropped before the other device was released.
     struct Watched(Vec<u32>, Arc<[AtomicUsize; 2]>);
     impl Drop for Watched {
         fn drop(&mut self) {
-            let [went_on, dropped] = &*self.1;
-            dropped.store(1 + went_on.load(Ordering::SeqCst), Ordering::SeqCst);
+            let [released, dropped] = &*self.1;
+            dropped.store(1 + released.load(Ordering::SeqCst), Ordering::SeqCst);
         }
     }
     let (other, third) = (emulated(), emulated());
@@ -267,13 +264,14 @@ async fn h6_its_device_ends_before_another_one_is_done_with_it() {
         let notes = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
         let mut theirs = Watched(vec![7; LEN], notes.clone());
         let first = NonNull::from(&mut theirs.0[0]);
-        // SAFETY: it is that long, lies there as long as it lives, and has no other user. Emulated devices lock no pages.
+        // SAFETY: the vector has this address and length for its whole life, and no other code uses it. Emulated devices
+        // lock no pages.
         let (mine, wrapped) = unsafe { Buffer::from_page_locked(&device, first, LEN, theirs) }.unwrap();
         let mut there = Buffer::<u32>::new(&other, LEN).unwrap();
         let held = hold(&stream);
         stream.copy(&mine, &mut there).unwrap();
         drop((mine, wrapped, device));
-        // Time enough for what ends with the device.
+        // Gives the dropped device time to release its memory.
         let busy = Stream::new(&third).unwrap();
         for _ in 0..20 {
             busy.host_function(|| ()).unwrap();
@@ -282,15 +280,15 @@ async fn h6_its_device_ends_before_another_one_is_done_with_it() {
         notes[0].store(1, Ordering::SeqCst);
         drop(held);
         assert_eq!(there.to_vec(&stream).await.unwrap(), [7; LEN]);
-        until("it is dropped", || notes[1].load(Ordering::SeqCst) > 0).await;
-        assert_eq!(notes[1].load(Ordering::SeqCst), 2, "dropped while a device was to read it");
+        until("the owner is dropped", || notes[1].load(Ordering::SeqCst) > 0).await;
+        assert_eq!(notes[1].load(Ordering::SeqCst), 2, "dropped although a device had yet to read it");
     }
 }
 
-/// What comes from a device goes to one of another make by way of the host, once it is there.
+/// Data goes from one kind of device to another through the host, once it has arrived there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a GPU"]
-async fn what_comes_from_a_device_goes_on_to_one_of_another_make() {
+async fn data_goes_between_kinds_of_devices_through_the_host() {
     let _alone = common::alone().await;
     let cuda = common::cuda();
     let (theirs, stream) = (Stream::new(&emulated()).unwrap(), Stream::new(&cuda).unwrap());
@@ -299,14 +297,14 @@ async fn what_comes_from_a_device_goes_on_to_one_of_another_make() {
     let mut there = Buffer::<u32>::new(&cuda, LEN).unwrap();
     let held = hold(&theirs);
     theirs.copy(&sent, &mut near).unwrap();
-    assert_eq!(stream.copy(&near, &mut there).unwrap_err().kind(), ErrorKind::Usage, "it is on its way");
+    assert_eq!(stream.copy(&near, &mut there).unwrap_err().kind(), ErrorKind::Usage, "the first copy is pending");
     drop(held);
     within(theirs.completed()).await.unwrap();
     stream.copy(&near, &mut there).unwrap();
     assert_eq!(there.to_vec(&stream).await.unwrap(), [7; LEN]);
 }
 
-/// A lost device may still touch it: it is not given back, and nobody else gets it.
+/// A lost device may still access the memory: it is neither returned nor reused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn h6_after_a_fault_it_is_left_to_the_device() {
     let device = common::emulated_with(Emulated::new().workers(4).faults(Faults::new().trap_kernel("add_one", 1)));
@@ -318,7 +316,7 @@ async fn h6_after_a_fault_it_is_left_to_the_device() {
     stream.fill(&mut there, 0).unwrap();
     within(stream.completed()).await.unwrap();
     let address = theirs.device_address().unwrap();
-    // SAFETY: the buffer is that long, lies there as long as it lives, and nobody else uses it.
+    // SAFETY: the buffer has this address and length for its whole life, and no other code uses it.
     let (mine, wrapped) =
         unsafe { Buffer::<u32>::from_device_address(&device, address, LEN, Counted(theirs, drops.clone())) }.unwrap();
     let held = hold(&stream);
@@ -335,7 +333,7 @@ async fn h6_after_a_fault_it_is_left_to_the_device() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn h6_two_arrivals_of_which_the_second_is_shorter() {
+async fn h6_a_shorter_second_copy_keeps_the_rest_of_the_first() {
     let device = emulated();
     let [a, b] = streams(&device);
     let four = Buffer::from_slice(&a, &[1_u32, 2, 3, 4]).unwrap();
@@ -348,7 +346,7 @@ async fn h6_two_arrivals_of_which_the_second_is_shorter() {
     mine.set_len(2).unwrap();
     b.copy(&two, &mut mine).unwrap();
     let mut read = Box::pin(mine.read());
-    assert!((&mut read).now_or_never().is_none(), "the first is on its way");
+    assert!((&mut read).now_or_never().is_none(), "the first copy is pending");
     drop(read);
     drop(held);
     a.completed().await.unwrap();
@@ -359,7 +357,7 @@ async fn h6_two_arrivals_of_which_the_second_is_shorter() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn h6_what_has_arrived_in_part_is_passed_on() {
+async fn h6_memory_with_a_pending_copy_into_a_part_is_passed_on_whole() {
     let device = emulated();
     let [a, b] = streams(&device);
     let two = Buffer::from_slice(&a, &[8_u32, 9]).unwrap();
@@ -376,26 +374,26 @@ async fn h6_what_has_arrived_in_part_is_passed_on() {
     drop((mine, wrapped));
 }
 
-/// What a lost device spoilt is an error until all of it is written anew: a sound write of a part leaves the rest.
+/// Reading tainted memory is an error until all of it is written again. A write of a part is not enough.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_that_a_lost_device_spoilt_is_not_sound_after_a_write_of_a_part() {
+async fn tainted_memory_stays_tainted_after_a_write_of_a_part() {
     for rewritten in [false, true] {
         let (device, lost) = (emulated(), Device::emulated(Emulated::new().faults(Faults::new().fail_copy(1))));
         let ([a, _], [other, _]) = (streams(&device), streams(&lost));
         let [two, four] = [2, 4].map(|len| Buffer::from_slice(&a, &vec![7_u32; len]).unwrap());
         let (mine, wrapped) = Buffer::wrap(vec![1_u32, 2, 3, 4]).unwrap();
         let mut mine = Envelope::from(mine);
-        let mut spoilt = Buffer::<u32>::new(&lost, 4).unwrap();
+        let mut tainted = Buffer::<u32>::new(&lost, 4).unwrap();
         let held = hold(&other);
-        other.copy(&Buffer::<u32>::new(&lost, 4).unwrap(), &mut spoilt).unwrap();
-        a.copy(&spoilt, &mut mine).unwrap();
+        other.copy(&Buffer::<u32>::new(&lost, 4).unwrap(), &mut tainted).unwrap();
+        a.copy(&tainted, &mut mine).unwrap();
         drop(held);
         assert!(within(other.completed()).await.is_err() && within(a.completed()).await.is_err());
         assert!(mine.as_slice().is_err());
 
         mine.set_len(2).unwrap();
         a.copy(&two, &mut mine).unwrap();
-        assert!(within(a.completed()).await.is_err(), "it wrote a part of what is spoilt");
+        assert!(within(a.completed()).await.is_err(), "it wrote a part of tainted memory");
         mine.set_len(4).unwrap();
         for _ in 0..3 {
             assert!(within(mine.read()).await.is_err_and(|error| error.is_device_lost()));
@@ -410,8 +408,8 @@ async fn memory_that_a_lost_device_spoilt_is_not_sound_after_a_write_of_a_part()
     }
 }
 
-/// Keeps the memory, and panics as it is dropped.
-struct Bomb(#[expect(dead_code, reason = "it is kept")] Buffer<u32>, Arc<AtomicUsize>);
+/// Owns the memory, and panics in its destructor.
+struct Bomb(#[expect(dead_code, reason = "owns the memory")] Buffer<u32>, Arc<AtomicUsize>);
 
 impl Drop for Bomb {
     fn drop(&mut self) {
@@ -421,12 +419,12 @@ impl Drop for Bomb {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn m9_an_owner_that_panics_takes_nobodys_memory() {
+async fn m9_an_owner_that_panics_leaks_no_other_memory() {
     let device = emulated();
     let [a, b] = streams(&device);
     let (theirs, drops) = (Buffer::<u32>::new(&device, 64).unwrap(), Arc::new(AtomicUsize::new(0)));
     let address = theirs.device_address().unwrap();
-    // SAFETY: the buffer is that long, lies there as long as it lives, and nobody else uses it.
+    // SAFETY: the buffer has this address and length for its whole life, and no other code uses it.
     let (mut mine, wrapped) =
         unsafe { Buffer::<u32>::from_device_address(&device, address, 64, Bomb(theirs, drops.clone())) }.unwrap();
     let mut data = Buffer::<u32>::new(&device, 64).unwrap();
@@ -435,9 +433,9 @@ async fn m9_an_owner_that_panics_takes_nobodys_memory() {
     b.fill(&mut data, 1).unwrap();
     drop((mine, wrapped, data));
     drop(held);
-    until("it is dropped", || drops.load(Ordering::SeqCst) == 1).await;
+    until("the owner is dropped", || drops.load(Ordering::SeqCst) == 1).await;
     drop(held_b);
-    until("all is given back", || device.memory_in_use() == 0).await;
+    until("all memory is released", || device.memory_in_use() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -447,7 +445,7 @@ async fn f4_a_cancelled_into_inner_drops_the_owner_after_its_last_use() {
     let theirs = Buffer::<u32>::new(&device, 64).unwrap();
     let address = theirs.device_address().unwrap();
     let live = Arc::new(());
-    // SAFETY: the buffer is that long, lies there as long as it lives, and nobody else uses it.
+    // SAFETY: the buffer has this address and length for its whole life, and no other code uses it.
     let (mut mine, wrapped) =
         unsafe { Buffer::<u32>::from_device_address(&device, address, 64, (theirs, live.clone())) }.unwrap();
     let held = hold(&a);
@@ -458,7 +456,7 @@ async fn f4_a_cancelled_into_inner_drops_the_owner_after_its_last_use() {
     drop(back);
     assert_eq!(Arc::strong_count(&live), 2);
     drop(held);
-    until("it is dropped", || Arc::strong_count(&live) == 1).await;
+    until("the owner is dropped", || Arc::strong_count(&live) == 1).await;
     common::at_rest(&device).await;
 }
 
@@ -478,16 +476,16 @@ impl Drop for PanicsInDrop {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn h6_an_owner_that_panics_as_it_is_dropped_panics_in_no_caller() {
-    // Refused: there is no element.
+async fn h6_a_panic_in_an_owners_destructor_reaches_no_caller() {
+    // Refused: it has no elements.
     assert_eq!(Buffer::wrap(PanicsInDrop(Vec::new())).err().unwrap().kind(), ErrorKind::Usage);
-    // Dropped while the owner waits in it.
+    // The future is dropped while it holds the owner.
     let (mine, wrapped) = Buffer::wrap(PanicsInDrop(vec![1; LEN])).unwrap();
     let mut wait = Box::pin(wrapped.into_inner());
     assert!(wait.as_mut().now_or_never().is_none());
     drop(mine);
     drop(wait);
-    // Not given back, since a device was lost that had something for it.
+    // Not returned, since a device was lost during a copy into it.
     let device = common::emulated_with(Emulated::new().faults(Faults::new().fail_copy(1)));
     let [stream] = streams(&device);
     let mut there = Buffer::<u32>::new(&device, LEN).unwrap();

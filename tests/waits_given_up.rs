@@ -1,5 +1,5 @@
-//! Waits at ports that an operator gives up, in a `select!` or by a timeout, and what it waits for after that: neither a pause nor a
-//! step nor a period is taken for the end of the flow, and a deadlock or a quiet loop that comes later is found.
+//! Waits at ports that an operator cancels, in a `select!` or by a timeout, and its next waits. A pause, a step or a
+//! period must not be mistaken for the end of the flow; a later deadlock or idle loop must be detected.
 
 use std::{
     future::ready,
@@ -31,7 +31,7 @@ struct HintingPorts {
 
 const MESSAGES: u32 = 20;
 
-/// One operator sends all of its messages in one run, for another one that looks for a hint as well in each run.
+/// One operator sends all its messages in one run. The other one also waits shortly for a hint in each run.
 fn hinted() -> Flow {
     let mut flow = Flow::new("hints");
     let sends = flow.add(
@@ -62,7 +62,7 @@ fn hinted() -> Flow {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_that_is_given_up_makes_a_pause_no_stall() {
+async fn a_pause_after_a_cancelled_wait_is_no_stall() {
     let mut running = hinted().spawn().unwrap();
     assert!(timeout(Duration::from_millis(50), &mut running).await.is_err());
     running.pause();
@@ -72,20 +72,20 @@ async fn a_wait_that_is_given_up_makes_a_pause_no_stall() {
 }
 
 #[derive(Ports)]
-struct LooksPorts {
+struct OwnLoopPorts {
     #[input(optional)]
     own: Input<u32>,
     #[output(optional)]
     output: Output<u32>,
 }
 
-/// Runs so often, and ends each run with a wait that is given up at once.
-struct Looks(u32);
+/// Runs this many times, and cancels a wait at the end of each run.
+struct Cancels(u32);
 
-impl Operator for Looks {
-    type Ports = LooksPorts;
+impl Operator for Cancels {
+    type Ports = OwnLoopPorts;
 
-    async fn run(&mut self, ports: &mut LooksPorts, cx: &mut Cx) -> Result<()> {
+    async fn run(&mut self, ports: &mut OwnLoopPorts, cx: &mut Cx) -> Result<()> {
         while self.0 > 0 && cx.ready(ports).await {
             self.0 -= 1;
             sleep(Duration::from_millis(10)).await;
@@ -98,19 +98,19 @@ impl Operator for Looks {
         Ok(())
     }
 
-    async fn compute(&mut self, _ports: &mut LooksPorts, _cx: &mut Cx) -> Result<()> {
+    async fn compute(&mut self, _ports: &mut OwnLoopPorts, _cx: &mut Cx) -> Result<()> {
         Ok(())
     }
 }
 
-/// The runs of one that is stepped through beside another one, which ends at once.
+/// `a` is stepped or paused beside `b`, which ends at once.
 #[tokio::test(start_paused = true)]
-async fn a_wait_that_is_given_up_ends_no_flow_that_is_stepped_or_paused() {
+async fn a_cancelled_wait_does_not_end_a_stepped_or_paused_flow() {
     for stepped in [false, true] {
         let mut flow = Flow::new("looks");
         for (name, runs) in [("a", 5), ("b", 0)] {
-            let looks = flow.add(name, Looks(runs));
-            flow.connect(looks.output, looks.own);
+            let cancels = flow.add(name, Cancels(runs));
+            flow.connect(cancels.output, cancels.own);
         }
         let report = if stepped {
             let mut steps = flow.steps().unwrap();
@@ -129,14 +129,14 @@ async fn a_wait_that_is_given_up_ends_no_flow_that_is_stepped_or_paused() {
     }
 }
 
-/// The next run waits for a period, and its wait begins in the poll in which the other wait was given up.
+/// The wait for the next period begins in the same poll in which the other wait is cancelled.
 #[tokio::test(start_paused = true)]
-async fn a_wait_that_is_given_up_before_a_period_ends_no_flow() {
+async fn a_cancelled_wait_before_a_period_does_not_end_the_flow() {
     let mut flow = Flow::new("ticks");
     struct Ticks(u32);
     impl Operator for Ticks {
-        type Ports = LooksPorts;
-        async fn compute(&mut self, ports: &mut LooksPorts, cx: &mut Cx) -> Result<()> {
+        type Ports = OwnLoopPorts;
+        async fn compute(&mut self, ports: &mut OwnLoopPorts, cx: &mut Cx) -> Result<()> {
             tokio::select! {
                 biased;
                 _ = ports.own.recv() => {}
@@ -154,11 +154,11 @@ async fn a_wait_that_is_given_up_before_a_period_ends_no_flow() {
     assert_eq!(within(flow.run()).await.unwrap().operator("ticks").unwrap().runs, 5);
 }
 
-/// A wait for a shutdown, say, is kept beside waits that end or are given up.
+/// One wait, for example for a shutdown, stays registered while others end or are cancelled.
 #[tokio::test(start_paused = true)]
-async fn what_stays_registered_hides_no_deadlock_and_no_quiet_loop() {
+async fn a_wait_that_stays_registered_hides_no_deadlock_and_no_idle_loop() {
     #[derive(Ports)]
-    struct KeptPorts {
+    struct KeepsWaitPorts {
         #[input(optional)]
         own: Input<u32>,
         #[input(optional)]
@@ -167,14 +167,14 @@ async fn what_stays_registered_hides_no_deadlock_and_no_quiet_loop() {
         output: Output<u32>,
     }
 
-    struct Kept {
+    struct KeepsWait {
         deadlock: bool,
     }
 
-    impl Operator for Kept {
-        type Ports = KeptPorts;
+    impl Operator for KeepsWait {
+        type Ports = KeepsWaitPorts;
 
-        async fn run(&mut self, ports: &mut KeptPorts, _cx: &mut Cx) -> Result<()> {
+        async fn run(&mut self, ports: &mut KeepsWaitPorts, _cx: &mut Cx) -> Result<()> {
             let notify = tokio::sync::Notify::new();
             let mut stop = pin!(notify.notified());
             ports.output.send(1).await?;
@@ -187,23 +187,22 @@ async fn what_stays_registered_hides_no_deadlock_and_no_quiet_loop() {
                 }
             }
             if self.deadlock {
-                // Its own hub is full.
                 return ports.output.send(2).await;
             }
             while ports.own.recv().await?.is_some() {}
             Ok(())
         }
 
-        async fn compute(&mut self, _ports: &mut KeptPorts, _cx: &mut Cx) -> Result<()> {
+        async fn compute(&mut self, _ports: &mut KeepsWaitPorts, _cx: &mut Cx) -> Result<()> {
             Ok(())
         }
     }
 
     for deadlock in [true, false] {
         let mut flow = Flow::new("kept");
-        let kept = flow.add("kept", Kept { deadlock });
+        let kept = flow.add("kept", KeepsWait { deadlock });
         flow.connect_with(kept.output, kept.own, Hub::bounded(1));
-        // One that waits for a message in a run counts as waiting at all of its inputs.
+        // An operator that waits for a message during a run counts as waiting at all its inputs.
         let silent = Some(flow.ingress("silent", kept.other)).filter(|_| deadlock);
         let outcome = within(flow.run()).await;
         drop(silent);
@@ -221,16 +220,16 @@ struct AsksPorts {
     out: Output<u32>,
 }
 
-/// What is given up first, and what the operator waits for in the same poll.
+/// The wait that is cancelled, and the wait that begins in the same poll.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Then {
-    AsksAndReceives,
-    AsksAndSends,
-    ReceivesAndSends,
+enum Waits {
+    AsksThenReceives,
+    AsksThenSends,
+    ReceivesThenSends,
 }
 
-/// Waits that are given up by a timeout, with nothing between them and the next wait that would make another poll.
-struct Asks(Then, Arc<Mutex<Option<Service<u32, u32>>>>);
+/// Cancels a wait by a timeout, and begins the next one in the same poll.
+struct Asks(Waits, Arc<Mutex<Option<Service<u32, u32>>>>);
 
 impl Operator for Asks {
     type Ports = AsksPorts;
@@ -238,14 +237,14 @@ impl Operator for Asks {
     async fn run(&mut self, ports: &mut AsksPorts, _cx: &mut Cx) -> Result<()> {
         const SHORTLY: Duration = Duration::from_millis(20);
         let service = self.1.lock().unwrap().take().unwrap();
-        if self.0 == Then::ReceivesAndSends {
+        if self.0 == Waits::ReceivesThenSends {
             assert!(timeout(SHORTLY, ports.other.recv()).await.is_err());
         } else {
             assert!(timeout(SHORTLY, service.ask(1)).await.is_err());
         }
         drop(service);
-        if self.0 == Then::AsksAndReceives {
-            assert_eq!(ports.own.recv().await?, None, "its loop has gone quiet");
+        if self.0 == Waits::AsksThenReceives {
+            assert_eq!(ports.own.recv().await?, None, "its loop is idle");
             return Ok(());
         }
         ports.out.send(1).await?;
@@ -258,15 +257,15 @@ impl Operator for Asks {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_that_was_given_up_in_the_same_poll_is_none() {
-    for then in [Then::AsksAndReceives, Then::AsksAndSends, Then::ReceivesAndSends] {
+async fn a_wait_cancelled_in_the_same_poll_does_not_count() {
+    for waits in [Waits::AsksThenReceives, Waits::AsksThenSends, Waits::ReceivesThenSends] {
         let mut flow = Flow::new("given up");
         let service = Arc::new(Mutex::new(None));
-        let asks = flow.add("asks", Asks(then, service.clone()));
+        let asks = flow.add("asks", Asks(waits, service.clone()));
         flow.connect_with(asks.out, asks.own, Hub::bounded(1));
-        // In a run without an end where it is waited for.
+        // Stays in its run in the case that waits for its message.
         let never = source(move || async move {
-            if then == Then::ReceivesAndSends {
+            if waits == Waits::ReceivesThenSends {
                 std::future::pending::<()>().await;
             }
             Ok(None::<u32>)
@@ -286,14 +285,14 @@ async fn a_wait_that_was_given_up_in_the_same_poll_is_none() {
         let mut running = flow.spawn().unwrap();
         let handle = running.handle();
         let over = timeout(Duration::from_secs(2), &mut running).await;
-        if then == Then::AsksAndReceives {
-            assert!(over.is_err() && handle.failure().is_none(), "its answer comes later: {over:?}");
+        if waits == Waits::AsksThenReceives {
+            assert!(over.is_err() && handle.failure().is_none(), "its response comes later: {over:?}");
             drop(held);
             within(running).await.unwrap();
         } else {
             let error = over.unwrap().unwrap_err().to_string();
-            assert!(error.contains("`asks` waits for room in hub `asks.out -> asks.own`"), "{then:?}: {error}");
-            assert!(!error.contains("service") && !error.contains("never.output"), "{then:?}: {error}");
+            assert!(error.contains("`asks` waits for room in hub `asks.out -> asks.own`"), "{waits:?}: {error}");
+            assert!(!error.contains("service") && !error.contains("never.output"), "{waits:?}: {error}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Waits in the middle of a run: for room, for a blank envelope, for a message. They are seen from outside, and a flow that
-//! hangs in them is told so (Q7, Q8, C14).
+//! Waits during a run: for room, for a blank envelope, for a message. The status shows them, and a flow that hangs in
+//! them fails with a stall (Q7, Q8, C14).
 
 use std::{
     future::poll_fn,
@@ -33,7 +33,8 @@ struct LoopPorts {
     result: Output<u32>,
 }
 
-/// A loop of its own: sends a number that counts down with each round, and a result when nothing comes back any more.
+/// An operator with its own loop: sends a number that counts down in each round, and its result when no message is
+/// left.
 fn rounds(from: u32) -> impl Operator<Ports = LoopPorts> {
     task(move |ports: &mut LoopPorts, _cx| {
         async move {
@@ -52,7 +53,7 @@ fn rounds(from: u32) -> impl Operator<Ports = LoopPorts> {
     })
 }
 
-/// What is sent forth comes back.
+/// Connects `forth` to `back` through an operator.
 fn send_back(flow: &mut Flow, forth: OutputHandle<u32>, back: InputHandle<u32>) {
     let echo = flow.add("echo", pass_on::<u32>());
     flow.connect(forth, echo.input);
@@ -62,7 +63,7 @@ fn send_back(flow: &mut Flow, forth: OutputHandle<u32>, back: InputHandle<u32>) 
 async fn q7(from: u32) {
     let results = shared();
     let mut flow = Flow::new("q7");
-    // The first in the order of adding is the one that is behind: it must not end before it has the result.
+    // Added first, but downstream: it must not end before it has the result.
     let sink = flow.add("sink", keep(&results));
     let rounds = flow.add("rounds", rounds(from));
     let back = flow.add("back", pass_on::<u32>());
@@ -74,20 +75,19 @@ async fn q7(from: u32) {
 }
 
 #[tokio::test]
-async fn q7_a_cycle_of_loops_ends_when_it_is_quiet_and_its_last_word_is_heard() {
+async fn q7_an_idle_cycle_ends_and_its_last_message_is_delivered() {
     q7(1000).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn q7_a_cycle_of_loops_ends_on_two_threads() {
+async fn q7_an_idle_cycle_ends_on_two_threads() {
     for _ in 0..200 {
         q7(10).await;
     }
 }
 
-/// It hears twice that nothing comes back any more before it sends its last word.
 #[tokio::test]
-async fn q7_what_is_sent_after_a_second_end_of_the_messages_is_delivered() {
+async fn q7_a_message_sent_after_a_second_none_is_delivered() {
     let results = shared();
     let mut flow = Flow::new("q7");
     let sink = flow.add("sink", keep(&results));
@@ -127,9 +127,9 @@ struct PairPorts {
     right: Input<u32>,
 }
 
-/// The writer sends twice to the left, where there is one place, before it sends to the right, which the reader waits for.
+/// The writer sends two messages to `left`, which has room for one, before it sends to `right`, where the reader waits.
 #[tokio::test]
-async fn q8_operators_that_wait_for_each_other_in_the_middle_of_a_run_are_a_stall() {
+async fn q8_operators_that_wait_for_each_other_during_a_run_are_a_stall() {
     let mut flow = Flow::new("q8");
     let split = flow.add(
         "split",
@@ -161,14 +161,13 @@ async fn q8_operators_that_wait_for_each_other_in_the_middle_of_a_run_are_a_stal
     flow.connect(split.right, pair.right);
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
-    let told = error.to_string();
-    assert!(told.contains("`split` waits for room in hub `split.left -> pair.left`: all 1 places are taken"), "{told}");
-    assert!(told.contains("`pair` waits for a message in hub `split.right -> pair.right`"), "{told}");
+    let text = error.to_string();
+    assert!(text.contains("`split` waits for room in hub `split.left -> pair.left`: all 1 places are taken"), "{text}");
+    assert!(text.contains("`pair` waits for a message in hub `split.right -> pair.right`"), "{text}");
 }
 
-/// All envelopes are in the hands of one who asks for more.
 #[tokio::test]
-async fn q8_an_operator_that_waits_for_a_blank_which_it_has_itself_is_a_stall() {
+async fn q8_an_operator_that_holds_all_blanks_and_waits_for_one_is_a_stall() {
     #[derive(Ports)]
     struct BlankPorts {
         #[output(envelope_bytes = 64)]
@@ -194,40 +193,41 @@ async fn q8_an_operator_that_waits_for_a_blank_which_it_has_itself_is_a_stall() 
     assert!(error.to_string().contains("`greedy` waits for a blank envelope"), "{error}");
 }
 
-/// What comes from elsewhere may come at any time: nobody is at rest who waits for that, too.
+/// An operator that also waits for an event from outside the flow is not idle.
 #[tokio::test]
-async fn c12_a_wait_for_something_else_beside_a_port_is_no_stall() {
+async fn c12_a_wait_for_an_outside_event_beside_a_port_is_no_stall() {
     #[derive(Clone, Copy)]
     enum Beside {
         Port,
         Condition,
     }
-    async fn waits(beside: Beside) {
-        let (tell, heard) = mpsc::unbounded_channel::<u32>();
-        let (listens, asked) = (Arc::new(Notify::new()), shared());
-        let (heard, waits, seen) = (Arc::new(tokio::sync::Mutex::new(heard)), listens.clone(), asked.clone());
+    async fn check(beside: Beside) {
+        let (sender, receiver) = mpsc::unbounded_channel::<u32>();
+        let (waits, received) = (Arc::new(Notify::new()), shared());
+        let receiver = Arc::new(tokio::sync::Mutex::new(receiver));
+        let (will_wait, seen) = (waits.clone(), received.clone());
         let mut flow = Flow::new("c12");
         let rounds = flow.add(
             "rounds",
             task(move |ports: &mut LoopPorts, cx| {
-                let (heard, waits, seen) = (heard.clone(), waits.clone(), seen.clone());
+                let (receiver, will_wait, seen) = (receiver.clone(), will_wait.clone(), seen.clone());
                 async move {
-                    let mut heard = heard.lock().await;
+                    let mut receiver = receiver.lock().await;
                     loop {
-                        let there = async {
+                        let has_message = async {
                             match beside {
                                 Beside::Port => ports.back.recv().await.is_ok_and(|back| back.is_some()),
                                 Beside::Condition => cx.ready(ports).await,
                             }
                         };
-                        waits.notify_one();
+                        will_wait.notify_one();
                         tokio::select! {
                             biased;
-                            there = there => if !there { return Ok(()) },
-                            word = heard.recv() => {
-                                let Some(word) = word else { return Ok(()) };
-                                lock(&seen).push(word);
-                                ports.forth.send(word).await?;
+                            has_message = has_message => if !has_message { return Ok(()) },
+                            number = receiver.recv() => {
+                                let Some(number) = number else { return Ok(()) };
+                                lock(&seen).push(number);
+                                ports.forth.send(number).await?;
                             }
                         }
                         let _ = ports.back.try_take()?;
@@ -236,25 +236,25 @@ async fn c12_a_wait_for_something_else_beside_a_port_is_no_stall() {
                 .boxed()
             }),
         );
-        let nobody = flow.add("nobody", sink(|_: u32| std::future::ready(Ok(()))));
+        let discard = flow.add("discard", sink(|_: u32| std::future::ready(Ok(()))));
         send_back(&mut flow, rounds.forth, rounds.back);
-        flow.connect(rounds.result, nobody.input);
+        flow.connect(rounds.result, discard.input);
         let mut running = flow.spawn().unwrap();
-        for word in 0..100 {
-            listens.notified().await;
-            tell.send(word).unwrap();
+        for number in 0..100 {
+            waits.notified().await;
+            sender.send(number).unwrap();
         }
-        until("all was heard", || lock(&asked).len() == 100).await;
+        until("all numbers are received", || lock(&received).len() == 100).await;
         assert!((&mut running).now_or_never().is_none(), "it waits for more");
-        drop(tell);
+        drop(sender);
         within(running).await.unwrap();
     }
-    waits(Beside::Port).await;
-    waits(Beside::Condition).await;
+    check(Beside::Port).await;
+    check(Beside::Condition).await;
 }
 
 #[tokio::test]
-async fn c14_a_run_that_waits_in_its_middle_says_what_for() {
+async fn c14_the_status_shows_what_a_run_waits_for() {
     let (go, reads) = (Arc::new(Notify::new()), shared());
     let (gone, seen) = (go.clone(), reads.clone());
     let mut flow = Flow::new("c14");
@@ -289,7 +289,7 @@ async fn c14_a_run_that_waits_in_its_middle_says_what_for() {
     let running = flow.spawn().unwrap();
     until("the writer waits", || running.status()[0].status == Status::Wait).await;
     let [writer, reader] = &running.status()[..] else { panic!("two operators") };
-    assert!(writer.running, "it is in the middle of a run");
+    assert!(writer.running, "it is in a run");
     assert_eq!(writer.waits_for, ["room in hub `writer.left -> reader.left`: all 1 places are taken"]);
     assert_eq!(reader.status, Status::Ready);
     go.notify_one();
@@ -297,9 +297,9 @@ async fn c14_a_run_that_waits_in_its_middle_says_what_for() {
     assert_eq!(*lock(&reads), [0, 1, 2]);
 }
 
-/// A timer is no operator of the flow: who waits for it is not at rest, and wakes when it is due.
+/// A timer is outside the flow: an operator that waits for it is not idle.
 #[tokio::test(start_paused = true)]
-async fn c6_a_timer_beside_a_wait_for_a_message_is_waited_for() {
+async fn c6_a_recv_with_a_timeout_waits_for_the_timer() {
     let seen = shared();
     let times = seen.clone();
     let mut flow = Flow::new("c6");
@@ -319,9 +319,9 @@ async fn c6_a_timer_beside_a_wait_for_a_message_is_waited_for() {
             .boxed()
         }),
     );
-    let nobody = flow.add("nobody", sink(|_: u32| std::future::ready(Ok(()))));
+    let discard = flow.add("discard", sink(|_: u32| std::future::ready(Ok(()))));
     send_back(&mut flow, rounds.forth, rounds.back);
-    flow.connect(rounds.result, nobody.input);
+    flow.connect(rounds.result, discard.input);
     within(flow.run()).await.unwrap();
     assert_eq!(*lock(&seen), [5, 10, 15]);
 }
@@ -339,18 +339,18 @@ struct EchoPorts {
     back: Input<u32>,
 }
 
-/// `None`: "when the flow has gone quiet: nothing is under way that could send one".
+/// `recv` returns `None` only while the flow is idle. After a send it waits for the answer again.
 #[tokio::test]
-async fn q7_recv_after_a_rest_waits_for_what_is_under_way() {
-    let heard = shared();
-    let all = heard.clone();
+async fn q7_recv_after_an_idle_phase_waits_for_new_messages() {
+    let answers = shared();
+    let all = answers.clone();
     let mut flow = Flow::new("q7");
     let ask = flow.add(
         "ask",
         task(move |ports: &mut EchoPorts, _cx| {
             let all = all.clone();
             async move {
-                assert_eq!(ports.back.recv().await?, None, "it is quiet");
+                assert_eq!(ports.back.recv().await?, None, "the flow is idle");
                 ports.forth.send(7).await?;
                 let answer = ports.back.recv().await?;
                 lock(&all).push(answer);
@@ -361,12 +361,12 @@ async fn q7_recv_after_a_rest_waits_for_what_is_under_way() {
     );
     send_back(&mut flow, ask.forth, ask.back);
     let report = within(flow.run()).await.unwrap();
-    assert_eq!(*lock(&heard), [Some(7)], "{report}");
+    assert_eq!(*lock(&answers), [Some(7)], "{report}");
 }
 
-/// "asked again [..] when all of the flow has come to rest, since it may depend on what another operator did".
+/// A predicate is evaluated again whenever the flow is idle, since it may depend on what another operator did.
 #[tokio::test]
-async fn c12_a_predicate_is_asked_after_the_rest_that_follows_a_released_operator() {
+async fn c12_a_predicate_is_evaluated_again_when_the_flow_is_idle_again() {
     let warm = Arc::new(AtomicBool::new(false));
     let (set, asked) = (warm.clone(), warm.clone());
     let seen = shared();
@@ -376,7 +376,7 @@ async fn c12_a_predicate_is_asked_after_the_rest_that_follows_a_released_operato
         task(move |ports: &mut EchoPorts, _cx| {
             let set = set.clone();
             async move {
-                assert_eq!(ports.back.recv().await?, None, "it is quiet");
+                assert_eq!(ports.back.recv().await?, None, "the flow is idle");
                 set.store(true, Ordering::SeqCst);
                 Ok(())
             }
@@ -388,12 +388,12 @@ async fn c12_a_predicate_is_asked_after_the_rest_that_follows_a_released_operato
     let eat = flow.add("eat", keep(&seen));
     flow.connect(bread.output, eat.input);
     let report = within(flow.run()).await.unwrap();
-    assert_eq!(*lock(&seen), [0], "its predicate says yes, and it was never asked: {report}");
+    assert_eq!(*lock(&seen), [0], "the predicate is true and was not evaluated: {report}");
 }
 
-/// A waker that somebody has whom nobody waits for: a channel that was looked at once, or a wait that was given up.
+/// A clone of the waker remains where no wait uses it: in a channel that was polled once, or from a cancelled wait.
 #[tokio::test]
-async fn q7_a_waker_that_nothing_waits_with_any_more_holds_up_no_end() {
+async fn q7_a_leftover_waker_does_not_delay_the_end() {
     let kept: Arc<Mutex<Option<Waker>>> = Arc::default();
     let mut flow = Flow::new("q7");
     let keeps = kept.clone();
@@ -407,7 +407,7 @@ async fn q7_a_waker_that_nothing_waits_with_any_more_holds_up_no_end() {
                     Poll::Ready(())
                 })
                 .await;
-                assert_eq!(ports.back.recv().await?, None, "it is quiet");
+                assert_eq!(ports.back.recv().await?, None, "the flow is idle");
                 Ok(())
             }
             .boxed()
@@ -415,10 +415,10 @@ async fn q7_a_waker_that_nothing_waits_with_any_more_holds_up_no_end() {
     );
     send_back(&mut flow, ask.forth, ask.back);
     within(flow.run()).await.unwrap();
-    assert!(lock(&kept).is_some(), "its clone is still there");
+    assert!(lock(&kept).is_some(), "the clone still exists");
 }
 
-/// Waits for a message, gives that up or forgets it, and goes on.
+/// Begins to wait for a message, drops or forgets the wait, and continues.
 struct Forgets {
     /// By `Cx::ready`; otherwise by `recv`.
     by_ready: bool,
@@ -433,11 +433,10 @@ struct RoundPorts {
     output: Output<u32>,
 }
 
-/// Polls a wait once.
-async fn leave(wait: impl Future, forgotten: bool) {
+async fn abandon(wait: impl Future, forgotten: bool) {
     let mut wait = Box::pin(wait);
-    let asked = poll_fn(|task| Poll::Ready(wait.as_mut().poll(task).is_pending())).await;
-    assert!(asked, "nothing is there");
+    let is_pending = poll_fn(|task| Poll::Ready(wait.as_mut().poll(task).is_pending())).await;
+    assert!(is_pending, "no message is queued");
     if forgotten {
         std::mem::forget(wait);
     }
@@ -448,9 +447,9 @@ impl Operator for Forgets {
 
     async fn run(&mut self, ports: &mut RoundPorts, cx: &mut Cx) -> Result<()> {
         if self.by_ready {
-            leave(cx.ready(ports), self.forgotten).await;
+            abandon(cx.ready(ports), self.forgotten).await;
         } else {
-            leave(ports.input.recv(), self.forgotten).await;
+            abandon(ports.input.recv(), self.forgotten).await;
         }
         while cx.ready(ports).await {
             ports.input.take()?;
@@ -464,7 +463,7 @@ impl Operator for Forgets {
 }
 
 #[tokio::test]
-async fn a_flow_ends_though_an_operator_has_forgotten_a_wait() {
+async fn a_flow_ends_although_an_operator_has_forgotten_a_wait() {
     for (by_ready, forgotten) in [(true, false), (true, true), (false, false), (false, true)] {
         let mut flow = Flow::new("forgets");
         let forgets = flow.add("forgets", Forgets { by_ready, forgotten });
@@ -473,7 +472,7 @@ async fn a_flow_ends_though_an_operator_has_forgotten_a_wait() {
     }
 }
 
-/// Waits for its runs in a combinator that polls with wakers of its own, and ends after the first run.
+/// Waits for its runs in a combinator that polls with its own wakers, and ends after the first run.
 struct Combines;
 
 impl Operator for Combines {
@@ -491,7 +490,7 @@ impl Operator for Combines {
 }
 
 #[tokio::test]
-async fn a_wait_in_a_combinator_goes_on_when_the_flow_is_resumed_or_stops() {
+async fn a_wait_in_a_combinator_is_woken_when_the_flow_resumes_or_stops() {
     for resumed in [true, false] {
         let gate = Gate::paused();
         let mut flow = Flow::new("combines");
@@ -516,18 +515,18 @@ async fn a_wait_in_a_combinator_goes_on_when_the_flow_is_resumed_or_stops() {
     }
 }
 
-/// Looks whether a message is there, in passing, before each wait.
-fn looks(stalls: bool) -> impl Operator<Ports = LoopPorts> {
+/// Polls `recv` once, and drops it, before each wait.
+fn polls_before_waiting(stalls: bool) -> impl Operator<Ports = LoopPorts> {
     task(move |ports: &mut LoopPorts, _cx| {
         async move {
             let mut seen = 0;
             loop {
-                let there = ports.back.recv().now_or_never();
+                let polled = ports.back.recv().now_or_never();
                 if stalls {
                     ports.forth.send(1).await?;
                     ports.forth.send(2).await?;
                 }
-                let back = match there {
+                let back = match polled {
                     Some(back) => back?,
                     None if seen == 0 => Some(0),
                     None => ports.back.recv().await?,
@@ -543,12 +542,12 @@ fn looks(stalls: bool) -> impl Operator<Ports = LoopPorts> {
     })
 }
 
-/// A wait that was given up is none beside the next one: the flow is at rest all the same.
+/// A dropped wait does not count beside the next one, so the flow can be idle.
 #[tokio::test]
-async fn a_look_in_passing_hides_neither_the_end_nor_a_stall() {
+async fn a_dropped_recv_hides_neither_the_end_nor_a_stall() {
     for stalls in [false, true] {
         let (mut flow, notes) = (Flow::new("looks"), shared());
-        let looks = flow.add("looks", looks(stalls));
+        let looks = flow.add("looks", polls_before_waiting(stalls));
         if stalls {
             flow.connect(looks.forth, looks.back);
         } else {
@@ -564,40 +563,39 @@ async fn a_look_in_passing_hides_neither_the_end_nor_a_stall() {
     }
 }
 
-/// A message that is `Send`, and no more.
-struct Alone(std::cell::Cell<u32>);
+struct NotSync(std::cell::Cell<u32>);
 
-impl Message for Alone {}
+impl Message for NotSync {}
 
 #[derive(Ports)]
-struct AlonePorts {
+struct NotSyncPorts {
     #[input]
-    one: Input<Alone>,
+    one: Input<NotSync>,
     #[input(capacity = 2)]
-    several: Inputs<Alone>,
+    several: Inputs<NotSync>,
 }
 
 #[tokio::test]
-async fn what_an_operator_waits_for_need_not_be_sync() {
+async fn messages_need_not_be_sync() {
     let mut flow = Flow::new("not sync");
     let numbered = || {
         let mut numbers = 1..=3;
-        source(move || std::future::ready(Ok(numbers.next().map(|number| Alone(number.into())))))
+        source(move || std::future::ready(Ok(numbers.next().map(|number| NotSync(number.into())))))
     };
     let [one, several] = ["one", "several"].map(|name| flow.add(name, numbered()));
-    let (tell, sum) = tokio::sync::oneshot::channel();
-    let mut tell = Some(tell);
-    let sums = task(move |ports: &mut AlonePorts, _cx| {
-        let tell = tell.take();
+    let (send_sum, sum) = tokio::sync::oneshot::channel();
+    let mut send_sum = Some(send_sum);
+    let sums = task(move |ports: &mut NotSyncPorts, _cx| {
+        let send_sum = send_sum.take();
         async move {
             let mut sum = 0;
-            while let Some(Alone(number)) = ports.one.recv().await? {
+            while let Some(NotSync(number)) = ports.one.recv().await? {
                 sum += number.get();
             }
-            while let Some((_, Alone(number))) = ports.several.recv_any().await? {
+            while let Some((_, NotSync(number))) = ports.several.recv_any().await? {
                 sum += 10 * number.get();
             }
-            tell.map(|tell| tell.send(sum));
+            send_sum.map(|sender| sender.send(sum));
             Ok(())
         }
         .boxed()
@@ -621,10 +619,10 @@ struct SettingsPorts {
     forth: Output<u32>,
 }
 
-/// A run that has read the newest of a hub and waits for a newer one waits for the writer, which may be at work for long: the operator
-/// is in no quiet loop, and in no deadlock with another writer that has no room.
+/// A run that has read the latest value of a hub and waits for a newer one waits for the writer, which may work for long.
+/// The operator is neither in an idle loop nor in a deadlock with another writer that has no room.
 #[tokio::test(start_paused = true)]
-async fn q8_a_wait_for_a_newer_setting_is_one_for_its_writer() {
+async fn q8_a_wait_for_a_newer_setting_waits_for_its_writer() {
     for latest in [false, true] {
         let mut flow = Flow::new("q8");
         let sets = task(|ports: &mut SourcePorts<u32>, _cx| {
@@ -649,7 +647,7 @@ async fn q8_a_wait_for_a_newer_setting_is_one_for_its_writer() {
                 while let Some(number) = ports.data.recv().await? {
                     lock(&noted).push(Some(10 + number));
                 }
-                // Nothing newer comes: its writer has ended.
+                // No newer value can come: the writer has ended.
                 let none = ports.settings.recv().await?;
                 lock(&noted).push(none);
                 Ok(())

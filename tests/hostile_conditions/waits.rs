@@ -1,4 +1,4 @@
-//! The waits.
+//! Waits for memory, for conditions on memory and for blank envelopes.
 
 use std::{
     pin::{Pin, pin},
@@ -23,7 +23,7 @@ const BLOCK: u64 = 4096;
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// What a waker does as it is woken first, and as it is dropped.
+/// A waker that counts its wakes, with one call for the first wake and another for its drop.
 #[derive(Default)]
 struct Hostile {
     woken: AtomicUsize,
@@ -65,7 +65,7 @@ enum Kind {
 const KINDS: [Kind; 4] =
     [Kind::PanicsWhenWoken, Kind::PanicsWhenDropped, Kind::CallsBackWhenWoken, Kind::CallsBackWhenDropped];
 
-/// A waker of that kind. `back`: what it calls where it calls back, and drops where it panics.
+/// A waker of that kind. It calls `back`, or drops it while it panics.
 fn hostile(kind: Kind, back: impl FnOnce() + Send + 'static) -> Waker {
     let panics = matches!(kind, Kind::PanicsWhenWoken | Kind::PanicsWhenDropped);
     let call: Call = Box::new(move || {
@@ -83,28 +83,27 @@ fn hostile(kind: Kind, back: impl FnOnce() + Send + 'static) -> Waker {
     Waker::from(Arc::new(hostile))
 }
 
-/// A waker that counts.
 fn counting() -> (Arc<Hostile>, Waker) {
     let counts = Arc::new(Hostile::default());
     (counts.clone(), Waker::from(counts))
 }
 
-/// Polled once, with that waker, which is left with what it polls.
+/// Polls once. The future keeps the waker.
 fn poll_with<F: Future + ?Sized>(future: Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(waker))
 }
 
-/// An own thread drops what is freed, so that a deadlock is a failure and a panic is seen.
-async fn elsewhere(work: impl FnOnce() + Send + 'static) {
-    let (end, ended) = tokio::sync::oneshot::channel();
+/// Runs the work on its own thread, so that a deadlock fails the test and a panic is noticed.
+async fn on_its_own_thread(work: impl FnOnce() + Send + 'static) {
+    let (sender, outcome) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        let _ = end.send(done.is_ok());
+        let _ = sender.send(done.is_ok());
     });
-    assert!(within(ended).await.unwrap(), "a panic of a waker came out of a call that was not its own");
+    assert!(within(outcome).await.unwrap(), "a waker's panic left a call of the library");
 }
 
-/// Calls back: asks, allocates, and frees a buffer.
+/// Reads the statistics, allocates, frees a buffer and waits for memory.
 fn back(all: &Allocator, stream: &Stream, buffer: Buffer<u8>) -> impl FnOnce() + Send + 'static {
     let (all, stream) = (all.clone(), stream.clone());
     move || {
@@ -115,7 +114,7 @@ fn back(all: &Allocator, stream: &Stream, buffer: Buffer<u8>) -> impl FnOnce() +
     }
 }
 
-on_both!(the_line_for_memory_goes_on_behind_a_hostile_waker, async |device: Device| {
+on_both!(the_queue_for_memory_advances_past_a_hostile_waker, async |device: Device| {
     for kind in KINDS {
         let [a] = streams(&device);
         let all = Allocator::blocks(&device, BLOCK, 2).unwrap();
@@ -131,9 +130,8 @@ on_both!(the_line_for_memory_goes_on_behind_a_hostile_waker, async |device: Devi
         let (counts, plain) = counting();
         let mut third = Box::pin(all.alloc_when_free::<u8>(&a, 1));
         assert!(poll_with(third.as_mut(), &plain).is_pending());
-        // The first of the line is woken, and then replaced in its place, or goes with its waker.
-        elsewhere(move || drop(one)).await;
-        assert!(poll_with(third.as_mut(), &plain).is_pending(), "it is the first one's");
+        on_its_own_thread(move || drop(one)).await;
+        assert!(poll_with(third.as_mut(), &plain).is_pending(), "the memory is reserved for the first waiter");
         drop(first);
         let served = within(second).await.unwrap().unwrap();
         drop(served);
@@ -143,7 +141,7 @@ on_both!(the_line_for_memory_goes_on_behind_a_hostile_waker, async |device: Devi
     }
 });
 
-on_both!(a_hostile_waker_that_is_replaced_holds_up_no_allocation, async |device: Device| {
+on_both!(a_replaced_hostile_waker_blocks_no_allocation, async |device: Device| {
     for kind in KINDS {
         let [a] = streams(&device);
         let all = Allocator::blocks(&device, BLOCK, 2).unwrap();
@@ -152,18 +150,18 @@ on_both!(a_hostile_waker_that_is_replaced_holds_up_no_allocation, async |device:
         let waker = hostile(kind, back(&all, &a, other));
         assert!(poll_with(waits.as_mut(), &waker).is_pending());
         drop(waker);
-        // Its last clone goes here, within the poll: the other waker takes its place.
+        // The poll replaces the hostile waker and drops its last clone.
         let replaced = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _ = poll_with(waits.as_mut(), Waker::noop()).map(|served| served.map(drop));
         }));
-        assert!(replaced.is_ok(), "{kind:?}: a panic of a destructor came out of a poll");
+        assert!(replaced.is_ok(), "{kind:?}: a destructor's panic left a poll");
         drop(waits);
         drop(one);
         drop(within(all.alloc_when_free::<u8>(&a, 1)).await.unwrap());
     }
 });
 
-on_both!(every_memory_condition_is_woken_beside_a_hostile_one, async |device: Device| {
+on_both!(a_memory_condition_is_woken_beside_a_hostile_one, async |device: Device| {
     for kind in KINDS {
         let [a] = streams(&device);
         let all = Allocator::blocks(&device, BLOCK, 2).unwrap();
@@ -175,12 +173,12 @@ on_both!(every_memory_condition_is_woken_beside_a_hostile_one, async |device: De
         assert_ne!(first.poll_status(&mut Context::from_waker(&waker)), Status::Ready);
         assert_ne!(second.poll_status(&mut Context::from_waker(&plain)), Status::Ready);
         drop(waker);
-        elsewhere(move || drop(one)).await;
-        assert!(counts.woken.load(Ordering::SeqCst) > 0, "{kind:?}: the other one was not woken");
+        on_its_own_thread(move || drop(one)).await;
+        assert!(counts.woken.load(Ordering::SeqCst) > 0, "{kind:?}: the other condition was not woken");
         let status = second.poll_status(&mut Context::from_waker(&plain));
         assert_eq!(status, Status::Ready, "{kind:?}");
-        // Both are deregistered; the hostile one with its waker.
-        elsewhere(move || drop((first, second))).await;
+        // Both deregister; the hostile one drops its waker.
+        on_its_own_thread(move || drop((first, second))).await;
         drop(within(all.alloc_when_free::<u8>(&a, 1)).await.unwrap());
     }
 });
@@ -193,17 +191,16 @@ struct BlankMapPorts {
     output: Output<Envelope<u32>>,
 }
 
-/// Tells that it is dropped.
-struct Tells(Arc<Notify>);
+struct NotifiesWhenDropped(Arc<Notify>);
 
-impl Drop for Tells {
+impl Drop for NotifiesWhenDropped {
     fn drop(&mut self) {
         self.0.notify_one();
     }
 }
 
-/// The first run keeps the only blank envelope until the second waits for one: with a hostile waker, which is woken or
-/// replaced, and with its own.
+/// The first run keeps all blank envelopes until the second run waits for one. The second run polls with a hostile waker, which is
+/// woken or replaced, and then with its own.
 #[derive(Clone)]
 struct Workers {
     kind: Kind,
@@ -225,9 +222,8 @@ impl Operator for Workers {
         }
         let mut blanks = Vec::new();
         if n == 0 {
-            // The second run begins only while there is a blank envelope.
+            // The second run can begin only while a blank envelope is free.
             self.begun.notified().await;
-            // As many as there are.
             loop {
                 let blank = pin!(ports.output.blank());
                 match poll_with(blank, Waker::noop()) {
@@ -240,9 +236,9 @@ impl Operator for Workers {
         } else {
             let buffer = self.allocator.alloc::<u8>(&self.stream, 1)?;
             let called = Arc::new(Notify::new());
-            let (call, told) = (back(&self.allocator, &self.stream, buffer), Tells(called.clone()));
+            let (call, notifies) = (back(&self.allocator, &self.stream, buffer), NotifiesWhenDropped(called.clone()));
             let waker = hostile(self.kind, move || {
-                let _told = told;
+                let _notifies = notifies;
                 call();
             });
             let mut blank = pin!(ports.output.blank());
@@ -264,7 +260,7 @@ impl Operator for Workers {
                 blanks.push(own.await?);
             }
         }
-        let mut blank = blanks.pop().expect("one was taken");
+        let mut blank = blanks.pop().expect("a blank envelope was taken");
         drop(blanks);
         blank.space().await?[0] = n;
         blank.set_len(1)?;

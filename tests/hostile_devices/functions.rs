@@ -1,8 +1,7 @@
-//! Functions, subscribers, owners and wakers that panic or wait as they run or are dropped.
+//! Functions, subscribers, owners and wakers that panic or block when they run or are dropped.
 
 use super::*;
 
-/// A subscriber of this process that panics at each event.
 fn subscribe_with_panics() {
     struct Writer;
     impl std::io::Write for Writer {
@@ -16,10 +15,10 @@ fn subscribe_with_panics() {
     tracing_subscriber::fmt().with_writer(|| Writer).init();
 }
 
-/// Functions behind a fault are dropped one by one, whoever waits learns of the fault, and the worker lives.
+/// Functions behind a fault are dropped one by one, each waiter gets the error, and the worker goes on.
 #[test]
-fn functions_behind_a_fault_may_panic_as_they_are_dropped() {
-    in_a_process("hostile_devices::functions::functions_behind_a_fault_may_panic_as_they_are_dropped", || {
+fn functions_behind_a_fault_may_panic_when_dropped() {
+    in_a_process("hostile_devices::functions::functions_behind_a_fault_may_panic_when_dropped", || {
         for workers in [1, 2] {
             let device = Device::emulated(Emulated::new().workers(workers));
             let stream = Stream::new(&device).unwrap();
@@ -43,11 +42,10 @@ fn functions_behind_a_fault_may_panic_as_they_are_dropped() {
     });
 }
 
-/// Who waits for the device has learnt of its fault when the functions behind it are dropped: a destructor of one may wait for
-/// that.
+/// Waiters get the error of a fault before the functions behind it are dropped: the destructor of a function may wait for one.
 #[test]
-fn a_fault_is_known_when_the_functions_behind_it_are_dropped() {
-    in_a_process("hostile_devices::functions::a_fault_is_known_when_the_functions_behind_it_are_dropped", || {
+fn a_fault_is_reported_before_the_functions_behind_it_are_dropped() {
+    in_a_process("hostile_devices::functions::a_fault_is_reported_before_the_functions_behind_it_are_dropped", || {
         struct Waits(mpsc::Receiver<()>);
         impl Drop for Waits {
             fn drop(&mut self) {
@@ -60,21 +58,20 @@ fn a_fault_is_known_when_the_functions_behind_it_are_dropped() {
         let (go, held) = mpsc::channel::<()>();
         stream.host_function(move || _ = held.recv()).unwrap();
         traps::launch(&stream, &mut data).unwrap();
-        let (learnt, wait) = mpsc::channel();
+        let (release, wait) = mpsc::channel();
         let waits = Waits(wait);
         stream.host_function(move || _ = &waits).unwrap();
-        // It listens before the fault.
-        let listener = std::thread::spawn(move || other.wait_for(&stream).and_then(|()| other.synchronize_blocking()));
+        let waiter = std::thread::spawn(move || other.wait_for(&stream).and_then(|()| other.synchronize_blocking()));
         drop(go);
-        assert!(listener.join().unwrap().unwrap_err().is_device_lost());
-        learnt.send(()).unwrap();
+        assert!(waiter.join().unwrap().unwrap_err().is_device_lost());
+        release.send(()).unwrap();
     });
 }
 
-/// A device lets go of what graphs, and host functions that it has lost, have captured, one by one.
+/// A device drops the functions of graphs, and host functions that it has lost, one by one.
 #[test]
-fn functions_that_a_device_keeps_may_panic_as_they_are_dropped() {
-    in_a_process("hostile_devices::functions::functions_that_a_device_keeps_may_panic_as_they_are_dropped", || {
+fn functions_that_a_device_owns_may_panic_when_dropped() {
+    in_a_process("hostile_devices::functions::functions_that_a_device_owns_may_panic_when_dropped", || {
         let (dropped, bomb) = bombs();
         let device =
             Device::emulated(Emulated::new().faults(Faults::new().lose_host_function(1).lose_host_function(2)));
@@ -92,7 +89,7 @@ fn functions_that_a_device_keeps_may_panic_as_they_are_dropped() {
         let graph = graph.build().unwrap();
         drop(graph.instantiate().unwrap());
         drop(graph);
-        assert_eq!(dropped.load(Ordering::SeqCst), 2, "of the graph");
+        assert_eq!(dropped.load(Ordering::SeqCst), 2, "the graph's functions");
         let builder = {
             let mut builder = Graph::builder(&device).unwrap();
             let bomb = bomb();
@@ -108,8 +105,7 @@ fn functions_that_a_device_keeps_may_panic_as_they_are_dropped() {
     });
 }
 
-/// A worker survives a host function that panics, a destructor of what it has captured that does, and a subscriber that panics
-/// as it hears of that.
+/// A worker survives panics of a host function, of the destructor of its captures, and of the subscriber that logs them.
 #[test]
 fn a_worker_survives_a_subscriber_that_panics() {
     in_a_process("hostile_devices::functions::a_worker_survives_a_subscriber_that_panics", || {
@@ -122,14 +118,14 @@ fn a_worker_survives_a_subscriber_that_panics() {
         stream.host_function(move || _ = &bomb).unwrap();
         stream.synchronize_blocking().unwrap();
         assert_eq!(dropped.load(Ordering::SeqCst), 1);
-        // Those who wait learn of a loss, whatever the subscriber does.
+        // Waiters get the error of a loss although the subscriber panics.
         let mut data = Buffer::<u32>::new(&device, 1).unwrap();
         traps::launch(&stream, &mut data).unwrap();
         assert!(runtime().block_on(stream.completed()).unwrap_err().is_device_lost());
     });
 }
 
-/// A panic whose payload panics as it is dropped, with a subscriber that panics: two panics at a time would be an abort.
+/// The payload of a panic panics when dropped, and so does the subscriber: two panics at once would abort.
 #[test]
 fn a_payload_and_a_subscriber_that_panic_do_not_abort() {
     in_a_process("hostile_devices::functions::a_payload_and_a_subscriber_that_panic_do_not_abort", || {
@@ -143,9 +139,9 @@ fn a_payload_and_a_subscriber_that_panic_do_not_abort() {
     });
 }
 
-/// The owner of a device drops it under a lock for which a destructor waits on a worker of the device.
+/// The drop of the device does not wait: the destructor may itself wait for a lock that the owner holds.
 #[test]
-fn a_device_is_dropped_while_a_refused_function_is() {
+fn a_device_may_be_dropped_while_a_refused_function_blocks_its_worker() {
     within_bound(|| {
         struct Waits(mpsc::Sender<()>, mpsc::Receiver<()>);
         impl Drop for Waits {
@@ -158,7 +154,7 @@ fn a_device_is_dropped_while_a_refused_function_is() {
         let stream = Stream::new(&device).unwrap();
         let (go, held) = mpsc::channel::<()>();
         stream.host_function(move || _ = held.recv()).unwrap();
-        // Memory would be left to the lost device, and would keep it.
+        // Without a buffer, which the lost device would keep, and which would keep the device alive.
         traps_alone::launch(&stream, 1).unwrap();
         let (began, begins) = mpsc::channel();
         let (end, ends) = mpsc::channel::<()>();
@@ -171,24 +167,25 @@ fn a_device_is_dropped_while_a_refused_function_is() {
     });
 }
 
-/// What the kernel of the next test waits for, and how far it is.
-static LOOKS: (Mutex<Look>, Condvar) = (Mutex::new(Look { began: false, ends: false, seen: 0 }), Condvar::new());
+/// The progress of the kernel `looks`.
+static LOOKS: (Mutex<Progress>, Condvar) =
+    (Mutex::new(Progress { began: false, ends: false, seen: 0 }), Condvar::new());
 
 #[kernel]
 fn looks(data: &mut [u32]) {
     data.fill(1);
-    let (look, change) = &LOOKS;
-    lock(look).began = true;
+    let (progress, change) = &LOOKS;
+    lock(progress).began = true;
     change.notify_all();
-    let mut look = change.wait_while(lock(look), |look| !look.ends).unwrap();
-    look.seen = std::hint::black_box(&*data)[0];
-    drop(look);
+    let mut progress = change.wait_while(lock(progress), |progress| !progress.ends).unwrap();
+    progress.seen = std::hint::black_box(&*data)[0];
+    drop(progress);
     change.notify_all();
 }
 
-/// A fault ends a device, and not what runs there at that time: what another device does after it still comes after it.
+/// A fault does not stop a kernel that already runs: work of another device is still ordered after it.
 #[test]
-fn a_kernel_that_runs_on_a_lost_device_has_its_memory_to_itself() {
+fn memory_of_a_kernel_that_runs_on_a_lost_device_is_not_written() {
     within_bound(|| {
         let (a, b) = (Device::emulated(Emulated::new().workers(2)), Device::emulated(Emulated::new().workers(1)));
         let [runs, parked, faults] = [&a; 3].map(|a| Stream::new(a).unwrap());
@@ -196,30 +193,30 @@ fn a_kernel_that_runs_on_a_lost_device_has_its_memory_to_itself() {
         let mut data = Buffer::<u32>::new(&a, 16).unwrap();
         let from = Buffer::from_slice(&waits, &[9_u32; 16]).unwrap();
         looks::launch(&runs, &mut data).unwrap();
-        // It comes after the kernel, and the other device after this alone.
+        // `parked` comes after the kernel, and the other device waits for `parked` alone.
         parked.fill(&mut data, 5).unwrap();
         waits.copy(&from, &mut data).unwrap();
-        let (look, change) = &LOOKS;
-        drop(change.wait_while(lock(look), |look| !look.began).unwrap());
+        let (progress, change) = &LOOKS;
+        drop(change.wait_while(lock(progress), |progress| !progress.began).unwrap());
         traps_alone::launch(&faults, 1).unwrap();
         assert!(runtime().block_on(faults.completed()).unwrap_err().is_device_lost());
-        // By the end of this, the one worker of `b` has done all that it may do.
+        // After this the only worker of `b` has done all work that may run.
         later.host_function(|| ()).unwrap();
         later.synchronize_blocking().unwrap();
-        lock(look).ends = true;
+        lock(progress).ends = true;
         change.notify_all();
-        let seen = change.wait_while(lock(look), |look| look.seen == 0).unwrap().seen;
-        assert_eq!(seen, 1, "it is written while the kernel has a `&mut` slice of it");
-        // The wait ends with the kernel; what came of it is worth nothing.
+        let seen = change.wait_while(lock(progress), |progress| progress.seen == 0).unwrap().seen;
+        assert_eq!(seen, 1, "the memory is written while the kernel has a `&mut` slice of it");
+        // The wait ends with the kernel, and its result is tainted.
         assert!(runtime().block_on(waits.completed()).unwrap_err().is_device_lost());
     });
 }
 
-/// A subscriber that hears of a lost device, from a launch that finds out, and waits until another thread has launched a graph
-/// on another device.
+/// A launch observes the loss of its device and logs it. The subscriber waits until another thread has launched a graph on
+/// another device.
 #[test]
-fn a_subscriber_waits_for_another_threads_launch() {
-    in_a_process("hostile_devices::functions::a_subscriber_waits_for_another_threads_launch", || {
+fn a_subscriber_may_wait_for_a_launch_on_another_thread() {
+    in_a_process("hostile_devices::functions::a_subscriber_may_wait_for_a_launch_on_another_thread", || {
         static LAUNCH: Mutex<Option<mpsc::Sender<()>>> = Mutex::new(None);
         static LAUNCHED: Mutex<Option<mpsc::Receiver<()>>> = Mutex::new(None);
         struct Writer;
@@ -245,18 +242,18 @@ fn a_subscriber_waits_for_another_threads_launch() {
         let (lost, other) = (Device::emulated(Emulated::new().workers(1)), Device::emulated(Emulated::new()));
         let (exec, stream, _data) = graph(&lost);
         let (launch, launches) = mpsc::channel();
-        let (tell, launched) = mpsc::channel();
+        let (sender, launched) = mpsc::channel();
         *lock(&LAUNCHED) = Some(launched);
         std::thread::spawn(move || {
             let (exec, stream, _data) = graph(&other);
             launches.recv().unwrap();
             exec.launch(&stream).unwrap();
-            tell.send(()).unwrap();
+            sender.send(()).unwrap();
         });
-        // The trap is behind a gate, so that the host does not know of it before the launch.
+        // The launch must be the first call that observes the fault, so the trap is behind a gate.
         let (open, gate) = mpsc::channel::<()>();
         let (done, is_done) = mpsc::channel();
-        let done = Discards(done);
+        let done = NotifiesWhenDropped(done);
         stream.host_function(move || _ = gate.recv()).unwrap();
         traps_alone::launch(&stream, 1).unwrap();
         stream.host_function(move || _ = &done).unwrap();
@@ -268,16 +265,14 @@ fn a_subscriber_waits_for_another_threads_launch() {
     });
 }
 
-/// Says that it is dropped.
-struct Discards(mpsc::Sender<()>);
+struct NotifiesWhenDropped(mpsc::Sender<()>);
 
-impl Drop for Discards {
+impl Drop for NotifiesWhenDropped {
     fn drop(&mut self) {
         let _ = self.0.send(());
     }
 }
 
-/// A waker that panics as it is woken, and as it is dropped.
 #[test]
 fn a_waker_that_panics_twice_does_not_abort() {
     in_a_process("hostile_devices::functions::a_waker_that_panics_twice_does_not_abort", || {
@@ -290,7 +285,7 @@ fn a_waker_that_panics_twice_does_not_abort() {
         stream.host_function(move || _ = held.recv()).unwrap();
         let mut wait = Box::pin(stream.completed());
         assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        // What is left is the one that waits.
+        // The future holds the last clone.
         drop(waker);
         drop(go);
         runtime().block_on(stream.completed()).unwrap();
@@ -298,30 +293,30 @@ fn a_waker_that_panics_twice_does_not_abort() {
     });
 }
 
-/// Work that marks recycled memory takes no place in a queue that is bounded: while a stream is held up, another is made.
+/// Recording the uses of recycled memory takes no place in a bounded queue: while a stream is blocked, others can be created.
 #[test]
-fn memory_that_is_used_again_fills_no_queue() {
+fn recycled_memory_takes_no_place_in_a_queue() {
     within_bound(|| {
         let device = Device::emulated(Emulated::new().workers(2).queue_depth(16));
         let stream = Stream::new(&device).unwrap();
         let (go, held) = mpsc::channel::<()>();
         stream.host_function(move || _ = held.recv()).unwrap();
-        // In use on the stream, and so bound to it.
+        // The stream still uses the memory, which is thus bound to it.
         let mut used = stream.alloc::<u32>(16).unwrap();
         stream.fill(&mut used, 1).unwrap();
         drop(used);
         (0..40).for_each(|_| drop(stream.alloc::<u32>(16).unwrap()));
-        let (tell, begins) = mpsc::channel();
+        let (sender, begins) = mpsc::channel();
         let fills = std::thread::spawn({
             let stream = stream.clone();
             move || {
                 let mut data = stream.alloc::<u32>(16).unwrap();
-                tell.send(()).unwrap();
+                sender.send(()).unwrap();
                 (0..40).for_each(|_| stream.fill(&mut data, 1).unwrap());
             }
         });
         begins.recv().unwrap();
-        // Long enough for that one to wait for room.
+        // Long enough for the other thread to wait for a place in the queue.
         (0..2000).for_each(|_| drop(Stream::new(&device).unwrap()));
         drop(go);
         fills.join().unwrap();
@@ -343,9 +338,9 @@ fn leaves_a_local(_number: u32) {
     LOCAL.set(Some(Waits));
 }
 
-/// A worker that ends has thread-locals of the user's, which may take their time to go: a drop of its device does not wait.
+/// A worker that exits runs the user's thread-local destructors, which may block. The drop of its device does not wait.
 #[test]
-fn the_end_of_a_worker_is_not_waited_for() {
+fn dropping_a_device_does_not_wait_for_its_worker_to_exit() {
     within_bound(|| {
         let device = Device::emulated(Emulated::new().workers(1));
         let stream = Stream::new(&device).unwrap();
@@ -358,7 +353,7 @@ fn the_end_of_a_worker_is_not_waited_for() {
     });
 }
 
-/// The waker of who waits for wrapped memory panics in the destructor of the buffer, which may run as another panic unwinds.
+/// The buffer's destructor wakes the waiter for wrapped memory. If the waker panics while another panic unwinds, nothing aborts.
 #[test]
 fn a_waker_that_panics_does_not_unwind_out_of_a_buffers_drop() {
     in_a_process("hostile_devices::functions::a_waker_that_panics_does_not_unwind_out_of_a_buffers_drop", || {
@@ -375,8 +370,8 @@ fn a_waker_that_panics_does_not_unwind_out_of_a_buffers_drop() {
     });
 }
 
-/// An owner that is not wanted back is dropped with its buffer, or with the handle that was to give it back; a panic of its
-/// destructor ends there where it is the buffer's.
+/// An owner is dropped with its buffer if the handle that would return it is gone. A panic of the owner's destructor does not
+/// leave the buffer's drop.
 #[test]
 fn an_owner_that_panics_does_not_unwind_out_of_a_buffers_drop() {
     in_a_process("hostile_devices::functions::an_owner_that_panics_does_not_unwind_out_of_a_buffers_drop", || {

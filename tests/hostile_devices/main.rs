@@ -1,5 +1,4 @@
-//! Emulated and simulated devices, their streams and wrapped memory, whose users hand them wakers, functions and owners that
-//! panic.
+//! Emulated and simulated devices, their streams and wrapped memory, with wakers, functions and owners that panic or block.
 
 #![forbid(unsafe_code)]
 
@@ -31,24 +30,24 @@ use wakeline::{
     stream::Event,
 };
 
-type Deed = Box<dyn Fn() + Send + Sync>;
+type Action = Box<dyn Fn() + Send + Sync>;
 
-/// A waker that does one thing when it is woken, and another when it is dropped.
+/// A waker with one action for each wake and another for its drop.
 #[derive(Default)]
 struct Hostile {
-    woken: Option<Deed>,
-    dropped: Option<Deed>,
+    woken: Option<Action>,
+    dropped: Option<Action>,
 }
 
 impl Wake for Hostile {
     fn wake(self: Arc<Self>) {
-        self.woken.iter().for_each(|deed| deed());
+        self.woken.iter().for_each(|action| action());
     }
 }
 
 impl Drop for Hostile {
     fn drop(&mut self) {
-        self.dropped.iter().for_each(|deed| deed());
+        self.dropped.iter().for_each(|action| action());
     }
 }
 
@@ -60,7 +59,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Polls a simulation until it has nothing to do: from then on a change wakes this waker.
+/// Polls a simulation until it is idle: from then on a change wakes this waker.
 fn wait_with<'s>(simulation: &'s Simulation, waker: &Waker) -> Pin<Box<dyn Future<Output = ()> + 's>> {
     let mut run: Pin<Box<dyn Future<Output = ()> + 's>> = Box::pin(simulation.run(pending::<()>()));
     for _ in 0..3 {
@@ -69,7 +68,7 @@ fn wait_with<'s>(simulation: &'s Simulation, waker: &Waker) -> Pin<Box<dyn Futur
     run
 }
 
-/// Panics as it is dropped, which it counts.
+/// Counts its drops, and panics in each.
 struct Bomb(Arc<AtomicUsize>);
 
 impl Drop for Bomb {
@@ -91,22 +90,22 @@ fn traps(data: &mut [u32]) {
     panic!("a trap");
 }
 
-/// Enqueues a kernel that traps into a stream that is held up, lets it go, and returns once the device knows of the trap; the
-/// host knows if it has asked.
-fn lose(stream: &Stream, held: mpsc::Sender<()>, asks: bool) {
+/// Enqueues a kernel that traps on a blocked stream, unblocks the stream, and returns once the device has faulted. The host
+/// observes the fault only if `observe` is set.
+fn lose(stream: &Stream, blocked: mpsc::Sender<()>, observe: bool) {
     let mut data = Buffer::<u32>::new(stream.device(), 1).unwrap();
     traps::launch(stream, &mut data).unwrap();
     let (never_called, dropped) = mpsc::channel::<()>();
     stream.host_function(move || _ = never_called.send(())).unwrap();
-    drop(held);
-    assert!(dropped.recv().is_err(), "what is behind the fault is dropped");
-    if asks {
+    drop(blocked);
+    assert!(dropped.recv().is_err(), "work behind the fault is dropped without a call");
+    if observe {
         assert!(stream.synchronize_blocking().unwrap_err().is_device_lost());
     }
 }
 
-/// Holds a stream up until the sender is dropped.
-fn held_up(stream: &Stream) -> mpsc::Sender<()> {
+/// Blocks the stream until the sender is dropped.
+fn block(stream: &Stream) -> mpsc::Sender<()> {
     let (go, held) = mpsc::channel();
     stream.host_function(move || _ = held.recv()).unwrap();
     go
@@ -117,7 +116,8 @@ fn traps_alone(_number: u32) {
     panic!("a trap");
 }
 
-struct Look {
+/// The progress of a kernel that waits until it may end.
+struct Progress {
     began: bool,
     ends: bool,
     seen: u32,

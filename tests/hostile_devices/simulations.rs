@@ -1,11 +1,11 @@
-//! Simulations: wakers and tasks that panic, and a simulation that ends.
+//! Simulations with wakers and tasks that panic, and simulations that end.
 
 use super::*;
 
-/// Work that a simulation's waker is woken by, and panics, is work all the same: the stream counts it and the memory is in
-/// use until it is done.
+/// If work wakes a simulation's waker and the waker panics, the stream still counts the work, and its memory is in use until the
+/// work is done.
 #[test]
-fn a_copy_counts_though_the_waker_of_its_simulation_panics() {
+fn a_copy_is_counted_although_the_waker_of_its_simulation_panics() {
     within_bound(|| {
         let runtime = runtime();
         let _in = runtime.enter();
@@ -21,15 +21,15 @@ fn a_copy_counts_though_the_waker_of_its_simulation_panics() {
         let _run = wait_with(&simulation, &waker);
         let before = stream.ticket().number();
         let copied = catch_unwind(AssertUnwindSafe(|| stream.copy(&from, &mut here)));
-        assert!(copied.is_ok_and(|copied| copied.is_ok()), "a panic of a waker ends there");
+        assert!(copied.is_ok_and(|copied| copied.is_ok()), "the waker's panic left the call");
         assert_eq!(stream.ticket().number(), before + 1);
-        assert!(here.as_slice().is_err(), "the copy is still to write it");
+        assert!(here.as_slice().is_err(), "the copy has yet to write the memory");
         stream.synchronize_blocking().unwrap();
         assert_eq!(here.as_slice().unwrap(), [7; 8]);
     });
 }
 
-/// Every call that enqueues may wake a simulation: the waker runs with no lock held, so it may enqueue too.
+/// Every call that enqueues may wake a simulation. The waker runs with no lock held, so it may enqueue too.
 #[test]
 fn a_waker_of_a_simulation_may_enqueue() {
     within_bound(|| {
@@ -63,17 +63,17 @@ fn a_waker_of_a_simulation_may_enqueue() {
             let run = wait_with(&simulation, &waker);
             act();
             drop(run);
-            assert!(called.load(Ordering::SeqCst) > before, "act {at} has woken it");
+            assert!(called.load(Ordering::SeqCst) > before, "act {at} did not wake the simulation");
             stream.synchronize_blocking().unwrap();
             other.synchronize_blocking().unwrap();
         }
     });
 }
 
-/// The waker that a simulation, or the join of one of its tasks, had before is dropped with no lock held; a panic of its
-/// destructor ends there.
+/// A simulation, and the join handle of a task, drop the waker that they replace with no lock held. A panic of its destructor does
+/// not leave the poll.
 #[test]
-fn a_waker_that_a_simulation_replaces_may_call_it_as_it_is_dropped() {
+fn a_waker_that_a_simulation_replaces_may_call_it_when_dropped() {
     within_bound(|| {
         let runtime = runtime();
         let _in = runtime.enter();
@@ -82,18 +82,18 @@ fn a_waker_that_a_simulation_replaces_may_call_it_as_it_is_dropped() {
         let dropped = Arc::new(AtomicUsize::new(0));
         let hostile = || {
             let (simulation, dropped) = (simulation.clone(), dropped.clone());
-            let deed = move || {
+            let action = move || {
                 simulation.steps();
                 drop(simulation.spawn("another", async {}));
                 dropped.fetch_add(1, Ordering::SeqCst);
                 panic!("a waker's destructor");
             };
-            Waker::from(Arc::new(Hostile { woken: None, dropped: Some(Box::new(deed)) }))
+            Waker::from(Arc::new(Hostile { woken: None, dropped: Some(Box::new(action)) }))
         };
         let mut run = Box::pin(simulation.run(pending::<()>()));
         let waker = hostile();
         assert!(run.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        // Two of it are left: the simulation's and this one.
+        // The simulation keeps the last clone.
         drop(waker);
         assert!(run.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         assert_eq!(dropped.load(Ordering::SeqCst), 1);
@@ -107,9 +107,8 @@ fn a_waker_that_a_simulation_replaces_may_call_it_as_it_is_dropped() {
     });
 }
 
-/// A task whose destructors panic ends alone: the simulation and its other tasks go on.
 #[test]
-fn a_task_that_panics_as_it_is_dropped_ends_alone() {
+fn a_task_that_panics_when_dropped_ends_alone() {
     within_bound(|| {
         let runtime = runtime();
         let simulation = Simulation::new(1);
@@ -142,10 +141,10 @@ fn nap(data: &mut [u32]) {
     data[0] += 1;
 }
 
-/// A task that waits for a device with threads within a simulation leaves that device its lookout: whoever waits there later
-/// is woken, and memory that was parked is found again.
+/// A task within a simulation may wait for a device with threads. Afterwards the completion monitor of that device still wakes waiters
+/// and finds parked memory free.
 #[test]
-fn a_simulation_that_ends_takes_no_other_device_its_lookout() {
+fn a_simulation_that_ends_leaves_other_devices_their_completion_monitor() {
     within_bound(|| {
         let runtime = runtime();
         let device = Device::emulated(Emulated::new().workers(2));
@@ -156,7 +155,7 @@ fn a_simulation_that_ends_takes_no_other_device_its_lookout() {
             nap::launch(&stream, &mut data).unwrap();
             stream.completed().await.unwrap();
             nap::launch(&stream, &mut data).unwrap();
-            // Still waited for as the simulation stands still.
+            // Still pending when the simulation stops.
             assert!(futures::poll!(pin!(stream.completed())).is_pending());
         }));
         drop(simulation);
@@ -173,9 +172,9 @@ fn a_simulation_that_ends_takes_no_other_device_its_lookout() {
     });
 }
 
-/// Who was polled within a simulation and waits outside learns that its device is lost with it.
+/// A future may be polled within a simulation and awaited outside. It fails with the loss of the device.
 #[test]
-fn a_simulation_that_ends_wakes_those_who_wait_for_its_devices() {
+fn a_simulation_that_ends_wakes_the_waiters_of_its_devices() {
     within_bound(|| {
         let simulation = Simulation::new(1);
         let device = Device::simulated(&simulation, Emulated::new());
@@ -188,22 +187,21 @@ fn a_simulation_that_ends_wakes_those_who_wait_for_its_devices() {
         stream.host_function(|| ()).unwrap();
         let woken = Arc::new(AtomicUsize::new(0));
         let count = woken.clone();
-        let deed = move || _ = count.fetch_add(1, Ordering::SeqCst);
-        let waker = Waker::from(Arc::new(Hostile { woken: Some(Box::new(deed)), dropped: None }));
+        let action = move || _ = count.fetch_add(1, Ordering::SeqCst);
+        let waker = Waker::from(Arc::new(Hostile { woken: Some(Box::new(action)), dropped: None }));
         runtime.block_on(simulation.run(async {
             assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         }));
         let before = woken.load(Ordering::SeqCst);
         drop(simulation);
-        assert!(woken.load(Ordering::SeqCst) > before, "it is woken");
+        assert!(woken.load(Ordering::SeqCst) > before, "the waiter was not woken");
         assert!(runtime.block_on(wait).unwrap_err().is_device_lost());
     });
 }
 
-/// A run that a runtime has polled goes on on another executor, whether that runtime has ended or only polls no more: its device is
-/// asked for faults there.
+/// The first runtime may have ended or not. The faults of the device are then polled on the other executor.
 #[test]
-fn a_run_goes_on_on_another_executor() {
+fn a_run_may_continue_on_another_executor() {
     for ended in [false, true] {
         within_bound(move || {
             let simulation = Simulation::new(1);
@@ -226,7 +224,7 @@ fn a_run_goes_on_on_another_executor() {
     }
 }
 
-/// A task that waits for memory hears that the simulation of its device is gone, though nothing is in flight whose end would say so.
+/// A wait for memory fails when the simulation of its device is dropped, although no work is in flight whose end would wake it.
 #[test]
 fn a_wait_for_memory_ends_with_the_simulation() {
     for began_before in [true, false] {

@@ -1,4 +1,4 @@
-//! What the loss of a device has spoilt on others, and what is sound.
+//! Which work and memory of other devices the loss of a device taints.
 
 use super::*;
 
@@ -7,10 +7,10 @@ fn adds(data: &mut [u32], number: u32) {
     data.iter_mut().for_each(|n| *n += number);
 }
 
-/// The loss of a device spoils what another one's streams had enqueued behind a wait for it, until it was known, and the memory
-/// that this has written. What comes later is sound, but for what reads that memory; and memory that is written anew is, too.
+/// The loss also taints the memory that tainted work has written. Later work is sound unless it reads that memory. Memory that is
+/// written anew is sound.
 #[test]
-fn a_loss_spoils_what_came_after_it_until_it_was_known() {
+fn a_loss_taints_the_work_that_waits_for_the_device_until_it_is_known() {
     within_bound(|| {
         let runtime = runtime();
         for (checked, known) in [(false, true), (false, false), (true, true), (true, false)] {
@@ -19,72 +19,72 @@ fn a_loss_spoils_what_came_after_it_until_it_was_known() {
                 if checked { device.race_checked() } else { device }
             };
             let (lost, healthy) = (device("faulty"), device("healthy"));
-            let (its, own) = (Stream::new(&lost).unwrap(), Stream::new(&healthy).unwrap());
-            let [mut spoilt, mut unrelated, read] =
-                [1, 2, 3].map(|number| Buffer::from_slice(&own, &[number; 4]).unwrap());
+            let (remote, local) = (Stream::new(&lost).unwrap(), Stream::new(&healthy).unwrap());
+            let [mut tainted, mut unrelated, read] =
+                [1, 2, 3].map(|number| Buffer::from_slice(&local, &[number; 4]).unwrap());
             let mut pinned = Buffer::<u32>::pinned(&healthy, 4).unwrap();
-            own.synchronize_blocking().unwrap();
-            let go = held_up(&its);
+            local.synchronize_blocking().unwrap();
+            let go = block(&remote);
             let mut from = Buffer::<u32>::new(&lost, 4).unwrap();
-            its.fill(&mut from, 2).unwrap();
-            own.copy(&from, &mut spoilt).unwrap();
-            let mut again = own.alloc::<u32>(4).unwrap();
-            own.copy(&read, &mut again).unwrap();
-            own.copy(&read, &mut pinned).unwrap();
+            remote.fill(&mut from, 2).unwrap();
+            local.copy(&from, &mut tainted).unwrap();
+            let mut again = local.alloc::<u32>(4).unwrap();
+            local.copy(&read, &mut again).unwrap();
+            local.copy(&read, &mut pinned).unwrap();
             let event = Event::new();
-            event.record(&own).unwrap();
-            lose(&its, go, known);
-            let names = |outcome: wakeline::Result<()>| {
-                let error = outcome.expect_err("what is spoilt");
+            event.record(&local).unwrap();
+            lose(&remote, go, known);
+            let assert_lost = |outcome: wakeline::Result<()>| {
+                let error = outcome.expect_err("tainted");
                 assert!(error.is_device_lost() && error.to_string().contains("faulty"), "{error}");
             };
-            names(runtime.block_on(own.completed()));
-            names(runtime.block_on(own.completed()));
-            names(runtime.block_on(event.completed()));
+            assert_lost(runtime.block_on(local.completed()));
+            assert_lost(runtime.block_on(local.completed()));
+            assert_lost(runtime.block_on(event.completed()));
 
-            // The same stream, and another.
+            // Later work on the same stream and on another.
             let fresh = Stream::new(&healthy).unwrap();
-            for stream in [&own, &fresh] {
+            for stream in [&local, &fresh] {
                 adds::launch(stream, &mut unrelated, 1).unwrap();
                 runtime.block_on(stream.completed()).unwrap();
             }
             assert_eq!(runtime.block_on(unrelated.to_vec(&fresh)).unwrap(), [4; 4]);
-            // What was read by what is spoilt.
+            // Memory that tainted work has read.
             let mut read = read;
             adds::launch(&fresh, &mut read, 1).unwrap();
-            assert_eq!(runtime.block_on(read.to_vec(&own)).unwrap(), [4; 4]);
+            assert_eq!(runtime.block_on(read.to_vec(&local)).unwrap(), [4; 4]);
 
-            // What reads something spoilt is spoilt, and what comes after it is not.
+            // Work that reads tainted memory is tainted, and work behind it is not.
             let mut copied = Buffer::<u32>::new(&healthy, 4).unwrap();
-            for stream in [&own, &fresh] {
-                let read = stream.copy(&spoilt, &mut copied);
-                names(read.and_then(|()| runtime.block_on(stream.completed())));
-                names(runtime.block_on(copied.to_vec(&fresh)).map(drop));
-                let read = adds::launch(stream, &mut spoilt, 1);
-                names(read.and_then(|()| runtime.block_on(stream.completed())));
-                names(runtime.block_on(spoilt.to_vec(stream)).map(drop));
-                names(runtime.block_on(spoilt.available()));
-                names(Stream::new(&healthy).unwrap().wait_for(stream));
+            for stream in [&local, &fresh] {
+                let read = stream.copy(&tainted, &mut copied);
+                assert_lost(read.and_then(|()| runtime.block_on(stream.completed())));
+                assert_lost(runtime.block_on(copied.to_vec(&fresh)).map(drop));
+                let read = adds::launch(stream, &mut tainted, 1);
+                assert_lost(read.and_then(|()| runtime.block_on(stream.completed())));
+                assert_lost(runtime.block_on(tainted.to_vec(stream)).map(drop));
+                assert_lost(runtime.block_on(tainted.available()));
+                assert_lost(Stream::new(&healthy).unwrap().wait_for(stream));
                 adds::launch(stream, &mut unrelated, 0).unwrap();
                 runtime.block_on(stream.completed()).unwrap();
             }
-            names(event.wait(&fresh));
-            names(runtime.block_on(pinned.read()).map(drop));
+            assert_lost(event.wait(&fresh));
+            assert_lost(runtime.block_on(pinned.read()).map(drop));
             runtime.block_on(fresh.completed()).unwrap();
 
-            // Written anew it can be read again.
-            fresh.fill(&mut spoilt, 7).unwrap();
-            adds::launch(&own, &mut spoilt, 1).unwrap();
-            assert_eq!(runtime.block_on(spoilt.to_vec(&own)).unwrap(), [8; 4]);
-            own.copy(&spoilt, &mut pinned).unwrap();
+            // Memory that is written anew can be read again.
+            fresh.fill(&mut tainted, 7).unwrap();
+            adds::launch(&local, &mut tainted, 1).unwrap();
+            assert_eq!(runtime.block_on(tainted.to_vec(&local)).unwrap(), [8; 4]);
+            local.copy(&tainted, &mut pinned).unwrap();
             assert_eq!(runtime.block_on(pinned.read()).unwrap(), [8; 4]);
 
-            // And memory that is used again, on the stream that it is bound to and elsewhere.
+            // So can recycled memory, on the stream that it is bound to and on another.
             drop(again);
-            for stream in [&own, &fresh, &own] {
+            for stream in [&local, &fresh, &local] {
                 let mut data = stream.alloc::<u32>(4).unwrap();
                 if checked {
-                    // The checker refuses a read of what was never written.
+                    // The checker refuses a read of unwritten memory.
                     stream.fill(&mut data, 1).unwrap();
                 }
                 adds::launch(stream, &mut data, 1).unwrap();
@@ -95,9 +95,8 @@ fn a_loss_spoils_what_came_after_it_until_it_was_known() {
     });
 }
 
-/// Envelopes of a hub that have carried what a lost device has spoilt carry other chunks after that.
 #[test]
-fn envelopes_are_sound_when_they_come_home() {
+fn envelopes_are_sound_after_they_have_returned_to_their_hub() {
     within_bound(|| {
         runtime().block_on(async {
             let (lost, healthy) = (Device::emulated(Emulated::new()), Device::emulated(Emulated::new()));
@@ -108,21 +107,21 @@ fn envelopes_are_sound_when_they_come_home() {
             let mut consume = hub.consume(&healthy).unwrap();
             let stream = Stream::new(&lost).unwrap();
             let mut odd = stream.alloc::<u32>(4).unwrap();
-            let go = held_up(&stream);
+            let go = block(&stream);
             stream.fill(&mut odd, 1).unwrap();
             on_lost.send(odd, ()).await.unwrap();
-            // Its copy is on its way.
+            // The copy for the consumer is in flight.
             let chunk = consume.next().await.unwrap().unwrap();
             lose(&stream, go, true);
-            let own = Stream::new(&healthy).unwrap();
+            let local = Stream::new(&healthy).unwrap();
             let mut arrives = Buffer::<u32>::pinned(&healthy, 4).unwrap();
-            own.copy(&*chunk, &mut arrives).unwrap();
+            local.copy(&*chunk, &mut arrives).unwrap();
             assert!(arrives.read().await.unwrap_err().is_device_lost());
             chunk.commit().unwrap();
             for round in 0..6 {
                 on_host.with(async |blank| blank.fill_from(&[round; 4]).await).await.unwrap();
                 let chunk = consume.next().await.unwrap().unwrap();
-                own.copy(&*chunk, &mut arrives).unwrap();
+                local.copy(&*chunk, &mut arrives).unwrap();
                 assert_eq!(arrives.read().await.unwrap(), [round; 4]);
                 chunk.commit().unwrap();
             }
@@ -131,14 +130,14 @@ fn envelopes_are_sound_when_they_come_home() {
     });
 }
 
-/// A launch reads what its graph's nodes write: it is spoilt while that is. What is only its own makes no difference.
+/// A launch counts as a reader of the memory that its nodes write, except for memory of the graph's own.
 #[test]
-fn a_launch_is_spoilt_while_its_memory_is() {
+fn a_launch_is_tainted_while_its_memory_is() {
     within_bound(|| {
         let runtime = runtime();
         let (lost, healthy) = (Device::emulated(Emulated::new()), Device::emulated(Emulated::new()));
-        let (its, own) = (Stream::new(&lost).unwrap(), Stream::new(&healthy).unwrap());
-        let mut data = Buffer::from_slice(&own, &[1_u32; 4]).unwrap();
+        let (remote, local) = (Stream::new(&lost).unwrap(), Stream::new(&healthy).unwrap());
+        let mut data = Buffer::from_slice(&local, &[1_u32; 4]).unwrap();
         let captured = Graph::capture(&healthy, |capture| {
             let stream = capture.stream();
             let mut within = stream.alloc::<u32>(4)?;
@@ -147,45 +146,45 @@ fn a_launch_is_spoilt_while_its_memory_is() {
             stream.copy(&within, &mut data)
         });
         let exec = captured.unwrap().0.instantiate().unwrap();
-        let go = held_up(&its);
-        own.wait_for(&its).unwrap();
-        exec.launch(&own).unwrap();
-        lose(&its, go, true);
-        assert!(runtime.block_on(own.completed()).unwrap_err().is_device_lost());
+        let go = block(&remote);
+        local.wait_for(&remote).unwrap();
+        exec.launch(&local).unwrap();
+        lose(&remote, go, true);
+        assert!(runtime.block_on(local.completed()).unwrap_err().is_device_lost());
         let fresh = Stream::new(&healthy).unwrap();
-        for stream in [&own, &fresh] {
+        for stream in [&local, &fresh] {
             exec.launch(stream).unwrap();
             assert!(runtime.block_on(stream.completed()).unwrap_err().is_device_lost());
-            own.fill(&mut data, 5).unwrap();
+            local.fill(&mut data, 5).unwrap();
             exec.launch(stream).unwrap();
             assert_eq!(runtime.block_on(data.to_vec(stream)).unwrap(), [6; 4]);
             exec.launch(&fresh).unwrap();
-            assert_eq!(runtime.block_on(data.to_vec(&own)).unwrap(), [7; 4]);
-            // Spoilt again, for the next stream.
-            if stream == &own {
+            assert_eq!(runtime.block_on(data.to_vec(&local)).unwrap(), [7; 4]);
+            // Taint the memory again, for the next stream.
+            if stream == &local {
                 let (lost, go) = {
                     let lost = Stream::new(&Device::emulated(Emulated::new())).unwrap();
-                    let go = held_up(&lost);
+                    let go = block(&lost);
                     (lost, go)
                 };
-                own.wait_for(&lost).unwrap();
-                exec.launch(&own).unwrap();
+                local.wait_for(&lost).unwrap();
+                exec.launch(&local).unwrap();
                 lose(&lost, go, true);
             }
         }
     });
 }
 
-/// A launch reads the inputs that were copied to the graph's own memory: it is spoilt from a spoilt copy until the next one.
+/// A launch reads the inputs that were copied to the graph's own memory: a tainted copy taints it until the next copy.
 #[test]
-fn a_launch_is_spoilt_while_an_input_is() {
+fn a_launch_is_tainted_while_an_input_is() {
     within_bound(|| {
         let runtime = runtime();
         // Whether the memory of the input is the graph's own, and whether the loss is known before the input is copied.
         for (own_memory, known) in [(true, true), (true, false), (false, true), (false, false)] {
             let (lost, healthy) = (Device::emulated(Emulated::new()), Device::emulated(Emulated::new()));
-            let its = Stream::new(&lost).unwrap();
-            let [own, other] = [(); 2].map(|()| Stream::new(&healthy).unwrap());
+            let remote = Stream::new(&lost).unwrap();
+            let [local, other] = [(); 2].map(|()| Stream::new(&healthy).unwrap());
             let (sample, mut out) = (Buffer::pinned(&healthy, 4).unwrap(), Buffer::<u32>::new(&healthy, 4).unwrap());
             let captured = Graph::capture(&healthy, |capture| {
                 capture.input(&sample)?;
@@ -196,101 +195,101 @@ fn a_launch_is_spoilt_while_an_input_is() {
             });
             let (graph, _within) = captured.unwrap();
             let exec = graph.instantiate().unwrap();
-            let (mut spoilt, mut sound) =
+            let (mut tainted, mut sound) =
                 (Buffer::<u32>::pinned(&healthy, 4).unwrap(), Buffer::<u32>::pinned(&healthy, 4).unwrap());
             sound.as_mut_slice().unwrap().fill(5);
-            let go = held_up(&its);
-            own.wait_for(&its).unwrap();
-            own.copy(&sound, &mut spoilt).unwrap();
+            let go = block(&remote);
+            local.wait_for(&remote).unwrap();
+            local.copy(&sound, &mut tainted).unwrap();
             if known {
-                lose(&its, go, true);
-                graph.inputs()[0].copy(&own, &spoilt).unwrap();
+                lose(&remote, go, true);
+                graph.inputs()[0].copy(&local, &tainted).unwrap();
             } else {
-                graph.inputs()[0].copy(&own, &spoilt).unwrap();
-                lose(&its, go, true);
+                graph.inputs()[0].copy(&local, &tainted).unwrap();
+                lose(&remote, go, true);
             }
-            let place = format!("own memory: {own_memory}, known: {known}");
-            assert!(runtime.block_on(own.completed()).unwrap_err().is_device_lost(), "{place}");
-            for stream in [&own, &other, &own] {
+            let case = format!("the graph's own memory: {own_memory}, known: {known}");
+            assert!(runtime.block_on(local.completed()).unwrap_err().is_device_lost(), "{case}");
+            for stream in [&local, &other, &local] {
                 exec.launch(stream).unwrap();
-                assert!(runtime.block_on(stream.completed()).unwrap_err().is_device_lost(), "{place}");
-                assert!(runtime.block_on(out.to_vec(stream)).unwrap_err().is_device_lost(), "{place}");
+                assert!(runtime.block_on(stream.completed()).unwrap_err().is_device_lost(), "{case}");
+                assert!(runtime.block_on(out.to_vec(stream)).unwrap_err().is_device_lost(), "{case}");
             }
             graph.inputs()[0].copy(&other, &sound).unwrap();
-            own.fill(&mut out, 0).unwrap();
-            for stream in [&own, &other] {
+            local.fill(&mut out, 0).unwrap();
+            for stream in [&local, &other] {
                 exec.launch(stream).unwrap();
-                assert_eq!(runtime.block_on(out.to_vec(stream)).unwrap(), [5; 4], "{place}");
+                assert_eq!(runtime.block_on(out.to_vec(stream)).unwrap(), [5; 4], "{case}");
             }
         }
     });
 }
 
-/// What was enqueued before a graph was captured is spoilt after that: so are the launches, until the memory is written anew.
+/// Work from before a capture becomes tainted after it. The launches are tainted until the memory is written anew.
 #[test]
-fn a_launch_is_sound_when_what_came_before_its_capture_is_written_anew() {
+fn a_launch_is_sound_once_memory_tainted_before_its_capture_is_written_anew() {
     within_bound(|| {
         let runtime = runtime();
         let (lost, healthy) = (Device::emulated(Emulated::new()), Device::emulated(Emulated::new()));
-        let its = Stream::new(&lost).unwrap();
-        let [own, other] = [(); 2].map(|()| Stream::new(&healthy).unwrap());
+        let remote = Stream::new(&lost).unwrap();
+        let [local, other] = [(); 2].map(|()| Stream::new(&healthy).unwrap());
         let [mut read, mut written, mut copied] = [(); 3].map(|()| Buffer::<u32>::new(&healthy, 4).unwrap());
-        own.fill(&mut read, 1).unwrap();
-        own.fill(&mut written, 1).unwrap();
-        let go = held_up(&its);
-        other.wait_for(&its).unwrap();
-        // Both are spoilt: a write of what the graph reads, and a read of what it writes.
+        local.fill(&mut read, 1).unwrap();
+        local.fill(&mut written, 1).unwrap();
+        let go = block(&remote);
+        other.wait_for(&remote).unwrap();
+        // Both are tainted later: a write of memory that the graph reads, and a read of memory that it writes.
         other.fill(&mut read, 2).unwrap();
         other.copy(&written, &mut copied).unwrap();
         let captured = Graph::capture(&healthy, |capture| capture.stream().copy(&read, &mut written));
         let exec = captured.unwrap().0.instantiate().unwrap();
         let captured = Graph::capture(&healthy, |capture| capture.stream().fill(&mut written, 3));
         let fills = captured.unwrap().0.instantiate().unwrap();
-        lose(&its, go, true);
+        lose(&remote, go, true);
         assert!(runtime.block_on(other.completed()).unwrap_err().is_device_lost());
-        fills.launch(&own).unwrap();
-        assert_eq!(runtime.block_on(written.to_vec(&own)).unwrap(), [3; 4], "only a read of it was spoilt");
-        exec.launch(&own).unwrap();
-        assert!(runtime.block_on(written.to_vec(&own)).unwrap_err().is_device_lost());
+        fills.launch(&local).unwrap();
+        assert_eq!(runtime.block_on(written.to_vec(&local)).unwrap(), [3; 4], "only a read of this memory is tainted");
+        exec.launch(&local).unwrap();
+        assert!(runtime.block_on(written.to_vec(&local)).unwrap_err().is_device_lost());
         for round in 4..7 {
-            own.fill(&mut read, round).unwrap();
-            own.fill(&mut written, 0).unwrap();
-            exec.launch(&own).unwrap();
-            assert_eq!(runtime.block_on(written.to_vec(&own)).unwrap(), [round; 4]);
+            local.fill(&mut read, round).unwrap();
+            local.fill(&mut written, 0).unwrap();
+            exec.launch(&local).unwrap();
+            assert_eq!(runtime.block_on(written.to_vec(&local)).unwrap(), [round; 4]);
         }
     });
 }
 
-/// Memory of the graph's own that a stream wrote before it was dropped: launches that read it are spoilt if that write is.
+/// Another stream writes memory of the graph's own during the capture. If that write is tainted, so are the launches that read it.
 #[test]
-fn a_launch_is_spoilt_by_what_was_written_to_memory_of_its_capture() {
+fn a_launch_is_tainted_by_a_tainted_write_to_memory_of_its_capture() {
     within_bound(|| {
         let runtime = runtime();
         let (lost, healthy) = (Device::emulated(Emulated::new()), Device::emulated(Emulated::new()));
-        let its = Stream::new(&lost).unwrap();
-        let [own, other] = [(); 2].map(|()| Stream::new(&healthy).unwrap());
+        let remote = Stream::new(&lost).unwrap();
+        let [local, other] = [(); 2].map(|()| Stream::new(&healthy).unwrap());
         let mut out = Buffer::<u32>::new(&healthy, 4).unwrap();
-        let go = held_up(&its);
-        other.wait_for(&its).unwrap();
+        let go = block(&remote);
+        other.wait_for(&remote).unwrap();
         let captured = Graph::capture(&healthy, |capture| {
             let mut within = capture.stream().alloc::<u32>(4)?;
             other.fill(&mut within, 7)?;
             capture.stream().copy(&within, &mut out)
         });
         let exec = captured.unwrap().0.instantiate().unwrap();
-        lose(&its, go, true);
+        lose(&remote, go, true);
         assert!(runtime.block_on(other.completed()).unwrap_err().is_device_lost());
         for _ in 0..2 {
-            own.fill(&mut out, 0).unwrap();
-            exec.launch(&own).unwrap();
-            assert!(runtime.block_on(out.to_vec(&own)).unwrap_err().is_device_lost());
+            local.fill(&mut out, 0).unwrap();
+            exec.launch(&local).unwrap();
+            assert!(runtime.block_on(out.to_vec(&local)).unwrap_err().is_device_lost());
         }
     });
 }
 
-/// An engine of another make knows no address of the graph's memory.
+/// A device of another kind cannot address the graph's memory.
 #[test]
-fn an_input_is_copied_on_no_stream_of_another_make() {
+fn an_input_is_not_copied_on_a_stream_of_another_kind_of_device() {
     let simulation = Simulation::new(1);
     let (simulated, emulated) = (Device::simulated(&simulation, Emulated::new()), Device::emulated(Emulated::new()));
     let sample = Buffer::<u32>::pinned(&simulated, 4).unwrap();
@@ -309,7 +308,6 @@ fn an_input_is_copied_on_no_stream_of_another_make() {
     assert!(emulated.lost().is_none() && simulated.lost().is_none());
 }
 
-/// A source that waits for memory, and allocates it.
 struct Allocates(wakeline::memory::Allocator);
 
 #[derive(Ports)]
@@ -326,8 +324,8 @@ impl Operator for Allocates {
     }
 }
 
-/// Tasks that wait for memory in use, or for a chunk, wait for no stream of the device: a fault that no call has met ends their
-/// waits all the same, whether its kernel was enqueued before they waited or after.
+/// Tasks that wait for memory or for a chunk wait for no stream of the device. A fault that no call has observed still ends their
+/// waits, whether its kernel was enqueued before the waits began or after.
 #[test]
 fn a_fault_ends_the_waits_for_memory_and_for_chunks() {
     type Waits = Box<dyn Fn(&Device, &Stream) -> Pin<Box<dyn Future<Output = Result<()>>>>>;
@@ -346,7 +344,7 @@ fn a_fault_ends_the_waits_for_memory_and_for_chunks() {
                 })
             })
         },
-        // The second in the line.
+        // The second waiter in the queue.
         || {
             Box::new(|device, stream| {
                 let ((blocks, held), stream) = (held(device, stream), stream.clone());
@@ -387,13 +385,13 @@ fn a_fault_ends_the_waits_for_memory_and_for_chunks() {
     ];
     for (number, waits) in waits.into_iter().enumerate() {
         for (before, dropped) in [(false, false), (true, false), (false, true), (true, true)] {
-            let case = format!("wait {number}, enqueued before: {before}, and the stream is dropped: {dropped}");
+            let case = format!("wait {number}, enqueued before: {before}, stream dropped: {dropped}");
             common::alone::case_within_bound(&case.clone(), move || {
                 let device = Device::emulated(Emulated::new());
                 let [stream, traps_on] = [&device; 2].map(|device| Stream::new(device).unwrap());
                 let mut data = Buffer::<u32>::new(&device, 1).unwrap();
                 let mut enqueue = Some(move || {
-                    let go = held_up(&traps_on);
+                    let go = block(&traps_on);
                     if dropped {
                         traps_alone::launch(&traps_on, 1).unwrap();
                         return (go, None);
@@ -418,7 +416,7 @@ fn a_fault_ends_the_waits_for_memory_and_for_chunks() {
     }
 }
 
-/// Counts down as it is dropped, with the device that keeps it.
+/// Decrements the counter when the device that keeps it is freed.
 struct CountsDown(Arc<AtomicUsize>);
 
 impl Drop for CountsDown {
@@ -427,10 +425,10 @@ impl Drop for CountsDown {
     }
 }
 
-/// Devices that read memory of another one and are lost then: once they run nothing any more the memory keeps none of them, and
-/// may be written.
+/// Devices read memory of another device and are then lost. Once nothing runs on them, the memory keeps none of them alive and may
+/// be written.
 #[test]
-fn memory_that_lost_devices_have_read_is_written_and_keeps_none_of_them() {
+fn memory_that_lost_devices_have_read_may_be_written_and_keeps_none_of_them_alive() {
     for (checked, pinned) in [(false, false), (true, false), (false, true), (true, true)] {
         common::alone::case_within_bound(&format!("checked: {checked}, pinned: {pinned}"), move || {
             let made = |device: Device| if checked { device.race_checked() } else { device };
@@ -444,21 +442,21 @@ fn memory_that_lost_devices_have_read_is_written_and_keeps_none_of_them() {
             };
             write(3, &mut data);
             let alive = Arc::new(AtomicUsize::new(0));
-            let is_lost = |data: &Buffer<u32>| {
-                // What it loses lives as long as the device.
+            let read_and_lose = |data: &Buffer<u32>| {
+                // A lost host function is kept as long as its device.
                 let faults = Faults::new().fail_copy(1).lose_host_function(1);
                 let device = made(Device::emulated(Emulated::new().workers(1).faults(faults)));
-                let its = Stream::new(&device).unwrap();
+                let remote = Stream::new(&device).unwrap();
                 alive.fetch_add(1, Ordering::SeqCst);
                 let counts = CountsDown(alive.clone());
-                its.host_function(move || _ = &counts).unwrap();
-                its.copy(data, &mut Buffer::new(&device, 16).unwrap()).unwrap();
-                assert!(its.synchronize_blocking().unwrap_err().is_device_lost());
+                remote.host_function(move || _ = &counts).unwrap();
+                remote.copy(data, &mut Buffer::new(&device, 16).unwrap()).unwrap();
+                assert!(remote.synchronize_blocking().unwrap_err().is_device_lost());
             };
             for _ in 0..20 {
-                is_lost(&data);
+                read_and_lose(&data);
             }
-            // The last one is kept until the next read of another stream, or a write.
+            // The last device is kept until a write, or a read on another stream.
             while alive.load(Ordering::SeqCst) > 1 {
                 std::thread::yield_now();
             }
@@ -467,13 +465,12 @@ fn memory_that_lost_devices_have_read_is_written_and_keeps_none_of_them() {
             while alive.load(Ordering::SeqCst) > 0 {
                 std::thread::yield_now();
             }
-            is_lost(&data);
+            read_and_lose(&data);
             if pinned {
                 runtime().block_on(data.write()).unwrap().fill(5);
                 assert_eq!(data.as_slice().unwrap(), [5; 16]);
-                is_lost(&data);
+                read_and_lose(&data);
             }
-            // Memory that is freed is used again.
             drop(data);
             drop(new().unwrap());
             assert_eq!((home.memory_leaked(), home.lost().is_none()), (0, true));
@@ -481,22 +478,23 @@ fn memory_that_lost_devices_have_read_is_written_and_keeps_none_of_them() {
     }
 }
 
-static READS: (Mutex<Look>, Condvar) = (Mutex::new(Look { began: false, ends: false, seen: 0 }), Condvar::new());
+static READS: (Mutex<Progress>, Condvar) =
+    (Mutex::new(Progress { began: false, ends: false, seen: 0 }), Condvar::new());
 
 #[kernel]
 fn reads(data: &[u32]) {
-    let (look, change) = &READS;
+    let (progress, change) = &READS;
     let first = std::hint::black_box(data)[0];
-    lock(look).began = true;
+    lock(progress).began = true;
     change.notify_all();
-    let mut look = change.wait_while(lock(look), |look| !look.ends).unwrap();
-    look.seen = 1 + u32::from(std::hint::black_box(data)[0] == first);
-    drop(look);
+    let mut progress = change.wait_while(lock(progress), |progress| !progress.ends).unwrap();
+    progress.seen = 1 + u32::from(std::hint::black_box(data)[0] == first);
+    drop(progress);
     change.notify_all();
 }
 
-/// Memory that a lost device still reads is written by no other one, however many reads of it there were; once nothing runs on the
-/// lost one, it is.
+/// Other devices do not write memory that a lost device still reads, however many reads it had. Once nothing runs on the lost
+/// device, they may.
 #[test]
 fn memory_that_a_lost_device_still_reads_is_not_written() {
     within_bound(|| {
@@ -508,25 +506,25 @@ fn memory_that_a_lost_device_still_reads_is_not_written() {
         let from = Buffer::from_slice(&writes, &[9_u32; 16]).unwrap();
         writes.synchronize_blocking().unwrap();
         reads::launch(&runs, &data).unwrap();
-        // Others that never begin.
+        // Reads that never begin.
         for _ in 0..5 {
             let waits = Stream::new(&a).unwrap();
             waits.wait_for(&runs).unwrap();
             waits.copy(&data, &mut Buffer::new(&a, 16).unwrap()).unwrap();
         }
-        let (look, change) = &READS;
-        drop(change.wait_while(lock(look), |look| !look.began).unwrap());
+        let (progress, change) = &READS;
+        drop(change.wait_while(lock(progress), |progress| !progress.began).unwrap());
         traps_alone::launch(&faults, 1).unwrap();
         assert!(runtime().block_on(faults.completed()).unwrap_err().is_device_lost());
         for _ in 0..2 {
             assert!(writes.copy(&from, &mut data).unwrap_err().is_device_lost());
-            // With this the reads are looked through.
+            // A read by another stream makes the library check the recorded reads.
             other.copy(&data, &mut Buffer::new(&b, 16).unwrap()).unwrap();
         }
-        lock(look).ends = true;
+        lock(progress).ends = true;
         change.notify_all();
-        let seen = change.wait_while(lock(look), |look| look.seen == 0).unwrap().seen;
-        assert_eq!(seen, 2, "it is written while a kernel has a slice of it");
+        let seen = change.wait_while(lock(progress), |progress| progress.seen == 0).unwrap().seen;
+        assert_eq!(seen, 2, "the memory is written while a kernel has a slice of it");
         // The kernel is about to return.
         while writes.copy(&from, &mut data).is_err() {
             std::thread::yield_now();
@@ -535,14 +533,14 @@ fn memory_that_a_lost_device_still_reads_is_not_written() {
     });
 }
 
-/// A stream that had waited for the device before it was lost knows that write as one that it came after.
+/// The stream waited for the write before the device was lost, so the write counts as one that the stream comes after.
 #[test]
-fn what_a_lost_device_was_to_write_is_an_error_on_a_stream_that_had_waited_for_it() {
+fn a_read_of_a_lost_write_is_an_error_on_a_stream_that_had_waited_for_it() {
     within_bound(|| {
-        let well = Device::emulated(Emulated::new());
+        let healthy = Device::emulated(Emulated::new());
         let lost = Device::emulated(Emulated::new().faults(Faults::new().fail_copy(1)));
-        let (stream, other) = (Stream::new(&well).unwrap(), Stream::new(&lost).unwrap());
-        let (mut data, mut copy) = (Buffer::<u32>::new(&well, 4).unwrap(), Buffer::<u32>::new(&well, 4).unwrap());
+        let (stream, other) = (Stream::new(&healthy).unwrap(), Stream::new(&lost).unwrap());
+        let (mut data, mut copy) = (Buffer::<u32>::new(&healthy, 4).unwrap(), Buffer::<u32>::new(&healthy, 4).unwrap());
         stream.fill(&mut data, 1).unwrap();
         stream.synchronize_blocking().unwrap();
         let mut from = Buffer::<u32>::new(&lost, 4).unwrap();
@@ -557,7 +555,6 @@ fn what_a_lost_device_was_to_write_is_an_error_on_a_stream_that_had_waited_for_i
             let read = runtime().block_on(data.to_vec(&stream));
             assert!(read.unwrap_err().is_device_lost(), "the data is what it was before the lost write");
         }
-        // What is written anew is sound.
         stream.fill(&mut data, 3).unwrap();
         assert_eq!(runtime().block_on(data.to_vec(&stream)).unwrap(), [3; 4]);
     });

@@ -1,4 +1,4 @@
-//! Hubs of chunks and the structures of their chunks.
+//! Chunk hubs and the structures of their chunks.
 
 use super::*;
 
@@ -7,8 +7,8 @@ use super::*;
 struct Shape(#[allow(dead_code, reason = "dropped")] Arc<Bomb>);
 
 #[test]
-fn structures_whose_destructors_panic_go_with_their_hub() {
-    alone("hostile_flows::chunks::structures_whose_destructors_panic_go_with_their_hub", async {
+fn structures_whose_destructors_panic_are_dropped_with_their_hub() {
+    alone("hostile_flows::chunks::structures_whose_destructors_panic_are_dropped_with_their_hub", async {
         let hub = ChunkHub::<u32, Shape>::builder("h").elements(1).queue(2).host_envelopes(2).build().unwrap();
         let mut produce = hub.produce(&host()).unwrap();
         for number in 0..2 {
@@ -21,12 +21,12 @@ fn structures_whose_destructors_panic_go_with_their_hub() {
     });
 }
 
-/// A hub whose one chunk has a structure that panics as it is dropped.
+/// A hub with one chunk, whose structure panics when dropped.
 async fn with_a_bomb() -> ChunkHub<u32, Shape> {
     let hub = ChunkHub::<u32, Shape>::builder("h").elements(1).queue(2).host_envelopes(2).build().unwrap();
     let mut produce = hub.produce(&host()).unwrap();
     let mut blank = produce.next().await.unwrap().unwrap();
-    // The first of the two is replaced.
+    // The second structure replaces the first.
     blank.set_structure(Shape(Arc::new(Bomb)));
     blank.set_structure(Shape(Arc::new(Bomb)));
     blank.fill_from(&[1]).await.unwrap();
@@ -35,56 +35,56 @@ async fn with_a_bomb() -> ChunkHub<u32, Shape> {
 }
 
 #[test]
-fn structures_whose_destructors_panic_are_dropped_by_others() {
-    alone("hostile_flows::chunks::structures_whose_destructors_panic_are_dropped_by_others", async {
+fn structures_whose_destructors_panic_are_dropped_by_links() {
+    alone("hostile_flows::chunks::structures_whose_destructors_panic_are_dropped_by_links", async {
         let hub = with_a_bomb().await;
         hub.consume(&host()).unwrap().next().await.unwrap().unwrap().commit().unwrap();
         let hub = with_a_bomb().await;
         let mut modify = hub.modify(&host()).unwrap();
         let mut chunk = modify.next().await.unwrap().unwrap();
-        // The hub drops the one that this replaces.
+        // The hub drops the structure that this replaces.
         chunk.set_structure(Shape(Arc::new(Bomb)));
         chunk.commit().unwrap();
         drop((modify, hub));
-        // A run that panics for a reason of its own, with the last chunk of a hub that is gone.
+        // A task that panics while it holds the last chunk of a dropped hub.
         let hub = with_a_bomb().await;
         let chunk = hub.peek(&host()).unwrap().next().await.unwrap().unwrap();
         drop(hub);
-        let run = tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let _held = chunk;
-            panic!("a run panics");
+            panic!("a task panics");
         });
-        assert!(run.await.unwrap_err().is_panic());
+        assert!(task.await.unwrap_err().is_panic());
     });
 }
 
-/// A cause that does this as it is dropped.
-struct Does(Box<dyn Fn() + Send + Sync>);
+/// A cause that runs a closure when dropped.
+struct ActsWhenDropped(Box<dyn Fn() + Send + Sync>);
 
-impl std::fmt::Debug for Does {
+impl std::fmt::Debug for ActsWhenDropped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Does")
+        f.write_str("ActsWhenDropped")
     }
 }
 
-impl std::fmt::Display for Does {
+impl std::fmt::Display for ActsWhenDropped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("a cause")
     }
 }
 
-impl std::error::Error for Does {}
+impl std::error::Error for ActsWhenDropped {}
 
-impl Drop for Does {
+impl Drop for ActsWhenDropped {
     fn drop(&mut self) {
         (self.0)();
     }
 }
 
-/// The destructor may wait for the task that is woken.
+/// The wake is not deferred: the destructor may wait for the task that is woken.
 #[test]
-fn an_envelope_that_comes_home_in_a_deep_destructor_wakes_at_once() {
-    alone("hostile_flows::chunks::an_envelope_that_comes_home_in_a_deep_destructor_wakes_at_once", async {
+fn an_envelope_returned_in_a_deep_destructor_wakes_at_once() {
+    alone("hostile_flows::chunks::an_envelope_returned_in_a_deep_destructor_wakes_at_once", async {
         for depth in [1, 7, 8, 9, 100] {
             let hub = ChunkHub::<u32>::builder("h").elements(1).queue(2).host_envelopes(1).build().unwrap();
             let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&host()).unwrap());
@@ -94,10 +94,10 @@ fn an_envelope_that_comes_home_in_a_deep_destructor_wakes_at_once() {
             let waker = Waker::from(wakes.clone());
             let mut blank = Box::pin(produce.next());
             assert!(blank.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-            let (envelope, noted) = (Mutex::new(Some(envelope)), woken.clone());
-            let last = Does(Box::new(move || {
+            let (envelope, observed) = (Mutex::new(Some(envelope)), woken.clone());
+            let last = ActsWhenDropped(Box::new(move || {
                 drop(envelope.lock().unwrap().take());
-                noted.store(wakes.0.load(Ordering::SeqCst), Ordering::SeqCst);
+                observed.store(wakes.0.load(Ordering::SeqCst), Ordering::SeqCst);
             }));
             let again = |error: Error, _| Error::new(ErrorKind::Operator, "again").because(error);
             drop((0..depth).fold(Error::other(last), again));
@@ -106,10 +106,10 @@ fn an_envelope_that_comes_home_in_a_deep_destructor_wakes_at_once() {
     });
 }
 
-/// What is read ahead, for one that is at work on another chunk, does not take the envelope that a producer waits for.
+/// While a reader holds a chunk, the next chunk is copied ahead for it. That copy does not take the envelope that a producer waits for.
 #[test]
-fn a_producer_gets_the_envelope_of_a_chunk_that_is_read_ahead() {
-    alone("hostile_flows::chunks::a_producer_gets_the_envelope_of_a_chunk_that_is_read_ahead", async {
+fn a_producer_gets_the_envelope_of_a_chunk_that_is_copied_ahead() {
+    alone("hostile_flows::chunks::a_producer_gets_the_envelope_of_a_chunk_that_is_copied_ahead", async {
         let device = Device::emulated(Emulated::new());
         let builder = ChunkHub::<u32>::builder("h").elements(1).queue(3);
         let hub = builder.envelopes(&device, 2).host_envelopes(2).build().unwrap();
@@ -120,7 +120,7 @@ fn a_producer_gets_the_envelope_of_a_chunk_that_is_read_ahead() {
             blank.set_len(1).unwrap();
             blank.commit().unwrap();
         }
-        // The second one is copied to the host meanwhile, to its last envelope.
+        // Meanwhile the second chunk is copied ahead, to the last envelope on the host.
         let held = peek.next().await.unwrap().unwrap();
         assert_eq!(held.number(), 1);
         let mut on_host = hub.produce(&host()).unwrap();

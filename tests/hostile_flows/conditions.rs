@@ -1,4 +1,4 @@
-//! Conditions: destructors that panic, answers that differ, and conditions that are added late.
+//! Conditions whose methods or destructors panic, whose answers vary, or that are added late.
 
 use super::*;
 
@@ -15,8 +15,8 @@ impl Condition for Never {
 }
 
 #[test]
-fn conditions_whose_destructors_panic_end_with_the_flow() {
-    alone("hostile_flows::conditions::conditions_whose_destructors_panic_end_with_the_flow", async {
+fn conditions_whose_destructors_panic_are_dropped_with_the_flow() {
+    alone("hostile_flows::conditions::conditions_whose_destructors_panic_are_dropped_with_the_flow", async {
         let flow = || {
             let mut flow = Flow::new("f");
             let source = flow.add("source", source(async || Ok(Some(1_u32)))).when(Never(Bomb)).when(Never(Bomb));
@@ -30,10 +30,10 @@ fn conditions_whose_destructors_panic_end_with_the_flow() {
     });
 }
 
-/// A condition that answers each time otherwise whether it is asked last, and uses what it was given to.
-struct OfTwoMinds(AtomicUsize, Box<dyn Fn() + Send + Sync>);
+/// A condition whose `asked_last` varies from call to call, and which uses the handle of its own operator.
+struct Inconsistent(AtomicUsize, Box<dyn Fn() + Send + Sync>);
 
-impl Condition for OfTwoMinds {
+impl Condition for Inconsistent {
     fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
         Status::Ready
     }
@@ -45,34 +45,34 @@ impl Condition for OfTwoMinds {
 }
 
 #[test]
-fn conditions_that_are_of_two_minds_use_what_they_were_given_to() {
-    alone("hostile_flows::conditions::conditions_that_are_of_two_minds_use_what_they_were_given_to", async {
+fn inconsistent_conditions_may_use_their_own_operator() {
+    alone("hostile_flows::conditions::inconsistent_conditions_may_use_their_own_operator", async {
         let mut flow = Flow::new("f");
         let mut from = flow.add("from", source(|| ready(Ok(None::<u32>))));
-        let given_to = Arc::new(Mutex::new(Vec::new()));
+        let handles = Arc::new(Mutex::new(Vec::new()));
         for at in 0..60 {
-            given_to.lock().unwrap().push(from.clone());
-            let given_to = given_to.clone();
-            let uses = move || drop(given_to.lock().unwrap()[at].clone().merge_metadata(MergePolicy::Reject));
-            from = from.when(OfTwoMinds(AtomicUsize::new(at), Box::new(uses)));
+            handles.lock().unwrap().push(from.clone());
+            let handles = handles.clone();
+            let use_handle = move || drop(handles.lock().unwrap()[at].clone().merge_metadata(MergePolicy::Reject));
+            from = from.when(Inconsistent(AtomicUsize::new(at), Box::new(use_handle)));
         }
         let to = flow.add("to", sink(async |_: u32| Ok(())));
         flow.connect(from.output, to.input);
         flow.run().await.unwrap();
         flow.run().await.unwrap();
-        // A condition that keeps its own operator's handle is a cycle.
-        drop(std::mem::take(&mut *given_to.lock().unwrap()));
+        // A condition that keeps the handle of its own operator is a reference cycle.
+        drop(std::mem::take(&mut *handles.lock().unwrap()));
     });
 }
 
 #[test]
-fn a_function_of_until_and_its_future_panic_as_they_are_dropped() {
-    alone("hostile_flows::conditions::a_function_of_until_and_its_future_panic_as_they_are_dropped", async {
-        let (tell, mut waits) = tokio::sync::mpsc::unbounded_channel();
+fn the_function_of_until_and_its_future_may_panic_when_dropped() {
+    alone("hostile_flows::conditions::the_function_of_until_and_its_future_may_panic_when_dropped", async {
+        let (sender, mut waits) = tokio::sync::mpsc::unbounded_channel();
         let mut flow = Flow::new("f");
         let bomb = Bomb;
         let from = flow.add("from", source(async || Ok(Some(1_u32)))).when(until(move || {
-            let _ = (&bomb, tell.send(()));
+            let _ = (&bomb, sender.send(()));
             async {
                 let _own = Bomb;
                 pending::<()>().await;
@@ -87,42 +87,39 @@ fn a_function_of_until_and_its_future_panic_as_they_are_dropped() {
     });
 }
 
-/// Waits once, panics then, and again as it is given up.
+/// Waits at the first poll, panics at the second, and panics again in `rest`.
 struct PanicsTwice(usize);
 
 impl Condition for PanicsTwice {
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
         self.0 += 1;
-        assert!(self.0 == 1, "asked again");
+        assert!(self.0 == 1, "polled again");
         cx.waker().wake_by_ref();
         Status::WaitEvent
     }
 
     fn rest(&mut self) {
-        panic!("given up");
+        panic!("released");
     }
 }
 
 #[test]
-fn a_condition_that_panics_as_it_is_asked_and_as_it_is_given_up_fails_its_flow() {
-    alone(
-        "hostile_flows::conditions::a_condition_that_panics_as_it_is_asked_and_as_it_is_given_up_fails_its_flow",
-        async {
-            let mut flow = Flow::new("f");
-            let source = flow.add("source", source(async || Ok(Some(1_u32)))).when(PanicsTwice(0));
-            let end = flow.add("end", sink(async |_: u32| Ok(())));
-            flow.connect(source.output, end.input);
-            let error = flow.run().await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Panicked);
-            assert!(error.to_string().contains("asked again"), "{error}");
-        },
-    );
+fn a_condition_that_panics_in_its_poll_and_in_rest_fails_its_flow() {
+    alone("hostile_flows::conditions::a_condition_that_panics_in_its_poll_and_in_rest_fails_its_flow", async {
+        let mut flow = Flow::new("f");
+        let source = flow.add("source", source(async || Ok(Some(1_u32)))).when(PanicsTwice(0));
+        let end = flow.add("end", sink(async |_: u32| Ok(())));
+        flow.connect(source.output, end.input);
+        let error = flow.run().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Panicked);
+        assert!(error.to_string().contains("polled again"), "{error}");
+    });
 }
 
-/// A condition that is always there, and makes a device as it is dropped.
-struct MakesADevice(Arc<AtomicUsize>);
+/// A condition that is always ready, and creates a device when dropped.
+struct CreatesADeviceWhenDropped(Arc<AtomicUsize>);
 
-impl Condition for MakesADevice {
+impl Condition for CreatesADeviceWhenDropped {
     fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
         self.0.fetch_add(1, Ordering::SeqCst);
         Status::Ready
@@ -133,16 +130,16 @@ impl Condition for MakesADevice {
     }
 }
 
-impl Drop for MakesADevice {
+impl Drop for CreatesADeviceWhenDropped {
     fn drop(&mut self) {
         drop(Device::emulated(Emulated::new()));
     }
 }
 
-/// Does this in its run, and ends.
-struct Does(Box<dyn FnMut() + Send>);
+/// Runs a closure in its only run.
+struct RunsClosure(Box<dyn FnMut() + Send>);
 
-impl Operator for Does {
+impl Operator for RunsClosure {
     type Ports = SourcePorts<u32>;
 
     async fn compute(&mut self, _ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
@@ -153,20 +150,20 @@ impl Operator for Does {
 }
 
 #[test]
-fn a_condition_that_is_added_while_the_flow_runs_is_there_in_the_next_run() {
-    alone("hostile_flows::conditions::a_condition_that_is_added_while_the_flow_runs_is_there_in_the_next_run", async {
-        let asked = Arc::new(AtomicUsize::new(0));
+fn a_condition_that_is_added_while_the_flow_runs_applies_to_the_next_run() {
+    alone("hostile_flows::conditions::a_condition_that_is_added_while_the_flow_runs_applies_to_the_next_run", async {
+        let polls = Arc::new(AtomicUsize::new(0));
         let mut flow = Flow::new("f");
         let (add, added) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
-        let does = flow.add("does", Does(Box::new(move || added.try_iter().for_each(|add| add()))));
+        let does = flow.add("does", RunsClosure(Box::new(move || added.try_iter().for_each(|add| add()))));
         let end = flow.add("end", sink(async |_: u32| Ok(())));
         flow.connect(does.output, end.input);
-        let condition = MakesADevice(asked.clone());
+        let condition = CreatesADeviceWhenDropped(polls.clone());
         add.send(Box::new(move || drop(does.when(condition)))).unwrap();
         flow.run().await.unwrap();
-        assert_eq!(asked.load(Ordering::SeqCst), 0);
+        assert_eq!(polls.load(Ordering::SeqCst), 0);
         flow.run().await.unwrap();
-        assert!(asked.load(Ordering::SeqCst) > 0);
+        assert!(polls.load(Ordering::SeqCst) > 0);
     });
 }
 
@@ -187,9 +184,9 @@ impl Operator for Takes {
     }
 }
 
-/// What waits for messages only by a condition is no source: a stop ends it behind those.
+/// An operator that waits for messages only by a condition is not a source: a stop ends it after its messages.
 #[tokio::test]
-async fn an_operator_that_waits_by_a_condition_has_all_messages_before_it_stops() {
+async fn an_operator_that_waits_by_a_condition_takes_all_messages_before_it_stops() {
     let taken = Arc::new(AtomicUsize::new(0));
     let gate = Gate::paused();
     let mut flow = Flow::new("f");
@@ -215,10 +212,9 @@ async fn an_operator_that_waits_by_a_condition_has_all_messages_before_it_stops(
     assert_eq!((taken.load(Ordering::SeqCst), report.untaken), (8, 0));
 }
 
-/// A condition that panics as it is checked.
-struct PanicsAsChecked;
+struct PanicsInCheck;
 
-impl Condition for PanicsAsChecked {
+impl Condition for PanicsInCheck {
     fn poll_status(&mut self, _cx: &mut Context<'_>) -> Status {
         Status::Ready
     }
@@ -229,10 +225,10 @@ impl Condition for PanicsAsChecked {
 }
 
 #[test]
-fn a_condition_that_panics_as_it_is_checked_is_an_error_of_the_set_up() {
-    alone("hostile_flows::conditions::a_condition_that_panics_as_it_is_checked_is_an_error_of_the_set_up", async {
+fn a_condition_that_panics_in_its_check_is_a_setup_error() {
+    alone("hostile_flows::conditions::a_condition_that_panics_in_its_check_is_a_setup_error", async {
         let mut flow = Flow::new("f");
-        let source = flow.add("source", source(|| ready(Ok(None::<u32>)))).when(PanicsAsChecked);
+        let source = flow.add("source", source(|| ready(Ok(None::<u32>)))).when(PanicsInCheck);
         let sink = flow.add("sink", sink(|_: u32| ready(Ok(()))));
         flow.connect(source.output, sink.input);
         for error in [flow.check().unwrap_err(), flow.run().await.unwrap_err()] {

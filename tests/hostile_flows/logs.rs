@@ -1,8 +1,8 @@
-//! Writers of logs: they use the hub, panic, block, or are slow.
+//! Log writers that use their hub, panic, block or are slow.
 
 use super::*;
 
-/// What a writer does with the lines that it is given.
+/// A writer that passes each text to a closure.
 struct Lines<F>(F);
 
 impl<F: FnMut(&str) + Send> Write for Lines<F> {
@@ -17,15 +17,15 @@ impl<F: FnMut(&str) + Send> Write for Lines<F> {
 }
 
 #[test]
-fn the_writer_of_a_log_uses_its_hub() {
-    alone("hostile_flows::logs::the_writer_of_a_log_uses_its_hub", async {
+fn a_log_writer_may_use_its_hub() {
+    alone("hostile_flows::logs::a_log_writer_may_use_its_hub", async {
         let hub = ChunkHub::<u32>::builder("h").elements(1).queue(4).host_envelopes(4).build().unwrap();
         let (mut produce, mut other) = (hub.produce(&host()).unwrap(), Some(hub.produce(&host()).unwrap()));
-        let (asked, text) = (hub.clone(), Arc::new(Mutex::new(String::new())));
+        let (inspected, text) = (hub.clone(), Arc::new(Mutex::new(String::new())));
         let written = text.clone();
         hub.log_to(Lines(move |line: &str| {
-            // The chunk is there by the time that its line is written.
-            assert!(!asked.is_empty());
+            // The chunk is in the hub before its line is written.
+            assert!(!inspected.is_empty());
             written.lock().unwrap().push_str(line);
             if let Some(mut other) = other.take() {
                 put(&mut other, 2).now_or_never().unwrap();
@@ -35,22 +35,22 @@ fn the_writer_of_a_log_uses_its_hub() {
         assert_eq!(hub.len(), 2);
         let text = text.lock().unwrap().clone();
         assert_eq!(text, "h: chunk 1: produced on the host, 4 B\nh: chunk 2: produced on the host, 4 B\n");
-        // A cycle: the hub keeps the writer, which has the hub.
+        // Breaks a cycle: the hub keeps the writer, which owns a clone of the hub.
         hub.log_to(io::sink());
     });
 }
 
 #[test]
-fn the_writer_of_a_log_panics() {
-    alone("hostile_flows::logs::the_writer_of_a_log_panics", async {
+fn a_log_writer_that_panics_does_not_harm_its_hub() {
+    alone("hostile_flows::logs::a_log_writer_that_panics_does_not_harm_its_hub", async {
         let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(1).build().unwrap();
-        hub.log_to(Lines(|line: &str| assert!(!line.contains("modified"), "the writer of a log panics")));
+        hub.log_to(Lines(|line: &str| assert!(!line.contains("modified"), "a log writer panics")));
         put(&mut hub.produce(&host()).unwrap(), 1).await;
         let mut modify = hub.modify(&host()).unwrap();
         for _ in 0..3 {
             modify.next().await.unwrap().unwrap().commit().unwrap();
         }
-        // And one whose destructor does.
+        // A writer whose destructor panics.
         hub.log_to(Lines({
             let bomb = Bomb;
             move |_: &str| _ = &bomb
@@ -61,8 +61,8 @@ fn the_writer_of_a_log_panics() {
 }
 
 #[test]
-fn the_writer_of_a_log_holds_up_its_own_thread_alone() {
-    alone("hostile_flows::logs::the_writer_of_a_log_holds_up_its_own_thread_alone", async {
+fn a_log_writer_that_blocks_blocks_only_its_own_thread() {
+    alone("hostile_flows::logs::a_log_writer_that_blocks_blocks_only_its_own_thread", async {
         let hub = ChunkHub::<u32>::builder("h").elements(1).queue(2).host_envelopes(2).build().unwrap();
         let (go, held) = mpsc::channel::<()>();
         let (began, wait) = mpsc::channel();
@@ -76,12 +76,12 @@ fn the_writer_of_a_log_holds_up_its_own_thread_alone() {
         let mut first = hub.produce(&host()).unwrap();
         let writes = std::thread::spawn(move || put(&mut first, 1).now_or_never().unwrap());
         wait.recv().unwrap();
-        // Meanwhile others go on.
+        // Other threads go on meanwhile.
         let mut consume = hub.consume(&host()).unwrap();
         consume.next().await.unwrap().unwrap().commit().unwrap();
         drop(go);
         writes.join().unwrap();
-        assert_eq!(lines.load(Ordering::SeqCst), 3, "the lines of others are written, too");
+        assert_eq!(lines.load(Ordering::SeqCst), 3, "the lines of other threads are written too");
     });
 }
 
@@ -89,10 +89,10 @@ fn empty() -> ChunkHub<u32> {
     ChunkHub::<u32>::builder("h").elements(1).host_envelopes(1).build().unwrap()
 }
 
-/// As another thread does that goes on all the time.
+/// Each line that is written causes another one, as a thread does that never stops logging.
 #[test]
-fn a_hub_that_notes_a_line_for_each_line_blocks_no_thread_for_ever() {
-    alone("hostile_flows::logs::a_hub_that_notes_a_line_for_each_line_blocks_no_thread_for_ever", async {
+fn a_hub_that_logs_a_line_for_each_line_blocks_no_thread_for_ever() {
+    alone("hostile_flows::logs::a_hub_that_logs_a_line_for_each_line_blocks_no_thread_for_ever", async {
         let (hub, lines) = (empty(), Arc::new(AtomicUsize::new(0)));
         let slot = Arc::new(Mutex::new(Some(hub.clone())));
         hub.log_to(Lines({
@@ -107,7 +107,7 @@ fn a_hub_that_notes_a_line_for_each_line_blocks_no_thread_for_ever() {
         hub.flow_freely();
         let written = lines.load(Ordering::SeqCst);
         assert!((1..=1025).contains(&written), "{written} lines");
-        // The one that is left is written as the hub goes.
+        // The last line is written when the hub is dropped.
         *slot.lock().unwrap() = None;
         drop(hub);
         assert_eq!(lines.load(Ordering::SeqCst), written + 1);
@@ -115,9 +115,9 @@ fn a_hub_that_notes_a_line_for_each_line_blocks_no_thread_for_ever() {
 }
 
 #[test]
-fn lines_that_a_writer_is_too_slow_for_are_counted() {
-    const MOST: usize = 1024;
-    alone("hostile_flows::logs::lines_that_a_writer_is_too_slow_for_are_counted", async {
+fn lines_that_are_dropped_for_a_slow_writer_are_counted() {
+    const CAPACITY: usize = 1024;
+    alone("hostile_flows::logs::lines_that_are_dropped_for_a_slow_writer_are_counted", async {
         let (hub, text) = (empty(), Arc::new(Mutex::new(String::new())));
         let ((go, held), (began, wait)) = (mpsc::channel::<()>(), mpsc::channel());
         hub.log_to(Lines({
@@ -133,38 +133,37 @@ fn lines_that_a_writer_is_too_slow_for_are_counted() {
             move || hub.flow_freely()
         });
         wait.recv().unwrap();
-        (0..MOST + 500).for_each(|_| hub.flow_freely());
+        (0..CAPACITY + 500).for_each(|_| hub.flow_freely());
         drop(go);
         writes.join().unwrap();
         hub.flow_freely();
         let text = text.lock().unwrap();
         let lines: Vec<_> = text.lines().collect();
         let dropped = "h: 500 lines were dropped here, since the writer is too slow";
-        assert_eq!((lines.len(), lines[1 + MOST]), (1 + MOST + 2, dropped));
-        assert!(lines[2 + MOST].contains("data flows"), "{}", lines[2 + MOST]);
+        assert_eq!((lines.len(), lines[1 + CAPACITY]), (1 + CAPACITY + 2, dropped));
+        assert!(lines[2 + CAPACITY].contains("data flows"), "{}", lines[2 + CAPACITY]);
     });
 }
 
-/// An error whose `Display` panics.
 #[derive(Debug)]
-struct Unspeakable;
+struct PanicsInDisplay;
 
-impl std::fmt::Display for Unspeakable {
+impl std::fmt::Display for PanicsInDisplay {
     fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         panic!("cannot be displayed")
     }
 }
 
-impl std::error::Error for Unspeakable {}
+impl std::error::Error for PanicsInDisplay {}
 
 #[test]
-fn the_writer_of_the_log_of_steps_panics_and_so_does_an_error_in_it() {
-    alone("hostile_flows::logs::the_writer_of_the_log_of_steps_panics_and_so_does_an_error_in_it", async {
+fn a_step_log_survives_panics_of_its_writer_and_of_an_error_text() {
+    alone("hostile_flows::logs::a_step_log_survives_panics_of_its_writer_and_of_an_error_text", async {
         let flow = |fails: bool| {
             let (mut flow, mut numbers) = (Flow::new("f"), 1..=3);
             let next = move || {
                 let next = numbers.next();
-                ready(if fails && next.is_none() { Err(Error::other(Unspeakable)) } else { Ok(next) })
+                ready(if fails && next.is_none() { Err(Error::other(PanicsInDisplay)) } else { Ok(next) })
             };
             let source = flow.add("source", source(next));
             let sink = flow.add("sink", sink(|_: u32| ready(Ok(()))));
@@ -173,12 +172,12 @@ fn the_writer_of_the_log_of_steps_panics_and_so_does_an_error_in_it() {
         };
         let mut all = None;
         for panics_at in [usize::MAX, 0, 1, 4] {
-            let (mut lines, kept) = (0, Arc::new(AtomicUsize::new(0)));
-            let written = kept.clone();
+            let (mut lines, count) = (0, Arc::new(AtomicUsize::new(0)));
+            let written = count.clone();
             let writer = Lines(move |text: &str| {
                 lines += text.matches('\n').count();
                 written.store(lines, Ordering::SeqCst);
-                assert!(lines <= panics_at, "the writer");
+                assert!(lines <= panics_at, "a step log's writer panics");
             });
             let mut steps = flow(false).steps().unwrap().log_to(writer);
             let mut made = 0;
@@ -187,7 +186,10 @@ fn the_writer_of_the_log_of_steps_panics_and_so_does_an_error_in_it() {
             }
             steps.run_on().await.unwrap();
             assert_eq!(made, *all.get_or_insert(made), "no step is lost");
-            assert!(kept.load(Ordering::SeqCst) <= panics_at.saturating_add(1), "it is not written to again");
+            assert!(
+                count.load(Ordering::SeqCst) <= panics_at.saturating_add(1),
+                "the writer is called after its panic"
+            );
         }
         let text = Arc::new(Mutex::new(String::new()));
         let written = text.clone();

@@ -1,8 +1,7 @@
-//! Hostile user code in flows and their hubs: destructors that panic, several at once, methods of messages that panic on
-//! the way, writers of logs that use the hub, and wakers that panic at the ends of a flow. None of it ends the process or
-//! strands the others.
+//! Hostile user code in flows and their hubs: destructors that panic, several at once; methods of messages that panic; log
+//! writers that use their hub; wakers that panic at the ends of a flow. None of it aborts the process or strands other tasks.
 //!
-//! Each body runs in a process of its own, which is killed if it hangs.
+//! Each body runs in its own process, which is killed if it hangs.
 
 #![forbid(unsafe_code)]
 
@@ -39,7 +38,7 @@ use wakeline::{
     prelude::*,
 };
 
-/// Runs an async body in a process of its own, on a runtime of two workers.
+/// Runs an async body in its own process, on a runtime of two workers.
 fn alone(name: &str, body: impl Future<Output = ()>) {
     in_a_process(name, || {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(body);
@@ -50,13 +49,12 @@ fn host() -> Device {
     Device::host()
 }
 
-/// A value whose destructor panics.
 #[derive(Debug)]
 struct Bomb;
 
 impl Drop for Bomb {
     fn drop(&mut self) {
-        panic!("a destructor of the user's panics");
+        panic!("a user's destructor panics");
     }
 }
 
@@ -66,7 +64,6 @@ async fn put(produce: &mut Producer<u32>, number: u32) {
     produce.with(async |blank| blank.fill_from(&[number]).await).await.unwrap();
 }
 
-/// A waker that counts its wakes.
 struct Counts(AtomicUsize);
 
 impl Wake for Counts {

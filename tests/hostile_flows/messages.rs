@@ -1,8 +1,8 @@
-//! Messages, their metadata and their envelopes: destructors and methods that panic.
+//! Messages, metadata, envelopes and responses whose destructors or methods panic.
 
 use super::*;
 
-/// Bombs without end; `made` receives one message for each.
+/// An endless source of bombs, which sends a message to `made` for each.
 fn bombs(made: tokio::sync::mpsc::UnboundedSender<()>) -> impl FnMut() -> std::future::Ready<Result<Option<Bomb>>> {
     move || {
         let _ = made.send(());
@@ -10,7 +10,7 @@ fn bombs(made: tokio::sync::mpsc::UnboundedSender<()>) -> impl FnMut() -> std::f
     }
 }
 
-/// It begins a run and takes nothing.
+/// Begins a run, takes nothing and never ends.
 struct Stuck;
 
 impl Operator for Stuck {
@@ -22,8 +22,8 @@ impl Operator for Stuck {
 }
 
 #[test]
-fn messages_in_a_hub_whose_destructors_panic_end_with_the_flow() {
-    alone("hostile_flows::messages::messages_in_a_hub_whose_destructors_panic_end_with_the_flow", async {
+fn queued_messages_whose_destructors_panic_are_dropped_with_the_flow() {
+    alone("hostile_flows::messages::queued_messages_whose_destructors_panic_are_dropped_with_the_flow", async {
         let (made, mut receiver) = tokio::sync::mpsc::unbounded_channel();
         let mut flow = Flow::new("f");
         let bombs = flow.add("bombs", source(bombs(made)));
@@ -38,7 +38,6 @@ fn messages_in_a_hub_whose_destructors_panic_end_with_the_flow() {
     });
 }
 
-/// Takes a batch, and drops it.
 #[derive(Ports)]
 struct BatchPorts {
     #[input(at_least = 3)]
@@ -61,14 +60,14 @@ impl Operator for DropsBatch {
 }
 
 #[test]
-fn a_batch_whose_destructors_panic_is_dropped_unused() {
-    alone("hostile_flows::messages::a_batch_whose_destructors_panic_is_dropped_unused", async {
-        let (made, _told) = tokio::sync::mpsc::unbounded_channel();
+fn a_batch_whose_destructors_panic_may_be_dropped_unused() {
+    alone("hostile_flows::messages::a_batch_whose_destructors_panic_may_be_dropped_unused", async {
+        let (made, _receiver) = tokio::sync::mpsc::unbounded_channel();
         let mut flow = Flow::new("f");
         let bombs = flow.add("bombs", source(bombs(made)));
         let drops = flow.add("drops", DropsBatch(0));
         flow.connect_with(bombs.output, drops.input, Hub::bounded(6));
-        // The source may be left with one bomb in hand, which is its own to drop.
+        // The source may still own one bomb, and fails when it drops that.
         match flow.run().await {
             Ok(report) => assert_eq!(report.operators[1].runs, 2),
             Err(error) => assert!(error.to_string().contains("operator `bombs`"), "{error}"),
@@ -76,7 +75,6 @@ fn a_batch_whose_destructors_panic_is_dropped_unused() {
     });
 }
 
-/// Two values beside its message.
 struct Labels;
 
 impl Operator for Labels {
@@ -92,8 +90,8 @@ impl Operator for Labels {
 }
 
 #[test]
-fn metadata_whose_destructors_panic_go_with_their_message() {
-    alone("hostile_flows::messages::metadata_whose_destructors_panic_go_with_their_message", async {
+fn metadata_whose_destructors_panic_are_dropped_with_their_message() {
+    alone("hostile_flows::messages::metadata_whose_destructors_panic_are_dropped_with_their_message", async {
         let mut flow = Flow::new("f");
         let labels = flow.add("labels", Labels);
         let came = Arc::new(AtomicUsize::new(0));
@@ -150,13 +148,12 @@ fn parcel(panics: Panics) -> Parcel {
     Parcel { envelope: buffer.into(), panics, calls: AtomicUsize::new(0) }
 }
 
-/// The ways in which a message may panic.
 fn ways_to_panic() -> impl Iterator<Item = (usize, Panics)> {
     (0..6).flat_map(|at| [Panics::Envelopes(at), Panics::SizeInBytes(at)].into_iter().enumerate())
 }
 
-/// A message of an operator's whose method panics as its hub moves it fails the flow.
-async fn moves(device: Device) {
+/// If a method of an operator's message panics while the hub moves the message, the flow fails.
+async fn move_from_an_operator(device: Device) {
     let mut failed = [false; 2];
     for (kind, panics) in ways_to_panic() {
         let mut flow = Flow::new("f");
@@ -169,11 +166,11 @@ async fn moves(device: Device) {
             failed[kind] |= error.to_string().contains("hub `");
         }
     }
-    assert_eq!(failed, [true; 2], "none has panicked in a move");
+    assert_eq!(failed, [true; 2], "no message panicked in a move");
 }
 
-/// One from outside is dropped, and the others come through; one that panics before it has come in is its sender's.
-async fn moves_of_strangers(device: Device) {
+/// A message from outside is dropped instead, and the others arrive. A panic before the message has entered is its sender's.
+async fn move_from_outside(device: Device) {
     let mut dropped = [false; 2];
     for (kind, panics) in ways_to_panic() {
         let mut flow = Flow::new("f");
@@ -183,7 +180,7 @@ async fn moves_of_strangers(device: Device) {
         ingress.send(parcel(Panics::Never)).await.unwrap();
         let hostile = ingress.clone();
         let _ = tokio::spawn(async move { hostile.send(parcel(panics)).await.map_err(|_| ()) }).await;
-        // Those after it come through, or learn that the reader has failed: none waits for ever.
+        // Later messages arrive, or their senders get an error because the reader has failed.
         for _ in 0..8 {
             let _ = ingress.send(parcel(Panics::Never)).await.map_err(|_| ());
         }
@@ -196,20 +193,20 @@ async fn moves_of_strangers(device: Device) {
             }
         }
     }
-    assert_eq!(dropped, [true; 2], "none has panicked in a move");
+    assert_eq!(dropped, [true; 2], "no message panicked in a move");
 }
 
 #[test]
-fn a_message_that_panics_in_a_move_fails_its_hub_emulated() {
-    alone("hostile_flows::messages::a_message_that_panics_in_a_move_fails_its_hub_emulated", async {
-        moves(Device::emulated(Emulated::new().workers(4)).race_checked()).await;
+fn a_message_that_panics_in_a_move_fails_its_flow_emulated() {
+    alone("hostile_flows::messages::a_message_that_panics_in_a_move_fails_its_flow_emulated", async {
+        move_from_an_operator(Device::emulated(Emulated::new().workers(4)).race_checked()).await;
     });
 }
 
 #[test]
 fn a_message_from_outside_that_panics_in_a_move_is_dropped_emulated() {
     alone("hostile_flows::messages::a_message_from_outside_that_panics_in_a_move_is_dropped_emulated", async {
-        moves_of_strangers(Device::emulated(Emulated::new().workers(4)).race_checked()).await;
+        move_from_outside(Device::emulated(Emulated::new().workers(4)).race_checked()).await;
     });
 }
 
@@ -218,45 +215,45 @@ fn a_message_from_outside_that_panics_in_a_move_is_dropped_emulated() {
 fn a_message_that_panics_in_a_move_cuda() {
     alone("hostile_flows::messages::a_message_that_panics_in_a_move_cuda", async {
         let device = Device::cuda(0).unwrap();
-        moves(device.clone().race_checked()).await;
-        moves_of_strangers(device.race_checked()).await;
+        move_from_an_operator(device.clone().race_checked()).await;
+        move_from_outside(device.race_checked()).await;
     });
 }
 
 #[test]
-fn a_blank_envelope_comes_past_a_future_that_is_kept() {
-    alone("hostile_flows::messages::a_blank_envelope_comes_past_a_future_that_is_kept", async {
+fn a_blank_envelope_passes_a_future_that_is_not_polled() {
+    alone("hostile_flows::messages::a_blank_envelope_passes_a_future_that_is_not_polled", async {
         let mut flow = Flow::new("f");
         let end = flow.add("end", sink(async |_: Envelope<u8>| Ok(())));
         let ingress = flow.ingress_with("in", end.input, Hub::bounded(1).envelopes(1).envelope_bytes(8));
         let running = flow.spawn().unwrap();
         let blank = ingress.blank().await.unwrap();
-        let [mut kept, mut waits] = [(); 2].map(|()| Box::pin(ingress.blank()));
-        assert!(futures::poll!(&mut kept).is_pending());
+        let [mut unpolled, mut waits] = [(); 2].map(|()| Box::pin(ingress.blank()));
+        assert!(futures::poll!(&mut unpolled).is_pending());
         assert!(futures::poll!(&mut waits).is_pending());
         drop(blank);
         drop(waits.await.unwrap());
-        drop(kept);
+        drop(unpolled);
         running.abort();
     });
 }
 
-/// A response that may have a destructor that panics.
+/// A response whose destructor panics if it owns a bomb.
 struct Response(#[allow(dead_code, reason = "dropped")] Option<Bomb>);
 
 impl Message for Response {}
 
 #[test]
-fn a_response_whose_destructor_panics_and_that_has_no_caller_harms_no_other() {
-    alone("hostile_flows::messages::a_response_whose_destructor_panics_and_that_has_no_caller_harms_no_other", async {
+fn a_dropped_response_whose_destructor_panics_harms_no_other_caller() {
+    alone("hostile_flows::messages::a_dropped_response_whose_destructor_panics_harms_no_other_caller", async {
         let (go, gate) = tokio::sync::watch::channel(false);
-        let (tell, mut taken) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut taken) = tokio::sync::mpsc::unbounded_channel();
         let mut flow = Flow::new("f");
         let answer = flow.add(
             "answer",
             map(move |n: u32| {
                 let mut gate = gate.clone();
-                let _ = tell.send(n);
+                let _ = sender.send(n);
                 async move {
                     let _ = gate.wait_for(|open| *open).await;
                     Ok(Response((n == 1).then(|| Bomb)))
@@ -266,9 +263,9 @@ fn a_response_whose_destructor_panics_and_that_has_no_caller_harms_no_other() {
         let service = flow.service("service", answer.input, answer.output);
         let running = flow.spawn().unwrap();
         let mut first = Box::pin(service.ask(1));
-        // Its caller goes before the answer comes.
+        // The caller is dropped before its response is sent.
         tokio::select! {
-            _ = &mut first => unreachable!("it waits at the gate"),
+            _ = &mut first => unreachable!("the run waits at the gate"),
             n = taken.recv() => assert_eq!(n, Some(1)),
         }
         drop(first);
@@ -279,7 +276,6 @@ fn a_response_whose_destructor_panics_and_that_has_no_caller_harms_no_other() {
     });
 }
 
-/// A subscriber that panics as a span is closed.
 struct PanicsAtClose;
 
 impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for PanicsAtClose {
@@ -289,15 +285,15 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for PanicsAtClose {
 }
 
 #[test]
-fn a_message_and_its_span_panic_as_they_are_dropped() {
-    alone("hostile_flows::messages::a_message_and_its_span_panic_as_they_are_dropped", async {
+fn a_message_and_its_span_may_panic_when_dropped() {
+    alone("hostile_flows::messages::a_message_and_its_span_may_panic_when_dropped", async {
         tracing_subscriber::registry().with(PanicsAtClose).init();
         let mut flow = Flow::new("f");
         let stuck = flow.add("stuck", Stuck);
         let ingress = flow.ingress_with("in", stuck.input, Hub::bounded(4));
         let running = flow.spawn().unwrap();
         for _ in 0..4 {
-            // Closed by the flow, which has the last of it.
+            // The flow holds the last handle of the span, and so closes it.
             let span = tracing::error_span!("request");
             ingress.send(Bomb).instrument(span).await.unwrap();
         }
@@ -306,7 +302,7 @@ fn a_message_and_its_span_panic_as_they_are_dropped() {
     });
 }
 
-/// A message that a caller may have sent; the third one's destructor panics.
+/// A numbered message. The destructor of the third panics.
 struct Third(u32);
 
 impl wakeline::Message for Third {}
@@ -331,7 +327,7 @@ impl Drop for Third {
     }
 }
 
-/// Of the third message there may be clones: none is dropped by who takes it.
+/// Forgets its messages: it may take clones of the third.
 fn takes(seen: &Arc<AtomicUsize>) -> impl Operator<Ports = SinkPorts<Third>> + use<> {
     let seen = seen.clone();
     sink(move |message: Third| {
@@ -341,7 +337,7 @@ fn takes(seen: &Arc<AtomicUsize>) -> impl Operator<Ports = SinkPorts<Third>> + u
     })
 }
 
-/// Takes nothing of what its runs are given.
+/// Takes none of the messages of its runs.
 #[derive(Clone)]
 struct Leaves;
 
@@ -353,10 +349,10 @@ impl Operator for Leaves {
     }
 }
 
-/// Where the library drops a message for the operator that sends, or that has left it: it is no fault of that operator's.
+/// The library drops a message that an operator sent or has left. A panic of that drop is not a failure of the operator.
 #[test]
-fn a_message_that_panics_as_a_hub_drops_it_fails_no_operator() {
-    alone("hostile_flows::messages::a_message_that_panics_as_a_hub_drops_it_fails_no_operator", async {
+fn a_message_that_panics_when_the_library_drops_it_fails_no_operator() {
+    alone("hostile_flows::messages::a_message_that_panics_when_the_library_drops_it_fails_no_operator", async {
         for hub in [Hub::drop_oldest(1), Hub::drop_newest(1)] {
             for readers in [1, 2] {
                 let (mut flow, seen, mut next) = (Flow::new("f"), Arc::new(AtomicUsize::new(0)), 0);
@@ -384,7 +380,7 @@ fn a_message_that_panics_as_a_hub_drops_it_fails_no_operator() {
                 assert_eq!((dropped, report.operator("slow").unwrap().runs), (11, 1));
             }
         }
-        // A latest value that a newer one replaces.
+        // A newer value replaces a latest value.
         let (mut flow, seen, mut next) = (Flow::new("f"), Arc::new(AtomicUsize::new(0)), 0);
         let five = source(move || {
             next += 1;
@@ -394,7 +390,7 @@ fn a_message_that_panics_as_a_hub_drops_it_fails_no_operator() {
         let slow = flow.add("slow", takes(&seen)).when(count(1));
         flow.connect_with(source.output, slow.input, Hub::latest());
         flow.run().await.unwrap();
-        // What a run at a time leaves of its messages.
+        // The runs of a concurrent operator leave their messages.
         let (mut flow, mut next) = (Flow::new("f"), 0);
         let five = wakeline::operator::source(move || {
             next += 1;
@@ -404,7 +400,7 @@ fn a_message_that_panics_as_a_hub_drops_it_fails_no_operator() {
         let leaves = flow.add("leaves", concurrent(2, Leaves));
         flow.connect(source.output, leaves.input);
         assert_eq!(flow.run().await.unwrap().operator("leaves").unwrap().runs, 5);
-        // What is sent where nothing is read any more: it ends its sender, which has not failed.
+        // A message to a reader that has ended. The sender ends, and has not failed.
         let (mut flow, seen) = (Flow::new("f"), Arc::new(AtomicUsize::new(0)));
         let thirds = wakeline::operator::source(|| ready(Ok(Some(Third(3)))));
         let source = flow.add("source", thirds);
@@ -415,11 +411,11 @@ fn a_message_that_panics_as_a_hub_drops_it_fails_no_operator() {
     });
 }
 
-/// A message whose own methods panic, the `nth` call of one of them, and whose destructor does so, too.
+/// A message with a method that panics at its `nth` call, and a destructor that panics too.
 struct Twice;
 
 thread_local! {
-    /// Which method, and how many calls of it are left before the one that panics.
+    /// Whether `size_in_bytes` panics, or `envelopes`, and how many calls are left before the one that panics.
     static PANICS: std::cell::Cell<(bool, usize)> = const { std::cell::Cell::new((false, usize::MAX)) };
 }
 
@@ -463,8 +459,8 @@ impl Operator for Offers {
     }
 }
 
-/// One way for such a message to pass through the library.
-async fn passes(way: &str) {
+/// Passes such a message through the library in one way.
+async fn pass_through(way: &str) {
     let hub = Hub::bounded(1).envelope_bytes(8);
     let mut flow = Flow::new("f");
     let forgets = || {
@@ -556,22 +552,19 @@ async fn passes(way: &str) {
     }
 }
 
-/// Two panics at a time would end the process: nowhere is a message dropped as a panic of its own code passes.
+/// Two panics at once abort the process: the library never drops a message while a panic of the message's own code unwinds.
 #[test]
-fn a_message_whose_code_panics_and_whose_destructor_does_ends_no_process() {
-    in_a_process(
-        "hostile_flows::messages::a_message_whose_code_panics_and_whose_destructor_does_ends_no_process",
-        || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            for way in ["offer", "egress", "response", "ingress", "sink", "ask", "call", "leaves"] {
-                for of_size in [false, true] {
-                    for nth in 0..8 {
-                        PANICS.set((of_size, nth));
-                        println!("{way}, call {nth} of size {of_size}");
-                        runtime.block_on(passes(way));
-                    }
+fn a_message_whose_methods_and_destructor_panic_does_not_abort() {
+    in_a_process("hostile_flows::messages::a_message_whose_methods_and_destructor_panic_does_not_abort", || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        for way in ["offer", "egress", "response", "ingress", "sink", "ask", "call", "leaves"] {
+            for of_size in [false, true] {
+                for nth in 0..8 {
+                    PANICS.set((of_size, nth));
+                    println!("{way}, call {nth} of size {of_size}");
+                    runtime.block_on(pass_through(way));
                 }
             }
-        },
-    );
+        }
+    });
 }

@@ -1,8 +1,8 @@
-//! Operators, their ports, runs, `stop`s and errors: destructors that panic, several at once.
+//! Operators, ports, runs, `stop`s and errors whose destructors panic, several at once.
 
 use super::*;
 
-/// An operator whose destructor panics. It ends at once.
+/// An operator that ends at once and whose destructor panics.
 struct Ends(#[allow(dead_code, reason = "dropped")] Bomb);
 
 impl Operator for Ends {
@@ -15,8 +15,8 @@ impl Operator for Ends {
 }
 
 #[test]
-fn operators_whose_destructors_panic_go_with_their_flow() {
-    alone("hostile_flows::operators::operators_whose_destructors_panic_go_with_their_flow", async {
+fn operators_whose_destructors_panic_are_dropped_with_their_flow() {
+    alone("hostile_flows::operators::operators_whose_destructors_panic_are_dropped_with_their_flow", async {
         let flow = || {
             let mut flow = Flow::new("f");
             for name in ["one", "other"] {
@@ -30,13 +30,12 @@ fn operators_whose_destructors_panic_go_with_their_flow() {
         let mut kept = flow();
         kept.run().await.unwrap();
         drop(kept);
-        // Those of a flow in the background are dropped as it ends, which they fail.
+        // A spawned flow drops its operators when it ends. Their panics fail it.
         let error = flow().spawn().unwrap().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Panicked, "{error}");
     });
 }
 
-/// An operator that never comes to start.
 struct NeverStarts(tokio::sync::mpsc::UnboundedSender<()>);
 
 impl Operator for NeverStarts {
@@ -53,18 +52,18 @@ impl Operator for NeverStarts {
 }
 
 #[test]
-fn operators_whose_destructors_panic_go_with_their_runtime() {
-    alone("hostile_flows::operators::operators_whose_destructors_panic_go_with_their_runtime", async {
-        let (tell, mut starts) = tokio::sync::mpsc::unbounded_channel();
+fn operators_whose_destructors_panic_are_dropped_with_their_runtime() {
+    alone("hostile_flows::operators::operators_whose_destructors_panic_are_dropped_with_their_runtime", async {
+        let (sender, mut starts) = tokio::sync::mpsc::unbounded_channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
             let mut running = None;
             runtime.block_on(async {
                 let mut flow = Flow::new("f");
-                let never = flow.add("never", NeverStarts(tell));
+                let never = flow.add("never", NeverStarts(sender));
                 let end = flow.add("end", sink(async |_: u32| Ok(())));
                 flow.connect(never.output, end.input);
-                // They wait for their turn to start, as the runtime ends.
+                // These still wait for their turn to start when the runtime ends.
                 for name in ["one", "other"] {
                     let ends = flow.add(name, Ends(Bomb));
                     let end = flow.add(format!("behind {name}"), sink(async |_: u32| Ok(())));
@@ -81,7 +80,7 @@ fn operators_whose_destructors_panic_go_with_their_runtime() {
     });
 }
 
-/// It has one run, and does as it is asked at its end.
+/// Runs once. Its `stop` records the call, and fails or panics as configured.
 struct Stops {
     name: &'static str,
     stopped: Arc<Mutex<Vec<&'static str>>>,
@@ -89,7 +88,7 @@ struct Stops {
     panics: bool,
 }
 
-/// Is there at once, and may panic as it is dropped.
+/// A future that is ready at once, and may panic when dropped.
 struct Stopped(Option<Result<()>>, #[allow(dead_code, reason = "dropped")] Option<Bomb>);
 
 impl Future for Stopped {
@@ -114,7 +113,7 @@ impl Operator for Stops {
     }
 }
 
-/// A flow of three whose `stop` ends like this: each has its turn all the same.
+/// Runs a flow of three operators whose `stop` ends like this. Each `stop` must run.
 async fn all_stop(error: Option<fn() -> Error>, panics: bool) {
     let stopped = Arc::default();
     let mut flow = Flow::new("f");
@@ -124,17 +123,14 @@ async fn all_stop(error: Option<fn() -> Error>, panics: bool) {
     let outcome = flow.run().await;
     assert_eq!(*stopped.lock().unwrap(), ["a", "b", "c"]);
     drop(outcome.unwrap_err());
-    // It has all its operators.
+    // The flow still has all its operators.
     drop(flow.run().await.unwrap_err());
     assert_eq!(stopped.lock().unwrap().len(), 6);
 }
 
 #[test]
-fn every_stop_runs_though_a_future_of_one_panics_as_it_is_dropped() {
-    alone(
-        "hostile_flows::operators::every_stop_runs_though_a_future_of_one_panics_as_it_is_dropped",
-        all_stop(None, true),
-    );
+fn every_stop_runs_although_their_futures_panic_when_dropped() {
+    alone("hostile_flows::operators::every_stop_runs_although_their_futures_panic_when_dropped", all_stop(None, true));
 }
 
 /// A cause whose destructor panics.
@@ -150,9 +146,9 @@ impl std::fmt::Display for Cause {
 impl std::error::Error for Cause {}
 
 #[test]
-fn every_stop_runs_though_their_errors_panic_as_they_are_dropped() {
+fn every_stop_runs_although_their_errors_panic_when_dropped() {
     alone(
-        "hostile_flows::operators::every_stop_runs_though_their_errors_panic_as_they_are_dropped",
+        "hostile_flows::operators::every_stop_runs_although_their_errors_panic_when_dropped",
         all_stop(Some(|| Error::other(Cause(Bomb))), false),
     );
 }
@@ -170,16 +166,16 @@ impl std::fmt::Display for NoText {
 impl std::error::Error for NoText {}
 
 #[test]
-fn every_stop_runs_though_the_text_of_their_errors_panics() {
-    alone("hostile_flows::operators::every_stop_runs_though_the_text_of_their_errors_panics", async {
+fn every_stop_runs_although_the_text_of_their_errors_panics() {
+    alone("hostile_flows::operators::every_stop_runs_although_the_text_of_their_errors_panics", async {
         tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(std::io::sink).init();
         all_stop(Some(|| Error::other(NoText)), false).await;
     });
 }
 
 #[test]
-fn operators_whose_destructors_panic_go_with_an_outcome_that_is_not_taken() {
-    alone("hostile_flows::operators::operators_whose_destructors_panic_go_with_an_outcome_that_is_not_taken", async {
+fn operators_whose_destructors_panic_are_dropped_with_an_untaken_outcome() {
+    alone("hostile_flows::operators::operators_whose_destructors_panic_are_dropped_with_an_untaken_outcome", async {
         let mut flow = Flow::new("f");
         let ends: Vec<_> = ["one", "other"].map(|name| flow.add(name, Ends(Bomb))).into();
         let (end, mut ended) = tokio::sync::mpsc::unbounded_channel::<()>();
@@ -193,7 +189,7 @@ fn operators_whose_destructors_panic_go_with_an_outcome_that_is_not_taken() {
         let mut run = Box::pin(flow.run());
         assert!(futures::poll!(&mut run).is_pending());
         go.send(true).unwrap();
-        // The last of them has stopped: the outcome is there, or about to be.
+        // The last operator has stopped, so the outcome is ready or about to be.
         assert_eq!(ended.recv().await, Some(()));
         assert_eq!(ended.recv().await, Some(()));
         tokio::task::yield_now().await;
@@ -201,7 +197,7 @@ fn operators_whose_destructors_panic_go_with_an_outcome_that_is_not_taken() {
     });
 }
 
-/// Its `stop` waits until it may go on, and says that it has run.
+/// Its `stop` waits until it may go on, and then sends a message.
 struct Ended(tokio::sync::mpsc::UnboundedSender<()>, tokio::sync::watch::Receiver<bool>);
 
 impl Operator for Ended {
@@ -219,8 +215,8 @@ impl Operator for Ended {
 }
 
 #[test]
-fn functions_of_sections_and_writers_of_steps_panic_as_they_are_dropped() {
-    alone("hostile_flows::operators::functions_of_sections_and_writers_of_steps_panic_as_they_are_dropped", async {
+fn inspectors_of_sections_and_log_writers_may_panic_when_dropped() {
+    alone("hostile_flows::operators::inspectors_of_sections_and_log_writers_may_panic_when_dropped", async {
         struct Writer(#[allow(dead_code, reason = "dropped")] Bomb);
         impl Write for Writer {
             fn write(&mut self, text: &[u8]) -> io::Result<usize> {
@@ -245,7 +241,6 @@ fn functions_of_sections_and_writers_of_steps_panic_as_they_are_dropped() {
         let hub = "from.output -> to.input";
         let steps = steps.log_hub_to(hub, Writer(Bomb)).unwrap().log_hub_to(hub, Writer(Bomb)).unwrap();
         drop(steps);
-        // Two at once, as the struct's fields.
         struct Hubs {
             _one: ChunkHub<u32>,
             _other: ChunkHub<u32>,
@@ -259,9 +254,9 @@ fn functions_of_sections_and_writers_of_steps_panic_as_they_are_dropped() {
     });
 }
 
-// Under its place's lock it would be a panic of a debug build, from the order of locks.
+// A debug build asserts the lock order: it would panic if the replaced value were dropped with a lock held.
 #[test]
-fn an_allocator_and_a_pool_are_replaced_by_others() {
+fn an_operators_allocator_and_stream_pool_may_be_replaced() {
     let device = Device::emulated(Emulated::new());
     let mut flow = Flow::new("f");
     let mut end = flow.add("end", sink(async |_: u32| Ok(())));
@@ -274,7 +269,6 @@ fn an_allocator_and_a_pool_are_replaced_by_others() {
     drop((flow, end));
 }
 
-/// Ports whose destructor panics.
 #[derive(Ports)]
 struct BombPorts {
     #[input]
@@ -290,7 +284,7 @@ impl Drop for BombPorts {
     }
 }
 
-/// It says that it runs, and does so for ever, with a value of its own.
+/// Sends a message and runs for ever. The run and the operator own a bomb each.
 struct RunsForEver(tokio::sync::mpsc::UnboundedSender<()>, Bomb);
 
 impl Clone for RunsForEver {
@@ -310,21 +304,20 @@ impl Operator for RunsForEver {
     }
 }
 
-/// The runtime ends in the middle of a run.
-fn ends_in_a_run(name: &str, several: bool) {
+fn end_the_runtime_during_a_run(name: &str, several: bool) {
     in_a_process(name, || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let mut running = None;
         runtime.block_on(async {
-            let (tell, mut runs) = tokio::sync::mpsc::unbounded_channel();
+            let (sender, mut runs) = tokio::sync::mpsc::unbounded_channel();
             let mut flow = Flow::new("f");
             let from = flow.add("from", source(async || Ok(Some(1_u32))));
             let to = flow.add("to", sink(async |_: u32| Ok(())));
             let (input, output) = if several {
-                let work = flow.add("work", concurrent(1, RunsForEver(tell, Bomb)));
+                let work = flow.add("work", concurrent(1, RunsForEver(sender, Bomb)));
                 (work.numbers, work.out)
             } else {
-                let work = flow.add("work", RunsForEver(tell, Bomb));
+                let work = flow.add("work", RunsForEver(sender, Bomb));
                 (work.numbers, work.out)
             };
             flow.connect(from.output, input);
@@ -338,11 +331,17 @@ fn ends_in_a_run(name: &str, several: bool) {
 }
 
 #[test]
-fn an_operator_its_ports_and_its_run_panic_as_the_runtime_ends() {
-    ends_in_a_run("hostile_flows::operators::an_operator_its_ports_and_its_run_panic_as_the_runtime_ends", false);
+fn an_operator_its_ports_and_its_run_may_panic_when_the_runtime_ends() {
+    end_the_runtime_during_a_run(
+        "hostile_flows::operators::an_operator_its_ports_and_its_run_may_panic_when_the_runtime_ends",
+        false,
+    );
 }
 
 #[test]
-fn a_worker_its_ports_and_its_run_panic_as_the_runtime_ends() {
-    ends_in_a_run("hostile_flows::operators::a_worker_its_ports_and_its_run_panic_as_the_runtime_ends", true);
+fn a_worker_its_ports_and_its_run_may_panic_when_the_runtime_ends() {
+    end_the_runtime_during_a_run(
+        "hostile_flows::operators::a_worker_its_ports_and_its_run_may_panic_when_the_runtime_ends",
+        true,
+    );
 }

@@ -1,8 +1,7 @@
-//! Wakers that panic, or call back as they are dropped.
+//! Wakers that panic, or call back when dropped.
 
 use super::*;
 
-/// A waker that panics as it is woken.
 struct Hostile;
 
 impl Wake for Hostile {
@@ -36,7 +35,6 @@ fn a_waker_that_panics_at_an_egress_fails_no_flow() {
     });
 }
 
-/// Keeps the replies of all requests that it takes.
 struct Keeps(Arc<Mutex<Vec<Reply>>>, tokio::sync::mpsc::UnboundedSender<()>);
 
 impl Operator for Keeps {
@@ -51,25 +49,25 @@ impl Operator for Keeps {
 }
 
 #[test]
-fn callers_whose_wakers_panic_leave_the_others_their_answers() {
-    alone("hostile_flows::wakers::callers_whose_wakers_panic_leave_the_others_their_answers", async {
-        let (kept, (tell, mut receiver)) = (Arc::default(), tokio::sync::mpsc::unbounded_channel());
+fn callers_whose_wakers_panic_strand_no_other_caller() {
+    alone("hostile_flows::wakers::callers_whose_wakers_panic_strand_no_other_caller", async {
+        let (kept, (sender, mut receiver)) = (Arc::default(), tokio::sync::mpsc::unbounded_channel());
         let mut flow = Flow::new("f");
-        let keeps = flow.add("keeps", Keeps(Arc::clone(&kept), tell));
+        let keeps = flow.add("keeps", Keeps(Arc::clone(&kept), sender));
         let ask = flow.service_with("ask", keeps.input, keeps.output, Hub::bounded(8));
         let running = flow.spawn().unwrap();
-        let mut asked: Vec<_> = (0..3).map(|_| Box::pin(ask.ask(1))).collect();
-        let ours = futures::task::noop_waker();
+        let mut hostile_calls: Vec<_> = (0..3).map(|_| Box::pin(ask.ask(1))).collect();
+        let noop = futures::task::noop_waker();
         let mut others: Vec<_> = Vec::new();
-        for hostile_one in &mut asked {
-            // Before it is answered it waits for the flow to run: asked until its request has come in.
+        for call in &mut hostile_calls {
+            // A call first waits for the flow to run, so it is polled until its request has arrived.
             while receiver.try_recv().is_err() {
-                assert!(hostile_one.as_mut().poll(&mut Context::from_waker(&hostile())).is_pending());
+                assert!(call.as_mut().poll(&mut Context::from_waker(&hostile())).is_pending());
                 tokio::task::yield_now().await;
             }
             let mut other = Box::pin(ask.ask(2));
             while receiver.try_recv().is_err() {
-                assert!(other.as_mut().poll(&mut Context::from_waker(&ours)).is_pending());
+                assert!(other.as_mut().poll(&mut Context::from_waker(&noop)).is_pending());
                 tokio::task::yield_now().await;
             }
             others.push(other);
@@ -83,8 +81,8 @@ fn callers_whose_wakers_panic_leave_the_others_their_answers() {
 }
 
 #[test]
-fn peeks_whose_wakers_panic_leave_the_others_their_chunk() {
-    alone("hostile_flows::wakers::peeks_whose_wakers_panic_leave_the_others_their_chunk", async {
+fn peeks_whose_wakers_panic_strand_no_other_peek() {
+    alone("hostile_flows::wakers::peeks_whose_wakers_panic_strand_no_other_peek", async {
         let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(1).build().unwrap();
         let mut produce = hub.produce(&host()).unwrap();
         let mut links: Vec<_> = (0..7).map(|_| hub.peek(&host()).unwrap()).collect();
@@ -99,7 +97,6 @@ fn peeks_whose_wakers_panic_leave_the_others_their_chunk() {
     });
 }
 
-/// A waker that sends into the flow as it is dropped.
 struct SendsWhenDropped(wakeline::Ingress<u32>, Arc<AtomicBool>);
 
 impl Wake for SendsWhenDropped {
@@ -108,14 +105,13 @@ impl Wake for SendsWhenDropped {
 
 impl Drop for SendsWhenDropped {
     fn drop(&mut self) {
-        // The last one is dropped as the flow has ended.
+        // The send of the last waker fails, since the flow has ended by then.
         self.1.fetch_or(self.0.try_send(3).is_ok(), Ordering::SeqCst);
     }
 }
 
 type Slot = Arc<Mutex<Option<wakeline::Ingress<u32>>>>;
 
-/// Waits for a message with wakers of its own.
 struct OwnWakers(Slot, Arc<AtomicBool>);
 
 impl Operator for OwnWakers {
@@ -139,8 +135,8 @@ impl Operator for OwnWakers {
 }
 
 #[test]
-fn a_waker_that_is_replaced_sends_into_the_hub_that_drops_it() {
-    alone("hostile_flows::wakers::a_waker_that_is_replaced_sends_into_the_hub_that_drops_it", async {
+fn a_replaced_waker_may_send_into_the_hub_that_drops_it() {
+    alone("hostile_flows::wakers::a_replaced_waker_may_send_into_the_hub_that_drops_it", async {
         let (slot, sent) = (Slot::default(), Arc::default());
         let mut flow = Flow::new("f");
         let own = flow.add("own", OwnWakers(slot.clone(), Arc::clone(&sent)));
@@ -150,7 +146,6 @@ fn a_waker_that_is_replaced_sends_into_the_hub_that_drops_it() {
     });
 }
 
-/// Wakes another one, and panics.
 struct WakesAndPanics(Option<Waker>);
 
 impl Wake for WakesAndPanics {
@@ -160,24 +155,24 @@ impl Wake for WakesAndPanics {
     }
 }
 
-/// A link that is polled until tokio's budget is spent: tokio's worker, which would abort the process, is given no such waker.
+/// If tokio's worker called the waker, its panic would abort the process.
 #[test]
-fn a_waker_that_panics_is_not_given_to_tokio_as_the_budget_is_spent() {
-    alone("hostile_flows::wakers::a_waker_that_panics_is_not_given_to_tokio_as_the_budget_is_spent", async {
+fn a_waker_that_panics_is_not_given_to_tokio_when_the_budget_is_spent() {
+    alone("hostile_flows::wakers::a_waker_that_panics_is_not_given_to_tokio_when_the_budget_is_spent", async {
         let polls = tokio::spawn(async {
             let hub = ChunkHub::<u32>::builder("h").elements(1).host_envelopes(2).build().unwrap();
             put(&mut hub.produce(&host()).unwrap(), 1).await;
             let mut peek = hub.peek(&host()).unwrap();
             let waker = Waker::from(Arc::new(WakesAndPanics(None)));
-            // A chunk that stays is there each time.
+            // A peeked chunk stays in the hub, so only the budget makes a poll pending.
             (0..1_000).any(|_| std::pin::pin!(peek.next()).poll(&mut Context::from_waker(&waker)).is_pending())
         });
-        assert!(polls.await.unwrap(), "the budget is spent");
+        assert!(polls.await.unwrap(), "the budget was not spent");
         tokio::task::yield_now().await;
     });
 }
 
-/// Waits for its runs in a combinator of its own, whose wakers panic.
+/// Waits for its runs with its own combinator, whose wakers panic.
 struct PanickingWakers(u32);
 
 impl Operator for PanickingWakers {

@@ -19,12 +19,12 @@ use loom::{future::block_on, thread};
 
 impl WatchValue for u32 {
     fn is_awaited(self) -> bool {
-        self != GOES_ON
+        self != NOT_AWAITED
     }
 }
 
-/// The value with which observers no longer wait for a change.
-const GOES_ON: u32 = 9;
+/// The value that observers do not await a change of.
+const NOT_AWAITED: u32 = 9;
 
 /// Counts wakes. Used by one thread only.
 #[derive(Default)]
@@ -36,7 +36,7 @@ impl Wake for Woken {
     }
 }
 
-/// Waits until the observed value is as `wanted`. A lost wakeup is a deadlock, which loom reports.
+/// Waits until `wanted` accepts the observed state. A lost wake-up is a deadlock, which loom reports.
 fn wait_until(reader: &mut WatchReader<u32>, wanted: impl Fn(Seen<u32>) -> bool) -> Seen<u32> {
     block_on(poll_fn(|cx| {
         let seen = reader.poll(cx.waker());
@@ -47,11 +47,11 @@ fn wait_until(reader: &mut WatchReader<u32>, wanted: impl Fn(Seen<u32>) -> bool)
 #[test]
 fn a_change_while_an_observer_registers_is_seen() {
     model(3, || {
-        let told = Watch::new(0);
-        let mut reader = told.reader();
+        let watch = Watch::new(0);
+        let mut reader = watch.reader();
         let sets = thread::spawn(move || {
-            told.set(|value| value + 1);
-            told.set(|value| value + 1);
+            watch.set(|value| value + 1);
+            watch.set(|value| value + 1);
         });
         assert_eq!(wait_until(&mut reader, |seen| seen.value == 2).value, 2);
         sets.join().unwrap();
@@ -61,28 +61,28 @@ fn a_change_while_an_observer_registers_is_seen() {
 #[test]
 fn dropping_the_last_handle_wakes_the_observers() {
     model(3, || {
-        let told = Watch::new(0);
-        let mut reader = told.reader();
-        let other = told.clone();
+        let watch = Watch::new(0);
+        let mut reader = watch.reader();
+        let other = watch.clone();
         let drops = thread::spawn(move || drop(other));
-        drop(told);
+        drop(watch);
         assert_eq!(wait_until(&mut reader, |seen| !seen.may_change), Seen { value: 0, may_change: false });
         drops.join().unwrap();
     });
 }
 
-/// A handle that is created or dropped is a change only if observers wait, and then none misses it.
+/// Creating or dropping a handle wakes observers only while the value is awaited.
 #[test]
 fn a_new_handle_is_seen_by_a_waiting_observer() {
     model(3, || {
-        let told = Watch::new(0);
-        let reader = told.reader();
-        let mut waits = told.reader();
-        drop(told);
-        let again = thread::spawn(move || reader.writer());
+        let watch = Watch::new(0);
+        let reader = watch.reader();
+        let mut waits = watch.reader();
+        drop(watch);
+        let recreated = thread::spawn(move || reader.writer());
         assert_eq!(wait_until(&mut waits, |seen| seen.may_change), Seen { value: 0, may_change: true });
-        // This value lets the observer proceed: it is woken by the value, and not by the handles.
-        again.join().unwrap().set(|_| GOES_ON);
+        // The observer does not await this value, so a short-lived handle must not wake it.
+        recreated.join().unwrap().set(|_| NOT_AWAITED);
         let woken = Arc::new(Woken::default());
         waits.poll(&Waker::from(woken.clone()));
         drop(waits.writer());
@@ -90,26 +90,25 @@ fn a_new_handle_is_seen_by_a_waiting_observer() {
     });
 }
 
-/// The slot of a woken observer is free: another may have it by the time that the first is dropped.
+/// The slot of a woken observer is free. Another observer may occupy it before the first is dropped.
 #[test]
 fn a_dropped_observer_does_not_free_the_slot_of_another() {
     model(3, || {
-        let told = Watch::new(0);
-        let (mut goes, mut stays) = (told.reader(), told.reader());
-        goes.poll(futures::task::noop_waker_ref());
-        let waits = thread::spawn(move || wait_until(&mut stays, |seen| seen.value == 2));
-        told.set(|_| 1);
-        drop(goes);
-        told.set(|_| 2);
+        let watch = Watch::new(0);
+        let (mut dropped, mut waiting) = (watch.reader(), watch.reader());
+        dropped.poll(futures::task::noop_waker_ref());
+        let waits = thread::spawn(move || wait_until(&mut waiting, |seen| seen.value == 2));
+        watch.set(|_| 1);
+        drop(dropped);
+        watch.set(|_| 2);
         assert_eq!(waits.join().unwrap().value, 2);
     });
 }
 
-/// Two observers share a count of one: one of them claims it, and the other is woken to see that none is left.
 #[test]
-fn one_of_two_claims_the_last_run() {
+fn exactly_one_of_two_observers_claims_the_last_run() {
     model(3, || {
-        let told = Watch::new(1);
+        let watch = Watch::new(1);
         let claims = |mut reader: WatchReader<u32>| {
             move || {
                 let claimed = reader.change(|left| left.checked_sub(1), |left| left == 0).is_some();
@@ -117,22 +116,22 @@ fn one_of_two_claims_the_last_run() {
                 claimed
             }
         };
-        let other = thread::spawn(claims(told.reader()));
-        let first = claims(told.reader())();
+        let other = thread::spawn(claims(watch.reader()));
+        let first = claims(watch.reader())();
         assert!(first != other.join().unwrap(), "claimed by both or by neither");
     });
 }
 
-/// A task that another executor polls meanwhile has another waker: the last one is used.
+/// A task that moves to another executor has a new waker. The watch must use the last one.
 #[test]
 fn the_waker_of_the_last_poll_is_woken() {
     model(3, || {
-        let told = Watch::new(0);
-        let mut reader = told.reader();
+        let watch = Watch::new(0);
+        let mut reader = watch.reader();
         reader.poll(futures::task::noop_waker_ref());
         let sets = thread::spawn(move || {
-            told.set(|_| 1);
-            told.set(|_| 2);
+            watch.set(|_| 1);
+            watch.set(|_| 2);
         });
         reader.poll(futures::task::noop_waker_ref());
         wait_until(&mut reader, |seen| seen.value == 2);

@@ -1,4 +1,4 @@
-//! What comes out is the same, replayed or streamed.
+//! A section sends the same bytes whether it is replayed or streamed.
 
 use super::*;
 
@@ -7,7 +7,7 @@ on_both!(g10_a_chain_gives_the_same_bytes_replayed_as_streamed_at_every_bucket_a
     let (replayed, report) = chain(&device, ROWS, true).await;
     assert_eq!(replayed, streamed);
     assert_eq!(replayed.len(), ROWS.len());
-    // The first of each of four buckets is streamed, and what is larger than the largest.
+    // Streamed: the first round of each of the four buckets, and the two that exceed the largest.
     assert_eq!(section(&report, "net"), (10, 6, 4));
     assert_eq!(report.operator("two").unwrap().runs, ROWS.len() as u64);
     assert!(
@@ -25,8 +25,8 @@ on_both!(g10_a_fork_and_join_gives_the_same_bytes_replayed_as_streamed, async |d
 
 on_both!(g10_the_branches_of_a_section_stay_parallel_in_its_graph, async |device: Device| {
     let graphs = shared();
-    let hear = graphs.clone();
-    fork_and_join_shown(&device, &[4, 4, 4], true, move |graph| lock(&hear).push(graph.clone())).await;
+    let inspected = graphs.clone();
+    fork_and_join_inspected(&device, &[4, 4, 4], true, move |graph| lock(&inspected).push(graph.clone())).await;
     let graph: Graph = lock(&graphs).pop().unwrap();
     for (later, earlier) in [("left", "fork"), ("right", "fork"), ("join", "left"), ("join", "right")] {
         assert!(comes_after(&graph, later, earlier), "`{later}` after `{earlier}`: {}", graph.to_dot());
@@ -34,21 +34,25 @@ on_both!(g10_the_branches_of_a_section_stay_parallel_in_its_graph, async |device
     for (one, other) in [("left", "right"), ("right", "left")] {
         assert!(!comes_after(&graph, one, other), "`{one}` waits for `{other}`: {}", graph.to_dot());
     }
-    assert!(graph.nodes().iter().all(|node| matches!(node.kind, NodeKind::Kernel | NodeKind::Copy)), "nothing else");
+    assert!(
+        graph.nodes().iter().all(|node| matches!(node.kind, NodeKind::Kernel | NodeKind::Copy)),
+        "only kernels and copies: {}",
+        graph.to_dot()
+    );
 });
 
-on_both!(an_envelope_that_is_changed_in_place_crosses_the_edge_again, async |device: Device| {
+on_both!(an_envelope_modified_in_place_may_leave_the_section, async |device: Device| {
     let rows = [4, 3, 4, 1, 2, 4];
-    let replayed = alone(&device, &rows, Increment, |flow, one| {
+    let replayed = run_one(&device, &rows, Increment, |flow, one| {
         flow.replay("net", one).buckets([4]).rows(one.input, ROW);
     });
     let (replayed, report) = replayed.await.unwrap();
-    let (streamed, _) = alone(&device, &rows, Increment, |_, _| {}).await.unwrap();
+    let (streamed, _) = run_one(&device, &rows, Increment, |_, _| {}).await.unwrap();
     assert_eq!(replayed, streamed);
     assert_eq!(section(&report, "net"), (5, 1, 1));
 });
 
-/// Sends the sum of all that it is given.
+/// Sends the sum of each message.
 struct Total;
 
 impl Operator for Total {
@@ -63,9 +67,9 @@ impl Operator for Total {
     }
 }
 
-on_both!(what_does_not_have_the_rows_of_the_inputs_is_sent_whole, async |device: Device| {
+on_both!(an_output_without_the_rows_of_the_inputs_must_be_declared_whole, async |device: Device| {
     let rows = [8, 8, 1, 5, 2, 8, 3];
-    let replayed = alone(&device, &rows, Total, |flow, one| {
+    let replayed = run_one(&device, &rows, Total, |flow, one| {
         flow.replay("net", one).buckets([8]).rows(one.input, ROW).whole(one.output);
     });
     let (replayed, report) = replayed.await.unwrap();
@@ -73,14 +77,14 @@ on_both!(what_does_not_have_the_rows_of_the_inputs_is_sent_whole, async |device:
     assert_eq!(replayed, sums);
     assert_eq!(section(&report, "net"), (6, 1, 1));
 
-    let unsaid = alone(&device, &rows, Total, |flow, one| {
+    let undeclared = run_one(&device, &rows, Total, |flow, one| {
         flow.replay("net", one).buckets([8]).rows(one.input, ROW);
     });
-    let told = unsaid.await.err().unwrap().to_string();
-    says(&told, &["operator `one`: port `output`", "it sends 1 elements for 8 rows", "use `.whole(..)`"]);
+    let error = undeclared.await.err().unwrap().to_string();
+    assert_contains(&error, &["operator `one`: port `output`", "it sends 1 elements for 8 rows", "use `.whole(..)`"]);
 });
 
-/// Sends as many elements, whatever it is given.
+/// Sends a fixed number of elements, regardless of its input.
 struct Always(usize);
 
 impl Operator for Always {
@@ -95,22 +99,22 @@ impl Operator for Always {
     }
 }
 
-on_both!(rows_of_another_length_in_each_bucket_are_none, async |device: Device| {
-    let unsaid = alone(&device, &[1, 1, 2, 1], Always(8), |flow, one| {
+on_both!(an_output_whose_row_size_differs_between_buckets_must_be_declared_whole, async |device: Device| {
+    let undeclared = run_one(&device, &[1, 1, 2, 1], Always(8), |flow, one| {
         flow.replay("net", one).buckets([1, 2]).rows(one.input, ROW);
     });
-    let told = unsaid.await.err().unwrap().to_string();
+    let error = undeclared.await.err().unwrap().to_string();
     let bucket = "it sends 32 bytes for one bucket and 32 for another, which is 16 and 32 bytes a row";
-    says(&told, &["operator `one`: port `output`", bucket, "use `.whole(..)`"]);
+    assert_contains(&error, &["operator `one`: port `output`", bucket, "use `.whole(..)`"]);
 
-    let said = alone(&device, &[1, 1, 2, 1], Always(8), |flow, one| {
+    let declared = run_one(&device, &[1, 1, 2, 1], Always(8), |flow, one| {
         flow.replay("net", one).buckets([1, 2]).rows(one.input, ROW).whole(one.output);
     });
-    assert_eq!(said.await.unwrap().0, [[1; 8]; 4]);
+    assert_eq!(declared.await.unwrap().0, [[1; 8]; 4]);
 });
 
-on_both!(padding_is_zero_whatever_was_there_before, async |device: Device| {
-    /// Sends the sum of all that it is given, and leaves something else where that was.
+on_both!(padding_is_zero_after_an_operator_has_overwritten_it, async |device: Device| {
+    /// Sends the sum of each message, and then modifies the message's memory, padding included.
     struct Sum;
 
     impl Operator for Sum {
@@ -127,7 +131,7 @@ on_both!(padding_is_zero_whatever_was_there_before, async |device: Device| {
     }
 
     let rows = [8, 8, 1, 5, 2, 8, 3];
-    let replayed = alone(&device, &rows, Sum, |flow, one| {
+    let replayed = run_one(&device, &rows, Sum, |flow, one| {
         flow.replay("net", one).buckets([8]).rows(one.input, ROW).whole(one.output);
     });
     let (replayed, report) = replayed.await.unwrap();
@@ -136,49 +140,49 @@ on_both!(padding_is_zero_whatever_was_there_before, async |device: Device| {
     assert_eq!(section(&report, "net"), (6, 1, 1));
 });
 
-on_both!(without_buckets_every_length_has_its_graph_until_there_are_too_many, async |device: Device| {
+on_both!(without_buckets_each_length_has_a_graph_up_to_the_limit, async |device: Device| {
     let rows = [3, 5, 7, 3, 5, 7, 7, 3];
-    let replayed = alone(&device, &rows, Affine(2, 3), |flow, one| {
+    let replayed = run_one(&device, &rows, Affine(2, 3), |flow, one| {
         flow.replay("net", one).at_most(2);
     });
     let (replayed, report) = replayed.await.unwrap();
-    let (streamed, _) = alone(&device, &rows, Affine(2, 3), |_, _| {}).await.unwrap();
+    let (streamed, _) = run_one(&device, &rows, Affine(2, 3), |_, _| {}).await.unwrap();
     assert_eq!(replayed, streamed);
-    // 3 and 5 have one each; the three sevens have none.
+    // The lengths 3 and 5 have the two graphs. The three rounds of length 7 are streamed.
     assert_eq!(section(&report, "net"), (3, 5, 2));
 });
 
-on_both!(without_buckets_a_length_that_comes_no_more_makes_room_for_one_that_does, async |device: Device| {
+on_both!(without_buckets_a_recurring_length_evicts_the_graph_of_an_unused_one, async |device: Device| {
     let rows = [1, 2, 7, 7, 7, 7, 7, 1, 2];
-    let replayed = alone(&device, &rows, Affine(2, 3), |flow, one| {
+    let replayed = run_one(&device, &rows, Affine(2, 3), |flow, one| {
         flow.replay("net", one).at_most(2);
     });
     let (replayed, report) = replayed.await.unwrap();
-    let (streamed, _) = alone(&device, &rows, Affine(2, 3), |_, _| {}).await.unwrap();
+    let (streamed, _) = run_one(&device, &rows, Affine(2, 3), |_, _| {}).await.unwrap();
     assert_eq!(replayed, streamed);
-    // The third seven is captured in the place of 1; 2 is still there.
+    // After the third round of length 7 its graph replaces that of length 1. The graph of length 2 remains.
     assert_eq!(section(&report, "net"), (3, 6, 3));
 });
 
-on_both!(captured_at_the_start_no_round_that_fits_is_streamed, async |device: Device| {
+on_both!(with_capture_at_the_start_no_round_that_fits_a_bucket_is_streamed, async |device: Device| {
     let rows = [1, 2, 3, 9];
-    let replayed = alone(&device, &rows, Affine(2, 3), |flow, one| {
+    let replayed = run_one(&device, &rows, Affine(2, 3), |flow, one| {
         flow.replay("net", one).buckets([2, 4]).rows(one.input, ROW).at_start();
     });
     let (replayed, report) = replayed.await.unwrap();
-    let (streamed, _) = alone(&device, &rows, Affine(2, 3), |_, _| {}).await.unwrap();
+    let (streamed, _) = run_one(&device, &rows, Affine(2, 3), |_, _| {}).await.unwrap();
     assert_eq!(replayed, streamed);
     assert_eq!(section(&report, "net"), (3, 1, 2));
 });
 
-on_both!(within_a_section_messages_are_of_any_type, async |device: Device| {
-    /// An envelope, and what the host has to say of it.
+on_both!(messages_within_a_section_may_be_of_any_type, async |device: Device| {
+    /// An envelope with values of the host.
     #[derive(Message)]
     struct Scaled {
         #[envelope]
         data: Envelope<u32>,
         by: u32,
-        why: String,
+        label: String,
     }
 
     struct Decide;
@@ -198,7 +202,7 @@ on_both!(within_a_section_messages_are_of_any_type, async |device: Device| {
 
         async fn compute(&mut self, ports: &mut DecidePorts, _cx: &mut Cx) -> Result<()> {
             let data = ports.input.take()?;
-            ports.scaled.send(Scaled { data, by: 6, why: "it was said".into() }).await?;
+            ports.scaled.send(Scaled { data, by: 6, label: "six times".into() }).await?;
             ports.note.send(7).await
         }
     }
@@ -219,8 +223,8 @@ on_both!(within_a_section_messages_are_of_any_type, async |device: Device| {
         type Ports = ScalePorts;
 
         async fn compute(&mut self, ports: &mut ScalePorts, cx: &mut Cx) -> Result<()> {
-            let (Scaled { data, by, why }, add) = (ports.scaled.take()?, ports.note.take()?);
-            assert_eq!(why, "it was said");
+            let (Scaled { data, by, label }, add) = (ports.scaled.take()?, ports.note.take()?);
+            assert_eq!(label, "six times");
             let mut y = ports.output.blank().await?;
             y.set_len(data.len())?;
             affine::launch(cx.stream()?, &data, &mut y, by, add)?;
@@ -266,7 +270,7 @@ on_both!(a_section_has_several_inputs_and_several_outputs, async |device: Device
         flow.connect_with(left.output, cross.left, hub);
         flow.connect_with(right.output, cross.right, hub);
         flow.connect(cross.both, first.input);
-        // Out of a section a message may go to several readers.
+        // An output of a section may have several readers.
         flow.connect(cross.more, [second.input, other.input]);
         if replay {
             flow.replay("net", &cross).buckets([3]).rows(cross.left, ROW).rows(cross.right, ROW);
@@ -281,11 +285,11 @@ on_both!(a_section_has_several_inputs_and_several_outputs, async |device: Device
     let (replayed_both, replayed_more, report) = run(true).await;
     assert_eq!((replayed_both, &replayed_more), (both, &more));
     assert_eq!(more.len(), 8);
-    // The third round has two rows at one input and one at the other: no bucket is right for both.
+    // The third round has two rows at one input and one at the other: no bucket fits both.
     assert_eq!(section(&report, "net"), (2, 2, 1));
 });
 
-on_both!(what_comes_with_a_message_goes_on_with_what_is_replayed_of_it, async |device: Device| {
+on_both!(metadata_of_a_message_passes_through_a_replay, async |device: Device| {
     struct Number(u32);
 
     impl Operator for Number {
@@ -333,13 +337,12 @@ on_both!(what_comes_with_a_message_goes_on_with_what_is_replayed_of_it, async |d
     flow.replay("net", (&one, &two));
     let report = flow.run().await.unwrap();
     assert_eq!(section(&report, "net"), (3, 1, 1));
-    // 3 (x + 1) + 1, the first element of each.
+    // The first element of each message is 3 (x + 1) + 1.
     assert_eq!(*lock(&seen), [(Some(1), 7), (Some(2), 10), (None, 13), (Some(4), 16)]);
 });
 
-/// In any order of what the device and the tasks do.
 #[tokio::test(start_paused = true)]
-async fn whatever_comes_first_the_bytes_are_the_same() {
+async fn the_bytes_are_the_same_in_every_simulated_order() {
     let rows = [1, 2, 3, 1, 9, 4, 2];
     let plain = emulated();
     let (chained, _) = chain(&plain, &rows, false).await;

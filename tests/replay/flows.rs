@@ -1,8 +1,8 @@
-//! Sections among others: runs, steps, ends and forks of whole flows.
+//! Sections in whole flows: several sections, repeated runs, stalls, steps, stops and fan-out.
 
 use super::*;
 
-on_both!(two_sections_of_one_flow_replay_beside_each_other, async |device: Device| {
+on_both!(two_sections_of_one_flow_are_both_replayed, async |device: Device| {
     let run = async |replay: bool| {
         let seen = shared();
         let mut flow = Flow::new("two");
@@ -32,7 +32,7 @@ on_both!(two_sections_of_one_flow_replay_beside_each_other, async |device: Devic
     assert_eq!([section(&report, "first"), section(&report, "second")], [(19, 1, 1); 2]);
 });
 
-on_both!(g11_flows_capture_at_once_while_others_allocate_and_make_streams, async |device: Device| {
+on_both!(g11_flows_capture_concurrently_while_another_thread_allocates_and_creates_streams, async |device: Device| {
     let (streamed, _) = chain(&device, &[1, 2, 3, 4, 5, 6, 7, 8], false).await;
     let done = Arc::new(AtomicBool::new(false));
     let busy = std::thread::spawn({
@@ -61,8 +61,8 @@ on_both!(g11_flows_capture_at_once_while_others_allocate_and_make_streams, async
     busy.join().unwrap();
 });
 
-on_both!(a_section_runs_again_and_uses_what_its_operators_keep, async |device: Device| {
-    /// Adds what it has from before, which the flow's owner may use too.
+on_both!(a_section_runs_again_and_uses_buffers_that_its_operators_keep, async |device: Device| {
+    /// Adds a buffer that is older than the capture.
     struct Add(Buffer<u32>);
 
     impl Operator for Add {
@@ -106,7 +106,7 @@ on_both!(a_section_runs_again_and_uses_what_its_operators_keep, async |device: D
     assert_eq!(firsts, [101, 102, 103, 105, 106, 107]);
 });
 
-on_both!(a_section_that_cannot_go_on_is_named_with_what_it_waits_for, async |device: Device| {
+on_both!(a_stall_error_names_the_section_and_what_it_waits_for, async |device: Device| {
     let mut flow = Flow::new("stalled");
     let hub = Hub::bounded(1).envelope_bytes(64);
     let read = flow.add("read", SendEach::new(batches(&[1, 1])));
@@ -114,7 +114,7 @@ on_both!(a_section_that_cannot_go_on_is_named_with_what_it_waits_for, async |dev
         "never",
         task(|ports: &mut SourcePorts<Envelope<u32>>, _| {
             use futures::FutureExt;
-            // It neither sends nor ends, and waits for a blank that it has itself.
+            // It waits for a blank while it holds all of them, so it neither sends nor ends.
             async move {
                 let _first = ports.output.blank().await?;
                 let _second = ports.output.blank().await?;
@@ -133,7 +133,10 @@ on_both!(a_section_that_cannot_go_on_is_named_with_what_it_waits_for, async |dev
     flow.replay("net", &cross);
     let error = flow.run().await.unwrap_err();
     assert!(error.is_stalled(), "{error}");
-    says(&error.to_string(), &["`cross` of section `net` waits for a message in hub `never.output -> cross.right`"]);
+    assert_contains(
+        &error.to_string(),
+        &["`cross` of section `net` waits for a message in hub `never.output -> cross.right`"],
+    );
 });
 
 on_both!(a_section_is_stepped_through_and_stopped_like_an_operator, async |device: Device| {
@@ -155,12 +158,12 @@ on_both!(a_section_is_stepped_through_and_stopped_like_an_operator, async |devic
     }
     let of = |name: &str| runs.iter().filter(|run| run.starts_with(&format!("{name}:"))).cloned().collect::<Vec<_>>();
     assert_eq!(of("one"), ["one: run 1", "one: run 2", "one: ended"], "{runs:?}");
-    assert_eq!(of("two"), [""; 0], "it is one with the other");
+    assert_eq!(of("two"), [""; 0], "the steps of the section are those of its first operator");
     let report = steps.run_on().await.unwrap();
     assert_eq!(section(&report, "net"), (1, 1, 1));
     assert_eq!(*lock(&seen), [[2, 3, 4, 5], [1002, 1003, 1004, 1005]]);
 
-    // It lets others have a turn now and then; no generation passes it over for that.
+    // The section yields to other tasks now and then. That must not cost it a run in any generation.
     let mut flow = Flow::new("many steps");
     let read = flow.add("read", SendEach::new(vec![vec![1_u32; 4]; 300]));
     let one = flow.add("one", Increment).on(&device);
@@ -195,22 +198,23 @@ on_both!(a_section_is_stepped_through_and_stopped_like_an_operator, async |devic
     let mut changes = handle.changes();
     until("some rounds", || handle.status()[1].runs > 3).await;
     handle.stop();
-    let mut told = [Vec::new(), Vec::new()];
+    let mut reported = [Vec::new(), Vec::new()];
     while let Some(status) = futures::StreamExt::next(&mut changes).await {
         match &*status.name {
-            "one" => told[0].push(status.status),
-            "two" => told[1].push(status.status),
+            "one" => reported[0].push(status.status),
+            "two" => reported[1].push(status.status),
             _ => {}
         }
     }
-    assert_eq!(told.map(|told| told.last().copied()), [Some(Status::Never); 2], "both are told of, to the end");
+    let last = reported.map(|statuses| statuses.last().copied());
+    assert_eq!(last, [Some(Status::Never); 2], "the status of both operators is reported to the end");
     let report = running.await.unwrap();
     let (replayed, ..) = section(&report, "net");
-    assert!(replayed > 2 && report.untaken == 0, "what was sent was replayed: {report}");
+    assert!(replayed > 2 && report.untaken == 0, "every message that was sent is processed: {report}");
     assert_eq!(report.operator("read").unwrap().messages_out, report.operator("collect").unwrap().messages_in);
 });
 
-on_both!(an_output_may_fan_out_within_a_section_and_a_port_take_many, async |device: Device| {
+on_both!(a_section_may_contain_fan_out_and_a_port_with_several_connections, async |device: Device| {
     struct Sums;
 
     #[derive(Ports)]
@@ -226,7 +230,7 @@ on_both!(an_output_may_fan_out_within_a_section_and_a_port_take_many, async |dev
 
         async fn compute(&mut self, ports: &mut SumsPorts, cx: &mut Cx) -> Result<()> {
             let mut parts = ports.parts.take()?;
-            let mut sum = parts.next().expect("one of each connection");
+            let mut sum = parts.next().expect("one message of each connection");
             for part in parts {
                 add_to::launch(cx.stream()?, &mut sum, &part)?;
             }
@@ -250,9 +254,9 @@ on_both!(an_output_may_fan_out_within_a_section_and_a_port_take_many, async |dev
         flow.connect(right.output, sums.parts);
         flow.connect(sums.output, collect.input);
         if replay {
-            let hear = graphs.clone();
+            let inspected = graphs.clone();
             let net = flow.replay("net", (&one, &left, &right, &sums));
-            net.buckets([2]).rows(one.input, ROW).inspect(move |graph: &Graph| lock(&hear).push(graph.clone()));
+            net.buckets([2]).rows(one.input, ROW).inspect(move |graph: &Graph| lock(&inspected).push(graph.clone()));
         }
         let report = flow.run().await.unwrap();
         let (seen, graph) = (lock(&seen).clone(), lock(&graphs).pop());
@@ -262,8 +266,8 @@ on_both!(an_output_may_fan_out_within_a_section_and_a_port_take_many, async |dev
     let (replayed, report, graph) = run(true).await;
     assert_eq!(replayed, streamed);
     assert_eq!(section(&report, "net"), (3, 1, 1));
-    let graph = graph.expect("it was captured");
-    // One of the two is sent a copy: that is a node, too, beside those that lead in and out.
+    let graph = graph.expect("the section is captured");
+    // One copy into the section, one out of it, and one for the second reader of the fan-out.
     assert_eq!(graph.nodes().iter().filter(|node| node.kind == NodeKind::Copy).count(), 3, "{}", graph.to_dot());
     assert!(!comes_after(&graph, "left", "right"), "{}", graph.to_dot());
 });

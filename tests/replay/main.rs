@@ -1,7 +1,7 @@
 //! Sections of operators that are replayed as CUDA graphs: `Flow::replay`.
 //!
-//! What counts is that nobody can tell a replayed round from a streamed one but by the report: the same bytes, in the same
-//! order, with all that came along; and that what a graph cannot hold is an error that says whose it is.
+//! Only the report distinguishes a replayed round from a streamed one: bytes, order and metadata are the same. What a
+//! graph cannot hold is an error that names the operator.
 
 use std::sync::{
     Arc,
@@ -23,7 +23,7 @@ mod bytes;
 mod flows;
 mod refusals;
 
-/// y = a x + b, each b of another element: so that padding, were it kept, would show.
+/// y[i] = a x[i] + b + i. The result depends on the index, so padding in the output would be visible.
 #[kernel(unsafe(cuda = "../kernels/affine.cu"))]
 fn affine(x: &[u32], y: &mut [u32], a: u32, b: u32) {
     for (at, (y, x)) in y.iter_mut().zip(x).enumerate() {
@@ -39,7 +39,7 @@ fn add_to(left: &mut [u32], right: &[u32]) {
     }
 }
 
-/// Into a blank envelope of the hub that it sends to, by way of memory of its own.
+/// Applies `affine` twice: into memory of the graph, and from there into a blank envelope of its output.
 struct Affine(u32, u32);
 
 impl Operator for Affine {
@@ -56,7 +56,7 @@ impl Operator for Affine {
     }
 }
 
-/// Sends what it is given both ways.
+/// Copies its input to both outputs.
 struct Fork;
 
 #[derive(Ports)]
@@ -85,7 +85,7 @@ impl Operator for Fork {
     }
 }
 
-/// Adds the right one to the left one, and passes that on.
+/// Sends the sum of its two inputs.
 struct Join;
 
 #[derive(Ports)]
@@ -108,7 +108,7 @@ impl Operator for Join {
     }
 }
 
-/// Rows of four elements.
+/// The number of elements in a row.
 const ROW: usize = 4;
 
 fn batches(rows: &[usize]) -> Vec<Vec<u32>> {
@@ -116,7 +116,7 @@ fn batches(rows: &[usize]) -> Vec<Vec<u32>> {
     rows.iter().enumerate().map(batch).collect()
 }
 
-/// The rows that are sent: every bucket, between buckets, more than the largest, and again.
+/// The rows of each message: every bucket, sizes between buckets, sizes above the largest, and repetitions.
 const ROWS: &[usize] = &[1, 2, 4, 8, 3, 1, 7, 9, 8, 5, 2, 4, 16, 3, 8, 1];
 
 fn section(report: &Report, name: &str) -> (u64, u64, u64) {
@@ -124,7 +124,7 @@ fn section(report: &Report, name: &str) -> (u64, u64, u64) {
     (replayed, streamed, captured)
 }
 
-/// `read -> one -> two -> three -> collect`, a section if `replay` says so.
+/// `read -> one -> two -> three -> collect`. With `replay`, the middle three form a section.
 async fn chain(device: &Device, rows: &[usize], replay: bool) -> (Vec<Vec<u32>>, Report) {
     let seen = shared();
     let mut flow = Flow::new("chain");
@@ -148,15 +148,15 @@ async fn chain(device: &Device, rows: &[usize], replay: bool) -> (Vec<Vec<u32>>,
 
 /// `read -> fork -> (left, right) -> join -> collect`.
 async fn fork_and_join(device: &Device, rows: &[usize], replay: bool) -> (Vec<Vec<u32>>, Report) {
-    fork_and_join_shown(device, rows, replay, |_| ()).await
+    fork_and_join_inspected(device, rows, replay, |_| ()).await
 }
 
-/// The same, and shows its graphs.
-async fn fork_and_join_shown(
+/// [`fork_and_join`], with `inspect` called for each graph.
+async fn fork_and_join_inspected(
     device: &Device,
     rows: &[usize],
     replay: bool,
-    show: impl Fn(&Graph) + Send + Sync + 'static,
+    inspect: impl Fn(&Graph) + Send + Sync + 'static,
 ) -> (Vec<Vec<u32>>, Report) {
     let seen = shared();
     let mut flow = Flow::new("fork and join");
@@ -175,41 +175,41 @@ async fn fork_and_join_shown(
     flow.connect(join.output, collect.input);
     if replay {
         let net = flow.replay("net", (&join, &left, &right, &fork));
-        net.buckets([1, 2, 4, 8]).rows(fork.input, ROW).inspect(show);
+        net.buckets([1, 2, 4, 8]).rows(fork.input, ROW).inspect(inspect);
     }
     let report = flow.run().await.unwrap();
     let seen = lock(&seen).clone();
     (seen, report)
 }
 
-/// `read -> one -> collect` with one operator, its hub's envelopes of 4096 bytes each.
-async fn alone<O>(
+/// `read -> one -> collect`, where `operator` is `one`. The hubs' envelopes have 4096 bytes.
+async fn run_one<O>(
     device: &Device,
     rows: &[usize],
     operator: O,
-    settle: impl FnOnce(&mut Flow, &Added<Io>),
-) -> Result<Ran>
+    configure: impl FnOnce(&mut Flow, &Added<Io>),
+) -> Result<RunResult>
 where
     O: Operator<Ports = MapPorts<Envelope<u32>, Envelope<u32>>>,
 {
     let seen = shared();
-    let mut flow = Flow::new("alone");
+    let mut flow = Flow::new("one");
     let read = flow.add("read", SendEach::new(batches(rows)));
     let one = flow.add("one", operator).on(device);
     let collect = flow.add("collect", Collect(seen.clone()));
     let hub = Hub::bounded(1).envelope_bytes(4096);
     flow.connect_with(read.output, one.input, hub);
     flow.connect_with(one.output, collect.input, hub);
-    settle(&mut flow, &one);
+    configure(&mut flow, &one);
     let report = flow.run().await?;
     let seen = lock(&seen).clone();
     Ok((seen, report))
 }
 
 type Io = MapHandles<Envelope<u32>, Envelope<u32>>;
-type Ran = (Vec<Vec<u32>>, Report);
+type RunResult = (Vec<Vec<u32>>, Report);
 
-/// Takes at two inputs and sends at two outputs: the sum, and the right one by itself.
+/// Sends the sum of its two inputs at one output, and the right input plus one at the other.
 struct Cross;
 
 #[derive(Ports)]
@@ -239,7 +239,7 @@ impl Operator for Cross {
     }
 }
 
-/// Which operators' nodes come after which others', by their names.
+/// True if a node of operator `later` depends on a node of operator `earlier`.
 fn comes_after(graph: &Graph, later: &str, earlier: &str) -> bool {
     let nodes = graph.nodes();
     let of = |name: &str| nodes.iter().filter(|node| node.operator.as_deref() == Some(name)).collect::<Vec<_>>();
@@ -249,6 +249,6 @@ fn comes_after(graph: &Graph, later: &str, earlier: &str) -> bool {
 }
 
 #[track_caller]
-fn says(told: &str, what: &[&str]) {
-    what.iter().for_each(|what| assert!(told.contains(what), "no `{what}` in: {told}"));
+fn assert_contains(text: &str, parts: &[&str]) {
+    parts.iter().for_each(|part| assert!(text.contains(part), "no `{part}` in: {text}"));
 }

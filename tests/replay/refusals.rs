@@ -1,30 +1,30 @@
-//! What a section cannot be, and what a graph cannot hold, is an error that says whose it is.
+//! Invalid sections, and work that a graph cannot hold, are errors that name the section and the operator.
 
 use super::*;
 
-/// What a flow with `operator` in a section fails with; and with `at_start`, before anything was streamed.
+/// The error of a flow with `operator` in a section; with `at_start`, before any round is streamed.
 async fn refused<O>(device: &Device, at_start: bool, operator: O) -> String
 where
     O: Operator<Ports = MapPorts<Envelope<u32>, Envelope<u32>>>,
 {
-    let ran = alone(device, &[2, 2, 2], operator, |flow, one| {
+    let run = run_one(device, &[2, 2, 2], operator, |flow, one| {
         let net = flow.replay("net", one);
         net.buckets([2]).rows(one.input, ROW).checked();
         if at_start {
             net.at_start();
         }
     });
-    let error = ran.await.expect_err("it is refused");
+    let error = run.await.expect_err("the section is refused");
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
-    let told = error.to_string();
-    assert!(told.starts_with("section `net`: operator `one`: "), "{told}");
-    told
+    let text = error.to_string();
+    assert!(text.starts_with("section `net`: operator `one`: "), "{text}");
+    text
 }
 
-/// An operator that does one thing which no graph can hold, beside what it is there for.
-struct Odd<F>(F);
+/// Calls a function with each message, and forwards the message.
+struct Forwarding<F>(F);
 
-impl<F> Operator for Odd<F>
+impl<F> Operator for Forwarding<F>
 where
     F: for<'a> FnMut(&'a mut Envelope<u32>, &'a mut Cx) -> futures::future::BoxFuture<'a, Result<()>> + Send + 'static,
 {
@@ -37,68 +37,68 @@ where
     }
 }
 
-fn odd<F>(act: F) -> Odd<F>
+fn forwarding<F>(act: F) -> Forwarding<F>
 where
     F: for<'a> FnMut(&'a mut Envelope<u32>, &'a mut Cx) -> futures::future::BoxFuture<'a, Result<()>> + Send + 'static,
 {
-    Odd(act)
+    Forwarding(act)
 }
 
-on_both!(what_a_capture_cannot_hold_is_an_error_that_names_the_operator, async |device: Device| {
+on_both!(work_that_a_graph_cannot_hold_is_an_error_that_names_the_operator, async |device: Device| {
     use futures::FutureExt;
 
-    let waits = odd(|_, _| tokio::task::yield_now().map(Ok).boxed());
-    let told = refused(&device, false, waits).await;
-    assert!(told.contains("its `compute` waits for something on the host"), "{told}");
+    let waits = forwarding(|_, _| tokio::task::yield_now().map(Ok).boxed());
+    let error = refused(&device, false, waits).await;
+    assert!(error.contains("its `compute` waits for something on the host"), "{error}");
 
-    let awaits = odd(|x, cx| {
+    let awaits = forwarding(|x, cx| {
         async move {
             increment::launch(cx.stream()?, x)?;
             cx.stream()?.completed().await
         }
         .boxed()
     });
-    let told = refused(&device, true, awaits).await;
-    assert!(told.contains("the work of stream `one` is captured, and none of it has run"), "{told}");
+    let error = refused(&device, true, awaits).await;
+    assert!(error.contains("the work of stream `one` is captured, and none of it has run"), "{error}");
 
-    let looks = odd(|x, cx| {
+    let reads = forwarding(|x, cx| {
         async move {
-            let mut here = Buffer::<u32>::pinned(cx.device(), x.len())?;
-            cx.stream()?.copy(x, &mut here)?;
-            here.read().await.map(drop)
+            let mut host = Buffer::<u32>::pinned(cx.device(), x.len())?;
+            cx.stream()?.copy(x, &mut host)?;
+            host.read().await.map(drop)
         }
         .boxed()
     });
-    let told = refused(&device, false, looks).await;
-    assert!(told.contains("the host can neither wait for it nor read its results"), "{told}");
+    let error = refused(&device, false, reads).await;
+    assert!(error.contains("the host can neither wait for it nor read its results"), "{error}");
 
-    let copies_back = odd(|x, cx| {
+    let copies_back = forwarding(|x, cx| {
         async move {
-            let mut here = Buffer::<u32>::pinned(cx.device(), x.len())?;
-            cx.stream()?.copy(x, &mut here)
+            let mut host = Buffer::<u32>::pinned(cx.device(), x.len())?;
+            cx.stream()?.copy(x, &mut host)
         }
         .boxed()
     });
-    let ran = alone(&device, &[2, 2], copies_back, |flow, one| {
+    let run = run_one(&device, &[2, 2], copies_back, |flow, one| {
         flow.replay("net", one);
     });
-    let told = ran.await.err().unwrap().to_string();
-    assert!(told.contains("operator `one` reads data back"), "{told}");
+    let error = run.await.err().unwrap().to_string();
+    assert!(error.contains("operator `one` reads data back"), "{error}");
 
-    let calls = odd(|_, cx| async { cx.stream()?.host_function(|| {}) }.boxed());
-    let told = refused(&device, false, calls).await;
-    assert!(told.contains("a host function that can be called once"), "{told}");
+    let calls = forwarding(|_, cx| async { cx.stream()?.host_function(|| {}) }.boxed());
+    let error = refused(&device, false, calls).await;
+    assert!(error.contains("a host function that can be called once"), "{error}");
 
     let pool = Allocator::stream_ordered(&device);
-    let allocates = odd(move |_, cx| {
-        let made = cx.stream().and_then(|stream| pool.alloc::<u32>(stream, 8).map(drop));
-        async move { made }.boxed()
+    let allocates = forwarding(move |_, cx| {
+        let allocated = cx.stream().and_then(|stream| pool.alloc::<u32>(stream, 8).map(drop));
+        async move { allocated }.boxed()
     });
-    let told = refused(&device, false, allocates).await;
-    assert!(told.contains("stream-ordered memory in a capture"), "{told}");
+    let error = refused(&device, false, allocates).await;
+    assert!(error.contains("stream-ordered memory in a capture"), "{error}");
 
     let mut number = 0;
-    let counts = odd(move |x, cx| {
+    let counts = forwarding(move |x, cx| {
         number += 1;
         let launched = cx.stream().and_then(|stream| {
             let mut y = stream.alloc::<u32>(x.len())?;
@@ -106,18 +106,18 @@ on_both!(what_a_capture_cannot_hold_is_an_error_that_names_the_operator, async |
         });
         async move { launched }.boxed()
     });
-    let told = refused(&device, true, counts).await;
-    assert!(told.contains("captured twice, node 1, `affine` is not the same"), "{told}");
+    let error = refused(&device, true, counts).await;
+    assert!(error.contains("captured twice, node 1, `affine` is not the same"), "{error}");
 
-    let ends = odd(|_, cx| {
+    let ends = forwarding(|_, cx| {
         cx.finish();
         async { Ok(()) }.boxed()
     });
-    let told = refused(&device, true, ends).await;
-    assert!(told.contains("it calls `Cx::finish`, which no replay does"), "{told}");
+    let error = refused(&device, true, ends).await;
+    assert!(error.contains("it calls `Cx::finish`, which no replay does"), "{error}");
 
     let mut kept = None;
-    let keeps = odd(move |_, cx| {
+    let keeps = forwarding(move |_, cx| {
         let filled = cx.stream().cloned().and_then(|own| {
             if kept.is_none() {
                 let data = Buffer::<u32>::new(own.device(), 8)?;
@@ -127,25 +127,26 @@ on_both!(what_a_capture_cannot_hold_is_an_error_that_names_the_operator, async |
         });
         async move { filled }.boxed()
     });
-    let told = refused(&device, false, keeps).await;
-    assert!(told.contains("it enqueues work on a stream that it has kept from an earlier run"), "{told}");
+    let error = refused(&device, false, keeps).await;
+    assert!(error.contains("it enqueues work on a stream that it has kept from an earlier run"), "{error}");
 
-    let marks = odd(|_, cx| {
+    let marks = forwarding(|_, cx| {
         cx.insert_metadata("mine", 1);
         async { Ok(()) }.boxed()
     });
-    let told = refused(&device, false, marks).await;
-    assert!(told.contains("it gives messages metadata of its own, which no replay does"), "{told}");
+    let error = refused(&device, false, marks).await;
+    assert!(error.contains("it gives messages metadata of its own, which no replay does"), "{error}");
 });
 
-/// Of those methods that no replay calls.
-struct Wordy<const WHICH: u8>;
+/// Overrides one of the methods that a replay does not call: `m` is `may_run`, `a` is `after`. The other one calls its
+/// default.
+struct Overrides<const METHOD: u8>;
 
-impl<const WHICH: u8> Operator for Wordy<WHICH> {
+impl<const METHOD: u8> Operator for Overrides<METHOD> {
     type Ports = MapPorts<Envelope<u32>, Envelope<u32>>;
 
     fn may_run(&mut self, _ports: &Self::Ports, cx: &Cx) -> bool {
-        if WHICH == b'm' { true } else { Increment.may_run(_ports, cx) }
+        if METHOD == b'm' { true } else { Increment.may_run(_ports, cx) }
     }
 
     async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
@@ -154,14 +155,14 @@ impl<const WHICH: u8> Operator for Wordy<WHICH> {
     }
 
     fn after(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
-        if WHICH != b'a' {
+        if METHOD != b'a' {
             drop(Increment.after(ports, cx));
         }
         async { Ok(()) }
     }
 }
 
-/// As often as it is told.
+/// Sends two messages in each run.
 struct SendsTwice;
 
 impl Operator for SendsTwice {
@@ -177,7 +178,7 @@ impl Operator for SendsTwice {
     }
 }
 
-/// Takes nothing.
+/// Takes no message.
 struct SendsOnly;
 
 impl Operator for SendsOnly {
@@ -191,27 +192,27 @@ impl Operator for SendsOnly {
     }
 }
 
-on_both!(an_operator_of_a_section_computes_and_moves_one_message_each, async |device: Device| {
-    let told = refused(&device, false, Wordy::<b'm'>).await;
-    assert!(told.contains("it has a `may_run` of its own, which no replay does"), "{told}");
-    let told = refused(&device, false, Wordy::<b'a'>).await;
-    assert!(told.contains("it has a `after` of its own, which no replay does"), "{told}");
+on_both!(an_operator_of_a_section_has_only_compute_and_passes_one_message_per_port, async |device: Device| {
+    let error = refused(&device, false, Overrides::<b'm'>).await;
+    assert!(error.contains("it has a `may_run` of its own, which no replay does"), "{error}");
+    let error = refused(&device, false, Overrides::<b'a'>).await;
+    assert!(error.contains("it has a `after` of its own, which no replay does"), "{error}");
     let own = task(|ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, _| {
         use futures::FutureExt;
         async move { ports.input.recv().await.map(drop) }.boxed()
     });
-    let told = refused(&device, false, own).await;
-    assert!(told.contains("it has a `run` of its own, which no replay does"), "{told}");
-    let told = refused(&device, true, SendsTwice).await;
-    assert!(told.contains("a run of it sends 2 messages at `output`"), "{told}");
+    let error = refused(&device, false, own).await;
+    assert!(error.contains("it has a `run` of its own, which no replay does"), "{error}");
+    let error = refused(&device, true, SendsTwice).await;
+    assert!(error.contains("a run of it sends 2 messages at `output`"), "{error}");
     for at_start in [true, false] {
-        let told = refused(&device, at_start, SendsOnly).await;
-        assert!(told.contains("a run of it takes 0 messages at `input`"), "{told}");
+        let error = refused(&device, at_start, SendsOnly).await;
+        assert!(error.contains("a run of it takes 0 messages at `input`"), "{error}");
     }
 });
 
-/// The problems of a flow of `read -> one -> two -> collect`, the middle ones on a device.
-fn problems(settle: impl FnOnce(&mut Flow, &Added<Io>, &Added<Io>, &Device)) -> String {
+/// The setup error of the flow `read -> one -> two -> collect`. `one` and `two` are on a device.
+fn problems(configure: impl FnOnce(&mut Flow, &Added<Io>, &Added<Io>, &Device)) -> String {
     let device = emulated();
     let mut flow = Flow::new("wrong");
     let read = flow.add("read", SendEach::new(batches(&[1])));
@@ -221,86 +222,89 @@ fn problems(settle: impl FnOnce(&mut Flow, &Added<Io>, &Added<Io>, &Device)) -> 
     flow.connect_with(read.output, one.input, Hub::bounded(1).envelope_bytes(64));
     flow.connect(one.output, two.input);
     flow.connect(two.output, collect.input);
-    settle(&mut flow, &one, &two, &device);
-    let error = flow.check().expect_err("it is wrong");
+    configure(&mut flow, &one, &two, &device);
+    let error = flow.check().expect_err("the flow is invalid");
     assert_eq!(error.kind(), ErrorKind::Setup, "{error}");
     error.to_string()
 }
 
 #[test]
-fn what_is_wrong_with_a_section_is_said_before_anything_runs() {
-    let told = problems(|flow, one, two, _| {
+fn problems_of_a_section_are_reported_before_the_flow_runs() {
+    let error = problems(|flow, one, two, _| {
         let _ = flow.replay("net", (one, two)).buckets([]);
         flow.replay("net", one).buckets([0, 1]).rows(two.input, 4).rows(one.input, 0);
     });
-    says(&told, &["section `net`: its list of buckets is empty", "section `net`: another section has the same name"]);
-    says(&told, &["operator `one` is also in another section"]);
+    assert_contains(
+        &error,
+        &["section `net`: its list of buckets is empty", "section `net`: another section has the same name"],
+    );
+    assert_contains(&error, &["operator `one` is also in another section"]);
 
-    let told = problems(|flow, one, two, _| {
+    let error = problems(|flow, one, two, _| {
         flow.replay("net", one).buckets([0, 1]).rows(two.input, 4).rows(one.input, 0).whole(two.output);
     });
-    says(&told, &["a bucket of 0 rows holds nothing", "a row of 0 elements at `input`"]);
-    says(
-        &told,
+    assert_contains(&error, &["a bucket of 0 rows holds nothing", "a row of 0 elements at `input`"]);
+    assert_contains(
+        &error,
         &["the rows of `two.input` are set, which is not a port on its boundary", "whole messages of `two.output`"],
     );
 
-    let told = problems(|flow, one, _, _| {
+    let error = problems(|flow, one, _, _| {
         flow.replay("start", one).at_start();
     });
-    says(&told, &["section `start`: it is to be captured at the start, when the sizes are not known yet"]);
+    assert_contains(&error, &["section `start`: it is to be captured at the start, when the sizes are not known yet"]);
 
-    let told = problems(|flow, one, two, _| {
+    let error = problems(|flow, one, two, _| {
         let _ = two.clone().on(&Device::host());
         flow.replay("net", (one, two, one));
     });
-    says(&told, &["operator `one` is named twice"]);
+    assert_contains(&error, &["operator `one` is named twice"]);
 
-    let told = problems(|flow, one, two, _| {
+    let error = problems(|flow, one, two, _| {
         let _ = two.clone().on(&Device::host());
         flow.replay("net", (one, two));
     });
-    says(&told, &["operator `two` is on the host, which has no graphs"]);
+    assert_contains(&error, &["operator `two` is on the host, which has no graphs"]);
 
-    let told = problems(|flow, one, two, _| {
+    let error = problems(|flow, one, two, _| {
         let _ = two.clone().on(&emulated());
         flow.replay("net", (one, two));
     });
-    says(&told, &["a graph belongs to one device"]);
+    assert_contains(&error, &["a graph belongs to one device"]);
 
-    let told = problems(|flow, one, two, _| {
+    let error = problems(|flow, one, two, _| {
         let _ = one.clone().on_own_thread();
         let _ = two.clone().when(wakeline::condition::count(3));
         flow.replay("net", (one, two));
     });
-    says(&told, &["operator `one` has a thread of its own", "operator `two` has a condition of its own"]);
+    assert_contains(&error, &["operator `one` has a thread of its own", "operator `two` has a condition of its own"]);
 
-    let told = problems(|flow, one, two, device| {
-        let elsewhere = Flow::new("other").add("far", Increment).on(device);
-        flow.replay("net", (one, two, &elsewhere));
-        flow.replay("nobody", Vec::<&Added<Io>>::new());
+    let error = problems(|flow, one, two, device| {
+        let foreign = Flow::new("other").add("far", Increment).on(device);
+        flow.replay("net", (one, two, &foreign));
+        flow.replay("empty", Vec::<&Added<Io>>::new());
     });
-    says(&told, &["operator `far` belongs to another flow", "section `nobody`: it has no operators"]);
+    assert_contains(&error, &["operator `far` belongs to another flow", "section `empty`: it has no operators"]);
 }
 
 #[test]
-fn a_section_hangs_together_and_waits_for_nobody_of_its_own() {
+fn a_section_with_an_unsuitable_shape_or_boundary_is_refused() {
     let device = emulated();
     let hub = Hub::bounded(1).envelope_bytes(64);
 
     let mut flow = Flow::new("apart");
-    let (mut ends, mut all) = (Vec::new(), Vec::new());
+    let (mut ends, mut operators) = (Vec::new(), Vec::new());
     for name in ["one", "two"] {
         let read = flow.add(format!("read {name}"), SendEach::new(batches(&[1])));
         let one = flow.add(name, Increment).on(&device);
         let collect = flow.add(format!("collect {name}"), Collect(shared()));
         flow.connect_with(read.output, one.input, hub);
         flow.connect(one.output, collect.input);
-        all.push(one);
+        operators.push(one);
         ends.push(collect);
     }
-    flow.replay("net", [&all[0], &all[1]]);
-    says(&flow.check().unwrap_err().to_string(), &["no path within it leads from `one` to `two` or back"]);
+    flow.replay("net", [&operators[0], &operators[1]]);
+    assert_contains(&flow.check().unwrap_err().to_string(), &["no path within it leads from `one` to `two` or back"]);
 
     let mut flow = Flow::new("around");
     let read = flow.add("read", SendEach::new(batches(&[1])));
@@ -314,7 +318,7 @@ fn a_section_hangs_together_and_waits_for_nobody_of_its_own() {
     flow.connect_with(around.output, join.right, hub);
     flow.connect(join.output, collect.input);
     flow.replay("net", (&fork, &join));
-    says(
+    assert_contains(
         &flow.check().unwrap_err().to_string(),
         &["`join` takes what `fork` sends by way of `around`", "wait for itself"],
     );
@@ -326,9 +330,9 @@ fn a_section_hangs_together_and_waits_for_nobody_of_its_own() {
     flow.connect(numbers.output, double.input);
     flow.connect(double.output, end.input);
     flow.replay("net", &double);
-    let told = flow.check().unwrap_err().to_string();
-    says(
-        &told,
+    let error = flow.check().unwrap_err().to_string();
+    assert_contains(
+        &error,
         &[
             "the messages at `double.input`, on its boundary, are not plain envelopes",
             "the messages at `double.output`",
@@ -340,24 +344,24 @@ fn a_section_hangs_together_and_waits_for_nobody_of_its_own() {
     let end = flow.add("end", sink(async |_: u32| Ok(()))).on(&device);
     flow.connect(numbers.output, end.input);
     flow.replay("net", (&numbers, &end));
-    says(&flow.check().unwrap_err().to_string(), &["no message comes into it from outside"]);
+    assert_contains(&flow.check().unwrap_err().to_string(), &["no message comes into it from outside"]);
 }
 
-/// An operator that does more every second time stands before one that always does the same: that one is elsewhere in the
-/// graph then, and is not to blame.
+/// `guilty` enqueues additional work in every second run, and `innocent` always enqueues the same. The nodes of `innocent`
+/// then have other positions in the graph, which must not be blamed on it.
 #[tokio::test]
-async fn checked_names_the_operator_that_decides() {
+async fn checked_names_the_operator_whose_work_differs() {
     use futures::FutureExt;
 
     let device = emulated();
     let mut number = 0;
-    let now_and_then = odd(move |x, cx| {
+    let alternates = forwarding(move |x, cx| {
         number += 1;
         async move { if number % 2 == 0 { increment::launch(cx.stream()?, x) } else { Ok(()) } }.boxed()
     });
     let mut flow = Flow::new("two");
     let read = flow.add("read", SendEach::new(batches(&[2, 2])));
-    let guilty = flow.add("guilty", now_and_then).on(&device);
+    let guilty = flow.add("guilty", alternates).on(&device);
     let innocent = flow.add("innocent", Affine(2, 7)).on(&device);
     let collect = flow.add("collect", Collect(shared()));
     let hub = Hub::bounded(1).envelope_bytes(4096);
@@ -365,6 +369,6 @@ async fn checked_names_the_operator_that_decides() {
     flow.connect(guilty.output, innocent.input);
     flow.connect_with(innocent.output, collect.input, hub);
     flow.replay("net", (&guilty, &innocent)).buckets([2]).rows(guilty.input, ROW).checked();
-    let told = flow.run().await.unwrap_err().to_string();
-    says(&told, &["operator `guilty`", "captured twice", "`increment` is not the same"]);
+    let error = flow.run().await.unwrap_err().to_string();
+    assert_contains(&error, &["operator `guilty`", "captured twice", "`increment` is not the same"]);
 }
