@@ -19,11 +19,10 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::{
         Message, RawEnvelope,
-        baggage::Parcel,
+        header::Parcel,
         outbox::{Backlog, Outbox},
         outlet::Outlet,
         pool::Pool,
-        sender::depart,
     },
     stream::Stream,
 };
@@ -112,9 +111,10 @@ pub(super) fn send<M: Message>(
     envelope: RawEnvelope,
     passing: &Passing,
 ) -> Result<()> {
-    let mut message = M::of_envelope(envelope).ok_or_else(no_envelope)?;
-    depart(&mut message, Some(&passing.stream))?;
-    backlog.get_or_insert_default().push_back((Parcel::with(message, passing.context.load()), None));
+    let message = M::of_envelope(envelope).ok_or_else(no_envelope)?;
+    let mut parcel = Parcel::new(message, passing.context.load());
+    parcel.depart(Some(&passing.stream))?;
+    backlog.get_or_insert_default().push_back(parcel);
     Ok(())
 }
 
@@ -125,7 +125,7 @@ pub(super) fn keep<M: Message>(to: &Outlet<M>, stream: &Stream) -> AnyEnd {
 
 pub(super) fn kept<M: Message>(to: &mut Outlet<M>) -> Vec<RawEnvelope> {
     let Outlet::Outbox(kept) = to else { return Vec::new() };
-    kept.take().drain(..).filter_map(|(parcel, _)| parcel.message.into_envelope()).collect()
+    kept.take().drain(..).filter_map(|parcel| parcel.message.into_envelope()).collect()
 }
 
 impl fmt::Debug for Passing {

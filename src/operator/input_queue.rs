@@ -8,11 +8,13 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{operator_streams::Stamps, plan::Binder, ports::Traffic, run_context::RunContext, status_cell::InRun};
+use super::{
+    operator_streams::TakenTickets, plan::Binder, ports::Traffic, run_context::RunContext, status_cell::InRun,
+};
 use crate::{
     condition::{Alarm, Counted, Need, Readiness, ReadyPrefix, Wanted, after},
     error::Result,
-    hub::{Message, baggage::Parcel, link, receiver::Receiver, sender::Sender},
+    hub::{Message, build, header::Parcel, receiver::Receiver, sender::Sender, waking::Interest},
     stream::Ticket,
     sync::{Discarded, discard, discard_all},
 };
@@ -56,7 +58,7 @@ impl<M: Message> InputQueue<M> {
         if self.lossy || self.front.is_some() {
             return self.poll_one(cx);
         }
-        self.receiver.poll_message(cx.waker()).into()
+        self.receiver.poll(1, Interest::Change, cx.waker()).into()
     }
 
     fn poll_one(&mut self, cx: &mut Context<'_>) -> Readiness {
@@ -88,7 +90,7 @@ impl<M: Message> InputQueue<M> {
     pub(super) fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
         let mut counted = match &mut self.front {
             None => loop {
-                let more = Readiness::from(self.receiver.poll_messages(most, cx.waker()));
+                let more = Readiness::from(self.receiver.poll(most, Interest::Change, cx.waker()));
                 let ready = self.receiver.len();
                 // Otherwise some were dropped between the two calls, in favour of others that are in transit.
                 if ready >= most || !more.is_ready() || self.receiver.check().is_err() {
@@ -131,7 +133,7 @@ impl<M: Message> InputQueue<M> {
         if self.lossy || self.front.is_some() {
             return self.poll_one(cx);
         }
-        self.receiver.look_for_message(cx.waker()).into()
+        self.receiver.poll(1, Interest::Close, cx.waker()).into()
     }
 
     /// Is there a message that was not taken before? Also called in the middle of a run: see
@@ -227,8 +229,7 @@ impl<M: Message> InputQueue<M> {
         let mut left = Traffic::default();
         let mut held = Discarded::none();
         let place = held.place();
-        while let Some(number) = self.receiver.take(place, false) {
-            let _ = self.receiver.stamp_beside(number);
+        while self.receiver.take(place, false).is_some() {
             if let Some(parcel) = place {
                 left.count(&parcel.message);
             }
@@ -242,13 +243,7 @@ impl<M: Message> InputQueue<M> {
 
     /// The size in bytes of the first message, if there is one.
     pub(super) fn first_bytes(&self) -> Option<usize> {
-        self.receiver.peek(0, |_, message| message.size_in_bytes())
-    }
-
-    /// The stamp of the last message taken. Call it once per message.
-    #[inline]
-    fn stamp(&self, message: &mut M) -> Option<Ticket> {
-        self.receiver.stamp(message, self.last)
+        self.receiver.peek(0, |parcel| parcel.message.size_in_bytes())
     }
 
     /// The number of messages that are known to be ready to be taken.
@@ -321,7 +316,7 @@ pub(super) struct Intake<M: 'static> {
     traffic: Traffic,
     again: Traffic,
     left: Traffic,
-    stamps: Stamps,
+    tickets: TakenTickets,
     context: Arc<RunContext>,
     /// The messages of [`take_all`](Self::take_all); kept for its capacity.
     taken: Taken<M>,
@@ -364,12 +359,12 @@ impl<M: 'static> ExactSizeIterator for Batch<'_, M> {}
 
 impl<M: Message> Intake<M> {
     pub(super) fn new(binder: &Binder<'_>) -> Self {
-        let (stamps, context) = (Stamps::new(binder.streams.clone()), binder.context.clone());
+        let (tickets, context) = (TakenTickets::new(binder.streams.clone()), binder.context.clone());
         Self {
             traffic: Traffic::default(),
             again: Traffic::default(),
             left: Traffic::default(),
-            stamps,
+            tickets,
             context,
             taken: Taken(Vec::new()),
         }
@@ -377,7 +372,7 @@ impl<M: Message> Intake<M> {
 
     #[inline]
     pub(super) fn begin(&mut self) {
-        self.stamps.begin(self.traffic.messages);
+        self.tickets.begin(self.traffic.messages);
     }
 
     /// Called when the operator begins to wait for the next message.
@@ -400,7 +395,7 @@ impl<M: Message> Intake<M> {
         })
     }
 
-    /// Takes the next message, if there is one, counts it and notes its stamp. `again`: also the newest one of a
+    /// Takes the next message, if there is one, counts it and notes its ticket. `again`: also the newest one of a
     /// latest-value hub, even if it was taken before.
     #[inline]
     pub(super) fn take(&mut self, from: &mut InputQueue<M>, again: bool) -> Result<Option<M>> {
@@ -419,15 +414,15 @@ impl<M: Message> Intake<M> {
     ) -> Result<()> {
         let before = from.last;
         from.take(place, again)?;
-        let Some(Parcel { message, baggage }) = place else { return Ok(()) };
+        let Some(Parcel { message, header }) = place else { return Ok(()) };
         self.traffic.count(message);
         if from.last == before {
             self.again.count(message);
         }
-        if let Some(stamp) = from.stamp(message) {
-            self.stamps.note(message, stamp, self.traffic.messages)?;
+        if let Some(ticket) = header.ticket.take() {
+            self.tickets.note(message, ticket, self.traffic.messages)?;
         }
-        self.context.receive(baggage.take())
+        self.context.receive(header.baggage.take())
     }
 
     /// Takes the messages that `next` returns, until it returns none; those that the caller does not use are dropped.
@@ -445,15 +440,13 @@ impl<M: Message> Intake<M> {
     pub(super) fn take_for(&mut self, from: &mut InputQueue<M>, context: &RunContext) -> Result<Option<M>> {
         let mut place = Discarded::none();
         from.take(place.place(), false)?;
-        let Some(Parcel { message, baggage }) = place.get_mut() else { return Ok(None) };
+        let Some(Parcel { message, header }) = place.get_mut() else { return Ok(None) };
         self.traffic.count(message);
-        // The stamp is consumed, so that it is not taken for one of a run.
-        let _ = from.stamp(message);
-        context.gather(baggage.take().map(|baggage| baggage.load))?;
+        context.gather(header.baggage.take().map(|baggage| baggage.load))?;
         Ok(place.take().map(|parcel| parcel.message))
     }
 
-    /// Passes the next message to a worker, with its stamp and its baggage. False if there is none.
+    /// Passes the next message to a worker, with its header. False if there is none.
     pub(super) fn hand_over(&mut self, from: &mut InputQueue<M>, inlet: &mut Inlet<M>, again: bool) -> Result<bool> {
         let (mut place, before) = (Discarded::none(), from.last);
         from.take(place.place(), again)?;
@@ -462,8 +455,7 @@ impl<M: Message> Intake<M> {
         if from.last == before {
             self.again.count(&parcel.message);
         }
-        let stamp = from.receiver.stamp_beside(from.last);
-        place.take().map_or(Ok(()), |parcel| inlet.0.hand_on(parcel, stamp))?;
+        place.take().map_or(Ok(()), |parcel| inlet.0.hand_on(parcel))?;
         Ok(true)
     }
 
@@ -483,7 +475,7 @@ impl<M: Message> Intake<M> {
     }
 
     pub(super) fn streams(&self) -> impl Iterator<Item = Option<&Ticket>> {
-        self.stamps.all(self.traffic.messages)
+        self.tickets.all(self.traffic.messages)
     }
 }
 
@@ -550,14 +542,14 @@ pub(super) struct Inlet<M: Message>(Sender<M>);
 
 impl<M: Message> Inlet<M> {
     pub(super) fn put(&mut self, message: M) -> Result<()> {
-        self.0.hand_on(Parcel::with(message, None), None)
+        self.0.hand_on(Parcel::new(message, None))
     }
 }
 
 impl<M: Message> InputQueue<M> {
     /// Creates a worker's end, and the inlet for its messages.
     pub(super) fn spread(&self) -> (Receiver<M>, Inlet<M>) {
-        let (sender, receiver) = link::private(self.receiver.hub());
+        let (sender, receiver) = build::private(self.receiver.hub());
         (receiver, Inlet(sender))
     }
 }
@@ -619,7 +611,7 @@ mod tests {
 
     /// An input with a promise that is never renewed, and its sender.
     fn promised(messages: usize) -> (Inlet<u64>, InputQueue<u64>) {
-        let (sender, receiver) = link::private("any");
+        let (sender, receiver) = build::private("any");
         let arrivals = InputQueue { lossy: true, promised: messages, ..InputQueue::new(receiver, Wanted::default()) };
         (Inlet(sender), arrivals)
     }
