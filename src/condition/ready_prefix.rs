@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 use super::{Counted, Readiness};
 use crate::{
     error::{Error, Result},
-    hub::{Message, baggage::Parcel, receiver::Receiver},
+    hub::{Message, header::Parcel, receiver::Receiver, waking::Interest},
     stream::{Completed, Ticket},
 };
 
@@ -62,18 +62,17 @@ enum State {
 }
 
 impl Wanted {
-    /// Visits the tickets that the message at `at` waits for. Returns its number; `None` if there is no message.
-    fn tickets<M: Message>(self, receiver: &Receiver<M>, at: usize, mut visit: impl FnMut(&Ticket)) -> Option<u64> {
-        receiver.peek(at, |number, message| {
+    /// Visits the tickets that the message at `at` waits for. Returns false if there is no message.
+    fn tickets<M: Message>(self, receiver: &Receiver<M>, at: usize, mut visit: impl FnMut(&Ticket)) -> bool {
+        let visited = receiver.peek(at, |Parcel { message, header }| {
             if self.done {
-                let stamp = receiver.stamp_of(number);
-                super::stream::written(message, stamp.as_ref(), &mut visit);
+                super::stream::written(message, header.ticket.as_ref(), &mut visit);
             }
             if let Some(name) = self.event {
                 super::event::named(message, name, &mut visit);
             }
-            number
-        })
+        });
+        visited.is_some()
     }
 }
 
@@ -104,7 +103,7 @@ impl ReadyPrefix {
             match &self.state {
                 State::Failed(_) => return Counted::new(self.done + 1, Readiness::READY),
                 State::Unknown => {
-                    let more = Readiness::from(receiver.poll_messages(self.done + 1, cx.waker()));
+                    let more = Readiness::from(receiver.poll(self.done + 1, Interest::Change, cx.waker()));
                     if !more.is_ready() {
                         break more;
                     }
@@ -184,7 +183,7 @@ impl ReadyPrefix {
         let has_all = |at: &usize| {
             let mut has_all = true;
             let there = self.wanted.tickets(receiver, *at, |ticket| has_all &= ticket.has_passed());
-            there.is_some() && has_all
+            there && has_all
         };
         (0..receiver.len()).take_while(has_all).count()
     }
@@ -210,7 +209,7 @@ impl ReadyPrefix {
                 open.push(ticket.completed());
             }
         });
-        if there.is_some() {
+        if there {
             self.first = receiver.first().unwrap_or_default();
             self.state = State::Open;
         }

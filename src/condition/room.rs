@@ -8,7 +8,7 @@
 use std::task::Context;
 
 use super::Readiness;
-use crate::hub::{Message, outlet::Outlet};
+use crate::hub::{Message, outlet::Outlet, sender::Demand, waking::Interest};
 
 /// What an output waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,20 +38,15 @@ pub(crate) fn room_problem(count: usize, capacity: usize) -> Option<String> {
 }
 
 #[inline]
-pub(crate) fn room_for<M: Message>(output: &Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
-    let answer = match room {
-        Room::For(messages) => output.poll_room(messages, cx.waker()),
-        Room::Unconditional => output.poll_open(cx.waker()),
+pub(crate) fn room_for<M: Message>(
+    output: &mut Outlet<M>,
+    room: Room,
+    interest: Interest,
+    cx: &mut Context<'_>,
+) -> Readiness {
+    let demand = match room {
+        Room::For(messages) => Demand::Room(messages),
+        Room::Unconditional => Demand::Reader,
     };
-    answer.into()
-}
-
-/// As [`room_for`], for an operator that waits for something else and polls again after that.
-#[inline]
-pub(crate) fn look_for_room<M: Message>(output: &Outlet<M>, room: Room, cx: &mut Context<'_>) -> Readiness {
-    let answer = match room {
-        Room::For(messages) => output.look_for_room(messages, cx.waker()),
-        Room::Unconditional => output.poll_open(cx.waker()),
-    };
-    answer.into()
+    output.poll(demand, interest, cx.waker()).into()
 }

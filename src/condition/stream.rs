@@ -16,8 +16,8 @@
 
 use crate::{hub::Message, stream::Ticket};
 
-/// Visits the last write of every envelope; without envelopes, the message's stamp.
-pub(super) fn written<M: Message>(message: &mut M, stamp: Option<&Ticket>, visit: &mut dyn FnMut(&Ticket)) {
+/// Visits the last write of every envelope; without envelopes, the message's ticket.
+pub(super) fn written<M: Message>(message: &mut M, ticket: Option<&Ticket>, visit: &mut dyn FnMut(&Ticket)) {
     let mut any = false;
     if M::CARRIES_ENVELOPES {
         message.envelopes(&mut |envelope| {
@@ -27,7 +27,7 @@ pub(super) fn written<M: Message>(message: &mut M, stamp: Option<&Ticket>, visit
             }
         });
     }
-    if let (false, Some(stamp)) = (any, stamp) {
-        visit(stamp);
+    if let (false, Some(ticket)) = (any, ticket) {
+        visit(ticket);
     }
 }

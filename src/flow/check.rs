@@ -12,7 +12,7 @@ use crate::{
     condition::{self, PortFacts, PortId, Room, room_problem},
     device::Device,
     error::{Error, ErrorKind, Result, said},
-    hub::{Hub, link::HubPlan, queue::Full},
+    hub::{Hub, build::HubPlan, queue::Full},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::{lock, logged},

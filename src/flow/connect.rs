@@ -9,8 +9,10 @@ use crate::{
     condition::PortId,
     error::Result,
     hub::{
-        Fork, ForkFn, Hub, HubKind, HubOf, Message, fan,
-        link::{self, HubPlan, HubState},
+        Fork, ForkFn, Hub, HubKind, HubOf, Message,
+        build::{self, HubPlan},
+        fan,
+        view::HubView,
     },
     operator::InputHandle,
 };
@@ -19,7 +21,7 @@ use crate::{
 type AnyEnd = Box<dyn Any + Send>;
 
 /// Creates a hub, with the message type erased.
-pub(super) type MakeLink = Arc<dyn Fn(HubPlan) -> Result<(AnyEnd, AnyEnd, Arc<dyn HubState>)> + Send + Sync>;
+pub(super) type MakeLink = Arc<dyn Fn(HubPlan) -> Result<(AnyEnd, AnyEnd, Arc<dyn HubView>)> + Send + Sync>;
 
 /// A requested connection.
 #[doc(hidden)]
@@ -35,7 +37,7 @@ impl Target {
     fn new<M: Message>(input: InputHandle<M>, kind: HubKind<M>, fork: Option<ForkFn<M>>) -> Self {
         let HubKind { hub, again } = kind;
         let make: MakeLink = Arc::new(move |plan| {
-            let (sender, receiver, state) = link::link::<M>(plan, again)?;
+            let (sender, receiver, state) = build::build::<M>(plan, again)?;
             Ok((Box::new(fan::WriterEnd { sender, fork }), Box::new(receiver), state))
         });
         Self { to: input.id, hub, make, forks: fork.is_some() }

@@ -33,7 +33,7 @@ use super::{
 use crate::{
     condition::PortId,
     error::{Error, ErrorKind},
-    hub::{link::HubPlan, queue::Full},
+    hub::{build::HubPlan, queue::Full},
     operator::{PortKind, control::Control, node::Method},
 };
 

@@ -41,7 +41,7 @@ use super::{
 use crate::{
     device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result, said},
-    hub::{chunks::core::ChunkState, link::HubPlan, queue::Counts},
+    hub::{build::HubPlan, chunks::core::ChunkState, queue::Counts},
     kernel::Kernel,
     memory::memory_passes,
     operator::{

@@ -35,6 +35,7 @@ use crate::{
         Hub, Message,
         external_guard::Boundary,
         queue::{Answer, Full, Queue},
+        waking::Interest,
     },
     operator::{Cx, Operator, OutputHandle, SinkPorts},
     sync::{Discarded, Mutex, WakerCell, discard_all, lock, logged},
@@ -194,7 +195,7 @@ impl<M: Message> Egress<M> {
 
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<M>> {
         loop {
-            match self.queue.poll_message(cx.waker()) {
+            match self.queue.poll_message(Interest::Change, cx.waker()) {
                 Answer::Yes => return Poll::Ready(self.try_recv()),
                 Answer::Wait => {
                     let Err(error) = may_wait_for(self.flow) else { return Poll::Pending };
@@ -257,7 +258,7 @@ impl<M: Message> Condition for RoomCondition<M> {
 
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
         self.exit.owner.register(cx.waker());
-        match self.queue.poll_room(cx.waker()) {
+        match self.queue.poll_room(Interest::Change, cx.waker()) {
             Answer::Yes => Status::Ready,
             Answer::Wait => Status::WaitEvent,
             Answer::Never => Status::Never,

@@ -10,13 +10,7 @@ use super::{
 use crate::{
     condition::{self, Need, PortId, Room},
     device::Device,
-    hub::{
-        self, Since,
-        chunks::roles::Role,
-        fan,
-        link::{EndTogether, HubPlan},
-        queue::Full,
-    },
+    hub::{self, Since, build::HubPlan, chunks::roles::Role, core::EndTogether, fan, queue::Full},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::lock,

@@ -28,9 +28,9 @@ use crate::{
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
         Envelope, Message,
-        baggage::{Load, Parcel},
+        external::SentBy,
         external_guard::{Boundary, ReturnedMarks},
-        sender::SentBy,
+        header::{Load, Parcel},
     },
     memory::Plain,
     operator::{
@@ -342,10 +342,10 @@ impl<M: Message> SendPermit<M> {
         }
         let load = load(&gate.flow);
         let mut parcel = Discarded::none();
-        *parcel.place() = message.take().map(|message| Parcel::with(message, load));
+        *parcel.place() = message.take().map(|message| Parcel::new(message, load));
         let departed = parcel.get_mut().map(|parcel| {
             came_back.take(&mut parcel.message, |boundary| boundary.is_beside(&gate.boundary));
-            departure.of(&mut parcel.message)
+            departure.of(parcel)
         });
         let Some(departed) = departed else { return Err(SendError::new(None, ended(&gate.flow))) };
         permit.forget();

@@ -42,10 +42,10 @@ use crate::{
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
         Envelope, Hub, Message, Reply,
-        baggage::Load,
+        external::SentBy,
         external_guard::ResponseTransfer,
+        header::Load,
         reply::{Caller, next_number},
-        sender::SentBy,
         settle::OpenWork,
     },
     memory::Plain,

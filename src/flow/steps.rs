@@ -27,7 +27,7 @@ use crate::{
     clock,
     device::human,
     error::{Error, ErrorKind, Result},
-    hub::link::HubState,
+    hub::view::HubView,
     operator::{
         control::{Control, Hubs},
         permit::{StepOutcome, TURN},
@@ -150,7 +150,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn of(hub: &dyn HubState) -> Self {
+    fn of(hub: &dyn HubView) -> Self {
         let counts = hub.counts();
         Self { queued: hub.queued() as u64, taken: counts.taken, dropped: counts.dropped, untaken: counts.untaken }
     }

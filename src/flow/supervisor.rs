@@ -32,7 +32,7 @@ use crate::{
     error::{Error, ErrorKind},
     hub::{
         chunks::{core::ChunkState, roles::Role},
-        link::HubState,
+        view::HubView,
     },
     operator::{
         attend::attended,
@@ -358,7 +358,7 @@ impl Supervisor<'_> {
         let own = self.hubs.links.iter().filter(|link| is_of_group(link.operator));
         let hubs_of_chunks = link::hubs(own);
         // The latest value need not have been read.
-        let message_is_left = |hub: &dyn HubState| hub.queued() > 0 && !hub.keeps_latest();
+        let message_is_left = |hub: &dyn HubView| hub.queued() > 0 && !hub.keeps_latest();
         stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && message_is_left(&*hub.state));
         // A group that only produces leaves its chunks to other active links of the hub: operators, or links by hand.
         let chunk_is_left = |hub: &Arc<dyn ChunkState>| {

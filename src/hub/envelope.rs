@@ -55,8 +55,6 @@ pub struct RawEnvelope {
     /// The size of the valid part.
     bytes: usize,
     home: Weak<Pool>,
-    /// The point in its sender's stream at which it was written, while it is in transit.
-    stamp: Option<Ticket>,
     /// The flows that it is outside of. Dropped after its memory was returned.
     marks: Marks,
 }
@@ -83,7 +81,7 @@ impl PoolReplacement {
 
 impl RawEnvelope {
     pub(crate) fn new(memory: Owned, home: Weak<Pool>) -> Self {
-        Self { memory: Some(memory), bytes: 0, home, stamp: None, marks: Marks::default() }
+        Self { memory: Some(memory), bytes: 0, home, marks: Marks::default() }
     }
 
     /// An envelope without a pool, for work on this stream.
@@ -169,29 +167,11 @@ impl RawEnvelope {
     }
 
     /// Called when it is sent by an operator with this stream. Commits its uses, so that users elsewhere can be
-    /// ordered after them.
+    /// ordered after them. Returns the point of the stream at which it was last written.
     #[inline]
-    pub(super) fn depart(&mut self, stream: Option<&Stream>) -> Result<()> {
+    pub(super) fn depart(&mut self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
         let write = self.memory_mut().commit_by(stream)?;
-        self.stamp = stream.map(|stream| write.unwrap_or_else(|| stream.beginning()));
-        Ok(())
-    }
-
-    /// Takes the other envelope's place in a message.
-    pub(super) fn replace_in_message(&mut self, other: &mut Self) {
-        self.bytes = other.bytes;
-        self.stamp = other.stamp.take();
-    }
-
-    /// Makes this a copy of the other, for another reader.
-    pub(super) fn stand_in_for(&mut self, other: &Self) {
-        self.bytes = other.bytes;
-        self.stamp = other.stamp.clone();
-    }
-
-    #[inline]
-    pub(super) fn take_stamp(&mut self) -> Option<Ticket> {
-        self.stamp.take()
+        Ok(stream.map(|stream| write.unwrap_or_else(|| stream.beginning())))
     }
 }
 

@@ -16,18 +16,17 @@ use std::{fmt, sync::Arc, task::Waker};
 
 use super::{
     ForkFn, Message,
-    baggage::Parcel,
     envelope::RawEnvelope,
-    outbox::Stamped,
+    header::Parcel,
     pool::Pool,
     queue::Answer,
-    sender::{Sender, depart, stamp_of},
+    sender::{Demand, Sender},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::HostAccess,
     mutants::{self, Mutant},
-    stream::{Stream, Ticket},
+    stream::Stream,
     sync::{Discarded, discard, discard_all},
 };
 
@@ -69,7 +68,7 @@ pub(crate) struct Fan<M: Message> {
     fork: ForkFn<M>,
     /// The hub that gets the message itself.
     primary: usize,
-    /// The hub whose blank envelopes the writer gets: the initial heir.
+    /// The hub whose blank envelopes the writer gets: the initial primary.
     lender: usize,
     /// The outcome of the current message, by branch. Kept for its capacity, as is `forks`, which is empty between
     /// messages.
@@ -93,66 +92,54 @@ pub(crate) fn primary<B>(
 
 impl<M: Message> Fan<M> {
     pub(crate) fn new(branches: Vec<Sender<M>>, fork: ForkFn<M>) -> Self {
-        let primary = branches.iter().position(|branch| !branch.forks()).unwrap_or(0);
+        let primary = branches.iter().position(|branch| !branch.forks).unwrap_or(0);
         let (outcomes, forks) = (Vec::with_capacity(branches.len()), Vec::with_capacity(branches.len()));
         let branches = branches.into_boxed_slice();
         Self { branches, fork, primary, lender: primary, outcomes, forks, pending: None }
     }
 
-    /// Whether there is room for this many messages of one envelope each and, where the hub has them, as many blank
-    /// envelopes.
-    pub(crate) fn poll_room(&self, messages: usize, waker: &Waker) -> Answer {
-        self.ask_for(messages, messages);
-        self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(messages) && fan.has_room(messages, messages))
+    /// See [`Sender::poll`].
+    pub(crate) fn poll(&self, demand: Demand, waker: &Waker) -> Answer {
+        match demand {
+            Demand::Room(messages) => self.ask_for(messages, messages),
+            Demand::Message(envelopes) => self.ask_for(1, envelopes),
+            Demand::Places(_) | Demand::Blank | Demand::Reader => {}
+        }
+        match self.ask(demand, waker) {
+            Answer::Wait => {
+                // Checked again: the change may have come before the waker was registered.
+                self.watch(waker);
+                self.ask(demand, waker)
+            }
+            answer => answer,
+        }
     }
 
-    /// Whether there is room for this many messages of one envelope each, regardless of blank envelopes.
-    pub(crate) fn poll_places(&self, messages: usize, waker: &Waker) -> Answer {
-        self.poll(waker, |fan| fan.has_room(messages, messages))
-    }
-
-    pub(crate) fn poll_send(&self, message: &mut M, waker: &Waker) -> Answer {
-        let envelopes = envelopes_in(message);
-        self.ask_for(1, envelopes);
-        self.poll(waker, |fan| fan.has_room(1, envelopes))
-    }
-
-    /// Whether there is any reader.
-    pub(crate) fn poll_readers(&self, waker: &Waker) -> Answer {
+    fn ask(&self, demand: Demand, waker: &Waker) -> Answer {
+        if self.check().is_err() {
+            return Answer::Yes;
+        }
         // All are polled, so that each open hub registers the waker.
-        let asked = self.branches.iter().map(|branch| branch.poll_reader(waker));
-        asked.fold(Answer::Never, |any, one| if one == Answer::Yes { one } else { any })
-    }
-
-    /// Whether there is a blank envelope, where the hub has them.
-    pub(crate) fn poll_blank(&self, waker: &Waker) -> Answer {
-        self.poll(waker, |fan| fan.branches[fan.lender].has_blanks(1))
+        let readers = self.branches.iter().map(|branch| branch.queue.poll_reader(waker));
+        if readers.fold(Answer::Never, |any, one| if one == Answer::Yes { one } else { any }) == Answer::Never {
+            return Answer::Never;
+        }
+        let is_met = match demand {
+            Demand::Room(messages) => {
+                self.branches[self.lender].has_blanks(messages) && self.has_room(messages, messages)
+            }
+            Demand::Places(messages) => self.has_room(messages, messages),
+            Demand::Message(envelopes) => self.has_room(1, envelopes),
+            Demand::Blank => self.branches[self.lender].has_blanks(1),
+            Demand::Reader => true,
+        };
+        if is_met { Answer::Yes } else { Answer::Wait }
     }
 
     /// Records the request at all branches. Blank envelopes are sent in messages of one envelope each.
     fn ask_for(&self, messages: usize, envelopes: usize) {
         for (at, branch) in self.branches.iter().enumerate() {
             branch.ask_for(messages, if at == self.lender { messages } else { envelopes });
-        }
-    }
-
-    fn poll(&self, waker: &Waker, is_there: impl Fn(&Self) -> bool) -> Answer {
-        match self.ask(waker, &is_there) {
-            Answer::Wait => {
-                // Checked again: the change may have come before the waker was registered.
-                self.watch(waker);
-                self.ask(waker, &is_there)
-            }
-            answer => answer,
-        }
-    }
-
-    fn ask(&self, waker: &Waker, is_there: impl Fn(&Self) -> bool) -> Answer {
-        match () {
-            () if self.check().is_err() => Answer::Yes,
-            () if self.poll_readers(waker) == Answer::Never => Answer::Never,
-            () if is_there(self) => Answer::Yes,
-            () => Answer::Wait,
         }
     }
 
@@ -163,7 +150,7 @@ impl<M: Message> Fan<M> {
     /// The outcome at one hub of sending this many messages, with this many envelopes in total.
     fn outcome(&self, at: usize, messages: usize, envelopes: usize) -> Outcome {
         let branch = &self.branches[at];
-        let can_fork = || at == self.primary || branch.arrivals().is_none_or(|arrivals| arrivals.has(envelopes));
+        let can_fork = || at == self.primary || branch.arrivals.as_ref().is_none_or(|arrivals| arrivals.has(envelopes));
         if branch.reader_gone() {
             Outcome::Closed
         } else if branch.drops() {
@@ -187,24 +174,24 @@ impl<M: Message> Fan<M> {
             return Ok(());
         }
         self.free_arrivals(&mut parcel.message);
-        let stamp = self.depart(&mut parcel.message, origin)?;
+        self.depart(parcel, origin)?;
         let Some(forks) = self.fork_all(&mut parcel.message)? else { return Ok(()) };
-        self.hand_over(place, stamp, forks)
+        self.hand_over(place, forks)
     }
 
     /// Sends a message that a worker of the operator has sent, if all hubs have room.
-    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Stamped<M>>> {
+    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
         let mut place = Discarded::new(parcel);
         if let Some(parcel) = place.get_mut() {
             self.look(&mut parcel.message)?;
             if !self.outcomes.contains(&Outcome::Full) {
                 self.free_arrivals(&mut parcel.message);
                 if let Some(forks) = self.fork_all(&mut parcel.message)? {
-                    self.hand_over(place.place(), stamp.clone(), forks)?;
+                    self.hand_over(place.place(), forks)?;
                 }
             }
         }
-        Ok(place.take().map_or(Ok(()), |parcel| Err((parcel, stamp))))
+        Ok(place.take().map_or(Ok(()), Err))
     }
 
     pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
@@ -217,10 +204,10 @@ impl<M: Message> Fan<M> {
         let Some(parcel) = place else { return Ok(Vec::new()) };
         self.look(&mut parcel.message)?;
         self.free_arrivals(&mut parcel.message);
-        let stamp = self.depart(&mut parcel.message, origin)?;
+        self.depart(parcel, origin)?;
         // Copies that the host cannot make yet are not awaited.
         let (forks, _) = self.fork(&mut parcel.message)?;
-        self.hand_over(place, stamp, forks)?;
+        self.hand_over(place, forks)?;
         Ok(self.outcomes.clone())
     }
 
@@ -233,9 +220,9 @@ impl<M: Message> Fan<M> {
         for at in 0..self.branches.len() {
             let branch = &self.branches[at];
             if let Some(arrivals) =
-                branch.arrivals().filter(|arrivals| at != self.primary && arrivals.count() < envelopes)
+                branch.arrivals.as_ref().filter(|arrivals| at != self.primary && arrivals.count() < envelopes)
             {
-                let (hub, count) = (branch.hub(), arrivals.count());
+                let (hub, count) = (&branch.name, arrivals.count());
                 return Err(Error::new(
                     ErrorKind::Usage,
                     format!(
@@ -251,7 +238,7 @@ impl<M: Message> Fan<M> {
             && let Some(other) = self.outcomes.iter().rposition(|outcome| *outcome == Outcome::Sent)
         {
             // Saves one clone. Not for messages with envelopes: a fork is copied to envelopes of its own hub, and the
-            // heir's hub has none for that.
+            // primary's hub has none for that.
             self.primary = other;
         }
         Ok(())
@@ -268,12 +255,11 @@ impl<M: Message> Fan<M> {
         }
     }
 
-    fn depart(&self, message: &mut M, origin: Option<&Stream>) -> Result<Option<Ticket>> {
-        let stamped = depart(message, origin)?;
+    fn depart(&self, parcel: &mut Parcel<M>, origin: Option<&Stream>) -> Result<()> {
         if self.outcomes[self.primary] == Outcome::Sent {
-            self.branches[self.primary].check_places(message)?;
+            self.branches[self.primary].check_places(&mut parcel.message)?;
         }
-        origin.filter(|_| !stamped).map(stamp_of).transpose()
+        parcel.depart(origin)
     }
 
     /// Makes all forks; `None` if the host has to wait before it can make them.
@@ -318,15 +304,14 @@ impl<M: Message> Fan<M> {
     }
 
     /// The message stays in `place` if no hub accepts or drops it.
-    fn hand_over(&mut self, place: &mut Option<Parcel<M>>, stamp: Option<Ticket>, mut forks: Forks<M>) -> Result<()> {
-        let load = place.as_ref().and_then(|parcel| Some(parcel.baggage.as_ref()?.load.clone()));
+    fn hand_over(&mut self, place: &mut Option<Parcel<M>>, mut forks: Forks<M>) -> Result<()> {
         let mut done = false;
         // Reversed, to pop them in order. After an error the remaining ones are discarded one by one.
         forks.0.reverse();
         while let Some((at, fork)) = forks.0.pop() {
-            // Each fork carries the same load.
-            let mut fork = Discarded::new(Parcel::with(fork, load.clone()));
-            self.branches[at].push(fork.place(), stamp.clone())?;
+            let header = place.as_ref().map(|parcel| parcel.header.for_copy()).unwrap_or_default();
+            let mut fork = Discarded::new(Parcel { message: fork, header });
+            self.branches[at].send(fork.place())?;
             match fork.get() {
                 None => done = true,
                 // There was room, so its reader has ended.
@@ -335,7 +320,7 @@ impl<M: Message> Fan<M> {
         }
         self.forks = std::mem::take(&mut forks.0);
         if self.outcomes[self.primary] == Outcome::Sent {
-            self.branches[self.primary].push(place, stamp)?;
+            self.branches[self.primary].send(place)?;
             match place {
                 None => done = true,
                 Some(_) => self.outcomes[self.primary] = Outcome::Closed,
@@ -343,7 +328,7 @@ impl<M: Message> Fan<M> {
         }
         for (branch, outcome) in self.branches.iter().zip(&self.outcomes) {
             if *outcome == Outcome::Dropped {
-                branch.refuse();
+                branch.queue.refuse();
                 done = true;
             }
         }
@@ -363,7 +348,7 @@ impl<M: Message> Fan<M> {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.branches.iter().all(Sender::reader_gone)
+        self.branches.iter().all(|branch| branch.reader_gone())
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -371,11 +356,11 @@ impl<M: Message> Fan<M> {
     }
 
     fn check(&self) -> Result<()> {
-        self.branches.iter().try_for_each(Sender::check)
+        self.branches.iter().try_for_each(|branch| branch.check())
     }
 }
 
-fn envelopes_in<M: Message>(message: &mut M) -> usize {
+pub(super) fn envelopes_in<M: Message>(message: &mut M) -> usize {
     let mut count = 0;
     if M::CARRIES_ENVELOPES {
         message.envelopes(&mut |_| count += 1);

@@ -81,14 +81,14 @@ impl<'a> Copier<'a> {
             return Err(wrong("it has no envelopes to copy to: `CARRIES_ENVELOPES` of its messages is `false`".into()));
         };
         if from.bytes() > arrivals.bytes() {
-            return Err(wrong(super::too_small(from.bytes(), arrivals.bytes())));
+            return Err(wrong(arrivals.too_small_for(from.bytes())));
         }
         let Some(mut to) = arrivals.take()? else {
             return Err(wrong(
                 "`Fork::fork` of a message copies more envelopes than `Message::envelopes` visits".into(),
             ));
         };
-        to.stand_in_for(from);
+        to.set_bytes(from.bytes());
         if from.memory().is_host() && to.memory().is_host() {
             return self.copy_here(from, to);
         }

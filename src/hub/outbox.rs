@@ -10,22 +10,19 @@ use std::{
 
 use super::{
     Message,
-    baggage::Parcel,
     envelope::RawEnvelope,
+    header::Parcel,
     pool::{Pool, Waiter},
     queue::Answer,
-    sender::{depart, stamp_of},
 };
 use crate::{
     error::{Error, Result},
-    stream::{Stream, Ticket},
+    stream::Stream,
     sync::discard_all,
 };
 
-/// A message that has departed, with its stamp if it does not carry that itself.
-pub(crate) type Stamped<M> = (Parcel<M>, Option<Ticket>);
-
-pub(crate) struct Backlog<M: Message>(VecDeque<Stamped<M>>);
+/// Messages that have departed.
+pub(crate) struct Backlog<M: Message>(VecDeque<Parcel<M>>);
 
 impl<M: Message> Default for Backlog<M> {
     fn default() -> Self {
@@ -34,7 +31,7 @@ impl<M: Message> Default for Backlog<M> {
 }
 
 impl<M: Message> Deref for Backlog<M> {
-    type Target = VecDeque<Stamped<M>>;
+    type Target = VecDeque<Parcel<M>>;
 
     fn deref(&self) -> &Self::Target {
         &self.0
@@ -71,9 +68,8 @@ impl<M: Message> Outbox<M> {
     /// Buffers the message in `place`.
     pub(super) fn send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         let Some(parcel) = place else { return Ok(()) };
-        let stamped = depart(&mut parcel.message, origin)?;
-        let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
-        self.backlog.extend(place.take().map(|parcel| (parcel, stamp)));
+        parcel.depart(origin)?;
+        self.backlog.extend(place.take());
         Ok(())
     }
 
@@ -102,6 +98,6 @@ impl<M: Message> Outbox<M> {
 
 impl<M: Message> fmt::Debug for Outbox<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kept").field("messages", &self.backlog.len()).finish()
+        f.debug_struct("Outbox").field("messages", &self.backlog.len()).finish()
     }
 }

@@ -7,18 +7,20 @@ use std::{fmt, sync::Arc, task::Waker};
 
 use super::{
     Message, Outcome,
-    baggage::Parcel,
     envelope::RawEnvelope,
-    fan::{Fan, WriterEnd},
-    outbox::{Outbox, Stamped},
+    external::ExternalHandle,
+    fan::{self, Fan, WriterEnd},
+    header::Parcel,
+    outbox::Outbox,
     pool::Pool,
     queue::Answer,
-    sender::{ExternalHandle, Sender},
+    sender::{Demand, Sender},
+    waking::Interest,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::HostAccess,
-    stream::{Stream, Ticket},
+    stream::Stream,
     sync::discard,
 };
 
@@ -44,79 +46,36 @@ impl<M: Message> Outlet<M> {
         }
     }
 
-    /// Whether there is room for this many messages and, where the hub has them, as many blank envelopes.
+    /// See [`Sender::poll`].
     #[inline]
-    pub(crate) fn poll_room(&self, messages: usize, waker: &Waker) -> Answer {
+    pub(crate) fn poll(&mut self, demand: Demand, interest: Interest, waker: &Waker) -> Answer {
         match self {
-            Self::One(sender) if messages == 1 => sender.poll_room(waker),
-            _ => self.poll_room_otherwise(messages, waker),
+            Self::One(sender) => sender.poll(demand, interest, waker),
+            _ => self.poll_otherwise(demand, waker),
         }
     }
 
     #[inline(never)]
-    fn poll_room_otherwise(&self, messages: usize, waker: &Waker) -> Answer {
+    fn poll_otherwise(&mut self, demand: Demand, waker: &Waker) -> Answer {
         match self {
             Self::Closed => Answer::Never,
-            Self::One(sender) => sender.poll_room_for(messages, waker),
-            Self::Several(fan) => fan.poll_room(messages, waker),
-            Self::Outbox(_) => Answer::Yes,
-        }
-    }
-
-    /// Like `poll_room`, for a writer that waits for something else and polls again after that.
-    #[inline]
-    pub(crate) fn look_for_room(&self, messages: usize, waker: &Waker) -> Answer {
-        match self {
-            Self::One(sender) if messages == 1 => sender.look_for_room(waker),
-            _ => self.poll_room(messages, waker),
-        }
-    }
-
-    /// Whether there is room for this many messages, regardless of blank envelopes.
-    pub(crate) fn poll_places(&self, messages: usize, waker: &Waker) -> Answer {
-        match self {
-            Self::Closed => Answer::Never,
-            Self::One(sender) => sender.poll_places(messages, waker),
-            Self::Several(fan) => fan.poll_places(messages, waker),
-            Self::Outbox(_) => Answer::Yes,
-        }
-    }
-
-    #[inline(never)]
-    pub(crate) fn poll_open(&self, waker: &Waker) -> Answer {
-        match self {
-            Self::Closed => Answer::Never,
-            Self::One(sender) => sender.poll_reader(waker),
-            Self::Several(fan) => fan.poll_readers(waker),
+            Self::One(sender) => sender.poll(demand, Interest::Change, waker),
+            Self::Several(fan) => fan.poll(demand, waker),
+            Self::Outbox(outbox) if demand == Demand::Blank => outbox.poll_blank(waker),
             Self::Outbox(_) => Answer::Yes,
         }
     }
 
     /// Whether there is room for this message.
-    // `&mut`, as below, so that the awaiting task need not share messages between threads.
     pub(crate) fn poll_send(&mut self, message: &mut M, waker: &Waker) -> Answer {
-        match self {
-            Self::Closed => Answer::Never,
-            Self::One(sender) => sender.poll_queue(waker),
-            Self::Several(fan) => fan.poll_send(message, waker),
-            Self::Outbox(_) => Answer::Yes,
-        }
-    }
-
-    /// Whether there is a blank envelope, where the hub has them.
-    pub(crate) fn poll_blank(&mut self, waker: &Waker) -> Answer {
-        match self {
-            Self::Closed => Answer::Never,
-            Self::One(sender) => sender.poll_blank(waker),
-            Self::Several(fan) => fan.poll_blank(waker),
-            Self::Outbox(kept) => kept.poll_blank(waker),
-        }
+        let demand = Demand::Message(if let Self::Several(_) = self { fan::envelopes_in(message) } else { 1 });
+        self.poll(demand, Interest::Change, waker)
     }
 
     /// Stops waiting for a blank envelope. A hub's writer keeps its waker registered for the reader's close.
     pub(crate) fn leave_blanks(&mut self) {
-        if let Self::Outbox(kept) = self {
-            kept.leave_blanks();
+        if let Self::Outbox(outbox) = self {
+            outbox.leave_blanks();
         }
     }
 
@@ -125,7 +84,7 @@ impl<M: Message> Outlet<M> {
             Self::Closed => Err(self.closed()),
             Self::One(sender) => sender.blank(),
             Self::Several(fan) => fan.blank(),
-            Self::Outbox(kept) => kept.blank(),
+            Self::Outbox(outbox) => outbox.blank(),
         }
     }
 
@@ -158,13 +117,11 @@ impl<M: Message> Outlet<M> {
     pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
-        stamped: bool,
-        origin: Option<&Stream>,
         dropped: &mut Option<Parcel<M>>,
     ) -> Result<()> {
         match self {
             Self::One(sender) if !sender.reader_gone() => {
-                sender.try_send_departed(place, stamped, origin, |parcel| *dropped = Some(parcel))
+                sender.try_send_departed(place, |parcel| *dropped = Some(parcel))
             }
             Self::Several(_) => Err(Error::new(ErrorKind::Usage, "an output that is used from outside has one reader")),
             _ => Err(self.closed()),
@@ -172,9 +129,9 @@ impl<M: Message> Outlet<M> {
     }
 
     /// A handle of its only reader's hub.
-    pub(crate) fn way(&self) -> Option<ExternalHandle<M>> {
+    pub(crate) fn external(&self) -> Option<ExternalHandle<M>> {
         match self {
-            Self::One(sender) => Some(sender.way()),
+            Self::One(sender) => Some(sender.external()),
             _ => None,
         }
     }
@@ -183,7 +140,7 @@ impl<M: Message> Outlet<M> {
     fn try_send_otherwise(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         match self {
             Self::Several(fan) if !fan.is_closed() => fan.try_send(place, origin),
-            Self::Outbox(kept) => kept.send(place, origin),
+            Self::Outbox(outbox) => outbox.send(place, origin),
             _ => Err(self.closed()),
         }
     }
@@ -200,18 +157,18 @@ impl<M: Message> Outlet<M> {
                 Ok(vec![if place.is_none() { takes } else { Outcome::Full }])
             }
             Self::Several(fan) => fan.offer(place, origin),
-            Self::Outbox(kept) => {
-                kept.send(place, origin)?;
+            Self::Outbox(outbox) => {
+                outbox.send(place, origin)?;
                 Ok(vec![Outcome::Sent])
             }
         }
     }
 
-    /// Sends a departed message of a worker. Returns it with its stamp if there is no room.
-    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Stamped<M>>> {
+    /// Sends a departed message of a worker. Returns it if there is no room.
+    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
         match self {
-            Self::One(sender) if !sender.reader_gone() => sender.try_hand_on(parcel, stamp),
-            Self::Several(fan) if !fan.is_closed() => fan.hand_on(parcel, stamp),
+            Self::One(sender) if !sender.reader_gone() => sender.try_hand_on(parcel),
+            Self::Several(fan) if !fan.is_closed() => fan.hand_on(parcel),
             _ => {
                 discard(parcel);
                 Err(self.closed())
@@ -249,7 +206,7 @@ impl<M: Message> Outlet<M> {
     pub(crate) fn closed(&self) -> Error {
         match self {
             Self::Closed | Self::Outbox(_) => Error::new(ErrorKind::Closed, "this output was closed"),
-            Self::One(sender) => Error::reader_gone(format!("the reader of hub `{}` has ended", sender.hub())),
+            Self::One(sender) => Error::reader_gone(format!("the reader of hub `{}` has ended", sender.name)),
             Self::Several(fan) => Error::reader_gone(format!("all {} readers have ended", fan.count())),
         }
     }
@@ -261,7 +218,7 @@ impl<M: Message> fmt::Debug for Outlet<M> {
             Self::Closed => f.write_str("closed"),
             Self::One(sender) => sender.fmt(f),
             Self::Several(fan) => fan.fmt(f),
-            Self::Outbox(kept) => kept.fmt(f),
+            Self::Outbox(outbox) => outbox.fmt(f),
         }
     }
 }

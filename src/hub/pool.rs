@@ -18,7 +18,7 @@ use std::{
     task::Waker,
 };
 
-use super::{envelope::RawEnvelope, free_list::FreeList, link::EnvelopeHolders};
+use super::{envelope::RawEnvelope, free_list::FreeList};
 use crate::{
     device::Device,
     error::Result,
@@ -98,6 +98,11 @@ impl Pool {
         self.bytes
     }
 
+    /// The error text for an envelope whose valid part does not fit into one of these.
+    pub(super) fn too_small_for(&self, bytes: usize) -> String {
+        format!("{bytes} valid bytes do not fit into its envelopes of {} bytes: set `envelope_bytes`", self.bytes)
+    }
+
     pub(crate) fn has(&self, count: usize) -> bool {
         self.home.len() >= count
     }
@@ -166,37 +171,6 @@ impl Pool {
     /// A waiter for an envelope of this pool, other than the hub's writer. There may be several.
     pub(super) fn waiter(self: &Arc<Self>) -> Waiter {
         Waiter { pool: self.clone(), number: self.home.waiter() }
-    }
-
-    /// `3 of the 3 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c`; `c` keeps 2 of them:
-    /// `.envelopes(5)``
-    ///
-    /// The last part appears only if the pool's hub is one of the flow's: envelopes that no hub of the flow holds are
-    /// with operators.
-    pub(crate) fn whereabouts(self: &Arc<Self>, holders: &dyn EnvelopeHolders) -> String {
-        let count = self.count();
-        let out = count - self.idle().min(count);
-        let mut text = format!("{out} of the {count} envelopes of hub `{}` there are in use", self.hub);
-        let (mut queued, mut has_own) = (0, false);
-        holders.each_hub(&mut |hub| {
-            let (held, is_own) = (hub.holds(self), *hub.name() == self.hub);
-            queued += held;
-            has_own |= is_own;
-            if held > 0 && !is_own {
-                text.push_str(&format!(", {held} of them in hub `{}`", hub.name()));
-            }
-        });
-        let kept = out.saturating_sub(queued);
-        if has_own && kept > 0 {
-            let enough = count.saturating_add(kept);
-            let who = match &holders.keepers(&self.hub)[..] {
-                [] => "if operators keep".into(),
-                [one] => format!("{one} keeps"),
-                several => format!("if {} keep", several.join(" or ")),
-            };
-            text.push_str(&format!("; {who} {kept} of them: `.envelopes({enough})`"));
-        }
-        text
     }
 }
 

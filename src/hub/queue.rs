@@ -18,8 +18,8 @@
 //! Polling (`poll_message`, `poll_room`) changes nothing but the registered waker: repeated polls get the same answer
 //! until the queue changes. A reader that takes the last message has to wait for the next one; this is recorded in
 //! the same step, under the same lock, and the reader's next poll then only reads. An end that also waits for
-//! something else polls with `look_for_message` or `look_for_room`: it is woken by events that concern it in any case
-//! (the other end has closed, something has failed), but not by every message.
+//! something else polls with `Interest::Close`: it is woken by events that concern it in any case (the other end has
+//! closed, something has failed), but not by every message.
 //!
 //! A full queue ([`Full`]) blocks the writer, or drops a message: the new one or the oldest. In a queue that drops
 //! the oldest, the reader may `hold` the messages that are ready when its run begins: these are reserved for it, and
@@ -37,7 +37,7 @@
 //! that got `Wait` is woken by the change that it waits for, and a caller that got any answer is woken when the other
 //! end closes. `begin_move` during another move makes that mover look again.
 
-use super::waking::{HubSide, Others};
+use super::waking::{HubSide, Interest, Others};
 use crate::sync::{AtomicUsize, Level, Mutex, Ordering, discard, lock, mutex_at};
 use smallvec::SmallVec;
 use std::{collections::VecDeque, task::Waker};
@@ -76,9 +76,8 @@ impl Full {
 #[must_use]
 pub(crate) enum Pushed {
     In,
-    /// The message is in the queue, and an older one, of this number, was dropped for it and is in the caller's
-    /// `Option`.
-    InFor(u64),
+    /// The message is in the queue, and an older one was dropped for it and is in the caller's `Option`.
+    InFor,
     /// The message counts as dropped; the caller still has it.
     Refused,
     /// No room, or no reader.
@@ -113,6 +112,8 @@ pub(crate) struct Queue<M> {
     /// without it.
     len: AtomicUsize,
     ready: AtomicUsize,
+    /// How many of them are not ready: the two values above are written one after the other.
+    unready: AtomicUsize,
     reader: HubSide,
     writer: HubSide,
     state: Mutex<State<M>>,
@@ -178,6 +179,7 @@ impl<M: 'static> Queue<M> {
             full,
             len: AtomicUsize::new(0),
             ready: AtomicUsize::new(0),
+            unready: AtomicUsize::new(0),
             reader: HubSide::new(),
             writer: HubSide::new(),
             state: mutex_at(
@@ -231,9 +233,9 @@ impl<M: 'static> Queue<M> {
 
     /// Whether there is a message to take.
     #[inline]
-    pub(crate) fn poll_message(&self, waker: &Waker) -> Answer {
+    pub(crate) fn poll_message(&self, interest: Interest, waker: &Waker) -> Answer {
         match self.ready() {
-            0 if self.reader.is_kept(waker) && !self.writer_gone() => Answer::Wait,
+            0 if self.reader.is_registered(waker, interest) && !self.writer_gone() => Answer::Wait,
             0 => self.wait_for_message(waker),
             _ if self.full == Full::Replace => self.poll_newest(waker),
             _ => Answer::Yes,
@@ -305,27 +307,9 @@ impl<M: 'static> Queue<M> {
         lock(&self.state).counts
     }
 
-    /// Like `poll_message`, for a reader that waits for something else and polls again after that.
-    #[inline]
-    pub(crate) fn look_for_message(&self, waker: &Waker) -> Answer {
-        if self.ready() == 0 && self.reader.is_known(waker) && !self.writer_gone() {
-            return Answer::Wait;
-        }
-        self.poll_message(waker)
-    }
-
-    /// Like `poll_room`, for a writer that waits for something else and polls again after that.
-    #[inline]
-    pub(crate) fn look_for_room(&self, waker: &Waker) -> Answer {
-        if !self.has_room(1) && self.writer.is_known(waker) && !self.reader_gone() {
-            return Answer::Wait;
-        }
-        self.poll_room(waker)
-    }
-
     /// Whether there is room for a message.
     #[inline]
-    pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
+    pub(crate) fn poll_room(&self, interest: Interest, waker: &Waker) -> Answer {
         if self.reader_gone() {
             return Answer::Never;
         }
@@ -334,7 +318,7 @@ impl<M: 'static> Queue<M> {
         if self.has_room(1) && self.writer.is_known(waker) {
             return Answer::Yes;
         }
-        if self.writer.is_kept(waker) { Answer::Wait } else { self.wait_for_room(waker) }
+        if self.writer.is_registered(waker, interest) { Answer::Wait } else { self.wait_for_room(waker) }
     }
 
     #[inline(never)]
@@ -401,6 +385,19 @@ impl<M: 'static> Queue<M> {
     fn show(&self, state: &State<M>, ready: usize) {
         self.len.store(state.messages.len(), Ordering::Release);
         self.ready.store(ready, Ordering::Release);
+        self.unready.store(state.messages.len() - ready, Ordering::Release);
+    }
+
+    /// For the writer: whether no message waits to be moved.
+    #[inline]
+    pub(crate) fn all_ready(&self) -> bool {
+        // Only the writer adds such messages.
+        self.unready.load(Ordering::Acquire) == 0
+    }
+
+    /// Counts a message as untaken that could not be pushed, since the reader has closed.
+    pub(crate) fn leave_unsent(&self) {
+        lock(&self.state).counts.untaken += 1;
     }
 
     /// Counts a message that is dropped before it is pushed.
@@ -408,9 +405,8 @@ impl<M: 'static> Queue<M> {
         lock(&self.state).counts.dropped += 1;
     }
 
-    /// Drops the oldest message that is not reserved for the reader. Returns its number and, unless it is being
-    /// moved, the message.
-    pub(crate) fn drop_oldest(&self) -> Option<(u64, Option<M>)> {
+    /// Drops the oldest message that is not reserved for the reader. Returns it, unless it is being moved.
+    pub(crate) fn drop_oldest(&self) -> Option<Option<M>> {
         let mut state = lock(&self.state);
         let mut ready = self.ready();
         let oldest = remove_oldest(&mut state, &mut ready);
@@ -442,29 +438,28 @@ impl<M: 'static> Queue<M> {
 
     /// Ends the reservation of messages that the reader held and did not take. Those that exceed the capacity are
     /// dropped and returned.
-    pub(crate) fn release_unneeded(&self) -> SmallVec<[(u64, Option<M>); 1]> {
+    pub(crate) fn release_unneeded(&self) -> SmallVec<[M; 1]> {
         let mut state = lock(&self.state);
         state.held = 0;
         let mut out = SmallVec::new();
         let mut ready = self.ready();
         while state.messages.len() > self.capacity {
-            out.extend(remove_oldest(&mut state, &mut ready));
+            out.extend(remove_oldest(&mut state, &mut ready).flatten());
         }
         self.show(&state, ready);
         out
     }
 
-    /// For the reader: calls `look` with the message at `at` and its number, if it is ready. `look` runs without the
-    /// lock: the message is out of its slot meanwhile, and is put back even if `look` panics.
-    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(u64, &mut M) -> R) -> Option<R> {
+    /// For the reader: calls `look` with the message at `at`, if it is ready. `look` runs without the lock: the
+    /// message is out of its slot meanwhile, and is put back even if `look` panics.
+    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(&mut M) -> R) -> Option<R> {
         let mut state = lock(&self.state);
         if at >= self.ready() {
             return None;
         }
         let mut lent = self.lend(&mut state, at)?;
         drop(state);
-        let number = lent.number;
-        lent.message.as_mut().map(|message| look(number, message))
+        lent.message.as_mut().map(look)
     }
 
     /// Like [`peek`](Self::peek), but under the lock: `look` must not run user code.
@@ -581,7 +576,7 @@ impl<M: 'static> Queue<M> {
             slot.message = Some(message);
         }
         if moved {
-            self.ready.store(at + 1, Ordering::Release);
+            self.show(&state, at + 1);
             let reader = self.reader.due(&mut state.reader);
             drop(state);
             reader.wake();
@@ -589,20 +584,19 @@ impl<M: 'static> Queue<M> {
         (None, again)
     }
 
-    /// Drops the message that is being moved, since it cannot be moved; its mover has it. Returns its number if it
-    /// was still in the queue.
-    pub(crate) fn drop_moving(&self) -> Option<u64> {
+    /// Drops the message that is being moved, since it cannot be moved; its mover has it.
+    pub(crate) fn drop_moving(&self) {
         let mut state = lock(&self.state);
         state.moving = false;
         if std::mem::take(&mut state.stray) {
-            return None;
+            return;
         }
         if self.reader_gone() {
             state.counts.untaken += 1;
-            return None;
+            return;
         }
         let at = self.ready();
-        let Slot { number, .. } = state.messages.remove(at)?;
+        state.messages.remove(at);
         state.counts.dropped += 1;
         self.show(&state, at);
         // There is room now, and possibly no message left to wait for.
@@ -611,7 +605,6 @@ impl<M: 'static> Queue<M> {
         drop(state);
         reader.wake();
         writer.wake();
-        Some(number)
     }
 
     /// Closes the writer's end. Messages in the queue can still be taken.
@@ -633,8 +626,7 @@ impl<M: 'static> Queue<M> {
         let there = left.iter().filter(|slot| slot.message.is_some()).count();
         state.counts.untaken += there.saturating_sub(usize::from(state.seen)) as u64;
         (state.held, state.seen) = (0, false);
-        self.len.store(0, Ordering::Release);
-        self.ready.store(0, Ordering::Release);
+        self.show(&state, 0);
         let (reader, writer) = (state.reader.take(), self.writer.notify_always(&mut state.writer));
         drop(state);
         discard(reader);
@@ -685,9 +677,9 @@ impl<M: 'static> Queue<M> {
     }
 }
 
-/// Removes the oldest message that is not reserved for the reader. Returns its number and, unless it is being moved,
-/// the message. `ready`: the number of ready messages, updated by this call.
-fn remove_oldest<M>(state: &mut State<M>, ready: &mut usize) -> Option<(u64, Option<M>)> {
+/// Removes the oldest message that is not reserved for the reader. Returns it, unless it is being moved. `ready`: the
+/// number of ready messages, updated by this call.
+fn remove_oldest<M>(state: &mut State<M>, ready: &mut usize) -> Option<Option<M>> {
     let at = state.held;
     let Slot { number, message } = state.messages.remove(at)?;
     *ready -= usize::from(at < *ready);
@@ -697,15 +689,15 @@ fn remove_oldest<M>(state: &mut State<M>, ready: &mut usize) -> Option<(u64, Opt
         // Otherwise the reader has it, to look at or to copy.
         state.stray |= message.is_none() && number != state.lent;
     }
-    Some((number, message))
+    Some(message)
 }
 
 #[cold]
 fn drop_oldest_for<M>(state: &mut State<M>, place: &mut Option<M>, ready: &mut usize) -> Pushed {
     match remove_oldest(state, ready) {
-        Some((number, Some(old))) => {
+        Some(Some(old)) => {
             *place = Some(old);
-            Pushed::InFor(number)
+            Pushed::InFor
         }
         _ => Pushed::In,
     }

@@ -4,11 +4,10 @@ use std::{fmt, sync::Arc, task::Waker};
 
 use tokio::time::Instant;
 
-use super::{Message, baggage::Parcel, link::HubCore, queue::Answer};
+use super::{Message, core::HubCore, header::Parcel, queue::Answer, waking::Interest};
 use crate::{
     error::Result,
     mutants::{self, Mutant},
-    stream::Ticket,
     sync::{discard, discard_all},
 };
 
@@ -20,50 +19,33 @@ impl<M: Message> Receiver<M> {
         Self(link)
     }
 
-    /// Whether there is a message to take.
+    /// Whether there are `count` messages to take, or the hub has failed. `Never` once the writer has closed with fewer
+    /// than that, unless some are still being moved.
     #[inline]
-    pub(crate) fn poll_message(&self, waker: &Waker) -> Answer {
-        if self.0.failed.get().is_some() {
+    pub(crate) fn poll(&self, count: usize, interest: Interest, waker: &Waker) -> Answer {
+        let hub = &*self.0;
+        if hub.has_failed() {
             return Answer::Yes;
         }
-        self.kept(match self.0.queue.poll_message(waker) {
+        // A hub that keeps the latest message ends when that is no longer kept.
+        if count > 1 && !(self.reads_again() && self.has_ended()) {
+            return self.poll_several(count, waker);
+        }
+        let answer = match hub.queue.poll_message(interest, waker) {
             // Checked again: the hub may have failed before the waker was registered.
-            Answer::Wait if self.0.failed.get().is_some() => Answer::Yes,
-            Answer::Wait if mutants::is(Mutant::EndTooSoon) && self.0.queue.writer_gone() => Answer::Never,
+            Answer::Wait if hub.has_failed() => Answer::Yes,
+            Answer::Wait if mutants::is(Mutant::EndTooSoon) && hub.queue.writer_gone() => Answer::Never,
             other => other,
-        })
-    }
-
-    /// A latest-value hub stays readable after its writer has closed.
-    #[inline]
-    fn kept(&self, answer: Answer) -> Answer {
+        };
+        // A latest-value hub stays readable after its writer has closed.
         if answer == Answer::Never && self.reads_again() && !self.has_ended() { Answer::Yes } else { answer }
     }
 
-    /// Like `poll_message`, for a reader that waits for something else and polls again after that.
-    #[inline]
-    pub(crate) fn look_for_message(&self, waker: &Waker) -> Answer {
-        let link = &*self.0;
-        if link.failed.get().is_some() {
-            return Answer::Yes;
-        }
-        self.kept(match link.queue.look_for_message(waker) {
-            // As in `poll_message`.
-            Answer::Wait if link.failed.get().is_some() => Answer::Yes,
-            other => other,
-        })
-    }
-
-    /// Whether there are `count` messages to take: `Never` once the writer has closed with fewer than that, unless
-    /// some are still being copied.
-    pub(crate) fn poll_messages(&self, count: usize, waker: &Waker) -> Answer {
-        // A hub that keeps the latest message ends when that is no longer kept.
-        if count <= 1 || self.reads_again() && self.has_ended() {
-            return self.poll_message(waker);
-        }
+    #[inline(never)]
+    fn poll_several(&self, count: usize, waker: &Waker) -> Answer {
         let queue = &self.0.queue;
-        let asked = || {
-            if self.0.failed.get().is_some() || queue.ready() >= count {
+        let ask = || {
+            if self.0.has_failed() || queue.ready() >= count {
                 Answer::Yes
             } else if queue.writer_gone() && queue.len() < count && queue.len() == queue.ready() {
                 Answer::Never
@@ -71,24 +53,26 @@ impl<M: Message> Receiver<M> {
                 Answer::Wait
             }
         };
-        if asked() != Answer::Wait {
-            return asked();
+        match ask() {
+            Answer::Wait => {
+                queue.keep_reader(waker);
+                ask()
+            }
+            answer => answer,
         }
-        queue.keep_reader(waker);
-        asked()
     }
 
     /// Since when the first message has waited, if that is recorded.
     pub(crate) fn oldest(&self) -> Option<Instant> {
         self.0.times?;
-        self.0.queue.peek_locked(0, |parcel| parcel.baggage.as_ref().and_then(|baggage| baggage.since)).flatten()
+        self.0.queue.peek_locked(0, |parcel| parcel.header.since()).flatten()
     }
 
     /// Whether there is a message that was not read before. For a hub whose newest message is read repeatedly.
     pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
         let link = &*self.0;
         match &link.again {
-            None => self.poll_message(waker),
+            None => self.poll(1, Interest::Change, waker),
             Some(_) => link.queue.poll_new(waker),
         }
     }
@@ -122,10 +106,7 @@ impl<M: Message> Receiver<M> {
 
     /// Ends the reservation of messages that were held and not taken.
     pub(crate) fn release_unneeded(&self) {
-        for (number, old) in self.0.queue.release_unneeded() {
-            self.0.stamps.forget(number);
-            discard(old);
-        }
+        self.0.queue.release_unneeded().into_iter().for_each(discard);
     }
 
     /// See [`Queue::version`](super::queue::Queue::version).
@@ -144,9 +125,9 @@ impl<M: Message> Receiver<M> {
         self.0.queue.keep_reader(waker);
     }
 
-    /// Calls `look` without the lock on the message at `at`, with its number, if it can be taken.
-    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(u64, &mut M) -> R) -> Option<R> {
-        self.0.queue.peek(at, |number, parcel| look(number, &mut parcel.message))
+    /// Calls `look` without the lock on the message at `at`, if it can be taken.
+    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(&mut Parcel<M>) -> R) -> Option<R> {
+        self.0.queue.peek(at, look)
     }
 
     /// Drops the first message, and counts it as untaken.
@@ -157,31 +138,6 @@ impl<M: Message> Receiver<M> {
     /// Recounts this number of taken messages as untaken, because they were not used.
     pub(crate) fn leave(&self, messages: u64) {
         self.0.queue.leave(messages);
-    }
-
-    /// The stamp of the taken message of this number. Call it once per message.
-    #[inline]
-    pub(crate) fn stamp(&self, message: &mut M, number: u64) -> Option<Ticket> {
-        let mut last: Option<Ticket> = None;
-        if M::CARRIES_ENVELOPES {
-            message.envelopes(&mut |envelope| {
-                let stamp = envelope.take_stamp();
-                if last.as_ref().is_none_or(|last| stamp.as_ref().is_some_and(|stamp| stamp.number() > last.number())) {
-                    last = stamp;
-                }
-            });
-        }
-        last.or_else(|| self.0.stamps.take(number, self.reads_again()))
-    }
-
-    /// Like `stamp`, without the stamps that envelopes carry themselves.
-    pub(crate) fn stamp_beside(&self, number: u64) -> Option<Ticket> {
-        self.0.stamps.take(number, self.reads_again())
-    }
-
-    /// The stamp of the message of this number, which is still in the queue.
-    pub(crate) fn stamp_of(&self, number: u64) -> Option<Ticket> {
-        self.0.stamps.look(number)
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -1,64 +1,87 @@
 //! [`Sender`]: the writer's end of a hub.
 
-use std::{fmt, sync::Arc, task::Waker};
+use std::{fmt, ops::Deref, sync::Arc, task::Waker};
 
 use super::{
     Copier, Message,
-    baggage::{Parcel, Since},
+    core::HubCore,
     envelope::RawEnvelope,
-    link::HubCore,
-    outbox::Stamped,
+    external::ExternalHandle,
+    header::Parcel,
     pool::Pool,
-    queue::{Answer, Full, Pushed},
-    settle::refused,
+    queue::{Answer, Full},
+    waking::Interest,
 };
 use crate::{
-    device::Device,
     error::{Error, ErrorKind, Result},
-    stream::{Stream, Ticket},
+    stream::Stream,
     sync::{Discarded, discard},
 };
 
+/// What a writer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Demand {
+    /// Room for this many messages of one envelope each and, where the hub has them, as many blank envelopes.
+    Room(usize),
+    /// Room for this many messages of one envelope each, regardless of blank envelopes.
+    Places(usize),
+    /// Room for one message with this many envelopes.
+    Message(usize),
+    /// A blank envelope, where the hub has them.
+    Blank,
+    /// Nothing, but a reader.
+    Reader,
+}
+
 /// The writer's end of a hub. Dropping it ends the reader after it has taken the queued messages.
-pub(crate) struct Sender<M: Message> {
-    link: Arc<HubCore<M>>,
-    sent: u64,
+pub(crate) struct Sender<M: Message>(Arc<HubCore<M>>);
+
+impl<M: Message> Deref for Sender<M> {
+    type Target = HubCore<M>;
+
+    #[inline]
+    fn deref(&self) -> &HubCore<M> {
+        &self.0
+    }
 }
 
 impl<M: Message> Sender<M> {
-    pub(super) fn new(link: Arc<HubCore<M>>) -> Self {
-        Self { link, sent: 0 }
+    pub(super) fn new(hub: Arc<HubCore<M>>) -> Self {
+        Self(hub)
     }
 
-    /// Whether there is room in the queue and, where the hub has them, a blank envelope.
+    /// Whether the hub has what the writer demands, or has failed: the next call then returns its error. `Never`: the
+    /// reader has ended.
     #[inline]
-    pub(crate) fn poll_room(&self, waker: &Waker) -> Answer {
-        let link = &*self.link;
-        if link.failed.get().is_some() {
+    pub(crate) fn poll(&self, demand: Demand, interest: Interest, waker: &Waker) -> Answer {
+        if self.has_failed() {
             return Answer::Yes;
         }
-        match link.queue.poll_room(waker) {
-            Answer::Yes => self.poll_blank(waker),
-            other => self.unless_failed(other),
-        }
+        let answer = match demand {
+            Demand::Room(1) if self.blanks.is_none() => self.queue.poll_room(interest, waker),
+            // Blank envelopes are not queued here, so each change wakes a writer that waits for one.
+            Demand::Room(1) => match self.queue.poll_room(Interest::Change, waker) {
+                Answer::Yes => self.poll_blank(waker),
+                other => other,
+            },
+            Demand::Message(_) => self.queue.poll_room(Interest::Change, waker),
+            Demand::Blank => self.poll_blank(waker),
+            Demand::Reader => self.queue.poll_reader(waker),
+            Demand::Room(messages) => {
+                self.ask_for(messages, messages);
+                self.poll_several(waker, || self.has_room(messages) && self.has_blanks(messages))
+            }
+            Demand::Places(messages) => self.poll_several(waker, || self.has_room(messages)),
+        };
+        // The hub may have failed before the waker was registered, in which case nothing would wake it.
+        if answer == Answer::Wait && self.has_failed() { Answer::Yes } else { answer }
     }
 
-    /// Whether there is room in the queue and, where the hub has them, blank envelopes, for this many messages.
-    pub(crate) fn poll_room_for(&self, messages: usize, waker: &Waker) -> Answer {
-        self.ask_for(messages, messages);
-        self.poll_until(waker, || self.has_room(messages) && self.has_blanks(messages))
-    }
-
-    /// Whether there is room in the queue for this many messages.
-    pub(crate) fn poll_places(&self, messages: usize, waker: &Waker) -> Answer {
-        self.poll_until(waker, || self.has_room(messages))
-    }
-
-    fn poll_until(&self, waker: &Waker, is_there: impl Fn() -> bool) -> Answer {
+    #[inline(never)]
+    fn poll_several(&self, waker: &Waker, is_available: impl Fn() -> bool) -> Answer {
         let ask = || match () {
-            () if self.link.failed.get().is_some() => Answer::Yes,
-            () if self.poll_reader(waker) == Answer::Never => Answer::Never,
-            () if is_there() => Answer::Yes,
+            () if self.queue.poll_reader(waker) == Answer::Never => Answer::Never,
+            () if is_available() => Answer::Yes,
             () => Answer::Wait,
         };
         match ask() {
@@ -71,51 +94,25 @@ impl<M: Message> Sender<M> {
         }
     }
 
-    /// Like `poll_room`, for a writer that waits for something else and polls again after that.
-    #[inline]
-    pub(crate) fn look_for_room(&self, waker: &Waker) -> Answer {
-        let link = &*self.link;
-        if link.blanks.is_some() || link.failed.get().is_some() {
-            return self.poll_room(waker);
-        }
-        self.unless_failed(link.queue.look_for_room(waker))
-    }
-
-    /// Whether there is room in the queue.
-    #[inline]
-    pub(crate) fn poll_queue(&self, waker: &Waker) -> Answer {
-        if self.link.failed.get().is_some() {
-            return Answer::Yes;
-        }
-        self.unless_failed(self.link.queue.poll_room(waker))
-    }
-
-    /// The hub may have failed before the waker was registered, in which case nothing would wake it.
-    #[inline]
-    fn unless_failed(&self, answer: Answer) -> Answer {
-        if answer == Answer::Wait && self.link.failed.get().is_some() { Answer::Yes } else { answer }
-    }
-
     /// Whether there is a blank envelope, or `Yes` if the hub has no pool of them.
     #[inline]
-    pub(crate) fn poll_blank(&self, waker: &Waker) -> Answer {
-        let link = &*self.link;
-        let Some(blanks) = &link.blanks else { return Answer::Yes };
-        if blanks.has(1) || link.failed.get().is_some() {
+    fn poll_blank(&self, waker: &Waker) -> Answer {
+        let Some(blanks) = &self.blanks else { return Answer::Yes };
+        if blanks.has(1) {
             return Answer::Yes;
         }
-        link.queue.keep_writer(waker);
-        if link.queue.reader_gone() {
+        self.watch(waker);
+        if self.reader_gone() {
             return Answer::Never;
         }
         // Checked again: one may have been returned before the waker was registered.
-        if blanks.has(1) { Answer::Yes } else { self.unless_failed(Answer::Wait) }
+        if blanks.has(1) { Answer::Yes } else { Answer::Wait }
     }
 
     /// Takes a blank envelope, if one is free; an error if the hub has no pool of them.
     pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
         self.check()?;
-        match &self.link.blanks {
+        match &self.blanks {
             Some(blanks) => blanks.take(),
             None => self.blanks().map(|_| None),
         }
@@ -123,13 +120,13 @@ impl<M: Message> Sender<M> {
 
     /// The pool of blank envelopes, or an error that says why there is none.
     pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
-        self.link.blanks.clone().ok_or_else(|| {
+        self.blanks.clone().ok_or_else(|| {
             Error::new(
                 ErrorKind::Usage,
                 format!(
                     "hub `{}` has no blank envelopes: set their size with `#[output(envelope_bytes = ..)]` or \
                      `Hub::envelope_bytes`",
-                    self.link.name
+                    self.name
                 ),
             )
         })
@@ -141,339 +138,135 @@ impl<M: Message> Sender<M> {
     pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         self.check()?;
         let Some(parcel) = place else { return Ok(()) };
-        let stamped = depart(&mut parcel.message, origin)?;
         self.check_places(&mut parcel.message)?;
         if !self.has_room(1) {
             return Ok(());
         }
-        let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
-        self.push(place, stamp)
+        parcel.depart(origin)?;
+        self.send(place)
     }
 
-    /// Sends a message that has [departed](Way::depart), like `try_send`. `dropped` gets the message that the hub
+    /// Sends a message that has [departed](Parcel::depart), like `try_send`. `dropped` gets the message that the hub
     /// drops for it, which may be this one. Nothing is moved.
     pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
-        stamped: bool,
-        origin: Option<&Stream>,
         dropped: impl FnOnce(Parcel<M>),
     ) -> Result<()> {
         self.check()?;
-        if !self.has_room(1) {
-            return Ok(());
+        if self.has_room(1) {
+            self.enqueue(place, dropped);
         }
-        let stamp = origin.filter(|_| !stamped).map(stamp_of).transpose()?;
-        self.enqueue(place, stamp, dropped);
         Ok(())
     }
 
-    /// A handle of the hub, for the steps before and after sending that run without borrowing the sender. Marks the
-    /// hub as fed from outside its flow.
-    pub(super) fn way(&self) -> ExternalHandle<M> {
-        self.link.is_fed_from_outside();
-        ExternalHandle(self.link.clone())
+    /// A handle of the hub, for the steps before and after sending that run without borrowing the sender.
+    pub(super) fn external(&self) -> ExternalHandle<M> {
+        ExternalHandle::new(&self.0)
     }
 
-    /// Pushes a departed message into the queue. It stays in `place` if there is no room or no reader.
-    #[inline]
-    pub(super) fn push(&mut self, place: &mut Option<Parcel<M>>, stamp: Option<Ticket>) -> Result<()> {
-        if self.enqueue(place, stamp, discard) { self.link.pump() } else { Ok(()) }
-    }
-
-    /// Whether there may be a message to move.
-    #[inline]
-    fn enqueue(
-        &mut self,
-        place: &mut Option<Parcel<M>>,
-        stamp: Option<Ticket>,
-        dropped: impl FnOnce(Parcel<M>),
-    ) -> bool {
-        let (link, count) = (&*self.link, self.sent + 1);
-        let stamped = stamp.is_some();
-        if let Some(stamp) = stamp {
-            link.stamps.put(count, stamp);
-        }
-        // Where nothing is ever moved, it can be taken at once.
-        let moves = M::CARRIES_ENVELOPES && link.arrivals.is_some();
-        if let Some(parcel) = place {
-            link.note_time(parcel, Since::Sent);
-            if !moves {
-                link.note_time(parcel, Since::Arrived);
-            }
-        }
-        let pushed = link.queue.push(place, !moves);
-        match pushed {
-            Pushed::In => self.sent = count,
-            Pushed::InFor(number) => {
-                self.sent = count;
-                link.stamps.forget(number);
-                place.take().map(dropped);
-            }
-            Pushed::Refused | Pushed::Back => {
-                if stamped {
-                    link.stamps.take_back(count);
-                }
-                if pushed == Pushed::Refused {
-                    place.take().map(dropped);
-                }
-                return false;
-            }
-        }
-        moves
-    }
-
-    /// Like `hand_on`, if there is room; otherwise returns the message with its stamp.
-    pub(crate) fn try_hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<Result<(), Stamped<M>>> {
+    /// Like `hand_on`, if there is room; otherwise returns the message.
+    pub(crate) fn try_hand_on(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
         let mut place = Discarded::new(parcel);
         self.check()?;
         if let Some(parcel) = place.get_mut() {
             self.check_places(&mut parcel.message)?;
         }
         if self.has_room(1) {
-            self.push(place.place(), stamp.clone())?;
+            self.send(place.place())?;
         }
-        Ok(place.take().map_or(Ok(()), |parcel| Err((parcel, stamp))))
+        Ok(place.take().map_or(Ok(()), Err))
     }
 
     /// Pushes a message that was taken from another hub into this one, which always has room for it.
-    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>, stamp: Option<Ticket>) -> Result<()> {
+    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>) -> Result<()> {
         // Always succeeds: the reader closes after this sender.
-        self.push(Discarded::new(parcel).place(), stamp)
-    }
-
-    /// Checks that a hub that copies nothing gets only envelopes that are at the reader's location.
-    #[inline]
-    pub(super) fn check_places(&self, message: &mut M) -> Result<()> {
-        check_places(&self.link, message)
-    }
-
-    /// Returns the hub's error, if it has failed.
-    #[inline]
-    pub(super) fn check(&self) -> Result<()> {
-        self.link.check()
-    }
-
-    /// Whether there is room in the queue for this many messages, or if it drops messages instead.
-    #[inline]
-    pub(super) fn has_room(&self, messages: usize) -> bool {
-        self.link.queue.has_room(messages)
+        self.send(Discarded::new(parcel).place())
     }
 
     /// Whether the hub never blocks the writer.
     pub(super) fn drops(&self) -> bool {
-        self.link.queue.full() != Full::Hold
+        self.queue.full() != Full::Hold
     }
 
     /// Whether the queue would accept one more message rather than drop it.
     pub(super) fn takes_one(&self) -> bool {
-        self.link.queue.full() != Full::DropNewest || self.link.queue.len() < self.link.queue.capacity()
+        self.queue.full() != Full::DropNewest || self.queue.len() < self.queue.capacity()
     }
 
     /// Makes this many envelopes free to copy to, by dropping older messages if needed. Returns false if the reader
     /// has too many of them.
     pub(super) fn free_arrivals(&self, count: usize) -> bool {
-        let Some(arrivals) = &self.link.arrivals else { return true };
+        let Some(arrivals) = &self.arrivals else { return true };
         while !arrivals.has(count) {
-            if self.link.queue.full() != Full::DropOldest {
+            if self.queue.full() != Full::DropOldest {
                 return false;
             }
-            let Some((number, old)) = self.link.queue.drop_oldest() else { return false };
-            self.link.stamps.forget(number);
+            let Some(old) = self.queue.drop_oldest() else { return false };
             discard(old);
         }
         true
     }
 
-    /// Counts a message that is dropped before it is sent here.
-    pub(super) fn refuse(&self) {
-        self.link.queue.refuse();
-    }
-
     /// Whether this many blank envelopes are free, or if the hub has no pool of them.
     pub(super) fn has_blanks(&self, count: usize) -> bool {
-        self.link.blanks.as_ref().is_none_or(|blanks| blanks.has(count))
-    }
-
-    /// The envelopes that forks are copied to.
-    pub(super) fn arrivals(&self) -> Option<&Arc<Pool>> {
-        self.link.arrivals.as_ref()
+        self.blanks.as_ref().is_none_or(|blanks| blanks.has(count))
     }
 
     /// A copier for the envelopes of a fork.
     pub(super) fn copier(&self) -> Copier<'_> {
-        let link = &*self.link;
-        Copier::new(&link.name, link.arrivals.as_ref(), link.copies.as_ref())
+        Copier::new(&self.name, self.arrivals.as_ref(), self.copies.as_ref())
     }
 
-    /// Records what is requested from now on, so that a stall can be explained.
-    #[inline]
-    pub(super) fn ask_for(&self, messages: usize, envelopes: usize) {
-        self.link.asked.note(messages, envelopes);
-    }
-
-    pub(super) fn forks(&self) -> bool {
-        self.link.forks
-    }
-
-    pub(crate) fn poll_reader(&self, waker: &Waker) -> Answer {
-        self.link.queue.poll_reader(waker)
-    }
-
+    /// Registers the waker for the next change.
     pub(crate) fn watch(&self, waker: &Waker) {
-        self.link.queue.keep_writer(waker);
+        self.queue.keep_writer(waker);
     }
 
-    pub(crate) fn reader_gone(&self) -> bool {
-        self.link.queue.reader_gone()
-    }
-
-    pub(crate) fn hub(&self) -> &str {
-        &self.link.name
-    }
-}
-
-/// A reference to the hub, for calling a message's code without borrowing the port.
-pub(crate) struct ExternalHandle<M: Message>(Arc<HubCore<M>>);
-
-impl<M: Message> ExternalHandle<M> {
-    /// As [`depart`]. After it, [`Sender::try_send_departed`] calls no code of the message.
-    pub(crate) fn depart(&self, message: &mut M, origin: Option<&Stream>) -> Result<bool> {
-        self.0.check()?;
-        depart(message, origin)
-    }
-
-    /// Checks that the hub can move a message from outside to its reader. If not, the hub continues to work, and the
-    /// error does not mention anything of the flow.
-    pub(crate) fn accepts(&self, message: &mut M, by: SentBy) -> Result<()> {
+    /// Checks that the message can be moved: where the hub copies nothing, its envelopes are at the reader's location;
+    /// otherwise all that are not can be copied at once, as they must be before the message is read.
+    #[inline]
+    pub(super) fn check_places(&self, message: &mut M) -> Result<()> {
         if !M::CARRIES_ENVELOPES {
             return Ok(());
         }
-        let link = &*self.0;
-        let (mut problem, mut copied) = (Ok(()), 0);
+        let Some(arrivals) = &self.arrivals else { return self.check_location(message) };
+        // A message that is one envelope needs one to copy to, and each hub that copies has one.
+        if M::IS_ENVELOPE { Ok(()) } else { self.check_count(arrivals.count(), message) }
+    }
+
+    fn check_location(&self, message: &mut M) -> Result<()> {
+        let mut misplaced = None;
         message.envelopes(&mut |envelope| {
-            copied += usize::from(!envelope.memory().is_at(&link.reader));
-            if problem.is_ok() {
-                problem = link.accepts_one(envelope).and_then(|()| by.may_send(envelope, &link.reader));
+            if !envelope.memory().is_at(&self.reader) {
+                misplaced.get_or_insert_with(|| self.misplaced(envelope));
             }
         });
-        let most = link.arrivals.as_ref().map_or(usize::MAX, |arrivals| arrivals.count());
-        if copied > most {
-            return Err(refused(
-                ErrorKind::Usage,
-                &format!("it has {copied} envelopes, and at most {most} are allowed"),
-            ));
-        }
-        problem
+        misplaced.map_or(Ok(()), |error| Err(self.fail(error)))
     }
 
-    /// Moves the messages that can be moved, where messages are moved at all.
-    pub(crate) fn pump(&self) -> Result<()> {
-        if M::CARRIES_ENVELOPES && self.0.arrivals.is_some() { self.0.pump() } else { Ok(()) }
-    }
-}
-
-/// The sender of a message from outside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SentBy {
-    /// The program that feeds the flow through an ingress.
-    Feeder,
-    /// One of several callers of a service, which do not trust each other.
-    Caller,
-}
-
-impl SentBy {
-    /// Checks that a caller keeps no means to touch its request later, and that the request does not make an operator
-    /// on the host fail.
-    fn may_send(self, envelope: &RawEnvelope, reader: &Device) -> Result<()> {
-        let memory = envelope.memory();
-        if self == Self::Feeder {
+    fn check_count(&self, most: usize, message: &mut M) -> Result<()> {
+        let mut copied = 0;
+        message.envelopes(&mut |envelope| copied += usize::from(!envelope.memory().is_at(&self.reader)));
+        if copied <= most {
             return Ok(());
         }
-        if memory.is_in_graph() {
-            let why = "a graph may use the memory of an envelope at any time: copy the data to other memory first";
-            return Err(refused(ErrorKind::Usage, why));
-        }
-        if memory.is_read_only() && memory.is_at(reader) {
-            let why = "the memory of an envelope was wrapped read-only, and an operator may write to it: copy the data to \
-                       other memory first, such as a blank envelope of the service";
-            return Err(refused(ErrorKind::Usage, why));
-        }
-        Ok(())
+        let text = format!(
+            "a message has {copied} envelopes to copy, but the hub has only {most}: set `Hub::envelopes` to at least \
+             {copied}"
+        );
+        Err(self.fail(Error::new(ErrorKind::Usage, text)))
     }
-}
-
-/// See [`Sender::check_places`].
-fn check_places<M: Message>(link: &HubCore<M>, message: &mut M) -> Result<()> {
-    if !M::CARRIES_ENVELOPES {
-        return Ok(());
-    }
-    if let Some(arrivals) = &link.arrivals {
-        return check_count(link, arrivals.count(), message);
-    }
-    let mut misplaced = None;
-    message.envelopes(&mut |envelope| {
-        if !envelope.memory().is_at(&link.reader) {
-            misplaced.get_or_insert_with(|| link.misplaced(envelope));
-        }
-    });
-    misplaced.map_or(Ok(()), |error| Err(link.fail(error)))
-}
-
-/// Checks that all of a message's envelopes can be copied at once, as they must be before it is read.
-fn check_count<M: Message>(link: &HubCore<M>, most: usize, message: &mut M) -> Result<()> {
-    if M::IS_ENVELOPE {
-        return Ok(());
-    }
-    let mut copied = 0;
-    message.envelopes(&mut |envelope| copied += usize::from(!envelope.memory().is_at(&link.reader)));
-    if copied <= most {
-        return Ok(());
-    }
-    let text = format!(
-        "a message has {copied} envelopes to copy, but the hub has only {most}: set `Hub::envelopes` to at least {copied}"
-    );
-    Err(link.fail(Error::new(ErrorKind::Usage, text)))
-}
-
-/// Called when a message leaves its sender, which works on the stream `origin`. Commits the message's uses, so that
-/// users elsewhere can be ordered after them. Returns true if its envelopes carry stamps.
-#[inline]
-pub(crate) fn depart<M: Message>(message: &mut M, origin: Option<&Stream>) -> Result<bool> {
-    let (mut ready, mut stamped) = (Ok(()), false);
-    for name in M::EVENTS {
-        message.events(name, &mut |ticket| {
-            if ready.is_ok() {
-                ready = ticket.commit();
-            }
-        });
-    }
-    if M::CARRIES_ENVELOPES {
-        message.envelopes(&mut |envelope| {
-            stamped = true;
-            if ready.is_ok() {
-                ready = envelope.depart(origin);
-            }
-        });
-    }
-    ready.map(|()| stamped)
-}
-
-/// The stamp for a message without envelopes that is sent now.
-pub(super) fn stamp_of(origin: &Stream) -> Result<Ticket> {
-    let mut stamp = origin.ticket();
-    stamp.commit()?;
-    Ok(stamp)
 }
 
 impl<M: Message> Drop for Sender<M> {
     fn drop(&mut self) {
-        self.link.queue.close_writer();
+        self.queue.close_writer();
     }
 }
 
 impl<M: Message> fmt::Debug for Sender<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.link.fmt(f)
+        self.0.fmt(f)
     }
 }

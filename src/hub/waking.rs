@@ -19,6 +19,15 @@ use std::{
     task::Waker,
 };
 
+/// What a waker is registered for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interest {
+    /// The change that its task waits for, and the close of the other end.
+    Change,
+    /// The close of the other end only: the task waits for something else, and polls again after that.
+    Close,
+}
+
 /// One end, as seen by the other.
 #[derive(Debug)]
 pub(super) struct HubSide {
@@ -89,6 +98,16 @@ impl HubSide {
     #[inline]
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
+    }
+
+    /// Whether a waker is registered for what it is interested in. Called without the lock; false negatives are
+    /// possible.
+    #[inline]
+    pub(super) fn is_registered(&self, waker: &Waker, interest: Interest) -> bool {
+        match interest {
+            Interest::Change => self.is_kept(waker),
+            Interest::Close => self.is_known(waker),
+        }
     }
 
     /// Whether the next change will wake this waker. Called without the lock; false negatives are possible.

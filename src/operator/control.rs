@@ -31,8 +31,8 @@ use crate::{
             roles::Role,
             state::LinkId,
         },
-        link::{EnvelopeHolders, HubState},
         queue::Counts,
+        view::{EnvelopeHolders, HubView},
     },
     sync::{Mutex, WakerCell, contained, lock},
 };
@@ -82,7 +82,7 @@ pub(crate) struct SectionControl {
 /// A hub in use, and the operators that it connects.
 #[derive(Clone)]
 pub(crate) struct Joined {
-    pub(crate) state: Arc<dyn HubState>,
+    pub(crate) state: Arc<dyn HubView>,
     pub(crate) from: usize,
     pub(crate) to: usize,
     /// Whether its writer waits for room, and its reader for messages.
@@ -464,7 +464,7 @@ impl Around<'_> {
 }
 
 impl EnvelopeHolders for Around<'_> {
-    fn each_hub(&self, show: &mut dyn FnMut(&dyn HubState)) {
+    fn each_hub(&self, show: &mut dyn FnMut(&dyn HubView)) {
         self.hubs.all.iter().for_each(|hub| show(&*hub.state));
     }
 

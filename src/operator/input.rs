@@ -24,7 +24,7 @@ use super::{
 use crate::{
     condition::{Counted, PortState, Readiness},
     error::{Error, ErrorKind, Result},
-    hub::{Message, RawEnvelope},
+    hub::{Message, RawEnvelope, waking::Interest},
     mutants::{self, Mutant},
     stream::Ticket,
     sync::Discarded,
@@ -282,13 +282,15 @@ impl<M: Message, C: Connections> Input<M, C> {
 
     /// One message of each connection that has not ended. All connections are polled; the first one that lacks a
     /// message registers for it.
-    fn poll_each(&mut self, cx: &mut Context<'_>, mut is_secondary: bool) -> Readiness {
+    fn poll_each(&mut self, mut interest: Interest, cx: &mut Context<'_>) -> Readiness {
         let mut all: Option<Readiness> = None;
         for queue in self.queues.as_mut() {
-            let readiness = if is_secondary { queue.poll_secondary(cx) } else { queue.poll(cx) };
+            let readiness = queue.poll(interest, cx);
             if !readiness.is_never() {
                 all = Some(all.map_or(readiness, |all| all | readiness));
-                is_secondary |= !readiness.is_ready();
+                if !readiness.is_ready() {
+                    interest = Interest::Close;
+                }
             }
         }
         // The kept latest value of an ended connection counts only together with other connections.
@@ -478,19 +480,10 @@ impl<M: Message, C: Connections> Port for Input<M, C> {
     }
 
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
+    fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness {
         match (&mut self.wait, self.queues.as_mut()) {
-            (None, [queue]) => queue.poll(cx),
-            (None, _) => self.poll_each(cx, false),
-            (Some(wait), queues) => wait.poll(queues, cx),
-        }
-    }
-
-    #[inline]
-    fn poll_secondary(&mut self, cx: &mut Context<'_>) -> Readiness {
-        match (&mut self.wait, self.queues.as_mut()) {
-            (None, [queue]) => queue.poll_secondary(cx),
-            (None, _) => self.poll_each(cx, true),
+            (None, [queue]) => queue.poll(before.interest(), cx),
+            (None, _) => self.poll_each(before.interest(), cx),
             (Some(wait), queues) => wait.poll(queues, cx),
         }
     }

@@ -13,8 +13,7 @@ use tokio::time::Instant;
 use crate::{
     condition::{Counted, Readiness, ReadyPrefix, Wanted},
     error::Result,
-    hub::{Message, baggage::Parcel, link, receiver::Receiver, sender::Sender},
-    stream::Ticket,
+    hub::{Message, build, header::Parcel, receiver::Receiver, sender::Sender, waking::Interest},
     sync::{Discarded, discard},
 };
 
@@ -64,23 +63,23 @@ impl<M: Message> InputQueue<M> {
 
     /// Creates an end for a worker.
     pub(super) fn worker_end(&self) -> WorkerEnd<M> {
-        link::private(self.hub())
+        build::private(self.hub())
     }
 
     /// Creates an end that has this one message.
     pub(super) fn end_with(&self, message: M) -> Result<Receiver<M>> {
         let (mut sender, receiver) = self.worker_end();
-        sender.hand_on(Parcel::with(message, None), None)?;
+        sender.hand_on(Parcel::new(message, None))?;
         Ok(receiver)
     }
 
     /// For the next run: is there a message that may be taken, or an error to return?
     #[inline]
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Readiness {
+    pub(super) fn poll(&mut self, interest: Interest, cx: &mut Context<'_>) -> Readiness {
         if self.lossy || self.ready_prefix.is_some() {
             return self.poll_one(cx);
         }
-        self.receiver.poll_message(cx.waker()).into()
+        self.receiver.poll(1, interest, cx.waker()).into()
     }
 
     fn poll_one(&mut self, cx: &mut Context<'_>) -> Readiness {
@@ -112,7 +111,7 @@ impl<M: Message> InputQueue<M> {
     pub(super) fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
         let mut counted = match &mut self.ready_prefix {
             None => loop {
-                let more = Readiness::from(self.receiver.poll_messages(most, cx.waker()));
+                let more = Readiness::from(self.receiver.poll(most, Interest::Change, cx.waker()));
                 let ready = self.receiver.len();
                 // Otherwise some were dropped between the two calls, in favour of others that are in transit.
                 if ready >= most || !more.is_ready() || self.receiver.check().is_err() {
@@ -146,16 +145,6 @@ impl<M: Message> InputQueue<M> {
     /// The time since which the first message has waited, if the hub records it.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.receiver.oldest()
-    }
-
-    /// As `poll`, for an operator that waits for something else: it is woken for the end, and polls again after the
-    /// other event.
-    #[inline]
-    pub(super) fn poll_secondary(&mut self, cx: &mut Context<'_>) -> Readiness {
-        if self.lossy || self.ready_prefix.is_some() {
-            return self.poll_one(cx);
-        }
-        self.receiver.look_for_message(cx.waker()).into()
     }
 
     /// Is there a message that was not taken before? Also called in the middle of a run: see
@@ -250,8 +239,7 @@ impl<M: Message> InputQueue<M> {
     pub(super) fn clear(&mut self, mut dropped: impl FnMut(&M)) {
         let mut held = Discarded::none();
         let place = held.place();
-        while let Some(number) = self.receiver.take(place, false) {
-            let _ = self.receiver.stamp_beside(number);
+        while self.receiver.take(place, false).is_some() {
             if let Some(parcel) = place {
                 dropped(&parcel.message);
             }
@@ -264,13 +252,7 @@ impl<M: Message> InputQueue<M> {
 
     /// The size in bytes of the first message, if there is one.
     pub(super) fn first_bytes(&self) -> Option<usize> {
-        self.receiver.peek(0, |_, message| message.size_in_bytes())
-    }
-
-    /// The stamp of the last message taken. Call it once per message.
-    #[inline]
-    pub(super) fn stamp(&self, message: &mut M) -> Option<Ticket> {
-        self.receiver.stamp(message, self.last)
+        self.receiver.peek(0, |parcel| parcel.message.size_in_bytes())
     }
 
     /// The number of the last message taken.
@@ -279,13 +261,9 @@ impl<M: Message> InputQueue<M> {
         self.last
     }
 
-    /// Passes the message in `place`, the last one taken, to a worker's queue.
-    pub(super) fn pass_to(&self, worker: &mut Self, place: &mut Option<Parcel<M>>) -> Result<()> {
-        let stamp = self.receiver.stamp_beside(self.last);
-        match (&mut worker.feed, place.take()) {
-            (Some(feed), Some(parcel)) => feed.hand_on(parcel, stamp),
-            _ => Ok(()),
-        }
+    /// Puts a message into the queue of a worker.
+    pub(super) fn put(&mut self, parcel: Parcel<M>) -> Result<()> {
+        self.feed.as_mut().map_or(Ok(()), |feed| feed.hand_on(parcel))
     }
 
     /// Recounts this number of taken messages as untaken.
@@ -365,7 +343,7 @@ mod tests {
 
     /// A queue with a promise that is never renewed, and its sender.
     fn promised(messages: usize) -> (Sender<u64>, InputQueue<u64>) {
-        let (sender, receiver) = link::private("any");
+        let (sender, receiver) = build::private("any");
         let queue = InputQueue { lossy: true, promised: messages, ..InputQueue::new(receiver, Wanted::default()) };
         (sender, queue)
     }
@@ -385,7 +363,7 @@ mod tests {
         let (mut sender, mut queue) = promised(3);
         assert!(!queue.claim());
         for claimed in [false, false, true, true] {
-            sender.hand_on(Parcel::with(1, None), None).unwrap();
+            sender.hand_on(Parcel::new(1, None)).unwrap();
             assert_eq!(queue.claim(), claimed);
         }
     }

@@ -6,13 +6,13 @@ use std::{
 };
 
 use super::{
-    input_queue::InputQueue, operator_streams::Stamps, plan::Binder, ports::Traffic, run_context::RunContext,
+    input_queue::InputQueue, operator_streams::TakenTickets, plan::Binder, ports::Traffic, run_context::RunContext,
     status_cell::InRun,
 };
 use crate::{
     condition::Readiness,
     error::Result,
-    hub::{Message, baggage::Parcel},
+    hub::{Message, header::Parcel},
     stream::Ticket,
     sync::{Discarded, discard_all},
 };
@@ -25,7 +25,7 @@ pub(super) struct Intake<M: 'static> {
     traffic: Traffic,
     reread: Traffic,
     untaken: Traffic,
-    stamps: Stamps,
+    tickets: TakenTickets,
     context: Arc<RunContext>,
     /// The messages of [`take_all`](Self::take_all); kept for its capacity.
     taken: Taken<M>,
@@ -68,12 +68,12 @@ impl<M: 'static> ExactSizeIterator for Batch<'_, M> {}
 
 impl<M: Message> Intake<M> {
     pub(super) fn new(binder: &Binder<'_>) -> Self {
-        let (stamps, context) = (Stamps::new(binder.streams.clone()), binder.context.clone());
+        let (tickets, context) = (TakenTickets::new(binder.streams.clone()), binder.context.clone());
         Self {
             traffic: Traffic::default(),
             reread: Traffic::default(),
             untaken: Traffic::default(),
-            stamps,
+            tickets,
             context,
             taken: Taken(Vec::new()),
         }
@@ -82,7 +82,7 @@ impl<M: Message> Intake<M> {
     /// A run begins.
     #[inline]
     pub(super) fn begin(&mut self) {
-        self.stamps.begin(self.traffic.messages);
+        self.tickets.begin(self.traffic.messages);
     }
 
     /// Called when the operator begins to wait for the next message.
@@ -105,7 +105,7 @@ impl<M: Message> Intake<M> {
         })
     }
 
-    /// Takes the next message, if there is one, counts it and notes its stamp. `again`: also the newest one of a
+    /// Takes the next message, if there is one, counts it and notes its ticket. `again`: also the newest one of a
     /// latest-value hub, even if it was taken before.
     #[inline]
     pub(super) fn take(&mut self, from: &mut InputQueue<M>, again: bool) -> Result<Option<M>> {
@@ -124,15 +124,15 @@ impl<M: Message> Intake<M> {
     ) -> Result<()> {
         let before = from.last();
         from.take(place, again)?;
-        let Some(Parcel { message, baggage }) = place else { return Ok(()) };
+        let Some(Parcel { message, header }) = place else { return Ok(()) };
         self.traffic.count(message);
         if from.last() == before {
             self.reread.count(message);
         }
-        if let Some(stamp) = from.stamp(message) {
-            self.stamps.note(message, stamp, self.traffic.messages)?;
+        if let Some(ticket) = header.ticket.take() {
+            self.tickets.note(message, ticket, self.traffic.messages)?;
         }
-        self.context.receive(baggage.take())
+        self.context.receive(header.baggage.take())
     }
 
     /// Takes the messages that `next` returns, until it returns none; those that the caller does not use are dropped.
@@ -150,15 +150,13 @@ impl<M: Message> Intake<M> {
     pub(super) fn take_for(&mut self, from: &mut InputQueue<M>, context: &RunContext) -> Result<Option<M>> {
         let mut place = Discarded::none();
         from.take(place.place(), false)?;
-        let Some(Parcel { message, baggage }) = place.get_mut() else { return Ok(None) };
+        let Some(Parcel { message, header }) = place.get_mut() else { return Ok(None) };
         self.traffic.count(message);
-        // The stamp is consumed, so that it is not taken for one of a run.
-        let _ = from.stamp(message);
-        context.gather(baggage.take().map(|baggage| baggage.load))?;
+        context.gather(header.baggage.take().map(|baggage| baggage.load))?;
         Ok(place.take().map(|parcel| parcel.message))
     }
 
-    /// Passes the next message to a worker, with its stamp and its baggage. False if there is none.
+    /// Passes the next message to a worker, with its header. False if there is none.
     pub(super) fn pass(&mut self, from: &mut InputQueue<M>, worker: &mut InputQueue<M>, again: bool) -> Result<bool> {
         let (mut place, before) = (Discarded::none(), from.last());
         from.take(place.place(), again)?;
@@ -167,7 +165,7 @@ impl<M: Message> Intake<M> {
         if from.last() == before {
             self.reread.count(&parcel.message);
         }
-        from.pass_to(worker, place.place())?;
+        place.take().map_or(Ok(()), |parcel| worker.put(parcel))?;
         Ok(true)
     }
 
@@ -189,6 +187,6 @@ impl<M: Message> Intake<M> {
     }
 
     pub(super) fn streams(&self) -> impl Iterator<Item = Option<&Ticket>> {
-        self.stamps.all(self.traffic.messages)
+        self.tickets.all(self.traffic.messages)
     }
 }

@@ -352,14 +352,10 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
         })
     }
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
+    fn poll_ready(&mut self, _before: Readiness, cx: &mut Context<'_>) -> Readiness {
         let asked = self.ask(cx);
         // An operator that does not need a chunk is woken for it nevertheless, if it waits for something else.
         if self.waits { asked } else { Readiness::READY }
-    }
-
-    fn poll_secondary(&mut self, cx: &mut Context<'_>) -> Readiness {
-        self.poll_ready(cx)
     }
 
     fn claim(&mut self) -> bool {

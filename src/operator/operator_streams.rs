@@ -11,9 +11,9 @@
 //! In a capture, for a section that is replayed, the operator uses another instance, whose streams belong to the
 //! capture.
 //!
-//! A message is stamped with a ticket: the point of its sender's stream at which its own work is done (see
-//! `hub/ready_tickets.rs`). If it carries envelopes, their memory keeps the order and the stamp is only informative; if
-//! it carries none, the operator's stream waits for the stamp when the message is taken.
+//! A message's header has a ticket: the point of its sender's stream at which its own work is done (see
+//! `hub/header.rs`). If it carries envelopes, their memory keeps the order and the ticket is only informative; if it
+//! carries none, the operator's stream waits for the ticket when the message is taken.
 
 use std::{
     fmt,
@@ -300,22 +300,22 @@ impl fmt::Debug for OperatorStreams {
     }
 }
 
-/// The stamps of the messages that an input has taken in this run.
+/// The tickets of the messages that an input has taken in this run.
 ///
-/// The port's own count of messages gives their number, so that those without a stamp are not stored here.
+/// The port's own count of messages gives their number, so that those without a ticket are not stored here.
 #[derive(Debug, Default)]
-pub(super) struct Stamps {
+pub(super) struct TakenTickets {
     /// `None` on the host.
     streams: Option<Arc<OperatorStreams>>,
     /// The port's count when the run began.
     begun: u64,
-    /// Up to the last message with a stamp.
+    /// Up to the last message with a ticket.
     taken: Vec<Option<Ticket>>,
 }
 
-impl Stamps {
+impl TakenTickets {
     /// The limit for an operator that takes messages without ever beginning a run.
-    const MOST: usize = 1024;
+    const MAX: usize = 1024;
 
     pub(super) fn new(streams: Option<Arc<OperatorStreams>>) -> Self {
         Self { streams, ..Self::default() }
@@ -329,15 +329,15 @@ impl Stamps {
         }
     }
 
-    /// A message with a stamp was taken; it is the port's `count`th.
+    /// A message with a ticket was taken; it is the port's `count`th.
     #[inline(never)]
     pub(super) fn note<M: Message>(&mut self, message: &mut M, ticket: Ticket, count: u64) -> Result<()> {
         if let Some(streams) = &self.streams {
             streams.received(&ticket, !carries_any(message))?;
         }
         let mut before = (count - self.begun) as usize - 1;
-        if before >= Self::MOST {
-            let gone = before - Self::MOST / 2;
+        if before >= Self::MAX {
+            let gone = before - Self::MAX / 2;
             self.taken.drain(..gone.min(self.taken.len()));
             self.begun += gone as u64;
             before -= gone;
@@ -348,8 +348,8 @@ impl Stamps {
     }
 
     pub(super) fn all(&self, count: u64) -> impl Iterator<Item = Option<&Ticket>> {
-        let unstamped = (count - self.begun) as usize - self.taken.len();
-        self.taken.iter().map(Option::as_ref).chain(std::iter::repeat_n(None, unstamped.min(Self::MOST)))
+        let without = (count - self.begun) as usize - self.taken.len();
+        self.taken.iter().map(Option::as_ref).chain(std::iter::repeat_n(None, without.min(Self::MAX)))
     }
 }
 

@@ -25,12 +25,14 @@ use crate::{
     error::Result,
     hub::{
         Envelope, Message, Outcome, RawEnvelope, Reply,
-        baggage::Parcel,
+        external::{ExternalHandle, SentBy},
+        header::Parcel,
         outbox::{Backlog, Outbox},
         outlet::Outlet,
         pool::Pool,
         queue::Answer,
-        sender::{ExternalHandle, SentBy, depart},
+        sender::Demand,
+        waking::Interest,
     },
     memory::{HostAccess, Plain},
     stream::Stream,
@@ -139,14 +141,14 @@ impl<M: Message> Output<M> {
     /// it.
     pub async fn send_for(&mut self, reply: Reply, message: M) -> Result<()> {
         let load = self.context.load_for(reply);
-        self.deliver(Discarded::new(Parcel::with(message, Some(load))).place()).await
+        self.deliver(Discarded::new(Parcel::new(message, Some(load))).place()).await
     }
 
     /// What [`try_send_departed`](Self::try_send_departed) needs, for a sender that holds a lock only while the message
     /// is enqueued.
     pub(crate) fn departure(&self) -> Departure<M> {
         let own = self.streams.as_ref().and_then(|streams| streams.own().cloned().or_else(|| streams.lent()));
-        Departure { way: self.to.way(), origin: self.chosen.clone().or(own) }
+        Departure { external: self.to.external(), origin: self.chosen.clone().or(own) }
     }
 
     /// Sends the message in `place` if there is room; otherwise it stays there. A message that the hub drops in
@@ -158,7 +160,7 @@ impl<M: Message> Output<M> {
         departed: &Departed,
         dropped: &mut Option<Parcel<M>>,
     ) -> Result<()> {
-        self.to.try_send_departed(place, departed.stamped, departed.origin.as_ref(), dropped)?;
+        self.to.try_send_departed(place, dropped)?;
         if place.is_none() {
             self.traffic.add(departed.bytes);
         }
@@ -224,7 +226,7 @@ impl<M: Message> Output<M> {
     /// A message with its metadata and replies.
     #[inline]
     fn parcel(&self, message: M) -> Parcel<M> {
-        Parcel::with(message, self.context.load())
+        Parcel::new(message, self.context.load())
     }
 
     /// Calls `send` with the stream that messages carry.
@@ -275,17 +277,14 @@ impl<M: Message> Output<M> {
 
 /// See [`Output::departure`].
 pub(crate) struct Departure<M: Message> {
-    /// The way to the reader, if there is only one.
-    way: Option<ExternalHandle<M>>,
+    /// The hub, if there is only one.
+    external: Option<ExternalHandle<M>>,
     origin: Option<Stream>,
 }
 
 /// A message that is ready to be enqueued.
 pub(crate) struct Departed {
     bytes: u64,
-    /// Its envelopes are stamped with the stream.
-    stamped: bool,
-    origin: Option<Stream>,
 }
 
 impl<M: Message> Departure<M> {
@@ -294,34 +293,33 @@ impl<M: Message> Departure<M> {
     /// # Errors
     /// [`Usage`](crate::ErrorKind::Usage), for the sender `by`.
     pub(crate) fn accepts(&self, message: &mut M, by: SentBy) -> Result<()> {
-        self.way.as_ref().map_or(Ok(()), |way| way.accepts(message, by))
+        self.external.as_ref().map_or(Ok(()), |hub| hub.accepts(message, by))
     }
 
     /// Prepares an accepted message: all user code of the message that a send calls is called here.
-    pub(crate) fn of(&self, message: &mut M) -> Result<Departed> {
-        let bytes = message.size_in_bytes() as u64;
-        let stamped = match &self.way {
-            Some(way) => way.depart(message, self.origin.as_ref())?,
-            None => false,
-        };
-        Ok(Departed { bytes, stamped, origin: self.origin.clone() })
+    pub(crate) fn of(&self, parcel: &mut Parcel<M>) -> Result<Departed> {
+        let bytes = parcel.message.size_in_bytes() as u64;
+        if let Some(hub) = &self.external {
+            hub.depart(parcel, self.origin.as_ref())?;
+        }
+        Ok(Departed { bytes })
     }
 
     /// Lets the hub move its messages.
     pub(crate) fn arrive(&self) -> Result<()> {
-        self.way.as_ref().map_or(Ok(()), ExternalHandle::pump)
+        self.external.as_ref().map_or(Ok(()), ExternalHandle::pump)
     }
 }
 
 impl<M: Message> Output<M> {
     /// Is there room for `count` messages in the queue, whether there are blank envelopes or not?
-    pub(crate) fn poll_places(&self, count: usize, cx: &mut Context<'_>) -> Readiness {
-        self.to.poll_places(count, cx.waker()).into()
+    pub(crate) fn poll_places(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
+        self.to.poll(Demand::Places(count), Interest::Change, cx.waker()).into()
     }
 
     /// Ready if the hub has a blank envelope available, or will never have one.
     pub(crate) fn poll_has_blank(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match self.to.poll_blank(cx.waker()) {
+        match self.to.poll(Demand::Blank, Interest::Change, cx.waker()) {
             Answer::Wait => Poll::Pending,
             Answer::Yes | Answer::Never => Poll::Ready(()),
         }
@@ -369,7 +367,7 @@ impl<T: Plain> Output<Envelope<T>> {
             if let Some(raw) = self.to.blank()? {
                 return Poll::Ready(Ok(Envelope::of_raw(raw)));
             }
-            match self.to.poll_blank(cx.waker()) {
+            match self.to.poll(Demand::Blank, Interest::Change, cx.waker()) {
                 Answer::Yes => {}
                 Answer::Wait => return Poll::Pending,
                 Answer::Never => return Poll::Ready(Err(self.to.closed())),
@@ -392,7 +390,7 @@ impl<M: Message> PortState for Output<M> {
     }
 
     fn poll_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
-        condition::room_for(&self.to, Room::For(count), cx)
+        condition::room_for(&mut self.to, Room::For(count), Interest::Change, cx)
     }
 
     fn oldest(&self) -> Option<Instant> {
@@ -431,14 +429,14 @@ impl<M: Message> AnyPort for Output<M> {
             };
             let mut first = Discarded::new(first);
             let (mut answer, mut bytes) = (Answer::Wait, 0);
-            if let Some((parcel, _)) = first.get_mut() {
+            if let Some(parcel) = first.get_mut() {
                 answer = self.to.poll_send(&mut parcel.message, cx.waker());
                 bytes = parcel.message.size_in_bytes() as u64;
             }
             let back = match (answer, first.take()) {
                 (Answer::Wait, first) => first,
                 (_, None) => None,
-                (_, Some((parcel, stamp))) => match self.to.hand_on(parcel, stamp) {
+                (_, Some(parcel)) => match self.to.hand_on(parcel) {
                     Ok(sent) => sent.err(),
                     Err(error) => return Ok(Err(error)),
                 },
@@ -502,9 +500,10 @@ impl<M: Message> SectionOutput for Output<M> {
     }
 
     fn send(&mut self, envelope: RawEnvelope, section: &SectionContext) -> Result<()> {
-        let mut message = M::of_envelope(envelope).ok_or_else(no_envelope)?;
-        depart(&mut message, Some(&section.stream))?;
-        self.backlog.get_or_insert_default().push_back((Parcel::with(message, section.context.load()), None));
+        let message = M::of_envelope(envelope).ok_or_else(no_envelope)?;
+        let mut parcel = Parcel::new(message, section.context.load());
+        parcel.depart(Some(&section.stream))?;
+        self.backlog.get_or_insert_default().push_back(parcel);
         Ok(())
     }
 
@@ -515,7 +514,7 @@ impl<M: Message> SectionOutput for Output<M> {
 
     fn captured(&mut self) -> Vec<RawEnvelope> {
         let Outlet::Outbox(outbox) = &mut self.to else { return Vec::new() };
-        outbox.take().drain(..).filter_map(|(parcel, _)| parcel.message.into_envelope()).collect()
+        outbox.take().drain(..).filter_map(|parcel| parcel.message.into_envelope()).collect()
     }
 }
 
@@ -545,13 +544,8 @@ impl<M: Message> Port for Output<M> {
     }
 
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
-        condition::room_for(&self.to, self.room, cx)
-    }
-
-    #[inline]
-    fn poll_secondary(&mut self, cx: &mut Context<'_>) -> Readiness {
-        condition::look_for_room(&self.to, self.room, cx)
+    fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness {
+        condition::room_for(&mut self.to, self.room, before.interest(), cx)
     }
 
     /// This port is the only writer: the room is still there.

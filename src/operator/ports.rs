@@ -360,10 +360,10 @@ pub trait Port: AnyPort + Send + 'static {
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self>
     where
         Self: Sized;
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness;
-    /// As `poll_ready`, for an operator that waits for other operators at another port: it must be woken when this port
-    /// becomes `Never`. It polls this port again after the other, so it need not be woken when this one becomes ready.
-    fn poll_secondary(&mut self, cx: &mut Context<'_>) -> Readiness;
+    /// Polls the port's condition. `before`: the result of the operator's ports before this one. If those wait for
+    /// other operators, this port need not wake the operator when it becomes ready, only when it becomes `Never`: the
+    /// operator polls all ports again when the others have acted. A timer or an event does not wake it for other ports.
+    fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness;
     fn claim(&mut self) -> bool;
     fn unclaim(&mut self);
 }

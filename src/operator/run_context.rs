@@ -34,7 +34,7 @@ use crate::{
     error::Result,
     hub::{
         MergePolicy, Metadata, Reply,
-        baggage::{Baggage, Load},
+        header::{Baggage, Load},
         reply::Origin,
     },
     mutants::{self, Mutant},

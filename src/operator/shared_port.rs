@@ -114,11 +114,7 @@ impl<P: Port> Port for SharedPort<P> {
         Ok(Self(PortRef(Arc::new(Mutex::at(Level::Port, Some(P::bind(binder, name, options.optional())?))))))
     }
 
-    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Readiness {
-        Readiness::READY
-    }
-
-    fn poll_secondary(&mut self, _cx: &mut Context<'_>) -> Readiness {
+    fn poll_ready(&mut self, _before: Readiness, _cx: &mut Context<'_>) -> Readiness {
         Readiness::READY
     }
 

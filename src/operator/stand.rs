@@ -8,7 +8,7 @@ use super::{
     status_cell::{Ask, InRun},
 };
 use crate::{
-    hub::link::{ReaderWait, WriterWait},
+    hub::view::{ReaderWait, WriterWait},
     mutants::{self, Mutant},
 };
 

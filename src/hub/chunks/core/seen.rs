@@ -14,7 +14,7 @@ use crate::{
             state::LinkId,
         },
         external_guard::Quiescence,
-        link::EnvelopeHolders,
+        view::{EnvelopeHolders, whereabouts},
     },
     memory::Plain,
     stream::{Stream, Ticket},
@@ -136,7 +136,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
             (format!("a blank envelope of hub `{name}` on {on}"), place.pool.clone())
         };
         // No hub lock is held, since this queries the hubs.
-        let whereabouts = pool.map_or_else(|| "it has none".to_string(), |pool| pool.whereabouts(holders));
+        let whereabouts = pool.map_or_else(|| "it has none".to_string(), |pool| whereabouts(&pool, holders));
         Some(MissingResource::Room(format!("{place}: {whereabouts}")))
     }
 

@@ -17,67 +17,33 @@ use smallvec::SmallVec;
 
 use super::{
     AgainFn, Message,
-    baggage::{Parcel, Since},
     envelope::RawEnvelope,
+    header::{Parcel, Since},
     pool::Pool,
-    queue::{Counts, Full, Queue},
-    ready_tickets::ReadyTickets,
-    receiver::Receiver,
-    sender::Sender,
+    queue::{Counts, Full, Pushed, Queue},
     settle::refused,
+    view::{EnvelopeHolders, HubView, ReaderWait, WriterWait, whereabouts},
 };
 use crate::{
     clock,
-    device::{Device, human},
+    device::Device,
     error::{Error, ErrorKind, Result, said},
     memory::transfer,
     mutants::{self, Mutant},
-    stream::{CompletionMode, Stream, Ticket},
+    stream::{Stream, Ticket},
     sync::{Mutex, discard, lock, logged},
 };
 
 /// Envelopes that have been replaced, and are returned to their pools once no lock is held.
 type Replaced = SmallVec<[RawEnvelope; 2]>;
 
-/// What a hub is made from, once the flow is known completely.
-#[derive(Clone, Debug)]
-pub(crate) struct HubPlan {
-    pub(crate) name: Arc<str>,
-    pub(crate) capacity: usize,
-    pub(crate) full: Full,
-    /// The hubs of one reader that end together, if one of them keeps the latest message and this is one of them.
-    pub(crate) ends_with: Option<Arc<EndTogether>>,
-    pub(crate) envelopes: usize,
-    /// For blank envelopes on the writer's side.
-    pub(crate) writer_bytes: Option<usize>,
-    /// For copies on the reader's side: set if the reader is at another location, or if the writer forks for it.
-    pub(crate) reader_bytes: Option<usize>,
-    /// This hub gets a fork, while another hub of the same output gets the message itself.
-    pub(crate) forks: bool,
-    pub(crate) writer: Device,
-    pub(crate) reader: Device,
-    /// Host memory is page-locked for this device.
-    pub(crate) near: Device,
-    /// The completion mode of the copy stream.
-    pub(crate) mode: CompletionMode,
-    /// The priority of the copy stream: that of the more urgent of the two operators.
-    pub(crate) priority: i32,
-    /// From which point the waiting times of messages are recorded for the reader.
-    pub(crate) times: Option<Since>,
-    /// The hub moves messages only when it is stepped.
-    pub(crate) stepped: bool,
-    /// The hub is made in a capture, and its writer works on this stream of the capture.
-    pub(crate) captured: Option<Stream>,
-}
-
-pub(super) struct HubCore<M: Message> {
+pub(crate) struct HubCore<M: Message> {
     pub(super) name: Arc<str>,
     pub(super) queue: Queue<Parcel<M>>,
     /// From which point the waiting times of messages are recorded for the reader.
     pub(super) times: Option<Since>,
     /// Present where the latest message is kept.
     pub(super) again: Option<Again<M>>,
-    pub(super) stamps: ReadyTickets,
     pub(super) reader: Device,
     /// Messages that are sent here are forks, whose envelopes come from `arrivals`.
     pub(super) forks: bool,
@@ -85,9 +51,9 @@ pub(super) struct HubCore<M: Message> {
     pub(super) arrivals: Option<Arc<Pool>>,
     pub(super) copies: Option<Stream>,
     /// Messages come from outside the flow.
-    outside: AtomicBool,
+    pub(super) outside: AtomicBool,
     /// Moves are made only by `step`.
-    stepped: AtomicBool,
+    pub(super) stepped: AtomicBool,
     /// The writer's last request.
     pub(super) asked: WriterRequest,
     pub(super) failed: OnceLock<Error>,
@@ -120,12 +86,25 @@ impl WriterRequest {
     }
 }
 
+/// The result of an attempt to move a queued message.
 #[derive(Default)]
 struct Moved {
     /// The size of the message, if one was moved.
     bytes: Option<u64>,
     /// There may be more to move.
     again: bool,
+}
+
+/// What has become of a message that was to be moved.
+enum MoveOutcome {
+    /// It is at the reader's location. It has this size in bytes.
+    Done(u64),
+    /// There is no envelope to copy to.
+    Waits,
+    /// It comes from outside and cannot be moved, which does not concern the hub.
+    Refused(Error),
+    /// The hub has failed.
+    Failed(Error),
 }
 
 /// How a message that stays in the hub is read, and when that ends.
@@ -142,13 +121,18 @@ pub(crate) struct EndTogether {
     /// How many hubs that keep the latest message have not ended.
     open: AtomicUsize,
     /// The other hubs: queues of optional inputs.
-    queues: Mutex<Vec<Weak<dyn HubState>>>,
+    queues: Mutex<Vec<Weak<dyn HubView>>>,
 }
 
 impl EndTogether {
     /// `count`: the number of hubs that keep the latest message.
     pub(crate) fn new(count: usize) -> Self {
         Self { open: count.into(), ..Self::default() }
+    }
+
+    /// Adds a queue of an optional input.
+    pub(super) fn add(&self, queue: Weak<dyn HubView>) {
+        lock(&self.queues).push(queue);
     }
 
     fn is_over(&self) -> bool {
@@ -166,6 +150,10 @@ impl fmt::Debug for EndTogether {
 }
 
 impl<M> Again<M> {
+    pub(super) fn new(copy: AgainFn<M>, ends_with: Option<Arc<EndTogether>>) -> Self {
+        Self { copy, ends_with, over: AtomicBool::new(false) }
+    }
+
     /// Called when the writer has ended and the last message was read. Returns true if the reader ends, too.
     pub(super) fn ends(&self) -> bool {
         let Some(all) = &self.ends_with else { return false };
@@ -176,187 +164,97 @@ impl<M> Again<M> {
     }
 }
 
-/// What a hub's writer waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WriterWait {
-    /// For the reader to take a message.
-    Room,
-    /// For the return of an envelope to fill.
-    Blank,
-    /// For the return of an envelope that a fork is copied to.
-    Copy,
-}
-
-/// What a hub's reader waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ReaderWait {
-    /// For the writer to send a message.
-    Message,
-    /// For the return of an envelope that a message is copied to.
-    Envelope,
-    /// For the hub to move a message: it is stepped, or about to move one.
-    Move,
-}
-
-/// A flow's view of a hub, independent of the message type.
-pub(crate) trait HubState: Send + Sync {
-    /// The number of queued messages that were not read.
-    fn queued(&self) -> usize;
-    /// Whether its newest message stays and may be read again.
-    fn keeps_latest(&self) -> bool;
-    /// What has become of the messages that are no longer queued.
-    fn counts(&self) -> Counts;
-    /// The last copy that was enqueued.
-    fn last_copy(&self) -> Option<Ticket>;
-    /// For a hub that is stepped: moves one message, if possible, and returns its size in bytes.
-    fn step(&self) -> Result<Option<u64>>;
-    /// Ends stepping: from now on the hub moves messages by itself.
-    fn go_on(&self);
-    /// Whether nothing can be taken, and nothing will be added.
-    fn has_ended(&self) -> bool;
-    fn name(&self) -> &Arc<str>;
-    /// The number of envelopes of `pool` in its queue.
-    fn holds(&self, pool: &Arc<Pool>) -> usize;
-    /// What the writer waits for, if it cannot send.
-    fn writer_waits(&self) -> Option<WriterWait>;
-    /// What the reader waits for, if it cannot take. `in_run`: a kept message that the reader has already read does
-    /// not count as a message.
-    fn reader_waits(&self, in_run: bool) -> Option<ReaderWait>;
-    fn carries_envelopes(&self) -> bool;
-    /// Whether the reader gets copies of these envelopes.
-    fn copies(&self) -> bool;
-    /// A description of what the writer waits for.
-    fn writer_lacks(&self, holders: &dyn EnvelopeHolders) -> Option<String>;
-    /// A description of what the reader waits for.
-    fn reader_lacks(&self, in_run: bool, holders: &dyn EnvelopeHolders) -> Option<String>;
-}
-
-/// The places where a flow's envelopes may be, for descriptions.
-pub(crate) trait EnvelopeHolders {
-    /// Calls `show` with all hubs of the flow.
-    fn each_hub(&self, show: &mut dyn FnMut(&dyn HubState));
-    /// The operators that may keep envelopes of the hub of this name.
-    fn keepers(&self, hub: &str) -> Vec<String>;
-}
-
-/// No places are known.
-impl EnvelopeHolders for () {
-    fn each_hub(&self, _show: &mut dyn FnMut(&dyn HubState)) {}
-
-    fn keepers(&self, _hub: &str) -> Vec<String> {
-        Vec::new()
-    }
-}
-
-/// The two ends of a hub, and a flow's view of it.
-pub(crate) type HubEnds<M> = (Sender<M>, Receiver<M>, Arc<dyn HubState>);
-
-/// Makes a hub: allocates its envelopes and its copy stream. `again`: copies a message that is read and stays.
-pub(crate) fn link<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Result<HubEnds<M>> {
-    let name = &plan.name;
-    let copier = if plan.reader.is_host() { &plan.writer } else { &plan.reader };
-    let copies = || match (plan.reader_bytes, plan.captured.as_ref().and_then(Stream::capture)) {
-        // Copies from host to host need no stream.
-        (None, _) => Ok(None),
-        _ if copier.is_host() => Ok(None),
-        (_, Some(capture)) => capture.stream(&format!("copies of {name}"), Default::default()).map(Some),
-        (_, None) => {
-            let stream = Stream::with_priority(copier, format!("copies of {name}"), plan.priority)?;
-            stream.set_completion_mode(plan.mode);
-            Ok(Some(stream))
+impl<M: Message> HubCore<M> {
+    /// A hub without envelopes.
+    pub(super) fn new(name: Arc<str>, queue: Queue<Parcel<M>>, reader: Device) -> Self {
+        Self {
+            name,
+            queue,
+            times: None,
+            again: None,
+            reader,
+            forks: false,
+            blanks: None,
+            arrivals: None,
+            copies: None,
+            outside: AtomicBool::new(false),
+            stepped: AtomicBool::new(false),
+            asked: WriterRequest::new(),
+            failed: OnceLock::new(),
         }
-    };
-    let captured = if plan.captured.is_some() { copies()? } else { None };
-    let pool = |bytes: Option<usize>, at: &Device, captured: &Option<Stream>| -> Result<Option<Arc<Pool>>> {
-        let Some(bytes) = bytes else { return Ok(None) };
-        if let Some(stream) = captured {
-            return Ok(Some(Pool::captured(name, bytes, stream)));
+    }
+
+    /// Sends the message in `place`: a writer has found room for it. It stays there if the reader has ended.
+    #[inline]
+    pub(super) fn send(&self, place: &mut Option<Parcel<M>>) -> Result<()> {
+        if !self.moves() {
+            self.enqueue(place, discard);
+            return Ok(());
         }
-        let made = Pool::new(name, plan.envelopes, bytes, at, &plan.near);
-        made.map(Some).map_err(|error| {
-            let place = if at.is_host() { "the host" } else { at.name() };
-            let size = human::bytes(bytes as u64);
-            error.at(format!("hub `{name}` needs {} envelopes of {size} on {place}", plan.envelopes))
-        })
-    };
-    // Device memory first: there is less of it, so a failure is found sooner.
-    let (blanks, arrivals) = if plan.writer.is_host() {
-        let arrivals = pool(plan.reader_bytes, &plan.reader, &captured)?;
-        (pool(plan.writer_bytes, &plan.writer, &plan.captured)?, arrivals)
-    } else {
-        let blanks = pool(plan.writer_bytes, &plan.writer, &plan.captured)?;
-        (blanks, pool(plan.reader_bytes, &plan.reader, &captured)?)
-    };
-    let copies = if plan.captured.is_some() { captured } else { copies()? };
-    let queues = plan.ends_with.clone().filter(|_| again.is_none());
-    let link = Arc::new(HubCore {
-        name: name.clone(),
-        queue: Queue::new(plan.capacity, plan.full),
-        times: plan.times,
-        again: again.map(|copy| Again { copy, ends_with: plan.ends_with, over: AtomicBool::new(false) }),
-        stamps: ReadyTickets::default(),
-        forks: plan.forks,
-        reader: plan.reader,
-        blanks,
-        arrivals,
-        copies,
-        outside: AtomicBool::new(false),
-        stepped: AtomicBool::new(plan.stepped),
-        asked: WriterRequest::new(),
-        failed: OnceLock::new(),
-    });
-    if let Some(all) = queues {
-        let state: Arc<dyn HubState> = link.clone();
-        lock(&all.queues).push(Arc::downgrade(&state));
+        self.move_and_send(place)
     }
-    if let Some(pool) = &link.blanks {
-        let link = Arc::downgrade(&link);
-        pool.listen(Box::new(move || {
-            if let Some(link) = link.upgrade() {
-                link.queue.wake_writer();
-            }
-        }));
+
+    /// Whether messages are moved to the reader. Otherwise they can be taken at once.
+    #[inline]
+    fn moves(&self) -> bool {
+        M::CARRIES_ENVELOPES && self.arrivals.is_some()
     }
-    if let Some(pool) = &link.arrivals {
-        let link = Arc::downgrade(&link);
-        pool.listen(Box::new(move || {
-            if let Some(link) = link.upgrade().filter(|_| !mutants::is(Mutant::LostWake)) {
-                // An error is stored for both ends.
-                let _ = link.pump();
-                if link.forks {
-                    link.queue.wake_writer();
+
+    /// Moves the message first where no other one waits to be moved: it then enters the queue ready to be taken.
+    fn move_and_send(&self, place: &mut Option<Parcel<M>>) -> Result<()> {
+        let is_next =
+            !self.stepped.load(Ordering::Acquire) && self.queue.full() == Full::Hold && self.queue.all_ready();
+        let Some(parcel) = place.as_mut().filter(|_| is_next && !self.queue.reader_gone()) else {
+            self.enqueue(place, discard);
+            return self.pump();
+        };
+        self.note_time(parcel, Since::Sent);
+        let mut replaced = Replaced::new();
+        match self.bring_caught(parcel, &mut replaced) {
+            MoveOutcome::Done(_) => {
+                if self.queue.push(place, true) == Pushed::Back {
+                    // The reader has ended since: as if it had done so after the push.
+                    self.queue.leave_unsent();
+                    discard(place.take());
                 }
             }
-        }));
+            // It is moved once an envelope returns, which may have happened since.
+            MoveOutcome::Waits => {
+                self.enqueue(place, discard);
+                return self.pump();
+            }
+            MoveOutcome::Refused(error) => {
+                self.queue.refuse();
+                place.take().into_iter().for_each(|parcel| self.refuse(parcel, &error));
+            }
+            MoveOutcome::Failed(error) => {
+                self.enqueue(place, discard);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
-    Ok((Sender::new(link.clone()), Receiver::new(link.clone()), link))
-}
 
-/// A hub without a limit, at one location, for messages that were taken from the hub of that name.
-pub(crate) fn private<M: Message>(name: &str) -> (Sender<M>, Receiver<M>) {
-    let link = Arc::new(HubCore {
-        name: name.into(),
-        queue: Queue::new(usize::MAX, Full::Hold),
-        times: None,
-        again: None,
-        stamps: ReadyTickets::default(),
-        reader: Device::host(),
-        forks: false,
-        blanks: None,
-        arrivals: None,
-        copies: None,
-        outside: AtomicBool::new(false),
-        stepped: AtomicBool::new(false),
-        asked: WriterRequest::new(),
-        failed: OnceLock::new(),
-    });
-    (Sender::new(link.clone()), Receiver::new(link))
-}
+    /// Pushes the message in `place` into the queue, where it may have to be [moved](Self::pump). It stays in `place`
+    /// if there is no room or no reader. `dropped` gets the message that is dropped for it, which may be this one.
+    #[inline]
+    pub(super) fn enqueue(&self, place: &mut Option<Parcel<M>>, dropped: impl FnOnce(Parcel<M>)) {
+        let moves = self.moves();
+        if let Some(parcel) = place {
+            self.note_time(parcel, Since::Sent);
+            if !moves {
+                self.note_time(parcel, Since::Arrived);
+            }
+        }
+        match self.queue.push(place, !moves) {
+            Pushed::InFor | Pushed::Refused => drop(place.take().map(dropped)),
+            Pushed::In | Pushed::Back => {}
+        }
+    }
 
-impl<M: Message> HubCore<M> {
     /// Moves every message that can be moved.
     pub(super) fn pump(&self) -> Result<()> {
-        if self.stepped.load(Ordering::Acquire) {
+        if !self.moves() || self.stepped.load(Ordering::Acquire) {
             return Ok(());
         }
         while self.move_one()?.again {}
@@ -370,33 +268,41 @@ impl<M: Message> HubCore<M> {
             return Ok(Moved::default());
         }
         let mut replaced = Replaced::new();
-        let Some(mut message) = self.queue.begin_move() else { return Ok(Moved::default()) };
-        // A message's own methods may panic, and so may the destructor of another message: the message is put back
-        // into its slot.
-        let brought = catch_unwind(AssertUnwindSafe(|| {
-            let moved = self.bring(&mut message.message, &mut replaced)?;
-            Ok(moved.then(|| message.message.size_in_bytes() as u64))
-        }));
-        let outcome = brought.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, said(panic))));
-        let moved = matches!(outcome, Ok(Some(_)));
-        if moved {
-            self.note_time(&mut message, Since::Arrived);
-        }
-        let outcome = match outcome {
-            Err(error) if self.is_of_message(&error) => {
-                self.refuse(message, &error);
-                drop(replaced);
+        let Some(mut parcel) = self.queue.begin_move() else { return Ok(Moved::default()) };
+        // A hub that fails does so before the move ends, so that no other move begins.
+        let outcome = match self.bring_caught(&mut parcel, &mut replaced) {
+            MoveOutcome::Refused(error) => {
+                self.queue.drop_moving();
+                self.refuse(parcel, &error);
                 return Ok(Moved { bytes: None, again: true });
             }
-            outcome => outcome,
+            MoveOutcome::Done(bytes) => Ok(Some(bytes)),
+            MoveOutcome::Waits => Ok(None),
+            MoveOutcome::Failed(error) => Err(error),
         };
-        // Before the move ends, so that no other move begins.
-        let outcome = outcome.map_err(|error| self.fail(error));
-        let (orphan, again) = self.queue.end_move(message, moved);
+        let (orphan, again) = self.queue.end_move(parcel, matches!(outcome, Ok(Some(_))));
         // The messages behind it are moved even if its destructor panics.
         discard(orphan);
         drop(replaced);
         outcome.map(|bytes| Moved { bytes, again })
+    }
+
+    /// Moves all envelopes of a message to the reader's location. A message's own methods may panic, and so may the
+    /// destructor of another message.
+    fn bring_caught(&self, parcel: &mut Parcel<M>, replaced: &mut Replaced) -> MoveOutcome {
+        let brought = catch_unwind(AssertUnwindSafe(|| {
+            let moved = self.bring(&mut parcel.message, replaced)?;
+            Ok(moved.then(|| parcel.message.size_in_bytes() as u64))
+        }));
+        match brought.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, said(panic)))) {
+            Ok(Some(bytes)) => {
+                self.note_time(parcel, Since::Arrived);
+                MoveOutcome::Done(bytes)
+            }
+            Ok(None) => MoveOutcome::Waits,
+            Err(error) if self.is_of_message(&error) => MoveOutcome::Refused(error),
+            Err(error) => MoveOutcome::Failed(self.fail(error)),
+        }
     }
 
     /// Records that messages sent here come from outside the flow.
@@ -413,17 +319,14 @@ impl<M: Message> HubCore<M> {
         self.outside.load(Ordering::Relaxed) && error.kind() != ErrorKind::Race && !own_is_lost()
     }
 
-    /// Drops the message that is being moved, since it cannot be, and reports an error to its callers.
+    /// Drops a message that cannot be moved, and reports an error to its callers.
     #[cold]
-    fn refuse(&self, message: Parcel<M>, error: &Error) {
-        if let Some(number) = self.queue.drop_moving() {
-            self.stamps.forget(number);
-        }
+    fn refuse(&self, parcel: Parcel<M>, error: &Error) {
         logged(|| {
             tracing::warn!(hub = &*self.name, %error, "dropped a message from outside: it cannot be moved to its reader");
         });
-        let Parcel { message, baggage } = message;
-        if let Some(baggage) = baggage {
+        let Parcel { message, header } = parcel;
+        if let Some(baggage) = header.baggage {
             baggage.load.reply.fail(error.for_caller("the message was lost on its way into the flow"));
         }
         discard(message);
@@ -461,7 +364,7 @@ impl<M: Message> HubCore<M> {
     #[inline]
     pub(super) fn note_time(&self, parcel: &mut Parcel<M>, now: Since) {
         if self.times == Some(now) {
-            parcel.baggage.get_or_insert_default().since = Some(clock::now());
+            parcel.header.set_since(clock::now());
         }
     }
 
@@ -510,10 +413,10 @@ impl<M: Message> HubCore<M> {
             return Err(self.misplaced(envelope));
         };
         if envelope.bytes() > arrivals.bytes() {
-            return Err(Error::new(ErrorKind::Usage, super::too_small(envelope.bytes(), arrivals.bytes())));
+            return Err(Error::new(ErrorKind::Usage, arrivals.too_small_for(envelope.bytes())));
         }
         let Some(mut arrival) = arrivals.take()? else { return Ok(false) };
-        arrival.replace_in_message(envelope);
+        arrival.set_bytes(envelope.bytes());
         let short = usize::from(mutants::is(Mutant::ShortCopy));
         transfer::copy(copies, envelope.memory(), arrival.memory_mut(), envelope.bytes().saturating_sub(short))?;
         // Committed now, so that later users of the envelope wait for this copy and for no work after it.
@@ -534,12 +437,34 @@ impl<M: Message> HubCore<M> {
     }
 
     #[inline]
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.get().is_some()
+    }
+
+    /// Whether there is room in the queue for this many messages, or if it drops messages instead.
+    #[inline]
+    pub(super) fn has_room(&self, messages: usize) -> bool {
+        self.queue.has_room(messages)
+    }
+
+    pub(crate) fn reader_gone(&self) -> bool {
+        self.queue.reader_gone()
+    }
+
+    /// Records what the writer requests from now on, so that a stall can be explained.
+    #[inline]
+    pub(super) fn ask_for(&self, messages: usize, envelopes: usize) {
+        self.asked.note(messages, envelopes);
+    }
+
+    /// The hub's error, if it has failed.
+    #[inline]
     pub(super) fn check(&self) -> Result<()> {
         self.failed.get().map_or(Ok(()), |error| Err(error.again()))
     }
 }
 
-impl<M: Message> HubState for HubCore<M> {
+impl<M: Message> HubView for HubCore<M> {
     fn queued(&self) -> usize {
         self.queue.unread()
     }
@@ -642,11 +567,11 @@ impl<M: Message> HubState for HubCore<M> {
                 })
             }
             WriterWait::Blank => {
-                let whereabouts = self.blanks.as_ref()?.whereabouts(holders);
+                let whereabouts = whereabouts(self.blanks.as_ref()?, holders);
                 Some(format!("{}: {whereabouts}", what("a blank envelope", "blank envelopes")))
             }
             WriterWait::Copy => {
-                let whereabouts = self.arrivals.as_ref()?.whereabouts(holders);
+                let whereabouts = whereabouts(self.arrivals.as_ref()?, holders);
                 Some(format!("{} {} to copy to: {whereabouts}", what("an envelope", "envelopes"), self.at_reader()))
             }
         }
@@ -661,7 +586,7 @@ impl<M: Message> HubState for HubCore<M> {
             ReaderWait::Message => Some(format!("a message in hub `{name}`")),
             ReaderWait::Move => Some(format!("hub `{name}` to move a message")),
             ReaderWait::Envelope => {
-                let whereabouts = self.arrivals.as_ref()?.whereabouts(holders);
+                let whereabouts = whereabouts(self.arrivals.as_ref()?, holders);
                 Some(format!("an envelope {}: {whereabouts}", self.at_reader()))
             }
         }
