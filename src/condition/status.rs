@@ -4,6 +4,8 @@ use std::{fmt, ops::BitOr};
 
 use tokio::time::Instant;
 
+use crate::hub::waking::Interest;
+
 /// The answer of a condition, and the combined status that an operator shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
@@ -124,8 +126,14 @@ impl Readiness {
 
     /// True if another operator has to act.
     #[inline]
-    pub fn needs_others(self) -> bool {
+    pub(crate) fn needs_others(self) -> bool {
         self.0 & Self::WAIT.0 != 0
+    }
+
+    /// What an operator registers for at its next port, if this is the result of the ports before it.
+    #[inline]
+    pub(crate) fn interest(self) -> Interest {
+        if self.needs_others() { Interest::Close } else { Interest::Change }
     }
 
     /// `due`: the latest moment that any of them waits for.

@@ -216,7 +216,7 @@ impl Edges {
         let operators = flow.entries.len();
         let mut all = Vec::new();
         let (mut nodes, mut waits) = (Vec::new(), vec![Vec::new(); operators]);
-        for (at, own) in flow.connections.iter().enumerate().filter(|(_, own)| !decl(flow, own.to).lent) {
+        for (at, own) in flow.connections.iter().enumerate().filter(|(_, own)| !decl(flow, own.to).shared) {
             all.push(Edge { from: own.from.operator, to: own.to.operator, hub: Via::Queue(at) });
         }
         for (at, passage) in passages.iter().enumerate() {

@@ -125,7 +125,7 @@ impl<M: Message> IngressGate<M> {
     pub(super) fn new(output: &SharedPort<Output<M>>, cx: &Cx) -> Arc<Self> {
         let errors = CallerErrors::new(cx.flow().name(), cx.name());
         Arc::new(Self {
-            output: output.lend(),
+            output: output.share(),
             places: Arc::new(Semaphore::new(0)),
             given_out: Mutex::at(Level::Ingress, 0),
             blanks: BlankQueue::new(),

@@ -30,6 +30,7 @@ use std::{
 
 use futures::future::{Either, select};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::{
@@ -38,7 +39,7 @@ use super::{
     erased::caught,
     node::{Method, OperatorTask},
     plan::Binder,
-    ports::{Flush, Flushed},
+    ports::{AnyPort, Flush, Flushed, WorkerPort},
     run_context::RunContext,
     status_cell::InRun,
 };
@@ -126,11 +127,7 @@ struct Done<P> {
 struct Worker<P> {
     jobs: mpsc::UnboundedSender<Job<P>>,
     node: Arc<OperatorTask>,
-    /// Where its inputs' messages are put, by port.
-    inlets: Inlets,
 }
-
-type Inlets = Vec<Option<Box<dyn Any + Send>>>;
 
 /// All workers. Dropping this aborts their runs.
 struct Workers<P>(Vec<Worker<P>>);
@@ -195,7 +192,7 @@ impl<P: Ports> Runs<P> {
         let mut ended = ended.ok_or_else(gone)?;
         // A failure takes effect at once.
         std::mem::replace(&mut ended.outcome, Ok(()))?;
-        take_back(&mut ended.ports, ports);
+        with_worker(ports, &mut ended.ports, |port, worker| port.take_back(worker));
         let ordered = self.ordered && !mutants::is(Mutant::Overtaking);
         let turn = if ordered { ended.number } else { self.ended };
         self.end(ended.worker);
@@ -210,27 +207,23 @@ impl<P: Ports> Runs<P> {
         Some(next)
     }
 
-    async fn pass_on(&mut self, from: &mut P, to: &mut P, context: &RunContext) -> Result<()> {
-        let mut kept = Vec::new();
-        from.visit(&mut |_, port| kept.push(port.kept()));
-        let mut kept = kept.into_iter();
-        to.visit(&mut |_, port| {
-            if let Some(Some(kept)) = kept.next() {
-                port.accept(kept);
-            }
-        });
+    /// Sends what a worker's run has sent. True if the run has closed an output.
+    async fn pass_on(&mut self, worker: &mut P, ports: &mut P, context: &RunContext) -> Result<bool> {
+        let mut closes = false;
+        with_worker(ports, worker, |port, worker| closes |= port.collect(worker));
         poll_fn(|task| {
             context.poll_port(InRun::SENDS, task, |task| {
                 // Whether any run is still active is known only after recording those that have ended meanwhile.
                 while let Poll::Ready(ended) = self.done.poll_recv(task) {
-                    if let Err(error) = self.record(ended, to) {
+                    if let Err(error) = self.record(ended, ports) {
                         return Ok(Err(error));
                     }
                 }
-                flush(to, task).map_err(|waits| if self.at_work() { Readiness::WAIT_EVENT } else { waits })
+                flush(ports, task).map_err(|waits| if self.at_work() { Readiness::WAIT_EVENT } else { waits })
             })
         })
-        .await
+        .await?;
+        Ok(closes)
     }
 }
 
@@ -274,10 +267,10 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
         let mut idle = Vec::with_capacity(self.runs);
         for worker in 0..self.runs {
             let own = cx.worker(worker);
-            let (set, inlets) = spread(ports, &own, cx.named())?;
+            let own_ports = worker_ports(ports, &own, cx.named())?;
             let (jobs, node) = self.spawn_worker(worker, own, cx, &results);
-            workers.0.push(Worker { jobs, node, inlets });
-            idle.push((worker, set));
+            workers.0.push(Worker { jobs, node });
+            idle.push((worker, own_ports));
         }
         drop(results);
 
@@ -294,7 +287,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                     if ending {
                         return Ok(());
                     }
-                    ports.visit(&mut |_, port| port.settle());
+                    ports.visit(&mut |_, port| port.worker_port().into_iter().for_each(|port| port.settle()));
                     closing = false;
                     continue;
                 }
@@ -324,9 +317,9 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                     Some(ended) => ended,
                     None if ending => continue,
                     None => {
-                        let Some((worker, set)) = idle.pop() else { continue };
-                        hand_over(ports, &mut workers.0[worker].inlets)?;
-                        let job = Job { number: runs.begun, ports: set };
+                        let Some((worker, mut own_ports)) = idle.pop() else { continue };
+                        hand_over(ports, &mut own_ports)?;
+                        let job = Job { number: runs.begun, ports: own_ports };
                         workers.0[worker].jobs.send(job).map_err(|_| gone())?;
                         runs.begin(worker);
                         continue;
@@ -334,12 +327,11 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                 }
             };
             runs.record(ended, ports)?;
-            while let Some(Done { worker, ports: mut set, finished, busy, .. }) = runs.next() {
+            while let Some(Done { worker, ports: mut own_ports, finished, busy, .. }) = runs.next() {
                 cx.busy += busy;
                 ending |= finished;
-                runs.pass_on(&mut set, ports, &context).await?;
-                ports.visit(&mut |_, port| closing |= port.closes());
-                idle.push((worker, set));
+                closing |= runs.pass_on(&mut own_ports, ports, &context).await?;
+                idle.push((worker, own_ports));
             }
         }
     }
@@ -399,43 +391,44 @@ async fn one<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mut Cx) -
     Ok(())
 }
 
-/// Creates ports for a worker, and the inlets through which the dispatcher passes messages to them.
-fn spread<P: Ports>(ports: &mut P, own: &Cx, named: &[(PortId, Option<Need>)]) -> Result<(P, Inlets)> {
-    let (mut ends, mut inlets, mut failed) = (HashMap::new(), Vec::new(), None);
-    ports.visit(&mut |name, port| match port.spread() {
-        Ok((own, inlet)) => {
-            ends.insert(name, own);
-            inlets.push(inlet);
-        }
-        Err(error) => failed = Some(error),
+/// Creates ports for a worker.
+fn worker_ports<P: Ports>(ports: &mut P, own: &Cx, named: &[(PortId, Option<Need>)]) -> Result<P> {
+    let (mut ends, mut failed) = (HashMap::new(), None);
+    ports.visit(&mut |name, port| match port.worker_port() {
+        Some(port) => drop(ends.insert(name, port.worker_ends())),
+        None => failed = Some("a port that is linked to a hub of chunks has no workers"),
     });
-    if let Some(error) = failed {
-        return Err(error);
+    if let Some(text) = failed {
+        return Err(Error::new(ErrorKind::Usage, text));
     }
     let (streams, context) = (own.streams.clone(), own.context().clone());
-    let set = P::bind(&mut Binder { streams, context, named, ends: &mut ends })?;
-    Ok((set, inlets))
+    P::bind(&mut Binder { streams, context, named, ends: &mut ends })
 }
 
-fn hand_over<P: Ports>(ports: &mut P, inlets: &mut [Option<Box<dyn Any + Send>>]) -> Result<()> {
-    let (mut inlets, mut handed) = (inlets.iter_mut(), Ok(()));
+/// Calls `act` with each of the operator's ports, and with the worker's port of the same name.
+fn with_worker<P: Ports>(ports: &mut P, worker: &mut P, mut act: impl FnMut(&mut dyn WorkerPort, &mut dyn Any)) {
+    let mut own = SmallVec::<[&mut dyn AnyPort; 4]>::new();
+    worker.visit(&mut |_, port| own.push(port));
+    let mut own = own.into_iter();
     ports.visit(&mut |_, port| {
-        if let (Some(Some(inlet)), true) = (inlets.next(), handed.is_ok()) {
-            handed = port.hand_over(inlet.as_mut());
+        if let (Some(own), Some(port)) = (own.next().and_then(AnyPort::worker_port), port.worker_port()) {
+            act(port, own);
+        }
+    });
+}
+
+/// Passes the messages of one run to a worker.
+fn hand_over<P: Ports>(ports: &mut P, worker: &mut P) -> Result<()> {
+    let mut handed = Ok(());
+    with_worker(ports, worker, |port, worker| {
+        if handed.is_ok() {
+            handed = port.hand_over(worker);
         }
     });
     handed
 }
 
-/// Drops the messages that a worker's run has left, and accounts for them at the ports that they came from.
-fn take_back<P: Ports>(from: &mut P, to: &mut P) {
-    let mut left = Vec::new();
-    from.visit(&mut |_, port| left.push(port.leave()));
-    let mut left = left.into_iter();
-    to.visit(&mut |_, port| port.left(left.next().unwrap_or_default()));
-}
-
-/// Sends what all outputs have taken over.
+/// Sends what all outputs have collected.
 fn flush<P: Ports>(ports: &mut P, task: &mut Context<'_>) -> Flush {
     let mut flushed = Flushed::default();
     ports.visit(&mut |_, port| flushed.add(port.poll_flush(task)));

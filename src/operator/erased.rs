@@ -21,10 +21,10 @@ use super::{
     Binder, Cx, Operator, Plan, Ports, Traffic,
     control::Control,
     cx::Uncaptured,
-    member::reader_gone,
     node::{Method, OperatorTask},
     operator_streams::OwnStreams,
-    ports::AllPorts,
+    plan::AnyEnd,
+    ports::{AllPorts, reader_gone},
 };
 use crate::{
     condition::{Gates, When},
@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// The hub ends of an operator, by port, in the order of connecting.
-pub(crate) type PortEnds = HashMap<&'static str, Vec<Box<dyn Any + Send>>>;
+pub(crate) type PortEnds = HashMap<&'static str, Vec<AnyEnd>>;
 
 /// The statistics of an operator for one run of its flow.
 #[derive(Clone, Debug, Default)]
@@ -67,10 +67,10 @@ pub(crate) struct OperatorSettings {
 impl OperatorStats {
     fn add_traffic(&mut self, ports: &mut dyn AllPorts) {
         ports.visit_all(&mut |_, port| {
-            let traffic = port.traffic();
+            let Traffic { messages, bytes } = port.stats().traffic;
             let sum = if port.is_output() { &mut self.sent } else { &mut self.received };
-            sum.messages += traffic.messages;
-            sum.bytes = sum.bytes.saturating_add(traffic.bytes);
+            sum.messages += messages;
+            sum.bytes = sum.bytes.saturating_add(bytes);
         });
     }
 }
@@ -293,8 +293,8 @@ impl BoxedOperator {
         let cx = self.cx.as_mut().ok_or_else(unbound)?;
         bind(&mut *self.operator, cx, &mut ends, false)?;
         self.operator.ports()?.visit_all(&mut |_, port| {
-            cx.ports_notify |= port.notifies();
-            cx.linked |= port.is_linked();
+            cx.ports_notify |= port.input_wait().is_some();
+            cx.linked |= port.linked().is_some();
         });
         Ok(())
     }

@@ -11,7 +11,6 @@
 //! ```
 
 use std::{
-    any::Any,
     fmt,
     future::poll_fn,
     marker::PhantomData,
@@ -26,7 +25,7 @@ use tokio::time::Instant;
 
 use super::{
     plan::{Binder, Plan, PortOptions},
-    ports::{AnyPort, LinkPort, Port, Traffic},
+    ports::{AnyPort, LinkPort, LinkedPort, Port, PortStats, Traffic},
     run_context::RunContext,
     status_cell::InRun,
 };
@@ -284,10 +283,6 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> PortState for Lin
 }
 
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linked<K, T, S> {
-    fn state(&mut self) -> &mut dyn PortState {
-        self
-    }
-
     fn is_output(&self) -> bool {
         K::ROLE.0 == Role::Produce
     }
@@ -296,27 +291,25 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linke
         self.has_ended()
     }
 
-    fn traffic(&self) -> Traffic {
-        self.traffic
-    }
-
-    fn reader_gone(&self) -> bool {
-        self.is_output() && self.has_ended()
-    }
-
-    fn is_linked(&self) -> bool {
-        true
-    }
-
-    fn rest(&mut self) {
-        self.link.rest();
+    fn stats(&self) -> PortStats {
+        PortStats { traffic: self.traffic, connections: 1 }
     }
 
     fn watch(&mut self, waker: &Waker) {
         self.link.watch(waker);
     }
 
-    fn run_ended(&mut self) -> Result<()> {
+    fn idle(&mut self) {
+        self.link.rest();
+    }
+
+    fn linked(&mut self) -> Option<&mut dyn LinkedPort> {
+        Some(self)
+    }
+}
+
+impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> LinkedPort for Linked<K, T, S> {
+    fn commit_run(&mut self) -> Result<()> {
         if let Some(failed) = self.failed.as_ref().filter(|failed| !failed.was_looked_at()) {
             return Err(failed.error.again());
         }
@@ -329,16 +322,12 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linke
         self.commit_if_there()
     }
 
-    fn release_unneeded(&mut self) {
+    fn release(&mut self) {
         self.chunk = None;
         // The next run has a chunk, if the cause no longer applies; or again the error that the last run did not
         // retrieve.
         self.refused = None;
         let _ = self.failed.take_if(|failed| failed.was_looked_at());
-    }
-
-    fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)> {
-        Err(Error::new(ErrorKind::Usage, "a port that is linked to a hub of chunks has no workers"))
     }
 }
 
@@ -363,14 +352,10 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
         })
     }
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
+    fn poll_ready(&mut self, _before: Readiness, cx: &mut Context<'_>) -> Readiness {
         let asked = self.ask(cx);
         // An operator that does not need a chunk is woken for it nevertheless, if it waits for something else.
         if self.waits { asked } else { Readiness::READY }
-    }
-
-    fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
-        self.poll_ready(cx)
     }
 
     fn claim(&mut self) -> bool {

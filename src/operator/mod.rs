@@ -12,16 +12,16 @@ mod blocking;
 mod concurrent;
 pub(crate) mod control;
 mod cx;
-mod edge;
 pub(crate) mod erased;
 mod functions;
 mod handle;
 mod input;
 mod input_queue;
+mod input_wait;
 mod inputs;
+mod intake;
 mod linked;
 pub(crate) mod local;
-pub(crate) mod member;
 pub(crate) mod node;
 mod only_others;
 pub(crate) mod operator_streams;
@@ -33,6 +33,8 @@ pub(crate) mod quiet;
 pub(crate) mod rest_check;
 pub(crate) mod rounds;
 pub(crate) mod run_context;
+pub(crate) mod section_operator;
+mod section_port;
 pub(crate) mod senders;
 pub(crate) mod shared_port;
 mod spin_detector;
@@ -50,7 +52,7 @@ pub use cx::Cx;
 pub use functions::{Map, MapPorts, Sink, SinkPorts, Source, SourcePorts, map, sink, source};
 pub use functions::{MapHandles, SinkHandles, SourceHandles};
 pub use handle::{InputHandle, OutputHandle};
-pub use input::Input;
+pub use input::{Connections, Input, Many, One};
 pub use inputs::Inputs;
 pub use linked::{Consume, LinkHandle, Linked, Modify, Peek, Produce};
 pub use local::LocalOperator;
@@ -64,9 +66,9 @@ pub use ports::Ports;
 
 pub use crate::hub::Reply;
 #[doc(hidden)]
-pub use edge::{Blank, Entry, Exit, Passing};
+pub use ports::{AnyPort, InputPort, LinkPort, LinkedPort, OutputPort, Port, PortStats, Traffic, WorkerPort};
 #[doc(hidden)]
-pub use ports::{AnyPort, InputPort, LinkPort, OutputPort, Port, Traffic};
+pub use section_port::{Blank, SectionContext, SectionInput, SectionOutput};
 
 /// After a run: awaits the run's device work and then calls the operator's `after`, if the operator overrides it.
 macro_rules! after_run {

@@ -12,12 +12,12 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    edge::{self, Blank, Exit, Passing},
     handle::OutputHandle,
     operator_streams::OperatorStreams,
-    plan::{Binder, Plan, PortKind, PortOptions},
-    ports::{AnyPort, Flush, OutputPort, Port, Traffic},
+    plan::{AnyEnd, Binder, Plan, PortKind, PortOptions},
+    ports::{AnyPort, Flush, OutputPort, Port, PortStats, Traffic, WorkerPort},
     run_context::RunContext,
+    section_port::{Blank, SectionContext, SectionOutput, no_envelope},
     status_cell::InRun,
 };
 use crate::{
@@ -27,8 +27,9 @@ use crate::{
         Envelope, Message, Outcome, RawEnvelope, Reply,
         external::{ExternalHandle, SentBy},
         header::Parcel,
-        outbox::Backlog,
+        outbox::{Backlog, Outbox},
         outlet::Outlet,
+        pool::Pool,
         queue::Answer,
         sender::Demand,
         waking::Interest,
@@ -56,7 +57,8 @@ pub struct Output<M: Message> {
     backlog: Option<Box<Backlog<M>>>,
     /// What the host has to wait for before the first of those can be copied.
     pending: Option<Box<HostAccess>>,
-    closes: bool,
+    /// A worker has closed it: it is closed once the messages of all other workers are sent.
+    closing: bool,
 }
 
 /// The result of an [offer](Output::offer).
@@ -261,8 +263,8 @@ impl<M: Message> Output<M> {
 
     /// Closes the output: the reader ends once it has taken what is left, and this operator ends as well.
     pub fn close(&mut self) {
-        if let Outlet::Outbox(kept) = &mut self.to {
-            self.backlog = Some(Box::new(kept.take()));
+        if let Outlet::Outbox(outbox) = &mut self.to {
+            self.backlog = Some(Box::new(outbox.take()));
         }
         self.to = Outlet::Closed;
     }
@@ -397,57 +399,20 @@ impl<M: Message> PortState for Output<M> {
 }
 
 impl<M: Message> AnyPort for Output<M> {
-    fn state(&mut self) -> &mut dyn PortState {
-        self
-    }
-
     fn is_output(&self) -> bool {
         true
     }
 
-    fn traffic(&self) -> Traffic {
-        self.traffic
+    fn has_ended(&self) -> bool {
+        self.to.readers_gone()
     }
 
-    fn reader_gone(&self) -> bool {
-        self.to.readers_gone()
+    fn stats(&self) -> PortStats {
+        PortStats { traffic: self.traffic, connections: 1 }
     }
 
     fn watch(&mut self, waker: &Waker) {
         self.to.watch(waker);
-    }
-
-    fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)> {
-        Ok((vec![Box::new(self.to.for_worker())], None))
-    }
-
-    fn kept(&mut self) -> Option<Box<dyn Any + Send>> {
-        match &mut self.to {
-            Outlet::Outbox(kept) => Some(Box::new((kept.take(), false))),
-            // The worker has closed it.
-            _ => Some(Box::new((self.backlog.take().map(|kept| *kept).unwrap_or_default(), true))),
-        }
-    }
-
-    fn accept(&mut self, kept: Box<dyn Any + Send>) {
-        let Ok(kept) = kept.downcast::<(Backlog<M>, bool)>() else { return };
-        let (mut kept, closes) = *kept;
-        self.backlog.get_or_insert_default().append(&mut kept);
-        self.closes |= closes;
-    }
-
-    fn exit(&mut self) -> Option<&mut dyn Exit> {
-        if M::IS_ENVELOPE { Some(self) } else { None }
-    }
-
-    fn closes(&self) -> bool {
-        self.closes
-    }
-
-    fn settle(&mut self) {
-        if std::mem::take(&mut self.closes) {
-            self.close();
-        }
     }
 
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Flush {
@@ -492,23 +457,64 @@ impl<M: Message> AnyPort for Output<M> {
             return Err(Readiness::WAIT);
         }
     }
+
+    fn worker_port(&mut self) -> Option<&mut (dyn WorkerPort + 'static)> {
+        Some(self)
+    }
+
+    fn section_output(&mut self) -> Option<&mut dyn SectionOutput> {
+        if M::IS_ENVELOPE { Some(self) } else { None }
+    }
 }
 
-impl<M: Message> Exit for Output<M> {
+impl<M: Message> WorkerPort for Output<M> {
+    fn worker_ends(&self) -> Vec<AnyEnd> {
+        vec![Box::new(self.to.for_worker())]
+    }
+
+    fn collect(&mut self, worker: &mut dyn Any) -> bool {
+        let Some(worker) = worker.downcast_mut::<Self>() else { return false };
+        let (mut sent, closes) = match &mut worker.to {
+            Outlet::Outbox(outbox) => (outbox.take(), false),
+            // The worker has closed it.
+            _ => (worker.backlog.take().map(|backlog| *backlog).unwrap_or_default(), true),
+        };
+        self.backlog.get_or_insert_default().append(&mut sent);
+        self.closing |= closes;
+        closes
+    }
+
+    fn settle(&mut self) {
+        if std::mem::take(&mut self.closing) {
+            self.close();
+        }
+    }
+}
+
+impl<M: Message> SectionOutput for Output<M> {
     fn blank(&mut self) -> Result<Blank> {
-        edge::blank(&self.to)
+        if self.to.blanks().is_err() {
+            return Ok(Blank::NoPool);
+        }
+        Ok(self.to.blank()?.map_or(Blank::AllInUse, Blank::Taken))
     }
 
-    fn send(&mut self, envelope: RawEnvelope, passing: &Passing) -> Result<()> {
-        edge::send(&mut self.backlog, envelope, passing)
+    fn send(&mut self, envelope: RawEnvelope, section: &SectionContext) -> Result<()> {
+        let message = M::of_envelope(envelope).ok_or_else(no_envelope)?;
+        let mut parcel = Parcel::new(message, section.context.load());
+        parcel.depart(Some(&section.stream))?;
+        self.backlog.get_or_insert_default().push_back(parcel);
+        Ok(())
     }
 
-    fn keep(&mut self, stream: &Stream) -> Box<dyn Any + Send> {
-        edge::keep(&self.to, stream)
+    fn captured_end(&self, stream: &Stream) -> AnyEnd {
+        let blanks = self.to.blanks().map(|pool| Pool::captured(pool.hub(), pool.bytes(), stream));
+        Box::new(Outlet::<M>::Outbox(Outbox::new(blanks)))
     }
 
-    fn kept(&mut self) -> Vec<RawEnvelope> {
-        edge::kept(&mut self.to)
+    fn captured(&mut self) -> Vec<RawEnvelope> {
+        let Outlet::Outbox(outbox) = &mut self.to else { return Vec::new() };
+        outbox.take().drain(..).filter_map(|parcel| parcel.message.into_envelope()).collect()
     }
 }
 
@@ -533,18 +539,13 @@ impl<M: Message> Port for Output<M> {
             chosen: None,
             backlog: None,
             pending: None,
-            closes: false,
+            closing: false,
         })
     }
 
     #[inline]
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness {
-        condition::room_for(&mut self.to, self.room, Interest::Change, cx)
-    }
-
-    #[inline]
-    fn look(&mut self, cx: &mut Context<'_>) -> Readiness {
-        condition::room_for(&mut self.to, self.room, Interest::Close, cx)
+    fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness {
+        condition::room_for(&mut self.to, self.room, before.interest(), cx)
     }
 
     /// This port is the only writer: the room is still there.

@@ -36,7 +36,7 @@ pub(crate) struct PortDecl {
     /// The room that an output waits for.
     pub(crate) room: Room,
     /// It is used from outside of the flow, and not by its operator.
-    pub(crate) lent: bool,
+    pub(crate) shared: bool,
 }
 
 /// Collects an operator's ports when the operator is added.
@@ -62,7 +62,7 @@ impl Plan {
             need: options.need,
             wanted: options.wanted,
             room: options.room,
-            lent: options.lent,
+            shared: options.shared,
         });
         PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1, name }
     }
@@ -78,7 +78,7 @@ impl Plan {
             need: options.need,
             wanted: options.wanted,
             room: options.room,
-            lent: false,
+            shared: false,
         });
         PortId { flow: self.flow, operator: self.operator, port: self.ports.len() - 1, name }
     }
@@ -100,7 +100,7 @@ pub struct PortOptions {
     pub(super) wanted: Wanted,
     pub(super) need: Need,
     pub(super) by_hand: bool,
-    lent: bool,
+    shared: bool,
 }
 
 #[allow(missing_docs)]
@@ -166,8 +166,8 @@ impl PortOptions {
     }
 
     /// The port is used from outside of the flow: its operator does not wait at it.
-    pub(super) fn lent(self) -> Self {
-        Self { lent: true, ..self.optional() }
+    pub(super) fn shared(self) -> Self {
+        Self { shared: true, ..self.optional() }
     }
 
     pub(super) fn is_optional(&self) -> bool {
@@ -185,6 +185,9 @@ impl PortOptions {
     }
 }
 
+/// An end of a hub, for the port that it is bound to.
+pub(crate) type AnyEnd = Box<dyn Any + Send>;
+
 /// Distributes the ends of hubs when a flow is built.
 #[doc(hidden)]
 pub struct Binder<'a> {
@@ -193,7 +196,7 @@ pub struct Binder<'a> {
     /// Ports named in a condition of the operator; they have no condition of their own.
     pub(crate) named: &'a [(PortId, Option<Need>)],
     /// By port, in the order of connecting.
-    pub(crate) ends: &'a mut HashMap<&'static str, Vec<Box<dyn Any + Send>>>,
+    pub(crate) ends: &'a mut HashMap<&'static str, Vec<AnyEnd>>,
 }
 
 impl Binder<'_> {
@@ -223,7 +226,7 @@ impl Binder<'_> {
     }
 }
 
-fn not_connected(name: &str) -> Error {
+pub(super) fn not_connected(name: &str) -> Error {
     Error::new(ErrorKind::Setup, format!("port `{name}` is not connected"))
 }
 

@@ -6,11 +6,10 @@ use std::{
 };
 
 use super::{
-    edge::{Entry, Exit},
-    plan::{Binder, Plan, PortOptions},
+    input_wait::InputWait,
+    plan::{AnyEnd, Binder, Plan, PortOptions},
+    section_port::{SectionInput, SectionOutput},
 };
-use tokio::time::Instant;
-
 #[cfg(doc)]
 use crate::condition::Since;
 use crate::{
@@ -149,7 +148,7 @@ pub trait Ports: Sized + Send + 'static {
     #[doc(hidden)]
     fn unclaim(&mut self);
     #[doc(hidden)]
-    fn visit(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort));
+    fn visit<'a>(&'a mut self, visit: &mut dyn FnMut(&'static str, &'a mut dyn AnyPort));
 }
 
 /// No ports: an operator that runs again and again, or once.
@@ -172,14 +171,14 @@ impl Ports for () {
 
     fn unclaim(&mut self) {}
 
-    fn visit(&mut self, _visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {}
+    fn visit<'a>(&'a mut self, _visit: &mut dyn FnMut(&'static str, &'a mut dyn AnyPort)) {}
 }
 
 /// The ports of any operator: code that uses them through this trait is compiled once.
 pub(super) trait AllPorts: Send {
     fn poll_all(&mut self, cx: &mut Context<'_>) -> Readiness;
     fn claim_all(&mut self) -> bool;
-    fn visit_all(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort));
+    fn visit_all<'a>(&'a mut self, visit: &mut dyn FnMut(&'static str, &'a mut dyn AnyPort));
 }
 
 impl<P: Ports> AllPorts for P {
@@ -191,9 +190,16 @@ impl<P: Ports> AllPorts for P {
         self.claim()
     }
 
-    fn visit_all(&mut self, visit: &mut dyn FnMut(&'static str, &mut dyn AnyPort)) {
+    fn visit_all<'a>(&'a mut self, visit: &mut dyn FnMut(&'static str, &'a mut dyn AnyPort)) {
         self.visit(visit);
     }
+}
+
+/// Whether all readers of one of the outputs have ended.
+pub(super) fn reader_gone(ports: &mut dyn AllPorts) -> bool {
+    let mut gone = false;
+    ports.visit_all(&mut |_, port| gone |= port.is_output() && port.has_ended());
+    gone
 }
 
 /// The traffic of a port.
@@ -222,99 +228,93 @@ impl Traffic {
     }
 }
 
-/// A port, independent of its message type.
+/// The statistics of a port.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PortStats {
+    pub(crate) traffic: Traffic,
+    /// The number of hubs that it receives from; one for an output, which sends to all of its hubs at once.
+    pub(crate) connections: u64,
+}
+
+/// A port, independent of its message type: what the waits and the runs of its operator need of it. What only some
+/// ports have, or only some operators use, is behind an accessor.
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub trait AnyPort: PortState {
-    /// The deadline of its wait, if it waits for a time.
-    fn due(&self) -> Option<Instant> {
-        None
-    }
-    fn state(&mut self) -> &mut dyn PortState;
     fn is_output(&self) -> bool;
-    /// True for an input once no message is left and none will arrive.
-    fn has_ended(&self) -> bool {
-        false
-    }
-    fn traffic(&self) -> Traffic;
+    /// True for an input with no message left and none to come, and for an output whose readers have all ended.
+    fn has_ended(&self) -> bool;
+    fn stats(&self) -> PortStats;
+    /// Registers the waker for the port's next change, whether or not the port is ready.
+    fn watch(&mut self, waker: &Waker);
+    /// The operator stops waiting at the port.
+    fn idle(&mut self) {}
     /// True for an input with messages that allow the operator's runs until it takes one.
     fn allows_runs(&mut self, cx: &mut Context<'_>) -> bool {
         let _ = cx;
         false
     }
-    /// True for an output whose reader has ended.
-    fn reader_gone(&self) -> bool;
-    /// Whether it waits for more than a message, so that [`lacks`](Self::lacks) describes its wait. For an output, its
-    /// hubs do.
-    fn notifies(&self) -> bool {
-        false
-    }
-    /// What it waits for, if it describes that itself; to be followed by "at `its name`".
-    fn lacks(&self) -> Option<String> {
-        None
-    }
-    /// Whether it is linked to a hub of chunks.
-    fn is_linked(&self) -> bool {
-        false
-    }
-    /// A run has succeeded: its chunk is committed.
-    fn run_ended(&mut self) -> Result<()> {
-        Ok(())
-    }
-    /// Returns what the last run was given: a chunk that it did not commit, messages that it was promised and did not
-    /// take.
-    fn release_unneeded(&mut self) {}
-    /// The operator no longer waits at the port.
-    fn rest(&mut self) {}
-    /// Registers the waker for the port's next change, whether or not the port is ready.
-    fn watch(&mut self, waker: &Waker);
-    /// Creates an end of the same kind for a worker and, for an input, the inlet for its messages.
-    #[allow(clippy::type_complexity)]
-    fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)>;
-    /// Passes the messages of one run to a worker: those that the port's condition promised.
-    fn hand_over(&mut self, inlet: &mut (dyn Any + Send)) -> Result<()> {
-        let _ = inlet;
-        Ok(())
-    }
-    /// Drops the messages that a worker's run has left. Returns their traffic, by connection.
-    fn leave(&mut self) -> Vec<Traffic> {
-        Vec::new()
-    }
-    /// Subtracts messages that a worker has left and not taken.
-    fn left(&mut self, left: Vec<Traffic>) {
-        drop(left);
-    }
-    /// Takes the messages that a worker's output has collected, and whether the worker has closed it.
-    fn kept(&mut self) -> Option<Box<dyn Any + Send>> {
-        None
-    }
-    /// Takes over the messages that a worker's output has collected.
-    fn accept(&mut self, kept: Box<dyn Any + Send>) {
-        drop(kept);
-    }
-    /// A worker has closed it: it must be closed as well, once the messages of all other workers are sent.
-    fn closes(&self) -> bool {
-        false
-    }
-    /// These messages are sent.
-    fn settle(&mut self) {}
-    /// The number of hubs that it receives from; one for an output, which sends to all of its hubs at once.
-    fn connections(&self) -> u64 {
-        1
-    }
-    /// The interface for a replayed section, if it is an input of envelopes.
-    fn entry(&mut self) -> Option<&mut dyn Entry> {
-        None
-    }
-    /// The interface for a replayed section, if it is an output of envelopes.
-    fn exit(&mut self) -> Option<&mut dyn Exit> {
-        None
-    }
-    /// Sends the messages that it has taken over.
+    /// Sends the messages that were collected for it.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Flush {
         let _ = cx;
         Ok(Ok(()))
     }
+    /// The wait of an input that waits for something other than one message.
+    fn input_wait(&self) -> Option<&InputWait> {
+        None
+    }
+    /// A port that is linked to a hub of chunks.
+    fn linked(&mut self) -> Option<&mut dyn LinkedPort> {
+        None
+    }
+    /// A port of a concurrent operator or of one of its workers.
+    fn worker_port(&mut self) -> Option<&mut dyn WorkerPort> {
+        None
+    }
+    /// An input of envelopes.
+    fn section_input(&mut self) -> Option<&mut dyn SectionInput> {
+        None
+    }
+    /// An output of envelopes.
+    fn section_output(&mut self) -> Option<&mut dyn SectionOutput> {
+        None
+    }
+}
+
+/// A port that is linked to a hub of chunks, for its operator's runs.
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub trait LinkedPort {
+    /// A run has succeeded: commits its chunk.
+    fn commit_run(&mut self) -> Result<()>;
+    /// Returns a chunk that the last run did not commit.
+    fn release(&mut self);
+}
+
+/// A port of a [concurrent](super::concurrent()) operator, which passes messages to its workers and collects theirs. A
+/// worker's port has the same type: the methods get it as `dyn Any`.
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub trait WorkerPort: Any {
+    /// Creates ends of the same kind for the port of a worker.
+    fn worker_ends(&self) -> Vec<AnyEnd>;
+    /// Passes the messages of one run to the worker: those that the port's condition promised.
+    fn hand_over(&mut self, worker: &mut dyn Any) -> Result<()> {
+        let _ = worker;
+        Ok(())
+    }
+    /// Drops the messages that the worker's run has not taken, and counts them as untaken here.
+    fn take_back(&mut self, worker: &mut dyn Any) {
+        let _ = worker;
+    }
+    /// Collects the messages that the worker's run has sent. True if the run has closed the port.
+    fn collect(&mut self, worker: &mut dyn Any) -> bool {
+        let _ = worker;
+        false
+    }
+    /// The messages of all runs are sent: closes the port, if a run has closed it.
+    fn settle(&mut self) {}
 }
 
 /// Everything is sent; or an error; or what the port waits for.
@@ -360,10 +360,10 @@ pub trait Port: AnyPort + Send + 'static {
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self>
     where
         Self: Sized;
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Readiness;
-    /// As `poll_ready`, for an operator that waits for other operators at another port: it must be woken when this port
-    /// becomes `Never`. It polls this port again after the other, so it need not be woken when this one becomes ready.
-    fn look(&mut self, cx: &mut Context<'_>) -> Readiness;
+    /// Polls the port's condition. `before`: the result of the operator's ports before this one. If those wait for
+    /// other operators, this port need not wake the operator when it becomes ready, only when it becomes `Never`: the
+    /// operator polls all ports again when the others have acted. A timer or an event does not wake it for other ports.
+    fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness;
     fn claim(&mut self) -> bool;
     fn unclaim(&mut self);
 }

@@ -6,7 +6,6 @@
 //! flow must expect messages, and when it ends the port is closed, even if it is in use outside.
 
 use std::{
-    any::Any,
     fmt,
     future::poll_fn,
     sync::Arc,
@@ -18,11 +17,11 @@ use tokio::time::Instant;
 use super::{
     Cx,
     plan::{Binder, Plan, PortOptions},
-    ports::{AnyPort, InputPort, OutputPort, Port, Traffic},
+    ports::{AnyPort, InputPort, OutputPort, Port, PortStats},
 };
 use crate::{
     condition::{Counted, PortState, Readiness, Status},
-    error::{Error, ErrorKind, Result},
+    error::Result,
     sync::{Deferred, Level, Mutex, lock},
 };
 
@@ -33,7 +32,7 @@ pub(crate) struct SharedPort<P>(PortRef<P>);
 pub(crate) struct PortRef<P>(Arc<Mutex<Option<P>>>);
 
 impl<P> SharedPort<P> {
-    pub(crate) fn lend(&self) -> PortRef<P> {
+    pub(crate) fn share(&self) -> PortRef<P> {
         PortRef(self.0.0.clone())
     }
 }
@@ -87,28 +86,20 @@ impl<P: PortState> PortState for SharedPort<P> {
 }
 
 impl<P: AnyPort> AnyPort for SharedPort<P> {
-    fn state(&mut self) -> &mut dyn PortState {
-        self
-    }
-
     fn is_output(&self) -> bool {
         self.0.with(|port| port.is_output()).unwrap_or_default()
     }
 
-    fn traffic(&self) -> Traffic {
-        self.0.with(|port| port.traffic()).unwrap_or_default()
+    fn has_ended(&self) -> bool {
+        self.0.with(|port| port.has_ended()).unwrap_or_default()
     }
 
-    fn reader_gone(&self) -> bool {
-        self.0.with(|port| port.reader_gone()).unwrap_or_default()
+    fn stats(&self) -> PortStats {
+        self.0.with(|port| port.stats()).unwrap_or_default()
     }
 
     fn watch(&mut self, waker: &Waker) {
         self.0.with(|port| port.watch(waker));
-    }
-
-    fn spread(&mut self) -> Result<(Vec<Box<dyn Any + Send>>, Option<Box<dyn Any + Send>>)> {
-        Err(Error::new(ErrorKind::Usage, "a port that is used from outside of the flow has no workers"))
     }
 }
 
@@ -116,18 +107,14 @@ impl<P: Port> Port for SharedPort<P> {
     type Handle = P::Handle;
 
     fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> P::Handle {
-        P::declare(plan, name, options.lent())
+        P::declare(plan, name, options.shared())
     }
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
         Ok(Self(PortRef(Arc::new(Mutex::at(Level::Port, Some(P::bind(binder, name, options.optional())?))))))
     }
 
-    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Readiness {
-        Readiness::READY
-    }
-
-    fn look(&mut self, _cx: &mut Context<'_>) -> Readiness {
+    fn poll_ready(&mut self, _before: Readiness, _cx: &mut Context<'_>) -> Readiness {
         Readiness::READY
     }
 

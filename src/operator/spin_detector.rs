@@ -70,11 +70,11 @@ impl SpinDetector {
         let (mut moved, mut left, mut allows) = (0, None, None);
         let (mut inputs, mut over) = (false, true);
         ports.visit_all(&mut |name, port| {
-            moved += port.traffic().messages;
+            moved += port.stats().traffic.messages;
             if !port.is_output() {
                 inputs = true;
                 over &= port.has_ended();
-                if left.is_none() && port.state().poll_count(1, task).ready > 0 {
+                if left.is_none() && port.poll_count(1, task).ready > 0 {
                     left = Some(name);
                 }
                 if allows.is_none() && port.allows_runs(task) {

@@ -257,13 +257,7 @@ impl Declaration {
                 fn poll_ready(&mut self, cx: &mut ::core::task::Context<'_>) -> ::wakeline::__private::Readiness {
                     let _ = &cx;
                     let ready = ::wakeline::__private::Readiness::READY;
-                    // Once a port waits for other operators, the later ports need no waker of their own: the operator
-                    // is polled again when those have acted. A timer or an event does not wake it for other ports.
-                    #(let ready = if ::wakeline::__private::Readiness::needs_others(ready) {
-                        ready | #ports::look(&mut self.#fields, cx)
-                    } else {
-                        ready | #ports::poll_ready(&mut self.#fields, cx)
-                    };)*
+                    #(let ready = ready | #ports::poll_ready(&mut self.#fields, ready, cx);)*
                     ready
                 }
 
@@ -275,9 +269,9 @@ impl Declaration {
                     #(#ports::unclaim(&mut self.#fields);)*
                 }
 
-                fn visit(
-                    &mut self,
-                    visit: &mut dyn ::core::ops::FnMut(&'static str, &mut dyn ::wakeline::__private::AnyPort),
+                fn visit<'a>(
+                    &'a mut self,
+                    visit: &mut dyn ::core::ops::FnMut(&'static str, &'a mut dyn ::wakeline::__private::AnyPort),
                 ) {
                     let _ = &visit;
                     #(visit(#names, &mut self.#fields);)*

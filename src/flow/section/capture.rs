@@ -187,12 +187,13 @@ fn record(
         envelope.set_bytes(lent.bytes);
         openings.push(Opening::into(recorder, &streams[edge.member], envelope.memory_mut(), lent.bytes)?);
         let member = &mut members[edge.member];
-        let end = with_port(member, edge.port, |port| port.entry().map(|entry| entry.feed(envelope)))?;
+        let end = with_port(member, edge.port, |port| port.section_input().map(|input| input.captured_end(envelope)))?;
         ends[edge.member].entry(edge.port).or_default().push(end);
     }
     for edge in &plan.outputs {
         let (member, stream) = (&mut members[edge.member], &streams[edge.member]);
-        let end = with_port(member, edge.port, |port| port.exit().map(|exit| Ok(exit.keep(stream))))?;
+        let end =
+            with_port(member, edge.port, |port| port.section_output().map(|output| Ok(output.captured_end(stream))))?;
         ends[edge.member].entry(edge.port).or_default().push(end);
     }
     let places: HashMap<_, _> = plan.members.iter().enumerate().map(|(place, member)| (*member, place)).collect();
@@ -213,7 +214,9 @@ fn record(
         member.seat.run_captured().map_err(|error| error.at(operator(&member.name)))?;
     }
     let kept = plan.outputs.iter().map(|edge| {
-        let sent = with_port(&mut members[edge.member], edge.port, |port| port.exit().map(|exit| Ok(exit.kept())));
+        let sent = with_port(&mut members[edge.member], edge.port, |port| {
+            port.section_output().map(|output| Ok(output.captured()))
+        });
         sent?.pop().ok_or_else(missing)
     });
     let kept = kept.collect::<Result<Vec<_>>>()?;
@@ -397,7 +400,9 @@ impl OutputMemory {
 pub(super) fn lengths(members: &mut [Member], inputs: &[Edge]) -> Result<Option<Lengths>> {
     let mut lengths = Lengths::new();
     for edge in inputs {
-        let first = with_port(&mut members[edge.member], edge.port, |port| port.entry().map(|entry| entry.first()))?;
+        let first = with_port(&mut members[edge.member], edge.port, |port| {
+            port.section_input().map(|input| input.first_bytes())
+        })?;
         let Some(bytes) = first else { return Ok(None) };
         lengths.push(bytes);
     }

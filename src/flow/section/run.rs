@@ -24,7 +24,8 @@ use crate::{
     hub::RawEnvelope,
     memory::memory_passes,
     operator::{
-        Blank, Flushed, Passing, attend::attended, control::Control, erased::caught, node::OperatorTask, rounds::Rounds,
+        Blank, Flushed, SectionContext, attend::attended, control::Control, erased::caught, node::OperatorTask,
+        rounds::Rounds,
     },
     stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
     sync::{Mutex, lock, logged},
@@ -113,7 +114,7 @@ struct Running {
     rounds: Rounds,
     table: Table<Replay>,
     /// By operator: how a replay passes its messages on. Set when the section takes its stream.
-    passing: Vec<Passing>,
+    passing: Vec<SectionContext>,
     /// The stream of the replays. Dropped after the graphs.
     stream: Option<PooledStream>,
     count: u64,
@@ -208,20 +209,16 @@ impl Running {
         };
         let ask = |members: &mut Vec<Member>, task: &mut Context<'_>| {
             let mut asked = Readiness::READY;
-            for (edges, is_output) in [(&plan.inputs, false), (&plan.outputs, true)] {
-                for edge in edges {
-                    members[edge.member].seat.visit(&mut |name, port| {
-                        if name == edge.port {
-                            asked = asked
-                                | if is_output {
-                                    port.state().poll_room(1, task)
-                                } else {
-                                    port.release_unneeded();
-                                    port.state().poll_promised(1, task).more
-                                };
-                        }
-                    });
-                }
+            for edge in plan.inputs.iter().chain(&plan.outputs) {
+                members[edge.member].seat.visit(&mut |name, port| {
+                    if name == edge.port {
+                        asked = asked
+                            | match port.section_input() {
+                                Some(input) => input.poll_message(task),
+                                None => port.poll_room(1, task),
+                            };
+                    }
+                });
             }
             asked
         };
@@ -250,8 +247,10 @@ impl Running {
         let taken = pool.take_as(&name)?.ok_or_else(|| pool.used_up())?;
         taken.set_completion_mode(self.mode);
         let stream = taken.stream().clone();
-        let passing =
-            self.members.iter().map(|member| Ok(Passing { context: member.seat.context()?, stream: stream.clone() }));
+        let passing = self
+            .members
+            .iter()
+            .map(|member| Ok(SectionContext { context: member.seat.context()?, stream: stream.clone() }));
         self.passing = passing.collect::<Result<_>>()?;
         self.stream = Some(taken);
         Ok(stream)
@@ -338,7 +337,8 @@ impl Running {
                 Arrival::RoomCondition(input) => {
                     let edge = &plan.inputs[input];
                     let (member, passing) = (&mut members[edge.member], &passing[edge.member]);
-                    let taken = with_port(member, edge.port, |port| port.entry().map(|entry| entry.take(passing)))?;
+                    let taken =
+                        with_port(member, edge.port, |port| port.section_input().map(|input| input.take(passing)))?;
                     messages.push(Some(taken));
                 }
                 Arrival::Within { from, to } => {
@@ -368,12 +368,12 @@ impl Running {
                 continue;
             };
             let member = &mut members[edge.member];
-            let blank = with_port(member, edge.port, |port| port.exit().map(|exit| exit.blank()))?;
+            let blank = with_port(member, edge.port, |port| port.section_output().map(|output| output.blank()))?;
             blanks.push(Some(match blank {
-                Blank::Borrowed(envelope) if envelope.memory().bytes() >= made.bytes => envelope,
+                Blank::Taken(envelope) if envelope.memory().bytes() >= made.bytes => envelope,
                 // The operator sends memory of its own, which may be larger than the hub's envelopes.
-                Blank::Borrowed(_) | Blank::PassedOn => RawEnvelope::on(stream, like.memory().bytes())?,
-                Blank::AllOut => return Err(gone()),
+                Blank::Taken(_) | Blank::NoPool => RawEnvelope::on(stream, like.memory().bytes())?,
+                Blank::AllInUse => return Err(gone()),
             }));
         }
         replay.enqueue(stream, &mut messages, &mut blanks, rows)?;
@@ -386,7 +386,7 @@ impl Running {
                 Error::new(ErrorKind::Usage, "internal error: two outputs send one envelope (please report)")
             })?;
             with_port(&mut members[edge.member], edge.port, |port| {
-                port.exit().map(|exit| exit.send(envelope, &passing[edge.member]))
+                port.section_output().map(|output| output.send(envelope, &passing[edge.member]))
             })?;
         }
         *lock(&stats.last) = Some(stream.ticket());

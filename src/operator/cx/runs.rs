@@ -24,6 +24,7 @@ use crate::{
     mutants::{self, Mutant},
     operator::{
         Ports, blocking,
+        input_wait::InputWait,
         node::{Method, OperatorTask},
         permit::{Permit, TURN},
         ports::AllPorts,
@@ -86,7 +87,7 @@ impl Cx {
     ) -> bool {
         self.context.release_unneeded();
         if self.linked {
-            ports.visit(&mut |_, port| port.release_unneeded());
+            ports.visit(&mut |_, port| port.linked().into_iter().for_each(|port| port.release()));
         }
         let waker = self.waker.take();
         let mut asking = ReadyWait { cx: self, ports, waits: false, waker };
@@ -193,7 +194,7 @@ impl Cx {
         if self.node.is_held() && !self.may_begin() {
             if self.linked {
                 // Other links of a hub of chunks, perhaps of another flow, must not queue behind this one meanwhile.
-                ports.visit_all(&mut |_, port| port.rest());
+                ports.visit_all(&mut |_, port| port.idle());
             }
             return Some(Poll::Pending);
         }
@@ -209,7 +210,7 @@ impl Cx {
     /// It no longer waits for its next run, and does something else.
     #[cold]
     fn give_up(&mut self, ports: &mut dyn AllPorts) {
-        ports.visit_all(&mut |_, port| port.rest());
+        ports.visit_all(&mut |_, port| port.idle());
         self.awaited.iter_mut().for_each(HostAccess::rest);
         // This runs in a destructor, perhaps of a task that panics.
         contained("a condition panicked as it was given up", || {
@@ -340,7 +341,7 @@ impl Cx {
         let mut due = None;
         if asked == Readiness::WAIT_TIME {
             due = self.conditions.as_ref().and_then(|conditions| conditions.due());
-            ports.visit_all(&mut |_, port| due = due.max(port.due()));
+            ports.visit_all(&mut |_, port| due = due.max(port.input_wait().and_then(InputWait::deadline)));
         }
         let mut lacks = self.conditions.as_ref().map(|conditions| conditions.lacks()).unwrap_or_default();
         let mut elsewhere = self.conditions.as_ref().is_some_and(|conditions| conditions.wait_elsewhere());
@@ -348,7 +349,9 @@ impl Cx {
             lacks.push("a buffer's data".into());
             elsewhere = true;
         }
-        ports.visit_all(&mut |name, port| lacks.extend(port.lacks().map(|lacks| format!("{lacks} at `{name}`"))));
+        ports.visit_all(&mut |name, port| {
+            lacks.extend(port.input_wait().and_then(InputWait::describe).map(|wait| format!("{wait} at `{name}`")));
+        });
         self.publish_lacks(lacks, elsewhere);
         self.node.show(asked.status(due));
     }
@@ -468,7 +471,7 @@ fn ask_port(ports: &mut dyn AllPorts, number: usize, ask: &mut dyn FnMut(&mut dy
     let mut at = 0;
     ports.visit_all(&mut |_, port| {
         if at == number {
-            ask(port.state());
+            ask(port);
         }
         at += 1;
     });
@@ -479,7 +482,8 @@ fn commit(ports: &mut dyn AllPorts) -> Result<()> {
     let mut committed = Ok(());
     ports.visit_all(&mut |name, port| {
         if committed.is_ok() {
-            committed = port.run_ended().map_err(|error| error.at(format!("port `{name}`")));
+            let commit = port.linked().map_or(Ok(()), |port| port.commit_run());
+            committed = commit.map_err(|error| error.at(format!("port `{name}`")));
         }
     });
     committed

@@ -1,4 +1,4 @@
-//! A [`BoxedOperator`] as a member of a section, which drives it round by round.
+//! A [`BoxedOperator`] in a section, which drives it round by round.
 //!
 //! ```text
 //!   streamed    round: its ports are ready ──> compute, awaited ──> takes one message per input, sends one per output
@@ -22,7 +22,7 @@ use super::{
     AnyPort, Cx,
     erased::{BoxedOperator, PortEnds, bind, caught, unbound},
     node::{Method, OperatorTask},
-    ports::{AllPorts, Traffic},
+    ports::{AllPorts, PortStats, reader_gone},
     run_context::RunContext,
     status_cell::InRun,
 };
@@ -35,21 +35,21 @@ use crate::{
     },
 };
 
-/// The traffic of each port so far.
-fn traffic(ports: &mut dyn AllPorts) -> Vec<(&'static str, Traffic, u64)> {
+/// The statistics of each port so far.
+fn stats(ports: &mut dyn AllPorts) -> Vec<PortStats> {
     let mut all = Vec::new();
-    ports.visit_all(&mut |name, port| all.push((name, port.traffic(), port.connections())));
+    ports.visit_all(&mut |_, port| all.push(port.stats()));
     all
 }
 
 /// Checks that in one run each input takes one message of each connection, and each output sends one.
-fn one_each(before: &[(&'static str, Traffic, u64)], ports: &mut dyn AllPorts) -> Result<()> {
+fn one_each(before: &[PortStats], ports: &mut dyn AllPorts) -> Result<()> {
     let mut wrong = None;
     let mut before = before.iter();
     ports.visit_all(&mut |name, port| {
-        let Some((_, before, connections)) = before.next() else { return };
+        let Some(PortStats { traffic: before, connections }) = before.next() else { return };
         // A run may have swapped its ports, which are values.
-        let passed = port.traffic().without(*before).messages;
+        let passed = port.stats().traffic.without(*before).messages;
         if passed != *connections && wrong.is_none() {
             let does = if port.is_output() { "sends" } else { "takes" };
             wrong = Some(format!(
@@ -61,17 +61,11 @@ fn one_each(before: &[(&'static str, Traffic, u64)], ports: &mut dyn AllPorts) -
     wrong.map_or(Ok(()), |text| Err(Error::new(ErrorKind::Usage, text)))
 }
 
-pub(super) fn reader_gone(ports: &mut dyn AllPorts) -> bool {
-    let mut gone = false;
-    ports.visit_all(&mut |_, port| gone |= port.reader_gone());
-    gone
-}
-
 /// The name of an output that was closed.
 fn closed(ports: &mut dyn AllPorts) -> Option<&'static str> {
     let mut closed = None;
     ports.visit_all(&mut |name, port| {
-        if port.is_output() && port.state().poll_room(1, &mut Context::from_waker(Waker::noop())).is_never() {
+        if port.is_output() && port.poll_room(1, &mut Context::from_waker(Waker::noop())).is_never() {
             closed = Some(name);
         }
     });
@@ -92,12 +86,7 @@ fn none_is_written(node: &OperatorTask) -> Result<()> {
 }
 
 /// A replay repeats the work and the messages of a captured run: anything else that the run has done is an error.
-fn is_replayed_as_it_ran(
-    before: &[(&'static str, Traffic, u64)],
-    ports: &mut dyn AllPorts,
-    cx: &Cx,
-    works_beside: bool,
-) -> Result<()> {
+fn is_replayed_as_it_ran(before: &[PortStats], ports: &mut dyn AllPorts, cx: &Cx, works_beside: bool) -> Result<()> {
     one_each(before, ports)?;
     if let Some(said) = cx.said_beside() {
         return Err(is_no_replay(said));
@@ -174,7 +163,7 @@ impl BoxedOperator {
         }
         cx.until_awaited().await;
         let ports = operator.ports()?;
-        let before = traffic(ports);
+        let before = stats(ports);
         cx.begin_run(ports);
         let ran = {
             let mut run = pin!(caught(operator.compute(cx)?));
@@ -220,7 +209,7 @@ impl BoxedOperator {
         let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
         let node = cx.node().clone();
         let ports = operator.ports()?;
-        let before = traffic(ports);
+        let before = stats(ports);
         cx.begin_run(ports);
         let watch = Watch::new();
         // The waker does nothing: what is pending now would be pending at every replay. Tokio's budget belongs to the
