@@ -7,7 +7,7 @@ use cudarc::driver::{CudaStream, DriverError};
 use crate::{
     device::{Device, backend::RawStream},
     error::{Error, ErrorKind, Result},
-    stream::{Held, Stream},
+    stream::{DriverStream, Stream},
 };
 
 impl Stream {
@@ -49,7 +49,7 @@ impl Stream {
             }
             raw => {
                 let name = format!("cudarc {raw:#x}");
-                let held = Held::of_other(device, RawStream(raw as u64), stream);
+                let held = DriverStream::of_other(device, RawStream(raw as u64), stream);
                 device.backend().stream_rename(held.raw, &name);
                 Self::over(device, name, held)
             }

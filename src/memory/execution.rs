@@ -333,7 +333,7 @@ impl Execution {
 /// True if these launches are done, or never will be because the device is lost. Does not query the device within a
 /// capture.
 fn are_over(open: &mut Open) -> bool {
-    let may_ask = Capture::may_ask_device();
+    let may_ask = Capture::may_query_device();
     let mut lost = false;
     open.retain(|ticket| {
         if !may_ask {

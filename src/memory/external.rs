@@ -183,7 +183,7 @@ impl<A: Addresses> External<'_, A> {
         // SAFETY: by this function's contract the work accesses no more than `args` states. Each slice is in memory of
         // this device (`reachable`). It stays valid until the work is done: a ticket issued after the work is noted in
         // it below, and memory with an open ticket is not freed.
-        let taken = unsafe { stream.streams().backend().external(stream.raw(), external) };
+        let taken = unsafe { stream.backend().external(stream.raw(), external) };
         if stream.capture().is_some() {
             // The end of its capture destroys graphs that were dropped meanwhile.
             execution::graph_ended(stream.device());

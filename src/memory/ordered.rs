@@ -161,7 +161,7 @@ impl Heap {
     /// Enqueues the frees of memory that was dropped while its stream's queue was full, where there is room now. The
     /// memory counts as bound all the while: a task that checks meanwhile finds that it will become free.
     pub(super) fn retry_frees(&self) {
-        if !Capture::may_ask_device() {
+        if !Capture::may_query_device() {
             return;
         }
         let aside = std::mem::take(&mut lock(&self.state).aside);

@@ -175,7 +175,7 @@ impl Heap {
     ///
     /// `size`: only blocks of this size are inspected.
     pub(super) fn observe(&self, tickets: SmallVec<[Ticket; 4]>, size: Option<u64>) {
-        let may_ask = Capture::may_ask_device();
+        let may_ask = Capture::may_query_device();
         let mut lost = false;
         for mut ticket in tickets {
             lost |= match may_ask {

@@ -270,7 +270,7 @@ mod tests {
             stream.fill(&mut buffer, 1).unwrap();
             stream.synchronize_blocking().unwrap();
         }
-        let backlog = stream.0.held.backlog().unwrap().0;
+        let backlog = stream.0.driver_stream.backlog().unwrap().0;
         let events = lock(&backlog.events);
         assert_eq!(backlog.taken.load(Ordering::Relaxed), 1000);
         assert!(events.open.len() + events.idle.len() <= 2, "{:?}", events.open);
@@ -286,7 +286,7 @@ mod tests {
             stream.host_function(|| ()).unwrap();
             stream.ticket().commit().unwrap();
         }
-        assert_eq!(stream.0.held.backlog().unwrap().0.taken.load(Ordering::Relaxed), 0);
+        assert_eq!(stream.0.driver_stream.backlog().unwrap().0.taken.load(Ordering::Relaxed), 0);
         drop(go);
         stream.synchronize_blocking().unwrap();
     }

@@ -26,7 +26,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Held, Stream, Streams, Ticket};
+use super::{DriverStream, Stream, Ticket, stream::StreamInner};
 use crate::{
     device::{Device, graph_ir::NodeSet, recorder::Recorder},
     error::{Error, ErrorKind, Result},
@@ -37,9 +37,7 @@ use crate::{
 pub(crate) struct Capture {
     device: Device,
     recorder: Arc<Recorder>,
-    /// The streams of this capture, created with the first of them.
-    streams: OnceLock<std::sync::Weak<Streams>>,
-    made: Mutex<Vec<Stream>>,
+    streams: Mutex<Vec<Stream>>,
     /// The latest ticket of each stream. `None` once its launches no longer wait for more.
     outside: Mutex<Option<Vec<(Ticket, bool)>>>,
     over: AtomicBool,
@@ -169,8 +167,7 @@ impl Capture {
         Arc::new(Self {
             device: device.clone(),
             recorder,
-            streams: OnceLock::new(),
-            made: Mutex::at(Level::CaptureStreams, Vec::new()),
+            streams: Mutex::at(Level::CaptureStreams, Vec::new()),
             outside: Mutex::new(Some(Vec::new())),
             over: AtomicBool::new(false),
             kept: Mutex::default(),
@@ -205,7 +202,7 @@ impl Capture {
     /// Whether the device may be queried on this thread. During a capture, a library's calls may be captured by the
     /// driver, which rejects queries from the same thread, including those of user code that runs within the capture
     /// without being part of it.
-    pub(crate) fn may_ask_device() -> bool {
+    pub(crate) fn may_query_device() -> bool {
         SET_ASIDE.get() == 0 && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true)
     }
 
@@ -219,18 +216,15 @@ impl Capture {
     /// A stream of this capture, whose first work is ordered after these nodes.
     pub(crate) fn stream(self: &Arc<Self>, name: &str, after: NodeSet) -> Result<Stream> {
         let _later = Deferred::new();
-        let mut made = lock(&self.made);
-        let known = self.streams.get().and_then(std::sync::Weak::upgrade);
-        let streams = known.unwrap_or_else(|| Streams::captured(&self.device, self));
-        let _ = self.streams.set(Arc::downgrade(&streams));
-        let held = Held::captured(&self.recorder, self.recorder.stream(name, after));
-        let stream = Stream::among(streams, &self.device, name.into(), held)?;
-        made.push(stream.clone());
+        let mut streams = lock(&self.streams);
+        let driver_stream = DriverStream::captured(&self.recorder, self.recorder.stream(name, after));
+        let stream = Stream::captured(self, name.into(), driver_stream)?;
+        streams.push(stream.clone());
         Ok(stream)
     }
 
     pub(crate) fn streams(&self) -> Vec<Stream> {
-        lock(&self.made).clone()
+        lock(&self.streams).clone()
     }
 
     /// Ends the capture: nothing more is recorded, and its tickets count as passed.
@@ -240,8 +234,8 @@ impl Capture {
         // From here on every enqueue is rejected, so no node uses what would be kept now.
         lock(&self.kept).complete = true;
         // Waiters are woken, not under the lock.
-        let made = std::mem::take(&mut *lock(&self.made));
-        for stream in made {
+        let streams = std::mem::take(&mut *lock(&self.streams));
+        for stream in streams {
             stream.0.completion.advance(u64::MAX);
         }
     }
@@ -299,7 +293,7 @@ impl Capture {
 /// stream for another stream is noted instead; a wait of another stream for a captured one is an error.
 #[cold]
 pub(super) fn is_one_of_both(stream: &Stream, ticket: &Ticket, reads: bool) -> Result<bool> {
-    let (mine, other) = (stream.0.streams.capture(), ticket.stream().0.streams.capture());
+    let (mine, other) = (stream.capture(), ticket.stream().capture());
     let wrong = |text: String| Err(Error::new(ErrorKind::Usage, text));
     match (mine, other) {
         (Some(mine), Some(other)) if Arc::ptr_eq(mine, other) => Ok(true),
@@ -325,17 +319,11 @@ impl Ticket {
     }
 }
 
-impl Stream {
-    /// The capture that this stream belongs to, if any.
-    #[inline]
-    pub(crate) fn capture(&self) -> Option<&Arc<Capture>> {
-        self.0.streams.capture()
-    }
-
+impl StreamInner {
     /// An error if this stream is captured, so that its work does not run.
     #[inline]
     pub(super) fn not_captured(&self) -> Result<()> {
-        match self.capture() {
+        match &self.capture {
             None => Ok(()),
             Some(capture) => Err(self.is_captured(capture.is_over())),
         }
@@ -343,7 +331,7 @@ impl Stream {
 
     #[cold]
     fn is_captured(&self, over: bool) -> Error {
-        let name = self.name();
+        let name = &self.name;
         let text = if over {
             format!(
                 "the capture of stream `{name}` is over, and none of its work runs there: wait for what `launch` of the \

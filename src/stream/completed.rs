@@ -12,9 +12,8 @@ use std::{
 };
 
 use super::{
-    Ticket,
+    Stream, Ticket,
     completion::{Progress, WaiterSlot},
-    monitor::CompletionMonitor,
     wait_strategy::WaitStrategy,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -29,18 +28,59 @@ use crate::error::{Error, ErrorKind, Result};
 #[must_use = "futures do nothing unless awaited"]
 pub struct Completed {
     ticket: Ticket,
-    place: WaiterSlot,
-    effort: WaitStrategy,
+    slot: WaiterSlot,
+    strategy: WaitStrategy,
 }
 
 impl Completed {
     pub(super) fn new(ticket: Ticket) -> Self {
-        Self { ticket, place: WaiterSlot::default(), effort: WaitStrategy::default() }
+        Self { ticket, slot: WaiterSlot::default(), strategy: WaitStrategy::default() }
     }
 
     /// The ticket it waits for.
     pub fn ticket(&self) -> &Ticket {
         &self.ticket
+    }
+}
+
+impl Stream {
+    /// Resolves when all work that was enqueued before this call is done. Work that is enqueued between this call and
+    /// the first poll is not waited for.
+    pub fn completed(&self) -> Completed {
+        let mut ticket = self.ticket();
+        if self.capture().is_none() {
+            // The mark is recorded now, not at the first poll, which would include later work. An error is reported by
+            // the poll.
+            let _ = ticket.commit();
+        }
+        Completed::new(ticket)
+    }
+
+    /// Blocks the thread until all work that was enqueued before this call is done. Meant for code without a runtime;
+    /// in async code await [`completed`](Self::completed).
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) for a stream under capture, and
+    /// in a host function, in a waker that a device thread calls, and in destructors that run there: see
+    /// [`CompletionMode`].
+    pub fn synchronize_blocking(&self) -> Result<()> {
+        // In a forked child process no worker thread exists that could complete the work.
+        self.0.device.check_process()?;
+        self.0.not_captured()?;
+        self.may_wait("all of its work")?;
+        let ticket = self.ticket();
+        self.0.streams.observe(self.0.backend.stream_synchronize(self.0.raw))?;
+        self.0.completion.advance(ticket.number());
+        ticket.sound()
+    }
+}
+
+impl Ticket {
+    /// Resolves when the work is done. If no stream and no event has waited for the ticket, it may also wait for work
+    /// that is enqueued before the first poll; [`Stream::completed`] and an [`Event`](super::Event) mark their point at
+    /// once.
+    pub fn completed(&self) -> Completed {
+        Completed::new(self.clone())
     }
 }
 
@@ -52,13 +92,13 @@ impl Future for Completed {
         let number = this.ticket.number();
         loop {
             let stream = this.ticket.stream();
-            match stream.0.completion.poll(&mut this.place, number, cx.waker()) {
+            match stream.0.completion.poll(&mut this.slot, number, cx.waker()) {
                 Progress::Passed => {
-                    this.effort.end();
+                    this.strategy.end();
                     return Poll::Ready(stream.sound(number));
                 }
                 Progress::Failed => {
-                    this.effort.end();
+                    this.strategy.end();
                     // The device stores its error before it fails the waiters.
                     let lost = stream.device().check();
                     return Poll::Ready(lost.and_then(|()| {
@@ -66,13 +106,15 @@ impl Future for Completed {
                     }));
                 }
                 Progress::Wait { front } => {
-                    stream.not_captured()?;
+                    stream.0.not_captured()?;
                     // Marked at once: an event recorded later would cover later work, too.
                     this.ticket.commit()?;
                     let stream = this.ticket.stream();
-                    CompletionMonitor::watch(stream);
+                    stream.watch();
                     match this.ticket.marked() {
-                        Some(mark) if front && !this.effort.make(stream, mark, cx.waker())? => return Poll::Pending,
+                        Some(mark) if front && !this.strategy.arrange(stream, mark, cx.waker())? => {
+                            return Poll::Pending;
+                        }
                         Some(_) if !front => return Poll::Pending,
                         _ => {}
                     }
@@ -84,7 +126,7 @@ impl Future for Completed {
 
 impl Drop for Completed {
     fn drop(&mut self) {
-        self.ticket.stream().0.completion.leave(&mut self.place).wake();
+        self.ticket.stream().0.completion.leave(&mut self.slot).wake();
     }
 }
 

@@ -9,11 +9,67 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{Streams, clock::Clock, taint::Upstream};
 use crate::{
-    device::{WeakDevice, backend::RawEvent},
+    device::{
+        WeakDevice,
+        backend::{Backend, RawEvent},
+    },
     error::Result,
 };
+
+/// For each other stream, the ticket up to which one stream is ordered after it. A lower bound: a missing entry costs a
+/// wait that was implied already, never order. Sorted by stream, so that two clocks merge in one pass.
+#[derive(Clone, Debug, Default)]
+pub(super) struct VectorClock(SmallVec<[(u64, u64); 8]>);
+
+/// The limit of entries. Beyond it, entries of the oldest streams are removed first.
+const MAX_ENTRIES: usize = 8;
+
+impl VectorClock {
+    #[inline]
+    pub(super) fn reached(&self, stream: u64) -> u64 {
+        self.0.binary_search_by_key(&stream, |(of, _)| *of).map_or(0, |at| self.0[at].1)
+    }
+
+    pub(super) fn reach(&mut self, stream: u64, ticket: u64) {
+        match self.0.binary_search_by_key(&stream, |(of, _)| *of) {
+            Ok(at) => self.0[at].1 = self.0[at].1.max(ticket),
+            Err(mut at) => {
+                if self.0.len() == MAX_ENTRIES {
+                    self.0.remove(0);
+                    at = at.saturating_sub(1);
+                }
+                self.0.insert(at, (stream, ticket));
+            }
+        }
+    }
+
+    pub(super) fn merge(&mut self, other: &Self) {
+        let mut at = 0;
+        for (stream, ticket) in &other.0 {
+            while self.0.get(at).is_some_and(|(of, _)| of < stream) {
+                at += 1;
+            }
+            match self.0.get(at) {
+                Some((of, _)) if of == stream => self.0[at].1 = self.0[at].1.max(*ticket),
+                _ if self.0.len() < MAX_ENTRIES => self.0.insert(at, (*stream, *ticket)),
+                // Older than every entry of a full clock.
+                _ if at == 0 => {}
+                _ => {
+                    self.0.remove(0);
+                    at -= 1;
+                    self.0.insert(at, (*stream, *ticket));
+                }
+            }
+        }
+    }
+
+    /// Becomes a copy of `other`, in the memory it already has.
+    pub(super) fn set(&mut self, other: &Self) {
+        self.0.clear();
+        self.0.extend_from_slice(&other.0);
+    }
+}
 
 /// A recorded point of a stream.
 pub(crate) struct Mark {
@@ -21,10 +77,10 @@ pub(crate) struct Mark {
     /// Its sequence number among the marks of its stream.
     pub(super) number: u64,
     pub(super) event: RawEvent,
-    pub(super) clock: Clock,
+    pub(super) clock: VectorClock,
     /// Other devices whose work this is ordered after, directly or not. The stream keeps those that are still needed.
     pub(super) upstream: SmallVec<[WeakDevice; 1]>,
-    home: Arc<Streams>,
+    backend: Arc<dyn Backend>,
 }
 
 /// A stream's marks that have passed, for reuse.
@@ -68,18 +124,18 @@ impl Spares {
         self.idle.push_back(mark);
     }
 
-    pub(super) fn grow(&mut self, streams: &Arc<Streams>) -> Result<()> {
+    pub(super) fn grow(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
         for _ in 0..self.made.max(Self::FIRST) {
-            let event = streams.backend().event_create(false)?;
+            let event = backend.event_create(false)?;
             self.made += 1;
             // In front: they are known to be free.
             self.idle.push_front(Arc::new(Mark {
                 ticket: 0,
                 number: 0,
                 event,
-                clock: Clock::default(),
+                clock: VectorClock::default(),
                 upstream: SmallVec::new(),
-                home: streams.clone(),
+                backend: backend.clone(),
             }));
         }
         Ok(())
@@ -88,18 +144,24 @@ impl Spares {
 
 impl Mark {
     /// Sets everything but the event of a mark that was just taken.
-    pub(super) fn set(this: &mut Arc<Self>, ticket: u64, number: u64, clock: &Clock, upstream: &[Upstream]) {
+    pub(super) fn set(
+        this: &mut Arc<Self>,
+        ticket: u64,
+        number: u64,
+        clock: &VectorClock,
+        upstream: impl Iterator<Item = WeakDevice>,
+    ) {
         let Some(mark) = Arc::get_mut(this) else { unreachable!("`Spares::take` returns only free marks") };
         (mark.ticket, mark.number) = (ticket, number);
         mark.clock.set(clock);
         mark.upstream.clear();
-        mark.upstream.extend(upstream.iter().map(|upstream| upstream.device.downgrade()));
+        mark.upstream.extend(upstream);
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        self.home.backend().event_destroy(self.event);
+        self.backend.event_destroy(self.event);
     }
 }
 
@@ -111,19 +173,44 @@ impl fmt::Debug for Mark {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, prelude::*};
+
     use super::*;
     use crate::device::{Device, Emulated};
+
+    fn clock(entries: &[(u64, u64)]) -> VectorClock {
+        let mut clock = VectorClock::default();
+        entries.iter().for_each(|(stream, ticket)| clock.reach(*stream, *ticket));
+        clock
+    }
+
+    proptest! {
+        /// Never more than both knew, and, if no entry was removed, never less.
+        #[test]
+        fn a_merge_knows_what_both_knew(a in vec((0..50_u64, 1..9_u64), 0..40), b in vec((0..50_u64, 1..9_u64), 0..40)) {
+            let (a, b) = (clock(&a), clock(&b));
+            let mut both = a.clone();
+            both.merge(&b);
+            let fits = (0..50).filter(|stream| a.reached(*stream).max(b.reached(*stream)) > 0).count() <= MAX_ENTRIES;
+            for stream in 0..50 {
+                let most = a.reached(stream).max(b.reached(stream));
+                prop_assert!(both.reached(stream) <= most);
+                prop_assert!(!fits || both.reached(stream) == most);
+            }
+            prop_assert!(both.0.len() <= MAX_ENTRIES && both.0.is_sorted_by(|x, y| x.0 < y.0));
+        }
+    }
 
     #[test]
     fn marks_that_are_held_for_long_are_not_replaced_again_and_again() {
         let device = Device::emulated(Emulated::new());
-        let streams = Streams::of(&device);
+        let backend = device.backend();
         let (mut spares, mut held) = (Spares::default(), Vec::new());
         for turn in 0..10_000 {
             let mark = loop {
                 match spares.take() {
                     Some(mark) => break mark,
-                    None => spares.grow(&streams).unwrap(),
+                    None => spares.grow(backend).unwrap(),
                 }
             };
             if turn < 400 {
@@ -138,12 +225,12 @@ mod tests {
     #[test]
     fn a_take_checks_few_held_marks() {
         let device = Device::emulated(Emulated::new());
-        let streams = Streams::of(&device);
+        let backend = device.backend();
         let (mut spares, mut held) = (Spares::default(), Vec::new());
         let take = |spares: &mut Spares| loop {
             match spares.take() {
                 Some(mark) => break mark,
-                None => spares.grow(&streams).unwrap(),
+                None => spares.grow(backend).unwrap(),
             }
         };
         for _ in 0..1000 {

@@ -14,9 +14,8 @@
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
-use super::Streams;
 use crate::{
-    device::backend::{RawEvent, RawStream},
+    device::backend::{Backend, RawEvent, RawStream},
     error::Result,
 };
 
@@ -42,7 +41,7 @@ impl DeviceTime {
 }
 
 pub(super) struct Meter {
-    streams: Arc<Streams>,
+    backend: Arc<dyn Backend>,
     phase: Phase,
     run: u64,
     /// Recorded spans, oldest first.
@@ -71,15 +70,15 @@ struct Span {
 
 impl Meter {
     /// The limit of spans: events of a few hundred bytes each.
-    const MOST: usize = 128;
+    const MAX_SPANS: usize = 128;
 
-    pub(super) fn new(streams: &Arc<Streams>) -> Box<Self> {
+    pub(super) fn new(backend: &Arc<dyn Backend>) -> Box<Self> {
         Box::new(Self {
-            streams: streams.clone(),
+            backend: backend.clone(),
             phase: Phase::Off,
             run: 0,
-            spans: VecDeque::with_capacity(Self::MOST),
-            idle: Vec::with_capacity(2 * Self::MOST),
+            spans: VecDeque::with_capacity(Self::MAX_SPANS),
+            idle: Vec::with_capacity(2 * Self::MAX_SPANS),
             sums: DeviceTime::default(),
             reading: None,
         })
@@ -87,11 +86,11 @@ impl Meter {
 
     pub(super) fn begin_run(&mut self) {
         self.run += 1;
-        if self.spans.len() >= Self::MOST / 2 {
+        if self.spans.len() >= Self::MAX_SPANS / 2 {
             self.read_back();
         }
-        self.phase = if self.spans.len() < Self::MOST { Phase::Armed } else { Phase::Off };
-        self.sums.missed += u64::from(self.spans.len() >= Self::MOST);
+        self.phase = if self.spans.len() < Self::MAX_SPANS { Phase::Armed } else { Phase::Off };
+        self.sums.missed += u64::from(self.spans.len() >= Self::MAX_SPANS);
     }
 
     /// True if it has recorded anything in the stream.
@@ -113,7 +112,7 @@ impl Meter {
 
     /// Called before a wait for another stream. If there is no room for a span after it, the current one continues.
     pub(super) fn wait(&mut self, stream: RawStream) {
-        if self.spans.len() + 1 < Self::MOST {
+        if self.spans.len() + 1 < Self::MAX_SPANS {
             self.end_span(stream);
         }
     }
@@ -133,7 +132,7 @@ impl Meter {
     }
 
     fn record(&mut self, stream: RawStream) -> Result<RawEvent> {
-        let backend = self.streams.backend();
+        let backend = &self.backend;
         let event = match self.idle.pop() {
             Some(event) => event,
             None => backend.event_create(true)?,
@@ -149,7 +148,7 @@ impl Meter {
 
     fn read_back(&mut self) {
         while let Some(span) = self.spans.front() {
-            let backend = self.streams.backend();
+            let backend = &self.backend;
             match backend.event_query(span.to) {
                 Ok(true) => {}
                 Ok(false) => return,
@@ -215,7 +214,7 @@ impl Meter {
 
 impl Drop for Meter {
     fn drop(&mut self) {
-        let backend = self.streams.backend();
+        let backend = &self.backend;
         if let Phase::In(event) = self.phase {
             backend.event_destroy(event);
         }

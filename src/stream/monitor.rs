@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Inner, Stream, completion::Completion, mark::Mark, watch::WatchList};
+use super::{completion::Completion, mark::Mark, watch::WatchList};
 use crate::{
     device::{Device, backend::Backend, thread::DeviceThread},
     error::said,
@@ -50,15 +50,15 @@ struct Shared {
     name: String,
     list: Mutex<List>,
     /// The list has changed: lets a thread that scans avoid locking it.
-    news: AtomicBool,
-    change: Condvar,
+    changed: AtomicBool,
+    wake_up: Condvar,
     scanning: AtomicBool,
 }
 
 #[derive(Default)]
 struct List {
     /// The streams that are queried at every tick, and whether the tick runs.
-    visits: WatchList<Weak<Inner>>,
+    streams: WatchList<Weak<dyn Monitored>>,
     sweeps: Vec<Sweep>,
     alarms: BTreeMap<AlarmKey, (Arc<Completion>, u64)>,
     next_alarm: u64,
@@ -68,46 +68,61 @@ struct List {
     closed: bool,
 }
 
+/// A stream, as its monitor sees it: the monitor is used by streams, and does not know them.
+pub(super) trait Monitored: Send + Sync {
+    /// Queries the device for the stream's progress. After a fault, fails its waiters.
+    fn poll_progress(&self);
+
+    /// True if the stream is to be polled at the next tick; false if it has no waiters.
+    fn is_still_watched(&self) -> bool;
+
+    /// No tick can run: the next waiter starts it again.
+    fn unwatch(&self);
+
+    /// Queries the mark of a scan. False once the scan is over: the mark has passed, or is left to a callback.
+    fn poll_scan(&self, scan: &mut ScanProgress) -> bool;
+}
+
 /// The time, and a number unique among the alarms.
 type AlarmKey = (Instant, u64);
 
 /// An alarm that is set. Dropping this cancels it.
-pub(super) struct Alarm {
+pub(super) struct WakeAlarm {
     shared: Weak<Shared>,
     key: AlarmKey,
 }
 
+/// A mark that is queried all the time.
 pub(super) struct Scan {
-    pub(super) stream: Stream,
+    pub(super) stream: Arc<dyn Monitored>,
+    pub(super) progress: ScanProgress,
+}
+
+pub(super) struct ScanProgress {
     pub(super) mark: Arc<Mark>,
     pub(super) began: Instant,
     pub(super) until: Instant,
-    /// When it was last found not done.
-    pub(super) asked: Instant,
+    /// When the mark was last found not passed.
+    pub(super) last_pending: Instant,
 }
 
 impl CompletionMonitor {
     pub(super) fn new(device: &Device) -> Self {
         let shared = Shared {
-            name: thread_name(format!("wakeline-lookout-{}", device.name())),
+            name: thread_name(format!("wakeline-monitor-{}", device.name())),
             list: Mutex::at(Level::CompletionMonitor, List::default()),
-            news: AtomicBool::new(false),
-            change: Condvar::new(),
+            changed: AtomicBool::new(false),
+            wake_up: Condvar::new(),
             scanning: AtomicBool::new(false),
         };
         Self { backend: device.backend().clone(), shared: Arc::new(shared) }
     }
 
-    /// Queries the stream at every tick from now on, as long as it has waiters. Call this after the waiter has
-    /// registered.
-    pub(super) fn watch(stream: &Stream) {
-        if stream.0.watched.is_on() || !stream.0.watched.start() {
-            return;
-        }
-        let monitor = stream.0.streams.monitor();
-        let mut list = lock(&monitor.shared.list);
-        list.visits.add(Arc::downgrade(&stream.0));
-        monitor.begin(list);
+    /// Polls the stream at every tick from now on, as long as it has waiters.
+    pub(super) fn watch(&self, stream: Weak<dyn Monitored>) {
+        let mut list = lock(&self.shared.list);
+        list.streams.add(stream);
+        self.begin(list);
     }
 
     /// Calls `sweep` at every tick from now on, until it returns false.
@@ -119,19 +134,19 @@ impl CompletionMonitor {
 
     /// Wakes the waiters of `ticket` at that time, unless the returned alarm is dropped before. `None` if no thread
     /// could be spawned.
-    pub(super) fn alarm(&self, at: Instant, stream: &Stream, ticket: u64) -> Option<Alarm> {
+    pub(super) fn alarm(&self, at: Instant, completion: Arc<Completion>, ticket: u64) -> Option<WakeAlarm> {
         let mut list = lock(&self.shared.list);
         let key = (at, list.next_alarm);
         list.next_alarm += 1;
-        list.alarms.insert(key, (stream.0.completion.clone(), ticket));
-        self.shared.news.store(true, Ordering::Release);
+        list.alarms.insert(key, (completion, ticket));
+        self.shared.changed.store(true, Ordering::Release);
         let early = list.asleep.is_some_and(|until| at < until);
         let begun = self.begin(list);
         if early {
-            self.shared.change.notify_one();
+            self.shared.wake_up.notify_one();
         }
         // If no tick can run, the drop of this cancels it.
-        let alarm = Alarm { shared: Arc::downgrade(&self.shared), key };
+        let alarm = WakeAlarm { shared: Arc::downgrade(&self.shared), key };
         begun.then_some(alarm)
     }
 
@@ -146,18 +161,18 @@ impl CompletionMonitor {
         let mut list = lock(&self.shared.list);
         list.scans.push(scan);
         self.shared.scanning.store(true, Ordering::Relaxed);
-        self.shared.news.store(true, Ordering::Release);
+        self.shared.changed.store(true, Ordering::Release);
         let asleep = list.asleep.take().is_some();
         let begun = self.begin(list);
         if asleep {
-            self.shared.change.notify_one();
+            self.shared.wake_up.notify_one();
         }
         begun
     }
 
     /// Starts the tick, unless it runs. False if that fails.
     fn begin(&self, mut list: MutexGuard<'_, List>) -> bool {
-        if !list.visits.begin() {
+        if !list.streams.begin() {
             return true;
         }
         drop(list);
@@ -182,12 +197,12 @@ impl CompletionMonitor {
         });
         let mut list = lock(&self.shared.list);
         // The next waiter tries again.
-        let unwatched = list.visits.abandon();
+        let unwatched = list.streams.abandon();
         // What they hold is not dropped under the lock.
         let gone = (std::mem::take(&mut list.alarms), std::mem::take(&mut list.scans));
         drop(list);
         drop(gone);
-        unwatched.iter().filter_map(Weak::upgrade).for_each(|stream| stream.watched.forget());
+        unwatched.iter().filter_map(Weak::upgrade).for_each(|stream| stream.unwatch());
         false
     }
 }
@@ -205,16 +220,16 @@ impl Shared {
                 }
                 tick = now + INTERVAL;
             }
-            if !scans.is_empty() && now < next && !self.news.load(Ordering::Acquire) {
+            if !scans.is_empty() && now < next && !self.changed.load(Ordering::Acquire) {
                 // A scan whose query panics is removed: its waiter was woken and queries the device itself.
-                scans.retain_mut(|scan| caught(|| scan.goes_on()).unwrap_or(false));
+                scans.retain_mut(|scan| caught(|| scan.stream.poll_scan(&mut scan.progress)).unwrap_or(false));
                 continue;
             }
             let mut list = lock(&self.list);
             if list.closed {
                 return;
             }
-            self.news.store(false, Ordering::Release);
+            self.changed.store(false, Ordering::Release);
             scans.append(&mut list.scans);
             self.scanning.store(!scans.is_empty(), Ordering::Relaxed);
             let mut due = Vec::new();
@@ -227,7 +242,7 @@ impl Shared {
             if due.is_empty() && scans.is_empty() {
                 list.asleep = Some(next);
                 let nap = next.saturating_duration_since(Instant::now());
-                list = self.change.wait_timeout(list, nap);
+                list = self.wake_up.wait_timeout(list, nap);
                 list.asleep = None;
             }
             drop(list);
@@ -243,23 +258,14 @@ impl Shared {
         let _device = DeviceThread::enter();
         let (streams, mut sweeps) = {
             let mut list = lock(&self.list);
-            (list.visits.take(), std::mem::take(&mut list.sweeps))
+            (list.streams.take(), std::mem::take(&mut list.sweeps))
         };
-        let streams: Vec<Stream> = streams.iter().filter_map(Weak::upgrade).map(Stream).collect();
         let mut kept = Vec::new();
         for stream in streams {
-            let look = || match stream.look() {
-                // All registered waiters have been failed; this covers those that registered meanwhile.
-                Err(error) if error.is_device_lost() => stream.0.completion.fail(),
-                // Any other error, for example because the stream is being captured: it is queried again.
-                Err(error) => tracing::warn!(stream = stream.name(), %error, "cannot query the progress of a stream"),
-                Ok(()) => {}
-            };
-            caught(look);
-            // A waiter registers first, and starts the watch after that.
-            let is_needed = || stream.0.completion.has_waiters();
-            if is_needed() || stream.0.watched.stop(is_needed) {
-                kept.push(Arc::downgrade(&stream.0));
+            let Some(watched) = stream.upgrade() else { continue };
+            caught(|| watched.poll_progress());
+            if watched.is_still_watched() {
+                kept.push(stream);
             }
         }
         // A sweep that panicked is called again: its memory still has to be swept.
@@ -267,7 +273,7 @@ impl Shared {
         let mut list = lock(&self.list);
         list.sweeps.append(&mut sweeps);
         let more = scanning || !list.sweeps.is_empty() || !list.alarms.is_empty() || !list.scans.is_empty();
-        list.visits.finish(kept, more) && !list.closed
+        list.streams.finish(kept, more) && !list.closed
     }
 }
 
@@ -279,31 +285,7 @@ fn caught<R>(work: impl FnOnce() -> R) -> Option<R> {
     done
 }
 
-impl Scan {
-    fn goes_on(&mut self) -> bool {
-        let now = Instant::now();
-        match self.stream.ask(&self.mark) {
-            Ok(true) => {
-                self.stream.forecast().found(self.mark.number, self.began, Some(self.asked), now);
-                false
-            }
-            // Every pending waiter has been failed.
-            Err(error) if error.is_device_lost() => false,
-            _ if !self.stream.0.completion.has_waiters() => false,
-            _ if now < self.until => {
-                self.asked = now;
-                true
-            }
-            _ => {
-                // If no callback can be arranged, the tick covers it.
-                let _ = self.stream.call_back(&self.mark);
-                false
-            }
-        }
-    }
-}
-
-impl Drop for Alarm {
+impl Drop for WakeAlarm {
     fn drop(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
         let taken_back = lock(&shared.list).alarms.remove(&self.key);
@@ -311,16 +293,16 @@ impl Drop for Alarm {
     }
 }
 
-impl fmt::Debug for Alarm {
+impl fmt::Debug for WakeAlarm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Alarm").field("at", &self.key.0).finish_non_exhaustive()
+        f.debug_struct("WakeAlarm").field("at", &self.key.0).finish_non_exhaustive()
     }
 }
 
 impl Drop for CompletionMonitor {
     fn drop(&mut self) {
         lock(&self.shared.list).closed = true;
-        self.shared.change.notify_all();
+        self.shared.wake_up.notify_all();
     }
 }
 
@@ -340,7 +322,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        CompletionMode,
+        CompletionMode, Stream,
         device::{Device, Emulated},
     };
 
@@ -352,7 +334,7 @@ mod tests {
         stream.set_completion_mode(CompletionMode::Adaptive);
         // The earlier work took an hour, so the end is far away.
         let (began, end) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
-        stream.forecast().found(0, began, Some(end), end);
+        stream.0.forecast().found(0, began, Some(end), end);
         let (go, held) = mpsc::channel::<()>();
         stream.host_function(move || _ = held.recv()).unwrap();
         let alarms = || lock(&stream.streams().monitor().shared.list).alarms.len();
@@ -376,14 +358,14 @@ mod tests {
         let device = Device::emulated(Emulated::new());
         let stream = Stream::new(&device).unwrap();
         let (sender, receiver) = mpsc::channel();
-        let (asks, mut waits) = (stream.clone(), Some(sender));
+        let (clone, mut sender) = (stream.clone(), Some(sender));
         let sweep = move || {
-            waits.take().into_iter().for_each(|sender| sender.send(asks.synchronize_blocking()).unwrap());
+            sender.take().into_iter().for_each(|sender| sender.send(clone.synchronize_blocking()).unwrap());
             false
         };
         stream.streams().monitor().sweep(Box::new(sweep));
         let error = receiver.recv().unwrap().unwrap_err();
-        assert!(error.to_string().contains("on thread `wakeline-lookout"), "{error}");
+        assert!(error.to_string().contains("on thread `wakeline-monitor"), "{error}");
         assert!(stream.synchronize_blocking().is_ok());
     }
 }

@@ -12,7 +12,7 @@
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-use super::{Stream, held::Held};
+use super::{Stream, Streams, driver_stream::DriverStream};
 use crate::{
     device::{Device, backend::StreamSpec},
     error::{Error, ErrorKind, Result},
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The limit of streams that are created in advance. Others are created on demand.
-const MOST_RESERVED: usize = 1 << 16;
+const MAX_RESERVED: usize = 1 << 16;
 
 /// Streams of one device with one priority, created on demand and reused. A cheap handle: clones are the same pool.
 ///
@@ -57,7 +57,7 @@ struct PoolState {
 #[derive(Default)]
 struct State {
     /// The stream that was returned last is reused first.
-    idle: Vec<Arc<Held>>,
+    idle: Vec<Arc<DriverStream>>,
     made: usize,
 }
 
@@ -239,8 +239,8 @@ impl StreamPoolBuilder {
         let Self { device, name, priority, blocking, reserved, maximum } = self;
         let wrong = |what: String| Err(Error::new(ErrorKind::Usage, what).at(format!("pool `{name}`")));
         match maximum {
-            _ if reserved > MOST_RESERVED => {
-                return wrong(format!("cannot reserve {reserved} streams: the limit is {MOST_RESERVED}"));
+            _ if reserved > MAX_RESERVED => {
+                return wrong(format!("cannot reserve {reserved} streams: the limit is {MAX_RESERVED}"));
             }
             Some(0) => return wrong("its maximum is 0: it must be at least 1".into()),
             Some(maximum) if maximum < reserved => {
@@ -267,8 +267,9 @@ fn check_device(device: &Device) -> Result<()> {
 }
 
 impl PoolState {
-    fn make(&self, device: &Device, name: &str) -> Result<Arc<Held>> {
-        Held::new(device, &StreamSpec { name: name.into(), priority: self.priority, non_blocking: !self.blocking })
+    fn make(&self, device: &Device, name: &str) -> Result<Arc<DriverStream>> {
+        let spec = StreamSpec { name: name.into(), priority: self.priority, non_blocking: !self.blocking };
+        Streams::of(device).observe(DriverStream::new(device, &spec))
     }
 }
 
@@ -289,7 +290,7 @@ impl Deref for PooledStream {
 impl Drop for PooledStream {
     fn drop(&mut self) {
         if !mutants::is(Mutant::StreamKept) {
-            lock(&self.shelf.state).idle.push(self.stream.0.held.clone());
+            lock(&self.shelf.state).idle.push(self.stream.0.driver_stream.clone());
         }
     }
 }

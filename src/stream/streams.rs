@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Weak, atomic::AtomicUsize},
 };
 
-use super::{Inner, Stream, Ticket, capture::Capture, monitor::CompletionMonitor, watch::FaultWatch};
+use super::{Stream, Ticket, monitor::CompletionMonitor, stream::StreamInner, watch::FaultWatch};
 use crate::{
     device::{
         Device, WeakDevice,
@@ -18,20 +18,18 @@ use crate::{
 pub(crate) struct Streams {
     device: WeakDevice,
     backend: Arc<dyn Backend>,
-    live: Mutex<Vec<Weak<Inner>>>,
+    live: Mutex<Vec<Weak<StreamInner>>>,
     /// The device's default stream, while a handle exists.
-    pub(super) default: Mutex<Weak<Inner>>,
+    pub(super) default: Mutex<Weak<StreamInner>>,
     monitor: CompletionMonitor,
     /// Whether the device is polled for tasks that are only notified of its loss.
-    pub(super) vigil: FaultWatch,
+    pub(super) fault_watch: FaultWatch,
     /// The number of tasks that poll for their work.
     pub(super) pollers: AtomicUsize,
     /// Those of them that count against the limit.
-    pub(super) seats: AtomicUsize,
+    pub(super) poll_slots: AtomicUsize,
     /// Events at the ends of streams that were dropped with work in flight.
     left: Mutex<Vec<RawEvent>>,
-    /// For streams under capture: the device's own streams, and the capture.
-    captured: Option<(Arc<Streams>, Arc<Capture>)>,
 }
 
 impl Streams {
@@ -49,39 +47,12 @@ impl Streams {
                 live: Mutex::default(),
                 default: Mutex::at(Level::DefaultStream, Weak::new()),
                 monitor: CompletionMonitor::new(device),
-                vigil: FaultWatch::new(),
+                fault_watch: FaultWatch::new(),
                 pollers: AtomicUsize::new(0),
-                seats: AtomicUsize::new(0),
+                poll_slots: AtomicUsize::new(0),
                 left: Mutex::default(),
-                captured: None,
             })
         })
-    }
-
-    /// For the streams of one capture.
-    pub(super) fn captured(device: &Device, capture: &Arc<Capture>) -> Arc<Self> {
-        Arc::new(Self {
-            device: device.downgrade(),
-            backend: capture.recorder().clone(),
-            live: Mutex::default(),
-            default: Mutex::at(Level::DefaultStream, Weak::new()),
-            monitor: CompletionMonitor::new(device),
-            vigil: FaultWatch::new(),
-            pollers: AtomicUsize::new(0),
-            seats: AtomicUsize::new(0),
-            left: Mutex::default(),
-            captured: Some((Self::of(device), capture.clone())),
-        })
-    }
-
-    /// The capture that its streams belong to, if any.
-    #[inline]
-    pub(super) fn capture(&self) -> Option<&Arc<Capture>> {
-        self.captured.as_ref().map(|(_, capture)| capture)
-    }
-
-    pub(crate) fn backend(&self) -> &dyn Backend {
-        &*self.backend
     }
 
     pub(crate) fn monitor(&self) -> &CompletionMonitor {
@@ -95,7 +66,7 @@ impl Streams {
             return;
         }
         let streams = Self::of(device);
-        if streams.vigil.waiter_added() {
+        if streams.fault_watch.waiter_added() {
             streams.start_ticks();
         }
     }
@@ -103,7 +74,7 @@ impl Streams {
     /// Work was enqueued while tasks wait and no tick runs for them.
     #[cold]
     pub(super) fn work_added(self: &Arc<Self>) {
-        if self.vigil.work_added() {
+        if self.fault_watch.work_added() {
             self.start_ticks();
         }
     }
@@ -116,7 +87,7 @@ impl Streams {
 
     fn tick(&self) -> bool {
         let Some(device) = self.device.upgrade() else { return false };
-        let goes_on = self.vigil.tick(|| !device.is_lost() && device.has_waiters(), || self.has_work());
+        let goes_on = self.fault_watch.tick(|| !device.is_lost() && device.has_waiters(), || self.has_work());
         discard(device);
         goes_on
     }
@@ -142,18 +113,17 @@ impl Streams {
     }
 
     /// The last handle of this stream is being dropped, and its work is not known to be done. Memory in use keeps its
-    /// stream alive; this covers work that uses no memory.
+    /// stream alive; this covers work that uses no memory. `may_query`: the device may be queried on this thread.
     #[cold]
-    pub(super) fn leave(self: &Arc<Self>, device: &Device, stream: RawStream) {
-        let is_left = self.captured.is_none() && !device.is_lost() && device.check_process().is_ok();
-        let may_ask = Capture::may_ask_device();
-        if !is_left || (may_ask && self.backend.stream_query(stream).unwrap_or_default()) {
+    pub(super) fn leave(self: &Arc<Self>, device: &Device, stream: RawStream, may_query: bool) {
+        let is_left = !device.is_lost() && device.check_process().is_ok();
+        if !is_left || (may_query && self.backend.stream_query(stream).unwrap_or_default()) {
             return;
         }
         // Two at each call: there are never more than were in flight at a time.
         let oldest: Vec<_> = {
             let mut left = lock(&self.left);
-            let count = if may_ask { left.len().min(2) } else { 0 };
+            let count = if may_query { left.len().min(2) } else { 0 };
             left.drain(..count).collect()
         };
         let mut still: Vec<_> = oldest.into_iter().filter(|event| !self.is_over(*event).unwrap_or_default()).collect();
@@ -163,7 +133,7 @@ impl Streams {
         });
         let mut left = lock(&self.left);
         left.append(&mut still);
-        let is_armed = self.vigil.is_armed();
+        let is_armed = self.fault_watch.is_armed();
         drop(left);
         if is_armed || recorded.is_err() {
             let own = self.clone();
@@ -196,9 +166,6 @@ impl Streams {
     /// one is lost. So the error alone decides nothing: this device is queried.
     pub(crate) fn observe<T>(&self, result: Result<T>) -> Result<T> {
         assert_may_wake();
-        if let Some((own, _)) = &self.captured {
-            return own.observe(result);
-        }
         result.map_err(|error| self.failed(error))
     }
 
@@ -305,28 +272,28 @@ mod tests {
         device.on_loss(observer);
         *lock(&waits.waiting) = true;
         // This test runs the ticks: the completion monitor has none.
-        assert!(streams.vigil.waiter_added());
-        assert!(!streams.tick() && streams.vigil.is_armed(), "nothing is in flight");
-        assert!(!streams.vigil.waiter_added(), "work starts it");
+        assert!(streams.fault_watch.waiter_added());
+        assert!(!streams.tick() && streams.fault_watch.is_armed(), "nothing is in flight");
+        assert!(!streams.fault_watch.waiter_added(), "work starts it");
         let (go, held) = std::sync::mpsc::channel::<()>();
-        assert!(streams.vigil.work_added());
+        assert!(streams.fault_watch.work_added());
         stream.host_function(move || _ = held.recv()).unwrap();
-        assert!(streams.tick() && !streams.vigil.is_armed(), "work is in flight");
+        assert!(streams.tick() && !streams.fault_watch.is_armed(), "work is in flight");
         drop(go);
         // No task polls for what has passed: the tick itself finds out.
         device.backend().stream_synchronize(stream.raw()).unwrap();
-        assert!(!streams.tick() && streams.vigil.is_armed());
+        assert!(!streams.tick() && streams.fault_watch.is_armed());
         // An enqueue starts a tick of the completion monitor, which ends again, although no task polls for the work.
         stream.host_function(|| ()).unwrap();
         assert!(stream.ticket().number() == 2);
-        while !streams.vigil.is_armed() {
+        while !streams.fault_watch.is_armed() {
             std::thread::yield_now();
         }
         assert_eq!(stream.0.completion.passed(), 2, "the completion monitor has queried");
         *lock(&waits.waiting) = false;
-        assert!(streams.vigil.work_added());
-        assert!(!streams.tick() && !streams.vigil.is_armed(), "no task waits");
-        assert!(streams.vigil.waiter_added());
+        assert!(streams.fault_watch.work_added());
+        assert!(!streams.tick() && !streams.fault_watch.is_armed(), "no task waits");
+        assert!(streams.fault_watch.waiter_added());
         assert_eq!(waits.lost.load(Ordering::SeqCst), 0);
     }
 }

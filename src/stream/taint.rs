@@ -19,7 +19,10 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::{Order, QueueSlot, Stream, Streams, Ticket};
+use super::{
+    Stream, Streams, Ticket,
+    order::{Order, Upstream},
+};
 use crate::{
     device::{Device, backend::RawStream},
     error::{Error, Result},
@@ -27,122 +30,32 @@ use crate::{
     sync::{Deferred, discard, lock},
 };
 
-/// Another device, kept until its work is known to be valid: it may still fault.
-#[derive(Clone)]
-pub(super) struct Upstream {
-    pub(super) device: Device,
-    /// The first ticket that is ordered after the device's work.
-    pub(super) from: u64,
-    /// If the device has not faulted once this ticket has passed, its work that this stream waited for is valid.
-    pub(super) until: u64,
-}
-
-/// The first and the last of the tickets that the loss of another device has tainted.
-pub(super) struct Tainted {
-    from: u64,
-    to: u64,
-    device: Device,
-}
-
-/// With more spans of tainted tickets than this, the two closest are merged, including the tickets between them.
-const MOST_SPANS: usize = 256;
-
-/// A permit to enqueue one operation, with what was known when it was issued.
-pub(crate) struct EnqueuePermit<'a> {
-    pub(super) room: QueueSlot<'a>,
-    /// The number of losses that the stream had noted.
-    pub(crate) losses: u64,
-}
-
-impl<'a> EnqueuePermit<'a> {
-    #[inline]
-    pub(super) fn new(room: QueueSlot<'a>, stream: &Stream) -> Self {
-        Self { room, losses: stream.note_losses() }
-    }
-}
-
-impl Order {
-    /// Upstream devices that are known to be lost have tainted what was enqueued since the stream was ordered after
-    /// them, and nothing later. Call this within a [`Deferred`] scope.
-    #[cold]
-    pub(super) fn note_losses(&mut self, stream: &super::Inner) {
-        let mut at = 0;
-        while let Some(upstream) = self.upstream.get(at) {
-            if !upstream.device.is_lost() {
-                at += 1;
-                continue;
-            }
-            let Upstream { device, from, .. } = self.upstream.swap_remove(at);
-            self.note_loss(stream, from, device);
-        }
-        if self.upstream.is_empty() {
-            stream.has_upstream_work.store(false, Ordering::Release);
-        }
-    }
-
-    /// Taints what was enqueued from this ticket on, and what is being prepared now.
-    fn note_loss(&mut self, stream: &super::Inner, from: u64, device: Device) {
-        match self.tainted.last_mut() {
-            Some(last) if last.device == device && last.to + 1 >= from => {
-                // Work being prepared may have noted the loss first, for itself alone.
-                (last.from, last.to) = (last.from.min(from), last.to.max(self.issued));
-            }
-            _ => self.tainted.push(Tainted { from, to: self.issued, device }),
-        }
-        if self.tainted.len() > MOST_SPANS {
-            let gaps = self.tainted.windows(2).map(|two| two[1].from.saturating_sub(two[0].to));
-            let closest = gaps.enumerate().min_by_key(|(_, gap)| *gap).map_or(0, |(at, _)| at);
-            let earlier = self.tainted.remove(closest);
-            if let Some(later) = self.tainted.get_mut(closest) {
-                (later.from, later.to) = (later.from.min(earlier.from), later.to.max(earlier.to));
-            }
-        }
-        // Before `has_upstream_work` is cleared: readers load `has_upstream_work` first.
-        stream.losses.fetch_add(1, Ordering::Release);
-    }
-
-    /// A loss was noted while this work was being prepared.
-    #[cold]
-    pub(super) fn taint(&mut self, number: u64) {
-        if let Some(last) = self.tainted.last_mut() {
-            last.to = last.to.max(number);
-        }
-    }
-
-    /// The lost device that has tainted a ticket, as far as is known.
-    fn tainted_by(&self, number: u64) -> Option<&Device> {
-        if mutants::is(Mutant::FaultUnheard) {
-            return None;
-        }
-        let noted = self.tainted.iter().find(|span| (span.from..=span.to).contains(&number)).map(|span| &span.device);
-        noted.or_else(|| {
-            let lost = self.upstream.iter().find(|upstream| upstream.from <= number && upstream.device.is_lost());
-            lost.map(|upstream| &upstream.device)
-        })
-    }
-}
-
 impl Stream {
+    /// True if the stream has waited for another device whose work is not yet known to be valid.
+    pub(crate) fn has_upstream(&self) -> bool {
+        self.0.losses.has_upstream_work.load(Ordering::Acquire)
+    }
+
     /// Notes the upstream devices that are known to be lost, so that they do not taint later work. Returns the number
     /// of losses noted so far.
     #[inline]
     pub(super) fn note_losses(&self) -> u64 {
-        if self.0.has_upstream_work.load(Ordering::Acquire) {
+        if self.0.losses.has_upstream_work.load(Ordering::Acquire) {
             self.note_losses_now();
         }
-        self.0.losses.load(Ordering::Acquire)
+        self.0.losses.count.load(Ordering::Acquire)
     }
 
     #[cold]
     fn note_losses_now(&self) {
         let _later = Deferred::new();
-        lock(&self.0.order).note_losses(&self.0);
+        lock(&self.0.order).note_losses(&self.0.losses);
     }
 
     /// Whether the stream is ordered after work of another device that is lost or may yet turn out to be.
     #[inline]
     pub(super) fn may_be_tainted_by(&self) -> bool {
-        self.0.has_upstream_work.load(Ordering::Acquire) || self.0.losses.load(Ordering::Acquire) > 0
+        self.0.losses.has_upstream_work.load(Ordering::Acquire) || self.0.losses.count.load(Ordering::Acquire) > 0
     }
 
     /// The error of the lost device that has tainted a ticket of this stream. Queries no device.
@@ -198,7 +111,7 @@ impl Stream {
             // The copies are dropped below: none of them is the last handle here.
             order.upstream.retain(|known| !is_healthy(known));
             if order.upstream.is_empty() {
-                self.0.has_upstream_work.store(false, Ordering::Release);
+                self.0.losses.has_upstream_work.store(false, Ordering::Release);
             }
         }
         drop(healthy);
@@ -223,23 +136,20 @@ impl Stream {
         let Some(device) = lost else { return Err(error) };
         let mut order = lock(&inner.order);
         let next = order.issued + 1;
-        order.note_loss(inner, next, device);
+        order.note_loss(&inner.losses, next, device);
         drop(order);
         self.wait_until_over(ticket)
     }
 
-    /// Work enqueued here from now on is ordered after work of other devices.
+    /// Work enqueued here from ticket `from` on is ordered after work of other devices, up to a wait with ticket `until`.
     pub(super) fn come_after(
         &self,
         order: &mut Order,
         upstream: impl Iterator<Item = Device>,
         of: &Device,
-        wait: Wait,
+        from: u64,
+        until: u64,
     ) {
-        let (from, until) = match wait {
-            Wait::Enqueued => (order.issued, order.issued),
-            Wait::NotNeeded => (order.issued + 1, 0),
-        };
         for device in upstream.chain([of.clone()]) {
             if device == self.0.device {
                 continue;
@@ -248,7 +158,7 @@ impl Stream {
                 Some(known) => known.until = known.until.max(until),
                 None => {
                     order.upstream.push(Upstream { device, from, until });
-                    self.0.has_upstream_work.store(true, Ordering::Release);
+                    self.0.losses.has_upstream_work.store(true, Ordering::Release);
                 }
             }
         }
@@ -268,19 +178,13 @@ impl Stream {
         if known.is_ok() {
             let before = |upstream: &&Upstream| upstream.from <= ticket.number();
             let devices = upstream.iter().filter(before).map(|upstream| upstream.device.clone());
-            self.come_after(&mut lock(&inner.order), devices, &other.device, Wait::NotNeeded);
+            let mut order = lock(&inner.order);
+            let from = order.issued + 1;
+            self.come_after(&mut order, devices, &other.device, from, 0);
         }
         discard(upstream);
         known
     }
-}
-
-/// How a stream was ordered after a ticket.
-pub(super) enum Wait {
-    /// The device waits for it; the wait is the stream's last ticket.
-    Enqueued,
-    /// It has passed.
-    NotNeeded,
 }
 
 impl Ticket {
@@ -331,6 +235,7 @@ mod tests {
     use crate::{
         ErrorKind,
         device::{Emulated, Faults},
+        stream::order::MAX_TAINTED_SPANS,
     };
 
     /// Orders a stream after another device that is then lost, and returns once the host knows of the loss.
@@ -402,7 +307,7 @@ mod tests {
     fn many_losses_are_kept_in_few_spans() {
         let stream = Stream::new(&Device::emulated(Emulated::new())).unwrap();
         let mut tainted = Vec::new();
-        for round in 0..3 * MOST_SPANS {
+        for round in 0..3 * MAX_TAINTED_SPANS {
             let mut work = None;
             come_after_a_loss(&stream, || work = stream.enqueue_point(|_, _| Ok(())).ok());
             stream.synchronize_blocking().unwrap_err();
@@ -412,7 +317,7 @@ mod tests {
             assert!(sound.sound().is_ok() && sound.is_settled(), "round {round}");
             assert!(tainted.iter().all(|ticket| ticket.sound().is_err() && !ticket.is_settled() && ticket.is_over()));
             let order = lock(&stream.0.order);
-            assert!(order.tainted.len() <= MOST_SPANS && order.upstream.is_empty());
+            assert!(order.tainted.len() <= MAX_TAINTED_SPANS && order.upstream.is_empty());
         }
     }
 }

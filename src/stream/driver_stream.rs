@@ -1,10 +1,10 @@
 //! A raw stream of the device, with its owner.
 //!
-//! Several [`Stream`]s may refer to one raw stream, one after the other or at once: a pool reuses it under another
+//! Several [`Stream`](super::Stream)s may refer to one raw stream, one after the other or at once: a pool reuses it under another
 //! name, and the default stream is shared by all. Its operations run in order in any case, so an order between those
-//! [`Stream`]s that is not tracked here costs a redundant wait, never a race.
+//! `Stream`s that is not tracked here costs a redundant wait, never a race.
 //!
-//! A [`Held`] counts what fills the driver's queue (its [`Backlog`]), so there is one for as long as the device has the
+//! A [`DriverStream`] counts what fills the driver's queue (its [`Backlog`]), so there is one for as long as the device has the
 //! stream. That of the default stream lives as long as the device, and handles with and without the race checker share
 //! it. That of another library's stream is looked up by the raw stream, until its work is done.
 
@@ -12,20 +12,19 @@
 use std::any::Any;
 use std::{fmt, sync::Arc};
 
-use super::{Stream, Streams, backlog::Backlog};
+use super::backlog::Backlog;
 #[cfg(feature = "cuda")]
-use crate::sync::{Level, Mutex};
+use crate::sync::{Deferred, Level, Mutex, lock};
 use crate::{
     device::{
         Device,
         backend::{Backend, RawStream, StreamSpec},
         recorder::Recorder,
     },
-    error::{Error, ErrorKind, Result},
-    sync::{Deferred, lock},
+    error::Result,
 };
 
-pub(crate) struct Held {
+pub(crate) struct DriverStream {
     backend: Arc<dyn Backend>,
     pub(crate) raw: RawStream,
     /// As requested; the device clamps it.
@@ -45,18 +44,18 @@ enum Owner {
     Other(#[allow(dead_code, reason = "held, never looked at")] Arc<dyn Any + Send + Sync>),
 }
 
-impl Held {
+impl DriverStream {
     /// A new stream.
     pub(crate) fn new(device: &Device, spec: &StreamSpec) -> Result<Arc<Self>> {
         device.check()?;
         device.check_process()?;
-        let raw = Streams::of(device).observe(device.backend().stream_create(spec))?;
+        let raw = device.backend().stream_create(spec)?;
         Ok(Arc::new(Self::of(device.backend().clone(), raw, spec.priority, Owner::Here)))
     }
 
     /// The device's default stream: the same at every call, so that its pending work stays known after all handles are
     /// dropped.
-    fn default_of(device: &Device) -> Arc<Self> {
+    pub(super) fn default_of(device: &Device) -> Arc<Self> {
         device
             .unchecked()
             .extension(|device| Arc::new(Self::of(device.backend().clone(), RawStream::DEFAULT, 0, Owner::Device)))
@@ -103,7 +102,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for DriverStream {
     fn drop(&mut self) {
         match (&self.owner, &self.backlog) {
             // Kept for the next handle of the same stream.
@@ -149,48 +148,9 @@ impl Default for Others {
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for DriverStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("raw", &self.raw).field("priority", &self.priority).finish_non_exhaustive()
-    }
-}
-
-impl Stream {
-    /// The device's legacy default stream, which a CUDA program without streams uses: the same at every call. Tickets
-    /// and tracking work as with any other stream.
-    ///
-    /// It waits for all streams of the device that were not created as non-blocking, and those wait for it. wakeline's
-    /// own are non-blocking unless a [`StreamPool`](super::StreamPool) was built otherwise.
-    ///
-    /// Other users of the default stream in the process are not tracked. All work that is in it at the time of a wait
-    /// ([`wait_for`](Self::wait_for), [`join`](Self::join), [`completed`](Self::completed)) is waited for, regardless
-    /// of its origin.
-    ///
-    /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for the host, which has none; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
-    pub fn default_of(device: &Device) -> Result<Self> {
-        if device.is_host() {
-            return Err(Error::new(
-                ErrorKind::Usage,
-                "the host has no streams: choose a device, for example with `Device::first()`",
-            ));
-        }
-        device.check()?;
-        let streams = Streams::of(device);
-        let _later = Deferred::new();
-        let mut known = lock(&streams.default);
-        if let Some(inner) = known.upgrade() {
-            return Ok(Self(inner));
-        }
-        let stream = Self::over(device, "default".into(), Held::default_of(device))?;
-        *known = Arc::downgrade(&stream.0);
-        Ok(stream)
-    }
-
-    /// The priority of its work: lower is more urgent. See [`Device::stream_priorities`].
-    pub fn priority(&self) -> i32 {
-        let range = self.device().stream_priorities();
-        self.0.held.priority.clamp(*range.start(), *range.end())
+        f.debug_struct("DriverStream").field("raw", &self.raw).field("priority", &self.priority).finish_non_exhaustive()
     }
 }
 
@@ -211,7 +171,7 @@ mod tests {
         let checked = plain.clone().race_checked();
         let spec = StreamSpec { name: "theirs".into(), priority: 0, non_blocking: true };
         let raw = plain.backend().stream_create(&spec).unwrap();
-        let handle = |device: &Device| Held::of_other(device, raw, Arc::new(()));
+        let handle = |device: &Device| DriverStream::of_other(device, raw, Arc::new(()));
         let others = plain.extension(|_| Arc::<Others>::default());
         let (go, wait) = mpsc::channel::<()>();
         plain.backend().host_function(raw, &mut Some(Box::new(move || _ = wait.recv()))).unwrap();
@@ -225,7 +185,7 @@ mod tests {
         plain.backend().stream_synchronize(raw).unwrap();
         // Once another handle is created, this stream is forgotten.
         let other = plain.backend().stream_create(&spec).unwrap();
-        drop(Held::of_other(&plain, other, Arc::new(())));
+        drop(DriverStream::of_other(&plain, other, Arc::new(())));
         assert!(pending(&others, raw).is_none() && pending(&others, other).is_some());
         [raw, other].into_iter().for_each(|raw| plain.backend().stream_destroy(raw));
     }

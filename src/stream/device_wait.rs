@@ -1,0 +1,214 @@
+//! Order between streams: work of one waits, on the device, for work of others.
+
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::{Event, Stream, Ticket, capture};
+use crate::{
+    device::{Device, WeakDevice},
+    error::{Error, ErrorKind, Result},
+    mutants::{self, Mutant},
+    sync::{Deferred, assert_may_wake, lock},
+};
+
+/// With more upstream devices than this, a wait checks which of them are no longer needed.
+const MANY_UPSTREAM: usize = 16;
+
+impl Stream {
+    /// Work enqueued here from now on waits, on the device, for all work that was enqueued into `other` before this
+    /// call.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if the two devices have different backends; [`DeviceLost`](ErrorKind::DeviceLost)
+    /// after a fault, or if the last work of `other` is ordered after work of a device that has been lost.
+    pub fn wait_for(&self, other: &Stream) -> Result<()> {
+        self.wait(&other.ticket())
+    }
+
+    /// Work enqueued here from now on waits, on the device, for each of these points: for all that was enqueued into a
+    /// [`Stream`] before this call, for a [`Ticket`] and no later work. This stream itself and `None` may be among them
+    /// and are skipped. The default stream is joined only if it is listed (see [`Stream::default_of`]).
+    ///
+    /// Work on buffers and envelopes is ordered without this call.
+    ///
+    /// ```
+    /// use wakeline::{Stream, device::{Device, Emulated}};
+    ///
+    /// let device = Device::emulated(Emulated::new());
+    /// let [main, left, right] = [Stream::new(&device)?, Stream::new(&device)?, Stream::new(&device)?];
+    /// main.join([&left, &right])?;
+    /// main.join([Some(left.ticket()), None])?;
+    /// main.join([Stream::default_of(&device)?])?;
+    /// # Ok::<(), wakeline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Usage`](crate::ErrorKind::Usage) if a device has a different backend;
+    /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault. The points before the failing one have been joined
+    /// by then.
+    pub fn join<P: Point>(&self, points: impl IntoIterator<Item = P>) -> Result<()> {
+        points.into_iter().filter_map(|point| point.ticket()).try_for_each(|ticket| self.wait(&ticket))
+    }
+
+    /// Orders work enqueued from now on after `ticket`, so that it may read what that wrote. Issues no call to the
+    /// device if the order is already implied. An error if the ticket is known to be tainted by the loss of another
+    /// device.
+    #[inline]
+    pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
+        self.wait_and(ticket, true)
+    }
+
+    /// The same for work that is being prepared, where `ticket` may be one of this stream. A ticket that is known to be
+    /// tainted is no error: it taints the new work. `outlives`: the memory that the ticket wrote survives the loss of
+    /// its device.
+    #[inline]
+    pub(crate) fn wait_to_read(&self, ticket: &Ticket, outlives: bool) -> Result<()> {
+        let waited = if self.is(ticket.stream()) { ticket.check_known() } else { self.wait_and(ticket, true) };
+        waited.or_else(|error| self.read_tainted(ticket, outlives, error))
+    }
+
+    /// The same for work that does not read what the ticket wrote: whether that is tainted does not matter.
+    #[inline]
+    pub(crate) fn wait_until_over(&self, ticket: &Ticket) -> Result<()> {
+        self.wait_and(ticket, false)
+    }
+
+    fn wait_and(&self, ticket: &Ticket, reads: bool) -> Result<()> {
+        assert_may_wake();
+        let (inner, other) = (&*self.0, &*ticket.stream().0);
+        if inner.id == other.id || ticket.number() == 0 {
+            return Ok(());
+        }
+        if reads {
+            ticket.check_known()?;
+        }
+        if ticket.has_passed() {
+            // Checked again: a loss may have been noted meanwhile.
+            let may_be_tainted = inner.device != other.device || ticket.stream().may_be_tainted_by();
+            return if reads && may_be_tainted { self.come_after_passed(ticket) } else { Ok(()) };
+        }
+        if !reads && ticket.has_ended() {
+            return Ok(());
+        }
+        if (inner.capture.is_some() || other.capture.is_some()) && !capture::is_one_of_both(self, ticket, reads)? {
+            return Ok(());
+        }
+        let _later = Deferred::new();
+        let mut order = lock(&inner.order);
+        if order.clock.reached(other.id) >= ticket.number() {
+            // The stream has waited for this before. If that device is lost, work enqueued since then is tainted, and
+            // so is what would be read now.
+            return if reads && inner.device != other.device { other.device.check() } else { Ok(()) };
+        }
+        if !inner.device.copies_with(&other.device) {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!("{} cannot wait for {}: they have different backends", inner.device, other.device),
+            ));
+        }
+        let late;
+        let mark = match ticket.marked() {
+            Some(mark) => mark,
+            None => {
+                // Takes one order lock after the other, never both.
+                drop(order);
+                late = ticket.stream().mark_for_wait(ticket.number())?;
+                order = lock(&inner.order);
+                &late
+            }
+        };
+        // Each device is checked once. If a lost one has tainted the ticket, this is an error; one that is lost from
+        // now on is noted later.
+        let mut upstream: SmallVec<[Device; 1]> = mark.upstream.iter().filter_map(WeakDevice::upgrade).collect();
+        upstream.retain(|device| !device.is_lost());
+        if reads && upstream.len() < mark.upstream.len() {
+            drop(order);
+            ticket.check_known()?;
+            order = lock(&inner.order);
+        }
+        inner.device.check()?;
+        other.device.check()?;
+        if let Some(meter) = &mut order.meter {
+            meter.wait(inner.raw);
+        }
+        let done = inner.backend.stream_wait(inner.raw, mark.event);
+        if let Err(error) = done {
+            drop(order);
+            // Either device may be the lost one.
+            return inner.streams.observe(other.streams.observe(Err(error)));
+        }
+        // An order through another device holds only while that device lives: see `memory::access::Uses`.
+        if inner.device == other.device {
+            order.clock.merge(&mark.clock);
+        }
+        order.clock.reach(other.id, mark.ticket);
+        if mutants::is(Mutant::PresentClock) {
+            order.clock.reach(other.id, other.issued.load(Ordering::Acquire));
+        }
+        // A wait has a ticket, too: work ordered after this stream now is ordered after what this waits for.
+        order.issued += 1;
+        inner.issued.store(order.issued, Ordering::Release);
+        let issued = order.issued;
+        self.come_after(&mut order, upstream.into_iter(), &other.device, issued, issued);
+        let are_many = order.upstream.len() > MANY_UPSTREAM && inner.capture.is_none();
+        drop(order);
+        if are_many {
+            // The results are for waiters: ignored here.
+            let mut last = self.ticket();
+            let _ = last.recheck().and_then(|()| last.sound());
+        }
+        Ok(())
+    }
+}
+
+/// A point in a stream's work: a [`Ticket`], the record of an [`Event`], the current end of a [`Stream`], a reference
+/// to any of these, or `None`.
+///
+/// Sealed.
+pub trait Point: Sealed {
+    #[doc(hidden)]
+    fn ticket(&self) -> Option<Ticket>;
+}
+
+mod sealed {
+    #[allow(unreachable_pub, reason = "public in a private module: that is what seals it")]
+    pub trait Sealed {}
+}
+use sealed::Sealed;
+
+impl Sealed for Stream {}
+impl Sealed for Ticket {}
+impl Sealed for Event {}
+impl<P: Sealed> Sealed for &P {}
+impl<P: Sealed> Sealed for Option<P> {}
+
+impl Point for Stream {
+    fn ticket(&self) -> Option<Ticket> {
+        Some(Stream::ticket(self))
+    }
+}
+
+impl Point for Ticket {
+    fn ticket(&self) -> Option<Ticket> {
+        Some(self.clone())
+    }
+}
+
+impl Point for Event {
+    fn ticket(&self) -> Option<Ticket> {
+        Event::ticket(self)
+    }
+}
+
+impl<P: Point> Point for &P {
+    fn ticket(&self) -> Option<Ticket> {
+        (**self).ticket()
+    }
+}
+
+impl<P: Point> Point for Option<P> {
+    fn ticket(&self) -> Option<Ticket> {
+        self.as_ref().and_then(Point::ticket)
+    }
+}

@@ -1,0 +1,293 @@
+//! Enqueueing: how an operation gets its place in a stream and its [`Ticket`].
+//!
+//! ```text
+//!   make_room ─> EnqueuePermit ─> enqueue      room in the driver's queue is reserved before any lock is taken
+//!   enqueue_point                              events, host functions: need no room
+//! ```
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{
+    DeviceTime, Stream, Ticket,
+    backlog::QueueSlot,
+    capture,
+    meter::Meter,
+    order::{Launched, Order},
+};
+use crate::{
+    device::{
+        backend::{Backend, HostFunction, RawStream, host_callback},
+        recorder,
+        thread::DeviceThread,
+    },
+    error::Result,
+    sync::{Deferred, Discarded, MutexGuard, assert_may_wake, assert_unlocked, discard, lock},
+};
+
+/// For work that reads no memory: losses noted before it do not taint it.
+const READS_NOTHING: u64 = u64::MAX;
+
+/// A permit to enqueue one operation, with what was known when it was issued.
+pub(crate) struct EnqueuePermit<'a> {
+    pub(super) room: QueueSlot<'a>,
+    /// The number of losses that the stream had noted.
+    pub(crate) losses: u64,
+}
+
+impl<'a> EnqueuePermit<'a> {
+    #[inline]
+    pub(super) fn new(room: QueueSlot<'a>, stream: &Stream) -> Self {
+        Self { room, losses: stream.note_losses() }
+    }
+}
+
+impl Stream {
+    /// Enqueues a host function. It runs when the work before it is done, on a thread of the driver, and blocks this
+    /// stream until it returns. It must not call into wakeline or the driver, and must not wait. What it captures
+    /// should hold no `Buffer`, no `Envelope` and nothing that belongs to a graph: these would be dropped on the
+    /// driver's thread, where CUDA permits no calls, so that their driver resources would leak. A call there that would
+    /// wait for the device, and on CUDA every call that needs the driver, returns a [`Usage`](ErrorKind::Usage) error.
+    /// If the device is lost, the function is dropped without being called.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
+        if self.capture().is_some() {
+            // Before the stream's lock is taken: a rejected function is dropped without it.
+            discard(function);
+            return Err(recorder::is_called_once());
+        }
+        let function = Discarded::new(function);
+        let call = move || function.take().into_iter().for_each(|function| function());
+        let mut function: Option<HostFunction> = Some(Box::new(call));
+        let ticket = self.enqueue_point(|backend, raw| backend.host_function(raw, &mut function));
+        // A rejected function is dropped here, without the stream's lock: it may have captured a buffer, whose drop
+        // takes that lock.
+        discard(function);
+        ticket.map(drop)
+    }
+
+    /// As [`host_function`](Self::host_function), for a function that can be called more than once: in a
+    /// [graph](crate::graph) it is called at every launch.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    pub fn host_callback(&self, function: impl Fn() + Send + Sync + 'static) -> Result<()> {
+        // A device that rejects the function drops its clone under its recorder's lock.
+        let _later = Deferred::new();
+        let function = host_callback(function);
+        // A second handle, so that a rejected function is dropped without the stream's lock.
+        let given = function.clone();
+        let ticket = self.enqueue_point(|backend, raw| backend.host_callback(raw, given));
+        discard(function);
+        ticket.map(drop)
+    }
+
+    /// The ticket of the latest work. If other libraries enqueue into the stream too, unseen, a new ticket after their
+    /// work.
+    pub fn ticket(&self) -> Ticket {
+        if self.0.driver_stream.is_shared()
+            && let Ok(ticket) = self.enqueue_point(|_, _| Ok(()))
+        {
+            return ticket;
+        }
+        Ticket::new(self.clone(), self.0.issued.load(Ordering::Acquire))
+    }
+
+    /// Blocks the thread while this stream's queue is full, then takes the locks that are held across an
+    /// [`enqueue`](Self::enqueue), so that a thread that needs one of these locks does not wait for the device. Call it
+    /// with no lock held. `locks` may block, and may be called more than once.
+    #[inline]
+    pub(crate) fn make_room<L>(&self, mut locks: impl FnMut() -> L) -> Result<(EnqueuePermit<'_>, L)> {
+        assert_unlocked();
+        let Some((backlog, backend)) = self.0.driver_stream.backlog() else {
+            let taken = locks();
+            return Ok((EnqueuePermit::new(QueueSlot::ENDLESS, self), taken));
+        };
+        loop {
+            // The locks come first: a thread that has reserved a slot may wait for short locks only, and `locks` may
+            // wait for a thread that needs a slot.
+            let taken = locks();
+            if let Some(room) = backlog.keep() {
+                return Ok((EnqueuePermit::new(room, self), taken));
+            }
+            drop(taken);
+            let goes_on = || self.may_wait("room in its queue").and_then(|()| self.0.device.check_process());
+            if !backlog.wait(backend, goes_on)? {
+                let taken = locks();
+                return Ok((EnqueuePermit::new(backlog.keep_beyond(), self), taken));
+            }
+        }
+    }
+
+    /// A permit to enqueue one operation that reads nothing, unless this stream's queue is full. With `asks`, the
+    /// device is queried first. Never blocks: meant for a drop.
+    pub(crate) fn room_if_any(&self, asks: bool) -> Option<EnqueuePermit<'_>> {
+        let room = match self.0.driver_stream.backlog() {
+            Some((backlog, backend)) if asks => backlog.keep_now(backend)?,
+            Some((backlog, _)) => backlog.keep()?,
+            None => QueueSlot::ENDLESS,
+        };
+        Some(EnqueuePermit { room, losses: READS_NOTHING })
+    }
+
+    /// An error on a thread that the device depends on.
+    #[cold]
+    pub(super) fn may_wait(&self, what: &str) -> Result<()> {
+        DeviceThread::may_wait(|| format!("stream `{}` of {} would wait for {what}", self.name(), self.device()))
+    }
+
+    /// Enqueues one operation and issues the next ticket as one step. Never blocks: the permit holds a slot.
+    #[inline]
+    pub(crate) fn enqueue(
+        &self,
+        leave: EnqueuePermit<'_>,
+        work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
+    ) -> Result<Ticket> {
+        self.enqueue_as(leave, None, work)
+    }
+
+    /// The same for a launch.
+    #[inline]
+    pub(crate) fn enqueue_launch(
+        &self,
+        leave: EnqueuePermit<'_>,
+        what: Launched,
+        work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
+    ) -> Result<Ticket> {
+        self.enqueue_as(leave, Some(what), work)
+    }
+
+    #[inline]
+    fn enqueue_as(
+        &self,
+        leave: EnqueuePermit<'_>,
+        launched: Option<Launched>,
+        work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
+    ) -> Result<Ticket> {
+        let ticket = self.put(leave.losses, launched, work)?;
+        leave.room.taken(self.0.driver_stream.backend(), self.0.raw);
+        Ok(ticket)
+    }
+
+    /// The same for an operation that takes no slot in the device's queue and reads no memory written before: events,
+    /// host functions, nothing at all. Never blocks.
+    #[inline]
+    pub(crate) fn enqueue_point(&self, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
+        self.put(READS_NOTHING, None, work)
+    }
+
+    /// Enqueues under the order lock. `losses`: how many losses were noted before the work was found to read nothing
+    /// tainted.
+    fn put(
+        &self,
+        losses: u64,
+        launched: Option<Launched>,
+        work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
+    ) -> Result<Ticket> {
+        assert_may_wake();
+        let inner = &*self.0;
+        // Enqueueing for a simulated device wakes the simulation's loop.
+        let _later = Deferred::new();
+        let mut order = lock(&inner.order);
+        inner.device.check()?;
+        if inner.losses.has_upstream_work.load(Ordering::Relaxed) {
+            order.note_losses(&inner.losses);
+        }
+        if let Some(meter) = &mut order.meter {
+            meter.work(inner.raw);
+        }
+        let unwinding = Unwinding { issued: &mut order.issued, of: &inner.issued };
+        let done = work(&*inner.backend, inner.raw);
+        std::mem::forget(unwinding);
+        if let Err(error) = done {
+            drop(order);
+            return self.0.streams.observe(Err(error));
+        }
+        if let Some(launched) = launched {
+            let ticket = order.issued + 1;
+            order.launches.note(ticket, launched);
+        }
+        Ok(self.issue(order, 0, losses))
+    }
+
+    /// The ticket of work that a user function enqueued without the order lock. Also issued if the device was lost
+    /// meanwhile.
+    pub(crate) fn ticket_after_work(&self, pieces: u64, losses: u64) -> Ticket {
+        assert_may_wake();
+        let _later = Deferred::new();
+        let mut order = lock(&self.0.order);
+        if self.0.losses.has_upstream_work.load(Ordering::Relaxed) {
+            order.note_losses(&self.0.losses);
+        }
+        self.issue(order, pieces, losses)
+    }
+
+    #[inline]
+    fn issue(&self, mut order: MutexGuard<'_, Order>, pieces: u64, losses: u64) -> Ticket {
+        let inner = &*self.0;
+        capture::note_work(self);
+        order.issued += 1;
+        let number = order.issued;
+        if losses < inner.losses.count.load(Ordering::Relaxed) {
+            order.taint(number);
+        }
+        inner.issued.store(number, Ordering::Release);
+        let is_armed = inner.streams.fault_watch.is_armed();
+        drop(order);
+        if is_armed && inner.capture.is_none() {
+            inner.streams.work_added();
+        }
+        if pieces > 0
+            && let Some((backlog, backend)) = inner.driver_stream.backlog()
+        {
+            backlog.grew(backend, inner.raw, pieces);
+        }
+        Ticket::new(self.clone(), number)
+    }
+
+    /// An operator's run begins: work enqueued from now on is timed.
+    pub(crate) fn begin_run(&self) {
+        let _later = Deferred::new();
+        let mut order = lock(&self.0.order);
+        order.meter.get_or_insert_with(|| Meter::new(&self.0.backend)).begin_run();
+    }
+
+    /// Work that does not go through [`enqueue`](Self::enqueue) is about to be enqueued.
+    pub(crate) fn begin_work(&self) {
+        let _later = Deferred::new();
+        if let Some(meter) = &mut lock(&self.0.order).meter {
+            meter.work(self.0.raw);
+        }
+    }
+
+    pub(crate) fn end_run(&self) {
+        let _later = Deferred::new();
+        let mut order = lock(&self.0.order);
+        if order.meter.as_mut().is_some_and(|meter| meter.end_run(self.0.raw)) {
+            // A waiter for the stream's last work also waits for its timing event.
+            order.issued += 1;
+            self.0.issued.store(order.issued, Ordering::Release);
+        }
+    }
+
+    /// What the runs took; reports once. Never blocks: runs that are not done are not measured.
+    pub(crate) fn device_time(&self) -> Option<DeviceTime> {
+        let meter = lock(&self.0.order).meter.take();
+        meter.map(|mut meter| meter.sums())
+    }
+}
+
+/// Dropped only when a call that enqueues panics: its work may have been enqueued, so a ticket is issued after it.
+struct Unwinding<'a> {
+    issued: &'a mut u64,
+    of: &'a AtomicU64,
+}
+
+impl Drop for Unwinding<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        *self.issued += 1;
+        self.of.store(*self.issued, Ordering::Release);
+    }
+}
