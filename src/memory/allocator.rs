@@ -4,13 +4,12 @@ use std::{fmt, sync::Arc};
 
 use super::{
     Buffer, MemoryStats, Plain,
-    buffer::bytes_of,
-    can_hold,
-    heap::{Heap, Kind, RequestKind},
-    ledger::Arena,
+    arena::Arena,
+    bytes_of,
+    heap::{Heap, Kind, Request},
 };
 use crate::{
-    device::Device,
+    device::{Device, backend::MOST_ALIGNMENT},
     error::{Error, ErrorKind, Result},
     stream::Stream,
 };
@@ -99,7 +98,7 @@ impl Allocator {
         let place = |error: Error| error.at(format!("{count} blocks of {block_bytes} bytes"));
         can_hold(device, host || device.is_host(), block_bytes, count).map_err(place)?;
         let made = Self::of_kind(device, kind, host, None);
-        made.heap.reserve_blocks(device).map_err(place)?;
+        made.heap.allocate_blocks(device).map_err(place)?;
         Ok(made)
     }
 
@@ -162,7 +161,7 @@ impl Allocator {
 
     /// As [`alloc`](Self::alloc); without a stream, for use on any.
     pub(crate) fn alloc_for<T: Plain>(&self, stream: Option<&Stream>, len: usize) -> Result<Buffer<T>> {
-        let memory = self.heap.alloc(&self.device, bytes_of::<T>(len)?, stream, RequestKind::Call(0))?;
+        let memory = self.heap.alloc(&self.device, bytes_of::<T>(len)?, stream, Request::UNRESERVED)?;
         Ok(Buffer::of_memory(memory, len))
     }
 
@@ -218,7 +217,7 @@ impl Stream {
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<Buffer<T>> {
         let device = self.device();
         let memory =
-            Arena::of(device).own(device).alloc(device, bytes_of::<T>(len)?, Some(self), RequestKind::Call(0))?;
+            Arena::of(device).own(device).alloc(device, bytes_of::<T>(len)?, Some(self), Request::UNRESERVED)?;
         Ok(Buffer::of_memory(memory, len))
     }
 }
@@ -251,4 +250,49 @@ impl fmt::Debug for Allocator {
             .field("stats", &self.heap.stats())
             .finish_non_exhaustive()
     }
+}
+
+/// The largest number of pieces of one allocator, or of one hub at one place: each is an allocation of the driver.
+const MAX_PIECES: usize = 1 << 20;
+
+/// The least that a piece takes.
+const MIN_BYTES: u64 = MOST_ALIGNMENT as u64;
+
+/// For less than this, the host's memory size is not queried.
+const SMALL: u64 = 1 << 30;
+
+/// Returns an error if `count` pieces of `bytes` bytes can never be available: in the memory of `device` or, with
+/// `host`, in host memory.
+///
+/// The free memory at present does not matter: other users may free some.
+///
+/// # Errors
+/// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers.
+pub(crate) fn can_hold(device: &Device, host: bool, bytes: u64, count: usize) -> Result<()> {
+    let refuse = |text: String| Err(Error::new(ErrorKind::OutOfMemory, text));
+    if count > MAX_PIECES {
+        return refuse(format!(
+            "asked for {count} pieces of {bytes} bytes: at most {MAX_PIECES}; ask for fewer that are larger"
+        ));
+    }
+    let all = bytes.max(MIN_BYTES).checked_mul(count as u64);
+    let on_device = if host { None } else { device.backend().memory().ok().map(|info| info.total) };
+    // The memory of an emulated device is host memory.
+    let on_host = if host || device.is_emulated() { host_bytes(all.unwrap_or(u64::MAX)) } else { None };
+    let most = on_device.into_iter().chain(on_host).min().unwrap_or(u64::MAX);
+    match all {
+        Some(all) if all <= most => Ok(()),
+        _ => {
+            let place = if host { "the host" } else { device.name() };
+            refuse(format!(
+                "asked for {count} pieces of {bytes} bytes (each takes {MIN_BYTES} at least), and {place} never has more \
+                 than {most}: ask for less"
+            ))
+        }
+    }
+}
+
+/// The size of host memory, if `wanted` is large enough for it to matter and the system reports it.
+fn host_bytes(wanted: u64) -> Option<u64> {
+    if wanted < SMALL { None } else { crate::device::host_memory() }
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use super::{Account, BufferState, HostAccess, Memory, Owned, Plain, elements, elements_mut};
+use super::{Account, BufferState, HostAccess, Memory, Owned, Plain, bytes_of, elements, elements_mut};
 use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
@@ -29,15 +29,6 @@ pub struct Buffer<T: Plain> {
     memory: Owned,
     len: usize,
     of: PhantomData<fn() -> T>,
-}
-
-pub(crate) fn bytes_of<T: Plain>(len: usize) -> Result<usize> {
-    const { T::FITS }
-    len.checked_mul(size_of::<T>()).ok_or_else(|| {
-        let text =
-            format!("{len} elements of {} bytes are more than an address space holds: ask for fewer", size_of::<T>());
-        Error::new(ErrorKind::OutOfMemory, text)
-    })
 }
 
 impl<T: Plain> Buffer<T> {
@@ -95,8 +86,8 @@ impl<T: Plain> Buffer<T> {
     }
 
     /// Charges the memory to this account from now on.
-    pub(crate) fn count_for(mut self, account: &Arc<Account>) -> Self {
-        self.memory.count_for(account);
+    pub(crate) fn charged_to(mut self, account: &Arc<Account>) -> Self {
+        self.memory.charge(account);
         self
     }
 

@@ -19,25 +19,30 @@ use std::{
     cell::Cell,
     collections::HashSet,
     fmt, iter,
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, Weak},
 };
 
-use open::End;
+use open::{End, raw_of};
 pub(crate) use open::{Given, Opening};
 use smallvec::SmallVec;
 
 use super::{
-    Buffer, Home, Memory, Origin, Owned, Plain, Staging,
-    buffer::{View, bytes_of},
-    graph_memory::{GraphMemory, SharedUses, UseLock},
-    ledger::{Arena, Ledger},
+    Buffer, Location, Memory, Plain, View,
+    accounting::Extent,
+    arena::Arena,
+    bytes_of,
+    graph_memory::GraphMemory,
+    graphs::{self, DroppedExec},
+    heap::Ledger,
+    piece::Origin,
+    shared_uses::{SharedUses, UseLock},
 };
 use crate::{
     device::{
         Device,
-        backend::{Address, Backend, GraphCondition, NodeWork, RawExec, RawNode, Refused},
+        backend::{Address, Backend, GraphCondition, NodeWork, RawExec, Refused},
         graph_ir::{Kind, NodeSet},
-        recorder::{self, Recorder},
+        recorder::Recorder,
         work_item::WorkItem,
     },
     error::{Error, ErrorKind, Result},
@@ -150,7 +155,8 @@ impl Execution {
     pub(crate) fn new(device: &Device, recorder: &Recorder, graph: Use, open: &[Opening]) -> Result<Self> {
         device.check()?;
         let ends = open.iter().map(|opening| End::new(recorder, opening)).collect::<Result<_>>()?;
-        Ending::look_at_all(|ending| Arc::ptr_eq(&ending.backend, device.backend()));
+        // If a device can have only one exec of a graph, this need not wait for the completion monitor.
+        graphs::destroy_done(|exec| exec.is_on(device.backend()));
         let made = {
             let state = recorder.state();
             device.backend().graph_instantiate(state.graph)
@@ -235,6 +241,20 @@ impl Execution {
             if *written { memory.note_write(&ticket) } else { memory.note_read(&ticket) }
         }
         Ok(ticket)
+    }
+
+    /// Launches from now on copy `bytes` bytes to or from this memory at an open end, and must be given it. False if
+    /// the node cannot do so: then they copy nothing there.
+    pub(crate) fn set_open_end(&self, end: usize, memory: &Memory, bytes: usize) -> Result<bool> {
+        self.device.check()?;
+        let set = {
+            let mut uses = lock(&self.uses);
+            match uses.ends.get_mut(end) {
+                Some(end) => end.set(&self.device, self.raw, memory, bytes),
+                None => Err(Error::new(ErrorKind::Usage, "the exec has no such open end")),
+            }
+        };
+        if set.is_err() { Streams::of(&self.device).observe(set) } else { set }
     }
 
     /// Launches from now on do what this graph's nodes do, which use `with`.
@@ -350,17 +370,6 @@ fn are_over(open: &mut Open) -> bool {
     lost || open.is_empty()
 }
 
-/// The driver's node, if there is exactly one.
-fn raw_of(state: &recorder::RecorderState, node: usize) -> Result<(RawNode, Kind), Refused> {
-    match state.ir.get(node).map(|node| (node.kind, &*node.raw)) {
-        Some((kind, [raw])) if kind != Kind::External => Ok((*raw, kind)),
-        _ => Err(Refused {
-            node: None,
-            why: "it is another library's work, possibly several nodes of the driver".into(),
-        }),
-    }
-}
-
 /// Adds a node that contains another graph.
 pub(crate) fn add_child(recorder: &Recorder, after: NodeSet, child: &Recorder) -> Result<usize> {
     let child = child.child_state();
@@ -388,23 +397,22 @@ pub(crate) fn add_alloc<T: Plain>(
         Ok(node)
     })?;
     recorder.go_on_after(stream.raw(), at);
-    let memory = Memory {
-        device: stream.device().clone(),
-        home: Home::Device(address),
-        bytes,
-        size: bytes as u64,
-        lane: 0,
-        uses: super::access::Uses::default().locked(),
-        shared_uses: OnceLock::new(),
-        staging: Staging::default(),
-        account: None,
-        origin: Origin::Node,
-    };
-    let mut memory = Owned::new(Box::new(memory));
+    let (location, extent) = (Location::Device(address), Extent { size: bytes as u64, bytes: bytes as u64 });
+    let mut memory = Memory::new(stream.device().clone(), location, extent, 0, Arc::new(NodeOrigin));
+    memory.shared = Arc::new(SharedUses::of_node(location, bytes)).into();
     graph_memory.made(&memory, address);
     let ticket = stream.enqueue_point(|_, _| Ok(()))?;
     memory.note_write(&ticket);
     Ok((at, Buffer::of_memory(memory, len)))
+}
+
+/// Memory that a node allocates at each launch is not returned: another node frees it.
+struct NodeOrigin;
+
+impl Origin for NodeOrigin {
+    fn take_back(self: Arc<Self>, memory: Box<Memory>) {
+        drop(memory.unless_shared(&self));
+    }
 }
 
 /// Adds a node that frees memory that another node allocates, after all nodes that use it.
@@ -476,10 +484,6 @@ struct Ending {
     counts: bool,
 }
 
-/// On all devices. If a device can have only one exec of a graph, its next instantiation need not wait for the
-/// completion monitor.
-static ENDINGS: Mutex<Vec<Weak<Mutex<Ending>>>> = Mutex::new(Vec::new());
-
 impl Ending {
     /// True once it is destroyed.
     fn look(ending: &Mutex<Self>) -> bool {
@@ -504,19 +508,19 @@ impl Ending {
         ledger.notify_later();
         true
     }
+}
 
-    fn look_at_all(is_one: impl Fn(&Self) -> bool) {
-        let all: Vec<_> = {
-            let mut endings = lock(&ENDINGS);
-            endings.retain(|ending| ending.strong_count() > 0);
-            endings.iter().filter_map(Weak::upgrade).collect()
-        };
-        for ending in all {
-            let is_one = is_one(&lock(&ending));
-            if is_one {
-                Self::look(&ending);
-            }
-        }
+impl DroppedExec for Mutex<Ending> {
+    fn uses(&self, shared: &Arc<SharedUses>) -> bool {
+        lock(self).uses.all().any(|graph_memory| graph_memory.keeps(shared))
+    }
+
+    fn is_on(&self, backend: &Arc<dyn Backend>) -> bool {
+        Arc::ptr_eq(&lock(self).backend, backend)
+    }
+
+    fn destroy_if_done(&self) -> bool {
+        Ending::look(self)
     }
 }
 
@@ -524,12 +528,6 @@ impl Ending {
 /// wakes the tasks that wait for memory.
 pub(crate) fn graph_ended(device: &Device) {
     Arena::of(device).ledger.notify_later();
-}
-
-/// Destroys the dropped execs that use this memory and whose launches are done: on all devices, since graphs of other
-/// devices may use memory that is page-locked for one.
-pub(super) fn destroy_finished(shared_uses: &Arc<SharedUses>) {
-    Ending::look_at_all(|ending| ending.uses.all().any(|graph_memory| graph_memory.keeps(shared_uses)));
 }
 
 impl Drop for Execution {
@@ -541,10 +539,8 @@ impl Drop for Execution {
         let ending = Ending { backend, ledger, raw: Some(self.raw), uses, open, counts: true };
         let ending = Arc::new(Mutex::at(Level::EndingExec, ending));
         if !Ending::look(&ending) {
-            let mut endings = lock(&ENDINGS);
-            endings.retain(|ending| ending.strong_count() > 0);
-            endings.push(Arc::downgrade(&ending));
-            drop(endings);
+            let dropped: Weak<Mutex<Ending>> = Arc::downgrade(&ending);
+            graphs::add_dropped(dropped);
             Streams::of(&self.device).monitor().sweep(Box::new(move || !Ending::look(&ending)));
         }
     }

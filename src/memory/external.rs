@@ -25,7 +25,7 @@ use super::{
     DeviceSlice, DeviceSliceMut, Plain,
     buffer::Access,
     execution,
-    graph_memory::{LentUses, UseLock},
+    shared_uses::{LentUses, UseLock},
 };
 use crate::{
     device::backend::{self, Arg, BodyArg, Emulation},
@@ -153,7 +153,7 @@ impl<A: Addresses> External<'_, A> {
         let place = || format!("external work `{name}` on `{}`", stream.name());
         // The function's own work fills the slot.
         let losses = stream.make_room(|| ()).map_err(|error| error.at(place()))?.0.losses;
-        let use_lock = UseLock::at(uses.iter().map(|used| used.access.memory()));
+        let use_lock = UseLock::at(uses.iter().map(|used| used.access.memory().shared.get()));
         // Returned at the end, after the ticket is noted, or on an error.
         let mut _lent = LentUses::default();
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(uses.len());
@@ -164,7 +164,7 @@ impl<A: Addresses> External<'_, A> {
         }
         // The function is called without the lock: nothing else uses lent memory meanwhile.
         if use_lock.is_some() {
-            _lent = LentUses::new(uses.iter().map(|used| used.access.memory()));
+            _lent = LentUses::new(uses.iter().filter_map(|used| used.access.memory().shared.get()));
         }
         drop(use_lock);
         let addresses = A::addresses(|at| match args[at] {

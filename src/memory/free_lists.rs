@@ -1,8 +1,8 @@
 //! Free lists: memory that was freed and may be handed out again, by its size and by what may still use it.
 //!
 //! ```text
-//!              put                                   settle: all of it has passed
-//!   in use ──────────> bound to one stream, or several ─────────────────────────> idle
+//!              park                                  settle: all of it has passed
+//!   in use ──────────> parked: bound to one stream, or several ─────────────────> free
 //!      ^                  │ take: for that stream;                                 │ take: for any stream
 //!      │                  │ take_if: for a stream that comes after all uses        │ drain: back to the driver
 //!      └──────────────────┴─────────────────────────────────────────────────────────┘
@@ -14,7 +14,7 @@
 //! A stream takes the most recently used of the blocks that are bound to it alone: that one is the most likely to be in
 //! caches.
 //!
-//! Thousands of blocks may be bound while a device lags behind, so a call inspects only one for each stream. Each block
+//! Thousands of blocks may be parked while a device lags behind, so a call inspects only one for each stream. Each block
 //! is filed under a stream that it is bound to, in the order of its last use there ([`Block::blocker`]). A stream
 //! passes its work in order: as long as the first block's use has not passed, none behind it has. A block that no
 //! longer waits for its stream is filed under the next. Blocks that are bound to one stream only are in `sole`: if
@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {
     /// No work may use it any more.
-    Idle,
+    ToNone,
     /// Work of this stream.
     To(u64),
     /// Work of several streams.
@@ -39,7 +39,7 @@ pub(super) enum Bound {
 /// A freed block that work may still use.
 pub(super) trait Block {
     /// What is kept of a block that no work may use any more.
-    type Idle;
+    type Free;
     fn size(&self) -> u64;
     fn bound(&mut self) -> Bound;
     /// Forgets the uses that are known to have passed.
@@ -51,22 +51,22 @@ pub(super) trait Block {
 /// A block that is handed out again.
 pub(super) enum Taken<B: Block> {
     /// Only work of the requesting stream may still use it.
-    Bound(B),
-    Idle(B::Idle),
+    Parked(B),
+    Free(B::Free),
 }
 
 /// See the [module](self).
 pub(super) struct FreeLists<B: Block> {
     /// By size, ascending.
-    all: Vec<Shelf<B>>,
+    classes: Vec<SizeClass<B>>,
     /// At this number of sizes, empty ones are removed.
     tidied_at: usize,
 }
 
-struct Shelf<B: Block> {
+struct SizeClass<B: Block> {
     size: u64,
-    idle: Vec<B::Idle>,
-    bound: SmallVec<[List<B>; 1]>,
+    free: Vec<B::Free>,
+    parked: SmallVec<[List<B>; 1]>,
 }
 
 /// The blocks that are filed under one stream, in the order of their last use there.
@@ -87,76 +87,76 @@ const TIDY: usize = 64;
 
 impl<B: Block> FreeLists<B> {
     pub(super) fn new() -> Self {
-        Self { all: Vec::new(), tidied_at: TIDY }
+        Self { classes: Vec::new(), tidied_at: TIDY }
     }
 
     #[inline]
     fn find(&self, size: u64) -> Result<usize, usize> {
-        self.all.binary_search_by_key(&size, |shelf| shelf.size)
+        self.classes.binary_search_by_key(&size, |class| class.size)
     }
 
     #[inline]
-    fn shelf(&mut self, size: u64) -> &mut Shelf<B> {
+    fn class(&mut self, size: u64) -> &mut SizeClass<B> {
         let at = self.find(size).unwrap_or_else(|at| self.add(at, size));
-        &mut self.all[at]
+        &mut self.classes[at]
     }
 
     #[cold]
     fn add(&mut self, mut at: usize, size: u64) -> usize {
-        if self.all.len() >= self.tidied_at {
-            self.all.retain(|shelf| !shelf.is_empty());
+        if self.classes.len() >= self.tidied_at {
+            self.classes.retain(|class| !class.is_empty());
             // Runs again after as many sizes again were added.
-            self.tidied_at = TIDY.max(2 * self.all.len());
+            self.tidied_at = TIDY.max(2 * self.classes.len());
             at = self.find(size).unwrap_or_else(|at| at);
         }
-        self.all.insert(at, Shelf { size, idle: Vec::new(), bound: SmallVec::new() });
+        self.classes.insert(at, SizeClass { size, free: Vec::new(), parked: SmallVec::new() });
         at
     }
 
     /// Adds a block that no work may use any more.
     #[inline]
-    pub(super) fn put_idle(&mut self, size: u64, block: B::Idle) {
-        self.shelf(size).idle.push(block);
+    pub(super) fn put_free(&mut self, size: u64, block: B::Free) {
+        self.class(size).free.push(block);
     }
 
     /// Adds a block that this stream may still use, or, without one, several streams.
     #[inline]
-    pub(super) fn put_bound(&mut self, mut block: B, to: Option<u64>) {
+    pub(super) fn park(&mut self, mut block: B, to: Option<u64>) {
         let (stream, number) = block.blocker();
-        self.shelf(block.size()).put(block, (to.unwrap_or(stream), number), to.is_some());
+        self.class(block.size()).put(block, (to.unwrap_or(stream), number), to.is_some());
     }
 
     /// Takes a block of exactly this size that is bound to this stream only, or to none.
     #[inline]
     pub(super) fn take(&mut self, size: u64, stream: Option<u64>) -> Option<Taken<B>> {
         let at = self.find(size).ok()?;
-        let shelf = &mut self.all[at];
+        let class = &mut self.classes[at];
         if let Some(stream) = stream
-            && let Some(list) = shelf.bound.iter_mut().find(|list| list.stream == stream)
+            && let Some(list) = class.parked.iter_mut().find(|list| list.stream == stream)
             && let Some((_, block)) = list.sole.pop_back()
         {
-            return Some(Taken::Bound(block));
+            return Some(Taken::Parked(block));
         }
-        shelf.idle.pop().map(Taken::Idle)
+        class.free.pop().map(Taken::Free)
     }
 
-    /// Takes a bound block of exactly this size for which `ready` is true. If `ready` is true for a block, it must be
+    /// Takes a parked block of exactly this size for which `ready` is true. If `ready` is true for a block, it must be
     /// true for all blocks that are bound to the same stream only and were used earlier.
     pub(super) fn take_if(&mut self, size: u64, ready: impl Fn(&B) -> bool) -> Option<B> {
         let at = self.find(size).ok()?;
-        self.all[at].bound.iter_mut().find_map(|list| list.take_if(&ready))
+        self.classes[at].parked.iter_mut().find_map(|list| list.take_if(&ready))
     }
 
-    /// Takes the bound block that has been free for the longest time, among those of the smallest size that is
+    /// Takes the parked block that has been free for the longest time, among those of the smallest size that is
     /// sufficient.
-    pub(super) fn take_bound(&mut self, least: u64) -> Option<B> {
+    pub(super) fn take_parked(&mut self, least: u64) -> Option<B> {
         let from = self.find(least).unwrap_or_else(|at| at);
-        let mut lists = self.all[from..].iter_mut().flat_map(|shelf| &mut shelf.bound);
+        let mut lists = self.classes[from..].iter_mut().flat_map(|class| &mut class.parked);
         // In each list the first is the oldest. Among the lists the choice is arbitrary.
         lists.find_map(|list| list.sole.pop_front().or_else(|| list.several.pop_front()).map(|(_, block)| block))
     }
 
-    /// The first block of each list of bound blocks, of this size or of all. After [`settle`](Self::settle) none of
+    /// The first block of each list of parked blocks, of this size or of all. After [`settle`](Self::settle) none of
     /// them was known to have passed.
     pub(super) fn firsts(&self, size: Option<u64>) -> impl Iterator<Item = &B> {
         self.lists(size).filter_map(VecDeque::front).map(|(_, block)| block)
@@ -169,47 +169,47 @@ impl<B: Block> FreeLists<B> {
     }
 
     fn lists(&self, size: Option<u64>) -> impl Iterator<Item = &VecDeque<(u64, B)>> {
-        let lists = self.all[self.range(size)].iter().flat_map(|shelf| &shelf.bound);
+        let lists = self.classes[self.range(size)].iter().flat_map(|class| &class.parked);
         lists.flat_map(|list| [&list.sole, &list.several])
     }
 
     fn range(&self, size: Option<u64>) -> Range<usize> {
         match size.map(|size| self.find(size)) {
-            None => 0..self.all.len(),
+            None => 0..self.classes.len(),
             Some(Ok(at)) => at..at + 1,
             Some(Err(_)) => 0..0,
         }
     }
 
-    /// Finds blocks whose uses have passed, of this size or of all. `idle` is called with each block that is bound to
+    /// Finds blocks whose uses have passed, of this size or of all. `settled` is called with each block that is bound to
     /// nothing any more, and returns what to keep of it.
-    pub(super) fn settle(&mut self, size: Option<u64>, mut idle: impl FnMut(B) -> Option<B::Idle>) {
+    pub(super) fn settle(&mut self, size: Option<u64>, mut settled: impl FnMut(B) -> Option<B::Free>) {
         let range = self.range(size);
-        for shelf in &mut self.all[range] {
+        for class in &mut self.classes[range] {
             let mut moved: SmallVec<[B; 8]> = SmallVec::new();
-            for list in &mut shelf.bound {
+            for list in &mut class.parked {
                 list.take_passed(&mut moved);
             }
             for mut block in moved {
                 match block.bound() {
-                    Bound::Idle => shelf.idle.extend(idle(block)),
+                    Bound::ToNone => class.free.extend(settled(block)),
                     bound => {
                         let under = block.blocker();
-                        shelf.put(block, under, bound != Bound::ToSeveral);
+                        class.put(block, under, bound != Bound::ToSeveral);
                     }
                 }
             }
-            shelf.bound.retain(|list| !list.is_empty());
+            class.parked.retain(|list| !list.is_empty());
         }
     }
 
-    /// Takes out idle blocks, with their sizes, the largest first, until `enough` is true. It is called with each size.
-    pub(super) fn drain_idle(&mut self, mut enough: impl FnMut(u64) -> bool) -> Vec<(u64, B::Idle)> {
+    /// Takes out free blocks, with their sizes, the largest first, until `enough` is true. It is called with each size.
+    pub(super) fn drain_free(&mut self, mut enough: impl FnMut(u64) -> bool) -> Vec<(u64, B::Free)> {
         let mut drained = Vec::new();
-        'all: for shelf in self.all.iter_mut().rev() {
-            while let Some(block) = shelf.idle.pop() {
-                drained.push((shelf.size, block));
-                if enough(shelf.size) {
+        'all: for class in self.classes.iter_mut().rev() {
+            while let Some(block) = class.free.pop() {
+                drained.push((class.size, block));
+                if enough(class.size) {
                     break 'all;
                 }
             }
@@ -217,10 +217,10 @@ impl<B: Block> FreeLists<B> {
         drained
     }
 
-    /// Takes out the bound blocks for which `which` is true.
-    pub(super) fn drain_bound(&mut self, which: impl Fn(&B) -> bool) -> Vec<B> {
+    /// Takes out the parked blocks for which `which` is true.
+    pub(super) fn drain_parked(&mut self, which: impl Fn(&B) -> bool) -> Vec<B> {
         let mut drained = Vec::new();
-        let lists = self.all.iter_mut().flat_map(|shelf| &mut shelf.bound);
+        let lists = self.classes.iter_mut().flat_map(|class| &mut class.parked);
         for blocks in lists.flat_map(|list| [&mut list.sole, &mut list.several]) {
             let (gone, kept): (Vec<_>, Vec<_>) =
                 std::mem::take(blocks).into_iter().partition(|(_, block)| which(block));
@@ -231,12 +231,12 @@ impl<B: Block> FreeLists<B> {
     }
 }
 
-impl<B: Block> Shelf<B> {
+impl<B: Block> SizeClass<B> {
     #[inline]
     fn put(&mut self, block: B, under: (u64, u64), sole: bool) {
         let (stream, number) = under;
-        let at = self.bound.iter().position(|list| list.stream == stream).unwrap_or_else(|| self.add(stream));
-        let list = &mut self.bound[at];
+        let at = self.parked.iter().position(|list| list.stream == stream).unwrap_or_else(|| self.add(stream));
+        let list = &mut self.parked[at];
         let blocks = if sole { &mut list.sole } else { &mut list.several };
         if blocks.back().is_none_or(|(last, _)| *last <= number) {
             blocks.push_back((number, block));
@@ -248,12 +248,12 @@ impl<B: Block> Shelf<B> {
 
     #[cold]
     fn add(&mut self, stream: u64) -> usize {
-        self.bound.push(List { stream, sole: VecDeque::new(), several: VecDeque::new(), next: 0 });
-        self.bound.len() - 1
+        self.parked.push(List { stream, sole: VecDeque::new(), several: VecDeque::new(), next: 0 });
+        self.parked.len() - 1
     }
 
     fn is_empty(&self) -> bool {
-        self.idle.is_empty() && self.bound.is_empty()
+        self.free.is_empty() && self.parked.is_empty()
     }
 }
 
@@ -279,7 +279,7 @@ impl<B: Block> List<B> {
             while let Some((number, first)) = blocks.front_mut() {
                 first.forget_passed();
                 let stays = match first.bound() {
-                    Bound::Idle => false,
+                    Bound::ToNone => false,
                     Bound::To(stream) => sole && stream == self.stream,
                     Bound::ToSeveral => !sole && first.blocker() == (self.stream, *number),
                 };
@@ -325,7 +325,7 @@ mod tests {
     }
 
     impl Block for Numbered {
-        type Idle = Self;
+        type Free = Self;
 
         fn size(&self) -> u64 {
             self.size
@@ -334,7 +334,7 @@ mod tests {
         fn bound(&mut self) -> Bound {
             let mut uses = self.uses.keys();
             match (uses.next(), uses.next()) {
-                (None, _) => Bound::Idle,
+                (None, _) => Bound::ToNone,
                 (Some(stream), None) => Bound::To(*stream as u64 + 1),
                 _ => Bound::ToSeveral,
             }
@@ -352,26 +352,26 @@ mod tests {
     }
 
     impl FreeLists<Numbered> {
-        fn bound(&self) -> impl Iterator<Item = &Numbered> {
+        fn parked(&self) -> impl Iterator<Item = &Numbered> {
             self.lists(None).flatten().map(|(_, block)| block)
         }
 
-        fn idle(&self) -> usize {
-            self.all.iter().map(|shelf| shelf.idle.len()).sum()
+        fn free(&self) -> usize {
+            self.classes.iter().map(|class| class.free.len()).sum()
         }
     }
 
-    fn put(shelves: &mut FreeLists<Numbered>, mut block: Numbered) {
+    fn put(lists: &mut FreeLists<Numbered>, mut block: Numbered) {
         match block.bound() {
-            Bound::Idle => shelves.put_idle(block.size, block),
-            Bound::To(stream) => shelves.put_bound(block, Some(stream)),
-            Bound::ToSeveral => shelves.put_bound(block, None),
+            Bound::ToNone => lists.put_free(block.size, block),
+            Bound::To(stream) => lists.park(block, Some(stream)),
+            Bound::ToSeveral => lists.park(block, None),
         }
     }
 
     fn block(taken: Taken<Numbered>) -> Numbered {
         match taken {
-            Taken::Bound(block) | Taken::Idle(block) => block,
+            Taken::Parked(block) | Taken::Free(block) => block,
         }
     }
 
@@ -408,7 +408,7 @@ mod tests {
         #[test]
         fn no_block_is_handed_out_too_early_and_none_is_overlooked(ops in vec(op(), 1..80)) {
             let seen = Seen::default();
-            let mut shelves = FreeLists::<Numbered>::new();
+            let mut lists = FreeLists::<Numbered>::new();
             let mut issued = [0_u64; STREAMS];
             // What each stream comes after: for each other stream, up to which ticket.
             let mut clocks = [[0_u64; STREAMS]; STREAMS];
@@ -429,7 +429,7 @@ mod tests {
                         let mut block = in_use.swap_remove(at % in_use.len());
                         block.forget_passed();
                         free.insert(block.id, block.size);
-                        put(&mut shelves, block);
+                        put(&mut lists, block);
                     }
                     Op::Alloc(on, size) => {
                         let has_all = |uses: &[u64; STREAMS]| {
@@ -440,7 +440,7 @@ mod tests {
                             let known = |(of, ticket): (&usize, &u64)| *ticket <= seen.borrow()[*of].max(clocks[on][*of]);
                             block.uses.iter().all(known)
                         };
-                        let taken = shelves.take(size, Some(on as u64 + 1)).map(block).or_else(|| shelves.take_if(size, known));
+                        let taken = lists.take(size, Some(on as u64 + 1)).map(block).or_else(|| lists.take_if(size, known));
                         prop_assert_eq!(taken.is_some(), could, "free blocks: {:?}", free);
                         let block = taken.unwrap_or_else(|| {
                             next += 1;
@@ -464,23 +464,23 @@ mod tests {
                         let mut idle = 0;
                         let passes = |uses: &[u64; STREAMS]| (0..STREAMS).all(|of| uses[of] <= seen.borrow()[of]);
                         let passed = free.keys().filter(|id| passes(&past[id])).count();
-                        let before = shelves.idle();
-                        shelves.settle(size, |block| {
+                        let before = lists.free();
+                        lists.settle(size, |block| {
                             idle += 1;
                             Some(block)
                         });
                         if size.is_none() {
-                            prop_assert_eq!(shelves.idle(), passed, "before: {}", before);
+                            prop_assert_eq!(lists.free(), passed, "before: {}", before);
                         }
                         prop_assert!(idle <= free.len());
                     }
                     _ => {}
                 }
-                let shelved = shelves.bound().count();
-                prop_assert!(shelved <= free.len());
+                let parked = lists.parked().count();
+                prop_assert!(parked <= free.len());
             }
-            let bound = shelves.drain_bound(|_| true).len();
-            prop_assert_eq!(bound + shelves.drain_idle(|_| false).len(), free.len(), "none is lost");
+            let bound = lists.drain_parked(|_| true).len();
+            prop_assert_eq!(bound + lists.drain_free(|_| false).len(), free.len(), "none is lost");
         }
     }
 
@@ -489,52 +489,52 @@ mod tests {
         let seen = Seen::default();
         let numbered =
             |id, size| Numbered { id, size, uses: BTreeMap::new(), seen: seen.clone(), looks: Rc::default() };
-        let mut shelves = FreeLists::new();
-        [numbered(1, 8), numbered(2, 8), numbered(3, 16)].into_iter().for_each(|block| put(&mut shelves, block));
-        assert_eq!(block(shelves.take(8, None).unwrap()).id, 2);
-        assert!(shelves.take(4, None).is_none(), "only of the same size");
-        assert_eq!(shelves.drain_idle(|size| size == 16).len(), 1);
-        assert_eq!(shelves.drain_idle(|_| false)[0].1.id, 1);
+        let mut lists = FreeLists::new();
+        [numbered(1, 8), numbered(2, 8), numbered(3, 16)].into_iter().for_each(|block| put(&mut lists, block));
+        assert_eq!(block(lists.take(8, None).unwrap()).id, 2);
+        assert!(lists.take(4, None).is_none(), "only of the same size");
+        assert_eq!(lists.drain_free(|size| size == 16).len(), 1);
+        assert_eq!(lists.drain_free(|_| false)[0].1.id, 1);
     }
     /// While a device is far behind, the number of blocks that an allocation inspects does not grow with the number
     /// that are bound, and each block is found once it has passed.
     #[test]
-    fn few_of_many_bound_blocks_are_inspected() {
+    fn few_of_many_parked_blocks_are_inspected() {
         const MANY: usize = 10_000;
         let (seen, looks) = (Seen::default(), Rc::<Cell<usize>>::default());
-        let mut shelves = FreeLists::new();
+        let mut lists = FreeLists::new();
         for id in 0..MANY {
             // Bound to one stream, or to two that pass one after the other.
             let ticket = id as u64 + 1;
             let uses = if id % 2 == 0 { vec![(0, ticket)] } else { vec![(1, ticket), (2, ticket)] };
             let uses = uses.into_iter().collect();
-            put(&mut shelves, Numbered { id, size: 8, uses, seen: seen.clone(), looks: looks.clone() });
+            put(&mut lists, Numbered { id, size: 8, uses, seen: seen.clone(), looks: looks.clone() });
         }
         let ready = |block: &Numbered| {
             looks.set(looks.get() + 1);
             block.uses.iter().all(|(of, ticket)| *ticket <= seen.borrow()[*of])
         };
-        let look = |shelves: &mut FreeLists<Numbered>| {
+        let look = |lists: &mut FreeLists<Numbered>| {
             let before = looks.get();
-            let taken = shelves.take_if(8, ready);
-            assert!(shelves.firsts(Some(8)).count() <= 2 && shelves.ends().count() <= 4);
-            shelves.settle(Some(8), Some);
+            let taken = lists.take_if(8, ready);
+            assert!(lists.firsts(Some(8)).count() <= 2 && lists.ends().count() <= 4);
+            lists.settle(Some(8), Some);
             (taken.is_some(), looks.get() - before)
         };
         for _ in 0..100 {
-            let (taken, looks) = look(&mut shelves);
+            let (taken, looks) = look(&mut lists);
             assert!(!taken && looks <= 100, "{looks}");
         }
         // Each block is moved when it passes: twice at most.
         let before = looks.get();
         for passed in (0..=MANY as u64).step_by(100) {
             *seen.borrow_mut() = [passed; STREAMS];
-            let _ = shelves.take_if(8, ready).map(|block| put(&mut shelves, block));
-            shelves.settle(None, Some);
+            let _ = lists.take_if(8, ready).map(|block| put(&mut lists, block));
+            lists.settle(None, Some);
         }
         let looks = looks.get() - before;
         assert!(looks <= 3 * MANY, "{looks}");
-        assert_eq!((shelves.bound().count(), shelves.idle()), (0, MANY));
+        assert_eq!((lists.parked().count(), lists.free()), (0, MANY));
     }
 
     /// A block that can be taken, among many that are bound to several streams, is found within the number of requests
@@ -543,13 +543,13 @@ mod tests {
     fn a_block_bound_to_several_streams_is_found_within_a_bounded_number_of_requests() {
         const MANY: usize = 10 * LOOKS;
         let (seen, looks) = (Seen::default(), Rc::<Cell<usize>>::default());
-        let mut shelves = FreeLists::new();
+        let mut lists = FreeLists::new();
         for id in 0..MANY {
             let uses = [(0, 1), (1, 1)].into_iter().collect();
-            put(&mut shelves, Numbered { id, size: 8, uses, seen: seen.clone(), looks: looks.clone() });
+            put(&mut lists, Numbered { id, size: 8, uses, seen: seen.clone(), looks: looks.clone() });
         }
         for wanted in [MANY - 1, 3, MANY / 2] {
-            let requests = 1 + (0..).take_while(|_| shelves.take_if(8, |block| block.id == wanted).is_none()).count();
+            let requests = 1 + (0..).take_while(|_| lists.take_if(8, |block| block.id == wanted).is_none()).count();
             assert!(requests <= MANY / LOOKS + 1, "{requests}");
         }
     }

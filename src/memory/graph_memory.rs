@@ -15,30 +15,23 @@
 //!
 //! The graph's own memory that has no owner is used by launches only, one after the other.
 
-mod memory;
-mod shared_uses;
-mod use_lock;
-
 use std::{
     fmt,
     ops::Range,
     sync::{Arc, Weak},
 };
 
-pub(super) use shared_uses::{LentUses, SharedUses, UseLock};
 use smallvec::SmallVec;
 
 use super::{
-    Home, Memory, Origin, Owned,
-    access::{Uses, ask_readers},
-    buffer::View,
-    heap::{Heap, RequestKind},
+    Location, Memory, Owned, View,
+    graphs::{self, CaptureMemory, is_over, is_used_by_current, takes_no_part},
+    piece::Origin,
+    shared_uses::{SharedUses, UseLock},
+    uses::{Uses, ask_readers},
 };
 use crate::{
-    device::{
-        Device,
-        backend::{Address, Endpoint},
-    },
+    device::backend::{Address, Endpoint},
     error::{Error, ErrorKind, Result},
     stream::{Stream, Ticket, capture::Capture},
     sync::{Deferred, Level, Mutex, lock},
@@ -55,15 +48,15 @@ struct State {
     tied: Vec<Tied>,
     /// The graph's own memory that has no owner.
     #[allow(clippy::vec_box, reason = "the boxes were there before")]
-    shelf: Vec<Box<Memory>>,
-    /// Launches, as uses of the memory on the shelf.
+    unowned: Vec<(Arc<OwnOrigin>, Box<Memory>)>,
+    /// Launches, as uses of the memory without an owner.
     launches: Uses,
     /// The launch that is being prepared comes after all of those, which are forgotten once it is enqueued. Decided
-    /// once per launch, as the shelf may get its first memory in between.
+    /// once per launch, as there may be its first memory in between.
     after_all: bool,
-    /// Other uses of the memory on the shelf, whose results launches read: copies of inputs, and uses from before its
+    /// Other uses of the memory without an owner, whose results launches read: copies of inputs, and uses from before its
     /// owner dropped it.
-    fed: Vec<(Home, Uses)>,
+    fed: Vec<(Location, Uses)>,
     /// Memory is not reused: copies of inputs are made before the launch, and must stay.
     keeps_apart: bool,
     /// Some was reused.
@@ -96,99 +89,9 @@ impl GraphMemory {
     pub(crate) fn new(capture: &Capture) -> Arc<Self> {
         let graph_memory =
             Arc::new_cyclic(|this| Self { this: this.clone(), state: Mutex::at(Level::GraphMemory, State::default()) });
-        // The streams of a capture may outlive its graph.
-        let weak = Arc::downgrade(&graph_memory);
-        let _ = capture.extension(move || Arc::new(weak));
+        let this: Weak<Self> = Arc::downgrade(&graph_memory);
+        graphs::register(capture, this);
         graph_memory
-    }
-
-    /// The graph memory of a captured stream.
-    fn of(capture: &Capture) -> Result<Arc<Self>> {
-        let graph_memory =
-            capture.extension(|| Arc::new(Weak::<Self>::new())).and_then(|graph_memory| graph_memory.upgrade());
-        graph_memory.filter(|_| !capture.is_over()).ok_or_else(is_over)
-    }
-
-    /// The graph memory that serves requests for this stream or, without one, on this thread.
-    #[inline]
-    pub(super) fn asked(device: &Device, stream: Option<&Stream>) -> Result<Option<Arc<Self>>> {
-        match stream {
-            Some(stream) => stream.capture().map(|capture| Self::of(capture)).transpose(),
-            None => match Capture::current() {
-                Some(capture) if capture.device() == device => Self::of(&capture).map(Some),
-                _ => Ok(None),
-            },
-        }
-    }
-
-    pub(super) fn alloc(
-        &self,
-        heap: &Arc<Heap>,
-        device: &Device,
-        bytes: usize,
-        stream: Option<&Stream>,
-        asker: RequestKind,
-    ) -> Result<Owned> {
-        if let Some(stream) = stream
-            && stream.device() != device
-            && !heap.is_host()
-        {
-            let text = format!("memory of {device} for a stream of {}: choose one of its own device", stream.device());
-            return Err(Error::new(ErrorKind::Usage, text));
-        }
-        // Host memory holds data that the launches read: it is written now, so it cannot be reused. And a reservation
-        // must be drawn.
-        if let (Some(stream), false, 0) = (stream, heap.is_host(), asker.drawn())
-            && let Some(again) = self.reuse(heap, bytes, stream)?
-        {
-            return Ok(again);
-        }
-        let mut memory = heap.alloc_outside(device, bytes, None, asker)?;
-        {
-            let mut state = lock(&self.state);
-            // Another thread may have ended the capture since it was found.
-            if state.over {
-                drop(state);
-                return Err(is_over());
-            }
-            // So that it is known to be the capture's before its first use.
-            state.tied(memory.shared_uses()).own = true;
-        }
-        let origin = std::mem::replace(&mut memory.origin, Origin::Detached);
-        memory.origin = Origin::Graph { graph_memory: self.this.clone(), origin: Box::new(origin) };
-        Ok(memory)
-    }
-
-    /// Takes memory from the shelf that `stream` may use, if there is some.
-    ///
-    /// # Errors
-    /// The capture has ended: from then on launches use the memory on the shelf, and no edge orders other work with
-    /// them.
-    fn reuse(&self, heap: &Arc<Heap>, bytes: usize, stream: &Stream) -> Result<Option<Owned>> {
-        let past = stream.past();
-        let mut state = lock(&self.state);
-        if state.over {
-            return Err(is_over());
-        }
-        let State { tied, shelf, keeps_apart, used_again, .. } = &mut *state;
-        if *keeps_apart {
-            return Ok(None);
-        }
-        let at = shelf.iter().position(|memory| {
-            let fits = memory.bytes == bytes && memory.origin.heap().is_some_and(|of| Arc::ptr_eq(of, heap));
-            let uses = || {
-                memory
-                    .shared_uses
-                    .get()
-                    .and_then(|shared_uses| tied.iter().find(|tied| Arc::ptr_eq(&tied.shared_uses, shared_uses)))
-            };
-            // Nodes of another graph, for example of a capture within this one, use it at any time, though it has no
-            // owner.
-            let is_shared = memory.shared_uses.get().is_some_and(|shared_uses| lock(&shared_uses.kept).graphs > 1);
-            fits && !is_shared && uses().is_none_or(|tied| tied.uses.all_are(&past))
-        });
-        *used_again |= at.is_some();
-        Ok(at.map(|at| Owned::new(shelf.swap_remove(at))))
     }
 
     /// Called when the capture has inputs, whose copies are made before a launch: from here on no memory is reused
@@ -218,24 +121,6 @@ impl GraphMemory {
         drop(gone);
     }
 
-    /// Takes the graph's own memory when its owner drops it.
-    fn put(&self, memory: Box<Memory>) {
-        lock(&self.state).shelf.push(memory);
-    }
-
-    /// Prepares a captured use: edges order it after the uses within the capture, and launches come after those
-    /// outside.
-    fn before(&self, memory: &Memory, stream: &Stream, write: bool) -> Result<()> {
-        if matches!(memory.origin, Origin::Node)
-            && !lock(&self.state).made.iter().any(|(made, _)| Arc::ptr_eq(made, memory.shared_uses()))
-        {
-            let text = "a node of another graph allocates this memory, or it is freed by now: it exists only during \
-                        launches of its own graph, for nodes that are added to that graph";
-            return Err(Error::new(ErrorKind::Usage, text));
-        }
-        self.before_tied(memory.shared_uses(), stream, write)
-    }
-
     fn before_tied(&self, shared_uses: &Arc<SharedUses>, stream: &Stream, write: bool) -> Result<()> {
         let outside = lock(&shared_uses.uses).open(write);
         let within = {
@@ -263,10 +148,6 @@ impl GraphMemory {
         })
     }
 
-    fn note(&self, memory: &Memory, ticket: &Ticket, write: bool, by: Option<Arc<str>>) {
-        self.note_tied(memory.shared_uses(), ticket, write, by);
-    }
-
     fn note_tied(&self, shared_uses: &Arc<SharedUses>, ticket: &Ticket, write: bool, by: Option<Arc<str>>) {
         // Forgotten tickets may be the last handles of a stream.
         let _later = Deferred::new();
@@ -285,25 +166,18 @@ impl GraphMemory {
         }
     }
 
-    /// Whether nodes of a capture write memory that starts at `start` after the node of `first`.
-    pub(super) fn writes_after(capture: &Capture, start: Address, first: &Ticket) -> Result<bool> {
-        let graph_memory = Self::of(capture)?;
-        let state = lock(&graph_memory.state);
-        let tied = state.tied.iter().find(|tied| tied.shared_uses.home == Home::Device(start));
-        let last = tied.and_then(|tied| tied.uses.write.as_ref());
-        Ok(last.is_some_and(|last| !last.stream().is(first.stream()) || last.number() != first.number()))
-    }
-
     /// The label of the node that last used own device memory of the graph, `beside` excepted, that still has an owner.
     pub(crate) fn kept_by(&self, beside: &[&Memory]) -> Option<Arc<str>> {
         let state = lock(&self.state);
         let mut kept = state.tied.iter().filter(|tied| tied.own && !tied.is_of(beside));
-        kept.find_map(|tied| if matches!(tied.shared_uses.home, Home::Device(_)) { tied.by.clone() } else { None })
+        kept.find_map(
+            |tied| if matches!(tied.shared_uses.location, Location::Device(_)) { tied.by.clone() } else { None },
+        )
     }
 
     /// True if an owner has dropped memory that was allocated before the capture.
     pub(crate) fn is_left_alone(&self) -> bool {
-        lock(&self.state).tied.iter().any(|tied| !tied.own && lock(&tied.shared_uses.kept).memory.is_some())
+        lock(&self.state).tied.iter().any(|tied| !tied.own && lock(&tied.shared_uses.state).give_back.is_some())
     }
 
     /// The label of a node that uses memory from before the capture, `beside` excepted, that no node of the other graph
@@ -355,15 +229,6 @@ impl GraphMemory {
         all.iter().for_each(|(shared_uses, write)| self.note_tied(shared_uses, ticket, *write, None));
     }
 
-    /// Uses of memory within the captures that this thread is in: waiting for them is an error.
-    pub(super) fn captured_uses(memory: &Memory, write: bool) -> SmallVec<[Ticket; 3]> {
-        let Some(shared_uses) = memory.shared_uses.get() else { return SmallVec::new() };
-        let of =
-            |graph_memory: Arc<Self>| lock(&graph_memory.state).find(shared_uses).map(|tied| tied.uses.open(write));
-        let graph_memories = Capture::entered().into_iter().filter_map(|capture| Self::of(&capture).ok());
-        graph_memories.filter_map(of).flatten().map(|(ticket, _)| ticket).collect()
-    }
-
     /// The capture is over: tickets of its streams have no meaning any more.
     pub(crate) fn capture_ended(&self, capture: &Capture) {
         // Forgotten tickets may be the last handles of a stream.
@@ -374,21 +239,21 @@ impl GraphMemory {
         state.outside.extend(outside);
         state.tied.iter_mut().for_each(|tied| tied.uses = Uses::default());
         // Memory without an owner needs no order with other uses.
-        let State { tied, shelf, .. } = &mut *state;
+        let State { tied, unowned, .. } = &mut *state;
         let (mut untied, mut fed) = (Vec::new(), Vec::new());
-        for memory in shelf.iter_mut() {
+        for (_, memory) in unowned.iter_mut() {
             let Some(shared_uses) =
-                memory.shared_uses.get().filter(|shared_uses| lock(&shared_uses.kept).graphs == 1).cloned()
+                memory.shared.get().filter(|shared_uses| lock(&shared_uses.state).graphs == 1).cloned()
             else {
                 continue;
             };
             let Some(at) = tied.iter().position(|tied| Arc::ptr_eq(&tied.shared_uses, &shared_uses)) else { continue };
             untied.push(tied.swap_remove(at));
-            memory.shared_uses.take();
+            memory.shared.take();
             let uses = std::mem::take(&mut *lock(&shared_uses.uses));
             // Streams used it before it was dropped.
             if uses.any_is(|_| true) {
-                fed.push((memory.home, uses.clone()));
+                fed.push((memory.location, uses.clone()));
             }
             memory.uses = uses.locked();
         }
@@ -399,7 +264,7 @@ impl GraphMemory {
 
     /// Bytes of the graph's own memory that has no owner.
     pub(crate) fn bytes(&self) -> u64 {
-        lock(&self.state).shelf.iter().map(|memory| memory.size).sum()
+        lock(&self.state).unowned.iter().map(|(_, memory)| memory.size).sum()
     }
 
     /// Enqueues a copy from host memory to memory of the graph's nodes. It comes after the launches so far, and later
@@ -426,27 +291,27 @@ impl GraphMemory {
         let (room, _use_lock) = stream.make_room(|| UseLock::take_when(|| self.is_lent() || from.is_lent()))?;
         from.before_read(stream)?;
         let mut state = lock(&self.state);
-        let graph_memories = |home: Home, size: usize| match home {
-            Home::Device(start) => to.0 >= start.0 && to.0 + bytes as u64 <= start.0 + size as u64,
-            Home::Host(_) => false,
+        let contains = |location: Location, size: usize| match location {
+            Location::Device(start) => to.0 >= start.0 && to.0 + bytes as u64 <= start.0 + size as u64,
+            Location::Host(_) => false,
         };
         let shared_uses = state
             .tied
             .iter()
-            .find(|tied| graph_memories(tied.shared_uses.home, tied.shared_uses.bytes))
+            .find(|tied| contains(tied.shared_uses.location, tied.shared_uses.bytes))
             .map(|tied| tied.shared_uses.clone());
-        let on_shelf = || state.shelf.iter().find(|memory| graph_memories(memory.home, memory.bytes));
+        let unowned = || state.unowned.iter().find(|(_, memory)| contains(memory.location, memory.bytes));
         let place = match &shared_uses {
-            Some(shared_uses) => Some((shared_uses.home, shared_uses.bytes)),
-            None => on_shelf().map(|memory| (memory.home, memory.bytes)),
+            Some(shared_uses) => Some((shared_uses.location, shared_uses.bytes)),
+            None => unowned().map(|(_, memory)| (memory.location, memory.bytes)),
         };
-        let Some((home, size)) = place else {
+        let Some((location, size)) = place else {
             return Err(Error::new(ErrorKind::Usage, "the copy's target is not memory of this graph"));
         };
         let launches = state.launches.all();
         let before = match &shared_uses {
             Some(shared_uses) => Some(lock(&shared_uses.uses).clone()),
-            None => state.fed.iter().find(|(fed, _)| *fed == home).map(|(_, uses)| uses.clone()),
+            None => state.fed.iter().find(|(fed, _)| *fed == location).map(|(_, uses)| uses.clone()),
         };
         drop(state);
         launches.iter().try_for_each(|launch| stream.wait_until_over(launch))?;
@@ -464,8 +329,8 @@ impl GraphMemory {
             None => {
                 let mut uses = Uses::default();
                 uses.written_by(&ticket);
-                state.fed.retain(|(fed, _)| *fed != home);
-                state.fed.push((home, uses));
+                state.fed.retain(|(fed, _)| *fed != location);
+                state.fed.push((location, uses));
                 state.launches.written_by(&ticket);
             }
         }
@@ -483,7 +348,7 @@ impl GraphMemory {
             return Ok(());
         }
         let ties: Vec<_> = lock(&self.state).tied.iter().map(|tied| tied.shared_uses.clone()).collect();
-        match ties.iter().any(Self::is_used_by_current) {
+        match ties.iter().any(is_used_by_current) {
             true => Err(takes_no_part(stream)),
             false => Ok(()),
         }
@@ -491,12 +356,6 @@ impl GraphMemory {
 
     pub(super) fn keeps(&self, shared_uses: &Arc<SharedUses>) -> bool {
         lock(&self.state).find(shared_uses).is_some()
-    }
-
-    /// Whether a node of a capture that this thread is in, at any level, uses this memory.
-    fn is_used_by_current(shared_uses: &Arc<SharedUses>) -> bool {
-        let uses = |graph_memory: Arc<Self>| lock(&graph_memory.state).find(shared_uses).is_some_and(|tied| tied.used);
-        Capture::entered().iter().any(|capture| Self::of(capture).is_ok_and(uses))
     }
 
     /// Orders a launch after the uses of all memory that its nodes use. Call it with the use lock held: tickets that
@@ -509,8 +368,8 @@ impl GraphMemory {
             }
         };
         let mut state = lock(&self.state);
-        // Launches do not read what earlier ones left on the shelf. While it is empty, launches may run concurrently.
-        state.after_all = !state.shelf.is_empty();
+        // Launches do not read what earlier ones left there. While it is empty, launches may run concurrently.
+        state.after_all = !state.unowned.is_empty();
         state.launches.each_open(state.after_all, |launch, _| add(launch, false));
         for tied in &state.tied {
             lock(&tied.shared_uses.uses).each_open(tied.writes, &mut add);
@@ -573,17 +432,107 @@ impl GraphMemory {
     }
 }
 
-fn is_over() -> Error {
-    Error::new(ErrorKind::Usage, "its capture is over: use another stream")
+impl CaptureMemory for GraphMemory {
+    fn reuse(&self, origin: &dyn Origin, bytes: usize, stream: &Stream) -> Result<Option<Owned>> {
+        let past = stream.past();
+        let mut state = lock(&self.state);
+        // Launches use the memory without an owner from then on, and no edge orders other work with them.
+        if state.over {
+            return Err(is_over());
+        }
+        let State { tied, unowned, keeps_apart, used_again, .. } = &mut *state;
+        if *keeps_apart {
+            return Ok(None);
+        }
+        let at = unowned.iter().position(|(own, memory)| {
+            let fits = memory.bytes == bytes && std::ptr::addr_eq(Arc::as_ptr(&own.origin), origin);
+            let uses = || {
+                memory
+                    .shared
+                    .get()
+                    .and_then(|shared_uses| tied.iter().find(|tied| Arc::ptr_eq(&tied.shared_uses, shared_uses)))
+            };
+            // Nodes of another graph, for example of a capture within this one, use it at any time, though it has no
+            // owner.
+            let is_shared = memory.shared.get().is_some_and(|shared_uses| lock(&shared_uses.state).graphs > 1);
+            fits && !is_shared && uses().is_none_or(|tied| tied.uses.all_are(&past))
+        });
+        *used_again |= at.is_some();
+        Ok(at.map(|at| {
+            let (own, mut memory) = unowned.swap_remove(at);
+            memory.origin = Some(own);
+            Owned::new(memory)
+        }))
+    }
+
+    fn adopt(&self, memory: &mut Memory) -> Result<()> {
+        {
+            let mut state = lock(&self.state);
+            // Another thread may have ended the capture since it was found.
+            if state.over {
+                return Err(is_over());
+            }
+            // So that it is known to be the capture's before its first use.
+            state.tied(memory.shared_uses()).own = true;
+        }
+        if let Some(origin) = memory.origin.take() {
+            memory.origin = Some(Arc::new(OwnOrigin { graph_memory: self.this.clone(), origin }));
+        }
+        Ok(())
+    }
+
+    fn before_use(&self, shared: &Arc<SharedUses>, stream: &Stream, write: bool) -> Result<()> {
+        if shared.of_node && !lock(&self.state).made.iter().any(|(made, _)| Arc::ptr_eq(made, shared)) {
+            let text = "a node of another graph allocates this memory, or it is freed by now: it exists only during \
+                        launches of its own graph, for nodes that are added to that graph";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        self.before_tied(shared, stream, write)
+    }
+
+    fn note_use(&self, shared: &Arc<SharedUses>, ticket: &Ticket, write: bool, label: Option<Arc<str>>) {
+        self.note_tied(shared, ticket, write, label);
+    }
+
+    fn open_uses(&self, shared: &Arc<SharedUses>, write: bool) -> SmallVec<[Ticket; 3]> {
+        let state = lock(&self.state);
+        let open = state.find(shared).map(|tied| tied.uses.open(write));
+        open.into_iter().flatten().map(|(ticket, _)| ticket).collect()
+    }
+
+    fn uses(&self, shared: &Arc<SharedUses>) -> bool {
+        lock(&self.state).find(shared).is_some_and(|tied| tied.used)
+    }
+
+    fn last_write(&self, start: Address) -> Option<Ticket> {
+        let state = lock(&self.state);
+        let tied = state.tied.iter().find(|tied| tied.shared_uses.location == Location::Device(start));
+        tied.and_then(|tied| tied.uses.write.clone())
+    }
 }
 
-fn takes_no_part(stream: &Stream) -> Error {
-    let text = format!(
-        "stream `{}` is not part of the capture whose nodes use the same memory: its work would run now, and at no \
-         launch; use a stream of the capture, in an operator `cx.stream()`",
-        stream.name()
-    );
-    Error::new(ErrorKind::Usage, text)
+/// Where a graph's own memory returns to: the graph, or after the graph its former origin.
+struct OwnOrigin {
+    graph_memory: Weak<GraphMemory>,
+    origin: Arc<dyn Origin>,
+}
+
+impl Origin for OwnOrigin {
+    #[cold]
+    fn take_back(self: Arc<Self>, memory: Box<Memory>) {
+        match self.graph_memory.upgrade() {
+            Some(graph_memory) => lock(&graph_memory.state).unowned.push((self, memory)),
+            None => self.origin.clone().take_back(memory),
+        }
+    }
+
+    fn own(&self, flow: usize, bytes: u64) {
+        self.origin.own(flow, bytes);
+    }
+
+    fn disown(&self, flow: usize, bytes: u64) {
+        self.origin.disown(flow, bytes);
+    }
 }
 
 impl State {
@@ -593,7 +542,7 @@ impl State {
 
     fn tied(&mut self, shared_uses: &Arc<SharedUses>) -> &mut Tied {
         let at = self.tied.iter().position(|tied| Arc::ptr_eq(&tied.shared_uses, shared_uses)).unwrap_or_else(|| {
-            lock(&shared_uses.kept).graphs += 1;
+            lock(&shared_uses.state).graphs += 1;
             let (shared_uses, uses) = (shared_uses.clone(), Uses::default());
             self.tied.push(Tied { shared_uses, used: false, writes: false, own: false, by: None, uses });
             self.tied.len() - 1
@@ -610,44 +559,44 @@ impl Tied {
     fn count(&mut self, write: bool) {
         let (reads, writes) = (!self.used, write && !self.writes);
         if reads || writes {
-            let mut kept = lock(&self.shared_uses.kept);
-            kept.readers += usize::from(reads);
-            kept.writers += usize::from(writes);
+            let mut shared = lock(&self.shared_uses.state);
+            shared.readers += usize::from(reads);
+            shared.writers += usize::from(writes);
             self.used = true;
             self.writes |= write;
         }
     }
 
     fn is_of(&self, these: &[&Memory]) -> bool {
-        these.iter().any(|memory| {
-            memory.shared_uses.get().is_some_and(|shared_uses| Arc::ptr_eq(shared_uses, &self.shared_uses))
-        })
+        these
+            .iter()
+            .any(|memory| memory.shared.get().is_some_and(|shared_uses| Arc::ptr_eq(shared_uses, &self.shared_uses)))
     }
 }
 
 impl Drop for Tied {
     fn drop(&mut self) {
-        let mut kept = lock(&self.shared_uses.kept);
-        kept.graphs -= 1;
-        kept.readers -= usize::from(self.used);
-        kept.writers -= usize::from(self.writes);
-        let memory = if kept.graphs == 0 { kept.memory.take() } else { None };
-        drop(kept);
-        if let Some(memory) = memory {
-            memory.give_back();
+        let mut shared = lock(&self.shared_uses.state);
+        shared.graphs -= 1;
+        shared.readers -= usize::from(self.used);
+        shared.writers -= usize::from(self.writes);
+        let give_back = if shared.graphs == 0 { shared.give_back.take() } else { None };
+        drop(shared);
+        if let Some(give_back) = give_back {
+            give_back();
         }
     }
 }
 
 impl Drop for GraphMemory {
     fn drop(&mut self) {
-        let State { shelf, launches, .. } = self.state.get_mut();
+        let State { unowned, launches, .. } = self.state.get_mut();
         let launches = launches.all();
-        for mut memory in shelf.drain(..) {
+        for (own, mut memory) in unowned.drain(..) {
             for launch in &launches {
                 let _forgotten = memory.own_uses().read_by(launch);
             }
-            memory.give_back();
+            own.take_back(memory);
         }
     }
 }
@@ -655,7 +604,7 @@ impl Drop for GraphMemory {
 impl fmt::Debug for GraphMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = lock(&self.state);
-        let (tied, own) = (state.tied.len(), state.shelf.len());
+        let (tied, own) = (state.tied.len(), state.unowned.len());
         drop(state);
         f.debug_struct("GraphMemory").field("tied", &tied).field("own", &own).finish_non_exhaustive()
     }
@@ -673,9 +622,9 @@ mod tests {
     use super::*;
     use crate::{
         Buffer,
-        device::{Emulated, Faults},
+        device::{Device, Emulated, Faults},
         graph::Graph,
-        memory::{DeviceSlice, ledger::Arena, transfer},
+        memory::{DeviceSlice, arena::Arena, heap::Request, transfer},
     };
 
     /// When woken, records whether the uses of memory can be locked.
@@ -697,7 +646,7 @@ mod tests {
             let looks = scope.spawn(move || {
                 for memory in memories {
                     begin.send(()).unwrap();
-                    while memory.shared_uses.get().is_none() {
+                    while memory.shared.get().is_none() {
                         assert!(!memory.uses().any_is(|_| true));
                     }
                 }
@@ -715,24 +664,17 @@ mod tests {
     #[test]
     fn a_capture_that_has_ended_hands_out_no_memory_of_its_graph() {
         let device = Device::emulated(Emulated::new());
-        let (graph, (stream, graph_memory)) = Graph::capture(&device, |capture| {
+        let (graph, stream) = Graph::capture(&device, |capture| {
             let stream = capture.stream().clone();
             let mut scratch = stream.alloc::<u32>(16)?;
             stream.fill(&mut scratch, 1)?;
-            let Origin::Graph { graph_memory, .. } = &scratch.view().memory.origin else {
-                panic!("allocated in a capture")
-            };
-            Ok((stream.clone(), graph_memory.upgrade().unwrap()))
+            Ok(stream.clone())
         })
         .unwrap();
+        let graph_memory = graph.graph_memory();
         for bytes in [64, 128] {
-            let asked = graph_memory.alloc(
-                Arena::of(&device).own(&device),
-                &device,
-                bytes,
-                Some(&stream),
-                RequestKind::Call(0),
-            );
+            let heap = Arena::of(&device).own(&device).clone();
+            let asked = heap.alloc_captured(&**graph_memory, &device, bytes, Some(&stream), Request::UNRESERVED);
             assert_eq!(asked.map(|_| ()).unwrap_err().kind(), ErrorKind::Usage);
         }
         assert_eq!(graph.own_bytes(), graph_memory.bytes(), "memory that its nodes use stays the graph's");
@@ -745,11 +687,8 @@ mod tests {
     fn a_launch_forgets_no_other_that_it_is_not_ordered_after() {
         let device = Device::emulated(Emulated::new());
         let [one, two] = [0, 1].map(|_| Stream::new(&device).unwrap());
-        let (_graph, scratch) = Graph::capture(&device, |capture| capture.stream().alloc::<u32>(4)).unwrap();
-        let Origin::Graph { graph_memory, .. } = &scratch.view().memory.origin else {
-            panic!("allocated in a capture")
-        };
-        let graph_memory = graph_memory.upgrade().unwrap();
+        let (graph, scratch) = Graph::capture(&device, |capture| capture.stream().alloc::<u32>(4)).unwrap();
+        let graph_memory = graph.graph_memory();
         let (go, wait) = mpsc::channel::<()>();
         one.host_function(move || _ = wait.recv()).unwrap();
         graph_memory.before_launch(&one).unwrap();

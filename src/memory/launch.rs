@@ -5,7 +5,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{DeviceSlice, DeviceSliceMut, buffer::Access, graph_memory::UseLock};
+use super::{DeviceSlice, DeviceSliceMut, buffer::Access, shared_uses::UseLock};
 use crate::{
     device::{
         KernelType,
@@ -80,7 +80,9 @@ impl<'a> Call<'a> {
             Given::Slice { access, .. } => Some(access.memory()),
             Given::Scalar(_) => None,
         });
-        let (room, _use_lock) = stream.make_room(|| UseLock::at(slices.clone())).map_err(|error| error.at(place()))?;
+        let (room, _use_lock) = stream
+            .make_room(|| UseLock::at(slices.clone().map(|memory| memory.shared.get())))
+            .map_err(|error| error.at(place()))?;
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(given.len());
         for arg in &mut given {
             args.push(match arg {
@@ -128,21 +130,21 @@ impl Shape {
     /// Grid and block for this number of elements; `None` if there is nothing to do.
     fn resolve(&self, elements: u64) -> Result<Option<([u32; 3], [u32; 3])>> {
         /// CUDA's limit for a grid's first dimension, since compute capability 3.0.
-        const MOST_BLOCKS: u64 = (1 << 31) - 1;
+        const MAX_BLOCKS: u64 = (1 << 31) - 1;
         /// CUDA's limits for all dimensions (CUDA C++ Programming Guide, technical specifications; the same for all
         /// GPUs that CUDA 12 supports).
-        const MOST_GRID: [u64; 3] = [MOST_BLOCKS, 65_535, 65_535];
+        const MAX_GRID: [u64; 3] = [MAX_BLOCKS, 65_535, 65_535];
         /// CUDA's limit for a block.
-        const MOST_THREADS: u64 = 1024;
+        const MAX_THREADS: u64 = 1024;
         let threads = self.threads.unwrap_or([256, 1, 1]);
         let per_block = threads.iter().try_fold(1_u64, |all, n| all.checked_mul(u64::from(*n)));
-        let Some(per_block) = per_block.filter(|all| *all <= MOST_THREADS) else {
-            let text = format!("a block of {threads:?} threads: at most {MOST_THREADS} in all");
+        let Some(per_block) = per_block.filter(|all| *all <= MAX_THREADS) else {
+            let text = format!("a block of {threads:?} threads: at most {MAX_THREADS} in all");
             return Err(Error::new(ErrorKind::Usage, text));
         };
-        let over = |grid: &[u32; 3]| grid.iter().zip(MOST_GRID).any(|(blocks, most)| u64::from(*blocks) > most);
+        let over = |grid: &[u32; 3]| grid.iter().zip(MAX_GRID).any(|(blocks, most)| u64::from(*blocks) > most);
         if let Some(blocks) = self.blocks.filter(over) {
-            let text = format!("a grid of {blocks:?} blocks: at most {MOST_GRID:?}");
+            let text = format!("a grid of {blocks:?} blocks: at most {MAX_GRID:?}");
             return Err(Error::new(ErrorKind::Usage, text));
         }
         if per_block == 0 || self.blocks.is_some_and(|blocks| blocks.contains(&0)) {
@@ -157,11 +159,11 @@ impl Shape {
         match self.blocks {
             Some(blocks) => Ok(Some((blocks, threads))),
             None if elements == 0 => Ok(None),
-            None => match u32::try_from(elements.div_ceil(per_block).min(MOST_BLOCKS + 1)) {
-                Ok(blocks) if u64::from(blocks) <= MOST_BLOCKS => Ok(Some(([blocks, 1, 1], threads))),
+            None => match u32::try_from(elements.div_ceil(per_block).min(MAX_BLOCKS + 1)) {
+                Ok(blocks) if u64::from(blocks) <= MAX_BLOCKS => Ok(Some(([blocks, 1, 1], threads))),
                 _ => Err(Error::new(
                     ErrorKind::Usage,
-                    format!("{elements} elements need more than {MOST_BLOCKS} blocks of {per_block}: set the grid"),
+                    format!("{elements} elements need more than {MAX_BLOCKS} blocks of {per_block}: set the grid"),
                 )),
             },
         }

@@ -9,12 +9,13 @@
 //!
 //! The driver decides what is reused and when. wakeline counts the requested bytes until the free has run.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use super::{
-    Home, Memory, Origin, Owned, Staging,
-    access::Uses,
-    heap::{Heap, RequestKind},
+    Location, Memory, Owned,
+    accounting::Extent,
+    heap::{Heap, Request},
+    piece::Origin,
 };
 use crate::{
     device::Device,
@@ -29,18 +30,18 @@ impl Heap {
         device: &Device,
         bytes: usize,
         stream: Option<&Stream>,
-        asker: RequestKind,
+        request: Request,
     ) -> Result<Owned> {
         let stream = stream.ok_or_else(|| {
             Error::new(ErrorKind::Usage, "stream-ordered memory needs a stream: pass one to `Allocator::alloc`")
         })?;
-        match self.try_alloc_on(device, bytes, stream, asker) {
+        match self.try_alloc_on(device, bytes, stream, request) {
             Err(error) if error.is_out_of_memory() => {
                 // Freed memory whose uses are done is counted as free now, and other allocators' cached memory may make
                 // room.
                 self.ledger.sweep(false);
                 self.ledger.trim(false);
-                let again = self.try_alloc_on(device, bytes, stream, asker);
+                let again = self.try_alloc_on(device, bytes, stream, request);
                 again.map_err(
                     |error| {
                         if error.is_out_of_memory() { self.exhausted(bytes as u64, Some(error)) } else { error }
@@ -56,14 +57,15 @@ impl Heap {
         device: &Device,
         bytes: usize,
         stream: &Stream,
-        asker: RequestKind,
+        request: Request,
     ) -> Result<Owned> {
         let size = bytes as u64;
+        let block = Extent { size, bytes: size };
         let mut state = lock(&self.state);
-        if !self.has_room(&state, size, asker) {
+        if !state.accounting.has_room(size, request.drawn()) {
             return Err(Error::new(ErrorKind::OutOfMemory, "no room"));
         }
-        state.count(size, size, asker.drawn());
+        state.accounting.hand_out_new(block, request.drawn());
         drop(state);
         let mut address = None;
         let room = stream.make_room(|| ());
@@ -75,27 +77,17 @@ impl Heap {
         });
         match (made, address) {
             (Ok(ticket), Some(address)) => {
-                lock(&self.state).came_from_driver();
-                self.ledger.add(size);
-                let mut uses = Uses::default();
-                uses.written_by(&ticket);
-                Ok(Owned::new(Box::new(Memory {
-                    device: device.clone(),
-                    home: Home::Device(address),
-                    bytes,
-                    size,
-                    lane: stream.id(),
-                    uses: uses.locked(),
-                    shared_uses: OnceLock::new(),
-                    staging: Staging::default(),
-                    account: None,
-                    origin: Origin::Ordered { heap: self.clone(), stream: stream.clone() },
-                })))
+                lock(&self.state).accounting.new_arrived(block);
+                let origin = OrderedOrigin { heap: self.clone(), stream: stream.clone() };
+                let location = Location::Device(address);
+                let mut memory = Memory::new(device.clone(), location, block, stream.id(), Arc::new(origin));
+                memory.own_uses().written_by(&ticket);
+                Ok(memory)
             }
             (made, _) => {
                 let mut state = lock(&self.state);
-                state.uncount(size, size, asker.drawn());
-                self.request_failed(state, asker);
+                state.accounting.new_failed(block, request.drawn());
+                self.request_failed(state, request);
                 Err(made.err().unwrap_or_else(|| {
                     Error::new(ErrorKind::Driver, "the driver returned no address for an allocation")
                 }))
@@ -104,53 +96,70 @@ impl Heap {
     }
 }
 
-impl Memory {
+/// Memory of the driver's own pool returns there through this stream.
+struct OrderedOrigin {
+    heap: Arc<Heap>,
+    stream: Stream,
+}
+
+impl Origin for OrderedOrigin {
     /// Frees it to the driver's pool, in stream order.
     #[cold]
-    pub(super) fn go_back_in_order(mut self: Box<Self>) {
-        match self.free_if_room(false) {
-            Freed::InTurn(stream) => self.shelve(Some(stream)),
-            Freed::Not => self.leak(),
-            Freed::Later => self.bind(|state, memory| state.aside.push(memory)),
+    fn take_back(self: Arc<Self>, memory: Box<Memory>) {
+        let Some(mut memory) = memory.unless_shared(&self) else { return };
+        let Self { heap, stream } = &*self;
+        let freed = free_if_room(&mut memory, stream, false);
+        memory.origin = Some(self.clone());
+        match freed {
+            Freed::Enqueued => heap.park_with(memory, |state, memory| state.free_lists.park(memory, Some(stream.id()))),
+            Freed::Not => heap.leak(&memory),
+            Freed::Later => {
+                heap.park_with(memory, |state, memory| state.unreturned.push((stream.clone(), memory)));
+            }
         }
     }
 
-    /// Enqueues the free, if the stream's queue has room. `asks`: the device may be queried for room.
-    fn free_if_room(&mut self, asks: bool) -> Freed {
-        let (Home::Device(address), Origin::Ordered { stream, .. }) = (self.home, &self.origin) else {
-            return Freed::Not;
-        };
-        if self.device.is_lost() {
-            return Freed::Not;
+    fn own(&self, flow: usize, bytes: u64) {
+        self.heap.own(flow, bytes);
+    }
+
+    fn disown(&self, flow: usize, bytes: u64) {
+        self.heap.disown(flow, bytes);
+    }
+}
+
+/// Enqueues the free, if the stream's queue has room. `asks`: the device may be queried for room.
+fn free_if_room(memory: &mut Memory, stream: &Stream, asks: bool) -> Freed {
+    let Location::Device(address) = memory.location else { return Freed::Not };
+    if memory.device.is_lost() {
+        return Freed::Not;
+    }
+    let Some(permit) = stream.room_if_any(asks) else { return Freed::Later };
+    let ordered = memory.own_uses().each(|ticket| stream.wait_until_over(ticket));
+    let freed = ordered.and_then(|()| {
+        // SAFETY: the address came from `alloc_on` of this device, its owner was dropped, and the stream comes after all
+        // work that was enqueued with it.
+        stream.enqueue(permit, |backend, raw| unsafe { backend.free_on(raw, address) })
+    });
+    match freed {
+        Ok(ticket) => {
+            memory.note_write(&ticket);
+            Freed::Enqueued
         }
-        let stream = stream.clone();
-        let Some(leave) = stream.room_if_any(asks) else { return Freed::Later };
-        let ordered = self.own_uses().each(|ticket| stream.wait_until_over(ticket));
-        let freed = ordered.and_then(|()| {
-            // SAFETY: the address came from `alloc_on` of this device, its owner was dropped, and the stream comes
-            // after all work that was enqueued with it.
-            stream.enqueue(leave, |backend, raw| unsafe { backend.free_on(raw, address) })
-        });
-        match freed {
-            Ok(ticket) => {
-                self.note_write(&ticket);
-                Freed::InTurn(stream.id())
+        Err(error) => {
+            if !error.is_device_lost() {
+                let bytes = memory.bytes;
+                log(move || tracing::error!(%error, bytes, "memory could not be given back"));
             }
-            Err(error) => {
-                if !error.is_device_lost() {
-                    let bytes = self.bytes;
-                    log(move || tracing::error!(%error, bytes, "memory could not be given back"));
-                }
-                Freed::Not
-            }
+            Freed::Not
         }
     }
 }
 
 /// The outcome of freeing memory that was dropped.
 enum Freed {
-    /// Enqueued on this stream.
-    InTurn(u64),
+    /// Enqueued on the stream.
+    Enqueued,
     /// The stream's queue is full.
     Later,
     /// Refused: the memory is leaked.
@@ -159,28 +168,28 @@ enum Freed {
 
 impl Heap {
     /// Enqueues the frees of memory that was dropped while its stream's queue was full, where there is room now. The
-    /// memory counts as bound all the while: a task that checks meanwhile finds that it will become free.
+    /// memory counts as parked all the while: a task that checks meanwhile finds that it will become free.
     pub(super) fn retry_frees(&self) {
         if !Capture::may_query_device() {
             return;
         }
-        let aside = std::mem::take(&mut lock(&self.state).aside);
+        let unreturned = std::mem::take(&mut lock(&self.state).unreturned);
         let mut full: Option<u64> = None;
-        for mut memory in aside {
-            let lane = memory.lane;
+        for (stream, mut memory) in unreturned {
             // One answer for all further memory of the same stream.
-            let freed = if full == Some(lane) { Freed::Later } else { memory.free_if_room(true) };
+            let is_full = full == Some(stream.id());
+            let freed = if is_full { Freed::Later } else { free_if_room(&mut memory, &stream, true) };
             let mut state = lock(&self.state);
             match freed {
-                Freed::InTurn(stream) => state.shelves.put_bound(memory, Some(stream)),
+                Freed::Enqueued => state.free_lists.park(memory, Some(stream.id())),
                 Freed::Later => {
-                    full = Some(lane);
-                    state.aside.push(memory);
+                    full = Some(stream.id());
+                    state.unreturned.push((stream, memory));
                 }
                 Freed::Not => {
-                    state.unbinds(&memory);
+                    state.accounting.leak_parked(memory.extent());
                     drop(state);
-                    memory.leak();
+                    self.leaked(&memory);
                 }
             }
         }
@@ -188,10 +197,7 @@ impl Heap {
 
     /// The end of the stream whose queue had no room for a free: once that has passed, there is room.
     pub(super) fn queue_end(&self) -> Option<Ticket> {
-        let stream = match &lock(&self.state).aside.first()?.origin {
-            Origin::Ordered { stream, .. } => stream.clone(),
-            _ => return None,
-        };
+        let stream = lock(&self.state).unreturned.first()?.0.clone();
         Some(stream.ticket())
     }
 }

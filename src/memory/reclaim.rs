@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!             no work uses it                          kept: for the next allocation; otherwise returned to the driver
-//!   dropped ───────────────────> idle ─────────────>
+//!   dropped ───────────────────> free ─────────────>
 //!      │ work uses it               ^
 //!      v                            │ its uses have passed: found by an allocation, or at the monitor's tick
-//!    bound ─────────────────────────┤
+//!   parked ─────────────────────────┤
 //!      │                            └ or handed out before that, to a stream that comes after them
 //!      │ the device is lost
 //!      └──> leaked, and counted
@@ -17,129 +17,125 @@ use std::{collections::HashMap, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{Home, Memory, Origin, access::Uses, free_lists::Bound, heap::Heap, heap_state::HeapState};
+use super::{
+    Location, Memory,
+    accounting::{Extent, Released},
+    free_lists::Bound,
+    heap::{Heap, HeapState, Kind},
+    piece::Origin,
+    uses::Uses,
+};
 use crate::{
     mutants::{self, Mutant},
     stream::{Streams, Ticket, capture::Capture},
     sync::{Deferred, lock, log},
 };
 
-impl Memory {
-    /// Returns it to its heap.
+impl Origin for Heap {
     #[inline]
-    pub(super) fn go_back(mut self: Box<Self>) {
-        let lane = self.lane;
-        let mut uses = self.own_uses();
+    fn take_back(self: Arc<Self>, memory: Box<Memory>) {
+        let Some(mut memory) = memory.unless_shared(&self) else { return };
+        if memory.is_staged() {
+            memory.forget_arrivals();
+        }
+        let own = memory.stream;
+        let mut uses = memory.own_uses();
         uses.forget_passed();
         if mutants::is(Mutant::EarlyReuse) {
             *uses = Uses::default();
         }
         let mut bound = uses.bound();
-        let is_simple = |bound| bound == Bound::Idle || bound == Bound::To(lane);
+        let is_simple = |bound| bound == Bound::ToNone || bound == Bound::To(own);
         if !is_simple(bound) && uses.any_is(Ticket::has_ended) {
             uses.forget_done();
             bound = uses.bound();
         }
         drop(uses);
-        if self.device.is_lost() {
-            return self.leak();
+        if memory.device.is_lost() {
+            return self.leak(&memory);
         }
         if !is_simple(bound) {
             // Other streams have to wait for these uses, and a mark that is made now covers no later work. On the
             // stream that the memory was allocated for, it is reused without a mark.
-            let _ = self.commit();
+            let _ = memory.commit();
         }
         match bound {
-            Bound::Idle => self.shelve_idle(),
-            Bound::To(stream) => self.shelve(Some(stream)),
-            Bound::ToSeveral => self.shelve(None),
+            Bound::ToNone => self.return_free(&memory),
+            Bound::To(stream) => self.park(memory, Some(stream)),
+            Bound::ToSeveral => self.park(memory, None),
         }
     }
 
-    /// Puts it in the free lists, bound to this stream or, without one, to several.
-    #[inline]
-    pub(super) fn shelve(self: Box<Self>, to: Option<u64>) {
-        self.bind(|state, memory| state.shelves.put_bound(memory, to));
+    fn own(&self, flow: usize, bytes: u64) {
+        lock(&self.state).accounting.own(flow, bytes);
+        // Tasks that wait for memory may decide differently now.
+        self.ledger.notify();
     }
 
-    /// Counts it as bound from now on, and stores it with `keep`.
-    #[inline]
-    pub(super) fn bind(self: Box<Self>, keep: impl FnOnce(&mut HeapState, Box<Self>)) {
-        // Owned: once the memory is in the free lists, other threads may take it and drop their handle of the heap.
-        let Some(heap) = self.origin.heap().cloned() else { return };
-        let mut state = lock(&heap.state);
-        state.binds(&self);
-        // Under the lock: a task that becomes hungry after this, and a sweep that stops, find the memory in the free
-        // lists.
-        let must_notify = heap.must_notify();
-        keep(&mut state, self);
-        drop(state);
-        if must_notify {
-            heap.keep_sweeping();
-            heap.ledger.notify();
-        }
-    }
-
-    fn shelve_idle(&self) {
-        let Some(heap) = self.origin.heap() else { return };
-        let (home, size, asked) = (self.home, self.size, self.bytes as u64);
-        let _gives = (!heap.keeps()).then(|| heap.ledger.returning());
-        let mut state = lock(&heap.state);
-        if heap.keeps() {
-            state.idle += size;
-            state.use_instead(asked, 0);
-            state.shelves.put_idle(size, home);
-            drop(state);
-        } else {
-            state.gone(size, asked);
-            state.leaving += size;
-            drop(state);
-            heap.release([(size, home)]);
-        }
-        heap.forget(asked);
-        heap.ledger.notify();
-    }
-
-    /// True if a use will never be known to be over: it is on a lost device. Exception: a lost emulated device other
-    /// than the memory's own is known to run nothing any more once it has stopped.
-    fn is_never_free(&self) -> bool {
-        let own = self.device.is_lost();
-        self.uses().any_is(|ticket| {
-            let device = ticket.stream().device();
-            device.is_lost() && (own || device.is_cuda()) && !ticket.is_done()
-        })
-    }
-
-    /// The device may still access it, and it will never be known when it no longer does.
-    #[cold]
-    pub(super) fn leak(&self) {
-        let Some(heap) = self.origin.heap() else { return };
-        lock(&heap.state).gone(self.size, self.bytes as u64);
-        heap.leaked(self);
+    fn disown(&self, flow: usize, bytes: u64) {
+        lock(&self.state).accounting.disown(flow, bytes);
     }
 }
 
 impl Heap {
-    /// It is neither in use nor waiting any more.
-    fn forget(&self, asked: u64) {
-        if !self.is_host() {
-            self.ledger.change(asked, 0);
+    /// Puts it in the free lists, bound to this stream or, without one, to several.
+    #[inline]
+    fn park(self: Arc<Self>, mut memory: Box<Memory>, to: Option<u64>) {
+        memory.origin = Some(self.clone());
+        self.park_with(memory, |state, memory| state.free_lists.park(memory, to));
+    }
+
+    /// Counts it as parked from now on, and stores it with `keep`.
+    #[inline]
+    pub(super) fn park_with(self: &Arc<Self>, memory: Box<Memory>, keep: impl FnOnce(&mut HeapState, Box<Memory>)) {
+        let mut state = lock(&self.state);
+        state.accounting.park(memory.extent());
+        // Under the lock: a task that becomes hungry after this, and a sweep that stops, find the memory in the free
+        // lists.
+        let must_notify = self.must_notify();
+        keep(&mut state, memory);
+        drop(state);
+        if must_notify {
+            self.keep_sweeping();
+            self.ledger.notify();
         }
     }
 
-    /// True if newly bound memory must be announced: to the completion monitor, or to tasks that wait for memory.
+    fn return_free(&self, memory: &Memory) {
+        let _gives = (!self.keeps()).then(|| self.ledger.returning());
+        let mut state = lock(&self.state);
+        state.accounting.return_free(memory.extent());
+        if self.keeps() {
+            state.free_lists.put_free(memory.size, memory.location);
+            drop(state);
+        } else {
+            state.accounting.return_to_driver(memory.size);
+            drop(state);
+            self.release([(memory.size, memory.location)]);
+        }
+        self.ledger.notify();
+    }
+
+    /// The device may still access it, and it will never be known when it no longer does.
+    #[cold]
+    pub(super) fn leak(&self, memory: &Memory) {
+        lock(&self.state).accounting.leak(memory.extent());
+        self.leaked(memory);
+    }
+
+    /// True if newly parked memory must be announced: to the completion monitor, or to tasks that wait for memory.
     #[inline]
     fn must_notify(&self) -> bool {
         !self.swept.is_on() || self.ledger.is_hungry()
     }
 
-    /// Makes the completion monitor sweep this heap while anything is bound.
+    /// Makes the completion monitor sweep this heap while anything is parked.
     #[cold]
     fn keep_sweeping(self: &Arc<Self>) {
         if self.swept.start()
             && let Some(device) = self.device.upgrade()
         {
-            // The heap keeps itself alive as long as anything is bound. What another sweep finds first is returned to
+            // The heap keeps itself alive as long as anything is parked. What another sweep finds first is returned to
             // the driver at once.
             let (heap, ledger) = (Arc::downgrade(self), self.ledger.clone());
             let tick = move || {
@@ -150,20 +146,20 @@ impl Heap {
         }
     }
 
-    /// True while anything is bound.
+    /// True while anything is parked.
     fn tick(&self) -> bool {
         self.sweep();
-        self.has_bound() || self.swept.stop(|| self.has_bound())
+        self.has_parked() || self.swept.stop(|| self.has_parked())
     }
 
-    pub(super) fn has_bound(&self) -> bool {
-        lock(&self.state).bound > 0
+    pub(super) fn has_parked(&self) -> bool {
+        lock(&self.state).accounting.parked() > 0
     }
 
-    /// Queries the progress of the streams that memory is bound to. Memory whose uses have passed becomes idle.
+    /// Queries the progress of the streams that memory is parked for. Memory whose uses have passed becomes free.
     pub(super) fn sweep(&self) {
         self.retry_frees();
-        let last: SmallVec<[Ticket; 4]> = last_of_each(lock(&self.state).shelves.ends());
+        let last: SmallVec<[Ticket; 4]> = last_of_each(lock(&self.state).free_lists.ends());
         if !last.is_empty() {
             self.observe(last, None);
         }
@@ -187,80 +183,76 @@ impl Heap {
         // Forgotten tickets may be the last handles of a stream.
         let _later = Deferred::new();
         let mut state = lock(&self.state);
-        let (mut sizes, mut asked, mut kept) = (0, 0, 0);
+        let mut settled = Extent::default();
         let mut passed: SmallVec<[Box<Memory>; 8]> = SmallVec::new();
-        state.shelves.settle(size, |memory| {
-            sizes += memory.size;
-            asked += memory.bytes as u64;
-            // Memory of the driver's own pool was already freed there.
-            let home = matches!(memory.origin, Origin::Heap(_)).then_some(memory.home);
-            kept += home.map_or(0, |_| memory.size);
+        // Memory of the driver's own pool was already freed there.
+        let at_driver = self.kind == Kind::StreamOrdered;
+        state.free_lists.settle(size, |memory| {
+            settled.size += memory.size;
+            settled.bytes += memory.bytes as u64;
+            let location = (!at_driver).then_some(memory.location);
             passed.push(memory);
-            home
+            location
         });
-        state.bound -= sizes;
-        state.waiting -= asked;
-        state.gone(sizes - kept, asked);
-        state.idle += kept;
-        let given_up = if self.keeps() { Vec::new() } else { state.drain_idle(u64::MAX) };
-        let leaked = if lost { state.drain_bound(Memory::is_never_free) } else { Vec::new() };
+        state.accounting.settle(settled, at_driver);
+        let evicted = if self.keeps() { Vec::new() } else { state.evict(u64::MAX) };
+        let leaked = if lost { state.leak_parked(is_never_free) } else { Vec::new() };
         drop(state);
         // Their handles of the device and of this heap are not dropped under the lock.
         drop(passed);
-        self.forget(asked);
-        self.release(given_up);
+        self.release(evicted);
         leaked.iter().for_each(|memory| self.leaked(memory));
-        if sizes > 0 {
+        if settled.size > 0 {
             self.ledger.notify();
         }
     }
 
-    /// Returns idle memory to the driver, and the number of bytes to the caller.
+    /// Returns free memory to the driver, and the number of bytes to the caller.
     pub(super) fn trim(&self) -> u64 {
         if self.has_blocks() {
             return 0;
         }
-        let given_up = lock(&self.state).drain_idle(u64::MAX);
-        let bytes = given_up.iter().map(|(size, _)| size).sum();
-        self.release(given_up);
+        let evicted = lock(&self.state).evict(u64::MAX);
+        let bytes = evicted.iter().map(|(size, _)| size).sum();
+        self.release(evicted);
         if bytes > 0 {
             self.ledger.notify_later();
         }
         bytes
     }
 
-    /// Frees blocks of these sizes, which count as leaving. Nothing uses them.
-    pub(super) fn release(&self, blocks: impl IntoIterator<Item = (u64, Home)>) {
-        let left = self.give_to_driver(blocks);
-        if left > 0 {
-            lock(&self.state).leaving -= left;
+    /// Returns blocks of these sizes, which count as leaving, to the driver. Nothing uses them.
+    pub(super) fn release(&self, blocks: impl IntoIterator<Item = (u64, Location)>) {
+        let released = self.give_to_driver(blocks);
+        if released.all > 0 {
+            lock(&self.state).accounting.released(released);
         }
     }
 
-    /// Returns the number of bytes. Takes no lock of the heap.
-    pub(super) fn give_to_driver(&self, blocks: impl IntoIterator<Item = (u64, Home)>) -> u64 {
-        let mut left = 0;
-        for (size, home) in blocks {
-            left += size;
-            let freed = match home {
+    /// Takes no lock of the heap.
+    fn give_to_driver(&self, blocks: impl IntoIterator<Item = (u64, Location)>) -> Released {
+        let mut released = Released::default();
+        for (size, location) in blocks {
+            released.all += size;
+            let freed = match location {
                 // SAFETY: the address came from `alloc` of this backend (`ask_driver`), its owner was dropped, and all
                 // its uses have passed, so no enqueued work accesses it.
-                Home::Device(address) => unsafe { self.backend.free(address) },
+                Location::Device(address) => unsafe { self.backend.free(address) },
                 // SAFETY: likewise from `alloc_host`, with this size.
-                Home::Host(pointer) => unsafe { self.backend.free_host(pointer, size as usize) },
+                Location::Host(pointer) => unsafe { self.backend.free_host(pointer, size as usize) },
             };
             match freed {
-                Ok(()) => self.ledger.give_back(size),
-                Err(error) if error.is_device_lost() => self.ledger.leak(size),
+                Ok(()) => released.returned += size,
+                Err(error) if error.is_device_lost() => released.leaked += size,
                 Err(error) => log(move || tracing::error!(%error, bytes = size, "memory could not be given back")),
             }
         }
-        left
+        released
     }
 
-    /// Counts it as leaked. Unfinished work of other devices may still use it: the lost device is kept alive until
+    /// Called once it counts as leaked. Unfinished work of other devices may still use it: the lost device is kept alive until
     /// then, since an emulated device frees its memory when it is dropped.
-    fn leaked(&self, memory: &Memory) {
+    pub(super) fn leaked(&self, memory: &Memory) {
         let own = memory.device.unchecked();
         let is_open = |ticket: &Ticket| ticket.stream().device().unchecked() != own && !ticket.is_done();
         let mut open = memory.uses().all();
@@ -276,8 +268,6 @@ impl Heap {
             Streams::of(&other).monitor().sweep(Box::new(goes_on));
         }
         let asked = memory.bytes as u64;
-        self.ledger.leak(asked);
-        self.forget(asked);
         self.ledger.notify();
         // Deferred: the memory may be dropped under a lock.
         log(move || tracing::warn!(bytes = asked, "memory of a lost device was leaked"));
@@ -286,9 +276,32 @@ impl Heap {
     /// The uses of the memory that was freed first, if any is bound; otherwise what memory that waits to be freed on
     /// its stream waits for.
     pub(super) fn oldest(&self) -> SmallVec<[Ticket; 4]> {
-        let first = first_of_each(lock(&self.state).shelves.firsts(None));
+        let first = first_of_each(lock(&self.state).free_lists.firsts(None));
         if first.is_empty() { self.queue_end().into_iter().collect() } else { first }
     }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // Nothing is parked: otherwise the completion monitor would hold this heap.
+        let evicted = self.state.get_mut().evict(u64::MAX);
+        // May run under the lock of another heap, if that dropped the last ticket of a stream.
+        let released = self.give_to_driver(evicted);
+        self.state.get_mut().accounting.released(released);
+        self.ledger.leave(self);
+        // The memory is the driver's again, and other allocators' waiters may need it.
+        self.ledger.notify();
+    }
+}
+
+/// True if a use of this memory will never be known to be over: it is on a lost device. Exception: a lost emulated device
+/// other than the memory's own is known to run nothing any more once it has stopped.
+fn is_never_free(memory: &Memory) -> bool {
+    let own = memory.device.is_lost();
+    memory.uses().any_is(|ticket| {
+        let device = ticket.stream().device();
+        device.is_lost() && (own || device.is_cuda()) && !ticket.is_done()
+    })
 }
 
 /// Up to this number, tickets are searched linearly.

@@ -1,4 +1,4 @@
-//! The numbers of a heap, and what is reserved for an operator's run ([`Reservation`]).
+//! [`Reservation`]: memory that is reserved for an operator's run.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -6,108 +6,39 @@ use std::{
 };
 
 use super::{
-    Allocator, Buffer, MOST_BYTES, MemoryStats, Plain,
-    buffer::bytes_of,
-    heap::{Heap, Kind, RequestKind},
-    heap_state::HeapState,
+    Allocator, Buffer, MAX_BYTES, Plain,
+    accounting::Accounting,
+    bytes_of,
+    heap::{Heap, Kind, Request},
     wait_queue::WaitSlot,
     waiting::Oldest,
 };
 use crate::{
-    error::{Error, ErrorKind, Result},
+    error::Result,
     stream::{Stream, Streams},
     sync::{Mutex, lock},
 };
 
 impl Heap {
-    /// The error for a failed request, with the numbers: in blocks for blocks. `cause`: the driver's error.
-    pub(super) fn exhausted(&self, bytes: u64, cause: Option<Error>) -> Error {
-        let mut text = format!("asked for {bytes} bytes; {}", self.used_in_words());
-        let stats = self.stats();
-        if !self.has_blocks() {
-            if stats.cached > 0 {
-                text += &format!(", {} are cached", stats.cached);
-            }
-            if let Some(capacity) = stats.capacity {
-                text += &format!(", of {capacity}");
-            }
-        }
-        // The driver refused, not the allocator's own limit: other processes may hold memory.
-        let refused = cause.filter(|_| self.has_room(&lock(&self.state), bytes, RequestKind::Call(0)));
-        let free = refused.as_ref().and_then(|_| self.backend.memory().ok()).map(|info| info.free);
-        if let Some(free) = free {
-            text += &format!("; the driver has {free} left");
-        }
-        let error = Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone());
-        match refused {
-            // The driver's error has another cause.
-            Some(cause) if free.is_none_or(|free| bytes <= free) => error.because(cause),
-            _ => error,
-        }
-    }
-
-    /// Adds advice where waiting helps.
-    pub(super) fn advise(&self, error: Error, bytes: u64) -> Error {
-        let stats = self.stats();
-        let ever = self.size_for(bytes).is_ok() && stats.capacity.is_none_or(|capacity| bytes <= capacity);
-        if error.is_out_of_memory() && ever && !stats.is_at_rest() {
-            return error.advise("`alloc_when_free` waits for memory");
-        }
-        error
-    }
-
-    /// The usage: in blocks for blocks.
-    pub(super) fn used_in_words(&self) -> String {
-        let state = lock(&self.state);
-        let (in_use, waiting, reserved, of) = match self.kind {
-            Kind::Blocks { bytes, count } => {
-                let [out, bound, reserved] = [state.out(), state.bound, state.reserved].map(|of| of / bytes);
-                (out, bound, reserved, format!(" of {count} blocks"))
-            }
-            _ => (state.in_use(), state.waiting, state.reserved, String::new()),
-        };
-        let mut text = format!("{in_use}{of} are in use, {waiting} wait for streams");
-        if reserved > 0 {
-            text += &format!(", {reserved} are reserved");
-        }
-        text
-    }
-
-    pub(super) fn stats(&self) -> MemoryStats {
-        let capacity = self.capacity();
-        let state = lock(&self.state);
-        MemoryStats {
-            in_use: state.in_use(),
-            waiting: state.waiting,
-            cached: state.idle,
-            reserved: state.reserved,
-            peak: state.peak,
-            capacity,
-            // Blocks are allocated from the driver in advance.
-            allocations: state.reused + if self.has_blocks() { 0 } else { state.from_driver },
-            reused: state.reused,
-            from_driver: state.from_driver,
-        }
-    }
-
     /// What prevents a reservation for an operator of this flow.
     pub(super) fn lacks(&self, bytes: u64, flow: usize) -> ReserveBlocker {
         let others = self.others();
         let state = lock(&self.state);
-        if self.fits(&state, bytes, others) {
+        if self.fits(&state.accounting, bytes, others) {
             return ReserveBlocker::Nothing;
         }
-        let bound = if self.has_blocks() && !self.is_host() { 0 } else { state.bound };
+        let counts = &state.accounting;
+        let parked = if self.has_blocks() && !self.is_host() { 0 } else { counts.parked() };
         let limit = self.capacity().unwrap_or(u64::MAX);
-        if bound > 0 && state.out().saturating_add(state.reserved).saturating_add(bytes) <= limit {
+        if parked > 0 && counts.out().saturating_add(counts.reserved()).saturating_add(bytes) <= limit {
             return ReserveBlocker::Streams;
         }
         let whole = if self.limit().is_some() || self.is_host() {
-            state.in_use()
+            counts.in_use()
         } else {
-            self.ledger.in_use().saturating_add(others)
+            self.ledger.totals.in_use().saturating_add(others)
         };
-        if state.owned(flow) >= whole.saturating_add(state.reserved) {
+        if counts.owned(flow) >= whole.saturating_add(counts.reserved()) {
             ReserveBlocker::OwnFlow
         } else {
             ReserveBlocker::Others
@@ -119,22 +50,17 @@ impl Heap {
         if self.limit().is_some() || self.is_host() { 0 } else { self.ledger.spare_blocks() }
     }
 
-    /// Bytes that are in use, or that a stream may still use.
-    pub(super) fn used(&self) -> u64 {
-        lock(&self.state).used
-    }
-
-    fn fits(&self, state: &HeapState, bytes: u64, others: u64) -> bool {
+    fn fits(&self, counts: &Accounting, bytes: u64, others: u64) -> bool {
         match self.limit() {
-            Some(_) => self.has_room(state, bytes, RequestKind::Call(0)),
+            Some(_) => counts.has_room(bytes, 0),
             // Other allocators of the device have their share.
             None => {
                 let used = if self.is_host() {
-                    state.out() + state.bound
+                    counts.out() + counts.parked()
                 } else {
-                    self.ledger.in_use().saturating_add(others)
+                    self.ledger.totals.in_use().saturating_add(others)
                 };
-                let taken = used.saturating_add(state.reserved).saturating_add(bytes);
+                let taken = used.saturating_add(counts.reserved()).saturating_add(bytes);
                 self.capacity().is_none_or(|capacity| taken <= capacity)
             }
         }
@@ -143,35 +69,24 @@ impl Heap {
     fn reserve(&self, bytes: u64, flow: usize) -> bool {
         let others = self.others();
         let mut state = lock(&self.state);
-        let reserved = state.reserved.checked_add(bytes).filter(|_| self.fits(&state, bytes, others));
-        if let Some(reserved) = reserved {
-            state.reserved = reserved;
-            state.own(flow, bytes);
+        let counts = &mut state.accounting;
+        let fits = counts.reserved().checked_add(bytes).is_some() && self.fits(counts, bytes, others);
+        if fits {
+            counts.reserve(flow, bytes);
         }
-        reserved.is_some()
+        fits
     }
 
     /// Returns what was not used of a reservation.
     fn unreserve(&self, bytes: u64, flow: usize) {
         if bytes > 0 {
-            let mut state = lock(&self.state);
-            state.reserved -= bytes;
-            state.disown(flow, bytes);
-            drop(state);
+            lock(&self.state).accounting.unreserve(flow, bytes);
             self.ledger.notify();
         }
     }
 
     pub(super) fn place(&self) -> &str {
         &self.place
-    }
-
-    /// If no memory is handed out or on its way back to the driver: a number that changes with each granted request,
-    /// each refused one that does not wait, and with idle memory that is given up.
-    pub(super) fn idle_mark(&self) -> Option<u64> {
-        let state = lock(&self.state);
-        let is_idle = state.out() + state.bound + state.reserved + state.leaving == 0;
-        is_idle.then(|| state.reused + state.from_driver + state.given_up + state.refused)
     }
 }
 
@@ -229,7 +144,7 @@ impl Reservation {
         if asked == 0 {
             return Some(format!("waits for 0 bytes of {allocator}: ask for at least 1"));
         }
-        let capacity = allocator.heap().capacity().unwrap_or(u64::MAX).min(MOST_BYTES as u64);
+        let capacity = allocator.heap().capacity().unwrap_or(u64::MAX).min(MAX_BYTES as u64);
         if self.bytes <= capacity {
             return None;
         }
@@ -263,7 +178,7 @@ impl Reservation {
         }
         // One run at a time. The rest of an earlier reservation is still here if a run was requested by hand.
         self.release();
-        let claimed = self.bytes <= MOST_BYTES as u64 && self.allocator.heap().reserve(self.bytes, self.flow());
+        let claimed = self.bytes <= MAX_BYTES as u64 && self.allocator.heap().reserve(self.bytes, self.flow());
         if claimed {
             *lock(&self.left) = self.bytes;
         }
@@ -292,10 +207,10 @@ impl Reservation {
             *left -= drawn;
             drawn
         };
-        let memory = heap.alloc(self.allocator.device(), bytes, stream, RequestKind::Call(drawn));
+        let memory = heap.alloc(self.allocator.device(), bytes, stream, Request::Immediate { drawn });
         match memory {
             Ok(memory) => {
-                lock(&heap.state).disown(self.flow(), drawn);
+                lock(&heap.state).accounting.disown(self.flow(), drawn);
                 Ok(Buffer::of_memory(memory, len))
             }
             Err(error) => {
@@ -320,7 +235,7 @@ impl Wait {
         Streams::waiter_added(allocator.device());
     }
 
-    /// True if bound memory has passed.
+    /// True if parked memory has passed.
     pub(crate) fn poll_oldest(&mut self, allocator: &Allocator, cx: &mut Context<'_>) -> bool {
         self.oldest.poll(allocator.heap(), cx).is_ready()
     }
@@ -354,6 +269,6 @@ mod tests {
         assert!(device.lost().is_none());
         assert!(own.alloc::<u8>(None, 64).unwrap_err().is_device_lost());
         own.release();
-        assert_eq!(lock(&allocator.heap().state).reserved, 0);
+        assert_eq!(lock(&allocator.heap().state).accounting.reserved(), 0);
     }
 }

@@ -1,6 +1,6 @@
 //! Copies and fills, tracked.
 
-use super::{DeviceSlice, DeviceSliceMut, Memory, Plain, graph_memory::UseLock};
+use super::{DeviceSlice, DeviceSliceMut, Memory, Plain, shared_uses::UseLock};
 use crate::{
     device::backend::{Address, Pattern},
     error::{Error, ErrorKind, Result},
@@ -35,7 +35,7 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
         return enqueue(stream, from, to, bytes);
     }
     let mut arrival = Memory::pinned_for(stream, bytes)?;
-    let (room, use_lock) = stream.make_room(|| UseLock::at([from, &*to].into_iter()))?;
+    let (room, use_lock) = stream.make_room(|| UseLock::at([from.shared.get(), to.shared.get()].into_iter()))?;
     // After earlier arrivals: all are accessed only once the last of them has arrived.
     to.before_overwrite(stream, bytes)?;
     let ticket = put(stream, room, from, &mut arrival, bytes)?;
@@ -47,7 +47,7 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
 
 /// Copies between memories that a device can access directly.
 fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<()> {
-    let (room, _use_lock) = stream.make_room(|| UseLock::at([from, &*to].into_iter()))?;
+    let (room, _use_lock) = stream.make_room(|| UseLock::at([from.shared.get(), to.shared.get()].into_iter()))?;
     put(stream, room, from, to, bytes).map(drop)
 }
 
@@ -59,8 +59,8 @@ fn put(stream: &Stream, room: EnqueuePermit<'_>, from: &Memory, to: &mut Memory,
     to.before_overwrite(stream, bytes)?;
     // SAFETY: both are at least `bytes` long, as the caller has checked. They stay valid until the copy is done: the
     // ticket is noted in both before any other code can drop them, and memory with an open ticket is not freed.
-    let ticket =
-        stream.enqueue(room, |backend, raw| unsafe { backend.copy(raw, to.place(), from.place(), bytes as u64) })?;
+    let ticket = stream
+        .enqueue(room, |backend, raw| unsafe { backend.copy(raw, to.endpoint(), from.endpoint(), bytes as u64) })?;
     from.note_read(&ticket);
     to.note_write(&ticket);
     Ok(ticket)

@@ -34,7 +34,7 @@ pub(super) struct WaitQueue(Mutex<State>);
 #[derive(Debug)]
 struct State {
     /// In order of arrival. `None` while the task is being woken.
-    line: BTreeMap<u64, Option<Waker>>,
+    queue: BTreeMap<u64, Option<Waker>>,
     aside: BTreeMap<u64, Option<Waker>>,
     /// The next key, for either map.
     next: u64,
@@ -46,7 +46,7 @@ pub(super) struct WaitSlot(Option<At>);
 
 #[derive(Clone, Copy, Debug)]
 enum At {
-    WaitQueue(u64),
+    Queue(u64),
     Side(u64),
 }
 
@@ -69,14 +69,14 @@ impl Default for Hunger {
 
 impl WaitQueue {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(State { line: BTreeMap::new(), aside: BTreeMap::new(), next: 0 }))
+        Self(Mutex::new(State { queue: BTreeMap::new(), aside: BTreeMap::new(), next: 0 }))
     }
 
     /// Registers the waker, at the queue's end if the task is not in it. True if the task is the first.
     pub(super) fn join(&self, hunger: &Hunger, place: &mut WaitSlot, waker: &Waker) -> bool {
         self.register(hunger, place, waker, |state, number| {
-            state.line.insert(number, None);
-            At::WaitQueue(number)
+            state.queue.insert(number, None);
+            At::Queue(number)
         })
     }
 
@@ -102,8 +102,8 @@ impl WaitQueue {
             }
             replaced = state.waker_of(place).and_then(|known| known.replace(new));
         }
-        let front = state.line.first_key_value().map(|(front, _)| *front);
-        let first = matches!((front, place.0), (Some(front), Some(At::WaitQueue(own))) if front == own);
+        let front = state.queue.first_key_value().map(|(front, _)| *front);
+        let first = matches!((front, place.0), (Some(front), Some(At::Queue(own))) if front == own);
         drop(state);
         replaced.into_iter().for_each(discard);
         first
@@ -115,20 +115,20 @@ impl WaitQueue {
         let Some(at) = place.0.take() else { return false };
         let mut state = lock(&self.0);
         let left = match at {
-            At::WaitQueue(number) => state.line.remove(&number),
+            At::Queue(number) => state.queue.remove(&number),
             At::Side(number) => state.aside.remove(&number),
         };
         drop(state);
         hunger.0.fetch_sub(1, Ordering::SeqCst);
         left.flatten().into_iter().for_each(discard);
-        matches!(at, At::WaitQueue(_))
+        matches!(at, At::Queue(_))
     }
 
     /// The first waker of the queue and all beside it, to be woken.
     pub(super) fn first(&self) -> WakeList {
         let mut state = lock(&self.0);
-        let State { line, aside, .. } = &mut *state;
-        let first = line.values_mut().next().and_then(Option::take);
+        let State { queue, aside, .. } = &mut *state;
+        let first = queue.values_mut().next().and_then(Option::take);
         let woken: WakeList = first.into_iter().chain(aside.values_mut().filter_map(Option::take)).collect();
         drop(state);
         woken
@@ -137,27 +137,27 @@ impl WaitQueue {
     /// Wakes all tasks in the queue and beside it: what they wait for will not happen, whether or not they are first.
     pub(super) fn wake_all(&self) {
         let mut state = lock(&self.0);
-        let State { line, aside, .. } = &mut *state;
-        let woken: WakeList = line.values_mut().chain(aside.values_mut()).filter_map(Option::take).collect();
+        let State { queue, aside, .. } = &mut *state;
+        let woken: WakeList = queue.values_mut().chain(aside.values_mut()).filter_map(Option::take).collect();
         drop(state);
         woken.wake();
     }
 
     pub(super) fn has_waiters(&self) -> bool {
         let state = lock(&self.0);
-        !(state.line.is_empty() && state.aside.is_empty())
+        !(state.queue.is_empty() && state.aside.is_empty())
     }
 
     /// True if no task waits in the queue: then tasks beside it may take memory.
     pub(super) fn is_empty(&self) -> bool {
-        lock(&self.0).line.is_empty()
+        lock(&self.0).queue.is_empty()
     }
 }
 
 impl State {
     fn waker_of(&mut self, place: &WaitSlot) -> Option<&mut Option<Waker>> {
         match place.0? {
-            At::WaitQueue(number) => self.line.get_mut(&number),
+            At::Queue(number) => self.queue.get_mut(&number),
             At::Side(number) => self.aside.get_mut(&number),
         }
     }

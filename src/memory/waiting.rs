@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   alloc_when_free:  join ──> first in the queue? ──yes──> memory is free ──> leave, wake the next
-//!                                   │ no                       │ none: waits for the oldest bound memory,
+//!                                   │ no                       │ none: waits for the oldest parked memory,
 //!                                   └── woken by one that left └── and memory that is put back wakes the first
 //! ```
 //!
@@ -22,8 +22,8 @@ use smallvec::SmallVec;
 
 use super::{
     HostAccess, Owned,
-    heap::{Heap, RequestKind},
-    ledger::Arena,
+    arena::Arena,
+    heap::{Heap, Request},
     wait_queue::WaitSlot,
 };
 use crate::{
@@ -41,7 +41,7 @@ struct Queued<'a> {
 
 impl Drop for Queued<'_> {
     fn drop(&mut self) {
-        if self.heap.line.leave(&self.heap.ledger.hunger, &mut self.place) {
+        if self.heap.queue.leave(&self.heap.ledger.hunger, &mut self.place) {
             self.heap.wake();
         }
     }
@@ -57,7 +57,7 @@ impl Heap {
         let mut own = Queued { heap: self, place: WaitSlot::default() };
         let (mut oldest, retry) = (Oldest::default(), Arc::new(AtomicBool::new(false)));
         let outcome = poll_fn(|cx| {
-            let is_first = self.line.join(&self.ledger.hunger, &mut own.place, cx.waker());
+            let is_first = self.queue.join(&self.ledger.hunger, &mut own.place, cx.waker());
             // Registered first: a loss that this check misses wakes the whole queue. The first task may never be polled
             // again.
             if let Err(lost) = device.check() {
@@ -70,7 +70,7 @@ impl Heap {
             loop {
                 // Before the attempt, which sees all memory that becomes free after this.
                 let before = self.ledger.idle_mark(self.is_host());
-                let error = match self.alloc(device, bytes, stream, RequestKind::WaitQueue) {
+                let error = match self.alloc(device, bytes, stream, Request::Queued) {
                     Err(error) if error.is_out_of_memory() => error,
                     outcome => return Poll::Ready(outcome),
                 };
@@ -119,37 +119,21 @@ impl Heap {
     fn may_come_unnotified(&self, device: &Device, bytes: usize) -> bool {
         let Ok(size) = self.size_for(bytes as u64) else { return false };
         let is_there = || device.backend().memory().is_ok_and(|memory| memory.free >= size);
-        !self.has_blocks()
-            && self.has_room(&lock(&self.state), size, RequestKind::WaitQueue)
-            && (device.is_cuda() || is_there())
-    }
-
-    /// Wakes the first task of the queue, and all beside it.
-    pub(super) fn wake(&self) {
-        self.line.first().wake();
-    }
-
-    /// Wakes all tasks in the queue and beside it: the device is lost.
-    pub(super) fn wake_all(&self) {
-        self.line.wake_all();
+        !self.has_blocks() && lock(&self.state).accounting.has_room(size, 0) && (device.is_cuda() || is_there())
     }
 
     /// Registers the waker beside the queue, until `unwatch`.
     pub(super) fn watch(&self, place: &mut WaitSlot, waker: &Waker) {
-        self.line.watch(&self.ledger.hunger, place, waker);
+        self.queue.watch(&self.ledger.hunger, place, waker);
     }
 
     pub(super) fn unwatch(&self, place: &mut WaitSlot) {
-        let _ = self.line.leave(&self.ledger.hunger, place);
-    }
-
-    pub(super) fn has_waiters(&self) -> bool {
-        self.line.has_waiters()
+        let _ = self.queue.leave(&self.ledger.hunger, place);
     }
 
     /// True while a task waits in the queue: then tasks beside it take nothing.
     pub(super) fn has_queue(&self) -> bool {
-        !self.line.is_empty()
+        !self.queue.is_empty()
     }
 }
 
@@ -160,7 +144,7 @@ impl Heap {
 /// Dropping the future changes nothing.
 pub(crate) async fn memory_passes(device: &Device) -> bool {
     let heaps = Arena::of(device).ledger.heaps(false);
-    let Some(heap) = heaps.iter().find(|heap| heap.has_bound()) else { return false };
+    let Some(heap) = heaps.iter().find(|heap| heap.has_parked()) else { return false };
     // If the completion monitor was quicker, it is already free.
     if let Some(first) = heap.oldest().first() {
         // If the device is lost, so is the memory: the next attempt returns the error.
@@ -177,7 +161,7 @@ pub(crate) async fn memory_passes(device: &Device) -> bool {
 pub(super) struct Oldest(Option<HostAccess>);
 
 impl Oldest {
-    /// Resolves when bound memory has passed and is idle. Pending for ever if none is bound: then the owner that drops
+    /// Resolves when parked memory has passed and is idle. Pending for ever if none is parked: then the owner that drops
     /// its memory notifies.
     pub(super) fn poll(&mut self, heap: &Heap, cx: &mut Context<'_>) -> Poll<()> {
         let access = match &mut self.0 {

@@ -12,30 +12,23 @@
 //! The owner is in a box that is not accessed until it is returned. So its memory stays at its address, even if the
 //! buffer is moved or forgotten. It is [staged](super::staging).
 
-use std::{
-    any::Any,
-    fmt,
-    marker::PhantomData,
-    mem::ManuallyDrop,
-    ptr::NonNull,
-    sync::{Arc, OnceLock},
-};
+use std::{any::Any, fmt, marker::PhantomData, mem::ManuallyDrop, ptr::NonNull, sync::Arc};
 
-use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::{
-    Buffer, Home, HostAccess, Memory, Origin, Owned, Plain,
-    access::Uses,
-    buffer::bytes_of,
-    ledger::Arena,
-    staging::{self, Staging},
+    Buffer, HostAccess, Location, Memory, Plain,
+    accounting::Extent,
+    arena::Arena,
+    bytes_of, host,
+    piece::{Arrivals, Origin},
+    uses::Uses,
 };
 use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
     stream::{Streams, Ticket},
-    sync::{Discarded, discard, proxied},
+    sync::{Discarded, Mutex, discard, lock, proxied},
 };
 
 /// Returns the user's memory that a buffer was made of, once the buffer is dropped.
@@ -62,11 +55,7 @@ pub struct Wrapped<O> {
 }
 
 /// Where a buffer of the user's memory is returned to.
-pub(super) struct User {
-    owner: Option<Owner>,
-    tell: Option<oneshot::Sender<Returned>>,
-    read_only: bool,
-}
+struct UserOrigin(Mutex<Option<(Owner, oneshot::Sender<Returned>)>>);
 
 /// The owner in a box. This is the only pointer to it except the one to its data; moving a `Box` would assert that no
 /// other exists.
@@ -102,13 +91,13 @@ impl Drop for Owner {
 struct Returned {
     owner: Option<Owner>,
     device: Device,
-    home: Home,
+    location: Location,
     bytes: usize,
     uses: Uses,
-    arrivals: SmallVec<[Arc<Owned>; 1]>,
+    arrivals: Arrivals,
 }
 
-// SAFETY: `home` points to the owner's memory, which nothing else accesses; only the holder of this value writes
+// SAFETY: `location` points to the owner's memory, which nothing else accesses; only the holder of this value writes
 // through it.
 unsafe impl Send for Returned {}
 
@@ -127,7 +116,7 @@ impl<T: Plain> Buffer<T> {
         // SAFETY: just created. The borrow ends when the buffer is dropped, before anything accesses the owner again.
         let data = unsafe { pointer.as_mut() }.as_mut();
         let (first, len) = (NonNull::from(&mut *data).cast::<u8>(), data.len());
-        Self::of_user(Device::host(), Home::Host(first), len, owner, false)
+        Self::of_user(Device::host(), Location::Host(first), len, owner, false)
     }
 
     /// As [`wrap`](Self::wrap), for memory that is only read: `Bytes`, a mapped file, an `Arc<[T]>`. Writing to it is
@@ -165,7 +154,7 @@ impl<T: Plain> Buffer<T> {
         // SAFETY: as in `wrap`; nothing writes to it.
         let data = unsafe { pointer.as_ref() }.as_ref();
         let (first, len) = (NonNull::from(data).cast::<u8>(), data.len());
-        Self::of_user(Device::host(), Home::Host(first), len, owner, true)
+        Self::of_user(Device::host(), Location::Host(first), len, owner, true)
     }
 
     /// Makes a buffer of page-locked memory that another library allocated and `owner` keeps. It is not staged:
@@ -192,7 +181,7 @@ impl<T: Plain> Buffer<T> {
         if !memory.is_aligned() {
             return Err(Error::new(ErrorKind::Usage, format!("{memory:?} is not aligned for the elements")));
         }
-        Self::of_user(device.clone(), Home::Host(memory.cast()), len, Owner::new(owner).0, false)
+        Self::of_user(device.clone(), Location::Host(memory.cast()), len, Owner::new(owner).0, false)
     }
 
     /// Makes a buffer of device memory that another library allocated and `owner` keeps.
@@ -214,12 +203,12 @@ impl<T: Plain> Buffer<T> {
             let text = format!("{address:#x} is not the address of aligned elements in the memory of {device}");
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        Self::of_user(device.clone(), Home::Device(Address(address)), len, Owner::new(owner).0, false)
+        Self::of_user(device.clone(), Location::Device(Address(address)), len, Owner::new(owner).0, false)
     }
 
     fn of_user<O: Send + 'static>(
         device: Device,
-        home: Home,
+        location: Location,
         len: usize,
         owner: Owner,
         read_only: bool,
@@ -228,16 +217,12 @@ impl<T: Plain> Buffer<T> {
         if bytes == 0 {
             return Err(Error::new(ErrorKind::Usage, "zero-length buffer: wrap at least one element"));
         }
-        let (tell, back) = oneshot::channel();
-        let user = User { owner: Some(owner), tell: Some(tell), read_only };
-        let origin = Origin::User(Box::new(user));
-        let size = bytes as u64;
-        let (uses, shared_uses, staging) = (Uses::default().locked(), OnceLock::new(), Staging::default());
-        let memory = Memory { device, home, bytes, size, lane: 0, uses, shared_uses, staging, account: None, origin };
-        Ok((
-            Self::of_memory(Owned::new(Box::new(memory)), len),
-            Wrapped { back: Discarded::new(back), of: PhantomData },
-        ))
+        let (sender, back) = oneshot::channel();
+        let origin = UserOrigin(Mutex::new(Some((owner, sender))));
+        let extent = Extent { size: bytes as u64, bytes: bytes as u64 };
+        let mut memory = Memory::new(device, location, extent, 0, Arc::new(origin));
+        memory.read_only = read_only;
+        Ok((Self::of_memory(memory, len), Wrapped { back: Discarded::new(back), of: PhantomData }))
     }
 }
 
@@ -274,7 +259,7 @@ impl Returned {
         }
         self.uses = Uses::default();
         // SAFETY: the owner is here, so nothing else has its memory, and no stream uses it.
-        unsafe { staging::transfer_arrivals(self.home, self.bytes, &mut self.arrivals) }
+        unsafe { host::transfer_arrivals(self.location, self.bytes, &mut self.arrivals) }
     }
 }
 
@@ -295,7 +280,7 @@ impl Drop for Returned {
 
 /// Keeps the owner until the uses have passed; for ever, if a device that may still use the memory is lost before.
 fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
-    let ledger = Arena::of(device).ledger.clone();
+    let totals = Arena::of(device).ledger.totals.clone();
     // The completion monitor ends with its device, so the device is kept alive until the uses are over: they may be
     // another device's.
     let (of, mut owner) = (device.clone(), Some(owner));
@@ -306,7 +291,7 @@ fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
             lost |= ticket.stream().device().is_lost() && !ticket.is_done();
         }
         if lost {
-            ledger.leak(bytes);
+            totals.leak(bytes);
             std::mem::forget(owner.take());
             return false;
         }
@@ -324,46 +309,17 @@ fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
     Streams::of(device).monitor().sweep(Box::new(tick));
 }
 
-impl User {
-    pub(super) fn give_back(&mut self, device: &Device, home: Home, bytes: usize, uses: Uses, staging: Staging) {
-        let owner = self.owner.take();
+impl Origin for UserOrigin {
+    fn take_back(self: Arc<Self>, memory: Box<Memory>) {
+        let Some(memory) = memory.unless_shared(&self) else { return };
+        let Some((owner, sender)) = lock(&self.0).take() else { return };
+        let Memory { device, location, bytes, uses, arrivals, .. } = *memory;
         // No stream accesses staged memory.
-        let uses = if device.is_host() { Uses::default() } else { uses };
-        let returned = Returned { owner, device: device.clone(), home, bytes, uses, arrivals: staging.into_inner() };
-        if let Some(tell) = self.tell.take() {
-            // Without the handle, the value is dropped here, and the user's memory with it.
-            discard(tell.send(returned));
-        }
-    }
-}
-
-impl Memory {
-    fn user(&self) -> Option<&User> {
-        match &self.origin {
-            Origin::User(user) => Some(user),
-            _ => None,
-        }
-    }
-
-    /// True for memory of the user that must not be written.
-    pub(crate) fn is_read_only(&self) -> bool {
-        self.user().is_some_and(|user| user.read_only)
-    }
-
-    pub(super) fn writable(&self) -> Result<()> {
-        match self.user() {
-            Some(user) if user.read_only => {
-                let text = "this memory is read-only (`Buffer::wrap_read_only`): copy it to a buffer first";
-                Err(Error::new(ErrorKind::Usage, text))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-impl fmt::Debug for User {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("User").field("read_only", &self.read_only).finish_non_exhaustive()
+        let uses = if device.is_host() { Uses::default() } else { uses.into_inner() };
+        let arrivals = arrivals.into_inner().map(|arrivals| arrivals.into_inner()).unwrap_or_default();
+        let returned = Returned { owner: Some(owner), device, location, bytes, uses, arrivals };
+        // Without the handle, the value is dropped here, and the user's memory with it.
+        discard(sender.send(returned));
     }
 }
 

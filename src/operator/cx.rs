@@ -227,7 +227,7 @@ impl Cx {
             (None, None, Some(stream)) => stream.alloc(len),
             (None, None, None) => Buffer::pinned(&self.device, len),
         };
-        Ok(made?.count_for(&self.account))
+        Ok(made?.charged_to(&self.account))
     }
 
     pub(super) fn memory_peak(&self) -> u64 {

@@ -18,7 +18,7 @@
 //! Order is transitive only through streams of one device. A device guarantees the order of its work only while it
 //! lives: when it is lost, waits for its work end, even if the work that it was waiting for on a third device has not
 //! passed. A wait for a stream of another device therefore merges no snapshot, and memory keeps earlier uses on other
-//! devices (`memory::access::Uses`).
+//! devices (`memory::uses::Uses`).
 //!
 //! The loss of another device taints tickets, too: see `stream/taint.rs`.
 //!

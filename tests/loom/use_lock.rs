@@ -1,9 +1,9 @@
-//! Model check of `memory/graph_memory/use_lock.rs`: a graph's launches, its updates, and other uses of the same memory. Around the
+//! Model check of `memory/use_lock.rs`: a graph's launches, its updates, and other uses of the same memory. Around the
 //! file are the locks that such a use takes, in their order: the use lock, the state of the launches, the uses of
 //! memory, the stream's order.
 
 #[allow(dead_code)]
-#[path = "../../src/memory/graph_memory/use_lock.rs"]
+#[path = "../../src/memory/use_lock.rs"]
 mod use_lock;
 
 use std::cell::Cell;

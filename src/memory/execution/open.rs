@@ -12,16 +12,16 @@
 //!
 //! The graph does not keep the memory at an open end. So a launch must be given all of it, or is an error.
 
-use super::Execution;
 use crate::{
     device::{
+        Device,
         backend::{Address, Endpoint, NodeWork, RawExec, RawNode, Refused},
-        recorder::Recorder,
+        graph_ir::Kind,
+        recorder::{Recorder, RecorderState},
     },
     error::{Error, ErrorKind, Result},
-    memory::{Memory, graph_memory::GraphMemory},
-    stream::{Stream, Streams, Ticket, capture::Capture},
-    sync::lock,
+    memory::{Memory, graphs},
+    stream::{Stream, Ticket, capture::Capture},
 };
 
 /// A node of a capture that will be an open end of the graph.
@@ -59,7 +59,9 @@ impl Opening {
 
     /// Whether the capture writes this memory after the node.
     pub(crate) fn is_written_after(&self, capture: &Capture) -> Result<bool> {
-        GraphMemory::writes_after(capture, self.within, &self.ticket)
+        let last = graphs::of(capture)?.last_write(self.within);
+        let own = &self.ticket;
+        Ok(last.is_some_and(|last| !last.stream().is(own.stream()) || last.number() != own.number()))
     }
 
     fn new(recorder: &Recorder, stream: &Stream, way: Way, memory: &Memory, bytes: usize) -> Result<Self> {
@@ -104,18 +106,18 @@ pub(crate) struct Given<'a> {
 impl End {
     pub(super) fn new(recorder: &Recorder, opening: &Opening) -> Result<Self> {
         let state = recorder.state();
-        let raw = super::raw_of(&state, opening.node).map_err(|refused| Error::new(ErrorKind::Usage, refused.why))?.0;
+        let raw = raw_of(&state, opening.node).map_err(|refused| Error::new(ErrorKind::Usage, refused.why))?.0;
         Ok(Self { raw, way: opening.way, within: opening.within, bytes: opening.bytes, on: true, outer: None })
     }
 
     /// Sets the outer end. True if the node copies these bytes from now on; if not, it is disabled.
-    fn set(&mut self, execution: &Execution, exec: RawExec, memory: &Memory, bytes: usize) -> Result<bool> {
-        let fits = (1..=self.bytes.min(memory.bytes())).contains(&bytes) && memory.is_at(&execution.device);
-        let place = memory.place();
+    pub(super) fn set(&mut self, device: &Device, exec: RawExec, memory: &Memory, bytes: usize) -> Result<bool> {
+        let fits = (1..=self.bytes.min(memory.bytes())).contains(&bytes) && memory.is_at(device);
+        let place = memory.endpoint();
         if fits && self.on && self.outer == Some((place, bytes)) {
             return Ok(true);
         }
-        let backend = execution.device.backend();
+        let backend = device.backend();
         self.outer = None;
         if fits {
             let (to, from) = match self.way {
@@ -146,7 +148,7 @@ impl End {
                 Way::In => given.read,
                 Way::Out => given.written,
             };
-            used && self.outer.is_some_and(|(at, bytes)| at == given.memory.place() && bytes <= given.memory.bytes())
+            used && self.outer.is_some_and(|(at, bytes)| at == given.memory.endpoint() && bytes <= given.memory.bytes())
         };
         if !self.on || given.iter().any(covers) {
             return Ok(());
@@ -159,19 +161,14 @@ fn wrong(refused: Result<(), Refused>) -> Result<bool> {
     refused.map(|()| true).map_err(|refused| Error::new(ErrorKind::Usage, refused.why))
 }
 
-impl Execution {
-    /// Launches from now on copy `bytes` bytes to or from this memory at an open end, and must be given it. False if
-    /// the node cannot do so: then they copy nothing there.
-    pub(crate) fn set_open_end(&self, end: usize, memory: &Memory, bytes: usize) -> Result<bool> {
-        self.device.check()?;
-        let set = {
-            let mut uses = lock(&self.uses);
-            match uses.ends.get_mut(end) {
-                Some(end) => end.set(self, self.raw, memory, bytes),
-                None => Err(Error::new(ErrorKind::Usage, "the exec has no such open end")),
-            }
-        };
-        if set.is_err() { Streams::of(&self.device).observe(set) } else { set }
+/// The driver's node, if there is exactly one.
+pub(super) fn raw_of(state: &RecorderState, node: usize) -> Result<(RawNode, Kind), Refused> {
+    match state.ir.get(node).map(|node| (node.kind, &*node.raw)) {
+        Some((kind, [raw])) if kind != Kind::External => Ok((*raw, kind)),
+        _ => Err(Refused {
+            node: None,
+            why: "it is another library's work, possibly several nodes of the driver".into(),
+        }),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Memory that no device copies from or to directly: that of [`Device::host`](crate::Device::host), including the
-//! user's own.
+//! The host's access to memory. Memory that no device copies from or to directly is staged: that of
+//! [`Device::host`](crate::Device::host), including the user's own.
 //!
 //! It is not page-locked. A direct copy would block: `cuMemcpyAsync` returns only when such memory has been copied,
 //! after all earlier work of the stream (CUDA Driver API, *API synchronization behavior*), and other users of the
@@ -12,56 +12,23 @@
 //!
 //! A launch of a graph would not repeat the host's part: in a capture such copies are errors.
 
-use std::{
-    ptr::NonNull,
-    sync::{Arc, OnceLock},
-};
+use std::{ptr::NonNull, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{Home, Memory, Owned};
+use super::{Location, Memory, Owned, piece::Arrivals};
 use crate::{
     error::{Error, ErrorKind, Result},
     stream::Stream,
-    sync::{Deferred, Level, Mutex, MutexGuard, lock},
+    sync::{Deferred, Level, Mutex, lock},
 };
-
-type Pieces = SmallVec<[Arc<Owned>; 1]>;
-
-/// Copies from devices that are not yet transferred to the memory, oldest first. Allocated at the first one.
-#[derive(Default)]
-pub(super) struct Staging(OnceLock<Box<Mutex<Pieces>>>);
-
-impl Staging {
-    fn pieces(&self) -> &Mutex<Pieces> {
-        self.0.get_or_init(|| Box::new(Mutex::at(Level::Arrivals, Pieces::new())))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Pieces> {
-        lock(self.pieces())
-    }
-
-    fn get_mut(&mut self) -> &mut Pieces {
-        self.pieces();
-        self.0.get_mut().expect("just made").get_mut()
-    }
-
-    #[inline]
-    fn is_empty(&self) -> bool {
-        self.0.get().is_none()
-    }
-
-    pub(super) fn into_inner(mut self) -> Pieces {
-        self.0.get_mut().map(|pieces| std::mem::take(pieces.get_mut())).unwrap_or_default()
-    }
-}
 
 /// Transfers the arrivals to the memory.
 ///
 /// # Safety
-/// The caller has exclusive access to `home`, host memory of `bytes` bytes; or there are no arrivals.
-pub(super) unsafe fn transfer_arrivals(home: Home, bytes: usize, arrivals: &mut Pieces) -> Result<()> {
-    let Home::Host(to) = home else { return Ok(()) };
+/// The caller has exclusive access to `location`, host memory of `bytes` bytes; or there are no arrivals.
+pub(super) unsafe fn transfer_arrivals(location: Location, bytes: usize, arrivals: &mut Arrivals) -> Result<()> {
+    let Location::Host(to) = location else { return Ok(()) };
     // All or none: while one of them is tainted, every access fails with its error, until the memory is overwritten.
     let all: SmallVec<[&[u8]; 1]> = arrivals.iter().map(|arrival| arrival.host_slice()).collect::<Result<_>>()?;
     for from in all {
@@ -73,10 +40,102 @@ pub(super) unsafe fn transfer_arrivals(home: Home, bytes: usize, arrivals: &mut 
 }
 
 impl Memory {
-    /// True if no device copies from or to it directly.
-    #[inline]
-    pub(super) fn is_staged(&self) -> bool {
-        self.device.is_host()
+    pub(crate) fn host_range(&self) -> Result<std::ops::Range<usize>> {
+        let start = self.host_pointer()?.addr().get();
+        Ok(start..start + self.bytes)
+    }
+
+    pub(super) fn host_pointer(&self) -> Result<NonNull<u8>> {
+        match self.location {
+            Location::Host(pointer) => Ok(pointer),
+            Location::Device(_) => Err(Error::new(
+                ErrorKind::Usage,
+                format!(
+                    "the host cannot access memory of {}: send the envelope to an operator on the host, or copy to \
+                     `Buffer::pinned` with `Stream::copy`",
+                    self.device
+                ),
+            )),
+        }
+    }
+
+    /// The bytes, for reading by the host. An error if a write is in flight.
+    pub(crate) fn host_slice(&self) -> Result<&[u8]> {
+        let pointer = self.host_pointer()?;
+        self.check_not_in_graph(false)?;
+        self.settled(false)?;
+        self.transfer_arrivals()?;
+        self.device.backend().host_access(pointer.as_ptr(), self.bytes, false)?;
+        self.is_borrowed(pointer, false);
+        // SAFETY: the memory is owned by this value, `bytes` long and initialised (`Backend` requires it). The device
+        // does not write to it while `&self` is borrowed: no write is in flight; no node of a graph, or of a capture
+        // that may become one, writes it (`check_not_in_graph`: a node is counted from before it is added until no launch of
+        // it can come any more); and a new write, or a new node that writes, needs `&mut self`.
+        Ok(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.bytes) })
+    }
+
+    /// The bytes, for writing by the host. An error if anything is in flight.
+    pub(crate) fn host_slice_mut(&mut self) -> Result<&mut [u8]> {
+        let pointer = self.host_pointer()?;
+        self.writable()?;
+        self.check_not_in_graph(true)?;
+        self.settled(true)?;
+        self.transfer_arrivals()?;
+        self.device.backend().host_access(pointer.as_ptr(), self.bytes, true)?;
+        self.is_borrowed(pointer, true);
+        // SAFETY: as in `host_slice`. The device neither reads nor writes it, no node of a graph or of a capture uses
+        // it, and any new use needs this value, which is borrowed exclusively.
+        Ok(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.bytes) })
+    }
+
+    fn settled(&self, write: bool) -> Result<()> {
+        // Forgotten tickets may be the last handles of a stream.
+        let _later = Deferred::new();
+        let mut uses = self.uses();
+        uses.forget_settled();
+        let open = uses.open(write);
+        drop(uses);
+        for (mut ticket, counts) in open {
+            if ticket.look()? {
+                if counts {
+                    ticket.sound()?;
+                }
+            } else {
+                let stream = ticket.stream().name().to_string();
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    format!(
+                        "the host would access memory that stream `{stream}` still uses: await `read()` or `write()` first"
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// True if all enqueued work on it is done and valid. Those uses are then forgotten, together with what their
+    /// streams are ordered after. Queries the device without waiting for it.
+    ///
+    /// # Errors
+    /// The error of that work.
+    pub(crate) fn forget_work(&mut self) -> Result<bool> {
+        // Kept until the end, so that no ticket is dropped under the lock.
+        let all = self.own_uses().all();
+        let open = self.own_uses().open(true);
+        for (mut ticket, counts) in open {
+            if !ticket.look()? {
+                return Ok(false);
+            }
+            // Whether a read is tainted does not matter for the memory.
+            if counts {
+                ticket.sound()?;
+            }
+        }
+        if !all.is_empty() {
+            self.own_uses().forget_passed();
+            self.forget_work_on_arrivals();
+        }
+        Ok(true)
     }
 
     /// An error for memory that devices cannot copy from and to directly.
@@ -89,19 +148,10 @@ impl Memory {
         Err(Error::new(ErrorKind::Usage, text))
     }
 
-    /// Discards its contents, and what is on its way to it. Nothing accesses it.
-    pub(super) fn forget_arrivals(&mut self) {
-        // Neither is dropped under a lock.
-        let uses = std::mem::take(&mut *self.own_uses());
-        drop((uses, std::mem::take(&mut self.staging)));
-    }
-
     /// For memory whose uses are done: the same for arrivals that are not yet transferred.
     pub(super) fn forget_work_on_arrivals(&self) {
-        if self.staging.is_empty() {
-            return;
-        }
-        let arrivals = self.staging.lock().clone();
+        let Some(arrivals) = self.arrivals.get() else { return };
+        let arrivals = lock(arrivals).clone();
         for arrival in arrivals {
             // Dropped after the lock.
             let open = arrival.uses().all();
@@ -126,11 +176,11 @@ impl Memory {
         let mut blank = None;
         let (now, arrivals) = loop {
             let _later = Deferred::new();
-            let mut arrivals = self.staging.lock();
+            let mut arrivals = lock(self.arrivals());
             if arrivals.iter().any(|arrival| !arrival.device().copies_with(stream.device())) {
                 // This device cannot copy from the arrival: transfers it to the host memory first, if it is done.
                 // SAFETY: as in `Memory::transfer_arrivals`.
-                unsafe { transfer_arrivals(self.home, self.bytes, &mut arrivals) }?;
+                unsafe { transfer_arrivals(self.location, self.bytes, &mut arrivals) }?;
             }
             let whole = arrivals.iter().rposition(|arrival| arrival.bytes() >= bytes);
             // No more arrive meanwhile, as that needs exclusive access to the value; and a transfer does not change the
@@ -156,9 +206,14 @@ impl Memory {
         arrivals.iter().try_for_each(|arrival| show(arrival, arrival.bytes().min(bytes)))
     }
 
+    fn arrivals(&self) -> &Mutex<Arrivals> {
+        self.arrivals.get_or_init(|| Box::new(Mutex::at(Level::Arrivals, Arrivals::new())))
+    }
+
     /// Adds an arrival, whose copy was enqueued.
     pub(super) fn arrives(&mut self, arrival: Owned) {
-        let arrivals = self.staging.get_mut();
+        self.arrivals();
+        let arrivals = self.arrivals.get_mut().expect("just made").get_mut();
         // The contents of arrivals that it covers completely are not needed any more.
         arrivals.retain(|before| before.bytes() > arrival.bytes());
         arrivals.push(Arc::new(arrival));
@@ -166,19 +221,17 @@ impl Memory {
 
     /// Transfers arrivals, before an access by the host. No write to the memory is in flight.
     pub(super) fn transfer_arrivals(&self) -> Result<()> {
-        if self.staging.is_empty() {
-            return Ok(());
-        }
+        let Some(arrivals) = self.arrivals.get() else { return Ok(()) };
         let _later = Deferred::new();
         // A concurrent access waits here until the transfer is done.
-        let mut arrivals = self.staging.lock();
+        let mut arrivals = lock(arrivals);
         if arrivals.is_empty() {
             return Ok(());
         }
         // SAFETY: the memory is owned by this value. No slice of it exists that was made before these arrivals: they
         // are added by `arrives`, which needs exclusive access; and none is made before they are transferred, under
         // this lock.
-        unsafe { transfer_arrivals(self.home, self.bytes, &mut arrivals) }
+        unsafe { transfer_arrivals(self.location, self.bytes, &mut arrivals) }
     }
 }
 
@@ -213,7 +266,7 @@ mod tests {
         for look in 0..3 {
             let error = mine.view().memory.transfer_arrivals().expect_err("one of the arrivals is tainted");
             assert!(error.is_device_lost(), "look {look}: {error}");
-            assert_eq!(mine.view().memory.staging.lock().len(), 2, "look {look}");
+            assert_eq!(lock(mine.view().memory.arrivals()).len(), 2, "look {look}");
         }
         stream.copy(&anew, &mut mine).unwrap();
         stream.synchronize_blocking().unwrap();

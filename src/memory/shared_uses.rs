@@ -5,8 +5,9 @@ use std::{cell::Cell, ops::Range, sync::Arc};
 use smallvec::SmallVec;
 
 use super::{
-    super::{Home, Memory, access::Uses},
+    Location,
     use_lock::{self, UseLocks},
+    uses::Uses,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -14,16 +15,19 @@ use crate::{
 };
 
 /// The uses of memory that graphs share with its owner.
-pub(in crate::memory) struct SharedUses {
-    pub(super) home: Home,
+pub(super) struct SharedUses {
+    pub(super) location: Location,
     pub(super) bytes: usize,
+    /// A node of a graph allocates the memory at each launch, and another node frees it.
+    pub(super) of_node: bool,
     /// The memory's uses.
-    pub(in crate::memory) uses: Mutex<Uses>,
-    pub(super) kept: Mutex<SharedState>,
+    pub(super) uses: Mutex<Uses>,
+    pub(super) state: Mutex<SharedState>,
     /// The thread that it is lent to, 0 for none. Changed only with a [`UseLock`] held.
-    pub(super) lent_to: AtomicUsize,
+    lent_to: AtomicUsize,
 }
 
+#[derive(Default)]
 pub(super) struct SharedState {
     /// Graphs, and captures that may become graphs.
     pub(super) graphs: usize,
@@ -31,12 +35,12 @@ pub(super) struct SharedState {
     /// another thread, or another capture, may build and launch the graph at any time after that.
     pub(super) readers: usize,
     pub(super) writers: usize,
-    /// The memory, once its owner has dropped it.
-    pub(super) memory: Option<Box<Memory>>,
+    /// Gives the memory back, once its owner has dropped it. Called when no graph uses it any more.
+    pub(super) give_back: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// The [use lock](super::use_lock). A thread that holds it may take it again.
-pub(in crate::memory) type UseLock = use_lock::UseLock<'static>;
+pub(super) type UseLock = use_lock::UseLock<'static>;
 
 static USE_LOCKS: UseLocks =
     UseLocks { lock: Mutex::at(Level::UseLock, ()), lent: AtomicUsize::new(0), returned: Condvar::new() };
@@ -47,35 +51,34 @@ thread_local! {
 
 impl UseLock {
     #[cold]
-    pub(in crate::memory) fn take() -> Self {
+    pub(super) fn take() -> Self {
         USE_LOCKS.take(|mine| MINE.replace(mine))
     }
 
     /// Takes the lock once `is_lent` is false: none of the memory to be used is [lent](LentUses) to another thread.
     #[cold]
-    pub(in crate::memory) fn take_when(is_lent: impl Fn() -> bool) -> Self {
+    pub(super) fn take_when(is_lent: impl Fn() -> bool) -> Self {
         USE_LOCKS.take_when(|mine| MINE.replace(mine), is_lent)
     }
 
-    /// Takes the lock, if graphs use any of these.
+    /// Takes the lock, if graphs use any of these pieces of memory.
     #[inline]
-    pub(in crate::memory) fn at<'m>(these: impl Iterator<Item = &'m Memory> + Clone) -> Option<Self> {
-        let tied = || these.clone().filter_map(|memory| memory.shared_uses.get());
-        tied().next()?;
-        Some(Self::take_when(|| these.clone().any(Memory::is_lent)))
+    pub(super) fn at<'m>(these: impl Iterator<Item = Option<&'m Arc<SharedUses>>> + Clone) -> Option<Self> {
+        these.clone().flatten().next()?;
+        Some(Self::take_when(|| these.clone().flatten().any(|shared| shared.is_lent())))
     }
 }
 
 /// Memory of graphs that is lent to a user's function until this is dropped, which takes the lock.
 #[derive(Default)]
 #[must_use]
-pub(in crate::memory) struct LentUses(SmallVec<[Arc<SharedUses>; 4]>);
+pub(super) struct LentUses(SmallVec<[Arc<SharedUses>; 4]>);
 
 impl LentUses {
     /// Lends these. Call it with the lock held.
-    pub(in crate::memory) fn new<'m>(these: impl Iterator<Item = &'m Memory>) -> Self {
+    pub(super) fn new<'m>(these: impl Iterator<Item = &'m Arc<SharedUses>>) -> Self {
         let mut lent = Self::default();
-        for shared_uses in these.filter_map(|memory| memory.shared_uses.get()) {
+        for shared_uses in these {
             // If an outer piece of external work of this thread has lent it, that one returns it.
             if shared_uses.lent_to.load(Ordering::Relaxed) == 0 {
                 shared_uses.lent_to.store(this_thread(), Ordering::Relaxed);
@@ -106,6 +109,15 @@ fn this_thread() -> usize {
 }
 
 impl SharedUses {
+    pub(super) fn new(location: Location, bytes: usize, uses: Uses) -> Self {
+        let (uses, state) = (uses.locked(), Mutex::new(SharedState::default()));
+        Self { location, bytes, of_node: false, uses, state, lent_to: AtomicUsize::new(0) }
+    }
+
+    pub(super) fn of_node(location: Location, bytes: usize) -> Self {
+        Self { of_node: true, ..Self::new(location, bytes, Uses::default()) }
+    }
+
     /// To another thread. Call it with the lock held.
     pub(super) fn is_lent(&self) -> bool {
         let thread = self.lent_to.load(Ordering::Relaxed);
@@ -113,16 +125,16 @@ impl SharedUses {
     }
 
     pub(super) fn lies_in(&self, host: &Range<usize>) -> bool {
-        match self.home {
-            Home::Host(start) => host.contains(&start.addr().get()),
-            Home::Device(_) => false,
+        match self.location {
+            Location::Host(start) => host.contains(&start.addr().get()),
+            Location::Device(_) => false,
         }
     }
 
     #[cold]
     pub(super) fn is_the_hosts(&self, write: bool) -> Result<()> {
-        let kept = lock(&self.kept);
-        if kept.writers == 0 && (!write || kept.readers == 0) {
+        let state = lock(&self.state);
+        if state.writers == 0 && (!write || state.readers == 0) {
             return Ok(());
         }
         let text = if write {

@@ -3,7 +3,7 @@
 //! ```text
 //!   take ──> check the uses of all memory that is used, and wait for them on the stream ──> enqueue ──> note ──> drop
 //!     │
-//!     └── if this thread graph_memories the lock already: no effect
+//!     └── if this thread holds the lock already: no effect
 //! ```
 //!
 //! A launch does not borrow its memory. If another use was enqueued between a launch's check and its note, neither

@@ -235,7 +235,7 @@ impl Uses {
     pub(super) fn bound(&self) -> Bound {
         let mut streams = self.iter().map(|ticket| ticket.stream().id());
         match streams.next() {
-            None => Bound::Idle,
+            None => Bound::ToNone,
             Some(first) if streams.all(|stream| stream == first) => Bound::To(first),
             Some(_) => Bound::ToSeveral,
         }
@@ -481,11 +481,11 @@ mod tests {
         let mut data = Buffer::from_slice(&main, &[1_u32; 4]).unwrap();
         main.synchronize_blocking().unwrap();
         let (go, held) = mpsc::channel::<()>();
-        let graph_memories = Stream::new(&other).unwrap();
-        graph_memories.host_function(move || _ = held.recv()).unwrap();
+        let blocker = Stream::new(&other).unwrap();
+        blocker.host_function(move || _ = held.recv()).unwrap();
         let reads = [(); 5].map(|()| {
             let its = Stream::new(&other).unwrap();
-            its.wait_for(&graph_memories).unwrap();
+            its.wait_for(&blocker).unwrap();
             its.copy(&data, &mut Buffer::new(&other, 4).unwrap()).unwrap();
             its
         });

@@ -1,0 +1,405 @@
+//! The accounting of memory: [`Accounting`] of a heap, [`DeviceTotals`] of a device, [`Account`] of an operator.
+//!
+//! ```text
+//!                   hand_out_new           park               settle
+//!   driver ─────────────────────> in use ────────> parked ───────────────> free ─────> leaving ─────> driver
+//!                                 ^    │ return_free  │    evict, return_idle  ^   │     released
+//!                                 │    └──────────────│────────────────────────┘   │
+//!                                 ├─ hand_out_parked ─┘                            │
+//!                                 └───────────────── hand_out_free ────────────────┘
+//! ```
+//!
+//! A block that is parked was freed, and a stream may still use it. It is free once its uses are complete. A block that
+//! is in use or parked can also leak: its device is lost, or refused to free it.
+//!
+//! The transitions are the only way to change a count. Each is called under the lock of its heap, together with the
+//! change of the free lists that it accounts for. This file uses neither device nor heap, and the tests compare all
+//! transitions with a model.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use smallvec::SmallVec;
+
+use super::MemoryStats;
+
+/// A block: its size, and the bytes that were requested of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) size: u64,
+    pub(super) bytes: u64,
+}
+
+/// The bytes of one heap by their state, and how often requests were granted.
+pub(super) struct Accounting {
+    device: Arc<DeviceTotals>,
+    /// Page-locked host memory, which does not count as the device's memory in use.
+    host: bool,
+    /// The most that the heap may hold.
+    limit: Option<u64>,
+    /// A request may get any parked block: its stream waits for the block's uses.
+    hands_out_parked: bool,
+    /// Bytes of blocks: of all, of those that are parked, and of those that are free. The others are in use.
+    held: u64,
+    parked: u64,
+    free: u64,
+    /// Bytes of blocks that are on their way back to the driver. The heap does not hold them any more.
+    leaving: u64,
+    /// Bytes as requested: of blocks in use or parked, and of those that are parked.
+    requested: u64,
+    requested_parked: u64,
+    /// The highest value of `requested`.
+    peak: u64,
+    /// Bytes that are reserved for runs that have started.
+    reserved: u64,
+    /// Bytes that are in use by, or reserved for, the operators of each flow.
+    owners: SmallVec<[(usize, u64); 1]>,
+    /// The number of requests that got a freed block.
+    reused: u64,
+    /// The number of blocks that the driver allocated.
+    from_driver: u64,
+    /// How often free blocks were evicted, and how often a request that does not wait was refused after it had counted.
+    evictions: u64,
+    refused: u64,
+}
+
+impl Accounting {
+    pub(super) fn new(device: &Arc<DeviceTotals>, host: bool, limit: Option<u64>, hands_out_parked: bool) -> Self {
+        Self {
+            device: device.clone(),
+            host,
+            limit,
+            hands_out_parked,
+            held: 0,
+            parked: 0,
+            free: 0,
+            leaving: 0,
+            requested: 0,
+            requested_parked: 0,
+            peak: 0,
+            reserved: 0,
+            owners: SmallVec::new(),
+            reused: 0,
+            from_driver: 0,
+            evictions: 0,
+            refused: 0,
+        }
+    }
+
+    /// Whether `size` more bytes may be handed out, in addition to what is reserved for other requests. `drawn`: the
+    /// bytes that are reserved for this one.
+    pub(super) fn has_room(&self, size: u64, drawn: u64) -> bool {
+        let Some(limit) = self.limit else { return true };
+        let taken = if self.hands_out_parked { self.out() } else { self.held - self.free };
+        let others = taken.saturating_add(self.reserved.saturating_sub(drawn));
+        others.saturating_add(size) <= limit
+    }
+
+    /// Bytes that must be evicted before the heap may hold `size` more.
+    pub(super) fn excess(&self, size: u64) -> u64 {
+        self.limit.map_or(0, |limit| (self.held + size).saturating_sub(limit))
+    }
+
+    /// The driver allocated a block in advance.
+    pub(super) fn add_free(&mut self, size: u64) {
+        self.held += size;
+        self.free += size;
+        self.from_driver += 1;
+    }
+
+    /// Counts a block as in use that the driver is about to allocate, so that no other request takes the same room.
+    /// [`new_arrived`](Self::new_arrived) or [`new_failed`](Self::new_failed) follows.
+    pub(super) fn hand_out_new(&mut self, block: Extent, drawn: u64) {
+        self.held += block.size;
+        self.requested += block.bytes;
+        self.reserved -= drawn;
+    }
+
+    pub(super) fn new_arrived(&mut self, block: Extent) {
+        self.from_driver += 1;
+        self.peak = self.peak.max(self.requested);
+        self.count_in_use(0, block.bytes);
+    }
+
+    pub(super) fn new_failed(&mut self, block: Extent, drawn: u64) {
+        self.held -= block.size;
+        self.requested -= block.bytes;
+        self.reserved += drawn;
+    }
+
+    #[inline]
+    pub(super) fn hand_out_free(&mut self, block: Extent, drawn: u64) {
+        self.free -= block.size;
+        self.granted(0, block.bytes, drawn);
+    }
+
+    /// `bytes`: what is now requested of it.
+    #[inline]
+    pub(super) fn hand_out_parked(&mut self, block: Extent, bytes: u64, drawn: u64) {
+        self.parked -= block.size;
+        self.requested_parked -= block.bytes;
+        self.granted(block.bytes, bytes, drawn);
+    }
+
+    #[inline]
+    fn granted(&mut self, before: u64, after: u64, drawn: u64) {
+        self.reserved -= drawn;
+        self.reused += 1;
+        self.request_instead(before, after);
+    }
+
+    /// A request failed after it had been granted: it has its reservation back.
+    pub(super) fn restore(&mut self, drawn: u64) {
+        self.reserved += drawn;
+    }
+
+    /// A request that does not wait was refused after it had counted.
+    pub(super) fn refuse(&mut self) {
+        self.refused += 1;
+    }
+
+    /// A block was freed, and a stream may still use it.
+    #[inline]
+    pub(super) fn park(&mut self, block: Extent) {
+        self.parked += block.size;
+        self.requested_parked += block.bytes;
+    }
+
+    /// The uses of a parked block are complete. It is free, or with `at_driver` already the driver's again.
+    pub(super) fn settle(&mut self, block: Extent, at_driver: bool) {
+        self.parked -= block.size;
+        self.requested_parked -= block.bytes;
+        self.request_instead(block.bytes, 0);
+        if at_driver {
+            self.held -= block.size;
+        } else {
+            self.free += block.size;
+        }
+    }
+
+    /// A block was freed, and no stream uses it.
+    pub(super) fn return_free(&mut self, block: Extent) {
+        self.free += block.size;
+        self.request_instead(block.bytes, 0);
+    }
+
+    /// A block in use can neither be reused nor freed.
+    pub(super) fn leak(&mut self, block: Extent) {
+        self.held -= block.size;
+        self.request_instead(block.bytes, 0);
+        self.device.leak(block.bytes);
+    }
+
+    /// A parked block can neither be reused nor freed.
+    pub(super) fn leak_parked(&mut self, block: Extent) {
+        self.parked -= block.size;
+        self.requested_parked -= block.bytes;
+        self.leak(block);
+    }
+
+    /// Free blocks of `size` bytes in all are on their way back to the driver. [`released`](Self::released) follows.
+    pub(super) fn return_to_driver(&mut self, size: u64) {
+        self.free -= size;
+        self.held -= size;
+        self.leaving += size;
+    }
+
+    /// The same for blocks that were cached.
+    pub(super) fn evict(&mut self, size: u64) {
+        self.return_to_driver(size);
+        self.evictions += u64::from(size > 0);
+    }
+
+    /// Blocks that were leaving have left.
+    pub(super) fn released(&mut self, left: Released) {
+        self.leaving -= left.all;
+        self.device.returned.fetch_add(left.returned, Ordering::SeqCst);
+        self.device.leak(left.leaked);
+    }
+
+    /// Reserves bytes for a run of an operator of this flow.
+    pub(super) fn reserve(&mut self, flow: usize, bytes: u64) {
+        self.reserved += bytes;
+        self.own(flow, bytes);
+    }
+
+    /// Returns what was not drawn of a reservation.
+    pub(super) fn unreserve(&mut self, flow: usize, bytes: u64) {
+        self.reserved -= bytes;
+        self.disown(flow, bytes);
+    }
+
+    /// Memory was handed out to this flow, or `bytes` of it were reserved.
+    pub(super) fn own(&mut self, flow: usize, bytes: u64) {
+        match self.owners.iter_mut().find(|(owner, _)| *owner == flow) {
+            Some((_, owned)) => *owned += bytes,
+            None => self.owners.push((flow, bytes)),
+        }
+    }
+
+    /// Such memory was freed, or a reservation drawn.
+    pub(super) fn disown(&mut self, flow: usize, bytes: u64) {
+        if let Some((_, owned)) = self.owners.iter_mut().find(|(owner, _)| *owner == flow) {
+            *owned -= bytes;
+        }
+        self.owners.retain(|(_, owned)| *owned > 0);
+    }
+
+    #[inline]
+    fn request_instead(&mut self, before: u64, after: u64) {
+        if before != after {
+            self.requested = self.requested - before + after;
+            self.peak = self.peak.max(self.requested);
+            self.count_in_use(before, after);
+        }
+    }
+
+    #[inline]
+    fn count_in_use(&self, before: u64, after: u64) {
+        if !self.host {
+            self.device.change(before, after);
+        }
+    }
+
+    /// Bytes of blocks that are in use.
+    pub(super) fn out(&self) -> u64 {
+        self.held - self.parked - self.free
+    }
+
+    /// Bytes of blocks that are parked.
+    pub(super) fn parked(&self) -> u64 {
+        self.parked
+    }
+
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    /// Bytes that are in use or parked, as requested.
+    pub(super) fn requested(&self) -> u64 {
+        self.requested
+    }
+
+    /// Bytes in use, as requested.
+    pub(super) fn in_use(&self) -> u64 {
+        self.requested - self.requested_parked
+    }
+
+    /// Bytes that operators of this flow have in use or reserved.
+    pub(super) fn owned(&self, flow: usize) -> u64 {
+        self.owners.iter().find(|(owner, _)| *owner == flow).map_or(0, |(_, owned)| *owned)
+    }
+
+    /// If nothing is in use, parked, reserved or leaving: a number that changes with each granted request, each refused
+    /// one that does not wait, and with each eviction.
+    pub(super) fn idle_mark(&self) -> Option<u64> {
+        let is_idle = self.out() + self.parked + self.reserved + self.leaving == 0;
+        is_idle.then(|| self.reused + self.from_driver + self.evictions + self.refused)
+    }
+
+    /// `in_advance`: the driver allocated all blocks before they were requested.
+    pub(super) fn stats(&self, capacity: Option<u64>, in_advance: bool) -> MemoryStats {
+        MemoryStats {
+            in_use: self.in_use(),
+            waiting: self.requested_parked,
+            cached: self.free,
+            reserved: self.reserved,
+            peak: self.peak,
+            capacity,
+            allocations: self.reused + if in_advance { 0 } else { self.from_driver },
+            reused: self.reused,
+            from_driver: self.from_driver,
+        }
+    }
+}
+
+/// Bytes of blocks that were to be returned to the driver.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Released {
+    pub(super) all: u64,
+    /// The driver has these.
+    pub(super) returned: u64,
+    /// The device was lost before.
+    pub(super) leaked: u64,
+}
+
+/// The sums over all heaps of a device.
+#[derive(Debug, Default)]
+pub(super) struct DeviceTotals {
+    /// Bytes of device memory that are in use or parked, as requested.
+    in_use: AtomicU64,
+    peak: AtomicU64,
+    /// Bytes of device and host memory.
+    leaked: AtomicU64,
+    /// Bytes that were ever returned to the driver.
+    returned: AtomicU64,
+}
+
+impl DeviceTotals {
+    /// Replaces `before` bytes in use with `after`.
+    #[inline]
+    fn change(&self, before: u64, after: u64) {
+        match after.checked_sub(before) {
+            Some(more) => {
+                let now = self.in_use.fetch_add(more, Ordering::Relaxed) + more;
+                self.peak.fetch_max(now, Ordering::Relaxed);
+            }
+            None => _ = self.in_use.fetch_sub(before - after, Ordering::Relaxed),
+        }
+    }
+
+    /// Memory can neither be reused nor freed. Called by itself for memory of no heap.
+    pub(super) fn leak(&self, bytes: u64) {
+        self.leaked.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn in_use(&self) -> u64 {
+        self.in_use.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn leaked(&self) -> u64 {
+        self.leaked.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn returned(&self) -> u64 {
+        self.returned.load(Ordering::SeqCst)
+    }
+}
+
+/// The memory that one operator has in use, and its peak.
+#[derive(Debug, Default)]
+pub(crate) struct Account {
+    /// A number that identifies its flow.
+    flow: usize,
+    in_use: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Account {
+    pub(crate) fn new(flow: usize) -> Self {
+        Self { flow, ..Self::default() }
+    }
+
+    pub(super) fn flow(&self) -> usize {
+        self.flow
+    }
+
+    pub(super) fn charge(&self, bytes: u64) {
+        let now = self.in_use.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    pub(super) fn discharge(&self, bytes: u64) {
+        self.in_use.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+}

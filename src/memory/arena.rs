@@ -1,0 +1,167 @@
+//! The [`Arena`] of a device: its ledger and its default heaps; and what concerns all heaps of a device at once.
+
+use std::{
+    sync::{Arc, OnceLock, Weak, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    MemoryStats,
+    heap::{Heap, Kind, Ledger},
+};
+use crate::{
+    device::{Device, MemoryInfo},
+    error::Result,
+    sync::lock,
+};
+
+/// How long a refused request waits for another thread that is returning memory to the driver. Bounded: that thread may
+/// be this one, further up its stack, or be in a driver call that waits for the device. Ten times what a
+/// runnable thread waits for its turn on a machine with three times as many threads as cores.
+const RETURN_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The ledger of a device, and its default heaps.
+pub(super) struct Arena {
+    pub(super) ledger: Arc<Ledger>,
+    own: OnceLock<Arc<Heap>>,
+    pinned: OnceLock<Arc<Heap>>,
+}
+
+impl Arena {
+    pub(super) fn of(device: &Device) -> Arc<Self> {
+        device.extension(|device| {
+            let ledger: Arc<Ledger> = Arc::default();
+            let observer: Weak<Ledger> = Arc::downgrade(&ledger);
+            device.on_loss(observer);
+            Arc::new(Self { ledger, own: OnceLock::new(), pinned: OnceLock::new() })
+        })
+    }
+
+    pub(super) fn own(&self, device: &Device) -> &Arc<Heap> {
+        self.own.get_or_init(|| Heap::new(device, &self.ledger, Kind::Unbounded, false, None))
+    }
+
+    pub(super) fn pinned(&self, device: &Device) -> &Arc<Heap> {
+        self.pinned.get_or_init(|| Heap::new(device, &self.ledger, Kind::Unbounded, true, None))
+    }
+}
+
+impl Ledger {
+    /// Calls `with` with the heaps. A heap whose owners drop it meanwhile is dropped here.
+    pub(super) fn visit<R>(&self, host: bool, with: impl FnOnce(&[Arc<Heap>]) -> R) -> R {
+        let _gives = self.returning();
+        let heaps = self.heaps(host);
+        with(&heaps)
+    }
+
+    /// Bytes of device memory in blocks that are not handed out: other allocators cannot get them.
+    pub(super) fn spare_blocks(&self) -> u64 {
+        let spare = |heap: &Arc<Heap>| {
+            heap.limit().map_or(0, |limit| limit.saturating_sub(lock(&heap.state).accounting.requested()))
+        };
+        self.visit(false, |heaps| heaps.iter().filter(|heap| heap.has_blocks()).map(spare).sum())
+    }
+
+    /// Queries the device for which of the parked memory is done.
+    pub(super) fn sweep(&self, host: bool) {
+        self.visit(host, |heaps| heaps.iter().for_each(|heap| heap.sweep()));
+    }
+
+    /// Returns idle memory to the driver, and the number of bytes to the caller.
+    pub(super) fn trim(&self, host: bool) -> u64 {
+        self.visit(host, |heaps| heaps.iter().map(|heap| heap.trim()).sum())
+    }
+
+    /// Called when the driver has no more memory. Returns freed memory that is done or cached to the driver, also of
+    /// dropped allocators, and waits at most [`RETURN_TIMEOUT`] for other threads that are returning some. True if any
+    /// was returned since [`returned`](DeviceTotals::returned) was `before`.
+    pub(super) fn make_room(&self, host: bool, before: u64) -> bool {
+        self.sweep(host);
+        self.trim(host);
+        let until = Instant::now() + RETURN_TIMEOUT;
+        while self.is_leaving() && Instant::now() < until {
+            thread::yield_now();
+        }
+        self.totals.returned() > before
+    }
+
+    /// If no memory is handed out: a number. Between two calls with the same number, none was handed out.
+    pub(super) fn idle_mark(&self, host: bool) -> Option<u64> {
+        let _gives = self.returning();
+        let all = lock(&self.heaps).clone();
+        let all: Vec<_> = all.iter().map(Weak::upgrade).collect();
+        let is_leaving = self.ending.load(Ordering::SeqCst) > 0 || all.iter().any(Option::is_none);
+        let of_kind = all.iter().flatten().filter(|heap| heap.is_host() == host);
+        if is_leaving { None } else { of_kind.map(|heap| lock(&heap.state).accounting.idle_mark()).sum() }
+    }
+
+    /// True while a thread returns memory to the driver, or may be about to.
+    fn is_leaving(&self) -> bool {
+        self.returners.load(Ordering::SeqCst) > 0 || lock(&self.heaps).iter().any(|heap| heap.strong_count() == 0)
+    }
+}
+
+impl Device {
+    /// Free and total bytes of its memory as the driver reports them. Memory that wakeline caches counts as free,
+    /// [blocks](super::Allocator::blocks) do not.
+    ///
+    /// # Errors
+    /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault, [`Driver`](crate::ErrorKind::Driver) if the driver
+    /// does not report it.
+    pub fn memory(&self) -> Result<MemoryInfo> {
+        let info = self.backend().memory()?;
+        let kept = |heap: &Arc<Heap>| if heap.has_blocks() { 0 } else { heap.stats().cached };
+        let kept: u64 = Arena::of(self).ledger.visit(false, |heaps| heaps.iter().map(kept).sum());
+        Ok(MemoryInfo { free: info.free.saturating_add(kept).min(info.total), ..info })
+    }
+
+    /// The sum over all allocators of its memory.
+    ///
+    /// ```
+    /// use wakeline::{Buffer, device::{Device, Emulated}};
+    ///
+    /// let device = Device::emulated(Emulated::new());
+    /// let buffer = Buffer::<u8>::new(&device, 1 << 10)?;
+    /// assert_eq!(device.memory_stats().in_use, 1 << 10);
+    /// drop(buffer);
+    /// assert_eq!(device.memory_stats().cached, 1 << 10);
+    /// assert_eq!(device.trim_memory(), 1 << 10);
+    /// # Ok::<(), wakeline::Error>(())
+    /// ```
+    pub fn memory_stats(&self) -> MemoryStats {
+        let arena = Arena::of(self);
+        arena.ledger.sweep(false);
+        let capacity = self.backend().memory().ok().map(|info| info.total);
+        let sum = arena.ledger.visit(false, |heaps| MemoryStats::sum(heaps.iter().map(|heap| heap.stats())));
+        MemoryStats { capacity, peak: arena.ledger.totals.peak(), ..sum }
+    }
+
+    /// The same for page-locked host memory near it.
+    pub fn pinned_memory_stats(&self) -> MemoryStats {
+        let arena = Arena::of(self);
+        arena.ledger.sweep(true);
+        arena.ledger.visit(true, |heaps| MemoryStats::sum(heaps.iter().map(|heap| heap.stats())))
+    }
+
+    /// Returns the cached device memory to the driver, and the number of bytes to the caller.
+    pub fn trim_memory(&self) -> u64 {
+        Arena::of(self).ledger.trim(false)
+    }
+
+    /// Bytes of device memory that wakeline has in use now: allocated, or freed while a stream may still use them.
+    pub fn memory_in_use(&self) -> u64 {
+        Arena::of(self).ledger.totals.in_use()
+    }
+
+    /// Bytes of device and host memory that were leaked when the device was lost: memory that it may still access is
+    /// not reused.
+    pub fn memory_leaked(&self) -> u64 {
+        Arena::of(self).ledger.totals.leaked()
+    }
+
+    /// The largest number of bytes of device memory that wakeline had in use at once.
+    pub fn memory_peak(&self) -> u64 {
+        Arena::of(self).ledger.totals.peak()
+    }
+}

@@ -1,0 +1,27 @@
+//! [`Location`]: where a piece of memory is.
+
+use std::ptr::NonNull;
+
+use crate::device::backend::{Address, Endpoint};
+
+/// The location of a piece of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Location {
+    Device(Address),
+    Host(NonNull<u8>),
+}
+
+// SAFETY: a plain location. Code that accesses it must own or borrow the memory.
+unsafe impl Send for Location {}
+// SAFETY: as above.
+unsafe impl Sync for Location {}
+
+impl Location {
+    /// One end of a copy.
+    pub(super) fn endpoint(self) -> Endpoint {
+        match self {
+            Self::Device(address) => Endpoint::Device(address),
+            Self::Host(pointer) => Endpoint::Host(pointer.as_ptr()),
+        }
+    }
+}

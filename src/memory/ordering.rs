@@ -1,0 +1,147 @@
+//! The order of the uses of a piece of memory: each use makes its stream wait for the uses that it must come after, and is
+//! then noted.
+
+use smallvec::SmallVec;
+
+use super::{HostAccess, Memory, uses::ask_readers};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    mutants::{self, Mutant},
+    stream::{Stream, Ticket},
+    sync::Deferred,
+};
+
+impl Memory {
+    pub(crate) fn before_read(&self, stream: &Stream) -> Result<()> {
+        self.on_known_device(stream)?;
+        if let Some(capture) = stream.capture() {
+            return self.before_captured(stream, capture, false);
+        }
+        self.is_not_captured(stream)?;
+        if !self.device.tracked() {
+            return self.before_untracked(stream, false);
+        }
+        if mutants::is(Mutant::MissingWait) {
+            return Ok(());
+        }
+        // Not under the lock: a wait may wake tasks.
+        let uses = self.uses().before_reads();
+        uses.before_read(stream, self.survives_other_devices())
+    }
+
+    /// Makes `stream` wait for the uses that a write must come after. The write may read the contents, or leave a part
+    /// of them.
+    #[inline]
+    pub(crate) fn before_write(&mut self, stream: &Stream) -> Result<()> {
+        self.before_write_of(stream, false)
+    }
+
+    /// The same for a write that overwrites the first `bytes` bytes without reading them.
+    #[inline]
+    pub(crate) fn before_overwrite(&mut self, stream: &Stream, bytes: usize) -> Result<()> {
+        self.before_write_of(stream, bytes >= self.bytes)
+    }
+
+    #[inline]
+    fn before_write_of(&mut self, stream: &Stream, whole: bool) -> Result<()> {
+        self.on_known_device(stream)?;
+        if let Some(capture) = stream.capture() {
+            return self.before_captured(stream, capture, true);
+        }
+        self.is_not_captured(stream)?;
+        if !self.device.tracked() {
+            return self.before_untracked(stream, true);
+        }
+        if self.shared.get().is_some() {
+            // Not under the lock: a wait may wake tasks.
+            let uses = self.uses().clone();
+            return uses.before_write(stream, whole, self.survives_other_devices());
+        }
+        let outlives = self.survives_other_devices();
+        self.own_uses().before_write(stream, whole, outlives)
+    }
+
+    /// Called before a write or a read if the test hook has disabled the tracking of the memory's device. The order of
+    /// two streams on untracked devices is left to the race checker. It does not see streams of an unchecked handle, so
+    /// those are ordered all the same.
+    #[cold]
+    fn before_untracked(&self, stream: &Stream, write: bool) -> Result<()> {
+        let open: SmallVec<[Ticket; 3]> = if write { self.uses().all() } else { self.uses().before_reads().all() };
+        let is_tracked = |ticket: &&Ticket| stream.device().tracked() || ticket.stream().device().tracked();
+        open.iter().filter(is_tracked).try_for_each(|ticket| stream.wait(ticket))
+    }
+
+    #[inline]
+    fn on_known_device(&self, stream: &Stream) -> Result<()> {
+        if self.device.copies_with(stream.device()) {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Usage,
+            format!("{} cannot reach memory of {}: copy it through the host", stream.device(), self.device),
+        ))
+    }
+
+    pub(crate) fn note_read(&self, ticket: &Ticket) {
+        match ticket.stream().capture() {
+            None => {
+                // The forgotten tickets are dropped without the lock.
+                let noted = self.uses().read_by(ticket);
+                if noted.are_many {
+                    ask_readers(|with| with(&mut self.uses()));
+                }
+            }
+            Some(capture) => self.note_captured(ticket, capture, false),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn note_write(&mut self, ticket: &Ticket) {
+        match ticket.stream().capture() {
+            None => self.own_uses().written_by(ticket),
+            Some(capture) => self.note_captured(ticket, capture, true),
+        }
+    }
+
+    /// Marks its uses now, for work elsewhere that will be ordered after them.
+    pub(crate) fn commit(&mut self) -> Result<()> {
+        let _later = Deferred::new();
+        self.own_uses().commit()
+    }
+
+    /// As [`commit`](Self::commit), for one of several readers.
+    pub(crate) fn commit_shared(&self) -> Result<()> {
+        let _later = Deferred::new();
+        self.uses().commit()
+    }
+
+    /// As [`commit`](Self::commit); returns the last write if it is of this stream.
+    #[inline]
+    pub(crate) fn commit_by(&mut self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
+        let _later = Deferred::new();
+        let mut uses = self.own_uses();
+        uses.commit()?;
+        let write = uses.write.as_ref().filter(|write| stream.is_some_and(|stream| write.stream().is(stream)));
+        Ok(write.map(Ticket::point))
+    }
+
+    /// True if the contents survive the loss of another device that wrote them.
+    #[inline]
+    fn survives_other_devices(&self) -> bool {
+        self.is_host() || !self.device.is_lost()
+    }
+
+    /// An error if the contents are known to be lost with a device. Queries no device.
+    pub(crate) fn check_contents(&self) -> Result<()> {
+        self.uses().check_contents(self.survives_other_devices())
+    }
+
+    /// What the host must wait for before it reads or, with `write`, writes.
+    pub(crate) fn host_access(&self, write: bool) -> HostAccess {
+        let captured = self.captured_uses(write);
+        let uses = self.uses();
+        let open = uses.open(write);
+        drop(uses);
+        HostAccess::of(captured.into_iter().map(|ticket| (ticket, true)).chain(open))
+    }
+}

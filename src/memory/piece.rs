@@ -1,0 +1,342 @@
+//! [`Memory`]: a piece of memory and its recorded uses; [`Owned`], its owner; and [`Origin`], where it returns to.
+
+use std::{
+    fmt,
+    mem::ManuallyDrop,
+    ops::{Deref, DerefMut},
+    sync::{Arc, OnceLock},
+};
+
+use smallvec::SmallVec;
+
+use super::{Account, Location, accounting::Extent, shared_uses::SharedUses, uses::Uses};
+use crate::{
+    device::{
+        Device,
+        backend::{Address, Endpoint},
+    },
+    error::{Error, ErrorKind, Result},
+    sync::{Mutex, MutexGuard, lock},
+};
+
+/// Larger requests are refused: no address space is as large, and sums of such numbers could overflow.
+pub(crate) const MAX_BYTES: usize = (isize::MAX as usize) >> 15;
+
+/// Untyped memory and its recorded uses: [`Owned`], or in the free lists of its heap while streams may still use it.
+pub(crate) struct Memory {
+    pub(super) device: Device,
+    pub(super) location: Location,
+    /// As requested.
+    pub(super) bytes: usize,
+    /// The size of its block.
+    pub(super) size: u64,
+    /// The id of the stream that it was allocated for, 0 for none.
+    pub(super) stream: u64,
+    /// The user's own memory, which must not be written.
+    pub(super) read_only: bool,
+    pub(super) uses: Mutex<Uses>,
+    /// If graphs use the memory too: its uses are recorded there.
+    pub(super) shared: OnceLock<Arc<SharedUses>>,
+    /// Copies from devices on their way to it, where no device copies to it directly (see [`host`](super::host)), oldest
+    /// first. Allocated at the first one.
+    pub(super) arrivals: OnceLock<Box<Mutex<Arrivals>>>,
+    /// The account that it is charged to.
+    account: Option<Arc<Account>>,
+    /// Where it returns to. `None` while it does.
+    pub(super) origin: Option<Arc<dyn Origin>>,
+}
+
+pub(super) type Arrivals = SmallVec<[Arc<Owned>; 1]>;
+
+/// Where memory came from, and where it returns to.
+pub(super) trait Origin: Send + Sync {
+    /// Takes memory back that its owner has dropped. Never blocks.
+    fn take_back(self: Arc<Self>, memory: Box<Memory>);
+
+    /// An operator of this flow owns memory from here.
+    fn own(&self, _flow: usize, _bytes: u64) {}
+
+    /// It has dropped the memory.
+    fn disown(&self, _flow: usize, _bytes: u64) {}
+}
+
+// SAFETY: `location` is the only field that is not `Send + Sync` by itself: a pointer to memory that this value owns
+// exclusively. The host accesses it through `host_slice` (shared, `&self`) and `host_slice_mut` (exclusive, `&mut
+// self`), so Rust's rules for references hold across threads as they would for a `Box<[u8]>`. The device accesses it in
+// the order that `uses` maintains.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// `size`: of its block. `stream`: the id of the stream that it is for, 0 for none.
+    pub(super) fn new(
+        device: Device,
+        location: Location,
+        extent: Extent,
+        stream: u64,
+        origin: Arc<dyn Origin>,
+    ) -> Owned {
+        Owned::new(Box::new(Self {
+            device,
+            location,
+            bytes: extent.bytes as usize,
+            size: extent.size,
+            stream,
+            read_only: false,
+            uses: Uses::default().locked(),
+            shared: OnceLock::new(),
+            arrivals: OnceLock::new(),
+            account: None,
+            origin: Some(origin),
+        }))
+    }
+
+    #[inline]
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    #[inline]
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The size of its block, and the bytes that were requested.
+    #[inline]
+    pub(super) fn extent(&self) -> Extent {
+        Extent { size: self.size, bytes: self.bytes as u64 }
+    }
+
+    /// Charges it to this account from now on.
+    pub(super) fn charge(&mut self, account: &Arc<Account>) {
+        account.charge(self.bytes as u64);
+        if let Some(origin) = &self.origin {
+            origin.own(account.flow(), self.bytes as u64);
+        }
+        self.account = Some(account.clone());
+    }
+
+    #[cold]
+    fn discharge(&mut self) {
+        let Some(account) = self.account.take() else { return };
+        account.discharge(self.bytes as u64);
+        if let Some(origin) = &self.origin {
+            origin.disown(account.flow(), self.bytes as u64);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self.location, Location::Host(_))
+    }
+
+    /// Its location, for messages.
+    pub(crate) fn location(&self) -> &str {
+        if self.is_host() { "the host" } else { self.device.name() }
+    }
+
+    /// True if `device` uses it without a copy.
+    #[inline]
+    pub(crate) fn is_at(&self, device: &Device) -> bool {
+        if self.is_host() { device.is_host() } else { self.device == *device }
+    }
+
+    /// Its address for the backend. Host memory has none.
+    #[inline]
+    pub(crate) fn address(&self) -> Result<Address> {
+        match self.location {
+            Location::Device(address) => Ok(address),
+            Location::Host(_) => Err(Error::new(
+                ErrorKind::Usage,
+                "a kernel or a fill needs device memory, and this is host memory: copy it to the device first",
+            )),
+        }
+    }
+
+    /// One end of a copy. It may be written through only in the order that `uses` maintains.
+    pub(super) fn endpoint(&self) -> Endpoint {
+        self.location.endpoint()
+    }
+
+    /// True for memory of the user that must not be written.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    pub(super) fn writable(&self) -> Result<()> {
+        if self.read_only {
+            let text = "this memory is read-only (`Buffer::wrap_read_only`): copy it to a buffer first";
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        Ok(())
+    }
+
+    /// True if no device copies from or to it directly.
+    #[inline]
+    pub(super) fn is_staged(&self) -> bool {
+        self.device.is_host()
+    }
+
+    pub(super) fn uses(&self) -> MutexGuard<'_, Uses> {
+        if let Some(shared) = self.shared.get() {
+            return lock(&shared.uses);
+        }
+        let uses = lock(&self.uses);
+        match self.shared.get() {
+            None => uses,
+            // It was set meanwhile.
+            Some(shared) => {
+                drop(uses);
+                lock(&shared.uses)
+            }
+        }
+    }
+
+    /// As `uses()`, with exclusive access: lock-free unless graphs use the memory.
+    #[inline]
+    pub(super) fn own_uses(&mut self) -> OwnUses<'_> {
+        match self.shared.get() {
+            None => OwnUses::Own(self.uses.get_mut()),
+            Some(shared) => OwnUses::Shared(lock(&shared.uses)),
+        }
+    }
+
+    /// The contents are not needed from now on: the memory is about to be handed out again.
+    #[inline]
+    pub(crate) fn discard_contents(&mut self) {
+        if self.is_staged() {
+            return self.forget_arrivals();
+        }
+        self.own_uses().discard_contents();
+    }
+
+    /// Discards its contents, and what is on its way to it. Nothing accesses it.
+    pub(super) fn forget_arrivals(&mut self) {
+        // Neither is dropped under a lock.
+        let uses = std::mem::take(&mut *self.own_uses());
+        drop((uses, std::mem::take(&mut self.arrivals)));
+    }
+
+    /// Its uses as shared with graphs. Created at the first call; from then on its uses are recorded there.
+    pub(super) fn shared_uses(&self) -> &Arc<SharedUses> {
+        if let Some(shared) = self.shared.get() {
+            return shared;
+        }
+        let mut uses = lock(&self.uses);
+        self.shared.get_or_init(|| Arc::new(SharedUses::new(self.location, self.bytes, std::mem::take(&mut *uses))))
+    }
+
+    /// Gives it back to its origin, after its owner has dropped it. Never blocks.
+    pub(super) fn give_back(mut self: Box<Self>) {
+        if self.account.is_some() {
+            self.discharge();
+        }
+        if let Some(origin) = self.origin.take() {
+            origin.take_back(self);
+        }
+    }
+
+    /// Returns memory that came back to `origin`, unless graphs use it: then it comes back again after the last of them.
+    #[inline]
+    pub(super) fn unless_shared(self: Box<Self>, origin: &Arc<impl Origin + 'static>) -> Option<Box<Self>> {
+        match self.shared.get() {
+            None => Some(self),
+            Some(shared) => {
+                let shared = shared.clone();
+                self.unless_used_by(&shared, origin.clone())
+            }
+        }
+    }
+
+    #[cold]
+    fn unless_used_by(mut self: Box<Self>, shared: &SharedUses, origin: Arc<dyn Origin>) -> Option<Box<Self>> {
+        let mut state = lock(&shared.state);
+        if state.graphs > 0 {
+            state.give_back = Some(Box::new(move || origin.take_back(self)));
+            return None;
+        }
+        drop(state);
+        self.shared.take();
+        self.uses = std::mem::take(&mut *lock(&shared.uses)).locked();
+        Some(self)
+    }
+}
+
+/// An owned piece of memory. When dropped, it is returned to where it came from.
+///
+/// It is one pointer. The same box goes to the free list of its heap, with its last uses, and comes back from there, so
+/// that reuse needs no host allocation either.
+pub(crate) struct Owned(ManuallyDrop<Box<Memory>>);
+
+impl Owned {
+    #[inline]
+    pub(super) fn new(memory: Box<Memory>) -> Self {
+        Self(ManuallyDrop::new(memory))
+    }
+}
+
+impl Deref for Owned {
+    type Target = Memory;
+
+    #[inline]
+    fn deref(&self) -> &Memory {
+        &self.0
+    }
+}
+
+impl DerefMut for Owned {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Memory {
+        &mut self.0
+    }
+}
+
+impl Drop for Owned {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: taken only here, and the value is not used after its drop.
+        let memory = unsafe { ManuallyDrop::take(&mut self.0) };
+        memory.give_back();
+    }
+}
+
+impl fmt::Debug for Owned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// Exclusive access to the uses.
+pub(super) enum OwnUses<'a> {
+    Own(&'a mut Uses),
+    Shared(MutexGuard<'a, Uses>),
+}
+
+impl Deref for OwnUses<'_> {
+    type Target = Uses;
+
+    #[inline]
+    fn deref(&self) -> &Uses {
+        match self {
+            Self::Own(uses) => uses,
+            Self::Shared(uses) => uses,
+        }
+    }
+}
+
+impl DerefMut for OwnUses<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Uses {
+        match self {
+            Self::Own(uses) => uses,
+            Self::Shared(uses) => uses,
+        }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("at", &self.location()).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
