@@ -151,6 +151,38 @@ async fn a_planned_trap_ends_the_flow_the_same_way_every_time() {
     }
 }
 
+/// The destructors of work that a lost device drops are users' code: they run in the order in which its streams were created.
+#[tokio::test(start_paused = true)]
+async fn a_lost_device_drops_its_pending_work_in_the_same_order_every_time() {
+    struct Dropped(usize, Arc<Mutex<Vec<usize>>>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.1.lock().unwrap().push(self.0);
+        }
+    }
+    // The ids of streams differ from run to run.
+    for run in 0..8 {
+        let simulation = Simulation::new(1);
+        let dropped = Arc::new(Mutex::new(Vec::new()));
+        simulation
+            .run(async {
+                let faults = Faults::new().fail_copy(1);
+                let device = Device::simulated(&simulation, Emulated::new().faults(faults)).race_checked();
+                let [first, waiting @ ..] = std::array::from_fn::<_, 7, _>(|_| Stream::new(&device).unwrap());
+                let from = Buffer::from_slice(&first, &[7_u32; 16]).unwrap();
+                for (n, stream) in waiting.iter().enumerate() {
+                    stream.wait_for(&first).unwrap();
+                    let pending = Dropped(n, dropped.clone());
+                    stream.host_function(move || _ = &pending).unwrap();
+                }
+                assert!(first.completed().await.unwrap_err().is_device_lost());
+                drop(from);
+            })
+            .await;
+        assert_eq!(*dropped.lock().unwrap(), [0, 1, 2, 3, 4, 5], "run {run}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lost_callback_is_found_by_a_tick() {
     for seed in 0..10 {

@@ -12,7 +12,7 @@ pub fn executable(name: &str) -> PathBuf {
     let file = format!("{name}{}", std::env::consts::EXE_SUFFIX);
     let places = [here.join(format!("example-{name}")), here.with_file_name("examples").join(file)];
     let found = places.iter().find(|place| place.is_file());
-    found.unwrap_or_else(|| panic!("no example at {places:?}: `cargo build --examples` first")).clone()
+    found.unwrap_or_else(|| panic!("no example at {places:?}: `cargo build --workspace --examples` first")).clone()
 }
 
 pub fn command(name: &str) -> Command {
