@@ -29,7 +29,7 @@ use super::{
 use crate::{
     clock,
     device::{Device, human},
-    error::{Error, ErrorKind, Result, said},
+    error::{Error, ErrorKind, Result, panic_message},
     memory::transfer,
     mutants::{self, Mutant},
     stream::{CompletionMode, Stream, Ticket},
@@ -377,7 +377,7 @@ impl<M: Message> HubCore<M> {
             let moved = self.bring(&mut message.message, &mut replaced)?;
             Ok(moved.then(|| message.message.size_in_bytes() as u64))
         }));
-        let outcome = brought.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, said(panic))));
+        let outcome = brought.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, panic_message(panic))));
         let moved = matches!(outcome, Ok(Some(_)));
         if moved {
             self.note_time(&mut message, Since::Arrived);
