@@ -23,20 +23,12 @@
 //! | [`Driver`](ErrorKind::Driver) | a driver call failed for another reason; the message has its name and code |
 
 mod caller;
+mod panics;
 
-use std::{
-    any::Any,
-    cell::Cell,
-    error::Error as StdError,
-    fmt,
-    future::poll_fn,
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
-    sync::Arc,
-    task::Poll,
-};
+use std::{any::Any, cell::Cell, error::Error as StdError, fmt, sync::Arc};
 
 pub(crate) use caller::CallerErrors;
+pub(crate) use panics::{catch_panic, caught, caught_call, panic_message};
 
 use crate::sync::discard_cause;
 
@@ -306,30 +298,6 @@ impl Error {
             attachment: self.0.attachment.clone(),
         }))
     }
-}
-
-/// Polls a future to completion and catches a panic.
-pub(crate) async fn catch_panic<F: Future>(future: F) -> std::thread::Result<F::Output> {
-    let mut future = pin!(future);
-    poll_fn(|task| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(task))) {
-        Ok(polled) => polled.map(Ok),
-        Err(panic) => Poll::Ready(Err(panic)),
-    })
-    .await
-}
-
-/// The message of a panic. The payload, which may be of any type, is dropped here; a payload whose drop panics is
-/// forgotten.
-pub(crate) fn said(panic: Box<dyn Any + Send>) -> String {
-    let said = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
-        (Some(said), _) => (*said).to_owned(),
-        (_, Some(said)) => said.clone(),
-        _ => "a panic without a message".to_owned(),
-    };
-    let dropping = catch_unwind(AssertUnwindSafe(move || drop(panic)));
-    // The drop of the second payload might panic as well.
-    dropping.unwrap_or_else(std::mem::forget);
-    said
 }
 
 /// The number of errors of a chain of causes that are displayed, including the first one.

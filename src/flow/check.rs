@@ -11,7 +11,7 @@ use super::{Checked, Connection, Flow, cycles, hubs, link, section, spawn, threa
 use crate::{
     condition::{self, PortFacts, PortId, Room, room_problem},
     device::Device,
-    error::{Error, ErrorKind, Result, said},
+    error::{Error, ErrorKind, Result, panic_message},
     hub::{Hub, build::HubPlan, queue::Full},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
@@ -177,7 +177,7 @@ fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
         place.conditions = conditions;
         drop(place);
         if let Err(panic) = asked {
-            own.push(format!("has a condition that panicked as it was checked: {}", said(panic)));
+            own.push(format!("has a condition that panicked as it was checked: {}", panic_message(panic)));
         }
         problems.extend(own.into_iter().map(|problem| format!("operator `{}` {problem}", entry.name)));
     }

@@ -40,15 +40,16 @@ use super::{
 };
 use crate::{
     device::{Device, ticks::TickClock},
-    error::{Error, ErrorKind, Result, said},
+    error::{Error, ErrorKind, Result, caught, panic_message},
     hub::{build::HubPlan, chunks::core::ChunkState, queue::Counts},
     kernel::Kernel,
     memory::memory_passes,
     operator::{
         attend::{attended, attended_to_the_end},
         control::{Control, Hubs, Joined},
-        erased::{BoxedOperator, OperatorStats, PortEnds, caught},
+        erased::{BoxedOperator, PortEnds},
         node::OperatorTask,
+        settings::OperatorStats,
     },
     sync::{discard, logged},
 };
@@ -88,7 +89,8 @@ impl OwnedOperator {
 impl Named {
     fn destroy(&mut self) -> Result<()> {
         let seat = self.seat.take();
-        catch_unwind(AssertUnwindSafe(|| drop(seat))).map_err(|panic| Error::new(ErrorKind::Panicked, said(panic)))
+        catch_unwind(AssertUnwindSafe(|| drop(seat)))
+            .map_err(|panic| Error::new(ErrorKind::Panicked, panic_message(panic)))
     }
 }
 

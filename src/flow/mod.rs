@@ -74,7 +74,8 @@ use crate::{
     operator::{
         Operator, OutputHandle, Plan, PortDecl, Ports,
         control::{Control, SectionControl},
-        erased::{self, FlowContext, OperatorSettings, StreamSettings},
+        erased,
+        settings::{FlowContext, OperatorSettings, StreamSettings},
     },
     stream::CompletionMode,
     sync::{Mutex, lock},

@@ -7,7 +7,7 @@ use crate::{
     device::{Device, ticks::TickClock},
     error::Error,
     hub::queue::Counts,
-    operator::erased::OperatorStats,
+    operator::settings::OperatorStats,
     stream::DeviceTime,
 };
 

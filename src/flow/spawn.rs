@@ -5,8 +5,8 @@ use std::{panic::catch_unwind, sync::Arc, time::Duration};
 
 use crate::{
     device::emulated::simulation,
-    error::{Error, ErrorKind, Result, catch_panic, said},
-    operator::{control::Control, erased::Spawn},
+    error::{Error, ErrorKind, Result, catch_panic, panic_message},
+    operator::{control::Control, settings::Spawn},
 };
 
 /// Which of a runtime's threads may poll a flow's tasks.
@@ -61,7 +61,7 @@ pub(super) fn spawn(threads: Threads, name: &str, task: impl Future<Output = ()>
 /// runtime.
 pub(super) async fn guarded(control: Arc<Control>, part: String, task: impl Future<Output = ()>) {
     if let Err(panic) = catch_panic(task).await {
-        let error = Error::new(ErrorKind::Panicked, said(panic));
+        let error = Error::new(ErrorKind::Panicked, panic_message(panic));
         control.fail(error.at(part).at(format!("flow `{}`", control.name)));
         // Operators that are still waiting would not be notified.
         control.abort();

@@ -29,7 +29,7 @@ use super::{
     thread::OwnThread,
 };
 use crate::{
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, caught},
     hub::{
         chunks::{core::ChunkState, roles::Role},
         view::HubView,
@@ -37,7 +37,6 @@ use crate::{
     operator::{
         attend::attended,
         control::{Control, Hubs},
-        erased::caught,
         node::OperatorTask,
     },
     sync::logged,

@@ -29,7 +29,7 @@ use tokio::{
 };
 
 use crate::{
-    error::{Error, ErrorKind, Result, said},
+    error::{Error, ErrorKind, Result, panic_message},
     sync::logged,
     thread_name::thread_name,
 };
@@ -84,7 +84,7 @@ impl OwnThread {
         drop(jobs);
         let (sender, ended) = oneshot::channel();
         let waits = move || {
-            let _ = thread.join().map_err(said);
+            let _ = thread.join().map_err(panic_message);
             let _ = sender.send(());
         };
         // If the helper thread cannot be started, the end is not waited for.

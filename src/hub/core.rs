@@ -27,7 +27,7 @@ use super::{
 use crate::{
     clock,
     device::Device,
-    error::{Error, ErrorKind, Result, said},
+    error::{Error, ErrorKind, Result, panic_message},
     memory::transfer,
     mutants::{self, Mutant},
     stream::{Stream, Ticket},
@@ -294,7 +294,7 @@ impl<M: Message> HubCore<M> {
             let moved = self.bring(&mut parcel.message, replaced)?;
             Ok(moved.then(|| parcel.message.size_in_bytes() as u64))
         }));
-        match brought.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, said(panic)))) {
+        match brought.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, panic_message(panic)))) {
             Ok(Some(bytes)) => {
                 self.note_time(parcel, Since::Arrived);
                 MoveOutcome::Done(bytes)

@@ -18,7 +18,7 @@ use std::fmt;
 
 use crate::{
     device::{Device, backend::KernelDef, thread::DeviceThread},
-    error::{Error, ErrorKind, Result, said},
+    error::{Error, ErrorKind, Result, panic_message},
     stream::Streams,
 };
 
@@ -74,7 +74,9 @@ impl Kernel {
         let device = device.clone();
         let loading = runtime.spawn_blocking(move || self.load_blocking(&device));
         loading.await.map_err(|error| match error.try_into_panic() {
-            Ok(panic) => Error::new(ErrorKind::Panicked, said(panic)).at(format!("loading kernel `{}`", self.name())),
+            Ok(panic) => {
+                Error::new(ErrorKind::Panicked, panic_message(panic)).at(format!("loading kernel `{}`", self.name()))
+            }
             Err(error) => Error::new(ErrorKind::Kernel, format!("`{}` was not loaded", self.name())).because(error),
         })?
     }

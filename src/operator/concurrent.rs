@@ -34,18 +34,18 @@ use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::{
-    Cx, Operator, Ports, after_run,
+    Cx, Operator, Ports,
     attend::attended,
-    erased::caught,
     node::{Method, OperatorTask},
     plan::Binder,
     ports::{AnyPort, Flush, Flushed, WorkerPort},
     run_context::RunContext,
+    run_loop::after_run,
     status_cell::InRun,
 };
 use crate::{
     condition::{Need, PortId, Readiness},
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Result, caught},
     mutants::{self, Mutant},
     sync::Discarded,
 };
@@ -294,7 +294,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                 runs.ended(&context).await
             } else {
                 let at_work = runs.at_work();
-                cx.holds_token(at_work);
+                cx.run_loop.holds_token(at_work);
                 let ended = {
                     let next = poll_fn(|task| match runs.done.poll_recv(task) {
                         Poll::Ready(ended) => Poll::Ready(Some(ended)),
@@ -328,7 +328,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
             };
             runs.record(ended, ports)?;
             while let Some(Done { worker, ports: mut own_ports, finished, busy, .. }) = runs.next() {
-                cx.busy += busy;
+                cx.run_loop.add_busy(busy);
                 ending |= finished;
                 closing |= runs.pass_on(&mut own_ports, ports, &context).await?;
                 idle.push((worker, own_ports));
@@ -355,7 +355,7 @@ impl<O: Operator + Clone> Concurrent<O> {
         let task = async move {
             while let Some(Job { number, ports }) = next.recv().await {
                 let mut ports = Discarded::new(ports);
-                let (node, device, before) = (own.node().clone(), own.device().clone(), own.busy);
+                let (node, device, before) = (own.node().clone(), own.device().clone(), own.run_loop.busy());
                 let context = own.context().clone();
                 let outcome = {
                     let (Some(operator), Some(ports)) = (operator.get_mut(), ports.get_mut()) else { break };
@@ -366,7 +366,7 @@ impl<O: Operator + Clone> Concurrent<O> {
                 if outcome.is_ok() {
                     context.release_unneeded();
                 }
-                let (finished, busy) = (own.has_finished(), own.busy - before);
+                let (finished, busy) = (own.run_loop.has_finished(), own.run_loop.busy() - before);
                 let Some(ports) = ports.take() else { break };
                 if results.send(Done { worker, number, ports, outcome, finished, busy }).is_err() {
                     break;
@@ -382,12 +382,11 @@ impl<O: Operator + Clone> Concurrent<O> {
 }
 
 async fn one<O: Operator>(operator: &mut O, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
-    cx.until_awaited().await;
-    cx.begin_run(ports);
+    cx.run_loop.until_awaited().await;
+    cx.begin_claimed(ports);
     operator.compute(ports, cx).await?;
     after_run!(operator, ports, cx);
-    cx.end_run();
-    cx.stop_clock();
+    cx.finish_run();
     Ok(())
 }
 
@@ -401,7 +400,7 @@ fn worker_ports<P: Ports>(ports: &mut P, own: &Cx, named: &[(PortId, Option<Need
     if let Some(text) = failed {
         return Err(Error::new(ErrorKind::Usage, text));
     }
-    let (streams, context) = (own.streams.clone(), own.context().clone());
+    let (streams, context) = (own.streams().cloned(), own.context().clone());
     P::bind(&mut Binder { streams, context, named, ends: &mut ends })
 }
 

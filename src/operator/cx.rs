@@ -1,31 +1,28 @@
 //! [`Cx`]: an operator's context besides its ports.
 
-pub(super) mod runs;
-
 use std::{
     borrow::Cow,
-    fmt,
-    future::poll_fn,
+    fmt, mem,
     sync::Arc,
-    task::{Poll, Waker},
+    task::{Context, Waker},
 };
 
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
 use super::{
-    blocking::Blocking,
     control::Handle,
-    erased::{FlowContext, OperatorSettings, OperatorStats, StreamSettings, caught_call},
     node::{Method, OperatorTask},
     operator_streams::{OperatorStreams, OwnStreams},
+    ports::{AllPorts, Ports},
     run_context::RunContext,
-    spin_detector::SpinDetector,
+    run_loop::{EndOfRun, RunLoop, Runnable, next_run},
+    settings::{FlowContext, OperatorSettings, OperatorStats, StreamSettings},
 };
 use crate::{
-    condition::{self, Awaited, Conditions, Gate, Need, PortId, When},
-    device::{Device, ticks::Ticks},
-    error::{Error, ErrorKind, Result},
+    condition::{self, Gate, Need, PortId, Readiness, When},
+    device::Device,
+    error::{Error, ErrorKind, Result, caught_call},
     hub::{Metadata, Reply},
     memory::{Account, Allocator, Buffer, HostAccess, Plain, Reservation},
     stream::{DeviceTime, Stream, Ticket, capture::Capture},
@@ -33,113 +30,91 @@ use crate::{
 
 /// An operator's context: its name, its device and stream, and the wait for its next run.
 pub struct Cx {
-    name: Arc<str>,
     device: Device,
+    flow: Arc<FlowContext>,
+    pub(super) run_loop: RunLoop,
+    work: WorkContext,
+    memory: RunMemory,
+    stream_source: OwnStreams,
+    /// The ports named in its conditions.
+    named: Arc<[(PortId, Option<Need>)]>,
+    workers: Workers,
+    /// A description of its last call that a replay would not repeat: one that is neither work nor a message.
+    unreplayable: Option<&'static str>,
+}
+
+/// What an operator works with in its runs. A capture has one of its own.
+pub(super) struct WorkContext {
     /// `None` on the host. Returns its streams when it is dropped, after the operator's `stop`.
-    pub(crate) streams: Option<Arc<OperatorStreams>>,
+    streams: Option<Arc<OperatorStreams>>,
     /// The stream for the operator's work, after its first use: its own, or that of the current run.
     stream: Option<Stream>,
     /// Its runs are timed on the device, if they have a stream of their own.
     timed: bool,
-    node: Arc<OperatorTask>,
-    /// The node's own waker, which the conditions of its runs keep. `None` while they are polled.
-    waker: Option<Waker>,
-    /// Its wait for the next run may be one of several concurrent waits.
-    among_others: bool,
-    finished: bool,
-    /// A description of its last call that a replay would not repeat: one that is neither work nor a message.
-    beside: Option<&'static str>,
-    /// The buffers that the next run waits for.
-    awaited: Awaited,
-    /// The conditions of every run besides its ports.
-    conditions: Option<Box<Conditions>>,
-    /// Its ports describe more of what they wait for than their hubs do.
-    pub(super) ports_notify: bool,
-    /// Some of its ports are linked to hubs of chunks.
-    pub(super) linked: bool,
-    /// Its status in the node lists what it waits for besides its hubs.
-    has_lacks: bool,
     context: Arc<RunContext>,
-    flow: Arc<FlowContext>,
-    stream_source: OwnStreams,
-    /// The source of its memory, the memory reserved for the current run, and the account of its use.
+}
+
+impl WorkContext {
+    /// The stream that its runs are timed on: only its own one.
+    #[inline]
+    fn timed_stream(&self) -> Option<&Stream> {
+        if self.timed { self.streams.as_ref()?.own() } else { None }
+    }
+
+    #[inline(never)]
+    fn begin_on_device(&mut self) {
+        if self.streams.as_ref().is_some_and(|streams| streams.begin()) {
+            self.stream = None;
+        }
+        if let Some(stream) = self.timed_stream() {
+            stream.begin_run();
+        }
+    }
+}
+
+/// The source of an operator's memory, the memory reserved for the current run, and the account of its use.
+struct RunMemory {
     allocator: Option<Allocator>,
     reservations: Vec<Arc<Reservation>>,
     account: Arc<Account>,
-    /// The ports named in its conditions.
-    named: Arc<[(PortId, Option<Need>)]>,
-    /// Work of its own continues elsewhere: it is not idle, whatever it waits for.
-    holds_token: bool,
-    /// A channel of which each task besides its own holds a sender, to detect their end.
-    helpers: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
-    /// The streams of these tasks.
-    worker_streams: Vec<Arc<OperatorStreams>>,
-    /// Whether the operator's `may_run` and `after` are called: true until they are known not to be overridden.
-    asks_may_run: bool,
-    calls_after: bool,
-    /// The number of polls until it yields to other tasks.
-    asks_left: u32,
-    spin_detector: SpinDetector,
-    blocking: Blocking,
-    /// The error that it failed with between two runs.
-    failure: Option<Error>,
-    pub(crate) runs: u64,
-    /// In ticks.
-    pub(crate) busy: u64,
-    running: bool,
-    /// The start of the current run, or of the first run since it last waited.
-    busy_since: Option<Ticks>,
+}
+
+/// The tasks besides an operator's own.
+#[derive(Default)]
+struct Workers {
+    /// A channel of which each of them holds a sender, to detect their end.
+    alive: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
+    streams: Vec<Arc<OperatorStreams>>,
 }
 
 impl Cx {
-    pub(crate) fn new(setting: OperatorSettings, node: Arc<OperatorTask>, flow: Arc<FlowContext>) -> Self {
+    pub(crate) fn new(setting: OperatorSettings, task: Arc<OperatorTask>, flow: Arc<FlowContext>) -> Self {
         let OperatorSettings { name, device, streams, allocator, conditions, merge, may_block } = setting;
         let StreamSettings { mode, timed } = flow.how;
         let reservations = condition::reservations(&conditions);
         let number = Arc::as_ptr(&flow.control).addr();
         reservations.iter().for_each(|reservation| reservation.enter(number));
         Self {
-            streams: OperatorStreams::new(&name, &device, &streams, mode),
-            context: Arc::new(RunContext::new(name.clone(), merge, node.clone())),
-            name,
-            device,
-            stream: None,
-            timed,
-            waker: Some(Waker::from(node.clone())),
-            among_others: false,
-            node,
-            finished: false,
-            beside: None,
-            awaited: Awaited::new(),
+            work: WorkContext {
+                streams: OperatorStreams::new(&name, &device, &streams, mode),
+                stream: None,
+                timed,
+                context: Arc::new(RunContext::new(name.clone(), merge, task.clone())),
+            },
             named: condition::named(&conditions).into(),
-            reservations,
-            allocator,
-            account: Arc::new(Account::new(number)),
-            conditions: Conditions::new(conditions),
+            memory: RunMemory { allocator, reservations, account: Arc::new(Account::new(number)) },
+            run_loop: RunLoop::new(&name, &task, conditions, may_block),
+            device,
             stream_source: streams,
-            holds_token: false,
-            helpers: None,
-            worker_streams: Vec::new(),
-            ports_notify: false,
-            linked: false,
-            has_lacks: false,
+            workers: Workers::default(),
+            unreplayable: None,
             flow,
-            asks_may_run: true,
-            calls_after: true,
-            asks_left: runs::LONGEST_STREAK,
-            spin_detector: SpinDetector::default(),
-            blocking: Blocking::new(may_block),
-            failure: None,
-            runs: 0,
-            busy: 0,
-            running: false,
-            busy_since: None,
         }
     }
 
     /// The name of the operator in the flow.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.run_loop.name
     }
 
     /// The device that the operator was placed on; the host by default.
@@ -159,19 +134,19 @@ impl Cx {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for an operator on the host; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn stream(&mut self) -> Result<&Stream> {
-        let stream = match self.stream.take() {
+        let stream = match self.work.stream.take() {
             Some(stream) => stream,
             None => {
-                let stream = self.streams()?.stream()?;
-                if self.running
-                    && let Some(timed) = self.timed_stream()
+                let stream = self.own_streams()?.stream()?;
+                if self.run_loop.is_running()
+                    && let Some(timed) = self.work.timed_stream()
                 {
                     timed.begin_run();
                 }
                 stream
             }
         };
-        Ok(self.stream.insert(stream))
+        Ok(self.work.stream.insert(stream))
     }
 
     /// An additional stream of the operator, from its pool: the same one for the same name, and different from
@@ -184,15 +159,14 @@ impl Cx {
     /// [`Usage`](ErrorKind::Usage) for an operator on the host or without streams of its own, or if its pool is
     /// exhausted; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn stream_named(&mut self, name: &str) -> Result<Stream> {
-        self.streams()?.named(name)
+        self.own_streams()?.named(name)
     }
 
-    fn streams(&self) -> Result<&OperatorStreams> {
-        self.streams.as_deref().ok_or_else(|| {
-            Error::new(
-                ErrorKind::Usage,
-                format!("`{}` is on the host, which has no streams: put it on a device with `.on(&device)`", self.name),
-            )
+    fn own_streams(&self) -> Result<&OperatorStreams> {
+        self.work.streams.as_deref().ok_or_else(|| {
+            let name = self.name();
+            let text = format!("`{name}` is on the host, which has no streams: put it on a device with `.on(&device)`");
+            Error::new(ErrorKind::Usage, text)
         })
     }
 
@@ -212,11 +186,11 @@ impl Cx {
     /// # Errors
     /// As for [`Allocator::alloc`] and [`stream`](Self::stream).
     pub fn alloc<T: Plain>(&mut self, len: usize) -> Result<Buffer<T>> {
-        let own = self.allocator.clone();
+        let own = self.memory.allocator.clone();
         let is_own = |reserved: &&Arc<Reservation>| own.as_ref().is_some_and(|own| reserved.allocator() == own);
-        let of_own = self.reservations.iter().find(is_own);
-        let enough = of_own.into_iter().chain(&self.reservations).find(|reserved| reserved.has::<T>(len));
-        let first = if own.is_some() { of_own } else { self.reservations.first() };
+        let of_own = self.memory.reservations.iter().find(is_own);
+        let enough = of_own.into_iter().chain(&self.memory.reservations).find(|reserved| reserved.has::<T>(len));
+        let first = if own.is_some() { of_own } else { self.memory.reservations.first() };
         let reserved = enough.or(first).cloned();
         let from = reserved.as_ref().map(|reserved| reserved.allocator()).or(own.as_ref());
         let on_host = from.map_or(self.device.is_host(), Allocator::is_host);
@@ -227,17 +201,13 @@ impl Cx {
             (None, None, Some(stream)) => stream.alloc(len),
             (None, None, None) => Buffer::pinned(&self.device, len),
         };
-        Ok(made?.charged_to(&self.account))
-    }
-
-    pub(super) fn memory_peak(&self) -> u64 {
-        self.account.peak()
+        Ok(made?.charged_to(&self.memory.account))
     }
 
     /// Makes this run the operator's last one: it ends after the run, as a source does that has no more data.
     pub fn finish(&mut self) {
-        self.finished = true;
-        self.beside = Some("it calls `Cx::finish`");
+        self.run_loop.finish();
+        self.unreplayable = Some("it calls `Cx::finish`");
     }
 
     /// Makes the operator's next run wait for this too, besides all its other conditions: for the data of a buffer that
@@ -273,15 +243,15 @@ impl Cx {
     /// }
     /// ```
     pub fn run_after(&mut self, available: HostAccess) {
-        self.awaited.push(available);
-        self.beside = Some("it calls `Cx::run_after`");
+        self.run_loop.run_after(available);
+        self.unreplayable = Some("it calls `Cx::run_after`");
     }
 
     /// Wakes the operator, to poll its conditions and its [`may_run`](super::Operator::may_run) again. For code that
     /// changes what these depend on. The waker does not keep the flow running: a flow in which no operator can run
     /// ends.
     pub fn waker(&self) -> Waker {
-        Waker::from(self.node.clone())
+        Waker::from(self.run_loop.task.clone())
     }
 
     /// A handle to the operator's flow, to query its status or to stop it.
@@ -303,7 +273,7 @@ impl Cx {
     /// In an operator that awaits its ports in a loop of its own ([`run`](super::Operator::run)), outside of a run,
     /// these are the values of the message that it took last.
     pub fn metadata(&self) -> Metadata {
-        self.context.metadata()
+        self.work.context.metadata()
     }
 
     /// Adds a named value to what is sent from now on in this run. It replaces a value that came in under that name.
@@ -327,16 +297,16 @@ impl Cx {
     /// }
     /// ```
     pub fn insert_metadata<T: Send + Sync + 'static>(&mut self, name: impl Into<Cow<'static, str>>, value: T) {
-        self.beside = Some("it gives messages metadata of its own");
+        self.unreplayable = Some("it gives messages metadata of its own");
         let (name, value) = (name.into(), Metadata::value(value));
         // The old value is dropped here, where no lock is held.
-        drop(self.context.change(|metadata| metadata.replace(name, value)));
+        drop(self.work.context.change(|metadata| metadata.replace(name, value)));
     }
 
     /// Removes a named value from what is sent from now on in this run. True if there was one.
     pub fn remove_metadata(&mut self, name: &str) -> bool {
-        self.beside = Some("it takes metadata away from messages");
-        self.context.change(|metadata| metadata.take(name)).is_some()
+        self.unreplayable = Some("it takes metadata away from messages");
+        self.work.context.change(|metadata| metadata.take(name)).is_some()
     }
 
     /// Takes the replies of the messages that this run has taken, to the callers that wait for a response: one entry
@@ -376,73 +346,137 @@ impl Cx {
     /// }
     /// ```
     pub fn take_replies(&mut self) -> Vec<Reply> {
-        self.beside = Some("it calls `Cx::take_replies`");
-        let replies = self.context.take_replies();
+        self.unreplayable = Some("it calls `Cx::take_replies`");
+        let replies = self.work.context.take_replies();
         replies.iter().for_each(Reply::taken_over);
         replies
     }
 
+    /// Waits until the operator may run, and begins the run: all conditions are ready and what they promise is claimed.
+    /// False if the operator can never run again. For operators that override [`run`](crate::Operator::run).
+    ///
+    /// # Cancel safety
+    /// Nothing is taken from a port before it resolves; dropping it changes nothing. While the operator waits only for
+    /// this, and not also for a timer or a channel (in a `select!`, say), it counts as waiting for other operators: a
+    /// flow in which every operator does so ends.
+    pub async fn ready<P: Ports>(&mut self, ports: &mut P) -> bool {
+        // If this fails, the next run gets the error.
+        let _ = self.run_loop.commit(ports);
+        self.run_loop.is_one_of_several_waits();
+        self.until_ready(ports, |_, _| true).await
+    }
+
+    /// As [`ready`](Self::ready), but also calls the operator's own `may_run`.
+    #[inline]
+    pub(super) async fn until_ready<P: Ports>(&mut self, ports: &mut P, may_run: impl FnMut(&P, &Cx) -> bool) -> bool {
+        self.work.context.release_unneeded();
+        if self.run_loop.linked {
+            ports.visit(&mut |_, port| port.linked().into_iter().for_each(|port| port.release()));
+        }
+        next_run(OperatorRuns { cx: self, ports, may_run }).await
+    }
+
+    #[inline]
+    fn begin_run(&mut self) {
+        if self.work.streams.is_some() {
+            self.work.begin_on_device();
+        }
+        self.work.context.begin();
+        self.run_loop.begin();
+    }
+
+    /// Begins a run whose messages were claimed elsewhere and are already at its ports: of a worker, or in a section.
+    pub(super) fn begin_claimed(&mut self, ports: &mut dyn AllPorts) {
+        let _ = ports.claim_all();
+        self.begin_run();
+    }
+
+    /// Ends the current run, if there is one.
+    #[inline]
+    fn end_run(&mut self) {
+        if self.run_loop.end() {
+            self.work.context.end();
+            if let Some(stream) = self.work.timed_stream() {
+                stream.end_run();
+            }
+        }
+    }
+
+    /// Ends a run that no wait for the next one follows.
+    pub(super) fn finish_run(&mut self) {
+        self.end_run();
+        self.run_loop.stop_clock();
+    }
+
+    /// Ends a run before its device work and `after`, which belong to it.
+    pub(super) fn end_of_run(&mut self) -> EndOfRun {
+        self.finish_run();
+        self.work.context.goes_on();
+        let last = self.work.streams.as_ref().map(|streams| streams.run_ends()).unwrap_or_default();
+        EndOfRun { task: self.run_loop.task.clone(), last }
+    }
+
     /// Called by the trait's default methods: the operator does not override this one.
     pub(super) fn not_written(&self, method: Method) {
-        self.node.set_default(method);
+        self.run_loop.task.set_default(method);
     }
 
     /// The device time of its runs, if that is measured.
-    pub(super) fn device_time(&self) -> Option<DeviceTime> {
-        if !self.timed || self.device.is_host() {
+    fn device_time(&self) -> Option<DeviceTime> {
+        if !self.work.timed || self.device.is_host() {
             return None;
         }
-        Some(self.timed_stream().and_then(Stream::device_time).unwrap_or_default())
+        Some(self.work.timed_stream().and_then(Stream::device_time).unwrap_or_default())
     }
 
     pub(crate) fn node(&self) -> &Arc<OperatorTask> {
-        &self.node
+        &self.run_loop.task
     }
 
-    /// The stream that its runs are timed on: only its own one.
-    #[inline]
-    fn timed_stream(&self) -> Option<&Stream> {
-        if self.timed { self.streams.as_ref()?.own() } else { None }
+    pub(crate) fn context(&self) -> &Arc<RunContext> {
+        &self.work.context
     }
 
-    pub(super) fn take_failure(&mut self) -> Option<Error> {
-        self.failure.take()
+    /// `None` on the host.
+    pub(super) fn streams(&self) -> Option<&Arc<OperatorStreams>> {
+        self.work.streams.as_ref()
+    }
+
+    /// The ports named in its conditions.
+    pub(super) fn named(&self) -> &Arc<[(PortId, Option<Need>)]> {
+        &self.named
     }
 
     /// The ticket of the last work on each stream that it has used.
     pub(crate) fn last(&self) -> Vec<Ticket> {
-        self.streams.iter().chain(&self.worker_streams).flat_map(|streams| streams.last()).collect()
+        self.work.streams.iter().chain(&self.workers.streams).flat_map(|streams| streams.last()).collect()
     }
 
     /// The context of one of several workers, with streams and metadata of its own.
     pub(super) fn worker(&mut self, number: usize) -> Self {
         let setting = OperatorSettings {
-            name: format!("{} #{}", self.name, number + 1).into(),
+            name: format!("{} #{}", self.name(), number + 1).into(),
             device: self.device.clone(),
             streams: self.stream_source.clone(),
-            allocator: self.allocator.clone(),
+            allocator: self.memory.allocator.clone(),
             conditions: Vec::new(),
-            merge: self.context.policy(),
+            merge: self.work.context.policy(),
             may_block: false,
         };
-        let mut worker = Self::new(setting, OperatorTask::of_worker(&self.node), self.flow.clone());
-        worker.account = self.account.clone();
-        self.worker_streams.extend(worker.streams.clone());
+        let mut worker = Self::new(setting, OperatorTask::of_worker(&self.run_loop.task), self.flow.clone());
+        worker.memory.account = self.memory.account.clone();
+        self.workers.streams.extend(worker.work.streams.clone());
         worker
-    }
-
-    pub(super) fn holds_token(&mut self, holds: bool) {
-        self.holds_token = holds;
     }
 
     /// A sender for a task besides its own, which drops it at its end.
     pub(super) fn helper(&mut self) -> mpsc::Sender<()> {
-        self.helpers.get_or_insert_with(|| mpsc::channel(1)).0.clone()
+        self.workers.alive.get_or_insert_with(|| mpsc::channel(1)).0.clone()
     }
 
     /// Resolves once the tasks besides its own have ended.
     pub(super) async fn settled(&mut self) {
-        if let Some((own, mut helpers)) = self.helpers.take() {
+        if let Some((own, mut helpers)) = self.workers.alive.take() {
             drop(own);
             let _ = helpers.recv().await;
         }
@@ -453,42 +487,13 @@ impl Cx {
         (self.flow.spawn)(name, task);
     }
 
-    /// Waits for the buffers of [`run_after`](Self::run_after), where no ports are polled.
-    pub(super) async fn until_awaited(&mut self) {
-        if !self.awaited.is_empty() {
-            poll_fn(|task| match condition::buffers(&mut self.awaited, task).is_ready() {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
-            })
-            .await;
-        }
-    }
-
-    pub(super) fn has_finished(&self) -> bool {
-        self.finished
-    }
-
-    pub(super) fn named(&self) -> &Arc<[(PortId, Option<Need>)]> {
-        &self.named
-    }
-
     /// Ends the last run, also after an error, and stops its clock.
     pub(crate) fn close(&mut self) {
         // First, since what follows may be user code that panics.
-        self.reservations.iter().for_each(|reservation| reservation.release());
-        self.end_run();
-        self.stop_clock();
-        self.context.release_unneeded();
-        self.finished = false;
-        self.awaited.clear();
-        if let Some(conditions) = &mut self.conditions {
-            conditions.close();
-        }
-    }
-
-    /// Called before the operator's own `start`.
-    pub(super) fn start_conditions(&mut self) {
-        self.conditions.iter_mut().for_each(|conditions| conditions.start());
+        self.memory.reservations.iter().for_each(|reservation| reservation.release());
+        self.finish_run();
+        self.work.context.release_unneeded();
+        self.run_loop.close();
     }
 
     /// Called after the operator's own `stop`, which may have used the context: records its statistics, and returns the
@@ -496,63 +501,101 @@ impl Cx {
     pub(super) fn stopped(mut self, tally: &mut OperatorStats, conditions: &mut Vec<When>) -> Result<()> {
         // The last work is done by now, or lost.
         tally.device = self.device_time();
-        tally.memory_peak = self.memory_peak();
+        tally.memory_peak = self.memory.account.peak();
         // These include the user's own conditions.
-        let rested = caught_call(&mut || self.conditions.iter_mut().for_each(|conditions| conditions.rest()));
+        let rested = caught_call(&mut || self.run_loop.rest_conditions());
         let mut cx = Some(self);
-        let kept = caught_call(&mut || {
-            let given = cx.take().and_then(|mut cx| cx.conditions.take());
-            *conditions = given.map(|conditions| conditions.into_all()).unwrap_or_default();
+        let returned = caught_call(&mut || {
+            *conditions = cx.take().map(|cx| cx.run_loop.into_conditions()).unwrap_or_default();
         });
-        rested.and(kept)
-    }
-
-    pub(crate) fn context(&self) -> &Arc<RunContext> {
-        &self.context
+        rested.and(returned)
     }
 
     /// From now on the operator works on streams of this capture, and the metadata of its messages is kept apart.
     /// Returns the previous state.
-    pub(super) fn enter_capture(&mut self, capture: &Arc<Capture>) -> Result<Uncaptured> {
-        let streams = self.streams()?.captured(capture);
-        self.beside = None;
-        let context = Arc::new(RunContext::new(self.name.clone(), self.context.policy(), self.node.clone()));
-        Ok(Uncaptured {
-            streams: self.streams.replace(streams),
-            context: std::mem::replace(&mut self.context, context),
-            stream: self.stream.take(),
-            timed: std::mem::take(&mut self.timed),
-        })
+    pub(super) fn enter_capture(&mut self, capture: &Arc<Capture>) -> Result<WorkContext> {
+        let streams = self.own_streams()?.captured(capture);
+        self.unreplayable = None;
+        let (name, policy) = (self.run_loop.name.clone(), self.work.context.policy());
+        let context = Arc::new(RunContext::new(name, policy, self.run_loop.task.clone()));
+        Ok(mem::replace(&mut self.work, WorkContext { streams: Some(streams), stream: None, timed: false, context }))
     }
 
     /// Restores the state from before the capture, which was not a run.
-    pub(super) fn leave_capture(&mut self, before: Uncaptured) {
-        let Uncaptured { streams, context, stream, timed } = before;
-        (self.streams, self.context, self.stream, self.timed) = (streams, context, stream, timed);
-        self.running = false;
-        self.stop_clock();
+    pub(super) fn leave_capture(&mut self, before: WorkContext) {
+        self.work = before;
+        self.run_loop.discard_run();
+        self.run_loop.stop_clock();
     }
 
     /// What its captured run has done besides work and messages, which a replay would not repeat.
-    pub(super) fn said_beside(&self) -> Option<&'static str> {
-        self.beside
+    pub(super) fn unreplayable(&self) -> Option<&'static str> {
+        self.unreplayable
     }
 }
 
-/// The state that an operator has outside of a capture.
-pub(super) struct Uncaptured {
-    streams: Option<Arc<OperatorStreams>>,
-    context: Arc<RunContext>,
-    stream: Option<Stream>,
-    timed: bool,
+/// An operator that waits for its next run.
+struct OperatorRuns<'a, P, F> {
+    cx: &'a mut Cx,
+    ports: &'a mut P,
+    may_run: F,
+}
+
+impl<P: Ports, F: FnMut(&P, &Cx) -> bool> OperatorRuns<'_, P, F> {
+    #[cold]
+    fn ask_last(&mut self, task: &mut Context<'_>) -> Readiness {
+        let (asked, lacks, asks) = self.cx.run_loop.poll_without_waker(self.ports, task);
+        let allowed = asks.then(|| (self.may_run)(self.ports, self.cx));
+        self.cx.run_loop.asked_last(asked, lacks, allowed)
+    }
+}
+
+impl<P: Ports, F: FnMut(&P, &Cx) -> bool> Runnable for OperatorRuns<'_, P, F> {
+    #[inline]
+    fn parts(&mut self) -> (&mut RunLoop, Option<&mut dyn AllPorts>) {
+        (&mut self.cx.run_loop, Some(self.ports))
+    }
+
+    #[inline]
+    fn poll_ready(&mut self, task: &mut Context<'_>) -> Readiness {
+        let asked = self.ports.poll_ready(task);
+        if !self.cx.run_loop.has_conditions() {
+            return asked;
+        }
+        asked | self.cx.run_loop.poll_conditions(self.ports, self.cx.flow.control.is_stopping(), task)
+    }
+
+    #[inline]
+    fn poll_last(&mut self, task: &mut Context<'_>) -> Readiness {
+        if self.cx.run_loop.asks_last() { self.ask_last(task) } else { Readiness::READY }
+    }
+
+    #[inline]
+    fn claim(&mut self) -> bool {
+        self.cx.run_loop.claim(self.ports)
+    }
+
+    #[inline]
+    fn begin(&mut self) {
+        self.cx.begin_run();
+    }
+
+    #[inline]
+    fn end(&mut self) {
+        self.cx.end_run();
+    }
+
+    fn last_work(&self) -> Vec<Ticket> {
+        self.cx.last()
+    }
 }
 
 impl fmt::Debug for Cx {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cx")
-            .field("name", &self.name)
+            .field("name", &self.name())
             .field("device", &self.device)
-            .field("runs", &self.runs)
+            .field("runs", &self.run_loop.runs())
             .finish_non_exhaustive()
     }
 }

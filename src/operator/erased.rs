@@ -4,102 +4,34 @@
 //! for each phase: the runs and the messages in between are compiled per operator, and everything around them is
 //! compiled once for all operators.
 
-use std::{
-    any::Any,
-    collections::HashMap,
-    future::poll_fn,
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::{Pin, pin},
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
+use std::{collections::HashMap, future::poll_fn, pin::pin, sync::Arc};
 
 use futures::future::BoxFuture;
-use pin_project_lite::pin_project;
 
 use super::{
-    Binder, Cx, Operator, Plan, Ports, Traffic,
-    control::Control,
-    cx::Uncaptured,
+    Binder, Cx, Operator, Plan, Ports,
+    cx::WorkContext,
     node::{Method, OperatorTask},
-    operator_streams::OwnStreams,
     plan::AnyEnd,
     ports::{AllPorts, reader_gone},
+    settings::{FlowContext, OperatorSettings, OperatorStats},
 };
 use crate::{
-    condition::{Gates, When},
-    device::Device,
-    error::{Error, ErrorKind, Result, said},
-    hub::MergePolicy,
-    memory::Allocator,
-    stream::{CompletionMode, DeviceTime, Ticket},
+    condition::When,
+    error::{Error, ErrorKind, Result, caught, caught_call},
+    stream::Ticket,
     sync::discard,
 };
 
 /// The hub ends of an operator, by port, in the order of connecting.
 pub(crate) type PortEnds = HashMap<&'static str, Vec<AnyEnd>>;
 
-/// The statistics of an operator for one run of its flow.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct OperatorStats {
-    pub(crate) runs: u64,
-    /// In ticks.
-    pub(crate) busy: u64,
-    pub(crate) received: Traffic,
-    pub(crate) sent: Traffic,
-    pub(crate) device: Option<DeviceTime>,
-    /// The peak, in bytes, of the memory that it allocated and had in use.
-    pub(crate) memory_peak: u64,
-}
-
-/// The settings with which an operator was added.
-pub(crate) struct OperatorSettings {
-    pub(crate) name: Arc<str>,
-    pub(crate) device: Device,
-    pub(crate) streams: OwnStreams,
-    pub(crate) allocator: Option<Allocator>,
-    pub(crate) conditions: Vec<When>,
-    pub(crate) merge: MergePolicy,
-    /// The operator has a thread of its own.
-    pub(crate) may_block: bool,
-}
-
-impl OperatorStats {
-    fn add_traffic(&mut self, ports: &mut dyn AllPorts) {
-        ports.visit_all(&mut |_, port| {
-            let Traffic { messages, bytes } = port.stats().traffic;
-            let sum = if port.is_output() { &mut self.sent } else { &mut self.received };
-            sum.messages += messages;
-            sum.bytes = sum.bytes.saturating_add(bytes);
-        });
-    }
-}
-
-/// What all operators of a flow share.
-pub(crate) struct FlowContext {
-    pub(crate) how: StreamSettings,
-    pub(crate) gates: Gates,
-    pub(crate) control: Arc<Control>,
-    /// Spawns a task of this name on the executor of the flow's other tasks.
-    pub(crate) spawn: Spawn,
-}
-
-pub(crate) type Spawn = fn(&str, BoxFuture<'static, ()>);
-
-/// A flow's settings for its operators' streams.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StreamSettings {
-    pub(crate) mode: CompletionMode,
-    /// Their runs are timed on the device.
-    pub(crate) timed: bool,
-}
-
 /// One operator, its ports while it runs, and its context.
 pub(crate) struct BoxedOperator {
     pub(super) operator: Box<dyn ErasedOperator>,
     pub(super) cx: Option<Cx>,
     /// While it is captured: its state outside of the capture.
-    pub(super) in_capture: Option<Uncaptured>,
+    pub(super) in_capture: Option<WorkContext>,
     tally: OperatorStats,
     /// The conditions, for the flow's next run.
     conditions: Vec<When>,
@@ -211,46 +143,6 @@ pub(crate) fn seat<O: Operator>(
     (BoxedOperator::new(Box::new(OperatorCell { operator, ports: None, aside: None })), plan, handles)
 }
 
-/// Converts a panic of the future to an error with its message, including a panic of the future's destructor, which
-/// runs as soon as the future has resolved. Uses a `dyn` internally, so that little code is generated for each future
-/// type.
-pub(crate) fn caught<F: Future<Output = Result<()>>>(future: F) -> CatchPanic<F> {
-    CatchPanic { future: Some(future) }
-}
-
-pin_project! {
-    /// See [`caught`].
-    pub(crate) struct CatchPanic<F> {
-        #[pin]
-        future: Option<F>,
-    }
-}
-
-impl<F: Future<Output = Result<()>>> Future for CatchPanic<F> {
-    type Output = Result<()>;
-
-    fn poll(self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<()>> {
-        let mut this = self.project();
-        let Some(future) = this.future.as_mut().as_pin_mut() else { return Poll::Pending };
-        let outcome = ready!(poll_caught(future, task));
-        Poll::Ready(outcome.and(caught_call(&mut || this.future.set(None))))
-    }
-}
-
-fn poll_caught(future: Pin<&mut dyn Future<Output = Result<()>>>, task: &mut Context<'_>) -> Poll<Result<()>> {
-    catch_unwind(AssertUnwindSafe(|| future.poll(task))).unwrap_or_else(|panic| Poll::Ready(panicked(panic)))
-}
-
-/// Converts a panic of a function to an error.
-pub(super) fn caught_call(call: &mut dyn FnMut()) -> Result<()> {
-    catch_unwind(AssertUnwindSafe(call)).or_else(panicked)
-}
-
-#[cold]
-fn panicked(panic: Box<dyn Any + Send>) -> Result<()> {
-    Err(Error::new(ErrorKind::Panicked, said(panic)))
-}
-
 /// An error for an overridden `may_run` or `after` in an operator that also overrides `run`: only the trait's `run`
 /// calls them.
 fn none_was_missed(node: &OperatorTask) -> Result<()> {
@@ -269,7 +161,7 @@ fn none_was_missed(node: &OperatorTask) -> Result<()> {
 
 /// Binds an operator's ports to these ends.
 pub(super) fn bind(operator: &mut dyn ErasedOperator, cx: &Cx, ends: &mut PortEnds, keeps: bool) -> Result<()> {
-    let (streams, context, named) = (cx.streams.clone(), cx.context().clone(), cx.named().clone());
+    let (streams, context, named) = (cx.streams().cloned(), cx.context().clone(), cx.named().clone());
     operator.bind(&mut Binder { streams, context, named: &named, ends }, keeps)
 }
 
@@ -293,8 +185,8 @@ impl BoxedOperator {
         let cx = self.cx.as_mut().ok_or_else(unbound)?;
         bind(&mut *self.operator, cx, &mut ends, false)?;
         self.operator.ports()?.visit_all(&mut |_, port| {
-            cx.ports_notify |= port.input_wait().is_some();
-            cx.linked |= port.linked().is_some();
+            cx.run_loop.ports_notify |= port.input_wait().is_some();
+            cx.run_loop.linked |= port.linked().is_some();
         });
         Ok(())
     }
@@ -302,7 +194,7 @@ impl BoxedOperator {
     pub(crate) async fn start(&mut self) -> Result<()> {
         let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
         caught(async {
-            cx.start_conditions();
+            cx.run_loop.start_conditions();
             operator.start(cx).await
         })
         .await
@@ -316,10 +208,10 @@ impl BoxedOperator {
             let mut run = pin!(caught(operator.run(cx)?));
             poll_fn(|task| context.within(|| run.as_mut().poll(task))).await
         };
-        ran = cx.take_failure().map_or(Ok(()), Err).and(ran);
+        ran = cx.run_loop.take_failure().map_or(Ok(()), Err).and(ran);
         if ran.is_ok() {
             // For an operator with a loop of its own, which ended during a run.
-            ran = cx.commit(operator.ports()?);
+            ran = cx.run_loop.commit(operator.ports()?);
         }
         if ran.is_ok() && !node.is_default(Method::Run) {
             let mut called = Ok(());
@@ -355,8 +247,8 @@ impl BoxedOperator {
         self.tally.add_traffic(ports);
         if let Some(cx) = &mut self.cx {
             cx.close();
-            self.tally.runs = cx.runs;
-            self.tally.busy = cx.busy;
+            self.tally.runs = cx.run_loop.runs();
+            self.tally.busy = cx.run_loop.busy();
         }
         self.operator.close();
     }

@@ -7,7 +7,7 @@
 
 use send_wrapper::SendWrapper;
 
-use super::{Cx, Operator, Ports, all_runs, node::Method};
+use super::{Cx, Operator, Ports, node::Method, run_loop::all_runs};
 use crate::error::Result;
 
 /// As [`Operator`], for a [`LocalFlow`](crate::flow::LocalFlow): everything stays on one thread, so neither the
@@ -25,9 +25,9 @@ use crate::error::Result;
 /// }
 ///
 /// /// Counts words, in a table that it shares with other operators.
-/// struct OperatorStats(Rc<RefCell<HashMap<&'static str, u32>>>);
+/// struct Tally(Rc<RefCell<HashMap<&'static str, u32>>>);
 ///
-/// impl LocalOperator for OperatorStats {
+/// impl LocalOperator for Tally {
 ///     type Ports = TallyPorts;
 ///
 ///     async fn compute(&mut self, ports: &mut TallyPorts, _cx: &mut Cx) -> Result<()> {
@@ -42,7 +42,7 @@ use crate::error::Result;
 /// for (name, text) in [("here", "to be or not"), ("there", "to be")] {
 ///     let mut words = text.split(' ');
 ///     let read = flow.add(format!("read {name}"), source(move || std::future::ready(Ok(words.next()))));
-///     let tally = flow.add_local(format!("tally {name}"), OperatorStats(Rc::clone(&table)));
+///     let tally = flow.add_local(format!("tally {name}"), Tally(Rc::clone(&table)));
 ///     flow.connect(read.output, tally.words);
 /// }
 /// flow.run().await?;

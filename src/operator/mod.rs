@@ -31,11 +31,12 @@ mod plan;
 mod ports;
 pub(crate) mod quiet;
 pub(crate) mod rest_check;
-pub(crate) mod rounds;
 pub(crate) mod run_context;
+pub(crate) mod run_loop;
 pub(crate) mod section_operator;
 mod section_port;
 pub(crate) mod senders;
+pub(crate) mod settings;
 pub(crate) mod shared_port;
 mod spin_detector;
 pub(crate) mod stand;
@@ -44,6 +45,7 @@ pub(crate) mod watchers;
 
 use crate::error::Result;
 use node::Method;
+use run_loop::all_runs;
 
 pub use concurrent::{Concurrent, concurrent};
 pub use control::{Changes, Handle, OperatorStatus};
@@ -61,49 +63,14 @@ pub use output::{Offer, Output};
 #[doc(hidden)]
 pub use plan::{Binder, Plan, PortOptions};
 pub(crate) use plan::{PortDecl, PortKind};
-pub(crate) use ports::Flushed;
 pub use ports::Ports;
+pub(crate) use ports::{AllPorts, Flushed};
 
 pub use crate::hub::Reply;
 #[doc(hidden)]
 pub use ports::{AnyPort, InputPort, LinkPort, LinkedPort, OutputPort, Port, PortStats, Traffic, WorkerPort};
 #[doc(hidden)]
 pub use section_port::{Blank, SectionContext, SectionInput, SectionOutput};
-
-/// After a run: awaits the run's device work and then calls the operator's `after`, if the operator overrides it.
-macro_rules! after_run {
-    ($operator:ident, $ports:ident, $cx:ident) => {
-        if $cx.has_run() {
-            let end = $cx.end_of_run();
-            let is_written = {
-                let after = $operator.after($ports, $cx);
-                let is_written = end.done().await?;
-                if is_written {
-                    after.await?;
-                }
-                is_written
-            };
-            $cx.calls_after(is_written);
-        }
-    };
-}
-pub(crate) use after_run;
-
-/// The default `run`. A macro, since the futures of one kind of operator are `Send` and those of the other are not.
-macro_rules! all_runs {
-    ($operator:ident, $ports:ident, $cx:ident) => {{
-        $cx.not_written(Method::Run);
-        async move {
-            while $cx.until_ready($ports, |ports, cx| $operator.may_run(ports, cx)).await {
-                $operator.compute($ports, $cx).await?;
-                $cx.commit($ports)?;
-                $crate::operator::after_run!($operator, $ports, $cx);
-            }
-            Ok(())
-        }
-    }};
-}
-use all_runs;
 
 /// One step of a flow: takes messages, enqueues work on its device, sends messages.
 ///

@@ -406,6 +406,12 @@ impl OperatorTask {
         self.has_flag(flags::HELD)
     }
 
+    /// The permit that its runs need, while it is held.
+    #[inline]
+    pub(super) fn held_by(&self) -> Option<&Permit> {
+        if self.is_held() { self.permit() } else { None }
+    }
+
     pub(super) fn is_aborted(&self) -> bool {
         self.has_flag(flags::ABORTED)
     }

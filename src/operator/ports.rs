@@ -175,7 +175,7 @@ impl Ports for () {
 }
 
 /// The ports of any operator: code that uses them through this trait is compiled once.
-pub(super) trait AllPorts: Send {
+pub(crate) trait AllPorts: Send {
     fn poll_all(&mut self, cx: &mut Context<'_>) -> Readiness;
     fn claim_all(&mut self) -> bool;
     fn visit_all<'a>(&'a mut self, visit: &mut dyn FnMut(&'static str, &'a mut dyn AnyPort));

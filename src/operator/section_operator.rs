@@ -20,7 +20,7 @@ use tokio::task::coop::unconstrained;
 
 use super::{
     AnyPort, Cx,
-    erased::{BoxedOperator, PortEnds, bind, caught, unbound},
+    erased::{BoxedOperator, PortEnds, bind, unbound},
     node::{Method, OperatorTask},
     ports::{AllPorts, PortStats, reader_gone},
     run_context::RunContext,
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     condition::Readiness,
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Result, caught},
     stream::{
         Stream,
         capture::{Capture, Watch},
@@ -88,8 +88,8 @@ fn none_is_written(node: &OperatorTask) -> Result<()> {
 /// A replay repeats the work and the messages of a captured run: anything else that the run has done is an error.
 fn is_replayed_as_it_ran(before: &[PortStats], ports: &mut dyn AllPorts, cx: &Cx, works_beside: bool) -> Result<()> {
     one_each(before, ports)?;
-    if let Some(said) = cx.said_beside() {
-        return Err(is_no_replay(said));
+    if let Some(call) = cx.unreplayable() {
+        return Err(is_no_replay(call));
     }
     if let Some(name) = closed(ports) {
         return Err(is_no_replay(&format!("it closes `{name}`")));
@@ -161,16 +161,15 @@ impl BoxedOperator {
         if !ready.await {
             return Ok(false);
         }
-        cx.until_awaited().await;
+        cx.run_loop.until_awaited().await;
         let ports = operator.ports()?;
         let before = stats(ports);
-        cx.begin_run(ports);
+        cx.begin_claimed(ports);
         let ran = {
             let mut run = pin!(caught(operator.compute(cx)?));
             poll_fn(|task| context.within(|| run.as_mut().poll(task))).await
         };
-        cx.end_run();
-        cx.stop_clock();
+        cx.finish_run();
         context.release_unneeded();
         let ports = operator.ports()?;
         if ran.as_ref().is_err_and(Error::is_reader_gone) && reader_gone(ports) {
@@ -182,13 +181,13 @@ impl BoxedOperator {
     }
 
     pub(crate) fn has_finished(&self) -> bool {
-        self.cx.as_ref().is_some_and(Cx::has_finished)
+        self.cx.as_ref().is_some_and(|cx| cx.run_loop.has_finished())
     }
 
     /// A round was replayed: it counts as a run.
     pub(crate) fn count_run(&mut self) {
         if let Some(cx) = &mut self.cx {
-            cx.runs += 1;
+            cx.run_loop.count_run();
         }
     }
 
@@ -210,7 +209,7 @@ impl BoxedOperator {
         let node = cx.node().clone();
         let ports = operator.ports()?;
         let before = stats(ports);
-        cx.begin_run(ports);
+        cx.begin_claimed(ports);
         let watch = Watch::new();
         // The waker does nothing: what is pending now would be pending at every replay. Tokio's budget belongs to the
         // task, not to the operator.

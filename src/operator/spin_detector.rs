@@ -16,25 +16,28 @@
 //!   each claim is refused                       error
 //! ```
 //!
-//! The check is made where the operator yields anyway, once in [`LONGEST_STREAK`] turns. Runs that take longer, or that
+//! The check is made where the operator yields anyway, once in [`MAX_STREAK`] turns. Runs that take longer, or that
 //! wait in the middle, do work other than at their ports: they do not count as spinning.
 
 use std::{borrow::Cow, task::Context, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{cx::runs::LONGEST_STREAK, ports::AllPorts};
+use super::ports::AllPorts;
 use crate::{
     clock,
     error::{Error, ErrorKind},
     sync::logged,
 };
 
+/// The number of runs in a row, equal to the number of operations in a row that tokio allows a task.
+pub(super) const MAX_STREAK: u32 = 128;
+
 /// Checks in a row that find no message moved, before a warning: a thousand runs.
-const LOOKS: u32 = 1000_u32.div_ceil(LONGEST_STREAK);
+const WARN_AFTER: u32 = 1000_u32.div_ceil(MAX_STREAK);
 
 /// Runs, or refused claims, in a row before an error.
-const MOST: u32 = LOOKS * LONGEST_STREAK * 128;
+const MAX_RUNS: u32 = WARN_AFTER * MAX_STREAK * 128;
 
 /// A run that does nothing takes less than this.
 const QUICK: Duration = Duration::from_millis(1);
@@ -44,11 +47,11 @@ pub(super) struct SpinDetector {
     /// Runs, and messages taken and sent, at the last check.
     runs: u64,
     moved: u64,
-    /// `looks`: checks in a row that found no message moved. `left`: of these, the last in a row that also found a
+    /// `checks`: checks in a row that found no message moved. `left`: of these, the last in a row that also found a
     /// message left and no run that had waited.
-    looks: u32,
+    checks: u32,
     left: u32,
-    looked: Option<Instant>,
+    checked: Option<Instant>,
     /// Claims refused in a row: the operator has neither run nor waited since the first.
     refused: u32,
     /// The number of runs at the last refused claim.
@@ -56,10 +59,10 @@ pub(super) struct SpinDetector {
 }
 
 impl SpinDetector {
-    /// Called once in [`LONGEST_STREAK`] turns. `in_one_poll`: no run has waited in its middle since the operator last
+    /// Called once in [`MAX_STREAK`] turns. `in_one_poll`: no run has waited in its middle since the operator last
     /// waited.
     #[cold]
-    pub(super) fn look(
+    pub(super) fn check(
         &mut self,
         operator: &str,
         runs: u64,
@@ -85,26 +88,26 @@ impl SpinDetector {
         let ran = runs - std::mem::replace(&mut self.runs, runs);
         let stands_still = std::mem::replace(&mut self.moved, moved) == moved;
         // An operator that waits in between has at most one run for each turn in which it waits.
-        let never_waits = ran > u64::from(LONGEST_STREAK) * 3 / 4;
+        let never_waits = ran > u64::from(MAX_STREAK) * 3 / 4;
         // Tokio's clock: a run that waits on a timer takes time on it even where the clock is paused.
         let now = clock::now();
-        let quick = self.looked.replace(now).is_some_and(|before| now - before < LONGEST_STREAK * QUICK);
+        let quick = self.checked.replace(now).is_some_and(|before| now - before < MAX_STREAK * QUICK);
         if !stands_still || !never_waits || !quick {
-            (self.looks, self.left) = (0, 0);
+            (self.checks, self.left) = (0, 0);
             return None;
         }
-        self.looks = self.looks.saturating_add(1);
+        self.checks = self.checks.saturating_add(1);
         self.left = if in_one_poll && allows.is_some() { self.left + 1 } else { 0 };
-        if self.left == MOST / LONGEST_STREAK
+        if self.left == MAX_RUNS / MAX_STREAK
             && let Some(port) = allows
         {
             let text = format!(
-                "{MOST} runs in a row have left the messages there, and sent none: take one in each run, or say with \
+                "{MAX_RUNS} runs in a row have left the messages there, and sent none: take one in each run, or say with \
                  `.when(..)` when it is to run"
             );
             return Some(Error::new(ErrorKind::Usage, text).at(format!("input `{port}`")));
         }
-        if self.looks == LOOKS {
+        if self.checks == WARN_AFTER {
             warn(operator, allows.or(left), inputs && over);
         }
         None
@@ -117,16 +120,18 @@ impl SpinDetector {
             self.refused = 0;
         }
         self.refused += 1;
-        if self.refused < MOST {
+        if self.refused < MAX_RUNS {
             return None;
         }
         let text = match what {
             Some(what) => format!(
-                "its condition ({what}) is ready, and has refused {MOST} claims in a row: `claim` must succeed \
+                "its condition ({what}) is ready, and has refused {MAX_RUNS} claims in a row: `claim` must succeed \
                  for what `poll_status` reports as ready, and `poll_status` must wait for what is not available any more"
             ),
             None => {
-                format!("internal error: its ports are ready, and have refused {MOST} claims in a row (please report)")
+                format!(
+                    "internal error: its ports are ready, and have refused {MAX_RUNS} claims in a row (please report)"
+                )
             }
         };
         Some(Error::new(ErrorKind::Usage, text))
@@ -140,7 +145,7 @@ impl SpinDetector {
 }
 
 fn warn(operator: &str, left: Option<&str>, over: bool) {
-    let times = LOOKS * LONGEST_STREAK;
+    let times = WARN_AFTER * MAX_STREAK;
     logged(|| match left {
         Some(port) => tracing::warn!(
             operator,

@@ -28,7 +28,7 @@ use std::{
 use super::{completion::Completion, mark::Mark, watch::WatchList};
 use crate::{
     device::{Device, backend::Backend, thread::DeviceThread},
-    error::said,
+    error::panic_message,
     sync::{Condvar, Level, Mutex, MutexGuard, contained, lock, log},
     thread_name::thread_name,
 };
@@ -185,7 +185,7 @@ impl CompletionMonitor {
         let keep = move || {
             let _device = DeviceThread::enter();
             while let Err(panic) = catch_unwind(AssertUnwindSafe(|| shared.run())) {
-                let _ = said(panic);
+                let _ = panic_message(panic);
             }
         };
         let Err(error) = std::thread::Builder::new().name(self.shared.name.clone()).spawn(keep) else { return true };

@@ -24,7 +24,7 @@ use crate::{
         human,
         work_item::OwnedArg,
     },
-    error::{Error, ErrorKind, Result, said},
+    error::{Error, ErrorKind, Result, panic_message},
     sync::contained,
 };
 
@@ -238,7 +238,7 @@ fn launch(args: &[OwnedArg], planned: bool, run: impl FnOnce(&[BodyArg])) -> Res
             }
         });
     }
-    catch_unwind(AssertUnwindSafe(|| run(&body))).map_err(|panic| Fault(format!("trapped: {}", said(panic))))
+    catch_unwind(AssertUnwindSafe(|| run(&body))).map_err(|panic| Fault(format!("trapped: {}", panic_message(panic))))
 }
 
 /// The largest alignment that elements of this size can have: the largest power of two that divides it, up to

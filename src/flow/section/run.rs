@@ -18,14 +18,17 @@ use super::{
 };
 use crate::{
     condition::Readiness,
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Result, caught},
     flow::drive::{Ended, HubToCreate, Member, blamed, operator},
     graph::Graph,
     hub::RawEnvelope,
     memory::memory_passes,
     operator::{
-        Blank, Flushed, SectionContext, attend::attended, control::Control, erased::caught, node::OperatorTask,
-        rounds::Rounds,
+        AllPorts, Blank, Flushed, SectionContext,
+        attend::attended,
+        control::Control,
+        node::OperatorTask,
+        run_loop::{RunLoop, Runnable, next_run},
     },
     stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
     sync::{Mutex, lock, logged},
@@ -111,13 +114,12 @@ struct Running {
     mode: CompletionMode,
     stats: Arc<SectionStats>,
     members: Vec<Member>,
-    rounds: Rounds,
+    run_loop: RunLoop,
     table: Table<Replay>,
     /// By operator: how a replay passes its messages on. Set when the section takes its stream.
     passing: Vec<SectionContext>,
     /// The stream of the replays. Dropped after the graphs.
     stream: Option<PooledStream>,
-    count: u64,
     has_reported_rows: bool,
 }
 
@@ -125,18 +127,18 @@ impl Running {
     fn new(start: Start, members: Vec<Member>, node: &Arc<OperatorTask>) -> Self {
         let Start { plan, interior, mode, stats } = start;
         let table = Table::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
-        let (rounds, passing) = (Rounds::new(node), Vec::new());
+        // Its operators are warned about when they block.
+        let run_loop = RunLoop::new(&plan.name, node, Vec::new(), true);
         Self {
             plan,
             interior,
             mode,
             stats,
             members,
-            rounds,
+            run_loop,
             table,
-            passing,
+            passing: Vec::new(),
             stream: None,
-            count: 0,
             has_reported_rows: false,
         }
     }
@@ -155,9 +157,12 @@ impl Running {
                 self.capture(shape).await?;
             }
         }
-        while self.next().await {
+        while next_run(Boundary { section: self }).await {
             // A hub that drops messages may have dropped this one.
-            let Some(lengths) = lengths(&mut self.members, &self.plan.inputs)? else { continue };
+            let Some(lengths) = lengths(&mut self.members, &self.plan.inputs)? else {
+                self.run_loop.discard_run();
+                continue;
+            };
             let goes_on = match self.table.way(&lengths) {
                 Route::Replayed { graph, rows } => self.replay(graph, rows).await?,
                 Route::Streamed => {
@@ -172,8 +177,7 @@ impl Running {
                     goes_on
                 }
             };
-            self.count += 1;
-            self.rounds.ended(self.count);
+            self.run_loop.end();
             if !goes_on || self.has_finished() {
                 break;
             }
@@ -199,30 +203,6 @@ impl Running {
 
     fn has_finished(&self) -> bool {
         self.members.iter().any(|member| member.seat.has_finished())
-    }
-
-    /// Waits for a message at each input of the section, and for room at each output.
-    async fn next(&mut self) -> bool {
-        let Self { rounds, members, plan, stats, .. } = self;
-        let last = |members: &Vec<Member>| {
-            members.iter().flat_map(|member| member.seat.last()).chain(stats.last()).collect::<Vec<_>>()
-        };
-        let ask = |members: &mut Vec<Member>, task: &mut Context<'_>| {
-            let mut asked = Readiness::READY;
-            for edge in plan.inputs.iter().chain(&plan.outputs) {
-                members[edge.member].seat.visit(&mut |name, port| {
-                    if name == edge.port {
-                        asked = asked
-                            | match port.section_input() {
-                                Some(input) => input.poll_message(task),
-                                None => port.poll_room(1, task),
-                            };
-                    }
-                });
-            }
-            asked
-        };
-        rounds.next(members, last, ask).await
     }
 
     /// Runs each operator once. False if one of them cannot run any more.
@@ -395,8 +375,8 @@ impl Running {
 
     /// Waits until all outputs have sent their messages.
     async fn flush(&mut self) -> Result<()> {
-        let Self { rounds, members, plan, .. } = self;
-        rounds
+        let Self { run_loop, members, plan, .. } = self;
+        run_loop
             .until_sent(|task| {
                 let mut flushed = Flushed::default();
                 for edge in &plan.outputs {
@@ -407,6 +387,57 @@ impl Running {
                 flushed.all()
             })
             .await
+    }
+}
+
+/// A section that waits for its next run: for a message at each of its inputs, and for room at each output.
+struct Boundary<'a> {
+    section: &'a mut Running,
+}
+
+impl Runnable for Boundary<'_> {
+    fn parts(&mut self) -> (&mut RunLoop, Option<&mut dyn AllPorts>) {
+        (&mut self.section.run_loop, None)
+    }
+
+    fn poll_ready(&mut self, task: &mut Context<'_>) -> Readiness {
+        let Running { members, plan, .. } = &mut *self.section;
+        let mut asked = Readiness::READY;
+        for edge in plan.inputs.iter().chain(&plan.outputs) {
+            members[edge.member].seat.visit(&mut |name, port| {
+                if name == edge.port {
+                    asked = asked
+                        | match port.section_input() {
+                            Some(input) => input.poll_message(task),
+                            None => port.poll_room(1, task),
+                        };
+                }
+            });
+        }
+        asked
+    }
+
+    /// Its operators have no `may_run`.
+    fn poll_last(&mut self, _task: &mut Context<'_>) -> Readiness {
+        Readiness::READY
+    }
+
+    /// The messages are taken in the run: a hub that drops messages may have dropped one by then.
+    fn claim(&mut self) -> bool {
+        true
+    }
+
+    fn begin(&mut self) {
+        self.section.run_loop.begin();
+    }
+
+    fn end(&mut self) {
+        self.section.run_loop.end();
+    }
+
+    fn last_work(&self) -> Vec<Ticket> {
+        let Running { members, stats, .. } = &*self.section;
+        members.iter().flat_map(|member| member.seat.last()).chain(stats.last()).collect()
     }
 }
 

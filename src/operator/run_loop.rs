@@ -1,0 +1,746 @@
+//! [`RunLoop`]: how an operator waits for its next run, claims what the run needs, runs and ends the run.
+//!
+//! ```text
+//!          ┌──────────────── not ready: idle until a waker is woken ─────────────────┐
+//!          v                                                                         │
+//!   ┌──> WAIT: finished, aborted, held? ──> ports and conditions ──> `may_run` ──────┤
+//!   │      │                                                            │ yes        │
+//!   │      │                                                            v            │
+//!   │      │                                                          CLAIM: all or nothing ── lost: poll again
+//!   │      │                                                            │
+//!   │      │ it is to end, or can never run again                       v
+//!   │      └───────────────────────────> STOP                         RUN: `compute` ──> error: the flow fails
+//!   │                                                                   │
+//!   └──── END OF RUN: chunks committed, device work done, `after` <─────┘
+//! ```
+//!
+//! All ways to run an operator use it. They differ in what waits and in who calls `compute`:
+//!
+//! | | waits with [`next_run`] | runs |
+//! |---|---|---|
+//! | an operator's own task | the operator, for its ports | [`all_runs`], or the operator's own `run` with [`Cx::ready`](super::Cx::ready) |
+//! | [`Steps`](crate::flow::Steps) | the same; its [`Permit`](super::permit::Permit) holds it back until a step is requested | the same |
+//! | [concurrent](super::concurrent) runs | the dispatcher, for the operator's ports | a worker, for which the dispatcher has claimed |
+//! | a section | the section's task, for the ports at the section's boundary | each operator in turn, or one graph |
+//!
+//! A run of a worker or in a section begins with [`Cx::begin_claimed`](super::Cx) instead of a wait of its own.
+
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, Waker, ready},
+};
+
+use smallvec::SmallVec;
+
+use super::{
+    blocking::{self, Blocking},
+    input_wait::InputWait,
+    node::{Method, OperatorTask},
+    permit::TURN,
+    ports::{AllPorts, Flush, Ports},
+    spin_detector::{MAX_STREAK, SpinDetector},
+    status_cell::InRun,
+};
+use crate::{
+    condition::{self, Awaited, Conditions, PortState, Readiness, Status, When},
+    device::ticks::Ticks,
+    error::{Error, Result},
+    memory::HostAccess,
+    mutants::{self, Mutant},
+    stream::Ticket,
+    sync::{contained, wake_again},
+};
+
+/// The state of the loop of one operator, or of one section.
+pub(crate) struct RunLoop {
+    pub(super) name: Arc<str>,
+    pub(super) task: Arc<OperatorTask>,
+    /// The task's own waker, which the conditions of its runs keep. `None` while they are polled.
+    waker: Option<Waker>,
+    /// Its ports describe more of what they wait for than their hubs do.
+    pub(super) ports_notify: bool,
+    /// Some of its ports are linked to hubs of chunks.
+    pub(super) linked: bool,
+    /// The conditions of every run besides its ports.
+    conditions: Option<Box<Conditions>>,
+    /// The buffers that the next run waits for.
+    awaited: Awaited,
+    /// Its published status lists what it waits for besides its hubs.
+    has_lacks: bool,
+    /// Its wait for the next run may be one of several concurrent waits.
+    among_others: bool,
+    /// Work of its own continues elsewhere: it is not idle, whatever it waits for.
+    holds_token: bool,
+    /// Whether the operator's `may_run` and `after` are called: true until they are known not to be overridden.
+    asks_may_run: bool,
+    calls_after: bool,
+    running: bool,
+    finished: bool,
+    /// The error that it failed with between two runs.
+    failure: Option<Error>,
+    runs: u64,
+    /// The number of polls until it yields to other tasks.
+    polls_left: u32,
+    spin_detector: SpinDetector,
+    blocking: Blocking,
+    /// In ticks.
+    busy: u64,
+    /// The start of the current run, or of the first run since it last waited.
+    busy_since: Option<Ticks>,
+}
+
+/// What a loop runs: an operator with its ports, or a section.
+pub(crate) trait Runnable {
+    /// The loop and, for an operator, its ports.
+    fn parts(&mut self) -> (&mut RunLoop, Option<&mut dyn AllPorts>);
+    /// Polls the ports and conditions, with a waker.
+    fn poll_ready(&mut self, task: &mut Context<'_>) -> Readiness;
+    /// When everything else is ready: calls `may_run`, and polls the conditions that have no waker.
+    fn poll_last(&mut self, task: &mut Context<'_>) -> Readiness;
+    /// Claims what the run needs, all of it or nothing.
+    fn claim(&mut self) -> bool;
+    fn begin(&mut self);
+    /// Ends the current run, if there is one.
+    fn end(&mut self);
+    /// The tickets of its last work.
+    fn last_work(&self) -> Vec<Ticket>;
+}
+
+/// Waits until another run may begin, and begins it: all conditions are ready and what they promise is claimed. False
+/// if there will be no other run.
+#[inline]
+pub(crate) async fn next_run(of: impl Runnable) -> bool {
+    let mut wait = Wait::new(of);
+    poll_fn(|task| {
+        let run_loop = wait.of.parts().0;
+        let own = wait.waker.as_ref().filter(|_| run_loop.task.is_probe_waker(task.waker()));
+        if own.is_none() {
+            run_loop.task.register_within(task.waker());
+            // Tokio must not get the user's waker.
+            if !tokio::task::coop::has_budget_remaining() {
+                wake_again(task.waker());
+                return Poll::Pending;
+            }
+        }
+        let task = &mut Context::from_waker(own.unwrap_or(task.waker()));
+        let begun = poll_next(&mut wait.of, task);
+        // If it does not have to wait, the end of one run is the beginning of the next.
+        if begun != Poll::Ready(true) {
+            // An operator that never runs again does not wait any longer either: what its ports hold for it is
+            // released to others.
+            wait.waits = true;
+            wait.of.parts().0.stop_clock();
+            return begun;
+        }
+        wait.waits = false;
+        begun
+    })
+    .await
+}
+
+/// One pass of the loop, from the end of the last run to the beginning of the next.
+#[inline]
+fn poll_next<R: Runnable>(of: &mut R, task: &mut Context<'_>) -> Poll<bool> {
+    of.end();
+    let run_loop = of.parts().0;
+    if (run_loop.finished || !run_loop.task.runs_by_itself())
+        && let Some(begun) = obey(of, task)
+    {
+        return begun;
+    }
+    // An operator that is always ready yields to others now and then, even where tokio's budget is disabled.
+    let (run_loop, ports) = of.parts();
+    run_loop.polls_left -= 1;
+    if run_loop.polls_left == 0 {
+        return run_loop.yield_now(ports, task);
+    }
+    let budget = ready!(tokio::task::coop::poll_proceed(task));
+    run_loop.task.resume();
+    let asked = of.poll_ready(task);
+    if !asked.is_ready() {
+        let (run_loop, ports) = of.parts();
+        return run_loop.wait(asked, ports);
+    }
+    budget.made_progress();
+    let asked = of.poll_last(task);
+    if !asked.is_ready() {
+        return of.parts().0.wait_refused(asked);
+    }
+    if !of.claim() {
+        return of.parts().0.poll_again(task);
+    }
+    let run_loop = of.parts().0;
+    if let Some(permit) = run_loop.task.held_by() {
+        permit.begin();
+    }
+    if run_loop.among_others {
+        run_loop.task.end_of_wait();
+    }
+    of.begin();
+    Poll::Ready(true)
+}
+
+/// It is to end, to be aborted, or held. `None`: it may run nevertheless.
+#[cold]
+fn obey(of: &mut dyn Runnable, task: &Context<'_>) -> Option<Poll<bool>> {
+    let run_loop = of.parts().0;
+    if run_loop.finished || run_loop.task.is_finishing() {
+        let operator = run_loop.task.clone();
+        if let Some(permit) = operator.held_by() {
+            permit.leave(of.last_work());
+        }
+        return Some(Poll::Ready(false));
+    }
+    if run_loop.task.is_aborted() {
+        // Its future is dropped at the next poll.
+        wake_again(task.waker());
+        return Some(Poll::Pending);
+    }
+    // Before the yield, which would not answer a step.
+    if run_loop.task.is_held() && !may_begin(of) {
+        if let (RunLoop { linked: true, .. }, Some(ports)) = of.parts() {
+            // Other links of a hub of chunks, perhaps of another flow, must not queue behind this one meanwhile.
+            ports.visit_all(&mut |_, port| port.idle());
+        }
+        return Some(Poll::Pending);
+    }
+    None
+}
+
+/// It is paused or stepped through: may a run begin nevertheless?
+fn may_begin(of: &mut dyn Runnable) -> bool {
+    let run_loop = of.parts().0;
+    let (task, among_others, holds_token) = (run_loop.task.clone(), run_loop.among_others, run_loop.holds_token);
+    let paused = task.is_paused();
+    let mut lacks = Vec::new();
+    if let Some(permit) = task.permit() {
+        if permit.come(among_others, holds_token, || of.last_work()) {
+            if !paused {
+                return true;
+            }
+            permit.refuse();
+        }
+        lacks.push(TURN.into());
+    }
+    // Not idle: `resume`, or the next step, may let it continue. Noted, since the current poll may have dropped
+    // another wait.
+    of.parts().0.publish_lacks(lacks, false);
+    task.show(Status::WaitEvent);
+    task.note_wait(false);
+    false
+}
+
+/// A wait for the next run. If it is dropped, the operator does not wait any more and continues with something else.
+struct Wait<R: Runnable> {
+    of: R,
+    waits: bool,
+    waker: Option<Waker>,
+}
+
+impl<R: Runnable> Wait<R> {
+    fn new(mut of: R) -> Self {
+        let waker = of.parts().0.waker.take();
+        Self { of, waits: false, waker }
+    }
+}
+
+impl<R: Runnable> Drop for Wait<R> {
+    #[inline]
+    fn drop(&mut self) {
+        let (run_loop, ports) = self.of.parts();
+        run_loop.waker = self.waker.take();
+        if self.waits {
+            run_loop.give_up(ports);
+        }
+    }
+}
+
+impl RunLoop {
+    /// `may_block`: it is not warned about when it blocks its thread.
+    pub(crate) fn new(name: &Arc<str>, task: &Arc<OperatorTask>, conditions: Vec<When>, may_block: bool) -> Self {
+        Self {
+            name: name.clone(),
+            waker: Some(Waker::from(task.clone())),
+            task: task.clone(),
+            ports_notify: false,
+            linked: false,
+            conditions: Conditions::new(conditions),
+            awaited: Awaited::new(),
+            has_lacks: false,
+            among_others: false,
+            holds_token: false,
+            asks_may_run: true,
+            calls_after: true,
+            running: false,
+            finished: false,
+            failure: None,
+            runs: 0,
+            polls_left: MAX_STREAK,
+            spin_detector: SpinDetector::default(),
+            blocking: Blocking::new(may_block),
+            busy: 0,
+            busy_since: None,
+        }
+    }
+
+    /// For an operator with a loop of its own, which may wait for other things at the same time. Its `may_run` is not
+    /// called.
+    pub(super) fn is_one_of_several_waits(&mut self) {
+        self.asks_may_run = false;
+        self.among_others = true;
+        // A wait that was leaked (`mem::forget`) has kept the previous one.
+        self.waker.get_or_insert_with(|| Waker::from(self.task.clone()));
+    }
+
+    pub(super) fn holds_token(&mut self, holds: bool) {
+        self.holds_token = holds;
+    }
+
+    #[cold]
+    fn yield_now(&mut self, ports: Option<&mut dyn AllPorts>, task: &mut Context<'_>) -> Poll<bool> {
+        self.polls_left = MAX_STREAK;
+        let in_one_poll = self.task.began_in_this_poll();
+        // A section takes a message at each input in every run: it does not spin.
+        let error = ports.and_then(|ports| self.spin_detector.check(&self.name, self.runs, in_one_poll, ports, task));
+        if let Some(error) = error {
+            return self.fail(error);
+        }
+        wake_again(task.waker());
+        Poll::Pending
+    }
+
+    /// Another task was faster to claim: poll again, after it.
+    #[cold]
+    fn poll_again(&mut self, task: &Context<'_>) -> Poll<bool> {
+        let what = self.conditions.as_ref().and_then(|conditions| conditions.refused());
+        if let Some(error) = self.spin_detector.refused(self.runs, what) {
+            return self.fail(error);
+        }
+        wake_again(task.waker());
+        Poll::Pending
+    }
+
+    /// It ends with an error of its own, whatever its `run` returns.
+    #[cold]
+    fn fail(&mut self, error: Error) -> Poll<bool> {
+        self.failure = Some(error);
+        Poll::Ready(false)
+    }
+
+    pub(super) fn take_failure(&mut self) -> Option<Error> {
+        self.failure.take()
+    }
+
+    /// It cannot run yet, or never again.
+    #[inline]
+    fn wait(&mut self, asked: Readiness, ports: Option<&mut dyn AllPorts>) -> Poll<bool> {
+        if asked.is_never() {
+            return Poll::Ready(false);
+        }
+        self.spin_detector.waits();
+        match asked {
+            Readiness::WAIT if self.conditions.is_none() && !self.ports_notify => {
+                if self.has_lacks {
+                    self.publish_lacks(Vec::new(), false);
+                }
+                self.task.show(Status::Wait);
+            }
+            _ => self.show(asked, ports),
+        }
+        self.idle(asked, OperatorTask::park)
+    }
+
+    /// Everything was ready except for the conditions without a waker, or `may_run`.
+    #[cold]
+    fn wait_refused(&mut self, asked: Readiness) -> Poll<bool> {
+        if asked.is_never() {
+            return Poll::Ready(false);
+        }
+        self.task.show(asked.status(self.conditions.as_ref().and_then(|conditions| conditions.due())));
+        self.idle(asked, OperatorTask::park_refused)
+    }
+
+    /// Returns its token, unless what it waits for may happen without another operator.
+    #[inline]
+    fn idle(&self, asked: Readiness, park: fn(&OperatorTask)) -> Poll<bool> {
+        if let Some(permit) = self.task.held_by() {
+            permit.refuse();
+            self.task.note_wait(false);
+            return Poll::Pending;
+        }
+        let for_others = asked.needs_others() && !self.holds_token || mutants::is(Mutant::TokenTooSoon);
+        // The current poll may have dropped a wait at a port before it reached this one.
+        if self.among_others || self.task.has_noted_wait() {
+            self.task.note_wait(for_others);
+        } else if for_others {
+            park(&self.task);
+        }
+        Poll::Pending
+    }
+
+    #[cold]
+    fn show(&mut self, asked: Readiness, mut ports: Option<&mut dyn AllPorts>) {
+        let mut due = None;
+        if asked == Readiness::WAIT_TIME {
+            due = self.conditions.as_ref().and_then(|conditions| conditions.due());
+            ports.iter_mut().for_each(|ports| {
+                ports.visit_all(&mut |_, port| due = due.max(port.input_wait().and_then(InputWait::deadline)))
+            });
+        }
+        let mut lacks = self.conditions.as_ref().map(|conditions| conditions.lacks()).unwrap_or_default();
+        let mut elsewhere = self.conditions.as_ref().is_some_and(|conditions| conditions.wait_elsewhere());
+        if !self.awaited.is_empty() {
+            lacks.push("a buffer's data".into());
+            elsewhere = true;
+        }
+        ports.iter_mut().for_each(|ports| {
+            ports.visit_all(&mut |name, port| {
+                lacks.extend(port.input_wait().and_then(InputWait::describe).map(|wait| format!("{wait} at `{name}`")));
+            });
+        });
+        self.publish_lacks(lacks, elsewhere);
+        self.task.show(asked.status(due));
+    }
+
+    /// Publishes what it waits for besides its hubs.
+    #[inline]
+    fn publish_lacks(&mut self, lacks: Vec<String>, elsewhere: bool) {
+        if self.has_lacks || elsewhere || !lacks.is_empty() {
+            self.has_lacks = elsewhere || !lacks.is_empty();
+            self.task.status.set_lacks(lacks, elsewhere);
+        }
+    }
+
+    /// It no longer waits for its next run, and does something else.
+    #[cold]
+    fn give_up(&mut self, ports: Option<&mut dyn AllPorts>) {
+        ports.into_iter().for_each(|ports| ports.visit_all(&mut |_, port| port.idle()));
+        self.awaited.iter_mut().for_each(HostAccess::rest);
+        // This runs in a destructor, perhaps of a task that panics.
+        contained("a condition panicked as it was given up", || {
+            self.conditions.iter_mut().for_each(|conditions| conditions.rest());
+        });
+        self.task.resume();
+        if let Some(permit) = self.task.held_by() {
+            permit.go_away();
+        }
+        self.publish_lacks(Vec::new(), false);
+        self.task.show(Status::Ready);
+    }
+
+    /// It has conditions besides its ports.
+    #[inline]
+    pub(super) fn has_conditions(&self) -> bool {
+        self.conditions.is_some() || !self.awaited.is_empty()
+    }
+
+    /// Polls the conditions besides the ports. `is_stopping`: the flow is being drained.
+    #[cold]
+    pub(super) fn poll_conditions(
+        &mut self,
+        ports: &mut dyn AllPorts,
+        is_stopping: bool,
+        task: &mut Context<'_>,
+    ) -> Readiness {
+        let mut asked = condition::buffers(&mut self.awaited, task);
+        if let Some(conditions) = &mut self.conditions {
+            asked = asked | conditions.poll(&mut |port, ask| ask_port(ports, port, ask), task);
+            // An operator that runs for a message or for something else would continue for the latter for ever.
+            if is_stopping && have_ended(ports) {
+                asked = Readiness::NEVER;
+            }
+        }
+        asked
+    }
+
+    /// It has conditions without a waker, or a `may_run`.
+    #[inline]
+    pub(super) fn asks_last(&self) -> bool {
+        self.asks_may_run || self.conditions.as_ref().is_some_and(|conditions| conditions.any_last())
+    }
+
+    /// Polls the conditions without a waker. Returns what they lack as well, and whether `may_run` is to be called.
+    pub(super) fn poll_without_waker(
+        &mut self,
+        ports: &mut dyn AllPorts,
+        task: &mut Context<'_>,
+    ) -> (Readiness, Vec<String>, bool) {
+        // A port that is ready keeps no waker, but its next message is a reason to poll again. Registered first, so
+        // that no message is missed.
+        ports.visit_all(&mut |_, port| port.watch(task.waker()));
+        let mut asked = Readiness::READY;
+        if let Some(conditions) = &mut self.conditions {
+            asked = conditions.poll_last(&mut |port, ask| ask_port(ports, port, ask), task);
+        }
+        let lacks = self.conditions.as_ref().map(|conditions| conditions.lacks()).unwrap_or_default();
+        (asked, lacks, asked.is_ready() && self.asks_may_run)
+    }
+
+    /// `allowed`: the answer of its own `may_run`, if it was called.
+    pub(super) fn asked_last(
+        &mut self,
+        mut asked: Readiness,
+        mut lacks: Vec<String>,
+        allowed: Option<bool>,
+    ) -> Readiness {
+        if let Some(allowed) = allowed {
+            if !allowed {
+                asked = Readiness::WAIT;
+                lacks.push("its own `may_run` to allow it".into());
+            }
+            self.asks_may_run = !self.task.is_default(Method::MayRun);
+        }
+        self.publish_lacks(lacks, !asked.is_ready());
+        self.task.answered(asked.is_ready());
+        asked
+    }
+
+    /// Claims what the run needs, all of it or nothing.
+    #[inline]
+    pub(super) fn claim<P: Ports>(&mut self, ports: &mut P) -> bool {
+        let Some(conditions) = &mut self.conditions else { return ports.claim() };
+        if !conditions.claim() {
+            return false;
+        }
+        let claimed = ports.claim();
+        if !claimed {
+            conditions.give_back();
+        }
+        claimed
+    }
+
+    #[inline]
+    pub(crate) fn begin(&mut self) {
+        // What it waited for before this run must not hide a stall within the run.
+        self.publish_lacks(Vec::new(), false);
+        self.task.show_running();
+        self.running = true;
+        if self.busy_since.is_none() {
+            self.task.begin_busy();
+            self.busy_since = Some(Ticks::now());
+        }
+    }
+
+    /// Ends the current run. False if there is none.
+    #[inline]
+    pub(crate) fn end(&mut self) -> bool {
+        if !std::mem::take(&mut self.running) {
+            return false;
+        }
+        self.runs += 1;
+        self.task.status.ran(self.runs);
+        if let Some(conditions) = &mut self.conditions {
+            conditions.ended();
+        }
+        true
+    }
+
+    /// The current run does not count: it has found nothing to do, or was captured.
+    pub(crate) fn discard_run(&mut self) {
+        self.running = false;
+    }
+
+    /// A run was replayed, without a call of the operator.
+    pub(super) fn count_run(&mut self) {
+        self.runs += 1;
+    }
+
+    pub(super) fn runs(&self) -> u64 {
+        self.runs
+    }
+
+    #[inline]
+    pub(super) fn is_running(&self) -> bool {
+        self.running
+    }
+
+    /// Whether a run has ended and `after` must be called.
+    #[inline]
+    pub(super) fn has_run(&self) -> bool {
+        self.calls_after && self.running
+    }
+
+    pub(super) fn calls_after(&mut self, calls: bool) {
+        self.calls_after = calls;
+    }
+
+    /// A run has succeeded: its chunks of linked hubs are committed.
+    #[inline]
+    pub(super) fn commit(&mut self, ports: &mut dyn AllPorts) -> Result<()> {
+        if self.linked && self.running { commit(ports) } else { Ok(()) }
+    }
+
+    #[inline]
+    pub(super) fn stop_clock(&mut self) {
+        if let Some(since) = self.busy_since.take() {
+            let busy = Ticks::now().since(since);
+            self.busy += busy;
+            if busy > blocking::LONG {
+                self.was_busy_for_long(busy);
+            }
+        }
+    }
+
+    /// It may have blocked its worker.
+    #[cold]
+    fn was_busy_for_long(&mut self, busy: u64) {
+        // Otherwise it has waited in between, and other tasks had their turn.
+        if self.task.began_in_this_poll() {
+            self.blocking.note(&self.name, busy);
+        }
+    }
+
+    /// How long it was busy, in ticks.
+    pub(super) fn busy(&self) -> u64 {
+        self.busy
+    }
+
+    /// A worker was busy for this time, in ticks.
+    pub(super) fn add_busy(&mut self, busy: u64) {
+        self.busy += busy;
+    }
+
+    /// No run begins after the current one.
+    pub(super) fn finish(&mut self) {
+        self.finished = true;
+    }
+
+    pub(super) fn has_finished(&self) -> bool {
+        self.finished
+    }
+
+    pub(super) fn run_after(&mut self, available: HostAccess) {
+        self.awaited.push(available);
+    }
+
+    /// Waits for the buffers of [`run_after`](Self::run_after), where no ports are polled.
+    pub(super) async fn until_awaited(&mut self) {
+        if !self.awaited.is_empty() {
+            poll_fn(|task| match condition::buffers(&mut self.awaited, task).is_ready() {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            })
+            .await;
+        }
+    }
+
+    /// Waits in the middle of a run until its messages are sent.
+    pub(crate) async fn until_sent(&mut self, mut flush: impl FnMut(&mut Context<'_>) -> Flush) -> Result<()> {
+        let own = self.waker.get_or_insert_with(|| Waker::from(self.task.clone()));
+        poll_fn(|task| self.task.poll_port(own, InRun::SENDS, task, &mut flush)).await
+    }
+
+    /// Called before the operator's own `start`.
+    pub(super) fn start_conditions(&mut self) {
+        self.conditions.iter_mut().for_each(|conditions| conditions.start());
+    }
+
+    /// Called after the operator's own `stop`.
+    pub(super) fn rest_conditions(&mut self) {
+        self.conditions.iter_mut().for_each(|conditions| conditions.rest());
+    }
+
+    /// The conditions that it was given.
+    pub(super) fn into_conditions(mut self) -> Vec<When> {
+        self.conditions.take().map(|conditions| conditions.into_all()).unwrap_or_default()
+    }
+
+    /// No other run follows, until the next run of the flow.
+    pub(super) fn close(&mut self) {
+        self.finished = false;
+        self.awaited.clear();
+        if let Some(conditions) = &mut self.conditions {
+            conditions.close();
+        }
+    }
+}
+
+/// Calls `ask` with one of the ports, by its number.
+fn ask_port(ports: &mut dyn AllPorts, number: usize, ask: &mut dyn FnMut(&mut dyn PortState)) {
+    let mut at = 0;
+    ports.visit_all(&mut |_, port| {
+        if at == number {
+            ask(port);
+        }
+        at += 1;
+    });
+}
+
+#[cold]
+fn commit(ports: &mut dyn AllPorts) -> Result<()> {
+    let mut committed = Ok(());
+    ports.visit_all(&mut |name, port| {
+        if committed.is_ok() {
+            let commit = port.linked().map_or(Ok(()), |port| port.commit_run());
+            committed = commit.map_err(|error| error.at(format!("port `{name}`")));
+        }
+    });
+    committed
+}
+
+/// It has inputs, and no message will arrive at any of them.
+fn have_ended(ports: &mut dyn AllPorts) -> bool {
+    let (mut any, mut all) = (false, true);
+    ports.visit_all(&mut |_, port| {
+        any |= !port.is_output();
+        all &= port.is_output() || port.has_ended();
+    });
+    any && all
+}
+
+/// The device work that a run leaves behind.
+pub(super) struct EndOfRun {
+    pub(super) task: Arc<OperatorTask>,
+    pub(super) last: SmallVec<[Ticket; 2]>,
+}
+
+impl EndOfRun {
+    /// Waits for that work, if the operator overrides `after`. That is known because `after` was called before: the
+    /// call sets a flag unless it is overridden, and it executes nothing of an `async fn`. False if it is not
+    /// overridden.
+    pub(super) async fn done(self) -> Result<bool> {
+        if self.task.is_default(Method::After) {
+            return Ok(false);
+        }
+        for last in self.last {
+            last.completed().await?;
+        }
+        Ok(true)
+    }
+}
+
+/// The default `run`. A macro, since the futures of one kind of operator are `Send` and those of the other are not.
+macro_rules! all_runs {
+    ($operator:ident, $ports:ident, $cx:ident) => {{
+        $cx.not_written($crate::operator::node::Method::Run);
+        async move {
+            while $cx.until_ready($ports, |ports, cx| $operator.may_run(ports, cx)).await {
+                $operator.compute($ports, $cx).await?;
+                $cx.run_loop.commit($ports)?;
+                $crate::operator::run_loop::after_run!($operator, $ports, $cx);
+            }
+            Ok(())
+        }
+    }};
+}
+
+/// After a run: awaits the run's device work and then calls the operator's `after`, if the operator overrides it.
+macro_rules! after_run {
+    ($operator:ident, $ports:ident, $cx:ident) => {
+        if $cx.run_loop.has_run() {
+            let end = $cx.end_of_run();
+            let is_written = {
+                let after = $operator.after($ports, $cx);
+                let is_written = end.done().await?;
+                if is_written {
+                    after.await?;
+                }
+                is_written
+            };
+            $cx.run_loop.calls_after(is_written);
+        }
+    };
+}
+
+pub(super) use {after_run, all_runs};
