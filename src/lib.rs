@@ -6,7 +6,8 @@
 //! the device is derived from the data: safe code needs no wait, synchronisation, event or copy for it, and cannot get
 //! it wrong.
 //!
-//! Start with [`Flow`] and [`Operator`]. The folder `examples` has complete programs.
+//! Start with [`Flow`] and [`Operator`]. The
+//! [examples](https://github.com/wakeline/wakeline/tree/main/examples) are complete programs.
 //!
 //! # The map
 //!
@@ -140,11 +141,12 @@ pub mod prelude {
 #[doc(hidden)]
 pub mod __private {
     pub use crate::{
-        condition::{EventField, EventNames, Readiness, knows_event},
+        condition::{EventField, Readiness},
         device::backend::{BodyArg, KernelDef, KernelSource, Known, Prototype},
         hub::{
-            RawEnvelope,
+            EventNames, RawEnvelope,
             carried::{Carried, OfAnything, OfContainer},
+            knows_event,
         },
         kernel::{Registered, kernel},
         memory::launch::Call,

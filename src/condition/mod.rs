@@ -67,7 +67,7 @@ pub(crate) use buffer::{Awaited, buffers};
 pub use combine::{IntoCondition, When, all_of, any_of};
 pub(crate) use combine::{needing_timers, reservations};
 pub use count::{Count, count};
-pub use event::{EventField, EventNames, knows_event};
+pub use event::EventField;
 pub use future::{Until, Verdict, until};
 pub use gate::Gate;
 pub(crate) use gate::Gates;

@@ -133,7 +133,8 @@ impl Device {
     fn over(backend: Arc<dyn Backend>, kind: Kind, of_process: bool, unchecked: Option<Device>) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        let checked = kind != Kind::Host && std::env::var(CHECK_VARIABLE).is_ok_and(|value| value != "0");
+        let checked = kind != Kind::Host
+            && std::env::var_os(CHECK_VARIABLE).is_some_and(|value| !value.is_empty() && value != "0");
         let backend = if checked { check::checked(backend) } else { backend };
         Self(Arc::new(Inner {
             backend,
@@ -149,19 +150,18 @@ impl Device {
         }))
     }
 
-    /// The first CUDA GPU, or, where there is no driver, an emulated device; `WAKELINE_DEVICE=cuda:1` or `emulated` in
-    /// the environment selects another one. Falling back to the emulated device is logged at each call, as a `tracing`
+    /// The first CUDA GPU, or, where there is no driver, an emulated device; `WAKELINE_DEVICE=cuda:1`, `emulated` or
+    /// `host` in the environment selects another one. Falling back to the emulated device is logged at each call, as a `tracing`
     /// event.
     ///
     /// # Errors
     /// [`NoDevice`](ErrorKind::NoDevice) if the variable names a device that does not exist, or if there is a driver
     /// but no working GPU: there is no silent fallback to emulation.
     pub fn first() -> Result<Self> {
-        match std::env::var(DEVICE_VARIABLE) {
-            Ok(name) if !name.is_empty() => {
-                return name.parse().map_err(|error: Error| error.at(format!("{DEVICE_VARIABLE}={name}")));
-            }
-            _ => {}
+        if let Some(name) = std::env::var_os(DEVICE_VARIABLE).filter(|name| !name.is_empty()) {
+            // A name that is not UTF-8 is an error, too: no device has it.
+            let name = name.to_string_lossy();
+            return name.parse().map_err(|error: Error| error.at(format!("{DEVICE_VARIABLE}={name}")));
         }
         #[cfg(feature = "cuda")]
         if cuda::driver_present() {
@@ -477,7 +477,7 @@ impl FromStr for Device {
             Some(("cuda", n)) if n.parse::<usize>().is_ok() => Self::cuda(n.parse().unwrap_or_default()),
             _ => Err(Error::new(
                 ErrorKind::NoDevice,
-                format!("`{name}` names no device: write `cuda:0`, `cuda:1`, ... or `emulated`"),
+                format!("`{name}` names no device: write `cuda:0`, `cuda:1`, ..., `emulated` or `host`"),
             )),
         }
     }

@@ -28,8 +28,9 @@ use crate::{
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
         Envelope, Message,
+        crossing::ReturnedMarks,
         external::SentBy,
-        external_guard::{Boundary, ReturnedMarks},
+        external_guard::Boundary,
         header::{Load, Parcel},
     },
     memory::Plain,

@@ -42,8 +42,8 @@ use crate::{
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
         Envelope, Hub, Message, Reply,
+        crossing::ResponseTransfer,
         external::SentBy,
-        external_guard::ResponseTransfer,
         header::Load,
         reply::{Caller, next_number},
         settle::OpenWork,

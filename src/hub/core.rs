@@ -17,10 +17,10 @@ use smallvec::SmallVec;
 
 use super::{
     AgainFn, Message,
-    envelope::RawEnvelope,
     header::{Parcel, Since},
     pool::Pool,
     queue::{Counts, Full, Pushed, Queue},
+    raw_envelope::RawEnvelope,
     settle::refused,
     view::{EnvelopeHolders, HubView, ReaderWait, WriterWait, whereabouts},
 };

@@ -18,22 +18,14 @@
 //!
 //! A mark may also say that the envelope was given to a [caller](CallerErrors) of the flow, which must not see the
 //! names of the flow's operators and streams. Such a mark does not hold the flow: a blank envelope of an ingress is
-//! held by the ingress, and one in a service's response becomes the caller's own memory ([`ResponseTransfer`]), since callers
+//! held by the ingress, and one in a service's response becomes the caller's own memory ([`ResponseTransfer`](super::crossing::ResponseTransfer)), since callers
 //! do not trust each other.
 
-use std::{
-    fmt, ptr,
-    sync::{Arc, Weak},
-};
+use std::{fmt, ptr, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{
-    Message,
-    envelope::{PoolReplacement, RawEnvelope},
-    pool::Pool,
-};
-use crate::error::{CallerErrors, Error, Result};
+use crate::error::CallerErrors;
 
 /// A flow, as seen by its envelopes that are outside of it.
 pub(crate) trait Quiescence: Send + Sync + 'static {
@@ -51,21 +43,15 @@ pub(crate) trait Quiescence: Send + Sync + 'static {
 /// A place where envelopes leave a flow: an egress, a service, an ingress that hands out blank envelopes, a chunk
 /// hub.
 pub(crate) struct Boundary {
-    flow: Arc<dyn Quiescence>,
+    pub(super) flow: Arc<dyn Quiescence>,
     /// Whether the flow is kept from rest while an envelope is outside.
     lends: bool,
     /// The errors that callers get in place of the envelope's own.
-    errors: Option<Arc<CallerErrors>>,
-}
-
-/// The place where a service's responses leave its flow.
-pub(crate) struct ResponseTransfer {
-    boundary: Arc<Boundary>,
-    no_pool: Weak<Pool>,
+    pub(super) errors: Option<Arc<CallerErrors>>,
 }
 
 /// See the module. If its boundary lends, it holds the flow until it is dropped.
-pub(crate) struct ExternalGuard(Arc<Boundary>);
+pub(crate) struct ExternalGuard(pub(super) Arc<Boundary>);
 
 /// The marks of one envelope, at most one of each kind. Most envelopes have none, and few have several.
 #[derive(Default)]
@@ -73,13 +59,6 @@ pub(super) struct Marks {
     first: Option<ExternalGuard>,
     #[expect(clippy::box_collection, reason = "one word: envelopes are moved more often than they have several marks")]
     others: Option<Box<Vec<ExternalGuard>>>,
-}
-
-/// The marks that were removed from a message as it entered their flow, kept until it is certain that it stays there.
-#[derive(Default)]
-pub(crate) struct ReturnedMarks {
-    /// Each with the index of its envelope in the message.
-    marks: SmallVec<[(usize, Option<ExternalGuard>); 2]>,
 }
 
 impl Boundary {
@@ -119,55 +98,6 @@ impl Boundary {
     fn has_errors(&self, errors: &Arc<CallerErrors>) -> bool {
         self.errors.as_ref().is_some_and(|own| Arc::ptr_eq(own, errors))
     }
-
-    /// Marks the envelopes of a message that leaves the flow. If the marks lend, call it from one of the flow's
-    /// operators.
-    pub(crate) fn mark<M: Message>(self: &Arc<Self>, message: &mut M) {
-        if M::CARRIES_ENVELOPES {
-            message.envelopes(&mut |envelope| envelope.marks_mut().add(self));
-        }
-    }
-
-    /// Marks one envelope. If the mark lends, the caller must hold the flow.
-    pub(crate) fn mark_one(self: &Arc<Self>, envelope: &mut RawEnvelope) {
-        envelope.marks_mut().add(self);
-    }
-}
-
-impl ResponseTransfer {
-    pub(crate) fn new(flow: Arc<dyn Quiescence>, errors: CallerErrors) -> Self {
-        Self { boundary: Boundary::of_callers(flow, errors), no_pool: Pool::none() }
-    }
-
-    /// Transfers the envelopes of a message to their receiver. Their hubs get replacement memory, which costs an
-    /// allocation per envelope. Call it from one of the flow's operators, with no lock held.
-    ///
-    /// # Errors
-    /// Those of the allocation, in the form for the caller. Some of the message's envelopes then still belong to
-    /// their hubs: drop the message.
-    pub(crate) fn give<M: Message>(&self, message: &mut M) -> Result<()> {
-        if !M::CARRIES_ENVELOPES {
-            return Ok(());
-        }
-        let (mut left, mut failed) = (SmallVec::<[PoolReplacement; 1]>::new(), None::<Error>);
-        message.envelopes(&mut |envelope| {
-            if failed.is_none() {
-                match envelope.leave_pool(&self.no_pool) {
-                    Ok(behind) => left.push(behind),
-                    Err(error) => failed = Some(error),
-                }
-            }
-            self.boundary.mark_one(envelope);
-        });
-        // Outside of the visit above, since the waiters' wakers are user code, as is the method that calls the
-        // visitor.
-        left.into_iter().for_each(PoolReplacement::settle);
-        match (failed, &self.boundary.errors) {
-            (None, _) => Ok(()),
-            (Some(error), Some(errors)) => Err(errors.of_response(&error)),
-            (Some(error), None) => Err(error),
-        }
-    }
 }
 
 fn is_one(one: &Arc<dyn Quiescence>, other: &Arc<dyn Quiescence>) -> bool {
@@ -202,23 +132,23 @@ impl Drop for ExternalGuard {
 
 impl fmt::Debug for ExternalGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Abroad")
+        f.write_str("ExternalGuard")
     }
 }
 
 impl Marks {
-    fn iter(&self) -> impl Iterator<Item = &ExternalGuard> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &ExternalGuard> {
         self.first.iter().chain(self.others.iter().flat_map(|others| others.iter()))
     }
 
     /// Adds a mark, unless there is an equivalent one.
-    fn add(&mut self, boundary: &Arc<Boundary>) {
+    pub(super) fn add(&mut self, boundary: &Arc<Boundary>) {
         if !self.iter().any(|mark| mark.0.is_like(boundary)) {
             self.push(ExternalGuard::holding(boundary));
         }
     }
 
-    fn push(&mut self, mark: ExternalGuard) {
+    pub(super) fn push(&mut self, mark: ExternalGuard) {
         if self.first.is_some() && self.others.as_ref().is_none_or(|others| others.len() == others.capacity()) {
             // Only when there is no room, so that the cost per mark is bounded.
             self.forget_ended();
@@ -247,7 +177,7 @@ impl Marks {
         self.take(|mark| mark.0.lends)
     }
 
-    fn take(&mut self, mut is: impl FnMut(&ExternalGuard) -> bool) -> SmallVec<[ExternalGuard; 1]> {
+    pub(super) fn take(&mut self, mut is: impl FnMut(&ExternalGuard) -> bool) -> SmallVec<[ExternalGuard; 1]> {
         let mut taken = SmallVec::new();
         taken.extend(self.first.take_if(|mark| is(mark)));
         if let Some(others) = &mut self.others {
@@ -277,52 +207,11 @@ impl Marks {
     }
 }
 
-impl ReturnedMarks {
-    /// Removes the marks of these flows from a message that enters them, and keeps them as long as it lives. Drop it
-    /// after the message can wake an operator, or is itself dropped.
-    pub(crate) fn take<M: Message>(&mut self, message: &mut M, is_there: impl Fn(&Boundary) -> bool) {
-        if M::CARRIES_ENVELOPES {
-            let mut number = 0;
-            message.envelopes(&mut |envelope| {
-                self.take_one(number, envelope, &is_there);
-                number += 1;
-            });
-        }
-    }
-
-    fn take_one(&mut self, number: usize, envelope: &mut RawEnvelope, is_there: &dyn Fn(&Boundary) -> bool) {
-        let taken = envelope.marks_mut().take(|mark| is_there(&mark.0));
-        self.marks.extend(taken.into_iter().map(|mark| (number, Some(mark))));
-        for mark in envelope.marks_mut().iter() {
-            let released = mark.0.flow.release(is_there);
-            self.marks.extend(released.into_iter().map(|mark| (number, Some(mark))));
-        }
-    }
-
-    /// Restores the marks of a message that did not enter.
-    pub(crate) fn put_back<M: Message>(mut self, message: &mut M) {
-        if !self.marks.is_empty() {
-            let mut number = 0;
-            message.envelopes(&mut |envelope| {
-                for (_, mark) in self.marks.iter_mut().filter(|(of, _)| *of == number) {
-                    mark.take().into_iter().for_each(|mark| envelope.marks_mut().push(mark));
-                }
-                number += 1;
-            });
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 
     use super::*;
-    use crate::{
-        device::{Device, Emulated},
-        error::ErrorKind,
-        hub::Envelope,
-    };
 
     #[derive(Default)]
     struct Counted {
@@ -411,35 +300,5 @@ mod tests {
         let flow: Arc<dyn Quiescence> = first;
         drop(marks.take(|mark| mark.holds(&flow)));
         assert!(marks.errors().is_none());
-    }
-
-    #[test]
-    fn an_envelope_that_is_handed_over_is_replaced_or_stays_its_hubs() {
-        let device = Device::emulated(Emulated::new().memory(1 << 20));
-        let pool = Pool::new(&"inner-hub".into(), 1, 400 << 10, &device, &device).unwrap();
-        let take = || Envelope::<u8>::of_raw(pool.take().unwrap().unwrap());
-        let [flow, other] = flows();
-        let handover = ResponseTransfer::new(flow.clone(), CallerErrors::new("flow", "service"));
-        let mut first = take();
-        Boundary::of_program(other.clone()).mark(&mut first);
-        handover.give(&mut first).unwrap();
-        assert_eq!((pool.count(), pool.idle()), (1, 1), "its hub has a replacement");
-        assert_eq!(out(&[flow.clone(), other.clone()]), [0, 0], "nothing waits for it");
-
-        // There is no memory for a third.
-        let mut second = take();
-        Boundary::of_program(other.clone()).mark(&mut second);
-        let error = handover.give(&mut second).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
-        assert!(!format!("{error:?} {error}").contains("inner"), "{error:?}");
-        assert_eq!((pool.idle(), out(&[flow, other.clone()])), (0, vec![0, 1]), "it still belongs to its hub");
-        drop(second);
-        assert_eq!((pool.idle(), out(&[other])), (1, vec![0]));
-
-        let mut third = take();
-        drop(first);
-        assert_eq!(pool.idle(), 0, "an envelope that was handed over does not return to its pool");
-        handover.give(&mut third).unwrap();
-        assert_eq!(pool.idle(), 1);
     }
 }

@@ -16,10 +16,10 @@ use std::{fmt, sync::Arc, task::Waker};
 
 use super::{
     ForkFn, Message,
-    envelope::RawEnvelope,
     header::Parcel,
     pool::Pool,
     queue::Answer,
+    raw_envelope::RawEnvelope,
     sender::{Demand, Sender},
 };
 use crate::{

@@ -13,7 +13,7 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{Envelope, Host, Message, envelope::RawEnvelope, pool::Pool};
+use super::{Envelope, Host, Message, pool::Pool, raw_envelope::RawEnvelope};
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::{BufferState, HostAccess, Plain, transfer},

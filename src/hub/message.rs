@@ -1,7 +1,7 @@
 //! [`Message`]: a value that travels between operators.
 
-use super::RawEnvelope;
-use crate::{condition::EventNames, stream::Ticket};
+use super::{event_names::EventNames, raw_envelope::RawEnvelope};
+use crate::stream::Ticket;
 
 /// A value that travels between operators.
 ///

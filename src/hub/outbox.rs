@@ -10,10 +10,10 @@ use std::{
 
 use super::{
     Message,
-    envelope::RawEnvelope,
     header::Parcel,
     pool::{Pool, Waiter},
     queue::Answer,
+    raw_envelope::RawEnvelope,
 };
 use crate::{
     error::{Error, Result},

@@ -7,13 +7,13 @@ use std::{fmt, sync::Arc, task::Waker};
 
 use super::{
     Message, Outcome,
-    envelope::RawEnvelope,
     external::ExternalHandle,
     fan::{self, Fan, WriterEnd},
     header::Parcel,
     outbox::Outbox,
     pool::Pool,
     queue::Answer,
+    raw_envelope::RawEnvelope,
     sender::{Demand, Sender},
     waking::Interest,
 };

@@ -18,7 +18,7 @@ use std::{
     task::Waker,
 };
 
-use super::{envelope::RawEnvelope, free_list::FreeList};
+use super::{free_list::FreeList, raw_envelope::RawEnvelope};
 use crate::{
     device::Device,
     error::Result,

@@ -5,11 +5,11 @@ use std::{fmt, ops::Deref, sync::Arc, task::Waker};
 use super::{
     Copier, Message,
     core::HubCore,
-    envelope::RawEnvelope,
     external::ExternalHandle,
     header::Parcel,
     pool::Pool,
     queue::{Answer, Full},
+    raw_envelope::RawEnvelope,
     waking::Interest,
 };
 use crate::{

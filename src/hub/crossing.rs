@@ -1,0 +1,179 @@
+//! Messages that cross the boundary of a flow: their envelopes are [marked](super::external_guard) when they leave it,
+//! become the caller's own in a response ([`ResponseTransfer`]), and lose the flow's marks when they enter it again
+//! ([`ReturnedMarks`]).
+
+use std::sync::{Arc, Weak};
+
+use smallvec::SmallVec;
+
+use super::{
+    Message,
+    external_guard::{Boundary, ExternalGuard, Quiescence},
+    pool::Pool,
+    raw_envelope::{PoolReplacement, RawEnvelope},
+};
+use crate::error::{CallerErrors, Error, Result};
+
+/// The place where a service's responses leave its flow.
+pub(crate) struct ResponseTransfer {
+    boundary: Arc<Boundary>,
+    no_pool: Weak<Pool>,
+}
+
+/// The marks that were removed from a message as it entered their flow, kept until it is certain that it stays there.
+#[derive(Default)]
+pub(crate) struct ReturnedMarks {
+    /// Each with the index of its envelope in the message.
+    marks: SmallVec<[(usize, Option<ExternalGuard>); 2]>,
+}
+
+impl Boundary {
+    /// Marks the envelopes of a message that leaves the flow. If the marks lend, call it from one of the flow's
+    /// operators.
+    pub(crate) fn mark<M: Message>(self: &Arc<Self>, message: &mut M) {
+        if M::CARRIES_ENVELOPES {
+            message.envelopes(&mut |envelope| envelope.marks_mut().add(self));
+        }
+    }
+
+    /// Marks one envelope. If the mark lends, the caller must hold the flow.
+    pub(crate) fn mark_one(self: &Arc<Self>, envelope: &mut RawEnvelope) {
+        envelope.marks_mut().add(self);
+    }
+}
+
+impl ResponseTransfer {
+    pub(crate) fn new(flow: Arc<dyn Quiescence>, errors: CallerErrors) -> Self {
+        Self { boundary: Boundary::of_callers(flow, errors), no_pool: Pool::none() }
+    }
+
+    /// Transfers the envelopes of a message to their receiver. Their hubs get replacement memory, which costs an
+    /// allocation per envelope. Call it from one of the flow's operators, with no lock held.
+    ///
+    /// # Errors
+    /// Those of the allocation, in the form for the caller. Some of the message's envelopes then still belong to
+    /// their hubs: drop the message.
+    pub(crate) fn give<M: Message>(&self, message: &mut M) -> Result<()> {
+        if !M::CARRIES_ENVELOPES {
+            return Ok(());
+        }
+        let (mut left, mut failed) = (SmallVec::<[PoolReplacement; 1]>::new(), None::<Error>);
+        message.envelopes(&mut |envelope| {
+            if failed.is_none() {
+                match envelope.leave_pool(&self.no_pool) {
+                    Ok(behind) => left.push(behind),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            self.boundary.mark_one(envelope);
+        });
+        // Outside of the visit above, since the waiters' wakers are user code, as is the method that calls the
+        // visitor.
+        left.into_iter().for_each(PoolReplacement::settle);
+        match (failed, &self.boundary.errors) {
+            (None, _) => Ok(()),
+            (Some(error), Some(errors)) => Err(errors.of_response(&error)),
+            (Some(error), None) => Err(error),
+        }
+    }
+}
+
+impl ReturnedMarks {
+    /// Removes the marks of these flows from a message that enters them, and keeps them as long as it lives. Drop it
+    /// after the message can wake an operator, or is itself dropped.
+    pub(crate) fn take<M: Message>(&mut self, message: &mut M, is_there: impl Fn(&Boundary) -> bool) {
+        if M::CARRIES_ENVELOPES {
+            let mut number = 0;
+            message.envelopes(&mut |envelope| {
+                self.take_one(number, envelope, &is_there);
+                number += 1;
+            });
+        }
+    }
+
+    fn take_one(&mut self, number: usize, envelope: &mut RawEnvelope, is_there: &dyn Fn(&Boundary) -> bool) {
+        let taken = envelope.marks_mut().take(|mark| is_there(&mark.0));
+        self.marks.extend(taken.into_iter().map(|mark| (number, Some(mark))));
+        for mark in envelope.marks_mut().iter() {
+            let released = mark.0.flow.release(is_there);
+            self.marks.extend(released.into_iter().map(|mark| (number, Some(mark))));
+        }
+    }
+
+    /// Restores the marks of a message that did not enter.
+    pub(crate) fn put_back<M: Message>(mut self, message: &mut M) {
+        if !self.marks.is_empty() {
+            let mut number = 0;
+            message.envelopes(&mut |envelope| {
+                for (_, mark) in self.marks.iter_mut().filter(|(of, _)| *of == number) {
+                    mark.take().into_iter().for_each(|mark| envelope.marks_mut().push(mark));
+                }
+                number += 1;
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicIsize, Ordering};
+
+    use super::*;
+    use crate::{
+        device::{Device, Emulated},
+        error::ErrorKind,
+        hub::Envelope,
+    };
+
+    /// A flow that counts its envelopes outside.
+    #[derive(Default)]
+    struct Counted(AtomicIsize);
+
+    impl Quiescence for Counted {
+        fn lend(&self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+
+        fn regain(&self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+
+        fn has_ended(&self) -> bool {
+            false
+        }
+    }
+
+    fn out(flows: &[Arc<Counted>]) -> Vec<isize> {
+        flows.iter().map(|flow| flow.0.load(Ordering::SeqCst)).collect()
+    }
+
+    #[test]
+    fn an_envelope_that_is_handed_over_is_replaced_or_stays_its_hubs() {
+        let device = Device::emulated(Emulated::new().memory(1 << 20));
+        let pool = Pool::new(&"inner-hub".into(), 1, 400 << 10, &device, &device).unwrap();
+        let take = || Envelope::<u8>::of_raw(pool.take().unwrap().unwrap());
+        let [flow, other]: [Arc<Counted>; 2] = Default::default();
+        let handover = ResponseTransfer::new(flow.clone(), CallerErrors::new("flow", "service"));
+        let mut first = take();
+        Boundary::of_program(other.clone()).mark(&mut first);
+        handover.give(&mut first).unwrap();
+        assert_eq!((pool.count(), pool.idle()), (1, 1), "its hub has a replacement");
+        assert_eq!(out(&[flow.clone(), other.clone()]), [0, 0], "nothing waits for it");
+
+        // There is no memory for a third.
+        let mut second = take();
+        Boundary::of_program(other.clone()).mark(&mut second);
+        let error = handover.give(&mut second).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+        assert!(!format!("{error:?} {error}").contains("inner"), "{error:?}");
+        assert_eq!((pool.idle(), out(&[flow, other.clone()])), (0, vec![0, 1]), "it still belongs to its hub");
+        drop(second);
+        assert_eq!((pool.idle(), out(&[other])), (1, vec![0]));
+
+        let mut third = take();
+        drop(first);
+        assert_eq!(pool.idle(), 0, "an envelope that was handed over does not return to its pool");
+        handover.give(&mut third).unwrap();
+        assert_eq!(pool.idle(), 1);
+    }
+}
