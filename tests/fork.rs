@@ -1,11 +1,14 @@
 //! A process forks after it has opened a device: in the child, every use of this or another device is an error that
 //! names the fork.
 //!
-//! One test, so that no other thread holds a lock at the fork. The fork uses C functions, as Rust's library has none.
+//! The tests run one at a time, so that no other thread holds a lock at the fork. The fork uses C functions, as Rust's library has none.
 
 #![cfg(unix)]
 
-use std::io::{Read, Write, pipe};
+use std::{
+    io::{Read, Write, pipe},
+    sync::Mutex,
+};
 
 use common::*;
 use wakeline::{device::Simulation, memory::Allocator, prelude::*};
@@ -16,6 +19,8 @@ unsafe extern "C" {
     fn _exit(status: i32) -> !;
     fn alarm(seconds: u32) -> u32;
 }
+
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Runs `work` in a fork of this process and returns its text.
 fn in_a_fork(work: impl FnOnce() -> String) -> String {
@@ -93,6 +98,7 @@ fn assert_lost_in_forks(device: &Device) {
 
 #[test]
 fn devices_are_lost_in_a_fork_with_a_clear_error() {
+    let _alone = lock(&ALONE);
     assert_eq!(in_a_fork(|| describe(Stream::new(&Device::emulated(Emulated::new())))), "ok");
 
     let device = Device::emulated(Emulated::new().workers(1).queue_depth(64));
@@ -123,6 +129,7 @@ fn devices_are_lost_in_a_fork_with_a_clear_error() {
 #[test]
 #[ignore = "needs a GPU"]
 fn gpus_are_lost_in_a_fork_with_a_clear_error() {
+    let _alone = lock(&ALONE);
     let device = common::cuda();
     assert_lost_in_forks(&device);
     assert_lost(&in_a_fork(|| describe(Device::cuda(0))));
