@@ -154,7 +154,7 @@ fn threads() -> Vec<String> {
     names
 }
 
-/// A device that is gone has taken its threads along: its workers and its lookout.
+/// A device that is gone has taken its threads along: its workers and its completion monitor.
 async fn only_threads_of_nobody() {
     until("the device's threads have ended", || {
         !threads().iter().any(|name| name.starts_with("emulated") || name.starts_with("wakeline"))

@@ -273,7 +273,7 @@ fn a_device_that_ends_holds_up_no_heap() {
         stream.fill(&mut data, 1).unwrap();
         drop((data, stream, its));
         drop(go);
-        // The lookout comes by, or the allocation below.
+        // The completion monitor queries it, or the allocation below.
         begins.recv().unwrap();
         drop(Buffer::<u8>::new(&device, 4096).unwrap());
         drop(end);

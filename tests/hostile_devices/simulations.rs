@@ -142,7 +142,7 @@ fn nap(data: &mut [u32]) {
     data[0] += 1;
 }
 
-/// A task that waits for a device with threads within a simulation leaves that device its lookout: whoever waits there later
+/// A task that waits for a device with threads within a simulation leaves that device its completion monitor: a later task
 /// is woken, and memory that was parked is found again.
 #[test]
 fn a_simulation_that_ends_takes_no_other_device_its_lookout() {
