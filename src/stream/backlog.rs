@@ -37,10 +37,10 @@ use crate::{
 /// it.
 pub(super) struct Backlog {
     /// The limit of enqueued operations and reserved slots together.
-    most: u64,
+    max: u64,
     /// Operations between two events.
     step: u64,
-    /// Operations enqueued since the beginning, and, in the upper bits, slots reserved ([`PLACE`]): one word, as every
+    /// Operations enqueued since the beginning, and, in the upper bits, slots reserved ([`SLOT`]): one word, as every
     /// launch changes both.
     taken: AtomicU64,
     /// Below this count a reservation succeeds without querying events.
@@ -50,15 +50,15 @@ pub(super) struct Backlog {
 
 /// What a reserved slot adds to [`Backlog::taken`]. 2^48 operations last nine years at a million a second, and 2^16
 /// threads can hold a slot at a time.
-const PLACE: u64 = 1 << 48;
+const SLOT: u64 = 1 << 48;
 
 const fn enqueued(taken: u64) -> u64 {
-    taken % PLACE
+    taken % SLOT
 }
 
 /// Operations enqueued and slots reserved.
-const fn with_kept(taken: u64) -> u64 {
-    enqueued(taken) + taken / PLACE
+const fn with_reserved(taken: u64) -> u64 {
+    enqueued(taken) + taken / SLOT
 }
 
 #[derive(Default)]
@@ -81,7 +81,7 @@ impl QueueSlot<'_> {
     pub(super) fn taken(self, backend: &dyn Backend, stream: RawStream) {
         if let Some(backlog) = self.0 {
             std::mem::forget(self);
-            let before = backlog.taken.fetch_sub(PLACE - 1, Ordering::Release);
+            let before = backlog.taken.fetch_sub(SLOT - 1, Ordering::Release);
             backlog.grown(backend, stream, enqueued(before), 1);
         }
     }
@@ -91,7 +91,7 @@ impl Drop for QueueSlot<'_> {
     #[inline]
     fn drop(&mut self) {
         if let Some(backlog) = self.0 {
-            backlog.taken.fetch_sub(PLACE, Ordering::Release);
+            backlog.taken.fetch_sub(SLOT, Ordering::Release);
         }
     }
 }
@@ -100,37 +100,37 @@ impl Backlog {
     /// `None` if the queue has no bound.
     pub(super) fn of(backend: &dyn Backend) -> Option<Arc<Self>> {
         let depth = backend.queue_depth()?.max(16);
-        let most = depth - depth / 4;
+        let max = depth - depth / 4;
         Some(Arc::new(Self {
-            most,
+            max,
             step: (depth / 8).max(1),
             taken: AtomicU64::new(0),
-            free_until: AtomicU64::new(most),
+            free_until: AtomicU64::new(max),
             events: Mutex::at(Level::Backlog, Events::default()),
         }))
     }
 
     /// Reserves a slot, if there is one. Never blocks.
     #[inline]
-    pub(super) fn keep(&self) -> Option<QueueSlot<'_>> {
-        let before = self.taken.fetch_add(PLACE, Ordering::AcqRel);
+    pub(super) fn reserve(&self) -> Option<QueueSlot<'_>> {
+        let before = self.taken.fetch_add(SLOT, Ordering::AcqRel);
         let room = QueueSlot(Some(self));
-        (with_kept(before) < self.free_until.load(Ordering::Relaxed)).then_some(room)
+        (with_reserved(before) < self.free_until.load(Ordering::Relaxed)).then_some(room)
     }
 
     /// Reserves a slot, if there is one now; queries the device, and never blocks. Also succeeds if the device's
     /// progress cannot be determined: the next call there reports why.
-    pub(super) fn keep_now(&self, backend: &dyn Backend) -> Option<QueueSlot<'_>> {
-        match self.look(backend) {
-            Some(_) => self.keep(),
-            None => Some(self.keep_beyond()),
+    pub(super) fn reserve_if_passed(&self, backend: &dyn Backend) -> Option<QueueSlot<'_>> {
+        match self.query_passed(backend) {
+            Some(_) => self.reserve(),
+            None => Some(self.reserve_beyond()),
         }
     }
 
     /// Reserves a slot even if the queue is full.
     #[cold]
-    pub(super) fn keep_beyond(&self) -> QueueSlot<'_> {
-        self.taken.fetch_add(PLACE, Ordering::AcqRel);
+    pub(super) fn reserve_beyond(&self) -> QueueSlot<'_> {
+        self.taken.fetch_add(SLOT, Ordering::AcqRel);
         QueueSlot(Some(self))
     }
 
@@ -144,9 +144,9 @@ impl Backlog {
         /// A queue of hundreds of operations lasts far longer.
         const PAUSE: Duration = Duration::from_micros(50);
         assert_unlocked();
-        while let Some(passed) = self.look(backend) {
+        while let Some(passed) = self.query_passed(backend) {
             // Reserved slots may never be used.
-            if with_kept(self.taken.load(Ordering::Acquire)) < passed + self.most {
+            if with_reserved(self.taken.load(Ordering::Acquire)) < passed + self.max {
                 return Ok(true);
             }
             goes_on()?;
@@ -156,31 +156,31 @@ impl Backlog {
     }
 
     /// How many operations have passed. `None` if that cannot be determined.
-    fn look(&self, backend: &dyn Backend) -> Option<u64> {
+    fn query_passed(&self, backend: &dyn Backend) -> Option<u64> {
         let mut events = lock(&self.events);
-        while let Some((pieces, event)) = events.open.front().copied() {
+        while let Some((count, event)) = events.open.front().copied() {
             if !backend.event_query(event).ok()? {
                 break;
             }
             events.open.pop_front();
             events.idle.push(event);
-            events.passed = pieces;
+            events.passed = count;
         }
-        let until = events.passed + self.most;
+        let until = events.passed + self.max;
         self.free_until.store(until, Ordering::Relaxed);
         (!events.open.is_empty() || self.enqueued() < until).then_some(events.passed)
     }
 
-    /// Called after `pieces` operations were enqueued. Never blocks.
+    /// Called after `count` operations were enqueued. Never blocks.
     #[inline]
-    pub(super) fn grew(&self, backend: &dyn Backend, stream: RawStream, pieces: u64) {
-        let before = self.taken.fetch_add(pieces, Ordering::Relaxed);
-        self.grown(backend, stream, enqueued(before), pieces);
+    pub(super) fn grew(&self, backend: &dyn Backend, stream: RawStream, count: u64) {
+        let before = self.taken.fetch_add(count, Ordering::Relaxed);
+        self.grown(backend, stream, enqueued(before), count);
     }
 
     #[inline]
-    fn grown(&self, backend: &dyn Backend, stream: RawStream, before: u64, pieces: u64) {
-        if before / self.step != (before + pieces) / self.step {
+    fn grown(&self, backend: &dyn Backend, stream: RawStream, before: u64, count: u64) {
+        if before / self.step != (before + count) / self.step {
             // An error is reported by the device's next call; or no event could be created, and the driver's queue is
             // the only bound.
             let _ = self.mark(backend, stream);
@@ -192,7 +192,7 @@ impl Backlog {
         let mut events = lock(&self.events);
         // Read under the lock, so that counts ascend along the queue, and before the record, which then covers these
         // operations.
-        let pieces = self.enqueued();
+        let count = self.enqueued();
         let reusable = match events.idle.pop() {
             Some(event) => event,
             // Where little work was ever pending, the oldest event has passed long ago.
@@ -200,14 +200,14 @@ impl Backlog {
                 Some((passed, oldest)) if backend.event_query(oldest)? => {
                     events.open.pop_front();
                     events.passed = passed;
-                    self.free_until.store(passed + self.most, Ordering::Relaxed);
+                    self.free_until.store(passed + self.max, Ordering::Relaxed);
                     oldest
                 }
                 _ => backend.event_create(false)?,
             },
         };
         match backend.event_record(reusable, stream) {
-            Ok(()) => events.open.push_back((pieces, reusable)),
+            Ok(()) => events.open.push_back((count, reusable)),
             Err(error) => {
                 events.idle.push(reusable);
                 return Err(error);
@@ -224,7 +224,7 @@ impl Backlog {
     #[cfg(feature = "cuda")]
     pub(super) fn mark_end(&self, backend: &dyn Backend, stream: RawStream) {
         let events = lock(&self.events);
-        let marked = events.open.back().map_or(events.passed, |(pieces, _)| *pieces);
+        let marked = events.open.back().map_or(events.passed, |(count, _)| *count);
         drop(events);
         if marked < self.enqueued() {
             // As in `grown`.
@@ -235,7 +235,7 @@ impl Backlog {
     /// After [`mark_end`](Self::mark_end): true if all work is done, or if that cannot be determined.
     #[cfg(feature = "cuda")]
     pub(super) fn is_over(&self, backend: &dyn Backend) -> bool {
-        self.look(backend).is_none() || lock(&self.events).open.is_empty()
+        self.query_passed(backend).is_none() || lock(&self.events).open.is_empty()
     }
 
     /// The stream is about to be destroyed.
@@ -247,7 +247,7 @@ impl Backlog {
 
 impl fmt::Debug for Backlog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backlog").field("enqueued", &self.enqueued()).field("most", &self.most).finish_non_exhaustive()
+        f.debug_struct("Backlog").field("enqueued", &self.enqueued()).field("max", &self.max).finish_non_exhaustive()
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) type KeptAlive = Vec<Arc<dyn Any + Send + Sync>>;
 /// What the nodes of a capture use besides memory.
 #[derive(Default)]
 struct Used {
-    kept: KeptAlive,
+    resources: KeptAlive,
     /// True once no more nodes are added.
     complete: bool,
 }
@@ -249,22 +249,22 @@ impl Capture {
     pub(crate) fn keep(&self, used: Arc<dyn Any + Send + Sync>) {
         let mut state = lock(&self.kept);
         if !state.complete {
-            state.kept.push(used);
+            state.resources.push(used);
         }
     }
 
     /// Releases what was kept for a node that was rejected.
     pub(crate) fn release<T>(&self, used: &Arc<T>) {
         let mut state = lock(&self.kept);
-        let at = state.kept.iter().rposition(|kept| std::ptr::addr_eq(Arc::as_ptr(kept), Arc::as_ptr(used)));
-        let released = at.map(|at| state.kept.swap_remove(at));
+        let at = state.resources.iter().rposition(|kept| std::ptr::addr_eq(Arc::as_ptr(kept), Arc::as_ptr(used)));
+        let released = at.map(|at| state.resources.swap_remove(at));
         drop(state);
         drop(released);
     }
 
     /// Moves what was kept to the new owner of the nodes.
     pub(crate) fn take_kept(&self) -> KeptAlive {
-        std::mem::take(&mut lock(&self.kept).kept)
+        std::mem::take(&mut lock(&self.kept).resources)
     }
 
     /// Sets the function that returns the launches of the capture's graph.
@@ -278,7 +278,7 @@ impl Capture {
         lock(&self.outside).take().unwrap_or_default()
     }
 
-    fn comes_after(&self, ticket: &Ticket, reads: bool) {
+    fn note_outside(&self, ticket: &Ticket, reads: bool) {
         let mut outside = lock(&self.outside);
         let Some(outside) = &mut *outside else { return };
         match outside.iter_mut().find(|known| known.1 == reads && known.0.stream().is(ticket.stream())) {
@@ -292,7 +292,7 @@ impl Capture {
 /// Whether both are streams of one capture, or of none, so that the wait is recorded or enqueued. A wait of a captured
 /// stream for another stream is noted instead; a wait of another stream for a captured one is an error.
 #[cold]
-pub(super) fn is_one_of_both(stream: &Stream, ticket: &Ticket, reads: bool) -> Result<bool> {
+pub(super) fn share_capture(stream: &Stream, ticket: &Ticket, reads: bool) -> Result<bool> {
     let (mine, other) = (stream.capture(), ticket.stream().capture());
     let wrong = |text: String| Err(Error::new(ErrorKind::Usage, text));
     match (mine, other) {
@@ -303,7 +303,7 @@ pub(super) fn is_one_of_both(stream: &Stream, ticket: &Ticket, reads: bool) -> R
             ticket.stream().name()
         )),
         (Some(mine), None) => {
-            mine.comes_after(ticket, reads);
+            mine.note_outside(ticket, reads);
             Ok(false)
         }
         (None, None) => Ok(true),
@@ -366,7 +366,7 @@ mod tests {
     };
 
     fn kept(stream: &Stream) -> usize {
-        lock(&stream.capture().unwrap().kept).kept.len()
+        lock(&stream.capture().unwrap().kept).resources.len()
     }
 
     /// Each is a node of the graph, or rejected.

@@ -62,7 +62,7 @@ impl Stream {
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) for a stream under capture, and
     /// in a host function, in a waker that a device thread calls, and in destructors that run there: see
-    /// [`CompletionMode`].
+    /// [`CompletionMode`](super::CompletionMode).
     pub fn synchronize_blocking(&self) -> Result<()> {
         // In a forked child process no worker thread exists that could complete the work.
         self.0.device.check_process()?;

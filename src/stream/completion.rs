@@ -96,28 +96,28 @@ impl Completion {
         !lock(&self.state).waiters.is_empty()
     }
 
-    /// Polls for `ticket`. Unless that is settled, `waker` is stored under `place` until `leave`.
-    pub(crate) fn poll(&self, place: &mut WaiterSlot, ticket: u64, waker: &Waker) -> Progress {
+    /// Polls for `ticket`. Unless that is settled, `waker` is stored under `slot` until `leave`.
+    pub(crate) fn poll(&self, slot: &mut WaiterSlot, ticket: u64, waker: &Waker) -> Progress {
         if self.passed() >= ticket {
-            self.leave(place).wake();
+            self.leave(slot).wake();
             return Progress::Passed;
         }
         // Cloning runs user code, so it is done without the lock: before the first check, or when the stored waker
         // differs.
-        let mut new = place.0.is_none().then(|| waker.clone());
+        let mut new = slot.0.is_none().then(|| waker.clone());
         loop {
             let mut state = lock(&self.state);
             // Checked again under the lock: `advance` and `fail` store first and lock afterwards, so either this sees
             // what they stored, or they see the waiter.
             let passed = self.passed();
             if passed >= ticket || self.failed() {
-                let gone = Self::remove(&mut state, place);
+                let gone = Self::remove(&mut state, slot);
                 drop(state);
                 discard(gone.and_then(|(_, kept)| kept));
                 discard(new);
                 return if passed >= ticket { Progress::Passed } else { Progress::Failed };
             }
-            let old = match place.0.and_then(|key| state.waiters.get_mut(key)) {
+            let old = match slot.0.and_then(|key| state.waiters.get_mut(key)) {
                 Some(Some(kept)) if kept.will_wake(waker) => new,
                 Some(_) if new.is_none() => {
                     drop(state);
@@ -126,7 +126,7 @@ impl Completion {
                 }
                 Some(kept) => std::mem::replace(kept, new),
                 None => {
-                    place.0 = Some(state.waiters.insert(ticket, new));
+                    slot.0 = Some(state.waiters.insert(ticket, new));
                     None
                 }
             };
@@ -151,13 +151,13 @@ impl Completion {
         lock(&self.state).disarm(ticket);
     }
 
-    /// Deregisters a waiter. The returned list is to be woken in its place.
-    pub(crate) fn leave(&self, place: &mut WaiterSlot) -> WakeList {
-        if place.0.is_none() {
+    /// Deregisters a waiter. The returned list is to be woken in its slot.
+    pub(crate) fn leave(&self, slot: &mut WaiterSlot) -> WakeList {
+        if slot.0.is_none() {
             return WakeList::new();
         }
         let mut state = lock(&self.state);
-        let left = Self::remove(&mut state, place);
+        let left = Self::remove(&mut state, slot);
         let passed = self.passed();
         let woken = match &left {
             // It was the front, and its ticket has not passed.
@@ -169,8 +169,8 @@ impl Completion {
         woken.into_iter().collect()
     }
 
-    fn remove(state: &mut State, place: &mut WaiterSlot) -> Option<(Key, WaiterEntry)> {
-        let key = place.0.take()?;
+    fn remove(state: &mut State, slot: &mut WaiterSlot) -> Option<(Key, WaiterEntry)> {
+        let key = slot.0.take()?;
         state.waiters.remove(key).map(|kept| (key, kept))
     }
 

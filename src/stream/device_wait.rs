@@ -86,12 +86,12 @@ impl Stream {
         if ticket.has_passed() {
             // Checked again: a loss may have been noted meanwhile.
             let may_be_tainted = inner.device != other.device || ticket.stream().may_be_tainted_by();
-            return if reads && may_be_tainted { self.come_after_passed(ticket) } else { Ok(()) };
+            return if reads && may_be_tainted { self.order_after_passed(ticket) } else { Ok(()) };
         }
         if !reads && ticket.has_ended() {
             return Ok(());
         }
-        if (inner.capture.is_some() || other.capture.is_some()) && !capture::is_one_of_both(self, ticket, reads)? {
+        if (inner.capture.is_some() || other.capture.is_some()) && !capture::share_capture(self, ticket, reads)? {
             return Ok(());
         }
         let _later = Deferred::new();
@@ -150,7 +150,7 @@ impl Stream {
         order.issued += 1;
         inner.issued.store(order.issued, Ordering::Release);
         let issued = order.issued;
-        self.come_after(&mut order, upstream.into_iter(), &other.device, issued, issued);
+        self.order_after(&mut order, upstream.into_iter(), &other.device, issued, issued);
         let are_many = order.upstream.len() > MANY_UPSTREAM && inner.capture.is_none();
         drop(order);
         if are_many {

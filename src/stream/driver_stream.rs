@@ -41,7 +41,7 @@ enum Owner {
     Device,
     /// Another library's, which may destroy it once this is dropped.
     #[cfg(feature = "cuda")]
-    Other(#[allow(dead_code, reason = "held, never looked at")] Arc<dyn Any + Send + Sync>),
+    Other(#[allow(dead_code, reason = "only kept alive")] Arc<dyn Any + Send + Sync>),
 }
 
 impl DriverStream {
@@ -176,10 +176,10 @@ mod tests {
         let (go, wait) = mpsc::channel::<()>();
         plain.backend().host_function(raw, &mut Some(Box::new(move || _ = wait.recv()))).unwrap();
         for round in 0..20 {
-            let held = handle(if round % 2 == 0 { &plain } else { &checked });
-            let (backlog, backend) = held.backlog().unwrap();
-            backlog.keep().unwrap().taken(backend, raw);
-            assert_eq!(format!("{backlog:?}"), format!("Backlog {{ enqueued: {}, most: 48, .. }}", round + 1));
+            let driver_stream = handle(if round % 2 == 0 { &plain } else { &checked });
+            let (backlog, backend) = driver_stream.backlog().unwrap();
+            backlog.reserve().unwrap().taken(backend, raw);
+            assert_eq!(format!("{backlog:?}"), format!("Backlog {{ enqueued: {}, max: 48, .. }}", round + 1));
         }
         drop(go);
         plain.backend().stream_synchronize(raw).unwrap();

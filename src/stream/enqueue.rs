@@ -46,11 +46,11 @@ impl Stream {
     /// stream until it returns. It must not call into wakeline or the driver, and must not wait. What it captures
     /// should hold no `Buffer`, no `Envelope` and nothing that belongs to a graph: these would be dropped on the
     /// driver's thread, where CUDA permits no calls, so that their driver resources would leak. A call there that would
-    /// wait for the device, and on CUDA every call that needs the driver, returns a [`Usage`](ErrorKind::Usage) error.
+    /// wait for the device, and on CUDA every call that needs the driver, returns a [`Usage`](crate::ErrorKind::Usage) error.
     /// If the device is lost, the function is dropped without being called.
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault.
     pub fn host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<()> {
         if self.capture().is_some() {
             // Before the stream's lock is taken: a rejected function is dropped without it.
@@ -71,7 +71,7 @@ impl Stream {
     /// [graph](crate::graph) it is called at every launch.
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault.
     pub fn host_callback(&self, function: impl Fn() + Send + Sync + 'static) -> Result<()> {
         // A device that rejects the function drops its clone under its recorder's lock.
         let _later = Deferred::new();
@@ -108,24 +108,24 @@ impl Stream {
             // The locks come first: a thread that has reserved a slot may wait for short locks only, and `locks` may
             // wait for a thread that needs a slot.
             let taken = locks();
-            if let Some(room) = backlog.keep() {
+            if let Some(room) = backlog.reserve() {
                 return Ok((EnqueuePermit::new(room, self), taken));
             }
             drop(taken);
             let goes_on = || self.may_wait("room in its queue").and_then(|()| self.0.device.check_process());
             if !backlog.wait(backend, goes_on)? {
                 let taken = locks();
-                return Ok((EnqueuePermit::new(backlog.keep_beyond(), self), taken));
+                return Ok((EnqueuePermit::new(backlog.reserve_beyond(), self), taken));
             }
         }
     }
 
-    /// A permit to enqueue one operation that reads nothing, unless this stream's queue is full. With `asks`, the
+    /// A permit to enqueue one operation that reads nothing, unless this stream's queue is full. With `query`, the
     /// device is queried first. Never blocks: meant for a drop.
-    pub(crate) fn room_if_any(&self, asks: bool) -> Option<EnqueuePermit<'_>> {
+    pub(crate) fn room_if_any(&self, query: bool) -> Option<EnqueuePermit<'_>> {
         let room = match self.0.driver_stream.backlog() {
-            Some((backlog, backend)) if asks => backlog.keep_now(backend)?,
-            Some((backlog, _)) => backlog.keep()?,
+            Some((backlog, backend)) if query => backlog.reserve_if_passed(backend)?,
+            Some((backlog, _)) => backlog.reserve()?,
             None => QueueSlot::ENDLESS,
         };
         Some(EnqueuePermit { room, losses: READS_NOTHING })
@@ -141,32 +141,32 @@ impl Stream {
     #[inline]
     pub(crate) fn enqueue(
         &self,
-        leave: EnqueuePermit<'_>,
+        permit: EnqueuePermit<'_>,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
-        self.enqueue_as(leave, None, work)
+        self.enqueue_as(permit, None, work)
     }
 
     /// The same for a launch.
     #[inline]
     pub(crate) fn enqueue_launch(
         &self,
-        leave: EnqueuePermit<'_>,
+        permit: EnqueuePermit<'_>,
         what: Launched,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
-        self.enqueue_as(leave, Some(what), work)
+        self.enqueue_as(permit, Some(what), work)
     }
 
     #[inline]
     fn enqueue_as(
         &self,
-        leave: EnqueuePermit<'_>,
+        permit: EnqueuePermit<'_>,
         launched: Option<Launched>,
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
-        let ticket = self.put(leave.losses, launched, work)?;
-        leave.room.taken(self.0.driver_stream.backend(), self.0.raw);
+        let ticket = self.enqueue_locked(permit.losses, launched, work)?;
+        permit.room.taken(self.0.driver_stream.backend(), self.0.raw);
         Ok(ticket)
     }
 
@@ -174,12 +174,12 @@ impl Stream {
     /// host functions, nothing at all. Never blocks.
     #[inline]
     pub(crate) fn enqueue_point(&self, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
-        self.put(READS_NOTHING, None, work)
+        self.enqueue_locked(READS_NOTHING, None, work)
     }
 
     /// Enqueues under the order lock. `losses`: how many losses were noted before the work was found to read nothing
     /// tainted.
-    fn put(
+    fn enqueue_locked(
         &self,
         losses: u64,
         launched: Option<Launched>,
@@ -213,18 +213,18 @@ impl Stream {
 
     /// The ticket of work that a user function enqueued without the order lock. Also issued if the device was lost
     /// meanwhile.
-    pub(crate) fn ticket_after_work(&self, pieces: u64, losses: u64) -> Ticket {
+    pub(crate) fn ticket_after_work(&self, count: u64, losses: u64) -> Ticket {
         assert_may_wake();
         let _later = Deferred::new();
         let mut order = lock(&self.0.order);
         if self.0.losses.has_upstream_work.load(Ordering::Relaxed) {
             order.note_losses(&self.0.losses);
         }
-        self.issue(order, pieces, losses)
+        self.issue(order, count, losses)
     }
 
     #[inline]
-    fn issue(&self, mut order: MutexGuard<'_, Order>, pieces: u64, losses: u64) -> Ticket {
+    fn issue(&self, mut order: MutexGuard<'_, Order>, count: u64, losses: u64) -> Ticket {
         let inner = &*self.0;
         capture::note_work(self);
         order.issued += 1;
@@ -238,10 +238,10 @@ impl Stream {
         if is_armed && inner.capture.is_none() {
             inner.streams.work_added();
         }
-        if pieces > 0
+        if count > 0
             && let Some((backlog, backend)) = inner.driver_stream.backlog()
         {
-            backlog.grew(backend, inner.raw, pieces);
+            backlog.grew(backend, inner.raw, count);
         }
         Ticket::new(self.clone(), number)
     }

@@ -338,13 +338,13 @@ mod tests {
         event.record(&stream).unwrap();
         stream.copy(&from, &mut to).unwrap();
         let asks = Arc::new(Asks(event.clone(), Mutex::default()));
-        let (mut place, last) = (WaiterSlot::default(), stream.ticket().number());
-        stream.0.completion.poll(&mut place, last, &asks.clone().into());
+        let (mut slot, last) = (WaiterSlot::default(), stream.ticket().number());
+        stream.0.completion.poll(&mut slot, last, &asks.clone().into());
         drop(go);
         stream.0.backend.stream_synchronize(stream.raw()).unwrap_err();
         assert!(event.record(&stream).unwrap_err().is_device_lost());
         assert_eq!(*lock(&asks.1), [true]);
-        stream.0.completion.leave(&mut place).wake();
+        stream.0.completion.leave(&mut slot).wake();
     }
 
     #[test]

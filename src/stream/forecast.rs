@@ -80,20 +80,20 @@ impl Forecast {
         Some(Expected { at, spread: Duration::from_secs_f64(known.deviation) })
     }
 
-    /// A waiter since `began` found the mark not done at `asked`, and done at `now`.
-    pub(super) fn found(&mut self, number: u64, began: Instant, asked: Option<Instant>, now: Instant) {
+    /// A waiter since `began` found the mark not done at `last_pending`, and done at `now`.
+    pub(super) fn found(&mut self, number: u64, began: Instant, last_pending: Option<Instant>, now: Instant) {
         let (start, marks) = self.start(number, began);
         let seconds = |moment: Instant| moment.saturating_duration_since(start).as_secs_f64() / marks;
-        let (least, most) = (asked.map_or(0.0, seconds), seconds(now));
-        let in_time = asked.is_some() && most - least <= IN_TIME.0.max(IN_TIME.1 * most);
+        let (shortest, longest) = (last_pending.map_or(0.0, seconds), seconds(now));
+        let in_time = last_pending.is_some() && longest - shortest <= IN_TIME.0.max(IN_TIME.1 * longest);
         self.last = in_time.then_some((now, number));
         self.known = Some(match self.known {
             // The first may come from a callback: late, but not by much.
-            None => Known::new(most),
-            Some(known) if in_time || known.mean < least => known.learn(most),
+            None => Known::new(longest),
+            Some(known) if in_time || known.mean < shortest => known.learn(longest),
             Some(known) => {
-                let most = known.mean.min(most);
-                let mean = (most - PULL * 2.0_f64.powi(known.late.min(8))).max(most / 2.0);
+                let longest = known.mean.min(longest);
+                let mean = (longest - PULL * 2.0_f64.powi(known.late.min(8))).max(longest / 2.0);
                 Known { mean, late: known.late + 1, ..known }
             }
         });
@@ -174,12 +174,12 @@ mod tests {
                 }
                 None => (began, began + lead),
             };
-            let (asked, found) = match () {
+            let (last_pending, found) = match () {
                 () if end <= from => (began, from + late),
                 () if end <= until => (end - MICRO, end),
                 () => (until, end + late),
             };
-            forecast.found(number, began, Some(asked), found);
+            forecast.found(number, began, Some(last_pending), found);
             count += u32::from(found == end);
             now = found;
         }
@@ -231,8 +231,8 @@ mod tests {
             for (number, (length, prompt)) in lengths.iter().enumerate() {
                 let began = now;
                 now += *length * MICRO;
-                let asked = if *prompt { now - MICRO } else { began };
-                forecast.found(number as u64 + 1, began, Some(asked), now);
+                let last_pending = if *prompt { now - MICRO } else { began };
+                forecast.found(number as u64 + 1, began, Some(last_pending), now);
             }
             let longest = lengths.iter().map(|(length, _)| *length).max().unwrap_or(0);
             if let Some(expected) = forecast.expect(lengths.len() as u64 + 1, now) {

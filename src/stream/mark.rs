@@ -101,12 +101,12 @@ impl Spares {
     const FIRST: usize = 16;
 
     /// How many held marks each call checks: more than one, so that marks return faster than they are taken.
-    const LOOKS: usize = 2;
+    const CHECKS: usize = 2;
 
     /// A mark that no ticket holds; its event is not yet recorded for this use. However many marks are held, a call
-    /// checks few: each once when it returns, and then [`LOOKS`](Self::LOOKS) in turn.
+    /// checks few: each once when it returns, and then [`CHECKS`](Self::CHECKS) in turn.
     pub(super) fn take(&mut self) -> Option<Arc<Mark>> {
-        for _ in 0..self.held.len().min(Self::LOOKS) {
+        for _ in 0..self.held.len().min(Self::CHECKS) {
             let mut mark = self.held.pop_front()?;
             let list = if Arc::get_mut(&mut mark).is_some() { &mut self.idle } else { &mut self.held };
             list.push_back(mark);

@@ -32,7 +32,7 @@
 //!   mark              Ticket::commit ── an event is recorded behind the ticket ──> Mark (mark.rs)
 //!                         │
 //!   query             StreamInner::query (stream.rs): has the mark's event passed? ── yes ────────────┐
-//!                         │ no: WaitStrategy (wait_strategy.rs) chooses who asks next                 │
+//!                         │ no: WaitStrategy (wait_strategy.rs) chooses who queries next              │
 //!                         ├── the task itself, polled again ──────────────> query ────────────────────┤
 //!                         ├── CompletionMonitor (monitor.rs): scan, tick ─> query ────────────────────┤
 //!                         ├── CompletionMonitor: alarm ──> Completion::wake ──> Completed ──> query ──┤

@@ -42,7 +42,7 @@ const MAX_RESERVED: usize = 1 << 16;
 #[derive(Clone)]
 pub struct StreamPool {
     device: Device,
-    shelf: Arc<PoolState>,
+    pool: Arc<PoolState>,
 }
 
 /// The contents of the pool. Holds no device, since the device may hold this.
@@ -77,7 +77,7 @@ pub struct StreamPoolBuilder {
 /// share it with the next user.
 pub struct PooledStream {
     stream: Stream,
-    shelf: Arc<PoolState>,
+    pool: Arc<PoolState>,
 }
 
 impl StreamPool {
@@ -100,7 +100,7 @@ impl StreamPool {
     /// [`Usage`](ErrorKind::Usage) for the host, which has no streams.
     pub fn default_of(device: &Device) -> Result<Self> {
         check_device(device)?;
-        let shelf = device.extension(|_| {
+        let pool = device.extension(|_| {
             Arc::new(PoolState {
                 name: "default".into(),
                 priority: 0,
@@ -109,7 +109,7 @@ impl StreamPool {
                 state: Mutex::default(),
             })
         });
-        Ok(Self { device: device.clone(), shelf })
+        Ok(Self { device: device.clone(), pool })
     }
 
     /// Takes a stream for exclusive use.
@@ -117,44 +117,44 @@ impl StreamPool {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the maximum is in use; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn take(&self) -> Result<PooledStream> {
-        self.take_as(&self.shelf.name)?.ok_or_else(|| self.used_up())
+        self.take_as(&self.pool.name)?.ok_or_else(|| self.used_up())
     }
 
     /// As [`take`](Self::take), under another name; `None` if the maximum is in use.
     pub(crate) fn take_as(&self, name: &str) -> Result<Option<PooledStream>> {
         self.device.check()?;
-        let shelf = &self.shelf;
-        let mut state = lock(&shelf.state);
-        let held = match state.idle.pop() {
-            Some(held) => {
+        let pool = &self.pool;
+        let mut state = lock(&pool.state);
+        let driver_stream = match state.idle.pop() {
+            Some(driver_stream) => {
                 drop(state);
-                held
+                driver_stream
             }
-            None if shelf.maximum.is_some_and(|maximum| state.made >= maximum) => return Ok(None),
+            None if pool.maximum.is_some_and(|maximum| state.made >= maximum) => return Ok(None),
             None => {
                 state.made += 1;
                 drop(state);
-                shelf.make(&self.device, name).inspect_err(|_| lock(&shelf.state).made -= 1)?
+                pool.make(&self.device, name).inspect_err(|_| lock(&pool.state).made -= 1)?
             }
         };
-        held.rename(name);
-        match Stream::over(&self.device, name.into(), held.clone()) {
-            Ok(stream) => Ok(Some(PooledStream { stream, shelf: shelf.clone() })),
+        driver_stream.rename(name);
+        match Stream::over(&self.device, name.into(), driver_stream.clone()) {
+            Ok(stream) => Ok(Some(PooledStream { stream, pool: pool.clone() })),
             Err(error) => {
-                lock(&shelf.state).idle.push(held);
+                lock(&pool.state).idle.push(driver_stream);
                 Err(error)
             }
         }
     }
 
     pub(crate) fn used_up(&self) -> Error {
-        let maximum = self.shelf.maximum.unwrap_or_default();
+        let maximum = self.pool.maximum.unwrap_or_default();
         let s = if maximum == 1 { "" } else { "s" };
         Error::new(
             ErrorKind::Usage,
             format!(
                 "pool `{}` is used up: its maximum of {maximum} stream{s} is in use; raise it, or let operators share with `.without_own_stream()`",
-                self.shelf.name
+                self.pool.name
             ),
         )
     }
@@ -166,33 +166,33 @@ impl StreamPool {
 
     /// The pool's name.
     pub fn name(&self) -> &str {
-        &self.shelf.name
+        &self.pool.name
     }
 
     /// The priority of the streams' work, clamped to the device's range.
     pub fn priority(&self) -> i32 {
         let range = self.device.stream_priorities();
-        self.shelf.priority.clamp(*range.start(), *range.end())
+        self.pool.priority.clamp(*range.start(), *range.end())
     }
 
     /// The limit of streams, if one was set.
     pub fn maximum(&self) -> Option<usize> {
-        self.shelf.maximum
+        self.pool.maximum
     }
 
     /// The number of streams created so far.
     pub fn made(&self) -> usize {
-        lock(&self.shelf.state).made
+        lock(&self.pool.state).made
     }
 
     /// The number of streams taken and not yet returned.
     pub fn in_use(&self) -> usize {
-        let state = lock(&self.shelf.state);
+        let state = lock(&self.pool.state);
         state.made - state.idle.len()
     }
 
     pub(crate) fn is(&self, other: &StreamPool) -> bool {
-        Arc::ptr_eq(&self.shelf, &other.shelf)
+        Arc::ptr_eq(&self.pool, &other.pool)
     }
 }
 
@@ -249,10 +249,10 @@ impl StreamPoolBuilder {
             _ => {}
         }
         check_device(&device).map_err(|error| error.at(format!("pool `{name}`")))?;
-        let shelf = PoolState { name, priority, blocking, maximum, state: Mutex::default() };
-        let made = (0..reserved).map(|_| shelf.make(&device, &shelf.name)).collect::<Result<Vec<_>>>()?;
-        *lock(&shelf.state) = State { made: made.len(), idle: made };
-        Ok(StreamPool { device, shelf: Arc::new(shelf) })
+        let pool = PoolState { name, priority, blocking, maximum, state: Mutex::default() };
+        let made = (0..reserved).map(|_| pool.make(&device, &pool.name)).collect::<Result<Vec<_>>>()?;
+        *lock(&pool.state) = State { made: made.len(), idle: made };
+        Ok(StreamPool { device, pool: Arc::new(pool) })
     }
 }
 
@@ -290,25 +290,25 @@ impl Deref for PooledStream {
 impl Drop for PooledStream {
     fn drop(&mut self) {
         if !mutants::is(Mutant::StreamKept) {
-            lock(&self.shelf.state).idle.push(self.stream.0.driver_stream.clone());
+            lock(&self.pool.state).idle.push(self.stream.0.driver_stream.clone());
         }
     }
 }
 
 impl fmt::Debug for PooledStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PooledStream").field("stream", &self.stream).field("pool", &self.shelf.name).finish()
+        f.debug_struct("PooledStream").field("stream", &self.stream).field("pool", &self.pool.name).finish()
     }
 }
 
 impl fmt::Debug for StreamPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamPool")
-            .field("name", &self.shelf.name)
+            .field("name", &self.pool.name)
             .field("device", &self.device)
-            .field("priority", &self.shelf.priority)
-            .field("blocking", &self.shelf.blocking)
-            .field("maximum", &self.shelf.maximum)
+            .field("priority", &self.pool.priority)
+            .field("blocking", &self.pool.blocking)
+            .field("maximum", &self.pool.maximum)
             .field("made", &self.made())
             .field("in_use", &self.in_use())
             .finish()

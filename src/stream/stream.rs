@@ -1,8 +1,8 @@
 //! [`Stream`] and [`Ticket`]: ordered work on a device, and a point in it.
 //!
 //! This file has what a stream is and how its progress is queried: a [`Mark`] is recorded behind a ticket, its event is
-//! queried, and what has passed is passed on to the [`Completion`]. What is done with a stream is in the files above:
-//! [`enqueue`](super::enqueue), [`device_wait`](super::device_wait), [`completed`](super::completed).
+//! queried, and what has passed is passed on to the [`Completion`]. What is done with a stream is in
+//! `enqueue.rs`, `device_wait.rs` and `completed.rs`.
 
 use std::{
     fmt,

@@ -74,11 +74,11 @@ impl Stream {
     /// not. So those devices are queried before the ticket is reported as done.
     #[inline]
     pub(super) fn sound(&self, number: u64) -> Result<()> {
-        if self.may_be_tainted_by() { self.ask_upstream(number) } else { Ok(()) }
+        if self.may_be_tainted_by() { self.query_upstream(number) } else { Ok(()) }
     }
 
     #[cold]
-    fn ask_upstream(&self, number: u64) -> Result<()> {
+    fn query_upstream(&self, number: u64) -> Result<()> {
         if mutants::is(Mutant::FaultUnheard) {
             return Ok(());
         }
@@ -90,14 +90,14 @@ impl Stream {
         let upstream = order.upstream.clone();
         drop(order);
         let (mut sound, mut healthy) = (Ok(()), SmallVec::<[&Upstream; 4]>::new());
-        for asked in &upstream {
-            let device = &asked.device;
+        for queried in &upstream {
+            let device = &queried.device;
             let answer = device.check().and_then(|()| {
                 Streams::of(device).observe(device.backend().stream_query(RawStream::DEFAULT)).map(drop)
             });
             match answer {
-                Ok(()) => healthy.push(asked),
-                Err(error) if asked.from <= number && sound.is_ok() => sound = Err(error),
+                Ok(()) => healthy.push(queried),
+                Err(error) if queried.from <= number && sound.is_ok() => sound = Err(error),
                 Err(_) => {}
             }
         }
@@ -105,7 +105,7 @@ impl Stream {
             let mut order = lock(&self.0.order);
             // Entries that were added meanwhile stay.
             let is_healthy = |known: &Upstream| {
-                let is_same = |asked: &&Upstream| asked.device == known.device && asked.from == known.from;
+                let is_same = |queried: &&Upstream| queried.device == known.device && queried.from == known.from;
                 known.until <= passed && healthy.iter().any(is_same)
             };
             // The copies are dropped below: none of them is the last handle here.
@@ -142,7 +142,7 @@ impl Stream {
     }
 
     /// Work enqueued here from ticket `from` on is ordered after work of other devices, up to a wait with ticket `until`.
-    pub(super) fn come_after(
+    pub(super) fn order_after(
         &self,
         order: &mut Order,
         upstream: impl Iterator<Item = Device>,
@@ -167,7 +167,7 @@ impl Stream {
     /// A ticket of another stream has passed, and its result is read here. No wait is needed, but this stream is now
     /// also ordered after what the ticket was ordered after on other devices.
     #[cold]
-    pub(super) fn come_after_passed(&self, ticket: &Ticket) -> Result<()> {
+    pub(super) fn order_after_passed(&self, ticket: &Ticket) -> Result<()> {
         let (inner, other) = (&*self.0, &*ticket.stream().0);
         if inner.device != other.device {
             other.device.check()?;
@@ -180,7 +180,7 @@ impl Stream {
             let devices = upstream.iter().filter(before).map(|upstream| upstream.device.clone());
             let mut order = lock(&inner.order);
             let from = order.issued + 1;
-            self.come_after(&mut order, devices, &other.device, from, 0);
+            self.order_after(&mut order, devices, &other.device, from, 0);
         }
         discard(upstream);
         known
@@ -257,12 +257,12 @@ mod tests {
     #[test]
     fn work_prepared_while_a_loss_is_noted_is_tainted() {
         let stream = Stream::new(&Device::emulated(Emulated::new())).unwrap();
-        let mut leave = None;
-        come_after_a_loss(&stream, || leave = Some(stream.make_room(|| ()).unwrap().0));
+        let mut permit = None;
+        come_after_a_loss(&stream, || permit = Some(stream.make_room(|| ()).unwrap().0));
         let noted = stream.enqueue_point(|_, _| Ok(())).unwrap();
-        let prepared = stream.enqueue(leave.unwrap(), |_, _| Ok(())).unwrap();
-        let (leave, ()) = stream.make_room(|| ()).unwrap();
-        let next = stream.enqueue(leave, |_, _| Ok(())).unwrap();
+        let prepared = stream.enqueue(permit.unwrap(), |_, _| Ok(())).unwrap();
+        let (permit, ()) = stream.make_room(|| ()).unwrap();
+        let next = stream.enqueue(permit, |_, _| Ok(())).unwrap();
         stream.synchronize_blocking().unwrap();
         assert!(prepared.sound().is_err() && next.sound().is_ok());
         // It is in the same span as the other one, although it reads nothing.
@@ -293,11 +293,11 @@ mod tests {
             let read = beside.enqueue_point(|_, _| Ok(())).unwrap();
             before = Some((early, read, stream.make_room(|| ()).unwrap().0));
         });
-        let (early, read, leave) = before.unwrap();
+        let (early, read, permit) = before.unwrap();
         stream.wait_to_read(&read, false).unwrap();
-        let prepared = stream.enqueue(leave, |_, _| Ok(())).unwrap();
-        let (leave, ()) = stream.make_room(|| ()).unwrap();
-        let next = stream.enqueue(leave, |_, _| Ok(())).unwrap();
+        let prepared = stream.enqueue(permit, |_, _| Ok(())).unwrap();
+        let (permit, ()) = stream.make_room(|| ()).unwrap();
+        let next = stream.enqueue(permit, |_, _| Ok(())).unwrap();
         stream.synchronize_blocking().unwrap();
         assert!(early.sound().is_err() && prepared.sound().is_err() && next.sound().is_ok());
     }

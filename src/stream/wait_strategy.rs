@@ -161,7 +161,7 @@ impl StreamInner {
     }
 
     /// Arranges a callback for when the mark has passed, on a side stream behind a wait for the mark.
-    fn call_back(&self, mark: &Mark) -> Result<()> {
+    fn request_callback(&self, mark: &Mark) -> Result<()> {
         if !self.completion.arm(mark.ticket) {
             return Ok(());
         }
@@ -184,11 +184,11 @@ impl StreamInner {
         let backend = self.device.backend();
         let name = format!("{}, signals", self.name);
         let spec = StreamSpec { name, priority: self.driver_stream.priority, non_blocking: true };
-        let made = backend.stream_create(&spec)?;
-        if self.side.set(made).is_err() {
-            backend.stream_destroy(made);
+        let created = backend.stream_create(&spec)?;
+        if self.side.set(created).is_err() {
+            backend.stream_destroy(created);
         }
-        Ok(*self.side.get().unwrap_or(&made))
+        Ok(*self.side.get().unwrap_or(&created))
     }
 }
 
@@ -229,7 +229,7 @@ impl Monitored for StreamInner {
             }
             _ => {
                 // If no callback can be arranged, the tick covers it.
-                let _ = self.call_back(&scan.mark);
+                let _ = self.request_callback(&scan.mark);
                 false
             }
         }
@@ -378,7 +378,7 @@ impl WaitStrategy {
 
     fn call(&mut self, stream: &Stream, mark: &Arc<Mark>) -> Result<()> {
         self.state = State::Called;
-        stream.0.call_back(mark)
+        stream.0.request_callback(mark)
     }
 
     pub(super) fn end(&mut self) {

@@ -22,7 +22,7 @@
 //! The thread for which `begin` returns true runs the ticks. A stream that is added during a tick is listed at once,
 //! and `finish` sees it under the lock under which it decides to end.
 //!
-//! A vigil is for tasks that wait for other tasks (for memory or chunks) and are only notified of a loss. A fault
+//! A `FaultWatch` is for tasks that wait for other tasks (for memory or chunks) and are only notified of a loss. A fault
 //! arises from work in flight: while there is none, the ticks end although tasks wait, and the next enqueue restarts
 //! them. Waiters and work are each added under a lock of their own before `waiter_added` or `is_armed` is called, and a tick
 //! changes the state before its second check under that lock: again, whichever is later sees the other.

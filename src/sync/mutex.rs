@@ -28,9 +28,9 @@ pub(crate) enum Level {
     OperatorStreams,
     /// `hub/chunks`: the streams of a hub's copies, while one is created.
     CopyStreams,
-    /// `stream/held`: a device's default stream, while it is created.
+    /// `stream/stream`: a device's default stream, while it is created.
     DefaultStream,
-    /// `stream/held`: the pending work of other libraries' streams, while unused ones are queried.
+    /// `stream/driver_stream`: the pending work of other libraries' streams, while unused ones are queried.
     OtherStreams,
     /// `graph/exec`: the work that nodes of an exec were set to.
     ExecChanges,
@@ -54,7 +54,7 @@ pub(crate) enum Level {
     EventRecord,
     /// `stream/capture`: the streams of a capture, while one is created.
     CaptureStreams,
-    /// `stream`: tickets and enqueues.
+    /// `stream/order`: tickets and enqueues.
     StreamOrder,
     /// `stream/backlog`: a stream's pending work, while the device is queried.
     Backlog,
