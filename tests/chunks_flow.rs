@@ -548,7 +548,7 @@ impl Operator for Maybe {
 
     async fn compute(&mut self, ports: &mut MaybePorts, _cx: &mut Cx) -> Result<()> {
         ports.ticks.take()?;
-        let number = match ports.numbers.is_there() {
+        let number = match ports.numbers.has_chunk() {
             true => Some(ports.numbers.get()?.read().await?[0]),
             false => None,
         };

@@ -135,10 +135,10 @@ struct Workers<P>(Vec<Worker<P>>);
 /// The runs in progress.
 struct Runs<P> {
     nodes: Vec<Arc<OperatorTask>>,
-    /// `working`: workers whose run's result the dispatcher has not received, in no order. `places`: for each worker,
+    /// `working`: workers whose run's result the dispatcher has not received, in no order. `slots`: for each worker,
     /// its index in `working`.
     working: Vec<usize>,
-    places: Vec<usize>,
+    slots: Vec<usize>,
     done: mpsc::UnboundedReceiver<Done<P>>,
     ordered: bool,
     begun: u64,
@@ -156,16 +156,16 @@ impl<P: Ports> Runs<P> {
     }
 
     fn begin(&mut self, worker: usize) {
-        self.places[worker] = self.working.len();
+        self.slots[worker] = self.working.len();
         self.working.push(worker);
         self.begun += 1;
     }
 
     fn end(&mut self, worker: usize) {
-        let place = self.places[worker];
-        self.working.swap_remove(place);
-        if let Some(&moved) = self.working.get(place) {
-            self.places[moved] = place;
+        let slot = self.slots[worker];
+        self.working.swap_remove(slot);
+        if let Some(&moved) = self.working.get(slot) {
+            self.slots[moved] = slot;
         }
         self.ended += 1;
     }
@@ -276,9 +276,9 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
 
         let waiting = FxHashMap::default();
         let nodes = workers.0.iter().map(|worker| worker.node.clone()).collect();
-        let (working, places) = (Vec::new(), vec![0; self.runs]);
+        let (working, slots) = (Vec::new(), vec![0; self.runs]);
         let mut runs =
-            Runs { nodes, working, places, done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };
+            Runs { nodes, working, slots, done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };
         // `ending`: no further run begins. `closing`: none begins before an output is closed.
         let (mut ending, mut closing) = (false, false);
         loop {

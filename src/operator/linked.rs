@@ -96,7 +96,7 @@ pub struct Linked<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static = ()>
     /// The error of this run, in place of a chunk.
     failed: Option<Failed>,
     name: &'static str,
-    waits: bool,
+    is_required: bool,
     by_hand: bool,
     traffic: Traffic,
     context: Arc<RunContext>,
@@ -105,19 +105,19 @@ pub struct Linked<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static = ()>
 struct Failed {
     error: Error,
     /// If false, the run fails with this error: a lost chunk is lost for good. Initially true if no chunk is lost.
-    looked_at: AtomicBool,
+    retrieved: AtomicBool,
 }
 
 impl Failed {
-    fn was_looked_at(&self) -> bool {
-        self.looked_at.load(Ordering::Relaxed)
+    fn was_retrieved(&self) -> bool {
+        self.retrieved.load(Ordering::Relaxed)
     }
 }
 
 #[cold]
 fn missing(failed: &Option<Failed>, port: &str, hub: &str) -> Error {
     if let Some(failed) = failed {
-        failed.looked_at.store(true, Ordering::Relaxed);
+        failed.retrieved.store(true, Ordering::Relaxed);
         return failed.error.again();
     }
     let text = format!("port `{port}` has no chunk of hub `{hub}` in this run, or no longer has one");
@@ -157,7 +157,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
 
     /// True if this run has a chunk here that was not committed. It has none if the chunk was lost with a device:
     /// [`get`](Self::get) returns that error, and a run that does not call it fails with the error.
-    pub fn is_there(&self) -> bool {
+    pub fn has_chunk(&self) -> bool {
         self.chunk.is_some()
     }
 
@@ -172,7 +172,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
     /// As for [`get`](Self::get); [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn commit(&mut self) -> Result<()> {
         self.get()?;
-        self.commit_if_there()
+        self.commit_chunk()
     }
 
     /// Gives this run's chunk back, as if the run had failed.
@@ -180,7 +180,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
         self.chunk = None;
     }
 
-    fn commit_if_there(&mut self) -> Result<()> {
+    fn commit_chunk(&mut self) -> Result<()> {
         let Some(chunk) = self.chunk.take() else { return Ok(()) };
         let bytes = (chunk.len() * size_of::<T>()) as u64;
         if K::ROLE.0 == Role::Produce {
@@ -189,7 +189,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
         chunk.commit_any()
     }
 
-    fn ask(&mut self, cx: &mut Context<'_>) -> Readiness {
+    fn poll_link(&mut self, cx: &mut Context<'_>) -> Readiness {
         if self.chunk.is_some() || self.failed.is_some() {
             return Readiness::READY;
         }
@@ -219,7 +219,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Consume, T, S> {
 impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
     /// Sends an envelope or a buffer of the user's as a chunk, once there is room in the queue; see [`Link::send`]. It
     /// is meant for an `optional` port, since the blank of any other port occupies a place in the queue. A run of an
-    /// optional port that was given a blank ([`is_there`](Self::is_there)) occupies one, too:
+    /// optional port that was given a blank ([`has_chunk`](Self::has_chunk)) occupies one, too:
     /// [`give_back`](Self::give_back) the blank first, or this waits for another place.
     ///
     /// # Errors
@@ -268,13 +268,13 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Destination for L
 
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> PortState for Linked<K, T, S> {
     fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
-        let more = self.ask(cx);
+        let more = self.poll_link(cx);
         let ready = usize::from(more.is_ready());
         Counted::new(ready, if ready < most { more | Readiness::WAIT } else { more })
     }
 
     fn poll_room(&mut self, _count: usize, cx: &mut Context<'_>) -> Readiness {
-        self.ask(cx)
+        self.poll_link(cx)
     }
 
     fn oldest(&self) -> Option<Instant> {
@@ -310,7 +310,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linke
 
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> LinkedPort for Linked<K, T, S> {
     fn commit_run(&mut self) -> Result<()> {
-        if let Some(failed) = self.failed.as_ref().filter(|failed| !failed.was_looked_at()) {
+        if let Some(failed) = self.failed.as_ref().filter(|failed| !failed.was_retrieved()) {
             return Err(failed.error.again());
         }
         if self.by_hand {
@@ -319,7 +319,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> LinkedPort for Li
         if self.chunk.as_ref().is_some_and(Chunk::is_untouched) {
             self.give_back();
         }
-        self.commit_if_there()
+        self.commit_chunk()
     }
 
     fn release(&mut self) {
@@ -327,7 +327,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> LinkedPort for Li
         // The next run has a chunk, if the cause no longer applies; or again the error that the last run did not
         // retrieve.
         self.refused = None;
-        let _ = self.failed.take_if(|failed| failed.was_looked_at());
+        let _ = self.failed.take_if(|failed| failed.was_retrieved());
     }
 }
 
@@ -345,7 +345,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
             refused: None,
             failed: None,
             name,
-            waits: !options.is_optional(),
+            is_required: !options.is_optional(),
             by_hand: options.by_hand,
             traffic: Traffic::default(),
             context: binder.context.clone(),
@@ -353,9 +353,9 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
     }
 
     fn poll_ready(&mut self, _before: Readiness, cx: &mut Context<'_>) -> Readiness {
-        let asked = self.ask(cx);
+        let asked = self.poll_link(cx);
         // An operator that does not need a chunk is woken for it nevertheless, if it waits for something else.
-        if self.waits { asked } else { Readiness::READY }
+        if self.is_required { asked } else { Readiness::READY }
     }
 
     fn claim(&mut self) -> bool {
@@ -371,7 +371,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
                 self.chunk = Some(chunk);
                 true
             }
-            Ok(None) if self.waits => false,
+            Ok(None) if self.is_required => false,
             Ok(None) => {
                 // Other links must not queue behind a run that does without the chunk.
                 self.link.rest();
@@ -379,7 +379,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
             }
             Err(error) => {
                 let is_gone = K::ROLE.0 != Role::Produce && error.is_device_lost();
-                self.failed = Some(Failed { error, looked_at: AtomicBool::new(!is_gone) });
+                self.failed = Some(Failed { error, retrieved: AtomicBool::new(!is_gone) });
                 true
             }
         }

@@ -74,7 +74,7 @@ struct State {
     /// This run's stream, for an operator that has none of its own; and whether it was received with a message.
     borrowed: Option<(Stream, bool)>,
     /// All streams that it has borrowed, except for those whose work was found to be done.
-    lenders: SmallVec<[Stream; 1]>,
+    all_borrowed: SmallVec<[Stream; 1]>,
 }
 
 type Tickets = SmallVec<[Ticket; 2]>;
@@ -193,9 +193,9 @@ impl OperatorStreams {
         };
         stream.join(&state.received)?;
         stream.join(&state.loose)?;
-        if !state.lenders.contains(&stream) {
-            forget_done(&mut state.lenders, Stream::ticket);
-            state.lenders.push(stream.clone());
+        if !state.all_borrowed.contains(&stream) {
+            forget_done(&mut state.all_borrowed, Stream::ticket);
+            state.all_borrowed.push(stream.clone());
         }
         state.borrowed = Some((stream.clone(), received));
         Ok(stream)
@@ -247,7 +247,7 @@ impl OperatorStreams {
     }
 
     /// The stream that outputs carry if the operator has none of its own: the one that it has received in this run.
-    pub(super) fn lent(&self) -> Option<Stream> {
+    pub(super) fn borrowed(&self) -> Option<Stream> {
         lock(&self.state).borrowed.as_ref().filter(|(_, received)| *received).map(|(stream, _)| stream.clone())
     }
 
@@ -290,7 +290,7 @@ impl OperatorStreams {
         let _later = Deferred::new();
         let state = lock(&self.state);
         let named = state.named.iter().map(|(_, taken)| &taken.stream);
-        self.own().into_iter().chain(named).chain(&state.lenders).map(Stream::ticket).collect()
+        self.own().into_iter().chain(named).chain(&state.all_borrowed).map(Stream::ticket).collect()
     }
 }
 
@@ -386,7 +386,7 @@ mod tests {
             main.synchronize_blocking().unwrap();
         }
         let state = lock(&streams.state);
-        let kept = (state.lenders.len(), state.loose.len());
+        let kept = (state.all_borrowed.len(), state.loose.len());
         assert!(kept.0 <= 2 * MANY && kept.1 <= 2 * MANY, "{kept:?}");
     }
 }

@@ -52,7 +52,7 @@ pub struct Output<M: Message> {
     streams: Option<Arc<OperatorStreams>>,
     context: Arc<RunContext>,
     /// The stream that messages carry, if it was set.
-    chosen: Option<Stream>,
+    stream: Option<Stream>,
     /// Messages that workers have sent.
     backlog: Option<Box<Backlog<M>>>,
     /// What the host has to wait for before the first of those can be copied.
@@ -147,8 +147,8 @@ impl<M: Message> Output<M> {
     /// What [`try_send_departed`](Self::try_send_departed) needs, for a sender that holds a lock only while the message
     /// is enqueued.
     pub(crate) fn departure(&self) -> Departure<M> {
-        let own = self.streams.as_ref().and_then(|streams| streams.own().cloned().or_else(|| streams.lent()));
-        Departure { external: self.to.external(), origin: self.chosen.clone().or(own) }
+        let own = self.streams.as_ref().and_then(|streams| streams.own().cloned().or_else(|| streams.borrowed()));
+        Departure { external: self.to.external(), origin: self.stream.clone().or(own) }
     }
 
     /// Sends the message in `place` if there is room; otherwise it stays there. A message that the hub drops in
@@ -175,7 +175,7 @@ impl<M: Message> Output<M> {
         send: impl FnOnce(&mut Outlet<M>, &mut Option<Parcel<M>>, Option<&Stream>) -> Result<()>,
     ) -> Result<()> {
         let bytes = place.as_ref().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
-        self.carrying(|to, origin| send(to, place, origin))?;
+        self.with_origin(|to, origin| send(to, place, origin))?;
         if place.is_none() {
             self.traffic.add(bytes);
         }
@@ -215,7 +215,7 @@ impl<M: Message> Output<M> {
     pub fn offer(&mut self, message: M) -> Result<Offer<M>> {
         let mut place = Discarded::new(self.parcel(message));
         let bytes = place.get().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
-        let outcomes = self.carrying(|to, origin| to.offer(place.place(), origin))?;
+        let outcomes = self.with_origin(|to, origin| to.offer(place.place(), origin))?;
         let kept = place.take().map(|parcel| parcel.message);
         if kept.is_none() {
             self.traffic.add(bytes);
@@ -231,13 +231,13 @@ impl<M: Message> Output<M> {
 
     /// Calls `send` with the stream that messages carry.
     #[inline]
-    fn carrying<R>(&mut self, send: impl FnOnce(&mut Outlet<M>, Option<&Stream>) -> R) -> R {
-        match (&self.chosen, &self.streams) {
+    fn with_origin<R>(&mut self, send: impl FnOnce(&mut Outlet<M>, Option<&Stream>) -> R) -> R {
+        match (&self.stream, &self.streams) {
             (Some(chosen), _) => send(&mut self.to, Some(chosen)),
             (None, None) => send(&mut self.to, None),
             (None, Some(streams)) => match streams.own() {
                 Some(own) => send(&mut self.to, Some(own)),
-                None => send(&mut self.to, streams.lent().as_ref()),
+                None => send(&mut self.to, streams.borrowed().as_ref()),
             },
         }
     }
@@ -257,7 +257,7 @@ impl<M: Message> Output<M> {
         if let (Some(stream), Some(streams)) = (stream, &self.streams) {
             streams.require_own_device(stream)?;
         }
-        self.chosen = stream.cloned();
+        self.stream = stream.cloned();
         Ok(())
     }
 
@@ -536,7 +536,7 @@ impl<M: Message> Port for Output<M> {
             traffic: Traffic::default(),
             streams,
             context,
-            chosen: None,
+            stream: None,
             backlog: None,
             pending: None,
             closing: false,

@@ -16,7 +16,7 @@ use std::{collections::HashMap, sync::Arc};
 use smallvec::SmallVec;
 
 use super::{
-    plan::{Edge, SectionPlan},
+    plan::{BoundaryPort, SectionPlan},
     table::{Lengths, Shape},
 };
 use crate::{
@@ -67,7 +67,7 @@ pub(super) enum Source {
     Own(RawEnvelope),
 }
 
-struct LentPort {
+struct CapturedInput {
     home: Arc<Pool>,
     start: u64,
     bytes: usize,
@@ -108,14 +108,14 @@ pub(super) fn capture(
     interior: &[HubToCreate],
     shape: &Shape,
 ) -> Result<(Replay, Graph)> {
-    let lent = shape.lengths.iter().map(|&bytes| {
+    let captured = shape.lengths.iter().map(|&bytes| {
         let memory = Memory::on(&plan.device, bytes)?;
         let start = memory.address()?.0;
-        Ok(LentPort { home: Pool::of_one(&plan.name, memory), start, bytes })
+        Ok(CapturedInput { home: Pool::of_one(&plan.name, memory), start, bytes })
     });
-    let lent = lent.collect::<Result<Vec<_>>>()?;
+    let captured = captured.collect::<Result<Vec<_>>>()?;
     let (graph, recorded) = Graph::capture(&plan.device, |capturing| {
-        let recorded = record(members, plan, interior, &lent, capturing);
+        let recorded = record(members, plan, interior, &captured, capturing);
         // In any case, the operators return to their own streams and ports.
         members.iter_mut().for_each(|member| member.seat.leave_capture());
         capturing.capture().recorder().set_label(None);
@@ -130,13 +130,13 @@ pub(super) fn capture(
         return Err(Error::new(ErrorKind::Usage, text).at(operator(&name)));
     }
     let mut outputs = Vec::with_capacity(kept.len());
-    let mut end = lent.len();
+    let mut end = captured.len();
     for (edge, envelope) in plan.outputs.iter().zip(kept) {
-        let made = made(edge, envelope, &lent, shape, &mut end);
+        let made = made(edge, envelope, &captured, shape, &mut end);
         outputs.push(made.map_err(|error| error.at(operator(&members[edge.member].name)))?);
     }
-    let inputs = plan.inputs.iter().zip(lent).zip(written).enumerate().map(|(end, ((edge, lent), written))| {
-        fed(lent, written, end).map_err(|error| error.at(operator(&members[edge.member].name)))
+    let inputs = plan.inputs.iter().zip(captured).zip(written).enumerate().map(|(end, ((edge, captured), written))| {
+        fed(captured, written, end).map_err(|error| error.at(operator(&members[edge.member].name)))
     });
     let inputs = inputs.collect::<Result<Vec<_>>>()?;
     Ok((Replay { exec: graph.instantiate_open(&openings)?, inputs, outputs }, graph))
@@ -171,7 +171,7 @@ fn record(
     members: &mut [Member],
     plan: &SectionPlan,
     interior: &[HubToCreate],
-    lent: &[LentPort],
+    captured: &[CapturedInput],
     capturing: &Capturing,
 ) -> Result<Recorded> {
     let capture = capturing.capture();
@@ -182,10 +182,10 @@ fn record(
         .map(|member| member.seat.enter_capture(capture).map_err(|error| error.at(operator(&member.name))));
     let streams = streams.collect::<Result<Vec<Stream>>>()?;
     let mut ends: Vec<PortEnds> = members.iter().map(|_| PortEnds::new()).collect();
-    for (edge, lent) in plan.inputs.iter().zip(lent) {
-        let Some(mut envelope) = lent.home.take()? else { return Err(missing()) };
-        envelope.set_bytes(lent.bytes);
-        openings.push(Opening::into(recorder, &streams[edge.member], envelope.memory_mut(), lent.bytes)?);
+    for (edge, captured) in plan.inputs.iter().zip(captured) {
+        let Some(mut envelope) = captured.home.take()? else { return Err(missing()) };
+        envelope.set_bytes(captured.bytes);
+        openings.push(Opening::into(recorder, &streams[edge.member], envelope.memory_mut(), captured.bytes)?);
         let member = &mut members[edge.member];
         let end = with_port(member, edge.port, |port| port.section_input().map(|input| input.captured_end(envelope)))?;
         ends[edge.member].entry(edge.port).or_default().push(end);
@@ -242,7 +242,13 @@ fn missing() -> Error {
 }
 
 /// `end`: the number of the next opening.
-fn made(edge: &Edge, envelope: RawEnvelope, lent: &[LentPort], shape: &Shape, end: &mut usize) -> Result<OutputMemory> {
+fn made(
+    edge: &BoundaryPort,
+    envelope: RawEnvelope,
+    captured: &[CapturedInput],
+    shape: &Shape,
+    end: &mut usize,
+) -> Result<OutputMemory> {
     let bytes = envelope.bytes();
     let wrong = |what: String| Err(Error::new(ErrorKind::Usage, what).at(format!("port `{}`", edge.port)));
     if envelope.memory().is_host() {
@@ -259,7 +265,7 @@ fn made(edge: &Edge, envelope: RawEnvelope, lent: &[LentPort], shape: &Shape, en
             ));
         }
     };
-    let passed_on = lent.iter().position(|lent| envelope.home().ptr_eq(&Arc::downgrade(&lent.home)));
+    let passed_on = captured.iter().position(|captured| envelope.home().ptr_eq(&Arc::downgrade(&captured.home)));
     let from = match passed_on {
         None => Source::Own(envelope),
         // The envelope was returned to its pool, where `fed` expects it.
@@ -270,8 +276,8 @@ fn made(edge: &Edge, envelope: RawEnvelope, lent: &[LentPort], shape: &Shape, en
     Ok(OutputMemory { from, bytes, row_bytes, end: own })
 }
 
-fn fed(lent: LentPort, written: bool, end: usize) -> Result<InputMemory> {
-    let LentPort { home, start, bytes } = lent;
+fn fed(captured: CapturedInput, written: bool, end: usize) -> Result<InputMemory> {
+    let CapturedInput { home, start, bytes } = captured;
     let envelope = home.take()?.filter(|envelope| envelope.memory().address().is_ok_and(|address| address.0 == start));
     let Some(envelope) = envelope else {
         let text = "it keeps or swaps the envelope that it takes at the section's boundary: a replay has no other";
@@ -397,7 +403,7 @@ impl OutputMemory {
 }
 
 /// The lengths of the messages that are queued at the section's boundary. `None` if an input has none.
-pub(super) fn lengths(members: &mut [Member], inputs: &[Edge]) -> Result<Option<Lengths>> {
+pub(super) fn lengths(members: &mut [Member], inputs: &[BoundaryPort]) -> Result<Option<Lengths>> {
     let mut lengths = Lengths::new();
     for edge in inputs {
         let first = with_port(&mut members[edge.member], edge.port, |port| {

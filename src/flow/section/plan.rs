@@ -28,8 +28,8 @@ pub(in crate::flow) struct SectionPlan {
     /// The operators' numbers in the flow, in the order of their messages.
     pub(in crate::flow) members: Vec<usize>,
     pub(super) device: Device,
-    pub(super) inputs: Vec<Edge>,
-    pub(super) outputs: Vec<Edge>,
+    pub(super) inputs: Vec<BoundaryPort>,
+    pub(super) outputs: Vec<BoundaryPort>,
     /// In the order of the operators, and of the ports of each.
     pub(super) arrivals: Vec<Arrival>,
     pub(in crate::flow) interior: Vec<usize>,
@@ -44,14 +44,14 @@ pub(in crate::flow) struct SectionPlan {
 #[derive(Clone, Copy)]
 pub(super) enum Arrival {
     /// At this input of the section.
-    RoomCondition(usize),
+    Boundary(usize),
     /// From another operator of the section, by their positions in the order.
     Within { from: usize, to: usize },
 }
 
 /// A port on the section's boundary.
 #[derive(Clone)]
-pub(super) struct Edge {
+pub(super) struct BoundaryPort {
     /// The position of its operator in the order.
     pub(super) member: usize,
     pub(super) port: &'static str,
@@ -153,7 +153,7 @@ impl<'a> Planner<'a> {
                     arrivals.extend(from.map(|from| Arrival::Within { from: *from, to: member }));
                 }
                 if self.is_at_boundary(id, problem) {
-                    let edge = Edge {
+                    let edge = BoundaryPort {
                         member,
                         port: decl.name,
                         element_bytes: decl.element_bytes.max(1),
@@ -169,7 +169,7 @@ impl<'a> Planner<'a> {
                     if decl.kind == PortKind::Output {
                         outputs.push(edge);
                     } else {
-                        arrivals.push(Arrival::RoomCondition(inputs.len()));
+                        arrivals.push(Arrival::Boundary(inputs.len()));
                         inputs.push((id, edge));
                     }
                 }
@@ -432,8 +432,8 @@ impl<'a> Planner<'a> {
     /// The ports named in the settings are on the boundary.
     fn named_ports(
         &self,
-        inputs: &[(PortId, Edge)],
-        outputs: &[Edge],
+        inputs: &[(PortId, BoundaryPort)],
+        outputs: &[BoundaryPort],
         order: &[usize],
         problem: &mut impl FnMut(String),
     ) {

@@ -314,7 +314,7 @@ impl Running {
         let mut messages = SmallVec::new();
         for arrival in &plan.arrivals {
             match *arrival {
-                Arrival::RoomCondition(input) => {
+                Arrival::Boundary(input) => {
                     let edge = &plan.inputs[input];
                     let (member, passing) = (&mut members[edge.member], &passing[edge.member]);
                     let taken =
