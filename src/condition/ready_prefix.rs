@@ -66,7 +66,7 @@ impl Wanted {
     fn tickets<M: Message>(self, receiver: &Receiver<M>, at: usize, mut visit: impl FnMut(&Ticket)) -> bool {
         let visited = receiver.peek(at, |Parcel { message, header }| {
             if self.done {
-                super::stream::written(message, header.ticket.as_ref(), &mut visit);
+                super::stream::written(message, header.as_ref().and_then(|header| header.ticket.as_ref()), &mut visit);
             }
             if let Some(name) = self.event {
                 super::event::named(message, name, &mut visit);

@@ -326,8 +326,8 @@ impl<M: Message> HubCore<M> {
             tracing::warn!(hub = &*self.name, %error, "dropped a message from outside: it cannot be moved to its reader");
         });
         let Parcel { message, header } = parcel;
-        if let Some(baggage) = header.baggage {
-            baggage.load.reply.fail(error.for_caller("the message was lost on its way into the flow"));
+        if let Some(load) = header.and_then(|header| header.load) {
+            load.reply.fail(error.for_caller("the message was lost on its way into the flow"));
         }
         discard(message);
     }
@@ -364,7 +364,7 @@ impl<M: Message> HubCore<M> {
     #[inline]
     pub(super) fn note_time(&self, parcel: &mut Parcel<M>, now: Since) {
         if self.times == Some(now) {
-            parcel.header.set_since(clock::now());
+            parcel.set_since(clock::now());
         }
     }
 
@@ -417,6 +417,7 @@ impl<M: Message> HubCore<M> {
         }
         let Some(mut arrival) = arrivals.take()? else { return Ok(false) };
         arrival.set_bytes(envelope.bytes());
+        arrival.ticket = envelope.take_ticket();
         let short = usize::from(mutants::is(Mutant::ShortCopy));
         transfer::copy(copies, envelope.memory(), arrival.memory_mut(), envelope.bytes().saturating_sub(short))?;
         // Committed now, so that later users of the envelope wait for this copy and for no work after it.

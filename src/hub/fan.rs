@@ -309,8 +309,10 @@ impl<M: Message> Fan<M> {
         // Reversed, to pop them in order. After an error the remaining ones are discarded one by one.
         forks.0.reverse();
         while let Some((at, fork)) = forks.0.pop() {
-            let header = place.as_ref().map(|parcel| parcel.header.for_copy()).unwrap_or_default();
-            let mut fork = Discarded::new(Parcel { message: fork, header });
+            let mut fork = Discarded::new(match place {
+                Some(parcel) => parcel.with_message(fork),
+                None => Parcel::new(fork, None),
+            });
             self.branches[at].send(fork.place())?;
             match fork.get() {
                 None => done = true,

@@ -89,6 +89,7 @@ impl<'a> Copier<'a> {
             ));
         };
         to.set_bytes(from.bytes());
+        to.ticket.clone_from(&from.ticket);
         if from.memory().is_host() && to.memory().is_host() {
             return self.copy_here(from, to);
         }

@@ -1,19 +1,22 @@
 //! [`Header`]: what travels with a message without being a part of it.
 //!
 //! ```text
-//!   Parcel { message, header }
-//!                      ├─ ticket:  the point in the sender's stream at which the message's own work is done
-//!                      └─ baggage: null, or boxed
-//!                           ├─ since: from when it has waited, where its reader asks for that
-//!                           └─ load:  metadata, and the callers that wait for a response
+//!   Parcel { message, header }      the header: null, or boxed
+//!                      ├─ ticket:   the point in the sender's stream at which the message's own work is done
+//!                      ├─ since:    from when it has waited, where its reader asks for that
+//!                      └─ load:     metadata, and the callers that wait for a response
 //! ```
 //!
-//! The ticket is set when the message [departs](Parcel::depart) from a sender that works on a stream: the latest write
-//! of that stream to the message's envelopes or, if it has no envelopes, everything that was enqueued on the stream
-//! before. Waiting for it never waits for later work of the sender. A message between operators on the host has none.
+//! Most messages have no header and cost a null pointer: a parcel of a small message stays in two registers. What only
+//! some messages need belongs into the header.
 //!
-//! Most messages have no baggage and cost a null pointer. The [`Load`] is passed on: what an operator sends carries the
-//! merged load of the messages that it took in the same run. What only some messages need belongs into the baggage.
+//! The ticket is set when the message [departs](Parcel::depart) from a sender that works on a stream: everything that
+//! was enqueued on the stream before. A message with envelopes needs no header for it: each envelope carries the latest
+//! write of that stream to it. Waiting for a ticket never waits for later work of the sender. A message between
+//! operators on the host has none.
+//!
+//! The [`Load`] is passed on: what an operator sends carries the merged load of the messages that it took in the same
+//! run.
 //!
 //! ```text
 //!   message ──take──> the run's load: merged <──cx.insert_metadata──  operator
@@ -47,25 +50,18 @@ pub enum Since {
 #[derive(Debug)]
 pub(crate) struct Parcel<M> {
     pub(crate) message: M,
-    pub(crate) header: Header,
+    pub(crate) header: Option<Box<Header>>,
 }
 
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(crate) struct Header {
     pub(crate) ticket: Option<Ticket>,
-    pub(crate) baggage: Option<Box<Baggage>>,
-}
-
-/// The part of a header that most messages do not have.
-#[derive(Debug, Default)]
-pub(crate) struct Baggage {
-    /// Since when the message has waited, if its reader asks for that.
     pub(crate) since: Option<Instant>,
-    pub(crate) load: Load,
+    pub(crate) load: Option<Load>,
 }
 
-/// The part of the baggage that is passed on to the messages made from this one.
+/// The part of a header that is passed on to the messages made from this one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Load {
     pub(crate) metadata: Metadata,
@@ -80,85 +76,87 @@ impl Load {
 }
 
 impl Header {
-    /// The header of a message that has not departed.
-    #[inline]
-    pub(crate) fn new(load: Option<Load>) -> Self {
-        Self { ticket: None, baggage: load.map(|load| Box::new(Baggage { since: None, load })) }
-    }
-
     /// The header of a copy of the message.
     pub(crate) fn for_copy(&self) -> Self {
-        let load = self.baggage.as_ref().map(|baggage| baggage.load.clone());
-        Self { ticket: self.ticket.clone(), ..Self::new(load) }
-    }
-
-    pub(crate) fn set_since(&mut self, since: Instant) {
-        self.baggage.get_or_insert_default().since = Some(since);
-    }
-
-    pub(crate) fn since(&self) -> Option<Instant> {
-        self.baggage.as_ref()?.since
+        Self { ticket: self.ticket.clone(), since: None, load: self.load.clone() }
     }
 }
 
 impl<M> Parcel<M> {
     #[inline]
     pub(crate) fn new(message: M, load: Option<Load>) -> Self {
-        Self { message, header: Header::new(load) }
+        Self { message, header: load.map(|load| Box::new(Header { load: Some(load), ..Header::default() })) }
     }
 
-    /// A copy of the parcel, for a message that stays in its hub.
-    pub(crate) fn copied(&self, copy: impl FnOnce(&M) -> M) -> Self {
-        Self { message: copy(&self.message), header: self.header.for_copy() }
+    /// A copy of the parcel with this message.
+    pub(crate) fn with_message(&self, message: M) -> Self {
+        Self { message, header: self.header.as_ref().map(|header| Box::new(header.for_copy())) }
+    }
+
+    pub(crate) fn set_since(&mut self, since: Instant) {
+        self.header.get_or_insert_default().since = Some(since);
+    }
+
+    pub(crate) fn since(&self) -> Option<Instant> {
+        self.header.as_ref()?.since
+    }
+
+    /// Takes the load of a message that is taken.
+    #[inline]
+    pub(crate) fn take_load(&mut self) -> Option<Load> {
+        self.header.take()?.load
     }
 }
 
 impl<M: Message> Parcel<M> {
     /// Called when the message leaves its sender, which works on the stream `origin`. Commits the message's uses, so
-    /// that users elsewhere can be ordered after them, and sets the header's ticket.
+    /// that users elsewhere can be ordered after them, and sets its ticket.
     #[inline]
     pub(crate) fn depart(&mut self, origin: Option<&Stream>) -> Result<()> {
-        let Self { message, header } = self;
         let mut committed = Ok(());
         for name in M::EVENTS {
-            message.events(name, &mut |ticket| {
+            self.message.events(name, &mut |ticket| {
                 if committed.is_ok() {
                     committed = ticket.commit();
                 }
             });
         }
-        header.ticket = None;
         let mut has_envelopes = false;
         if M::CARRIES_ENVELOPES {
-            message.envelopes(&mut |envelope| {
+            self.message.envelopes(&mut |envelope| {
                 has_envelopes = true;
                 if committed.is_ok() {
-                    committed = envelope.depart(origin).map(|written| header.advance(written));
+                    committed = envelope.depart(origin);
                 }
             });
         }
         committed?;
-        if let (false, Some(origin)) = (has_envelopes, origin) {
-            header.ticket = Some(committed_end(origin)?);
+        match origin {
+            Some(origin) if !has_envelopes => self.depart_from(origin),
+            _ => Ok(()),
         }
+    }
+
+    #[inline(never)]
+    fn depart_from(&mut self, origin: &Stream) -> Result<()> {
+        let mut end = origin.ticket();
+        end.commit()?;
+        self.header.get_or_insert_default().ticket = Some(end);
         Ok(())
     }
-}
 
-impl Header {
-    /// The ticket covers this one as well, which is of the same stream.
+    /// Takes the ticket of a message that is taken. The envelopes of one message are all of one stream.
     #[inline]
-    fn advance(&mut self, ticket: Option<Ticket>) {
-        let Some(ticket) = ticket else { return };
-        if self.ticket.as_ref().is_none_or(|last| ticket.number() > last.number()) {
-            self.ticket = Some(ticket);
+    pub(crate) fn take_ticket(&mut self) -> Option<Ticket> {
+        let mut last: Option<Ticket> = None;
+        if M::CARRIES_ENVELOPES {
+            self.message.envelopes(&mut |envelope| {
+                let ticket = envelope.take_ticket();
+                if last.as_ref().is_none_or(|last| ticket.as_ref().is_some_and(|of| of.number() > last.number())) {
+                    last = ticket;
+                }
+            });
         }
+        last.or_else(|| self.header.as_mut()?.ticket.take())
     }
-}
-
-/// The current end of a stream, committed.
-fn committed_end(stream: &Stream) -> Result<Ticket> {
-    let mut end = stream.ticket();
-    end.commit()?;
-    Ok(end)
 }

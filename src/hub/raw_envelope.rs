@@ -25,6 +25,8 @@ pub struct RawEnvelope {
     pub(super) memory: Option<Owned>,
     /// The size of the valid part.
     pub(super) bytes: usize,
+    /// The point in its sender's stream at which it was last written, while it is in transit.
+    pub(super) ticket: Option<Ticket>,
     pub(super) home: Weak<Pool>,
     /// The flows that it is outside of. Dropped after its memory was returned.
     pub(super) marks: Marks,
@@ -52,7 +54,7 @@ impl PoolReplacement {
 
 impl RawEnvelope {
     pub(crate) fn new(memory: Owned, home: Weak<Pool>) -> Self {
-        Self { memory: Some(memory), bytes: 0, home, marks: Marks::default() }
+        Self { memory: Some(memory), bytes: 0, ticket: None, home, marks: Marks::default() }
     }
 
     /// An envelope without a pool, for work on this stream.
@@ -138,11 +140,17 @@ impl RawEnvelope {
     }
 
     /// Called when it is sent by an operator with this stream. Commits its uses, so that users elsewhere can be
-    /// ordered after them. Returns the point of the stream at which it was last written.
+    /// ordered after them.
     #[inline]
-    pub(super) fn depart(&mut self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
+    pub(super) fn depart(&mut self, stream: Option<&Stream>) -> Result<()> {
         let write = self.memory_mut().commit_by(stream)?;
-        Ok(stream.map(|stream| write.unwrap_or_else(|| stream.beginning())))
+        self.ticket = stream.map(|stream| write.unwrap_or_else(|| stream.beginning()));
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn take_ticket(&mut self) -> Option<Ticket> {
+        self.ticket.take()
     }
 }
 

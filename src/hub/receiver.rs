@@ -65,7 +65,7 @@ impl<M: Message> Receiver<M> {
     /// Since when the first message has waited, if that is recorded.
     pub(crate) fn oldest(&self) -> Option<Instant> {
         self.0.times?;
-        self.0.queue.peek_locked(0, |parcel| parcel.header.since()).flatten()
+        self.0.queue.peek_locked(0, Parcel::since).flatten()
     }
 
     /// Whether there is a message that was not read before. For a hub whose newest message is read repeatedly.
@@ -84,7 +84,9 @@ impl<M: Message> Receiver<M> {
         let link = &*self.0;
         match &link.again {
             None => link.queue.take(place),
-            Some(kept) if again || link.queue.unread() > 0 => link.queue.read(place, |parcel| parcel.copied(kept.copy)),
+            Some(kept) if again || link.queue.unread() > 0 => {
+                link.queue.read(place, |parcel| parcel.with_message((kept.copy)(&parcel.message)))
+            }
             Some(_) => None,
         }
     }

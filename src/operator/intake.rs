@@ -114,7 +114,7 @@ impl<M: Message> Intake<M> {
         Ok(place.take().map(|parcel| parcel.message))
     }
 
-    /// As `take`, into `place`, where the message stays together with its used baggage.
+    /// As `take`, into `place`, where the message stays until its destructor may run.
     #[inline]
     pub(super) fn take_into(
         &mut self,
@@ -124,15 +124,15 @@ impl<M: Message> Intake<M> {
     ) -> Result<()> {
         let before = from.last();
         from.take(place, again)?;
-        let Some(Parcel { message, header }) = place else { return Ok(()) };
-        self.traffic.count(message);
+        let Some(parcel) = place else { return Ok(()) };
+        self.traffic.count(&parcel.message);
         if from.last() == before {
-            self.reread.count(message);
+            self.reread.count(&parcel.message);
         }
-        if let Some(ticket) = header.ticket.take() {
-            self.tickets.note(message, ticket, self.traffic.messages)?;
+        if let Some(ticket) = parcel.take_ticket() {
+            self.tickets.note(&mut parcel.message, ticket, self.traffic.messages)?;
         }
-        self.context.receive(header.baggage.take())
+        self.context.receive(parcel.header.take())
     }
 
     /// Takes the messages that `next` returns, until it returns none; those that the caller does not use are dropped.
@@ -150,9 +150,11 @@ impl<M: Message> Intake<M> {
     pub(super) fn take_for(&mut self, from: &mut InputQueue<M>, context: &RunContext) -> Result<Option<M>> {
         let mut place = Discarded::none();
         from.take(place.place(), false)?;
-        let Some(Parcel { message, header }) = place.get_mut() else { return Ok(None) };
-        self.traffic.count(message);
-        context.gather(header.baggage.take().map(|baggage| baggage.load))?;
+        let Some(parcel) = place.get_mut() else { return Ok(None) };
+        self.traffic.count(&parcel.message);
+        // So that it is not taken for one of a run.
+        let _ = parcel.take_ticket();
+        context.gather(parcel.take_load())?;
         Ok(place.take().map(|parcel| parcel.message))
     }
 

@@ -34,7 +34,7 @@ use crate::{
     error::Result,
     hub::{
         MergePolicy, Metadata, Reply,
-        header::{Baggage, Load},
+        header::{Header, Load},
         reply::Origin,
     },
     mutants::{self, Mutant},
@@ -186,9 +186,9 @@ impl RunContext {
         drop(metadata);
     }
 
-    /// A message was taken, with its baggage.
+    /// A message was taken, with its header.
     #[inline]
-    pub(super) fn receive(&self, baggage: Option<Box<Baggage>>) -> Result<()> {
+    pub(super) fn receive(&self, header: Option<Box<Header>>) -> Result<()> {
         if !self.running.load(Ordering::Relaxed) {
             self.release_unneeded();
             self.taken.store(0, Ordering::Relaxed);
@@ -196,9 +196,9 @@ impl RunContext {
         // Only one thread at a time executes this.
         let number = self.taken.load(Ordering::Relaxed);
         self.taken.store(number + 1, Ordering::Relaxed);
-        match baggage {
+        match header.and_then(|header| header.load) {
             None => Ok(()),
-            Some(baggage) => self.merge(baggage.load, number, true),
+            Some(load) => self.merge(load, number, true),
         }
     }
 
@@ -422,7 +422,7 @@ mod tests {
     fn the_reply_of_a_message_taken_before_the_run_is_not_used_as_an_index() {
         let context = RunContext::new("operator".into(), MergePolicy::Update, OperatorTask::alone());
         let load = Load { metadata: Metadata::default(), reply: Reply::to(Arc::new(Waits), None) };
-        context.receive(Some(Box::new(Baggage { since: None, load }))).unwrap();
+        context.receive(Some(Box::new(Header { load: Some(load), ..Header::default() }))).unwrap();
         context.begin();
         assert!(context.take_replies().is_empty());
         assert!(context.any(), "its caller is the run's");
