@@ -214,7 +214,7 @@ struct Watched(Arc<Control>);
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        self.0.rest.watchers.end();
+        self.0.activity.watchers.end();
     }
 }
 
@@ -251,7 +251,7 @@ async fn drive(start: Start, watched: Watched, sender: &oneshot::Sender<Finished
     let (hubs, devices) = (control.hubs(), devices(&members));
     let chunk_hubs = link::hubs(&hubs.links);
     let before: Vec<_> = chunk_hubs.iter().map(|hub| hub.counts()).collect();
-    let attached = Attached::new(chunk_hubs.clone(), control.rest.clone());
+    let attached = Attached::new(chunk_hubs.clone(), control.activity.clone());
     if failure.is_none() {
         failure = until_over(&control, || "its kernels are being compiled".into(), compile(&devices)).await.err();
     }

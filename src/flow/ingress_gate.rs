@@ -35,7 +35,7 @@ use crate::{
     memory::Plain,
     operator::{
         Cx, Departure, Output,
-        node::Rest,
+        activity::FlowActivity,
         senders::Senders,
         shared_port::{PortRef, SharedPort},
         status_cell::Ask,
@@ -64,7 +64,7 @@ pub(super) struct IngressGate<M: Message> {
     closed: Notify,
     /// Sends in progress. The operator keeps its token until this is closed.
     senders: Senders,
-    rest: Arc<Rest>,
+    rest: Arc<FlowActivity>,
     boundary: Arc<Boundary>,
     owner: Waker,
     /// The operator's number.
@@ -131,8 +131,8 @@ impl<M: Message> IngressGate<M> {
             blanks: BlankQueue::new(),
             closed: Notify::new(),
             senders: Senders::new(),
-            rest: cx.node().rest().clone(),
-            boundary: Boundary::of_callers(cx.node().rest().clone(), errors),
+            rest: cx.node().activity().clone(),
+            boundary: Boundary::of_callers(cx.node().activity().clone(), errors),
             owner: cx.waker(),
             desk: cx.node().operator(),
             flow: cx.flow(),

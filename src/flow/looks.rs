@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use super::spawn::has_timers;
 use crate::{
     condition::{Alarm, after},
-    operator::node::Rest,
+    operator::activity::FlowActivity,
 };
 
 /// The time between an operator's park and the search. Users who wait for a response see a stall before they give up,
@@ -62,11 +62,11 @@ pub(super) struct SearchSchedule {
 
 impl SearchSchedule {
     /// True a while after an operator has parked or ended, once. Until then the waker is kept.
-    pub(super) fn is_due(&mut self, rest: &Rest, task: &mut Context<'_>) -> bool {
+    pub(super) fn is_due(&mut self, activity: &FlowActivity, task: &mut Context<'_>) -> bool {
         if !std::mem::replace(&mut self.begun, true) {
-            rest.await_park();
+            activity.await_park();
         }
-        if rest.has_parked() {
+        if activity.has_parked() {
             let soon = after(Instant::now(), LOOK_AFTER);
             self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
         }
@@ -75,7 +75,7 @@ impl SearchSchedule {
         }
         self.limit.alarm.rest();
         self.due = None;
-        rest.await_park();
+        activity.await_park();
         true
     }
 

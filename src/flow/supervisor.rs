@@ -1,7 +1,7 @@
 //! [`Supervisor`]: monitors the operators of a running flow.
 //!
 //! Each operator reports its end through a channel. The supervisor waits for these reports, for a stop or an abort, and
-//! for rest: no operator runs and none has been woken (see [`quiet`](crate::operator::quiet)). At rest with empty
+//! for rest: no operator runs and none has been woken (see [`idle`](crate::operator::idle)). At rest with empty
 //! queues, the flow is done, for example an idle cycle. Any other rest is a stall: an error that says which operator
 //! waits for what.
 //!
@@ -159,7 +159,7 @@ impl Supervisor<'_> {
         failed: bool,
     ) -> Poll<Next> {
         self.control.flow_task.register(task.waker());
-        self.control.rest.flow.register(task.waker());
+        self.control.activity.flow.register(task.waker());
         if !failed && self.control.is_aborted() {
             return Poll::Ready(Next::Fail(aborted(self.control)));
         }
@@ -179,14 +179,14 @@ impl Supervisor<'_> {
         {
             return Poll::Ready(Next::Fail(self.overdue(time)));
         }
-        if self.control.rest_check.is_asked() {
+        if self.control.idle_check.is_asked() {
             let next = self.look_for_stepper(task, rest);
             if next.is_ready() {
                 return next;
             }
         }
         let nodes = &self.control.nodes;
-        let tokens = &self.control.rest.tokens;
+        let tokens = &self.control.activity.tokens;
         if let Some(since) = tokens.at_rest()
             && nodes.iter().any(|node| !node.has_ended())
         {
@@ -199,13 +199,13 @@ impl Supervisor<'_> {
             return if tokens.at_rest() == Some(since) { self.carry_out(verdicts, true, rest) } else { Poll::Pending };
         }
         // Checked again after a search, which may have set the time of the next one.
-        while rest.looks.is_due(&self.control.rest, task) {
+        while rest.looks.is_due(&self.control.activity, task) {
             // Only the task that steps knows when each operator has been asked.
             if self.control.is_stepped() {
                 rest.looks.again(LOOK_AGAIN_AFTER);
                 if std::mem::take(&mut rest.unsure) {
-                    self.control.rest_check.withdraw();
-                    self.control.rest.stepper.wake();
+                    self.control.idle_check.withdraw();
+                    self.control.activity.stepper.wake();
                 }
                 continue;
             }
@@ -219,18 +219,18 @@ impl Supervisor<'_> {
 
     /// Every operator has refused the step that was requested: is the flow, or a part of it, at rest?
     fn look_for_stepper(&self, task: &mut Context<'_>, rest: &mut AtRest) -> Poll<Next> {
-        if self.control.rest.has_message_entering() {
+        if self.control.activity.has_message_entering() {
             // Sends are synchronous: the message will be in its queue in a moment.
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
         let before = rest.releases;
-        let next = if self.control.is_quiet() {
+        let next = if self.control.is_idle() {
             let all =
                 (0..self.control.nodes.len()).filter(|&operator| !self.control.nodes[operator].has_ended()).collect();
             let verdicts = self.judge(all, true);
             // A send from outside may have begun in the meantime.
-            rest.unsure = !self.control.is_quiet();
+            rest.unsure = !self.control.is_idle();
             if rest.unsure { Poll::Pending } else { self.carry_out(verdicts, true, rest) }
         } else {
             self.look_for_groups(rest)
@@ -245,8 +245,8 @@ impl Supervisor<'_> {
     }
 
     fn answer(&self, moved: bool) {
-        self.control.rest_check.answer(moved);
-        self.control.rest.stepper.wake();
+        self.control.idle_check.answer(moved);
+        self.control.activity.stepper.wake();
     }
 
     /// The error of a flow that has not ended within this time of its stop.
@@ -364,7 +364,7 @@ impl Supervisor<'_> {
             let links = || self.hubs.links.iter().filter(|link| Arc::ptr_eq(&link.state, hub));
             let takes = links().any(|link| is_of_group(link.operator) && link.role != Role::Produce);
             let others = links().any(|link| !is_of_group(link.operator) && !nodes[link.operator].has_ended());
-            hub.queued() > 0 && (takes || !(others || self.control.rest.outside() > 0))
+            hub.queued() > 0 && (takes || !(others || self.control.activity.outside() > 0))
         };
         stuck |= hubs_of_chunks.iter().any(chunk_is_left);
         Found { stuck, waits, hubs_of_chunks }
@@ -443,7 +443,7 @@ struct AtRest {
     releases: u64,
     /// The last search was inconclusive.
     unsure: bool,
-    /// [`RestCheck`](crate::operator::rest_check::RestCheck) is to be answered once the next action is carried out.
+    /// [`IdleCheck`](crate::operator::activity::IdleCheck) is to be answered once the next action is carried out.
     answers: bool,
     /// For each stalled group: what was reported.
     reported: HashMap<Vec<usize>, String>,

@@ -7,6 +7,7 @@
 //! The `start` methods of all operators of a flow run first, in the order of adding; then the operators run
 //! concurrently. At the end every `stop` runs, in the order of adding, even after an error.
 
+pub(crate) mod activity;
 pub(crate) mod attend;
 mod blocking;
 mod concurrent;
@@ -16,6 +17,7 @@ mod edge;
 pub(crate) mod erased;
 mod functions;
 mod handle;
+pub(crate) mod idle;
 mod input;
 mod input_queue;
 mod inputs;
@@ -23,14 +25,11 @@ mod linked;
 pub(crate) mod local;
 pub(crate) mod member;
 pub(crate) mod node;
-mod only_others;
 pub(crate) mod operator_streams;
 mod output;
 pub(crate) mod permit;
 mod plan;
 mod ports;
-pub(crate) mod quiet;
-pub(crate) mod rest_check;
 pub(crate) mod run_context;
 pub(crate) mod run_loop;
 pub(crate) mod senders;

@@ -1,9 +1,9 @@
-//! Model checks of `operator/quiet.rs`: operators that wake each other; of `operator/watchers.rs`: an operator and a
+//! Model checks of `operator/idle.rs`: operators that wake each other; of `operator/watchers.rs`: an operator and a
 //! watcher; and of `operator/senders.rs`: a send from outside and the close of its ingress.
 
 #[allow(dead_code)]
-#[path = "../../src/operator/quiet.rs"]
-mod quiet;
+#[path = "../../src/operator/idle.rs"]
+mod idle;
 
 #[allow(dead_code)]
 #[path = "../../src/operator/senders.rs"]
@@ -15,7 +15,7 @@ mod watchers;
 
 use std::task::{Context, Poll, Waker};
 
-use self::quiet::{Parking, Tokens, Woken};
+use self::idle::{Parking, Tokens, Woken};
 use self::senders::Senders;
 use self::watchers::{Watcher, Watchers};
 use crate::sync::model;
