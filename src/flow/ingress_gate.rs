@@ -44,7 +44,7 @@ use crate::{
 };
 
 /// The most slots that are given out at once, for a hub that always has room.
-const MOST: usize = 1024;
+const MAX: usize = 1024;
 
 /// The state of the flow, published by the operator. Once that is dropped, the flow does not run again.
 pub(super) enum Stage<M: Message> {
@@ -231,7 +231,7 @@ impl<M: Message> IngressGate<M> {
         *given_out = given_out.saturating_sub(used);
         let used = self.output.with(|output| {
             let done = act(output);
-            while *given_out + more < MOST {
+            while *given_out + more < MAX {
                 match output.poll_places(*given_out + more + 1, &mut owner) {
                     Readiness::READY => more += 1,
                     Readiness::NEVER => return (done, false),

@@ -335,7 +335,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
             };
             runs.record(ended, ports)?;
             while let Some(Done { worker, ports: mut set, finished, busy, .. }) = runs.next() {
-                cx.run_loop.add_busy(busy);
+                cx.run_loop.busy.add(busy);
                 ending |= finished;
                 runs.pass_on(&mut set, ports, &context).await?;
                 ports.visit(&mut |_, port| closing |= port.closes());
@@ -363,7 +363,7 @@ impl<O: Operator + Clone> Concurrent<O> {
         let task = async move {
             while let Some(Job { number, ports }) = next.recv().await {
                 let mut ports = Discarded::new(ports);
-                let (node, device, before) = (own.node().clone(), own.device().clone(), own.run_loop.busy());
+                let (node, device, before) = (own.node().clone(), own.device().clone(), own.run_loop.busy.total());
                 let context = own.context().clone();
                 let outcome = {
                     let (Some(operator), Some(ports)) = (operator.get_mut(), ports.get_mut()) else { break };
@@ -374,7 +374,7 @@ impl<O: Operator + Clone> Concurrent<O> {
                 if outcome.is_ok() {
                     context.release_unneeded();
                 }
-                let (finished, busy) = (own.run_loop.has_finished(), own.run_loop.busy() - before);
+                let (finished, busy) = (own.run_loop.has_finished(), own.run_loop.busy.total() - before);
                 let Some(ports) = ports.take() else { break };
                 if results.send(Done { worker, number, ports, outcome, finished, busy }).is_err() {
                     break;

@@ -9,7 +9,7 @@
 
 pub(crate) mod activity;
 pub(crate) mod attend;
-mod blocking;
+mod busy;
 mod concurrent;
 pub(crate) mod control;
 mod cx;
@@ -35,7 +35,6 @@ pub(crate) mod run_loop;
 pub(crate) mod senders;
 pub(crate) mod settings;
 pub(crate) mod shared_port;
-mod spin_detector;
 pub(crate) mod stand;
 pub(crate) mod status_cell;
 pub(crate) mod watchers;

@@ -458,7 +458,7 @@ impl OperatorTask {
         self.poll.began_here.store(false, Ordering::Relaxed);
         // From here on a wake causes another poll. After the waker is stored: an earlier wake is seen below.
         self.parking.begin(&self.activity.tokens);
-        self.activity.watchers.look(self.operator, &self.poll.watched);
+        self.activity.watchers.notify_new(self.operator, &self.poll.watched);
         if self.is_aborted() {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }

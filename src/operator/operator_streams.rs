@@ -315,7 +315,7 @@ pub(super) struct Stamps {
 
 impl Stamps {
     /// The limit for an operator that takes messages without ever beginning a run.
-    const MOST: usize = 1024;
+    const MAX: usize = 1024;
 
     pub(super) fn new(streams: Option<Arc<OperatorStreams>>) -> Self {
         Self { streams, ..Self::default() }
@@ -336,8 +336,8 @@ impl Stamps {
             streams.received(&ticket, !carries_any(message))?;
         }
         let mut before = (count - self.begun) as usize - 1;
-        if before >= Self::MOST {
-            let gone = before - Self::MOST / 2;
+        if before >= Self::MAX {
+            let gone = before - Self::MAX / 2;
             self.taken.drain(..gone.min(self.taken.len()));
             self.begun += gone as u64;
             before -= gone;
@@ -349,7 +349,7 @@ impl Stamps {
 
     pub(super) fn all(&self, count: u64) -> impl Iterator<Item = Option<&Ticket>> {
         let unstamped = (count - self.begun) as usize - self.taken.len();
-        self.taken.iter().map(Option::as_ref).chain(std::iter::repeat_n(None, unstamped.min(Self::MOST)))
+        self.taken.iter().map(Option::as_ref).chain(std::iter::repeat_n(None, unstamped.min(Self::MAX)))
     }
 }
 

@@ -27,7 +27,7 @@ mod tests;
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
-pub(crate) use aside::{on_user_code, step_back, step_out};
+pub(crate) use aside::{on_user_code, resume, suspend};
 pub(crate) use cell::WakerCell;
 pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};
 pub(crate) use proxy::{ProxyWaker, proxied};
