@@ -343,10 +343,10 @@ fn own_threads(flow: &Flow, problems: &mut Vec<String>) {
 /// The number of concurrent runs is limited: each is a clone of the operator and a task.
 fn concurrency(flow: &Flow, problems: &mut Vec<String>) {
     /// The most concurrent runs of one operator.
-    const MOST: usize = 1 << 16;
-    for entry in flow.entries.iter().filter(|entry| entry.workers > MOST) {
+    const MAX_WORKERS: usize = 1 << 16;
+    for entry in flow.entries.iter().filter(|entry| entry.workers > MAX_WORKERS) {
         problems.push(format!(
-            "operator `{}` is to have {} runs at a time, each with a clone of it: at most {MOST}",
+            "operator `{}` is to have {} runs at a time, each with a clone of it: at most {MAX_WORKERS}",
             entry.name, entry.workers
         ));
     }

@@ -172,7 +172,7 @@ pub(super) fn unbegun(cycles: &[Vec<usize>], members: &[Member], control: &Contr
     let mut idle = vec![false; control.nodes.len()];
     for member in members {
         let runs_by_default = control.nodes[member.index].is_default(Method::Run);
-        idle[member.index] = runs_by_default && member.seat.tally().runs == 0;
+        idle[member.index] = runs_by_default && member.operator.tally().runs == 0;
     }
     let cycle = cycles.iter().find(|cycle| cycle.iter().all(|operator| idle[*operator]))?;
     let names: Vec<_> = cycle.iter().map(|operator| control.whose(*operator)).collect();

@@ -31,7 +31,7 @@ use super::{
     connect::MakeLink,
     cycles,
     link::{self, Attached, Linking},
-    looks::TimeLimit,
+    searches::TimeLimit,
     section,
     spawn::{Threads, guarded, spawn},
     starting::starting,
@@ -58,7 +58,7 @@ pub(super) struct Member {
     pub(super) index: usize,
     pub(super) name: Arc<str>,
     pub(super) device: Device,
-    pub(super) seat: OwnedOperator,
+    pub(super) operator: OwnedOperator,
     /// Hubs that its `start` puts chunks into.
     pub(super) fills: Vec<Arc<dyn ChunkState>>,
 }
@@ -70,14 +70,14 @@ pub(super) struct OwnedOperator(Option<Named>);
 
 /// An operator, and its names for the log. `discard` calls its destructor.
 struct Named {
-    seat: Option<Box<BoxedOperator>>,
+    operator: Option<Box<BoxedOperator>>,
     flow: Arc<str>,
-    operator: Arc<str>,
+    name: Arc<str>,
 }
 
 impl OwnedOperator {
-    pub(super) fn new(seat: BoxedOperator, flow: &Arc<str>, operator: &Arc<str>) -> Self {
-        Self(Some(Named { seat: Some(Box::new(seat)), flow: flow.clone(), operator: operator.clone() }))
+    pub(super) fn new(operator: BoxedOperator, flow: &Arc<str>, name: &Arc<str>) -> Self {
+        Self(Some(Named { operator: Some(Box::new(operator)), flow: flow.clone(), name: name.clone() }))
     }
 
     /// Drops the operator. A panic of its destructor becomes the error.
@@ -88,8 +88,8 @@ impl OwnedOperator {
 
 impl Named {
     fn destroy(&mut self) -> Result<()> {
-        let seat = self.seat.take();
-        catch_unwind(AssertUnwindSafe(|| drop(seat)))
+        let operator = self.operator.take();
+        catch_unwind(AssertUnwindSafe(|| drop(operator)))
             .map_err(|panic| Error::new(ErrorKind::Panicked, panic_message(panic)))
     }
 }
@@ -97,7 +97,7 @@ impl Named {
 impl Drop for Named {
     fn drop(&mut self) {
         if let Err(error) = self.destroy() {
-            let (flow, operator) = (&*self.flow, &*self.operator);
+            let (flow, operator) = (&*self.flow, &*self.name);
             logged(|| {
                 tracing::warn!(
                     flow,
@@ -114,8 +114,8 @@ impl Deref for OwnedOperator {
     type Target = BoxedOperator;
 
     fn deref(&self) -> &Self::Target {
-        match self.0.as_ref().and_then(|named| named.seat.as_deref()) {
-            Some(seat) => seat,
+        match self.0.as_ref().and_then(|named| named.operator.as_deref()) {
+            Some(operator) => operator,
             None => unreachable!("only the destructor and `destroy`, which consumes `self`, take the operator"),
         }
     }
@@ -123,8 +123,8 @@ impl Deref for OwnedOperator {
 
 impl DerefMut for OwnedOperator {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        match self.0.as_mut().and_then(|named| named.seat.as_deref_mut()) {
-            Some(seat) => seat,
+        match self.0.as_mut().and_then(|named| named.operator.as_deref_mut()) {
+            Some(operator) => operator,
             None => unreachable!("only the destructor and `destroy`, which consumes `self`, take the operator"),
         }
     }
@@ -167,7 +167,7 @@ pub(super) struct Ended {
 /// The outcome of a run, and the operators by their numbers, if they are kept.
 pub(super) struct Finished {
     pub(super) outcome: Result<Report>,
-    pub(super) seats: Vec<(usize, OwnedOperator)>,
+    pub(super) operators: Vec<(usize, OwnedOperator)>,
 }
 
 /// The parameters of a run.
@@ -200,7 +200,7 @@ pub(super) fn launch(start: Start) -> Running {
             .await;
         let finished = driven.unwrap_or_else(|| {
             let outcome = Err(failing.fail(gone()));
-            Finished { outcome, seats: Vec::new() }
+            Finished { outcome, operators: Vec::new() }
         });
         // The receiver may have been dropped with the flow's handle.
         let _ = sender.send(finished);
@@ -214,7 +214,7 @@ struct Watched(Arc<Control>);
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        self.0.rest.watchers.end();
+        self.0.activity.watchers.end();
     }
 }
 
@@ -251,7 +251,7 @@ async fn drive(start: Start, watched: Watched, sender: &oneshot::Sender<Finished
     let (hubs, devices) = (control.hubs(), devices(&members));
     let chunk_hubs = link::hubs(&hubs.links);
     let before: Vec<_> = chunk_hubs.iter().map(|hub| hub.counts()).collect();
-    let attached = Attached::new(chunk_hubs.clone(), control.rest.clone());
+    let attached = Attached::new(chunk_hubs.clone(), control.activity.clone());
     if failure.is_none() {
         failure = until_over(&control, || "its kernels are being compiled".into(), compile(&devices)).await.err();
     }
@@ -292,7 +292,7 @@ async fn drive(start: Start, watched: Watched, sender: &oneshot::Sender<Finished
     } else {
         for member in &mut members {
             let closing = caught(async {
-                member.seat.close();
+                member.operator.close();
                 Ok(())
             });
             if let Err(error) = closing.await {
@@ -308,15 +308,15 @@ async fn drive(start: Start, watched: Watched, sender: &oneshot::Sender<Finished
     }
 
     let mut report = Report { setup, ..Report::default() };
-    let mut seats = Vec::with_capacity(members.len());
+    let mut operators = Vec::with_capacity(members.len());
     for member in members {
         let (index, name) = (member.index, member.name.clone());
         let keep = keep && !sender.is_closed();
         let stopping = run_on_own_thread(own_threads[index].as_ref(), last_phase(member, keep));
         let stopped = match stopping.await {
-            Some((tally, seat, stopped)) => {
+            Some((tally, operator, stopped)) => {
                 report.add(name.clone(), &tally, &clock);
-                seats.extend(seat.map(|seat| (index, seat)));
+                operators.extend(operator.map(|operator| (index, operator)));
                 stopped
             }
             None => Err(gone()),
@@ -350,25 +350,25 @@ async fn drive(start: Start, watched: Watched, sender: &oneshot::Sender<Finished
             Err(error.attach(report))
         }
     };
-    Finished { outcome, seats }
+    Finished { outcome, operators }
 }
 
 async fn first_phase(mut member: Member, flow: u64, node: Arc<OperatorTask>) -> (Member, Result<()>) {
-    let Member { device, seat, name, .. } = &mut member;
-    let outcome = caught(starting(flow, name.clone(), attended(&node, device, seat.start()))).await;
+    let Member { device, operator, name, .. } = &mut member;
+    let outcome = caught(starting(flow, name.clone(), attended(&node, device, operator.start()))).await;
     let filled = outcome.and_then(|()| link::are_filled(&member.fills));
     (member, filled)
 }
 
 /// Runs an operator's `stop`. The operator is returned if it is to be kept, and dropped here otherwise.
 async fn last_phase(member: Member, keep: bool) -> (OperatorStats, Option<OwnedOperator>, Result<()>) {
-    let Member { device, mut seat, .. } = member;
-    let stopped = attended_to_the_end(&device, seat.stop()).await;
-    let tally = seat.tally();
+    let Member { device, mut operator, .. } = member;
+    let stopped = attended_to_the_end(&device, operator.stop()).await;
+    let tally = operator.tally();
     if keep {
-        return (tally, Some(seat), stopped);
+        return (tally, Some(operator), stopped);
     }
-    (tally, None, stopped.and(seat.destroy()))
+    (tally, None, stopped.and(operator.destroy()))
 }
 
 pub(super) fn operator(name: &str) -> String {
@@ -401,8 +401,8 @@ fn first_to_stop(operators: usize, hubs_to_create: &[HubToCreate], links: &[ToLi
         reached
     };
     let led_to = reached_from((0..operators).filter(|operator| first[*operator]).collect());
-    let looks = (0..operators).filter(|operator| !first[*operator] && !led_to[*operator]);
-    for operator in looks.collect::<Vec<_>>() {
+    let loops = (0..operators).filter(|operator| !first[*operator] && !led_to[*operator]);
+    for operator in loops.collect::<Vec<_>>() {
         first[operator] = reached_from(vec![operator])[operator];
     }
     first
@@ -446,7 +446,7 @@ async fn build(
         linked.push(link);
     }
     for (member, ends) in members.iter_mut().zip(ends) {
-        member.seat.bind(ends).map_err(|error| error.at(operator(&member.name)))?;
+        member.operator.bind(ends).map_err(|error| error.at(operator(&member.name)))?;
     }
     Ok(Hubs::new(hubs, linked, members.len()))
 }
@@ -466,7 +466,7 @@ async fn done(
         }
     }
     for member in members {
-        for last in member.seat.last() {
+        for last in member.operator.last() {
             let done = until_over(control, enqueued, last.completed()).await;
             done.map_err(|error| blamed(control, error, &operator(&member.name)))?;
         }

@@ -36,7 +36,7 @@ use crate::{
     memory::Plain,
     operator::{
         Cx, Departure, Output,
-        node::Rest,
+        activity::FlowActivity,
         senders::Senders,
         shared_port::{PortRef, SharedPort},
         status_cell::Ask,
@@ -45,7 +45,7 @@ use crate::{
 };
 
 /// The most slots that are given out at once, for a hub that always has room.
-const MOST: usize = 1024;
+const MAX: usize = 1024;
 
 /// The state of the flow, published by the operator. Once that is dropped, the flow does not run again.
 pub(super) enum Stage<M: Message> {
@@ -65,7 +65,7 @@ pub(super) struct IngressGate<M: Message> {
     closed: Notify,
     /// Sends in progress. The operator keeps its token until this is closed.
     senders: Senders,
-    rest: Arc<Rest>,
+    rest: Arc<FlowActivity>,
     boundary: Arc<Boundary>,
     owner: Waker,
     /// The operator's number.
@@ -132,8 +132,8 @@ impl<M: Message> IngressGate<M> {
             blanks: BlankQueue::new(),
             closed: Notify::new(),
             senders: Senders::new(),
-            rest: cx.node().rest().clone(),
-            boundary: Boundary::of_callers(cx.node().rest().clone(), errors),
+            rest: cx.node().activity().clone(),
+            boundary: Boundary::of_callers(cx.node().activity().clone(), errors),
             owner: cx.waker(),
             desk: cx.node().operator(),
             flow: cx.flow(),
@@ -232,7 +232,7 @@ impl<M: Message> IngressGate<M> {
         *given_out = given_out.saturating_sub(used);
         let used = self.output.with(|output| {
             let done = act(output);
-            while *given_out + more < MOST {
+            while *given_out + more < MAX {
                 match output.poll_places(*given_out + more + 1, &mut owner) {
                     Readiness::READY => more += 1,
                     Readiness::NEVER => return (done, false),

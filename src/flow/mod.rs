@@ -25,10 +25,10 @@ mod ingress;
 mod ingress_gate;
 mod link;
 mod local;
-mod looks;
 mod on_stall;
 mod report;
 mod running;
+mod searches;
 mod section;
 mod service;
 mod spawn;
@@ -121,7 +121,7 @@ pub struct Flow {
 struct Entry {
     name: Arc<str>,
     /// `None` while the flow runs.
-    seat: Option<OwnedOperator>,
+    operator: Option<OwnedOperator>,
     ports: Vec<PortDecl>,
     place: Arc<Mutex<OperatorSlot>>,
     /// A `LocalOperator`.
@@ -140,7 +140,7 @@ struct Connection {
 }
 
 /// How often the check is repeated if conditions are added to the operators meanwhile.
-const MOST_CHECKS: usize = 16;
+const MAX_CHECKS: usize = 16;
 
 impl Flow {
     /// Creates an empty flow.
@@ -201,23 +201,23 @@ impl Flow {
     /// Adds an operator under a unique name, and returns the handles of its ports.
     pub fn add<O: Operator>(&mut self, name: impl Into<String>, operator: O) -> Added<<O::Ports as Ports>::Handles> {
         let workers = operator.workers();
-        let (seat, plan, handles) = erased::seat(operator, self.id, self.entries.len());
-        let (name, place) = self.add_seat(name.into(), workers, seat, plan);
+        let (operator, plan, handles) = erased::boxed(operator, self.id, self.entries.len());
+        let (name, place) = self.add_boxed(name.into(), workers, operator, plan);
         Added { handles, name, place }
     }
 
-    fn add_seat(
+    fn add_boxed(
         &mut self,
         name: String,
         workers: usize,
-        seat: erased::BoxedOperator,
+        operator: erased::BoxedOperator,
         plan: Plan,
     ) -> (Arc<str>, Arc<Mutex<OperatorSlot>>) {
         let name: Arc<str> = name.into();
         let place = Arc::new(Mutex::new(OperatorSlot { conditions: plan.conditions, ..OperatorSlot::default() }));
         self.entries.push(Entry {
             name: name.clone(),
-            seat: Some(OwnedOperator::new(seat, &self.name, &name)),
+            operator: Some(OwnedOperator::new(operator, &self.name, &name)),
             ports: plan.ports,
             place: place.clone(),
             stays: false,
@@ -288,15 +288,15 @@ impl Flow {
     pub async fn run(&mut self) -> Result<Report> {
         let mut running = self.launch(true, false)?;
         let outcome = (&mut running).await;
-        for (operator, mut seat) in running.seats() {
-            let entry = &mut self.entries[operator];
+        for (at, mut operator) in running.operators() {
+            let entry = &mut self.entries[at];
             // Conditions that were added during the run come after them.
-            let mut conditions = seat.conditions();
+            let mut conditions = operator.conditions();
             let mut place = lock(&entry.place);
             conditions.append(&mut place.conditions);
             place.conditions = conditions;
             drop(place);
-            entry.seat = Some(seat);
+            entry.operator = Some(operator);
         }
         outcome
     }
@@ -316,7 +316,7 @@ impl Flow {
         let (check::Planned { links: plans, checked, sections, unbegun }, conditions) = self.planned()?;
         spawn::require_runtime(self.threads)?;
         checked.trace(&self.name);
-        if self.entries.iter().any(|entry| entry.seat.is_none()) {
+        if self.entries.iter().any(|entry| entry.operator.is_none()) {
             let text = format!("flow `{}` was aborted and its operators were dropped: build a new flow", self.name);
             return Err(Error::new(ErrorKind::Usage, text));
         }
@@ -339,7 +339,7 @@ impl Flow {
         let waits: Vec<_> = self.connections.iter().map(waits).collect();
         let mut members = Vec::with_capacity(self.entries.len());
         for (index, (entry, node)) in self.entries.iter_mut().zip(&control.nodes).enumerate() {
-            let Some(mut seat) = entry.seat.take() else { continue };
+            let Some(mut operator) = entry.operator.take() else { continue };
             let mut place = lock(&entry.place);
             // Only those that were checked. Conditions that are added from now on apply to the next run.
             let own = conditions.get(index).map_or(0, |count| place.conditions.len().min(*count));
@@ -356,8 +356,8 @@ impl Flow {
             let fills = place.fills.clone();
             // `enter` calls conditions of the user's.
             drop(place);
-            seat.enter(setting, node.clone(), surroundings.clone());
-            members.push(drive::Member { index, name: entry.name.clone(), device, seat, fills });
+            operator.enter(setting, node.clone(), surroundings.clone());
+            members.push(drive::Member { index, name: entry.name.clone(), device, operator, fills });
         }
         let hubs_to_create: Vec<_> = plans
             .into_iter()
@@ -407,7 +407,7 @@ impl Flow {
     fn planned(&self) -> Result<(check::Planned, Vec<usize>)> {
         // Another thread may add conditions during the check, and so may conditions that are called.
         let counts = || self.entries.iter().map(|entry| lock(&entry.place).conditions.len()).collect::<Vec<_>>();
-        for _ in 0..MOST_CHECKS {
+        for _ in 0..MAX_CHECKS {
             let (before, planned) = (counts(), check::plan(self)?);
             if before == counts() {
                 return Ok((planned, before));

@@ -31,7 +31,7 @@ pub struct Running {
     control: Arc<Control>,
     finished: oneshot::Receiver<Finished>,
     proxy: ProxyWaker,
-    seats: Vec<(usize, OwnedOperator)>,
+    operators: Vec<(usize, OwnedOperator)>,
     /// The outcome, if it was received before this future was polled to completion.
     outcome: Option<Result<Report>>,
     done: bool,
@@ -39,7 +39,7 @@ pub struct Running {
 
 impl Running {
     pub(super) fn new(control: Arc<Control>, finished: oneshot::Receiver<Finished>) -> Self {
-        Self { control, finished, proxy: ProxyWaker::new(), seats: Vec::new(), outcome: None, done: false }
+        Self { control, finished, proxy: ProxyWaker::new(), operators: Vec::new(), outcome: None, done: false }
     }
 
     /// A handle that controls the flow while this future is awaited. Its methods are also available here.
@@ -88,7 +88,7 @@ impl Running {
         Pin::new(&mut self.finished).poll(&mut self.proxy.stand_in(cx)).map(|finished| {
             self.outcome = Some(match finished {
                 Ok(finished) => {
-                    self.seats = finished.seats;
+                    self.operators = finished.operators;
                     finished.outcome
                 }
                 Err(_) => Err(Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")),
@@ -97,8 +97,8 @@ impl Running {
     }
 
     /// The operators by their numbers, after this future has resolved.
-    pub(super) fn seats(mut self) -> Vec<(usize, OwnedOperator)> {
-        std::mem::take(&mut self.seats)
+    pub(super) fn operators(mut self) -> Vec<(usize, OwnedOperator)> {
+        std::mem::take(&mut self.operators)
     }
 }
 

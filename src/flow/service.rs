@@ -706,7 +706,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
         let mut no_handles = pin!(self.stage.closed());
         let (book, context) = (self.book.clone(), cx.context().clone());
         let errors = CallerErrors::new(cx.flow().name(), &book.name);
-        let handover = ResponseTransfer::new(context.node().rest().clone(), errors);
+        let handover = ResponseTransfer::new(context.node().activity().clone(), errors);
         let mut open = true;
         cx.attend(|task, ending| {
             if open && (ending || no_handles.as_mut().poll(task).is_ready() || !gate.tend()) {

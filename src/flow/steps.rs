@@ -357,12 +357,12 @@ impl Steps {
 
     async fn end_generation(&mut self) {
         if !self.moved {
-            let was_quiet = self.control.is_quiet();
-            let checked = self.check_rest().await;
+            let was_idle = self.control.is_idle();
+            let checked = self.check_idle().await;
             if checked == Some(false) {
                 self.write(|| "nothing can move until something outside the operators occurs".into());
-                self.wait_for_event(was_quiet).await;
-            } else if was_quiet {
+                self.wait_for_event(was_idle).await;
+            } else if was_idle {
                 self.write(|| "no operator can make progress".into());
             }
             // The ends of operators are steps, too, except after a stall.
@@ -382,12 +382,12 @@ impl Steps {
     }
 
     /// Returns whether the flow's task has ended operators or their waits. `None` if the flow is over.
-    async fn check_rest(&mut self) -> Option<bool> {
-        self.control.rest_check.ask();
+    async fn check_idle(&mut self) -> Option<bool> {
+        self.control.idle_check.ask();
         self.control.flow_task.wake();
         poll_fn(|task| {
-            self.control.rest.stepper.register(task.waker());
-            match (self.running.poll_over(task), self.control.rest_check.answered()) {
+            self.control.activity.stepper.register(task.waker());
+            match (self.running.poll_over(task), self.control.idle_check.answered()) {
                 (Poll::Ready(()), _) => Poll::Ready(None),
                 (Poll::Pending, Some(moved)) => Poll::Ready(Some(moved)),
                 (Poll::Pending, None) => Poll::Pending,
@@ -397,11 +397,11 @@ impl Steps {
     }
 
     /// Waits until an operator is woken, the flow is over, or the idle flow is to be checked again.
-    async fn wait_for_event(&mut self, was_quiet: bool) {
+    async fn wait_for_event(&mut self, was_idle: bool) {
         poll_fn(|task| {
-            self.control.rest.stepper.register(task.waker());
+            self.control.activity.stepper.register(task.waker());
             let over = self.running.poll_over(task).is_ready();
-            let check_again = self.control.rest_check.is_withdrawn() || (!was_quiet && self.control.is_quiet());
+            let check_again = self.control.idle_check.is_withdrawn() || (!was_idle && self.control.is_idle());
             if over || check_again { Poll::Ready(()) } else { self.poll_stirred(task) }
         })
         .await;

@@ -1,12 +1,12 @@
 //! [`Supervisor`]: monitors the operators of a running flow.
 //!
 //! Each operator reports its end through a channel. The supervisor waits for these reports, for a stop or an abort, and
-//! for rest: no operator runs and none has been woken (see [`quiet`](crate::operator::quiet)). At rest with empty
+//! for rest: no operator runs and none has been woken (see [`idle`](crate::operator::idle)). At rest with empty
 //! queues, the flow is done, for example an idle cycle. Any other rest is a stall: an error that says which operator
 //! waits for what.
 //!
 //! A part of the flow may be at rest while the rest continues: a loop next to a timer, a deadlock in a service. So the
-//! supervisor also [searches](super::looks) for [groups](closed) of operators that wait only for each other, which end
+//! supervisor also [searches](super::searches) for [groups](closed) of operators that wait only for each other, which end
 //! or stall by the same rules.
 
 use std::{
@@ -23,7 +23,7 @@ use super::{
     OnStall, closed,
     drive::{Ended, Member, aborted, blamed, gone, operator, overdue},
     link,
-    looks::{LOOK_AFTER, LOOK_AGAIN_AFTER, SearchSchedule, TimeLimit},
+    searches::{SEARCH_AFTER, SEARCH_AGAIN_AFTER, SearchSchedule, TimeLimit},
     section,
     spawn::{Threads, guarded, spawn},
     thread::OwnThread,
@@ -72,7 +72,7 @@ impl Supervisor<'_> {
             let (index, name) = (member.index, member.name.clone());
             let task = async move {
                 // A drop at an abort may panic, too. The task reports its end in any case.
-                let running = caught(attended(&node, &member.device, member.seat.run())).await;
+                let running = caught(attended(&node, &member.device, member.operator.run())).await;
                 let place = operator(&member.name);
                 // A separate future, so that runs are not polled through it.
                 let end = async {
@@ -82,12 +82,12 @@ impl Supervisor<'_> {
                     }
                     // The token is returned after the ports have closed, since closing them may wake others.
                     let closing = caught(async {
-                        member.seat.close();
+                        member.operator.close();
                         Ok(())
                     });
                     let outcome = running.and(closing.await);
                     // Other tasks of the operator end before it does.
-                    member.seat.settled().await;
+                    member.operator.settled().await;
                     node.end();
                     let _ = sender.send(Ended { place: place.clone(), member, outcome });
                 };
@@ -110,9 +110,9 @@ impl Supervisor<'_> {
         drop(sender);
 
         let mut failure: Option<Error> = None;
-        let (mut stopping, mut rest) = (false, AtRest::default());
+        let (mut stopping, mut idle) = (false, IdleSearch::default());
         while left > 0 {
-            let next = poll_fn(|task| self.poll_next(task, &mut ended, &mut rest, stopping, failure.is_some())).await;
+            let next = poll_fn(|task| self.poll_next(task, &mut ended, &mut idle, stopping, failure.is_some())).await;
             match next {
                 Next::Ended(ended) => {
                     left -= 1;
@@ -143,7 +143,7 @@ impl Supervisor<'_> {
                 }
                 Next::Done(group) => group.iter().for_each(|&operator| nodes[operator].finish()),
             }
-            if std::mem::take(&mut rest.answers) {
+            if std::mem::take(&mut idle.answers) {
                 self.answer(true);
             }
         }
@@ -154,12 +154,12 @@ impl Supervisor<'_> {
         &self,
         task: &mut Context<'_>,
         ended: &mut mpsc::UnboundedReceiver<Ended>,
-        rest: &mut AtRest,
+        idle: &mut IdleSearch,
         stopping: bool,
         failed: bool,
     ) -> Poll<Next> {
         self.control.flow_task.register(task.waker());
-        self.control.rest.flow.register(task.waker());
+        self.control.activity.flow.register(task.waker());
         if !failed && self.control.is_aborted() {
             return Poll::Ready(Next::Fail(aborted(self.control)));
         }
@@ -175,18 +175,18 @@ impl Supervisor<'_> {
             return Poll::Ready(Next::Stop);
         }
         if let Some((due, time)) = self.control.stop_by()
-            && rest.stop.has_passed(due, task)
+            && idle.stop.has_passed(due, task)
         {
             return Poll::Ready(Next::Fail(self.overdue(time)));
         }
-        if self.control.rest_check.is_asked() {
-            let next = self.look_for_stepper(task, rest);
+        if self.control.idle_check.is_asked() {
+            let next = self.check_for_stepper(task, idle);
             if next.is_ready() {
                 return next;
             }
         }
         let nodes = &self.control.nodes;
-        let tokens = &self.control.rest.tokens;
+        let tokens = &self.control.activity.tokens;
         if let Some(since) = tokens.at_rest()
             && nodes.iter().any(|node| !node.has_ended())
         {
@@ -196,20 +196,20 @@ impl Supervisor<'_> {
             let all = (0..nodes.len()).filter(|&operator| !nodes[operator].has_ended()).collect();
             let verdicts = self.judge(all, true);
             // Something from outside may have begun in the meantime. The next rest notifies this task.
-            return if tokens.at_rest() == Some(since) { self.carry_out(verdicts, true, rest) } else { Poll::Pending };
+            return if tokens.at_rest() == Some(since) { self.carry_out(verdicts, true, idle) } else { Poll::Pending };
         }
         // Checked again after a search, which may have set the time of the next one.
-        while rest.looks.is_due(&self.control.rest, task) {
+        while idle.searches.is_due(&self.control.activity, task) {
             // Only the task that steps knows when each operator has been asked.
             if self.control.is_stepped() {
-                rest.looks.again(LOOK_AGAIN_AFTER);
-                if std::mem::take(&mut rest.unsure) {
-                    self.control.rest_check.withdraw();
-                    self.control.rest.stepper.wake();
+                idle.searches.again(SEARCH_AGAIN_AFTER);
+                if std::mem::take(&mut idle.unsure) {
+                    self.control.idle_check.withdraw();
+                    self.control.activity.stepper.wake();
                 }
                 continue;
             }
-            let next = self.look_for_groups(rest);
+            let next = self.search_groups(idle);
             if next.is_ready() {
                 return next;
             }
@@ -218,35 +218,35 @@ impl Supervisor<'_> {
     }
 
     /// Every operator has refused the step that was requested: is the flow, or a part of it, at rest?
-    fn look_for_stepper(&self, task: &mut Context<'_>, rest: &mut AtRest) -> Poll<Next> {
-        if self.control.rest.has_message_entering() {
+    fn check_for_stepper(&self, task: &mut Context<'_>, idle: &mut IdleSearch) -> Poll<Next> {
+        if self.control.activity.has_message_entering() {
             // Sends are synchronous: the message will be in its queue in a moment.
             task.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let before = rest.releases;
-        let next = if self.control.is_quiet() {
+        let before = idle.releases;
+        let next = if self.control.is_idle() {
             let all =
                 (0..self.control.nodes.len()).filter(|&operator| !self.control.nodes[operator].has_ended()).collect();
             let verdicts = self.judge(all, true);
             // A send from outside may have begun in the meantime.
-            rest.unsure = !self.control.is_quiet();
-            if rest.unsure { Poll::Pending } else { self.carry_out(verdicts, true, rest) }
+            idle.unsure = !self.control.is_idle();
+            if idle.unsure { Poll::Pending } else { self.carry_out(verdicts, true, idle) }
         } else {
-            self.look_for_groups(rest)
+            self.search_groups(idle)
         };
         match &next {
             Poll::Ready(Next::Fail(_)) => {}
             // Answered after `finish`.
-            Poll::Ready(_) => rest.answers = true,
-            Poll::Pending => self.answer(rest.releases > before),
+            Poll::Ready(_) => idle.answers = true,
+            Poll::Pending => self.answer(idle.releases > before),
         }
         next
     }
 
     fn answer(&self, moved: bool) {
-        self.control.rest_check.answer(moved);
-        self.control.rest.stepper.wake();
+        self.control.idle_check.answer(moved);
+        self.control.activity.stepper.wake();
     }
 
     /// The error of a flow that has not ended within this time of its stop.
@@ -265,26 +265,26 @@ impl Supervisor<'_> {
     }
 
     /// Do some operators wait only for each other, while others continue?
-    fn look_for_groups(&self, rest: &mut AtRest) -> Poll<Next> {
+    fn search_groups(&self, idle: &mut IdleSearch) -> Poll<Next> {
         let Some(before) = self.control.stands(false) else {
-            rest.looks.again(LOOK_AGAIN_AFTER);
-            rest.unsure = true;
+            idle.searches.again(SEARCH_AGAIN_AFTER);
+            idle.unsure = true;
             return Poll::Pending;
         };
         let groups = closed::groups(&before.all).into_iter();
         let judged: Vec<_> = groups.map(|group| (self.judge(self.with_sections(&group), false), group)).collect();
         // The operators were examined one by one, and may have acted since.
         let after = self.control.stands(false);
-        rest.unsure = before.unsure || after.is_none();
-        if rest.unsure {
-            rest.looks.again(LOOK_AGAIN_AFTER);
+        idle.unsure = before.unsure || after.is_none();
+        if idle.unsure {
+            idle.searches.again(SEARCH_AGAIN_AFTER);
         }
         let Some(after) = after else { return Poll::Pending };
         let unchanged = judged.into_iter().filter(|(_, group)| after.are_as_in(&before, group));
-        let next = self.carry_out(unchanged.flat_map(|(verdicts, _)| verdicts), false, rest);
+        let next = self.carry_out(unchanged.flat_map(|(verdicts, _)| verdicts), false, idle);
         if next.is_ready() {
             // Operators that end do not park again, and others may have waited for them.
-            rest.looks.again(LOOK_AFTER);
+            idle.searches.again(SEARCH_AFTER);
         }
         next
     }
@@ -293,26 +293,26 @@ impl Supervisor<'_> {
     /// other operator makes progress either. An observer outside the flow may have notified one since: that operator
     /// still waits.
     fn judge(&self, group: Vec<usize>, all: bool) -> Vec<Verdict> {
-        let found = self.look_at(&group);
+        let found = self.examine(&group);
         if !found.stuck {
             return vec![Verdict::Done(group, found.hubs_of_chunks)];
         }
         // Loops that have become idle are done, and the others may be waiting for their end.
         let done = |core: Vec<usize>| {
-            let found = self.look_at(&core);
+            let found = self.examine(&core);
             (!found.stuck).then_some(Verdict::Done(core, found.hubs_of_chunks))
         };
         let done: Vec<_> = self.cores(&group, all).into_iter().filter_map(done).collect();
         if done.is_empty() { vec![Verdict::Stalled(group, found.waits)] } else { done }
     }
 
-    fn carry_out(&self, verdicts: impl IntoIterator<Item = Verdict>, all: bool, rest: &mut AtRest) -> Poll<Next> {
+    fn carry_out(&self, verdicts: impl IntoIterator<Item = Verdict>, all: bool, idle: &mut IdleSearch) -> Poll<Next> {
         let mut done = Vec::new();
         for verdict in verdicts {
             match verdict {
-                Verdict::Done(group, hubs_of_chunks) => done.extend(self.done(group, &hubs_of_chunks, rest)),
+                Verdict::Done(group, hubs_of_chunks) => done.extend(self.done(group, &hubs_of_chunks, idle)),
                 Verdict::Stalled(group, waits) => {
-                    if let Some(error) = self.stalled(group, all, &waits, rest) {
+                    if let Some(error) = self.stalled(group, all, &waits, idle) {
                         return Poll::Ready(Next::Fail(error));
                     }
                 }
@@ -337,7 +337,7 @@ impl Supervisor<'_> {
         (0..self.control.nodes.len()).filter(|at| operators.contains(&self.control.first_of(*at))).collect()
     }
 
-    fn look_at(&self, group: &[usize]) -> Found {
+    fn examine(&self, group: &[usize]) -> Found {
         let nodes = &self.control.nodes;
         let mut waits: Vec<String> = Vec::new();
         let mut stuck = false;
@@ -364,14 +364,14 @@ impl Supervisor<'_> {
             let links = || self.hubs.links.iter().filter(|link| Arc::ptr_eq(&link.state, hub));
             let takes = links().any(|link| is_of_group(link.operator) && link.role != Role::Produce);
             let others = links().any(|link| !is_of_group(link.operator) && !nodes[link.operator].has_ended());
-            hub.queued() > 0 && (takes || !(others || self.control.rest.outside() > 0))
+            hub.queued() > 0 && (takes || !(others || self.control.activity.outside() > 0))
         };
         stuck |= hubs_of_chunks.iter().any(chunk_is_left);
         Found { stuck, waits, hubs_of_chunks }
     }
 
     /// These operators have nothing left to do. Returns those that end now.
-    fn done(&self, group: Vec<usize>, hubs_of_chunks: &[Arc<dyn ChunkState>], rest: &mut AtRest) -> Vec<usize> {
+    fn done(&self, group: Vec<usize>, hubs_of_chunks: &[Arc<dyn ChunkState>], idle: &mut IdleSearch) -> Vec<usize> {
         let nodes = &self.control.nodes;
         let members: HashSet<_> = group.iter().copied().collect();
         let is_of_group = |operator: usize| members.contains(&operator);
@@ -380,7 +380,7 @@ impl Supervisor<'_> {
         let own = self.hubs.all.iter().filter(|hub| is_of_group(hub.from) || is_of_group(hub.to));
         let taken: u64 = own.map(|hub| hub.state.counts().taken).sum();
         let moved = taken + hubs_of_chunks.iter().map(|hub| hub.counts()).map(|(made, gone)| made + gone).sum::<u64>();
-        let released = rest.released.entry(group.clone()).or_default();
+        let released = idle.released.entry(group.clone()).or_default();
         if released.moved != Some(moved) {
             *released = Released { moved: Some(moved), operators: Vec::new() };
         }
@@ -391,7 +391,7 @@ impl Supervisor<'_> {
             return first.map_or(group, |first| vec![first]);
         };
         released.operators.push(next);
-        rest.releases += 1;
+        idle.releases += 1;
         // An operator that has refused a step may accept the next one after this.
         nodes.iter().for_each(|node| node.may_be_asked_again());
         nodes[next].release();
@@ -399,7 +399,7 @@ impl Supervisor<'_> {
     }
 
     /// These operators have stalled. Returns the error, if the flow is to fail.
-    fn stalled(&self, group: Vec<usize>, all: bool, waits: &[String], rest: &mut AtRest) -> Option<Error> {
+    fn stalled(&self, group: Vec<usize>, all: bool, waits: &[String], idle: &mut IdleSearch) -> Option<Error> {
         let what = match all {
             true => "no operator can make progress",
             false => "these operators wait only for each other, and no other operator can end that",
@@ -410,10 +410,10 @@ impl Supervisor<'_> {
             return Some(error);
         }
         let waits = waits.join("\n");
-        if rest.reported.get(&group) != Some(&waits) {
+        if idle.reported.get(&group) != Some(&waits) {
             let flow = self.control.name.clone();
             logged(|| tracing::warn!(flow = &*flow, %error, "operators have stalled; the flow continues"));
-            rest.reported.insert(group, waits);
+            idle.reported.insert(group, waits);
         }
         None
     }
@@ -434,8 +434,8 @@ struct Found {
 
 /// The state of the search for operators at rest.
 #[derive(Default)]
-struct AtRest {
-    looks: SearchSchedule,
+struct IdleSearch {
+    searches: SearchSchedule,
     /// The deadline of [`stop_within`](crate::flow::Handle::stop_within).
     stop: TimeLimit,
     released: HashMap<Vec<usize>, Released>,
@@ -443,7 +443,7 @@ struct AtRest {
     releases: u64,
     /// The last search was inconclusive.
     unsure: bool,
-    /// [`RestCheck`](crate::operator::rest_check::RestCheck) is to be answered once the next action is carried out.
+    /// [`IdleCheck`](crate::operator::activity::IdleCheck) is to be answered once the next action is carried out.
     answers: bool,
     /// For each stalled group: what was reported.
     reported: HashMap<Vec<usize>, String>,

@@ -328,7 +328,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
             };
             runs.record(ended, ports)?;
             while let Some(Done { worker, ports: mut own_ports, finished, busy, .. }) = runs.next() {
-                cx.run_loop.add_busy(busy);
+                cx.run_loop.busy.add(busy);
                 ending |= finished;
                 closing |= runs.pass_on(&mut own_ports, ports, &context).await?;
                 idle.push((worker, own_ports));
@@ -355,7 +355,7 @@ impl<O: Operator + Clone> Concurrent<O> {
         let task = async move {
             while let Some(Job { number, ports }) = next.recv().await {
                 let mut ports = Discarded::new(ports);
-                let (node, device, before) = (own.node().clone(), own.device().clone(), own.run_loop.busy());
+                let (node, device, before) = (own.node().clone(), own.device().clone(), own.run_loop.busy.total());
                 let context = own.context().clone();
                 let outcome = {
                     let (Some(operator), Some(ports)) = (operator.get_mut(), ports.get_mut()) else { break };
@@ -366,7 +366,7 @@ impl<O: Operator + Clone> Concurrent<O> {
                 if outcome.is_ok() {
                     context.release_unneeded();
                 }
-                let (finished, busy) = (own.run_loop.has_finished(), own.run_loop.busy() - before);
+                let (finished, busy) = (own.run_loop.has_finished(), own.run_loop.busy.total() - before);
                 let Some(ports) = ports.take() else { break };
                 if results.send(Done { worker, number, ports, outcome, finished, busy }).is_err() {
                     break;

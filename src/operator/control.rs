@@ -16,8 +16,8 @@ use futures::Stream;
 use tokio::time::Instant;
 
 use super::{
-    node::{OperatorTask, Rest},
-    rest_check::RestCheck,
+    activity::{FlowActivity, IdleCheck},
+    node::OperatorTask,
     status_cell::{Ask, InRun},
     watchers::Watcher,
 };
@@ -53,7 +53,7 @@ pub(crate) struct Control {
     sections: Vec<SectionControl>,
     /// By operator: the section that it belongs to.
     section_of: Vec<Option<usize>>,
-    pub(crate) rest: Arc<Rest>,
+    pub(crate) activity: Arc<FlowActivity>,
     /// Set while the flow runs.
     hubs: Mutex<Arc<Hubs>>,
     /// The flow was stepped through, and no longer is. Written before `hubs` is read, and read after `hubs` is written.
@@ -70,7 +70,7 @@ pub(crate) struct Control {
     /// The flow's own task.
     pub(crate) flow_task: WakerCell,
     /// A request of the task that steps through the flow to the flow's own task.
-    pub(crate) rest_check: RestCheck,
+    pub(crate) idle_check: IdleCheck,
 }
 
 /// Operators that run in one task.
@@ -210,8 +210,8 @@ pub struct OperatorStatus {
 
 impl Control {
     pub(crate) fn new(name: Arc<str>, names: Vec<Arc<str>>, sections: Vec<SectionControl>) -> Arc<Self> {
-        let rest = Rest::new(names.len());
-        let mut nodes: Vec<_> = (0..names.len()).map(|operator| OperatorTask::new(operator, &rest)).collect();
+        let activity = FlowActivity::new(names.len());
+        let mut nodes: Vec<_> = (0..names.len()).map(|operator| OperatorTask::new(operator, &activity)).collect();
         let mut section_of = vec![None; names.len()];
         for (number, SectionControl { operators, .. }) in sections.iter().enumerate() {
             let Some((&first, others)) = operators.split_first() else { continue };
@@ -228,7 +228,7 @@ impl Control {
             sections,
             section_of,
             names,
-            rest,
+            activity,
             hubs: Mutex::default(),
             unstepped: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -237,7 +237,7 @@ impl Control {
             paused: Mutex::new(false),
             failure: OnceLock::new(),
             flow_task: WakerCell::new(),
-            rest_check: RestCheck::new(),
+            idle_check: IdleCheck::new(),
         })
     }
 
@@ -368,9 +368,9 @@ impl Control {
 
     /// Each operator that has not ended waits for other operators, no envelope or link of the flow is outside, and no
     /// message is entering.
-    pub(crate) fn is_quiet(&self) -> bool {
-        let none_is_outside = self.rest.outside() == 0 && !self.rest.has_message_entering();
-        none_is_outside && self.nodes.iter().all(|node| node.has_ended() || node.rests())
+    pub(crate) fn is_idle(&self) -> bool {
+        let none_is_outside = self.activity.outside() == 0 && !self.activity.has_message_entering();
+        none_is_outside && self.nodes.iter().all(|node| node.has_ended() || node.is_idle())
     }
 
     fn unstep_hubs(&self) {
@@ -519,7 +519,7 @@ impl Handle {
     /// Yields the current status of each operator, and then each change, until the flow has ended. A reader that is
     /// slower than the operators gets the latest status of each one, without those in between.
     pub fn changes(&self) -> Changes {
-        let watcher = self.0.rest.watchers.add(self.0.nodes.len());
+        let watcher = self.0.activity.watchers.add(self.0.nodes.len());
         // An operator that publishes its status at this moment may not have seen the new watcher.
         self.0.nodes.iter().filter(|node| !node.is_parked_until_it_sees()).for_each(Wake::wake_by_ref);
         Changes { watcher, control: self.0.clone(), also: Vec::new() }

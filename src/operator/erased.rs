@@ -133,7 +133,7 @@ impl Drop for BoxedOperator {
 }
 
 /// Boxes an operator, and declares its ports.
-pub(crate) fn seat<O: Operator>(
+pub(crate) fn boxed<O: Operator>(
     operator: O,
     flow: u64,
     index: usize,
@@ -248,7 +248,7 @@ impl BoxedOperator {
         if let Some(cx) = &mut self.cx {
             cx.close();
             self.tally.runs = cx.run_loop.runs();
-            self.tally.busy = cx.run_loop.busy();
+            self.tally.busy = cx.run_loop.busy.total();
         }
         self.operator.close();
     }

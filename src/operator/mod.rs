@@ -7,14 +7,16 @@
 //! The `start` methods of all operators of a flow run first, in the order of adding; then the operators run
 //! concurrently. At the end every `stop` runs, in the order of adding, even after an error.
 
+pub(crate) mod activity;
 pub(crate) mod attend;
-mod blocking;
+mod busy;
 mod concurrent;
 pub(crate) mod control;
 mod cx;
 pub(crate) mod erased;
 mod functions;
 mod handle;
+pub(crate) mod idle;
 mod input;
 mod input_queue;
 mod input_wait;
@@ -23,14 +25,11 @@ mod intake;
 mod linked;
 pub(crate) mod local;
 pub(crate) mod node;
-mod only_others;
 pub(crate) mod operator_streams;
 mod output;
 pub(crate) mod permit;
 mod plan;
 mod ports;
-pub(crate) mod quiet;
-pub(crate) mod rest_check;
 pub(crate) mod run_context;
 pub(crate) mod run_loop;
 pub(crate) mod section_operator;
@@ -38,7 +37,6 @@ mod section_port;
 pub(crate) mod senders;
 pub(crate) mod settings;
 pub(crate) mod shared_port;
-mod spin_detector;
 pub(crate) mod stand;
 pub(crate) mod status_cell;
 pub(crate) mod watchers;

@@ -1,6 +1,6 @@
 //! [`OperatorTask`]: an operator's task as seen by its wakers.
 //!
-//! Every waker of an operator goes through its node, which wakes the tokio task and keeps the [tokens](super::quiet)
+//! Every waker of an operator goes through its node, which wakes the tokio task and keeps the [tokens](super::idle)
 //! correct. The node also carries requests from outside: end after this run, pause, abort. The operator's future is
 //! polled with the node's [probe waker](probe_waker).
 
@@ -10,98 +10,86 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
 };
 
 use self::probe_waker::ProbeGuard;
 use super::{
-    only_others::OnlyOthers,
+    activity::FlowActivity,
+    idle::{NotedWaits, Parking, Woken},
     permit::Permit,
-    quiet::{Parking, Tokens, Woken},
     status_cell::{InRun, StatusCell},
-    watchers::Watchers,
 };
 use crate::{
     condition::Status,
     error::{Error, ErrorKind, Result},
-    hub::external_guard::Quiescence,
     sync::{Mutex, WakerCell, wake_shared},
 };
 
-/// The state that all nodes of a flow share.
-#[derive(Debug)]
-pub(crate) struct Rest {
-    pub(crate) tokens: Tokens,
-    /// The flow's own task: woken when the last token is returned.
-    pub(crate) flow: WakerCell,
-    /// A task that steps through the flow: woken when no envelope or link of the flow is outside any more.
-    pub(crate) stepper: WakerCell,
-    /// Receive notifications of what operators wait for.
-    pub(crate) watchers: Watchers,
-    /// The number of operators that have not ended.
-    left: AtomicUsize,
-    /// One of [`parks`].
-    parks: AtomicU8,
-    /// The number of envelopes that are outside the flow, plus links by hand to its hubs of chunks.
-    outside: AtomicUsize,
-}
-
-/// Whether the flow's task is to be notified when an operator parks.
-mod parks {
-    pub(super) const IGNORED: u8 = 0;
-    pub(super) const AWAITED: u8 = 1;
-    /// An operator has parked since.
-    pub(super) const SEEN: u8 = 2;
-}
-
 pub(crate) struct OperatorTask {
+    operator: usize,
+    /// Bits of [`state`].
+    state: AtomicU32,
+    parking: Parking,
+    activity: Arc<FlowActivity>,
+    wakers: Wakers,
+    poll: CurrentPoll,
+    /// Controls the operator's runs while a task steps through the flow.
+    permit: OnceLock<Permit>,
+    pub(super) status: StatusCell,
+}
+
+/// What is woken with an operator.
+struct Wakers {
     /// The waker of the task that polls the node first: tokio's wakers of one task are all equal.
     task: OnceLock<Arc<Waker>>,
-    /// Set if the task's waker changes nevertheless: `other`, `within` and `dispatcher` are woken as well.
-    changed: AtomicBool,
+    /// The task's waker, if it changes nevertheless.
     other: WakerCell,
     /// The waker of a combinator within the operator's future that polls the wait for the next run with a waker of its
     /// own.
     within: WakerCell,
-    /// For a worker: the node of its operator. `changed` is set as well.
+    /// For a worker: the node of its operator.
     dispatcher: OnceLock<Arc<OperatorTask>>,
-    parking: Parking,
-    rest: Arc<Rest>,
-    /// Bits of [`flags`].
-    flags: AtomicU8,
-    /// Controls the operator's runs while a task steps through the flow.
-    permit: OnceLock<Permit>,
-    ended: AtomicBool,
-    /// The methods that the operator does not override: one bit for each.
-    defaults: AtomicU8,
-    asked: AtomicU8,
-    agreed: AtomicBool,
+}
+
+/// The operator's own view of its current poll. Written only by its own task.
+struct CurrentPoll {
     /// The address of the current probe waker; 0 if there is none.
     probe_addr: AtomicUsize,
     /// Decides whether it waits only for other operators in the middle of a run.
-    only_others: OnlyOthers,
-    /// What the current poll waits for in the middle of a run. Used only by its own task.
-    in_poll: Mutex<Option<InRun>>,
-    /// No more messages arrive, though the other end of its hub still exists.
-    released: AtomicBool,
-    /// The current streak of runs began in the current poll. Used only by its own task.
+    waits: NotedWaits,
+    /// What the poll waits for in the middle of a run.
+    in_run: Mutex<Option<InRun>>,
+    /// The current streak of runs began in this poll.
     began_here: AtomicBool,
-    operator: usize,
-    pub(super) status: StatusCell,
     /// The number of watcher registrations at the previous poll.
     watched: AtomicUsize,
 }
 
-/// Reasons why the next run does not begin by itself, or never begins: one word, so that an operator without any of
-/// them does a single load.
-mod flags {
-    pub(super) const PAUSED: u8 = 1;
-    pub(super) const STEPPED: u8 = 2;
-    pub(super) const HELD: u8 = PAUSED | STEPPED;
-    pub(super) const FINISHING: u8 = 4;
-    pub(super) const ABORTED: u8 = 8;
+/// The state of an operator's task, in one word: an operator without any request does a single load before a run.
+mod state {
+    // Requests from outside. The next run does not begin by itself, or never begins.
+    pub(super) const PAUSED: u32 = 1;
+    pub(super) const STEPPED: u32 = 1 << 1;
+    pub(super) const FINISHING: u32 = 1 << 2;
+    pub(super) const ABORTED: u32 = 1 << 3;
+    pub(super) const HELD: u32 = PAUSED | STEPPED;
+    pub(super) const REQUESTS: u32 = HELD | FINISHING | ABORTED;
+    /// The operator has ended.
+    pub(super) const ENDED: u32 = 1 << 4;
+    /// No more messages arrive, though the other end of its hub still exists.
+    pub(super) const RELEASED: u32 = 1 << 5;
+    /// More is woken than the waker of the first poll.
+    pub(super) const MORE_WAKERS: u32 = 1 << 6;
+    /// See [`answer`](super::answer).
+    pub(super) const AGREED: u32 = 1 << 7;
+    /// The two bits of the last answer of `may_run`, one of [`answer`](super::answer).
+    pub(super) const ANSWER: u32 = 3 << 8;
+    /// Shifts the bits of the [methods](super::Method) that the operator does not override.
+    pub(super) const DEFAULTS_SHIFT: u32 = 10;
+    pub(super) const DEFAULTS: u32 = 7 << DEFAULTS_SHIFT;
 }
 
 /// A method that an operator may override.
@@ -122,111 +110,49 @@ pub(crate) enum Method {
 ///      ^                  │ yes             │ yes               │ yes
 ///      └──────────────────┴─────────────────┴───────────────────┘ agreed
 /// ```
-mod asked {
-    pub(super) const ALLOWED: u8 = 0;
-    pub(super) const REFUSED: u8 = 1;
-    pub(super) const AGAIN: u8 = 2;
-    pub(super) const REFUSED_AGAIN: u8 = 3;
-}
-
-impl Rest {
-    pub(crate) fn new(operators: usize) -> Arc<Self> {
-        let (flow, stepper, watchers) = (WakerCell::new(), WakerCell::new(), Watchers::default());
-        let (tokens, left) = (Tokens::new(operators), AtomicUsize::new(operators));
-        let (parks, outside) = (AtomicU8::new(parks::IGNORED), AtomicUsize::new(0));
-        Arc::new(Self { tokens, flow, stepper, watchers, left, parks, outside })
-    }
-
-    /// Requests that the flow's task is notified when the next operator parks or ends. Call it before checking which
-    /// operators are parked: an operator that parks meanwhile is either seen by the check or notifies.
-    pub(crate) fn await_park(&self) {
-        self.parks.store(parks::AWAITED, Ordering::SeqCst);
-    }
-
-    /// Whether an operator has parked or ended since [`await_park`](Self::await_park). True only once.
-    pub(crate) fn has_parked(&self) -> bool {
-        let (from, to) = (parks::SEEN, parks::IGNORED);
-        self.parks.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
-    }
-
-    fn notify_of_park(&self) {
-        let (from, to) = (parks::AWAITED, parks::SEEN);
-        if self.parks.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-            self.flow.wake();
-        }
-    }
-
-    /// A message from outside was accepted and is not in its queue yet.
-    pub(crate) fn has_message_entering(&self) -> bool {
-        self.tokens.lent() != self.outside()
-    }
-
-    /// The number of envelopes that are outside, plus links by hand.
-    pub(crate) fn outside(&self) -> usize {
-        self.outside.load(Ordering::SeqCst)
-    }
-}
-
-impl Quiescence for Rest {
-    fn lend(&self) {
-        self.outside.fetch_add(1, Ordering::SeqCst);
-        self.tokens.lend();
-    }
-
-    fn regain(&self) {
-        let last = self.tokens.regain();
-        let none_is_outside = self.outside.fetch_sub(1, Ordering::SeqCst) == 1;
-        if last {
-            self.flow.wake();
-        }
-        if none_is_outside {
-            self.stepper.wake();
-        }
-    }
-
-    fn has_ended(&self) -> bool {
-        self.left.load(Ordering::Acquire) == 0
-    }
+mod answer {
+    pub(super) const ALLOWED: u32 = 0;
+    pub(super) const REFUSED: u32 = 1 << 8;
+    pub(super) const AGAIN: u32 = 2 << 8;
+    pub(super) const REFUSED_AGAIN: u32 = 3 << 8;
 }
 
 impl OperatorTask {
-    pub(crate) fn new(operator: usize, rest: &Arc<Rest>) -> Arc<Self> {
+    pub(crate) fn new(operator: usize, activity: &Arc<FlowActivity>) -> Arc<Self> {
         Arc::new(Self {
-            task: OnceLock::new(),
-            changed: AtomicBool::new(false),
-            other: WakerCell::new(),
-            within: WakerCell::new(),
-            dispatcher: OnceLock::new(),
-            parking: Parking::new(&rest.tokens, operator),
-            rest: rest.clone(),
-            flags: AtomicU8::new(0),
-            permit: OnceLock::new(),
-            ended: AtomicBool::new(false),
-            defaults: AtomicU8::new(0),
-            asked: AtomicU8::new(asked::ALLOWED),
-            agreed: AtomicBool::new(false),
-            probe_addr: AtomicUsize::new(0),
-            only_others: OnlyOthers::new(),
-            in_poll: Mutex::new(None),
-            released: AtomicBool::new(false),
-            began_here: AtomicBool::new(false),
             operator,
+            state: AtomicU32::new(answer::ALLOWED),
+            parking: Parking::new(&activity.tokens, operator),
+            activity: activity.clone(),
+            wakers: Wakers {
+                task: OnceLock::new(),
+                other: WakerCell::new(),
+                within: WakerCell::new(),
+                dispatcher: OnceLock::new(),
+            },
+            poll: CurrentPoll {
+                probe_addr: AtomicUsize::new(0),
+                waits: NotedWaits::new(),
+                in_run: Mutex::new(None),
+                began_here: AtomicBool::new(false),
+                watched: AtomicUsize::new(0),
+            },
+            permit: OnceLock::new(),
             status: StatusCell::new(),
-            watched: AtomicUsize::new(0),
         })
     }
 
     /// A node for work that is independent of a flow's runs: it has tokens of its own.
     pub(crate) fn alone() -> Arc<Self> {
-        Self::new(0, &Rest::new(1))
+        Self::new(0, &FlowActivity::new(1))
     }
 
     /// The node of a worker of a concurrent operator: the operator's node is woken when this one parks and when it is
     /// woken.
     pub(super) fn of_worker(dispatcher: &Arc<Self>) -> Arc<Self> {
         let node = Self::alone();
-        let _ = node.dispatcher.set(dispatcher.clone());
-        node.changed.store(true, Ordering::Release);
+        let _ = node.wakers.dispatcher.set(dispatcher.clone());
+        node.set(state::MORE_WAKERS, true);
         node
     }
 
@@ -234,20 +160,20 @@ impl OperatorTask {
         self.operator
     }
 
-    pub(crate) fn rest(&self) -> &Arc<Rest> {
-        &self.rest
+    pub(crate) fn activity(&self) -> &Arc<FlowActivity> {
+        &self.activity
     }
 
     /// Called before the ports are polled, and when a wait at them is dropped.
     #[inline]
     pub(crate) fn resume(&self) {
-        self.parking.resume(&self.rest.tokens);
+        self.parking.resume(&self.activity.tokens);
     }
 
     /// Called when nothing was ready.
     pub(crate) fn park(&self) {
-        let last = self.parking.park(&self.rest.tokens);
-        if last || self.rest.parks.load(Ordering::SeqCst) == parks::AWAITED {
+        let last = self.parking.park(&self.activity.tokens);
+        if last || self.activity.is_park_awaited() {
             self.parked(last);
         }
     }
@@ -256,23 +182,23 @@ impl OperatorTask {
     #[cold]
     fn parked(&self, last: bool) {
         if last {
-            self.rest.flow.wake();
+            self.activity.flow.wake();
             self.wake_dispatcher();
         }
-        self.rest.notify_of_park();
+        self.activity.notify_of_park();
     }
 
     #[cold]
     fn wake_changed(&self) {
-        self.other.wake();
-        self.within.wake();
+        self.wakers.other.wake();
+        self.wakers.within.wake();
         // The dispatcher holds its flow's token on behalf of this worker, and must take it before the waking operator
         // returns its own.
         self.wake_dispatcher();
     }
 
     fn wake_dispatcher(&self) {
-        if let Some(dispatcher) = self.dispatcher.get() {
+        if let Some(dispatcher) = self.wakers.dispatcher.get() {
             dispatcher.wake_by_ref();
         }
     }
@@ -281,15 +207,15 @@ impl OperatorTask {
     /// runs begin again or ends the operator. Must be called before these are checked.
     #[cold]
     pub(super) fn register_within(&self, waker: &Waker) {
-        self.changed.store(true, Ordering::Release);
-        self.within.register(waker);
+        self.set(state::MORE_WAKERS, true);
+        self.wakers.within.register(waker);
     }
 
     /// Everything was ready, but the operator's `may_run` returned false.
     pub(super) fn park_refused(&self) {
         // If all others are idle, there is no reason to ask it again.
-        if self.parking.is_last(&self.rest.tokens) {
-            self.asked.store(asked::REFUSED_AGAIN, Ordering::Release);
+        if self.parking.is_last(&self.activity.tokens) {
+            self.set_answer(answer::REFUSED_AGAIN);
         }
         self.park();
     }
@@ -297,19 +223,19 @@ impl OperatorTask {
     /// Begins a run, the first since the operator waited.
     #[inline]
     pub(super) fn begin_busy(&self) {
-        self.began_here.store(true, Ordering::Relaxed);
+        self.poll.began_here.store(true, Ordering::Relaxed);
     }
 
     /// None of the runs since then has waited in its middle.
     pub(super) fn began_in_this_poll(&self) -> bool {
-        self.began_here.load(Ordering::Relaxed)
+        self.poll.began_here.load(Ordering::Relaxed)
     }
 
     /// Publishes why the operator does not run.
     #[inline]
     pub(super) fn show(&self, status: Status) {
         if self.status.show(status) {
-            self.rest.watchers.notify(self.operator);
+            self.activity.watchers.notify(self.operator);
         }
     }
 
@@ -317,7 +243,7 @@ impl OperatorTask {
     #[inline]
     pub(super) fn show_running(&self) {
         if self.status.running() {
-            self.rest.watchers.notify(self.operator);
+            self.activity.watchers.notify(self.operator);
         }
     }
 
@@ -331,7 +257,7 @@ impl OperatorTask {
 
     /// Only another operator of its flow will wake it: it is parked; or it waits for its [permit](super::permit), its
     /// last run was refused for that reason, and it has not been woken since.
-    pub(crate) fn rests(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let refused = |permit: &Permit| permit.is_at_door() && self.status.status().0 == Status::Wait;
         self.is_parked() || (self.permit().is_some_and(refused) && self.parking.is_calm())
     }
@@ -348,17 +274,17 @@ impl OperatorTask {
 
     /// No run begins after the current one.
     pub(crate) fn finish(self: &Arc<Self>) {
-        self.set_flag(flags::FINISHING, true);
+        self.set(state::FINISHING, true);
         self.wake_by_ref();
     }
 
     pub(crate) fn is_finishing(&self) -> bool {
-        self.has_flag(flags::FINISHING)
+        self.has(state::FINISHING)
     }
 
     /// No run begins while the node is paused. This does not wake the node: do that afterwards.
     pub(crate) fn set_paused(&self, paused: bool) {
-        self.set_flag(flags::PAUSED, paused);
+        self.set(state::PAUSED, paused);
     }
 
     /// No run begins unless the permit allows it.
@@ -366,44 +292,58 @@ impl OperatorTask {
         if stepped {
             self.permit.get_or_init(Permit::default);
         }
-        self.set_flag(flags::STEPPED, stepped);
+        self.set(state::STEPPED, stepped);
         self.wake_by_ref();
     }
 
     /// The operator's future is dropped at its next poll.
     pub(crate) fn abort(self: &Arc<Self>) {
-        self.set_flag(flags::ABORTED, true);
+        self.set(state::ABORTED, true);
         self.wake_by_ref();
     }
 
-    fn set_flag(&self, flag: u8, set: bool) {
+    fn set(&self, bits: u32, set: bool) {
         if set {
-            self.flags.fetch_or(flag, Ordering::AcqRel);
+            self.state.fetch_or(bits, Ordering::AcqRel);
         } else {
-            self.flags.fetch_and(!flag, Ordering::AcqRel);
+            self.state.fetch_and(!bits, Ordering::AcqRel);
         }
     }
 
+    /// Clears a bit. True if it was set.
+    fn take(&self, bit: u32) -> bool {
+        self.state.fetch_and(!bit, Ordering::AcqRel) & bit != 0
+    }
+
     #[inline]
-    fn has_flag(&self, flag: u8) -> bool {
-        self.flags.load(Ordering::Acquire) & flag != 0
+    fn has(&self, bits: u32) -> bool {
+        self.state.load(Ordering::Acquire) & bits != 0
+    }
+
+    fn answer(&self) -> u32 {
+        self.state.load(Ordering::Acquire) & state::ANSWER
+    }
+
+    fn set_answer(&self, answer: u32) {
+        let _ =
+            self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| Some(word & !state::ANSWER | answer));
     }
 
     /// The next run begins as soon as its conditions are ready: the node is neither held nor finishing nor aborted.
     #[inline]
     pub(super) fn runs_by_itself(&self) -> bool {
-        self.flags.load(Ordering::Acquire) == 0
+        !self.has(state::REQUESTS)
     }
 
     /// The permit, while the operator is stepped through.
     pub(crate) fn permit(&self) -> Option<&Permit> {
-        self.permit.get().filter(|_| self.has_flag(flags::STEPPED))
+        self.permit.get().filter(|_| self.has(state::STEPPED))
     }
 
     /// No run begins by itself.
     #[inline]
     pub(super) fn is_held(&self) -> bool {
-        self.has_flag(flags::HELD)
+        self.has(state::HELD)
     }
 
     /// The permit that its runs need, while it is held.
@@ -413,27 +353,27 @@ impl OperatorTask {
     }
 
     pub(super) fn is_aborted(&self) -> bool {
-        self.has_flag(flags::ABORTED)
+        self.has(state::ABORTED)
     }
 
     pub(super) fn is_paused(&self) -> bool {
-        self.has_flag(flags::PAUSED)
+        self.has(state::PAUSED)
     }
 
     /// The operator has ended: its token is returned for good.
     pub(crate) fn end(&self) {
         if self.status.show(Status::Never) {
-            self.rest.watchers.notify_last(self.operator);
+            self.activity.watchers.notify_last(self.operator);
         }
         // What `within` belongs to may keep the probe waker, and so this node.
-        self.within.wake();
-        if !self.ended.swap(true, Ordering::AcqRel) {
-            self.rest.left.fetch_sub(1, Ordering::AcqRel);
-            if self.parking.end(&self.rest.tokens) {
-                self.rest.flow.wake();
+        self.wakers.within.wake();
+        if self.state.fetch_or(state::ENDED, Ordering::AcqRel) & state::ENDED == 0 {
+            self.activity.count_end();
+            if self.parking.end(&self.activity.tokens) {
+                self.activity.flow.wake();
             }
             // Operators that waited for this one may now wait only for each other.
-            self.rest.notify_of_park();
+            self.activity.notify_of_park();
         }
         // Last: a task that steps through the flow reads `ended` when it is woken.
         if let Some(permit) = self.permit.get() {
@@ -442,34 +382,33 @@ impl OperatorTask {
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
+        self.has(state::ENDED)
     }
 
     pub(super) fn set_default(&self, method: Method) {
-        self.defaults.fetch_or(method as u8, Ordering::Relaxed);
+        self.set((method as u32) << state::DEFAULTS_SHIFT, true);
     }
 
     /// The recorded methods were another operator's: several operators may share one node.
     pub(super) fn forget_defaults(&self) {
-        self.defaults.store(0, Ordering::Relaxed);
+        self.set(state::DEFAULTS, false);
     }
 
     pub(crate) fn is_default(&self, method: Method) -> bool {
-        self.defaults.load(Ordering::Relaxed) & method as u8 != 0
+        self.has((method as u32) << state::DEFAULTS_SHIFT)
     }
 
     pub(super) fn answered(&self, allowed: bool) {
-        let before = self.asked.load(Ordering::Acquire);
-        let now = match (allowed, before) {
-            (true, asked::ALLOWED) => return,
+        let answer = match (allowed, self.answer()) {
+            (true, answer::ALLOWED) => return,
             (true, _) => {
-                self.agreed.store(true, Ordering::Release);
-                asked::ALLOWED
+                self.set(state::AGREED, true);
+                answer::ALLOWED
             }
-            (false, asked::AGAIN) => asked::REFUSED_AGAIN,
-            (false, _) => asked::REFUSED,
+            (false, answer::AGAIN) => answer::REFUSED_AGAIN,
+            (false, _) => answer::REFUSED,
         };
-        self.asked.store(now, Ordering::Release);
+        self.set_answer(answer);
     }
 
     /// It waits only for its own `may_run`.
@@ -479,13 +418,14 @@ impl OperatorTask {
 
     /// The last answer of its `may_run` was false.
     pub(crate) fn has_refused(&self) -> bool {
-        matches!(self.asked.load(Ordering::Acquire), asked::REFUSED | asked::REFUSED_AGAIN)
+        matches!(self.answer(), answer::REFUSED | answer::REFUSED_AGAIN)
     }
 
     /// If it has refused even when all were idle, it may be asked again: the flow was active since.
     pub(crate) fn may_be_asked_again(&self) {
-        let (from, to) = (asked::REFUSED_AGAIN, asked::REFUSED);
-        let _ = self.asked.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+            (word & state::ANSWER == answer::REFUSED_AGAIN).then_some(word & !state::ANSWER | answer::REFUSED)
+        });
     }
 
     /// All operators are idle: asks those again that have refused, if there is a reason to. False if there is none.
@@ -493,12 +433,12 @@ impl OperatorTask {
         let mut reason = false;
         for node in nodes {
             // An operator that has ended is not asked any more, and would be a reason for ever.
-            reason |= node.is_parked() && node.asked.load(Ordering::Acquire) == asked::REFUSED;
-            reason |= node.agreed.swap(false, Ordering::AcqRel);
+            reason |= node.is_parked() && node.answer() == answer::REFUSED;
+            reason |= node.take(state::AGREED);
         }
         let refused: Vec<_> = nodes.iter().filter(|node| reason && node.is_refused()).collect();
         for node in &refused {
-            node.asked.store(asked::AGAIN, Ordering::Release);
+            node.set_answer(answer::AGAIN);
         }
         refused.iter().for_each(|node| node.wake_by_ref());
         !refused.is_empty()
@@ -511,19 +451,19 @@ impl OperatorTask {
         task: &mut Context<'_>,
         future: impl FnOnce(&mut Context<'_>) -> Poll<Result<T>>,
     ) -> Poll<Result<T>> {
-        if !self.task.get_or_init(|| Arc::new(task.waker().clone())).will_wake(task.waker()) {
-            self.changed.store(true, Ordering::Release);
-            self.other.register(task.waker());
+        if !self.wakers.task.get_or_init(|| Arc::new(task.waker().clone())).will_wake(task.waker()) {
+            self.set(state::MORE_WAKERS, true);
+            self.wakers.other.register(task.waker());
         }
-        self.began_here.store(false, Ordering::Relaxed);
+        self.poll.began_here.store(false, Ordering::Relaxed);
         // From here on a wake causes another poll. After the waker is stored: an earlier wake is seen below.
-        self.parking.begin(&self.rest.tokens);
-        self.rest.watchers.look(self.operator, &self.watched);
+        self.parking.begin(&self.activity.tokens);
+        self.activity.watchers.notify_new(self.operator, &self.poll.watched);
         if self.is_aborted() {
             return Poll::Ready(Err(Error::new(ErrorKind::Cancelled, "the flow was aborted")));
         }
         let polled = future(&mut Context::from_waker(&probe.waker));
-        let says = !self.only_others.is_noted() || self.end_wait(polled.is_pending(), probe);
+        let says = !self.poll.waits.is_noted() || self.end_wait(polled.is_pending(), probe);
         if self.is_held()
             && says
             && polled.is_pending()
@@ -544,17 +484,17 @@ impl Wake for OperatorTask {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let Woken { first, last } = self.parking.wake(&self.rest.tokens);
+        let Woken { first, last } = self.parking.wake(&self.activity.tokens);
         if last {
-            self.rest.flow.wake();
+            self.activity.flow.wake();
         }
         if !first {
             return;
         }
-        if let Some(task) = self.task.get() {
+        if let Some(task) = self.wakers.task.get() {
             wake_shared(task);
         }
-        if self.changed.load(Ordering::Acquire) {
+        if self.has(state::MORE_WAKERS) {
             self.wake_changed();
         }
     }
@@ -564,7 +504,7 @@ impl fmt::Debug for OperatorTask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OperatorTask")
             .field("parking", &self.parking)
-            .field("ended", &self.ended)
+            .field("ended", &self.has_ended())
             .finish_non_exhaustive()
     }
 }
@@ -576,11 +516,11 @@ mod tests {
     use super::*;
 
     /// Records whether the node had ended when this was woken.
-    struct Notes(Arc<OperatorTask>, AtomicU8);
+    struct Notes(Arc<OperatorTask>, AtomicU32);
 
     impl Wake for Notes {
         fn wake(self: Arc<Self>) {
-            self.1.store(1 + u8::from(self.0.has_ended()), Ordering::Relaxed);
+            self.1.store(1 + u32::from(self.0.has_ended()), Ordering::Relaxed);
         }
     }
 
@@ -588,9 +528,9 @@ mod tests {
     /// once, and is not notified again.
     #[test]
     fn an_end_is_visible_before_it_is_notified() {
-        let node = OperatorTask::new(0, &Rest::new(1));
+        let node = OperatorTask::new(0, &FlowActivity::new(1));
         node.set_stepped(true);
-        let notes = Arc::new(Notes(node.clone(), AtomicU8::new(0)));
+        let notes = Arc::new(Notes(node.clone(), AtomicU32::new(0)));
         let permit = node.permit().unwrap();
         assert!(permit.poll_outcome(&mut Context::from_waker(&Waker::from(notes.clone()))).is_pending());
         node.end();

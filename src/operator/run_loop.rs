@@ -34,17 +34,15 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    blocking::{self, Blocking},
+    busy::{BusyClock, MAX_STREAK, SpinDetector},
     input_wait::InputWait,
     node::{Method, OperatorTask},
     permit::TURN,
     ports::{AllPorts, Flush, Ports},
-    spin_detector::{MAX_STREAK, SpinDetector},
     status_cell::InRun,
 };
 use crate::{
     condition::{self, Awaited, Conditions, PortState, Readiness, Status, When},
-    device::ticks::Ticks,
     error::{Error, Result},
     memory::HostAccess,
     mutants::{self, Mutant},
@@ -83,11 +81,8 @@ pub(crate) struct RunLoop {
     /// The number of polls until it yields to other tasks.
     polls_left: u32,
     spin_detector: SpinDetector,
-    blocking: Blocking,
-    /// In ticks.
-    busy: u64,
-    /// The start of the current run, or of the first run since it last waited.
-    busy_since: Option<Ticks>,
+    /// Runs from the first run since the operator last waited.
+    pub(super) busy: BusyClock,
 }
 
 /// What a loop runs: an operator with its ports, or a section.
@@ -278,9 +273,7 @@ impl RunLoop {
             runs: 0,
             polls_left: MAX_STREAK,
             spin_detector: SpinDetector::default(),
-            blocking: Blocking::new(may_block),
-            busy: 0,
-            busy_since: None,
+            busy: BusyClock::new(may_block),
         }
     }
 
@@ -516,9 +509,8 @@ impl RunLoop {
         self.publish_lacks(Vec::new(), false);
         self.task.show_running();
         self.running = true;
-        if self.busy_since.is_none() {
+        if self.busy.start() {
             self.task.begin_busy();
-            self.busy_since = Some(Ticks::now());
         }
     }
 
@@ -573,12 +565,8 @@ impl RunLoop {
 
     #[inline]
     pub(super) fn stop_clock(&mut self) {
-        if let Some(since) = self.busy_since.take() {
-            let busy = Ticks::now().since(since);
-            self.busy += busy;
-            if busy > blocking::LONG {
-                self.was_busy_for_long(busy);
-            }
+        if let Some(busy) = self.busy.stop() {
+            self.was_busy_for_long(busy);
         }
     }
 
@@ -587,18 +575,8 @@ impl RunLoop {
     fn was_busy_for_long(&mut self, busy: u64) {
         // Otherwise it has waited in between, and other tasks had their turn.
         if self.task.began_in_this_poll() {
-            self.blocking.note(&self.name, busy);
+            self.busy.blocked(&self.name, busy);
         }
-    }
-
-    /// How long it was busy, in ticks.
-    pub(super) fn busy(&self) -> u64 {
-        self.busy
-    }
-
-    /// A worker was busy for this time, in ticks.
-    pub(super) fn add_busy(&mut self, busy: u64) {
-        self.busy += busy;
     }
 
     /// No run begins after the current one.

@@ -1,6 +1,6 @@
 //! [`Senders`]: counts sends from outside a flow that are in progress.
 //!
-//! A sender that is not an operator has no [token](super::quiet). While the operator that represents it keeps the
+//! A sender that is not an operator has no [token](super::idle). While the operator that represents it keeps the
 //! ingress open, that operator holds one, so the flow is not idle. Once the ingress is closed, the operator may park or
 //! end while a message is still in transit: queued but not yet copied, or with a reader that has not been woken yet. So
 //! a sender is counted from before its message is in the queue until all consequences of the send are done. Closing the
@@ -18,7 +18,7 @@
 //!
 //! Does not depend on tokio: `tests/loom/quiet.rs` includes this file unchanged.
 
-use super::quiet::Tokens;
+use super::idle::Tokens;
 use crate::sync::{AtomicUsize, Ordering};
 
 const CLOSED: usize = 1;

@@ -66,7 +66,7 @@ impl Control {
     /// something outside its ports does not make an operator active. `None` where the answer would be meaningless: a
     /// message from outside is in transit to an operator.
     pub(crate) fn stands(&self, at_rest: bool) -> Option<Dependencies> {
-        if self.rest.has_message_entering() {
+        if self.activity.has_message_entering() {
             return None;
         }
         let hubs = self.hubs();
@@ -86,8 +86,8 @@ impl Control {
         let cell = node.status_cell();
         // Any event may end a wait of the user's own: a change that another operator makes in shared memory, for
         // example.
-        let rests = node.rests() || mutants::is(Mutant::WakeUnseen);
-        if !rests || (!at_rest && (node.has_refused() || cell.waits_elsewhere())) {
+        let idle = node.is_idle() || mutants::is(Mutant::WakeUnseen);
+        if !idle || (!at_rest && (node.has_refused() || cell.waits_elsewhere())) {
             return Dependency::Active;
         }
         let mut found = Found { control: self, hubs, on: Vec::new(), envelope: false, moves: false, unsure: false };
@@ -96,7 +96,7 @@ impl Control {
             Some(section) => self.operators_of(section).iter().for_each(|&member| found.add(member)),
         }
         *unsure |= found.unsure;
-        if found.envelope && self.rest.outside() > 0 {
+        if found.envelope && self.activity.outside() > 0 {
             *unsure = true;
             return Dependency::Active;
         }
@@ -105,7 +105,7 @@ impl Control {
         }
         // An operator that is in a run may hold an envelope, however it received it.
         if found.envelope {
-            let in_run = |other: &usize| self.nodes[*other].status_cell().status().1 && !self.nodes[*other].rests();
+            let in_run = |other: &usize| self.nodes[*other].status_cell().status().1 && !self.nodes[*other].is_idle();
             let holders: Vec<_> = (0..self.nodes.len()).filter(in_run).collect();
             *unsure |= !holders.is_empty();
             found.on.extend(holders);
@@ -129,7 +129,7 @@ impl Control {
         if node.has_ended() {
             return false;
         }
-        let waits_for_a_run = node.rests() && node.waits_in_run().is_none() && !node.status_cell().has_workers();
+        let waits_for_a_run = node.is_idle() && node.waits_in_run().is_none() && !node.status_cell().has_workers();
         let mut before = hubs.of(operator).filter(|hub| hub.to == operator);
         let is_linked = hubs.links_of(operator).next().is_some();
         !waits_for_a_run || is_linked || before.any(|hub| hub.state.queued() > 0 || hub.state.keeps_latest())
@@ -183,7 +183,7 @@ impl Found<'_> {
                     let mut before = self.hubs.of(desk).filter(|hub| hub.to == desk);
                     self.moves |= before.any(|hub| hub.state.queued() > 0)
                         || self.control.nodes[desk].is_at_work()
-                        || !self.control.nodes[operator].rests();
+                        || !self.control.nodes[operator].is_idle();
                     let behind = self.hubs.reached_from(vec![desk]).into_iter();
                     let may_hold = |&other: &usize| other != desk && self.control.may_hold_a_request(other, self.hubs);
                     self.on.extend(behind.filter(may_hold));

@@ -79,7 +79,7 @@ impl Watchers {
 
     /// Called when an operator is polled. `seen`: the number of registrations at its previous poll.
     #[inline]
-    pub(crate) fn look(&self, operator: usize, seen: &AtomicUsize) {
+    pub(crate) fn notify_new(&self, operator: usize, seen: &AtomicUsize) {
         let came = self.came.load(Ordering::Relaxed);
         if seen.load(Ordering::Relaxed) != came {
             seen.store(came, Ordering::Relaxed);

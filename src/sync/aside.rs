@@ -1,4 +1,4 @@
-//! [`step_out`]: excludes user code from an activity of the thread, such as a capture, that the user code interrupts.
+//! [`suspend`]: excludes user code from an activity of the thread, such as a capture, that the user code interrupts.
 //!
 //! A waker that is woken during another task's capture continues its own task. `sync` does not know the activity: the
 //! code that begins one on this thread registers a hook. The hook is called before user code, suspends the activity and
@@ -13,7 +13,7 @@ use std::{
 /// Suspends the thread's activity until the guard is dropped.
 pub(crate) type SetAside = fn() -> Box<dyn Any>;
 
-use super::wakes::set_in_the_middle;
+use super::wakes::set_in_activity;
 
 thread_local! {
     /// Has no destructor, so that it is usable in destructors that run at the thread's end.
@@ -24,7 +24,7 @@ thread_local! {
 
 /// Suspends the thread's activity before user code runs.
 #[cold]
-pub(crate) fn step_out() {
+pub(crate) fn suspend() {
     if let Some(set_aside) = HOOK.get() {
         let guard = set_aside();
         GUARDS.with_borrow_mut(|guards| guards.push(guard));
@@ -32,7 +32,7 @@ pub(crate) fn step_out() {
 }
 
 #[cold]
-pub(crate) fn step_back() {
+pub(crate) fn resume() {
     let guard = GUARDS.with_borrow_mut(|guards| {
         let guard = guards.pop();
         if guards.is_empty() {
@@ -47,5 +47,5 @@ pub(crate) fn step_back() {
 /// Registers or clears the hook that is called before user code on this thread.
 pub(crate) fn on_user_code(hook: Option<SetAside>) {
     HOOK.set(hook);
-    set_in_the_middle(hook.is_some());
+    set_in_activity(hook.is_some());
 }

@@ -11,8 +11,7 @@
 //!
 //! The model-checked protocols use nothing else of the crate: `stream/completion.rs`, `stream/watch.rs`,
 //! `hub/queue.rs`, `hub/waking.rs`, `hub/free_list.rs`, `flow/blank_queue.rs`, `memory/wait_queue.rs`,
-//! `memory/graph_memory/use_lock.rs`, `condition/watch.rs`, `operator/quiet.rs`, `operator/only_others.rs`,
-//! `operator/watchers.rs`, `device/emulated/simulation/wakeup.rs`. The model checks in `tests/loom` include those files
+//! `memory/graph_memory/use_lock.rs`, `condition/watch.rs`, `operator/idle.rs`, `operator/watchers.rs`, `device/emulated/simulation/wakeup.rs`. The model checks in `tests/loom` include those files
 //! and [`wakes`] unmodified, next to a module of this name with loom's primitives.
 
 use crate::mutants::{self, Mutant};
@@ -28,7 +27,7 @@ mod tests;
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
-pub(crate) use aside::{on_user_code, step_back, step_out};
+pub(crate) use aside::{on_user_code, resume, suspend};
 pub(crate) use cell::WakerCell;
 pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};
 pub(crate) use proxy::{ProxyWaker, proxied};

@@ -8,7 +8,7 @@ use std::{
     task::{Wake, Waker},
 };
 
-use super::{wakes::DEEPEST, *};
+use super::{wakes::MAX_DEPTH, *};
 
 struct Panics(Arc<AtomicUsize>);
 
@@ -106,7 +106,7 @@ fn chain(left: usize, calls: Arc<AtomicUsize>) {
 
 #[test]
 fn a_long_chain_ends_before_the_first_call_returns() {
-    for left in [0, 1, DEEPEST - 1, DEEPEST, DEEPEST + 1, 1_000_000] {
+    for left in [0, 1, MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1, 1_000_000] {
         let calls = Arc::default();
         chain(left, Arc::clone(&calls));
         assert_eq!(calls.load(Ordering::Relaxed), left + 1);
@@ -124,10 +124,10 @@ fn a_panic_stops_no_other_call() {
         }
         assert!(!panics(left), "on purpose");
     }
-    const CALLS: usize = DEEPEST + 20;
+    const CALLS: usize = MAX_DEPTH + 20;
     // The last call panics; all queued calls; the call that queues the first one; a call before that.
     let panics: [fn(usize) -> bool; 4] =
-        [|left| left == 0, |left| left < CALLS - DEEPEST, |left| left == CALLS - DEEPEST, |left| left == CALLS - 2];
+        [|left| left == 0, |left| left < CALLS - MAX_DEPTH, |left| left == CALLS - MAX_DEPTH, |left| left == CALLS - 2];
     for (case, panics) in panics.into_iter().enumerate() {
         let calls = Arc::default();
         let outcome =

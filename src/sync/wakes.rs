@@ -18,10 +18,10 @@
 //!
 //! User code may recurse: a waker drops a future that wakes the next waiter; a message's destructor drops the reader of
 //! another queue; an error drops its cause. The user controls the length of such a [chain](Chain), and the stack is
-//! limited. So a thread counts the calls of each chain on its stack, and queues them from [`DEEPEST`] on:
+//! limited. So a thread counts the calls of each chain on its stack, and queues them from [`MAX_DEPTH`] on:
 //!
 //! ```text
-//!   wake, discard ──> fewer than DEEPEST of this chain on the stack? ── yes ──> run now
+//!   wake, discard ──> fewer than MAX_DEPTH of this chain on the stack? ── yes ──> run now
 //!                                   └── no ──> queued ──> the deepest has returned ──> run in a loop
 //! ```
 //!
@@ -40,7 +40,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use crate::sync::{assert_unlocked, is_unlocked, step_back, step_out, strands_others};
+use crate::sync::{assert_unlocked, is_unlocked, resume, strands_others, suspend};
 
 /// Wakers that were collected under a lock, to be woken after its release. If the list is dropped without a wake, the
 /// wakers are [discarded](discard).
@@ -66,12 +66,12 @@ pub(crate) enum Chain {
 }
 
 /// The maximum number of calls of one chain on a thread's stack, which take a few KiB in a debug build.
-pub(super) const DEEPEST: usize = 8;
+pub(super) const MAX_DEPTH: usize = 8;
 
 /// Set in [`SCOPES`] while actions are deferred.
-const HELD_BACK: usize = 1;
+const DEFERRED: usize = 1;
 /// Set in [`SCOPES`] while the thread has an activity that excludes user code.
-const IN_THE_MIDDLE: usize = 2;
+const IN_ACTIVITY: usize = 2;
 /// The value that a call of the first chain adds to [`SCOPES`]. Each chain has four bits.
 const CALL: usize = 4;
 /// The value that one scope adds to [`SCOPES`].
@@ -150,7 +150,7 @@ impl Chain {
 
     #[inline]
     fn is_deepest(self) -> bool {
-        self.depth() == DEEPEST
+        self.depth() == MAX_DEPTH
     }
 
     #[inline]
@@ -247,7 +247,7 @@ pub(crate) fn wake_again(waker: &Waker) {
 pub(crate) fn wake_shared(waker: &Arc<Waker>) {
     let scopes = SCOPES.get();
     // The fast path: no scope is open, no activity is suspended, and only a few wakes are on the stack.
-    if scopes < CALL * DEEPEST / 2 && scopes.is_multiple_of(CALL) {
+    if scopes < CALL * MAX_DEPTH / 2 && scopes.is_multiple_of(CALL) {
         assert_unlocked();
         SCOPES.set(scopes + CALL);
         caught_here("a waker panicked", || waker.wake_by_ref());
@@ -278,9 +278,9 @@ fn is_deferred() -> bool {
 }
 
 /// Sets whether the thread has an activity that is to be suspended while user code runs.
-pub(crate) fn set_in_the_middle(is: bool) {
-    let others = SCOPES.get() & !IN_THE_MIDDLE;
-    SCOPES.set(if is { others | IN_THE_MIDDLE } else { others });
+pub(crate) fn set_in_activity(is: bool) {
+    let others = SCOPES.get() & !IN_ACTIVITY;
+    SCOPES.set(if is { others | IN_ACTIVITY } else { others });
 }
 
 /// Drops a value whose destructor is user code: a waker that was replaced, a closure that was refused.
@@ -396,13 +396,13 @@ pub(crate) fn contained(what: &'static str, call: impl FnOnce()) -> bool {
 #[inline]
 fn caught(what: &'static str, call: impl FnOnce()) -> bool {
     // An activity of this thread, such as a capture, does not include the call.
-    let aside = SCOPES.get() & IN_THE_MIDDLE > 0;
+    let aside = SCOPES.get() & IN_ACTIVITY > 0;
     if aside {
-        step_out();
+        suspend();
     }
     let goes_well = caught_here(what, call);
     if aside {
-        step_back();
+        resume();
     }
     goes_well
 }
@@ -437,7 +437,7 @@ fn report(what: &'static str, payload: Box<dyn Any + Send>) {
 
 #[cold]
 fn hold_back(held: Held) {
-    SCOPES.set(SCOPES.get() | HELD_BACK);
+    SCOPES.set(SCOPES.get() | DEFERRED);
     QUEUE.with_borrow_mut(|queue| queue.push(held));
 }
 
@@ -454,9 +454,9 @@ impl Drop for Deferred {
     fn drop(&mut self) {
         let outer = SCOPES.get() - SCOPE;
         if outer < SCOPE {
-            SCOPES.set(outer & !HELD_BACK);
+            SCOPES.set(outer & !DEFERRED);
             assert_unlocked();
-            if outer & HELD_BACK > 0 {
+            if outer & DEFERRED > 0 {
                 run_held();
             }
         } else {

@@ -1,19 +1,14 @@
-//! Model check of `operator/only_others.rs`, with `operator/quiet.rs`: an operator that waits at a port in the middle
+//! Model check of `operator/idle.rs`: an operator that waits at a port in the middle
 //! of a run, and an event outside its flow that may wake it. The count of a waker's clones is that of `std::sync::Arc`,
 //! reimplemented here.
 
 #[allow(dead_code)]
-#[path = "../../src/operator/only_others.rs"]
-mod only_others;
-
-#[allow(dead_code)]
-#[path = "../../src/operator/quiet.rs"]
-mod quiet;
+#[path = "../../src/operator/idle.rs"]
+mod idle;
 
 use std::sync::Arc;
 
-use self::only_others::{Decision, OnlyOthers};
-use self::quiet::{Parking, Tokens};
+use self::idle::{Decision, NotedWaits, Parking, Tokens};
 use crate::sync::model;
 use loom::{
     sync::{
@@ -28,7 +23,7 @@ struct Operator {
     tokens: Tokens,
     parking: Parking,
     polled: AtomicBool,
-    only_others: OnlyOthers,
+    waits: NotedWaits,
     /// Set to 1 when the event from outside has come.
     event: AtomicUsize,
     /// Where the source of the event keeps the waker.
@@ -74,7 +69,7 @@ impl Operator {
             parking: Parking::new(&tokens, 0),
             tokens,
             polled: AtomicBool::new(true),
-            only_others: OnlyOthers::new(),
+            waits: NotedWaits::new(),
             event: AtomicUsize::new(0),
             kept: Mutex::new(None),
             rests: AtomicUsize::new(0),
@@ -107,12 +102,12 @@ impl Operator {
                 if self.event.load(Ordering::Acquire) == 1 {
                     *has_come = true;
                     drop(self.kept.lock().unwrap().take());
-                    self.only_others.end_of_wait();
+                    self.waits.end_of_wait();
                 }
             }
             // The port has no message.
-            self.only_others.note(true);
-            match self.only_others.decide(true, || probe.clones.load(Ordering::Relaxed) - 1) {
+            self.waits.note(true);
+            match self.waits.decide(true, || probe.clones.load(Ordering::Relaxed) - 1) {
                 Decision::KeepToken => {}
                 Decision::Park => {
                     if self.parking.park(&self.tokens) {
@@ -185,8 +180,8 @@ fn an_operator_that_counts_no_clones_has_seen_their_wakes() {
             last.wake();
         });
         operator.parking.begin(&operator.tokens);
-        operator.only_others.note(true);
-        let decision = operator.only_others.decide(true, || probe.clones.load(Ordering::Relaxed) - 1);
+        operator.waits.note(true);
+        let decision = operator.waits.decide(true, || probe.clones.load(Ordering::Relaxed) - 1);
         if decision == Decision::Park {
             assert_eq!(operator.event.load(Ordering::Relaxed), 1, "parked without having seen the wakeup");
         }

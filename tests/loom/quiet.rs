@@ -1,9 +1,9 @@
-//! Model checks of `operator/quiet.rs`: operators that wake each other; of `operator/watchers.rs`: an operator and a
+//! Model checks of `operator/idle.rs`: operators that wake each other; of `operator/watchers.rs`: an operator and a
 //! watcher; and of `operator/senders.rs`: a send from outside and the close of its ingress.
 
 #[allow(dead_code)]
-#[path = "../../src/operator/quiet.rs"]
-mod quiet;
+#[path = "../../src/operator/idle.rs"]
+mod idle;
 
 #[allow(dead_code)]
 #[path = "../../src/operator/senders.rs"]
@@ -15,7 +15,7 @@ mod watchers;
 
 use std::task::{Context, Poll, Waker};
 
-use self::quiet::{Parking, Tokens, Woken};
+use self::idle::{Parking, Tokens, Woken};
 use self::senders::Senders;
 use self::watchers::{Watcher, Watchers};
 use crate::sync::model;
@@ -335,7 +335,7 @@ impl Shows {
     /// Polls while it is woken. In its first turn it shows a value, then another one, or its end, which is the last.
     fn drive(&self, ends: bool) {
         while self.woken.swap(false, Ordering::AcqRel) {
-            self.watchers.look(0, &self.watched);
+            self.watchers.notify_new(0, &self.watched);
             if self.turns.fetch_add(1, Ordering::Relaxed) > 0 {
                 continue;
             }
@@ -363,7 +363,7 @@ fn a_watcher_of_a_parked_operator_misses_nothing() {
             thread::spawn(move || {
                 for use_lock in 1..=2 {
                     parking.begin(&tokens);
-                    shows.watchers.look(0, &shows.watched);
+                    shows.watchers.notify_new(0, &shows.watched);
                     shows.now.store(use_lock, Ordering::Release);
                     shows.watchers.notify(0);
                     parking.park(&tokens);
@@ -381,7 +381,7 @@ fn a_watcher_of_a_parked_operator_misses_nothing() {
         operator.join().unwrap();
         if wakes {
             // Its task runs again, possibly once more than needed.
-            shows.watchers.look(0, &shows.watched);
+            shows.watchers.notify_new(0, &shows.watched);
         }
         assert!(look(&watcher, &shows.now, &mut seen).is_pending());
         assert_eq!(seen, 2);

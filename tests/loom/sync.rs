@@ -45,9 +45,9 @@ impl Condvar {
 pub(crate) fn assert_unlocked() {}
 
 // No model calls user code.
-pub(crate) fn step_out() {}
+pub(crate) fn suspend() {}
 
-pub(crate) fn step_back() {}
+pub(crate) fn resume() {}
 
 pub(crate) fn strands_others() -> bool {
     false

@@ -89,7 +89,7 @@ pub(super) fn with_port<R>(
     act: impl FnOnce(&mut dyn AnyPort) -> Option<Result<R>>,
 ) -> Result<R> {
     let (mut act, mut done) = (Some(act), None);
-    member.seat.visit(&mut |name, found| {
+    member.operator.visit(&mut |name, found| {
         if name == port
             && let Some(act) = act.take()
         {
@@ -117,7 +117,7 @@ pub(super) fn capture(
     let (graph, recorded) = Graph::capture(&plan.device, |capturing| {
         let recorded = record(members, plan, interior, &captured, capturing);
         // In any case, the operators return to their own streams and ports.
-        members.iter_mut().for_each(|member| member.seat.leave_capture());
+        members.iter_mut().for_each(|member| member.operator.leave_capture());
         capturing.capture().recorder().set_label(None);
         recorded
     })?;
@@ -179,7 +179,7 @@ fn record(
     let mut openings = Vec::with_capacity(plan.inputs.len() + plan.outputs.len());
     let streams = members
         .iter_mut()
-        .map(|member| member.seat.enter_capture(capture).map_err(|error| error.at(operator(&member.name))));
+        .map(|member| member.operator.enter_capture(capture).map_err(|error| error.at(operator(&member.name))));
     let streams = streams.collect::<Result<Vec<Stream>>>()?;
     let mut ends: Vec<PortEnds> = members.iter().map(|_| PortEnds::new()).collect();
     for (edge, captured) in plan.inputs.iter().zip(captured) {
@@ -207,11 +207,11 @@ fn record(
         ends[reader].entry(to.1).or_default().push(receiver);
     }
     for (member, ends) in members.iter_mut().zip(ends) {
-        member.seat.bind_captured(ends).map_err(|error| error.at(operator(&member.name)))?;
+        member.operator.bind_captured(ends).map_err(|error| error.at(operator(&member.name)))?;
     }
     for member in members.iter_mut() {
         capture.recorder().set_label(Some(member.name.clone()));
-        member.seat.run_captured().map_err(|error| error.at(operator(&member.name)))?;
+        member.operator.run_captured().map_err(|error| error.at(operator(&member.name)))?;
     }
     let kept = plan.outputs.iter().map(|edge| {
         let sent = with_port(&mut members[edge.member], edge.port, |port| {

@@ -90,14 +90,14 @@ pub(in crate::flow) async fn task(
     let mut members = running.end();
     for member in &mut members {
         let closing = caught(async {
-            member.seat.leave_capture();
-            member.seat.close();
+            member.operator.leave_capture();
+            member.operator.close();
             Ok(())
         });
         if let Err(error) = closing.await {
             logged(|| tracing::warn!(%error, operator = &*member.name, "closing an operator's ports panicked"));
         }
-        member.seat.settled().await;
+        member.operator.settled().await;
     }
     node.end();
     let mut outcome = Some(outcome);
@@ -150,7 +150,7 @@ impl Running {
 
     async fn run(&mut self) -> Result<()> {
         for member in &mut self.members {
-            member.seat.only_computes().map_err(|error| error.at(operator(&member.name)))?;
+            member.operator.only_computes().map_err(|error| error.at(operator(&member.name)))?;
         }
         if self.plan.at_start {
             for shape in self.table.shapes() {
@@ -202,13 +202,13 @@ impl Running {
     }
 
     fn has_finished(&self) -> bool {
-        self.members.iter().any(|member| member.seat.has_finished())
+        self.members.iter().any(|member| member.operator.has_finished())
     }
 
     /// Runs each operator once. False if one of them cannot run any more.
     async fn stream(&mut self) -> Result<bool> {
         for member in &mut self.members {
-            if !member.seat.round().await.map_err(|error| error.at(operator(&member.name)))? {
+            if !member.operator.round().await.map_err(|error| error.at(operator(&member.name)))? {
                 return Ok(false);
             }
         }
@@ -230,7 +230,7 @@ impl Running {
         let passing = self
             .members
             .iter()
-            .map(|member| Ok(SectionContext { context: member.seat.context()?, stream: stream.clone() }));
+            .map(|member| Ok(SectionContext { context: member.operator.context()?, stream: stream.clone() }));
         self.passing = passing.collect::<Result<_>>()?;
         self.stream = Some(taken);
         Ok(stream)
@@ -302,7 +302,7 @@ impl Running {
             return Ok(false);
         }
         sent?;
-        self.members.iter_mut().for_each(|member| member.seat.count_run());
+        self.members.iter_mut().for_each(|member| member.operator.count_run());
         self.stats.replayed.fetch_add(1, Ordering::Relaxed);
         Ok(true)
     }
@@ -404,7 +404,7 @@ impl Runnable for Boundary<'_> {
         let Running { members, plan, .. } = &mut *self.section;
         let mut asked = Readiness::READY;
         for edge in plan.inputs.iter().chain(&plan.outputs) {
-            members[edge.member].seat.visit(&mut |name, port| {
+            members[edge.member].operator.visit(&mut |name, port| {
                 if name == edge.port {
                     asked = asked
                         | match port.section_input() {
@@ -437,7 +437,7 @@ impl Runnable for Boundary<'_> {
 
     fn last_work(&self) -> Vec<Ticket> {
         let Running { members, stats, .. } = &*self.section;
-        members.iter().flat_map(|member| member.seat.last()).chain(stats.last()).collect()
+        members.iter().flat_map(|member| member.operator.last()).chain(stats.last()).collect()
     }
 }
 

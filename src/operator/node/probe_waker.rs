@@ -11,10 +11,10 @@ use std::{
 
 use super::{
     super::{
-        only_others::Decision,
+        idle::Decision,
         status_cell::{Ask, InRun},
     },
-    OperatorTask,
+    OperatorTask, state,
 };
 use crate::{condition::Readiness, sync::lock};
 
@@ -43,7 +43,7 @@ impl ProbeGuard {
         let node = self.probe_addr.0.clone();
         self.probe_addr = Arc::new(ProbeWaker(node));
         self.waker = Waker::from(self.probe_addr.clone());
-        self.probe_addr.0.probe_addr.store(Arc::as_ptr(&self.probe_addr).addr(), Ordering::Relaxed);
+        self.probe_addr.0.poll.probe_addr.store(Arc::as_ptr(&self.probe_addr).addr(), Ordering::Relaxed);
     }
 
     /// The number of clones of the waker that are kept, besides its own.
@@ -54,7 +54,7 @@ impl ProbeGuard {
 
 impl Drop for ProbeGuard {
     fn drop(&mut self) {
-        self.probe_addr.0.probe_addr.store(0, Ordering::Relaxed);
+        self.probe_addr.0.poll.probe_addr.store(0, Ordering::Relaxed);
     }
 }
 
@@ -62,7 +62,7 @@ impl OperatorTask {
     /// Creates the waker with which the operator's future is polled.
     pub(in super::super) fn install_probe_waker(self: &Arc<Self>) -> ProbeGuard {
         let probe_addr = Arc::new(ProbeWaker(self.clone()));
-        self.probe_addr.store(Arc::as_ptr(&probe_addr).addr(), Ordering::Relaxed);
+        self.poll.probe_addr.store(Arc::as_ptr(&probe_addr).addr(), Ordering::Relaxed);
         ProbeGuard { waker: Waker::from(probe_addr.clone()), probe_addr }
     }
 
@@ -70,7 +70,7 @@ impl OperatorTask {
     /// and polls again only what that waker has woken.
     #[inline]
     pub(crate) fn is_probe_waker(&self, waker: &Waker) -> bool {
-        let probe_addr = self.probe_addr.load(Ordering::Relaxed);
+        let probe_addr = self.poll.probe_addr.load(Ordering::Relaxed);
         // An operator that has ended has no probe waker; and the data of a no-op waker may be null.
         probe_addr != 0 && waker.data().addr() == probe_addr
     }
@@ -91,7 +91,7 @@ impl OperatorTask {
             Ok(answer) => {
                 if self.status.in_run().is_some() {
                     // Besides this wait, the current poll may have reached others.
-                    let others = *lock(&self.in_poll);
+                    let others = *lock(&self.poll.in_run);
                     match others {
                         None => self.show_running(),
                         Some(others) => self.show_in_run(others),
@@ -103,10 +103,10 @@ impl OperatorTask {
             Err(asked) => {
                 let alone = ours && asked.needs_others();
                 self.note_wait(alone);
-                let mut in_poll = lock(&self.in_poll);
-                let all = in_poll.map_or(what, |others| others.and(what));
-                *in_poll = Some(all);
-                drop(in_poll);
+                let mut in_run = lock(&self.poll.in_run);
+                let all = in_run.map_or(what, |others| others.and(what));
+                *in_run = Some(all);
+                drop(in_run);
                 self.show_in_run(all);
                 Poll::Pending
             }
@@ -115,7 +115,7 @@ impl OperatorTask {
 
     fn show_in_run(&self, what: InRun) {
         if self.status.show_in_run(what) {
-            self.rest.watchers.notify(self.operator);
+            self.activity.watchers.notify(self.operator);
         }
     }
 
@@ -127,7 +127,7 @@ impl OperatorTask {
         task: &mut Context<'_>,
         wait: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        let among = lock(&self.in_poll).is_some_and(InRun::asks);
+        let among = lock(&self.poll.in_run).is_some_and(InRun::asks);
         self.status.set_asked(ask, among);
         self.poll_port(&Waker::from(self.clone()), InRun::ASKS, task, |task| match wait(task) {
             Poll::Ready(answer) => Ok(answer),
@@ -137,18 +137,18 @@ impl OperatorTask {
 
     #[inline]
     pub(in super::super) fn end_of_wait(&self) {
-        self.only_others.end_of_wait();
+        self.poll.waits.end_of_wait();
     }
 
     /// The operator waits in the current poll. `for_others`: only for other operators of its flow.
     pub(in super::super) fn note_wait(&self, for_others: bool) {
-        self.only_others.note(for_others);
+        self.poll.waits.note(for_others);
     }
 
     /// The current poll has reached a wait at a port, or one that is polled beside a port.
     #[inline]
     pub(in super::super) fn has_noted_wait(&self) -> bool {
-        self.only_others.waits()
+        self.poll.waits.any()
     }
 
     /// What the operator waits for in the middle of a run, if it does.
@@ -158,14 +158,14 @@ impl OperatorTask {
 
     /// Ends the operator's wait for a message in the middle of a run: no message will arrive.
     pub(crate) fn release(self: &Arc<Self>) {
-        self.released.store(true, Ordering::Release);
+        self.set(state::RELEASED, true);
         self.wake_by_ref();
     }
 
     /// Checked where the operator waits for a message: true once per [`release`](Self::release), and always once the
     /// operator is to end.
     pub(in super::super) fn take_release(&self) -> bool {
-        self.released.swap(false, Ordering::AcqRel) || self.is_finishing()
+        self.has(state::RELEASED) && self.take(state::RELEASED) || self.is_finishing()
     }
 
     /// Called after a poll that reached a wait at a port. False if the poll decides nothing, since another one follows
@@ -173,8 +173,8 @@ impl OperatorTask {
     #[cold]
     pub(super) fn end_wait(&self, pending: bool, probe: &mut ProbeGuard) -> bool {
         // The next poll reaches all waits again that are still pending.
-        *lock(&self.in_poll) = None;
-        match self.only_others.decide(pending, || probe.clones()) {
+        *lock(&self.poll.in_run) = None;
+        match self.poll.waits.decide(pending, || probe.clones()) {
             Decision::KeepToken => true,
             Decision::Park => {
                 self.park();

@@ -1,4 +1,5 @@
-//! Idle detection of a flow, with tokens.
+//! Idle detection of a flow: [`Tokens`], and [`NotedWaits`], which decides whether an operator that waits in the middle
+//! of a run returns its token.
 //!
 //! Everything that may still cause work holds a token: an operator that runs, or one that was woken and has not polled
 //! its ports yet. An operator that waits at its ports holds none. The waker takes the token for the operator that it
@@ -7,12 +8,12 @@
 //!
 //! ```text
 //!              begin                park (nothing ready)
-//!    WOKEN ────────────> LOOKING ──────────────────────> PARKED   gives its token back
+//!    WOKEN ────────────> POLLED ───────────────────────> PARKED   gives its token back
 //!      ^                    │ wake                           │ wake
 //!      └────────────────────┴────────────────────────────────┘    takes a token for it (only from PARKED)
 //! ```
 //!
-//! Each poll of the operator's task begins with `LOOKING`, before any condition is polled, so a wake between a poll of
+//! Each poll of the operator's task begins with `POLLED`, before any condition is polled, so a wake between a poll of
 //! a condition and `park` makes `park` fail: the operator keeps its token and polls again. The caller that changes the
 //! state to `WOKEN` must have the task polled; a caller that finds it `WOKEN` need not.
 //!
@@ -21,7 +22,7 @@
 //! was the group's first or its last. The groups that hold any token are counted:
 //!
 //! ```text
-//!   group    k: LOOKING   k+1: PARKED   k+2: WOKEN   k+3: PARKED      groups: 1
+//!   group    k: POLLED   k+1: PARKED   k+2: WOKEN   k+3: PARKED      groups: 1
 //! ```
 //!
 //! A group is counted before it has its first token and until after it has lost its last one, so the count is never too
@@ -31,15 +32,37 @@
 //! word also counts how often a group was added: if that number is unchanged, there was no token in the meantime
 //! ([`Tokens::at_rest`]).
 //!
-//! Does not depend on tokio: `tests/loom/quiet.rs` includes this file unchanged.
+//! # In the middle of a run
+//!
+//! An operator that waits in the middle of a run returns its token if only other operators of its flow can wake it.
+//!
+//! ```text
+//!   a poll begins ──> waits at a port: note ──> the poll is over: decide
+//!                                                  │ it waits for something else ──────────────> keeps its token
+//!                                                  │ it reached several waits ─────────────────> polled again, once
+//!                                                  │ no clone of its waker is kept ────────────> parks
+//!                                                  │ a clone is kept, the waker is old ────────> polled again, new waker
+//!                                                  └ a clone is kept, of this poll's waker ────> keeps its token
+//! ```
+//!
+//! Everything that the operator's future awaits keeps a clone of the waker that the future is polled with, except for
+//! the operator's own ports. So while no clone is kept, only another operator of the flow can wake it. A clone may be
+//! left over from a wait that has ended. A new waker shows that, since only the waits that are still pending are polled
+//! with it. So does a second poll where the operator reached several waits: all but the last may have been dropped
+//! within the poll.
+//!
+//! The last clone may be dropped after it was used to wake. The wake comes before the drop, so a task that sees that
+//! the clone is dropped sees the wake as well, and does not park.
+//!
+//! Does not depend on tokio: `tests/loom/quiet.rs` and `tests/loom/probe_waker.rs` include this file unchanged.
 
 use std::sync::Arc;
 
-use crate::sync::{AtomicUsize, Ordering};
+use crate::sync::{AtomicUsize, Ordering, fence};
 
 /// The bits of an operator's state: that it has a token, and that its task need not be scheduled for a poll.
 ///
-/// `PARKED` has neither bit, `LOOKING` the first, `WOKEN` both; with the second bit alone the operator has ended.
+/// `PARKED` has neither bit, `POLLED` the first, `WOKEN` both; with the second bit alone the operator has ended.
 const BITS: usize = 2;
 
 /// Operators per group. Neighbours wake each other, and two threads that work on one word slow each other down: on an
@@ -248,5 +271,96 @@ impl Parking {
                 }
             }
         }
+    }
+}
+
+/// The waits that the current poll of an operator has reached. Used only by the operator's own task.
+#[derive(Debug)]
+pub(crate) struct NotedWaits {
+    /// One of [`waits`], with [`waits::NEW`] or without.
+    noted: AtomicUsize,
+}
+
+mod waits {
+    pub(super) const NOTHING: usize = 0;
+    /// The waker was made for this poll. This is the lowest bit: any greater value is a wait.
+    pub(super) const NEW: usize = 1;
+    /// One wait, for other operators of the flow.
+    pub(super) const OTHERS: usize = 2;
+    /// One wait, for something else.
+    pub(super) const MORE: usize = 4;
+    /// Several waits, at least one of them for something else.
+    pub(super) const SEVERAL: usize = 6;
+    /// Several waits, all for other operators.
+    pub(super) const SEVERAL_OTHERS: usize = 8;
+}
+
+/// The result of a poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Decision {
+    KeepToken,
+    Park,
+    /// The future gets a new waker and is polled again: its waits are noted anew.
+    Renew,
+}
+
+impl NotedWaits {
+    pub(crate) fn new() -> Self {
+        Self { noted: AtomicUsize::new(waits::NOTHING) }
+    }
+
+    /// The current poll waits at a port. `for_others`: only for other operators of the flow.
+    pub(crate) fn note(&self, for_others: bool) {
+        let before = self.noted.load(Ordering::Relaxed);
+        let now = match (before & !waits::NEW, for_others) {
+            (waits::NOTHING, true) => waits::OTHERS,
+            (waits::NOTHING, false) => waits::MORE,
+            (waits::OTHERS | waits::SEVERAL_OTHERS, true) => waits::SEVERAL_OTHERS,
+            _ => waits::SEVERAL,
+        };
+        self.noted.store(before & waits::NEW | now, Ordering::Relaxed);
+    }
+
+    /// The current poll waits at a port, or was made to see which waits are still pending: [`decide`](Self::decide)
+    /// must follow.
+    #[inline]
+    pub(crate) fn is_noted(&self) -> bool {
+        self.noted.load(Ordering::Relaxed) != waits::NOTHING
+    }
+
+    /// The current poll waits at a port.
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.noted.load(Ordering::Relaxed) > waits::NEW
+    }
+
+    /// A wait has ended in the current poll: the next wait has not been polled with the new waker before.
+    #[inline]
+    pub(crate) fn end_of_wait(&self) {
+        self.noted.store(self.noted.load(Ordering::Relaxed) & !waits::NEW, Ordering::Relaxed);
+    }
+
+    /// The poll is over. `clones`: the number of clones of the waker that are kept.
+    pub(crate) fn decide(&self, pending: bool, clones: impl FnOnce() -> usize) -> Decision {
+        let at = self.noted.load(Ordering::Relaxed);
+        self.noted.store(waits::NOTHING, Ordering::Relaxed);
+        // By the next poll the holder of a clone may have been dropped, and another wait begun.
+        let (at, is_new) = (at & !waits::NEW, at & waits::NEW != 0);
+        if !pending || matches!(at, waits::NOTHING | waits::MORE) {
+            return Decision::KeepToken;
+        }
+        // If there are several waits, one may have been dropped within the poll.
+        let waits_for_all = at == waits::OTHERS || at == waits::SEVERAL_OTHERS && is_new;
+        if waits_for_all && clones() == 0 {
+            // Pairs with the release that dropped the last clone.
+            fence(Ordering::Acquire);
+            return Decision::Park;
+        }
+        if is_new {
+            return Decision::KeepToken;
+        }
+        self.noted.store(waits::NEW, Ordering::Relaxed);
+        Decision::Renew
     }
 }

@@ -1,4 +1,7 @@
-//! [`SpinDetector`]: detects an operator that keeps its worker busy without effect.
+//! Detects an operator that keeps its worker busy: [`SpinDetector`], one that runs again and again without effect, and
+//! [`BusyClock`], one that blocks its thread.
+//!
+//! # Without effect
 //!
 //! Conditions are level-triggered: a message that a run leaves in its hub allows the next run at once, and so does a
 //! port that the operator does not wait for. An operator that takes one message in several runs relies on that; one
@@ -18,6 +21,15 @@
 //!
 //! The check is made where the operator yields anyway, once in [`MAX_STREAK`] turns. Runs that take longer, or that
 //! wait in the middle, do work other than at their ports: they do not count as spinning.
+//!
+//! # For long
+//!
+//! A run that computes for long, reads a file or calls a blocking library occupies its thread: other tasks of that
+//! thread wait meanwhile. The time for which an operator is busy without a pause is measured anyway, for the report. A
+//! busy stretch that began and ended in one poll of the task blocked the thread. The third long one is logged, with the
+//! operator's name: the first may have compiled a kernel or filled a cache.
+//!
+//! An operator with a [thread of its own](crate::flow::Added::on_own_thread) may block.
 
 use std::{borrow::Cow, task::Context, time::Duration};
 
@@ -26,6 +38,7 @@ use tokio::time::Instant;
 use super::ports::AllPorts;
 use crate::{
     clock,
+    device::ticks::{TickClock, Ticks},
     error::{Error, ErrorKind},
     sync::logged,
 };
@@ -164,4 +177,80 @@ fn warn(operator: &str, left: Option<&str>, over: bool) {
              for is always there, so say with `.when(..)` when it is to run"
         ),
     });
+}
+
+/// In ticks: shorter than [`BLOCKS`], whatever the frequency of the machine's clock.
+const LONG: u64 = 20_000_000;
+
+/// A poll of this length delays other tasks. Tokio recommends a thousandth of it.
+const BLOCKS: Duration = Duration::from_millis(100);
+
+/// The number of such stretches before a warning is logged.
+const TIMES: u32 = 3;
+
+/// Measures how long an operator is busy.
+#[derive(Debug)]
+pub(super) struct BusyClock {
+    /// The operator has a thread of its own.
+    may_block: bool,
+    clock: TickClock,
+    /// Long stretches that blocked the thread.
+    times: u32,
+    /// In ticks, all stretches that have ended.
+    total: u64,
+    /// The start of the current stretch.
+    since: Option<Ticks>,
+}
+
+impl BusyClock {
+    pub(super) fn new(may_block: bool) -> Self {
+        Self { may_block, clock: TickClock::start(), times: 0, total: 0, since: None }
+    }
+
+    /// True if the clock did not run.
+    #[inline]
+    pub(super) fn start(&mut self) -> bool {
+        let starts = self.since.is_none();
+        if starts {
+            self.since = Some(Ticks::now());
+        }
+        starts
+    }
+
+    /// Ends the stretch, if there is one. Returns its length in ticks if it was long: see [`blocked`](Self::blocked).
+    #[inline]
+    pub(super) fn stop(&mut self) -> Option<u64> {
+        let busy = Ticks::now().since(self.since.take()?);
+        self.total += busy;
+        (busy > LONG).then_some(busy)
+    }
+
+    /// In ticks.
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// A worker of the operator was busy for this time, in ticks.
+    pub(super) fn add(&mut self, busy: u64) {
+        self.total += busy;
+    }
+
+    /// A long stretch began and ended in one poll of the operator's task.
+    pub(super) fn blocked(&mut self, operator: &str, ticks: u64) {
+        let took = self.clock.duration(ticks);
+        if self.may_block || took < BLOCKS {
+            return;
+        }
+        self.times = self.times.saturating_add(1);
+        if self.times == TIMES {
+            logged(|| {
+                tracing::warn!(
+                    operator,
+                    ?took,
+                    "an operator blocks its worker, now for the third time: nothing else runs there meanwhile; give it a \
+                     thread of its own with `.on_own_thread()`, or call what blocks in `tokio::task::spawn_blocking`"
+                );
+            });
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! flow has no timer.
 //!
 //! ```text
-//!             an operator parks               LOOK_AFTER                          no such group
+//!             an operator parks               SEARCH_AFTER                          no such group
 //!   AWAITS ─────────────────────> ALARM SET ───────────────> AWAITS, and searches ────────────────> AWAITS
 //!      ^                              ^                          │ a running operator might hold   │ a group, in two
 //!      searches
@@ -22,15 +22,15 @@ use tokio::time::Instant;
 use super::spawn::has_timers;
 use crate::{
     condition::{Alarm, after},
-    operator::node::Rest,
+    operator::activity::FlowActivity,
 };
 
 /// The time between an operator's park and the search. Users who wait for a response see a stall before they give up,
 /// and a busy flow pays for ten searches per second.
-pub(super) const LOOK_AFTER: Duration = Duration::from_millis(100);
+pub(super) const SEARCH_AFTER: Duration = Duration::from_millis(100);
 
 /// The time until the next search after an inconclusive one.
-pub(super) const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+pub(super) const SEARCH_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// An alarm that never fires if there are no timers.
 #[derive(Default)]
@@ -62,12 +62,12 @@ pub(super) struct SearchSchedule {
 
 impl SearchSchedule {
     /// True a while after an operator has parked or ended, once. Until then the waker is kept.
-    pub(super) fn is_due(&mut self, rest: &Rest, task: &mut Context<'_>) -> bool {
+    pub(super) fn is_due(&mut self, activity: &FlowActivity, task: &mut Context<'_>) -> bool {
         if !std::mem::replace(&mut self.begun, true) {
-            rest.await_park();
+            activity.await_park();
         }
-        if rest.has_parked() {
-            let soon = after(Instant::now(), LOOK_AFTER);
+        if activity.has_parked() {
+            let soon = after(Instant::now(), SEARCH_AFTER);
             self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
         }
         if self.due.is_none_or(|due| !self.limit.has_passed(due, task)) {
@@ -75,7 +75,7 @@ impl SearchSchedule {
         }
         self.limit.alarm.rest();
         self.due = None;
-        rest.await_park();
+        activity.await_park();
         true
     }
 
