@@ -317,7 +317,7 @@ impl Heap {
         match asked {
             Ok(location) => {
                 lock(&self.state).accounting.new_arrived(block);
-                Ok(Memory::new(device.clone(), location, block, stream, self.clone()))
+                Ok(Memory::owned(device.clone(), location, block, stream, self.clone()))
             }
             Err(error) => {
                 let mut state = lock(&self.state);
@@ -399,7 +399,7 @@ impl Heap {
                 let block = Extent { size, bytes: bytes as u64 };
                 state.accounting.hand_out_free(block, request.drawn());
                 drop(state);
-                (Memory::new(device.clone(), location, block, id, self.clone()), false)
+                (Memory::owned(device.clone(), location, block, id, self.clone()), false)
             }
         };
         if self.wants_recycled

@@ -398,7 +398,7 @@ pub(crate) fn add_alloc<T: Plain>(
     })?;
     recorder.go_on_after(stream.raw(), at);
     let (location, extent) = (Location::Device(address), Extent { size: bytes as u64, bytes: bytes as u64 });
-    let mut memory = Memory::new(stream.device().clone(), location, extent, 0, Arc::new(NodeOrigin));
+    let mut memory = Memory::owned(stream.device().clone(), location, extent, 0, Arc::new(NodeOrigin));
     memory.shared = Arc::new(SharedUses::of_node(location, bytes)).into();
     graph_memory.made(&memory, address);
     let ticket = stream.enqueue_point(|_, _| Ok(()))?;
