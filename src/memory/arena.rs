@@ -68,7 +68,7 @@ impl Ledger {
         self.visit(host, |heaps| heaps.iter().for_each(|heap| heap.sweep()));
     }
 
-    /// Returns idle memory to the driver, and the number of bytes to the caller.
+    /// Returns free memory to the driver, and the number of bytes to the caller.
     pub(super) fn trim(&self, host: bool) -> u64 {
         self.visit(host, |heaps| heaps.iter().map(|heap| heap.trim()).sum())
     }

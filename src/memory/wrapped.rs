@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The owner is in a box that is not accessed until it is returned. So its memory stays at its address, even if the
-//! buffer is moved or forgotten. It is [staged](super::staging).
+//! buffer is moved or forgotten. It is [staged](super::host).
 
 use std::{any::Any, fmt, marker::PhantomData, mem::ManuallyDrop, ptr::NonNull, sync::Arc};
 
