@@ -1,12 +1,12 @@
 //! The accounting of memory: [`Accounting`] of a heap, [`DeviceTotals`] of a device, [`Account`] of an operator.
 //!
 //! ```text
-//!                   hand_out_new           park               settle
-//!   driver ─────────────────────> in use ────────> parked ───────────────> free ─────> leaving ─────> driver
-//!                                 ^    │ return_free  │    evict, return_idle  ^   │     released
-//!                                 │    └──────────────│────────────────────────┘   │
-//!                                 ├─ hand_out_parked ─┘                            │
-//!                                 └───────────────── hand_out_free ────────────────┘
+//!            hand_out_new           park           settle          return_to_driver, evict       released
+//!   driver ──────────────> in use ────────> parked ────────> free ───────────────────> leaving ──────────> driver
+//!                            ^  │ return_free │               ^ │
+//!                            │  └─────────────│───────────────┘ │
+//!                            ├────────────────┘ hand_out_parked │
+//!                            └──────────────────────────────────┘ hand_out_free
 //! ```
 //!
 //! A block that is parked was freed, and a stream may still use it. It is free once its uses are complete. A block that

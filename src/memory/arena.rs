@@ -75,7 +75,7 @@ impl Ledger {
 
     /// Called when the driver has no more memory. Returns freed memory that is done or cached to the driver, also of
     /// dropped allocators, and waits at most [`RETURN_TIMEOUT`] for other threads that are returning some. True if any
-    /// was returned since [`returned`](DeviceTotals::returned) was `before`.
+    /// was returned since `totals.returned()` was `before`.
     pub(super) fn make_room(&self, host: bool, before: u64) -> bool {
         self.sweep(host);
         self.trim(host);
