@@ -55,7 +55,7 @@
 //! | ticket | a point in a stream: the work up to there; it completes once the device has passed it |
 //! | completion monitor | the thread of a device that polls for waiting tasks and for faults |
 //! | tainted | said of work, and of memory it has written, that depends on work of a lost device |
-//! | heap | the memory of one allocator: in use, bound to streams that may still use it, or idle |
+//! | heap | the memory of one allocator: in use, parked while streams may still use it, or free |
 //! | capture | recording the work of streams into a graph instead of running it |
 //! | exec | an executable graph, which is launched, as in CUDA |
 //! | section | operators whose runs are captured once and then replayed as one graph |

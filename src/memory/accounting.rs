@@ -1,12 +1,12 @@
 //! The accounting of memory: [`Accounting`] of a heap, [`DeviceTotals`] of a device, [`Account`] of an operator.
 //!
 //! ```text
-//!                   hand_out_new           park               settle
-//!   driver ─────────────────────> in use ────────> parked ───────────────> free ─────> leaving ─────> driver
-//!                                 ^    │ return_free  │    evict, return_idle  ^   │     released
-//!                                 │    └──────────────│────────────────────────┘   │
-//!                                 ├─ hand_out_parked ─┘                            │
-//!                                 └───────────────── hand_out_free ────────────────┘
+//!            hand_out_new           park           settle          return_to_driver, evict       released
+//!   driver ──────────────> in use ────────> parked ────────> free ───────────────────> leaving ──────────> driver
+//!                            ^  │ return_free │               ^ │
+//!                            │  └─────────────│───────────────┘ │
+//!                            ├────────────────┘ hand_out_parked │
+//!                            └──────────────────────────────────┘ hand_out_free
 //! ```
 //!
 //! A block that is parked was freed, and a stream may still use it. It is free once its uses are complete. A block that
@@ -401,5 +401,306 @@ impl Account {
 
     pub(crate) fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    const LIMIT: u64 = 100;
+    const FLOWS: usize = 2;
+
+    /// A number that selects a block of some state: modulo how many there are.
+    type Pick = usize;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        /// A block of the driver, if there is room, which arrives or is refused. It draws on a reservation if there is one.
+        New {
+            size: u64,
+            slack: u64,
+            arrives: bool,
+            draws: bool,
+        },
+        HandOutFree {
+            pick: Pick,
+            slack: u64,
+        },
+        HandOutParked {
+            pick: Pick,
+            slack: u64,
+        },
+        /// Freed while a stream may use it.
+        Park(Pick),
+        /// Freed while no stream uses it.
+        Return(Pick),
+        Settle(Pick),
+        Leak(Pick),
+        LeakParked(Pick),
+        Evict(Pick),
+        /// What was evicted arrives at the driver, or its device was lost.
+        Release {
+            lost: bool,
+        },
+        Reserve {
+            flow: usize,
+            bytes: u64,
+        },
+        Unreserve {
+            flow: usize,
+        },
+        Own {
+            flow: usize,
+            pick: Pick,
+        },
+        Refuse,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let pick = || 0..16_usize;
+        let flow = || 0..FLOWS;
+        let new = (1..40_u64, 0..8_u64, prop::bool::weighted(0.8), any::<bool>());
+        prop_oneof![
+            6 => new.prop_map(|(size, slack, arrives, draws)| Op::New { size, slack, arrives, draws }),
+            3 => (pick(), 0..8_u64).prop_map(|(pick, slack)| Op::HandOutFree { pick, slack }),
+            3 => (pick(), 0..8_u64).prop_map(|(pick, slack)| Op::HandOutParked { pick, slack }),
+            4 => pick().prop_map(Op::Park),
+            2 => pick().prop_map(Op::Return),
+            3 => pick().prop_map(Op::Settle),
+            1 => pick().prop_map(Op::Leak),
+            1 => pick().prop_map(Op::LeakParked),
+            2 => pick().prop_map(Op::Evict),
+            2 => any::<bool>().prop_map(|lost| Op::Release { lost }),
+            2 => (flow(), 1..30_u64).prop_map(|(flow, bytes)| Op::Reserve { flow, bytes }),
+            1 => flow().prop_map(|flow| Op::Unreserve { flow }),
+            1 => (flow(), pick()).prop_map(|(flow, pick)| Op::Own { flow, pick }),
+            1 => Just(Op::Refuse),
+        ]
+    }
+
+    /// All blocks by their state.
+    #[derive(Default)]
+    struct Model {
+        in_use: Vec<Extent>,
+        parked: Vec<Extent>,
+        free: Vec<u64>,
+        leaving: Vec<u64>,
+        reserved: [u64; FLOWS],
+        owned: BTreeMap<usize, u64>,
+        leaked: u64,
+        returned: u64,
+        peak: u64,
+        /// Granted requests, evictions and refusals.
+        mark: u64,
+        reused: u64,
+        from_driver: u64,
+    }
+
+    fn sizes(blocks: &[Extent]) -> u64 {
+        blocks.iter().map(|block| block.size).sum()
+    }
+
+    fn bytes(blocks: &[Extent]) -> u64 {
+        blocks.iter().map(|block| block.bytes).sum()
+    }
+
+    fn take<T>(blocks: &mut Vec<T>, pick: Pick) -> Option<T> {
+        if blocks.is_empty() { None } else { Some(blocks.swap_remove(pick % blocks.len())) }
+    }
+
+    impl Model {
+        fn reserved(&self) -> u64 {
+            self.reserved.iter().sum()
+        }
+
+        fn has_room(&self, size: u64, drawn: u64, hands_out_parked: bool) -> bool {
+            let parked = if hands_out_parked { 0 } else { sizes(&self.parked) };
+            sizes(&self.in_use) + parked + self.reserved() - drawn + size <= LIMIT
+        }
+
+        /// Takes out free blocks until so many bytes are free to be allocated.
+        fn evict(&mut self, excess: u64) -> u64 {
+            let mut sum = 0;
+            while sum < excess
+                && let Some(size) = self.free.pop()
+            {
+                sum += size;
+                self.leaving.push(size);
+            }
+            self.mark += u64::from(sum > 0);
+            sum
+        }
+
+        fn check(&mut self, counts: &Accounting) -> Result<(), TestCaseError> {
+            let requested = bytes(&self.in_use) + bytes(&self.parked);
+            self.peak = self.peak.max(requested);
+            let free: u64 = self.free.iter().sum();
+            prop_assert_eq!(counts.out(), sizes(&self.in_use));
+            prop_assert_eq!(counts.parked(), sizes(&self.parked));
+            prop_assert_eq!(counts.held, counts.out() + counts.parked() + free, "in use, parked and free are all");
+            prop_assert!(counts.held <= LIMIT, "{} bytes are held", counts.held);
+            prop_assert_eq!(counts.requested(), requested);
+            prop_assert_eq!(counts.leaving, self.leaving.iter().sum::<u64>());
+            let stats = MemoryStats {
+                in_use: bytes(&self.in_use),
+                waiting: bytes(&self.parked),
+                cached: free,
+                reserved: self.reserved(),
+                peak: self.peak,
+                capacity: Some(LIMIT),
+                allocations: self.reused + self.from_driver,
+                reused: self.reused,
+                from_driver: self.from_driver,
+            };
+            prop_assert_eq!(counts.stats(Some(LIMIT), false), stats);
+            for flow in 0..FLOWS {
+                let owned = self.owned.get(&flow).copied().unwrap_or_default() + self.reserved[flow];
+                prop_assert_eq!(counts.owned(flow), owned);
+            }
+            let is_idle = self.in_use.is_empty() && self.parked.is_empty() && self.leaving.is_empty();
+            let mark = (is_idle && self.reserved() == 0).then_some(self.mark);
+            prop_assert_eq!(counts.idle_mark(), mark);
+            let device = &counts.device;
+            let in_use = if counts.host { 0 } else { requested };
+            prop_assert_eq!(device.in_use(), in_use);
+            prop_assert_eq!(device.peak(), if counts.host { 0 } else { self.peak });
+            prop_assert_eq!((device.leaked(), device.returned()), (self.leaked, self.returned));
+            Ok(())
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 500 } else { 5000 }))]
+
+        /// After each transition, all counts are those of a list of blocks, and the heap holds no more than its limit.
+        #[test]
+        fn the_counts_are_those_of_a_list_of_blocks(
+            host in any::<bool>(), hands_out_parked in any::<bool>(), ops in vec(op(), 1..100)
+        ) {
+            let mut counts = Accounting::new(&Arc::default(), host, Some(LIMIT), hands_out_parked);
+            let mut model = Model::default();
+            for op in ops {
+                match op {
+                    Op::New { size, slack, arrives, draws } => {
+                        let flow = (0..FLOWS).find(|flow| draws && model.reserved[*flow] > 0);
+                        let drawn = flow.map_or(0, |flow| model.reserved[flow].min(size));
+                        let room = counts.has_room(size, drawn);
+                        prop_assert_eq!(room, model.has_room(size, drawn, hands_out_parked));
+                        // Where parked blocks are handed out instead, none is allocated beside them.
+                        if !room || sizes(&model.parked) + sizes(&model.in_use) + size > LIMIT {
+                            continue;
+                        }
+                        let excess = counts.excess(size);
+                        let evicted = model.evict(excess);
+                        prop_assert!(evicted >= excess, "too few blocks are free");
+                        if excess > 0 {
+                            counts.evict(evicted);
+                        }
+                        let block = Extent { size, bytes: size.saturating_sub(slack).max(1) };
+                        counts.hand_out_new(block, drawn);
+                        prop_assert!(counts.held <= LIMIT);
+                        if arrives {
+                            counts.new_arrived(block);
+                            if let Some(flow) = flow {
+                                counts.disown(flow, drawn);
+                                model.reserved[flow] -= drawn;
+                            }
+                            model.in_use.push(block);
+                            model.from_driver += 1;
+                            model.mark += 1;
+                        } else {
+                            counts.new_failed(block, drawn);
+                        }
+                    }
+                    Op::HandOutFree { pick, slack } => {
+                        if let Some(size) = take(&mut model.free, pick) {
+                            let block = Extent { size, bytes: size.saturating_sub(slack).max(1) };
+                            counts.hand_out_free(block, 0);
+                            model.in_use.push(block);
+                            model.reused += 1;
+                            model.mark += 1;
+                        }
+                    }
+                    Op::HandOutParked { pick, slack } => {
+                        if let Some(block) = take(&mut model.parked, pick) {
+                            let bytes = block.size.saturating_sub(slack).max(1);
+                            counts.hand_out_parked(block, bytes, 0);
+                            model.in_use.push(Extent { bytes, ..block });
+                            model.reused += 1;
+                            model.mark += 1;
+                        }
+                    }
+                    Op::Park(pick) => {
+                        if let Some(block) = take(&mut model.in_use, pick) {
+                            counts.park(block);
+                            model.parked.push(block);
+                        }
+                    }
+                    Op::Return(pick) => {
+                        if let Some(block) = take(&mut model.in_use, pick) {
+                            counts.return_free(block);
+                            model.free.push(block.size);
+                        }
+                    }
+                    Op::Settle(pick) => {
+                        if let Some(block) = take(&mut model.parked, pick) {
+                            let at_driver = pick % 4 == 0;
+                            counts.settle(block, at_driver);
+                            if !at_driver {
+                                model.free.push(block.size);
+                            }
+                        }
+                    }
+                    Op::Leak(pick) => {
+                        if let Some(block) = take(&mut model.in_use, pick) {
+                            counts.leak(block);
+                            model.leaked += block.bytes;
+                        }
+                    }
+                    Op::LeakParked(pick) => {
+                        if let Some(block) = take(&mut model.parked, pick) {
+                            counts.leak_parked(block);
+                            model.leaked += block.bytes;
+                        }
+                    }
+                    Op::Evict(pick) => counts.evict(model.evict(pick as u64)),
+                    Op::Release { lost } => {
+                        let all = model.leaving.drain(..).sum();
+                        let (returned, leaked) = if lost { (0, all) } else { (all, 0) };
+                        counts.released(Released { all, returned, leaked });
+                        model.returned += returned;
+                        model.leaked += leaked;
+                    }
+                    Op::Reserve { flow, bytes } => {
+                        if counts.has_room(bytes, 0) {
+                            counts.reserve(flow, bytes);
+                            model.reserved[flow] += bytes;
+                        }
+                    }
+                    Op::Unreserve { flow } => {
+                        counts.unreserve(flow, std::mem::take(&mut model.reserved[flow]));
+                    }
+                    Op::Own { flow, pick } => {
+                        let owned = model.owned.entry(flow).or_default();
+                        if pick % 2 == 0 {
+                            counts.own(flow, pick as u64);
+                            *owned += pick as u64;
+                        } else {
+                            counts.disown(flow, std::mem::take(owned));
+                        }
+                    }
+                    Op::Refuse => {
+                        counts.refuse();
+                        model.mark += 1;
+                    }
+                }
+                model.check(&counts)?;
+            }
+        }
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   alloc on stream s takes the first of these that exists:
-//!     a block bound to s alone                  freed after its last use on s: s comes after that use anyway
-//!     an idle block
+//!     a block that is parked for s alone        freed after its last use on s: s comes after that use anyway
+//!     a free block
 //!     a block whose uses s comes after          by its clock (s has waited for them), or they have passed
 //!     a block whose uses have passed            after a query of the device, without waiting for it
-//!     new memory from the driver                if necessary after idle memory of any size was returned to it
-//!     a bound block that is large enough        s waits for its uses, on the device
+//!     new memory from the driver                if necessary after free memory of any size was returned to it
+//!     a parked block that is large enough       s waits for its uses, on the device
 //!     an error with the numbers
 //! ```
 //!
@@ -223,8 +223,8 @@ impl Heap {
         let take = || {
             let mut state = lock(&self.state);
             let room = state.accounting.has_room(size, request.drawn());
-            let idle = if room { state.free_lists.take(size, stream.map(Stream::id)) } else { None };
-            let taken = idle.or_else(|| {
+            let free = if room { state.free_lists.take(size, stream.map(Stream::id)) } else { None };
+            let taken = free.or_else(|| {
                 let mut memory = if room || !self.has_blocks() {
                     state.free_lists.take_if(size, |memory| ready(memory))
                 } else {
@@ -276,7 +276,7 @@ impl Heap {
         if let Err(error) = &asked
             && error.is_out_of_memory()
         {
-            // Freed memory whose uses are done is idle now (or the driver's, if its allocator was dropped). Idle memory
+            // Freed memory whose uses are done is free now (or the driver's, if its allocator was dropped). Free memory
             // of other sizes or allocators may make room.
             if self.ledger.make_room(self.is_host(), before) {
                 asked = self.try_new(device, bytes, size, stream, request);
@@ -317,7 +317,7 @@ impl Heap {
         match asked {
             Ok(location) => {
                 lock(&self.state).accounting.new_arrived(block);
-                Ok(Memory::new(device.clone(), location, block, stream, self.clone()))
+                Ok(Memory::owned(device.clone(), location, block, stream, self.clone()))
             }
             Err(error) => {
                 let mut state = lock(&self.state);
@@ -340,7 +340,7 @@ impl Heap {
         }
     }
 
-    /// A bound block that fits, after making the stream wait for its uses.
+    /// A parked block that fits, after making the stream wait for its uses.
     fn alloc_behind(
         self: &Arc<Self>,
         device: &Device,
@@ -353,9 +353,9 @@ impl Heap {
         if self.has_blocks() && !state.accounting.has_room(size, request.drawn()) {
             return None;
         }
-        // The completion monitor may have found an idle block meanwhile.
-        let idle = if self.has_blocks() { state.free_lists.take(size, None) } else { None };
-        if let Some(taken) = idle {
+        // The completion monitor may have found a free block meanwhile.
+        let free = if self.has_blocks() { state.free_lists.take(size, None) } else { None };
+        if let Some(taken) = free {
             return Some(self.hand_out(state, device, taken, bytes, size, Some(stream), request));
         }
         let mut memory = state.free_lists.take_parked(size)?;
@@ -399,7 +399,7 @@ impl Heap {
                 let block = Extent { size, bytes: bytes as u64 };
                 state.accounting.hand_out_free(block, request.drawn());
                 drop(state);
-                (Memory::new(device.clone(), location, block, id, self.clone()), false)
+                (Memory::owned(device.clone(), location, block, id, self.clone()), false)
             }
         };
         if self.wants_recycled

@@ -68,14 +68,14 @@ impl Ledger {
         self.visit(host, |heaps| heaps.iter().for_each(|heap| heap.sweep()));
     }
 
-    /// Returns idle memory to the driver, and the number of bytes to the caller.
+    /// Returns free memory to the driver, and the number of bytes to the caller.
     pub(super) fn trim(&self, host: bool) -> u64 {
         self.visit(host, |heaps| heaps.iter().map(|heap| heap.trim()).sum())
     }
 
     /// Called when the driver has no more memory. Returns freed memory that is done or cached to the driver, also of
     /// dropped allocators, and waits at most [`RETURN_TIMEOUT`] for other threads that are returning some. True if any
-    /// was returned since [`returned`](DeviceTotals::returned) was `before`.
+    /// was returned since `totals.returned()` was `before`.
     pub(super) fn make_room(&self, host: bool, before: u64) -> bool {
         self.sweep(host);
         self.trim(host);

@@ -22,8 +22,8 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use open::{End, raw_of};
 pub(crate) use open::{Given, Opening};
+use open::{OpenEnd, raw_of};
 use smallvec::SmallVec;
 
 use super::{
@@ -78,7 +78,7 @@ struct Uses {
     graph_memories: SmallVec<[Arc<GraphMemory>; 2]>,
     /// How often these have changed.
     changes: u64,
-    ends: Vec<End>,
+    ends: Vec<OpenEnd>,
 }
 
 /// What some of its nodes use.
@@ -102,7 +102,7 @@ impl Use {
 }
 
 impl Uses {
-    fn new(graph: Use, ends: Vec<End>) -> Self {
+    fn new(graph: Use, ends: Vec<OpenEnd>) -> Self {
         let mut uses = Self { graph, ends, ..Self::default() };
         uses.changed(None);
         uses
@@ -154,7 +154,7 @@ impl Uses {
 impl Execution {
     pub(crate) fn new(device: &Device, recorder: &Recorder, graph: Use, open: &[Opening]) -> Result<Self> {
         device.check()?;
-        let ends = open.iter().map(|opening| End::new(recorder, opening)).collect::<Result<_>>()?;
+        let ends = open.iter().map(|opening| OpenEnd::new(recorder, opening)).collect::<Result<_>>()?;
         // If a device can have only one exec of a graph, this need not wait for the completion monitor.
         graphs::destroy_done(|exec| exec.is_on(device.backend()));
         let made = {
@@ -398,9 +398,9 @@ pub(crate) fn add_alloc<T: Plain>(
     })?;
     recorder.go_on_after(stream.raw(), at);
     let (location, extent) = (Location::Device(address), Extent { size: bytes as u64, bytes: bytes as u64 });
-    let mut memory = Memory::new(stream.device().clone(), location, extent, 0, Arc::new(NodeOrigin));
+    let mut memory = Memory::owned(stream.device().clone(), location, extent, 0, Arc::new(NodeOrigin));
     memory.shared = Arc::new(SharedUses::of_node(location, bytes)).into();
-    graph_memory.made(&memory, address);
+    graph_memory.node_allocates(&memory, address);
     let ticket = stream.enqueue_point(|_, _| Ok(()))?;
     memory.note_write(&ticket);
     Ok((at, Buffer::of_memory(memory, len)))
@@ -422,7 +422,7 @@ pub(crate) fn add_free<T: Plain>(
     stream: &Stream,
     buffer: Buffer<T>,
 ) -> Result<usize> {
-    let address = graph_memory.unmake(&buffer.into_memory(), stream)?;
+    let address = graph_memory.take_allocated(&buffer.into_memory(), stream)?;
     let address = address.ok_or_else(|| {
         Error::new(ErrorKind::Usage, "no node of this graph allocates this memory: drop the buffer instead")
     })?;
@@ -439,7 +439,7 @@ pub(crate) fn add_frees(
 ) -> Result<()> {
     loop {
         let stream = stream()?;
-        let Some(address) = graph_memory.unmake_next(&stream)? else { return Ok(()) };
+        let Some(address) = graph_memory.take_next_allocated(&stream)? else { return Ok(()) };
         // SAFETY: as above. No more nodes are added to this graph.
         unsafe { recorder.add(recorder.end_of(stream.raw()), &NodeWork::Free(address)) }?;
     }
@@ -473,7 +473,7 @@ pub(crate) fn add_conditional(
 }
 
 /// The rest of an exec that was dropped while launches of it run.
-struct Ending {
+struct DroppedExecution {
     backend: Arc<dyn Backend>,
     ledger: Arc<Ledger>,
     /// `None` once it is destroyed.
@@ -484,11 +484,11 @@ struct Ending {
     counts: bool,
 }
 
-impl Ending {
+impl DroppedExecution {
     /// True once it is destroyed.
-    fn look(ending: &Mutex<Self>) -> bool {
+    fn look(dropped: &Mutex<Self>) -> bool {
         let _later = Deferred::new();
-        let mut this = lock(ending);
+        let mut this = lock(dropped);
         if this.raw.is_some() && !are_over(&mut this.open) {
             return false;
         }
@@ -510,7 +510,7 @@ impl Ending {
     }
 }
 
-impl DroppedExec for Mutex<Ending> {
+impl DroppedExec for Mutex<DroppedExecution> {
     fn uses(&self, shared: &Arc<SharedUses>) -> bool {
         lock(self).uses.all().any(|graph_memory| graph_memory.keeps(shared))
     }
@@ -520,7 +520,7 @@ impl DroppedExec for Mutex<Ending> {
     }
 
     fn destroy_if_done(&self) -> bool {
-        Ending::look(self)
+        DroppedExecution::look(self)
     }
 }
 
@@ -536,12 +536,12 @@ impl Drop for Execution {
         let uses = std::mem::take(&mut *lock(&self.uses));
         let (backend, ledger) = (self.device.backend().clone(), Arena::of(&self.device).ledger.clone());
         ledger.exec_ends();
-        let ending = Ending { backend, ledger, raw: Some(self.raw), uses, open, counts: true };
-        let ending = Arc::new(Mutex::at(Level::EndingExec, ending));
-        if !Ending::look(&ending) {
-            let dropped: Weak<Mutex<Ending>> = Arc::downgrade(&ending);
-            graphs::add_dropped(dropped);
-            Streams::of(&self.device).monitor().sweep(Box::new(move || !Ending::look(&ending)));
+        let dropped = DroppedExecution { backend, ledger, raw: Some(self.raw), uses, open, counts: true };
+        let dropped = Arc::new(Mutex::at(Level::EndingExec, dropped));
+        if !DroppedExecution::look(&dropped) {
+            let weak: Weak<Mutex<DroppedExecution>> = Arc::downgrade(&dropped);
+            graphs::add_dropped(weak);
+            Streams::of(&self.device).monitor().sweep(Box::new(move || !DroppedExecution::look(&dropped)));
         }
     }
 }

@@ -23,8 +23,8 @@ use smallvec::SmallVec;
 
 use super::{
     DeviceSlice, DeviceSliceMut, Plain,
+    arena::Arena,
     buffer::Access,
-    execution,
     shared_uses::{LentUses, UseLock},
 };
 use crate::{
@@ -185,8 +185,8 @@ impl<A: Addresses> External<'_, A> {
         // it below, and memory with an open ticket is not freed.
         let taken = unsafe { stream.backend().external(stream.raw(), external) };
         if stream.capture().is_some() {
-            // The end of its capture destroys graphs that were dropped meanwhile.
-            execution::graph_ended(stream.device());
+            // The end of its capture destroys graphs that were dropped meanwhile: the driver has their memory back.
+            Arena::of(stream.device()).ledger.notify_later();
         }
         // If the device refused the work, nothing was enqueued.
         stream.streams().observe(taken).map_err(|error| error.at(place()))?;

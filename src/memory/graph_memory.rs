@@ -45,24 +45,25 @@ pub(crate) struct GraphMemory {
 
 #[derive(Default)]
 struct State {
-    tied: Vec<Tied>,
+    /// Of all memory that nodes use, or may use.
+    all: Vec<NodeUses>,
     /// The graph's own memory that has no owner.
     #[allow(clippy::vec_box, reason = "the boxes were there before")]
     unowned: Vec<(Arc<OwnOrigin>, Box<Memory>)>,
     /// Launches, as uses of the memory without an owner.
     launches: Uses,
     /// The launch that is being prepared comes after all of those, which are forgotten once it is enqueued. Decided
-    /// once per launch, as there may be its first memory in between.
+    /// once per launch, as an owner may drop memory in between.
     after_all: bool,
     /// Other uses of the memory without an owner, whose results launches read: copies of inputs, and uses from before its
     /// owner dropped it.
-    fed: Vec<(Location, Uses)>,
+    inputs: Vec<(Location, Uses)>,
     /// Memory is not reused: copies of inputs are made before the launch, and must stay.
-    keeps_apart: bool,
+    no_reuse: bool,
     /// Some was reused.
-    used_again: bool,
+    has_reused: bool,
     /// Memory that nodes allocate and that no node frees yet.
-    made: Vec<(Arc<SharedUses>, Address)>,
+    allocated: Vec<(Arc<SharedUses>, Address)>,
     /// Other tickets that launches come after, collected when the graph was captured; each with whether it taints the
     /// launch.
     outside: Vec<(Ticket, bool)>,
@@ -70,9 +71,9 @@ struct State {
     over: bool,
 }
 
-/// Memory that nodes use, or may use.
-struct Tied {
-    shared_uses: Arc<SharedUses>,
+/// The uses of a piece of memory by nodes.
+struct NodeUses {
+    shared: Arc<SharedUses>,
     /// A node uses it, and is counted as a reader.
     used: bool,
     /// A node writes it, and is counted as a writer.
@@ -98,31 +99,31 @@ impl GraphMemory {
     /// within it. An error if some was.
     pub(crate) fn keep_apart(&self) -> Result<()> {
         let mut state = lock(&self.state);
-        if state.used_again {
+        if state.has_reused {
             let text = "`input` was called after memory of the capture was reused: call `input` first, so that the memory \
                         it is copied to has no other use";
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        state.keeps_apart = true;
+        state.no_reuse = true;
         Ok(())
     }
 
     /// Keeps this host memory of an input or an output until the capture is over: it is identified by its address, so
     /// no other allocation may get that address.
     pub(crate) fn keep(&self, memory: &Memory) {
-        let _ = lock(&self.state).tied(memory.shared_uses());
+        let _ = lock(&self.state).uses_of(memory.shared_uses());
     }
 
     /// Nodes no longer read any of this host memory.
     pub(crate) fn reads_no_more(&self, of: &Range<usize>) {
         let mut state = lock(&self.state);
-        let gone: Vec<_> = state.tied.extract_if(.., |tied| !tied.writes && tied.shared_uses.lies_in(of)).collect();
+        let gone: Vec<_> = state.all.extract_if(.., |nodes| !nodes.writes && nodes.shared.lies_in(of)).collect();
         drop(state);
         drop(gone);
     }
 
-    fn before_tied(&self, shared_uses: &Arc<SharedUses>, stream: &Stream, write: bool) -> Result<()> {
-        let outside = lock(&shared_uses.uses).open(write);
+    fn before_shared(&self, shared: &Arc<SharedUses>, stream: &Stream, write: bool) -> Result<()> {
+        let outside = lock(&shared.uses).open(write);
         let within = {
             // Kept from here on: another thread may end the capture after the node is added and before its use is
             // noted.
@@ -130,9 +131,9 @@ impl GraphMemory {
             if state.over {
                 return Err(is_over());
             }
-            let tied = state.tied(shared_uses);
-            tied.count(write);
-            tied.uses.open(write)
+            let nodes = state.uses_of(shared);
+            nodes.count(write);
+            nodes.uses.open(write)
         };
         within.iter().try_for_each(|(ticket, counts)| match counts {
             true => stream.wait(ticket),
@@ -148,85 +149,66 @@ impl GraphMemory {
         })
     }
 
-    fn note_tied(&self, shared_uses: &Arc<SharedUses>, ticket: &Ticket, write: bool, by: Option<Arc<str>>) {
-        // Forgotten tickets may be the last handles of a stream.
-        let _later = Deferred::new();
-        let mut state = lock(&self.state);
-        if state.over {
-            // The order within the capture is not needed any more.
-            return;
-        }
-        let tied = state.tied(shared_uses);
-        tied.count(write);
-        tied.by = by;
-        if write {
-            tied.uses.written_by(ticket);
-        } else {
-            let _ = tied.uses.read_by(ticket);
-        }
-    }
-
     /// The label of the node that last used own device memory of the graph, `beside` excepted, that still has an owner.
     pub(crate) fn kept_by(&self, beside: &[&Memory]) -> Option<Arc<str>> {
         let state = lock(&self.state);
-        let mut kept = state.tied.iter().filter(|tied| tied.own && !tied.is_of(beside));
+        let mut kept = state.all.iter().filter(|nodes| nodes.own && !nodes.is_of(beside));
         kept.find_map(
-            |tied| if matches!(tied.shared_uses.location, Location::Device(_)) { tied.by.clone() } else { None },
+            |nodes| if matches!(nodes.shared.location, Location::Device(_)) { nodes.by.clone() } else { None },
         )
     }
 
     /// True if an owner has dropped memory that was allocated before the capture.
     pub(crate) fn is_left_alone(&self) -> bool {
-        lock(&self.state).tied.iter().any(|tied| !tied.own && lock(&tied.shared_uses.state).give_back.is_some())
+        lock(&self.state).all.iter().any(|nodes| !nodes.own && lock(&nodes.shared.state).give_back.is_some())
     }
 
     /// The label of a node that uses memory from before the capture, `beside` excepted, that no node of the other graph
     /// uses in the same way.
     pub(crate) fn differs_from(&self, beside: &[&Memory], other: &Self) -> Option<Arc<str>> {
-        let theirs: Vec<_> =
-            lock(&other.state).tied.iter().map(|tied| (tied.shared_uses.clone(), tied.writes)).collect();
-        let is_theirs = |tied: &Tied| {
-            theirs
-                .iter()
-                .any(|(shared_uses, writes)| Arc::ptr_eq(shared_uses, &tied.shared_uses) && *writes == tied.writes)
+        let theirs: Vec<_> = lock(&other.state).all.iter().map(|nodes| (nodes.shared.clone(), nodes.writes)).collect();
+        let is_theirs = |nodes: &NodeUses| {
+            theirs.iter().any(|(shared, writes)| Arc::ptr_eq(shared, &nodes.shared) && *writes == nodes.writes)
         };
         let state = lock(&self.state);
-        let mut differ = state.tied.iter().filter(|tied| !tied.own && !tied.is_of(beside) && !is_theirs(tied));
-        differ.find_map(|tied| tied.by.clone())
+        let mut differ = state.all.iter().filter(|nodes| !nodes.own && !nodes.is_of(beside) && !is_theirs(nodes));
+        differ.find_map(|nodes| nodes.by.clone())
     }
 
     /// Records that a node of this graph allocates this memory.
-    pub(super) fn made(&self, memory: &Memory, address: Address) {
-        lock(&self.state).made.push((memory.shared_uses().clone(), address));
+    pub(super) fn node_allocates(&self, memory: &Memory, address: Address) {
+        lock(&self.state).allocated.push((memory.shared_uses().clone(), address));
     }
 
     /// Prepares a node after `stream` that frees it. Returns the address, if a node of this graph allocates the memory.
-    pub(super) fn unmake(&self, memory: &Memory, stream: &Stream) -> Result<Option<Address>> {
-        let shared_uses = memory.shared_uses();
+    pub(super) fn take_allocated(&self, memory: &Memory, stream: &Stream) -> Result<Option<Address>> {
+        let shared = memory.shared_uses();
         let mut state = lock(&self.state);
-        let Some(at) = state.made.iter().position(|(made, _)| Arc::ptr_eq(made, shared_uses)) else { return Ok(None) };
-        let (shared_uses, address) = state.made.swap_remove(at);
+        let Some(at) = state.allocated.iter().position(|(known, _)| Arc::ptr_eq(known, shared)) else {
+            return Ok(None);
+        };
+        let (shared, address) = state.allocated.swap_remove(at);
         drop(state);
-        self.before_tied(&shared_uses, stream, true)?;
+        self.before_shared(&shared, stream, true)?;
         Ok(Some(address))
     }
 
     /// The same, for the next piece of memory that no node frees.
-    pub(super) fn unmake_next(&self, stream: &Stream) -> Result<Option<Address>> {
-        let made = lock(&self.state).made.pop();
-        made.map(|(shared_uses, address)| self.before_tied(&shared_uses, stream, true).map(|()| address)).transpose()
+    pub(super) fn take_next_allocated(&self, stream: &Stream) -> Result<Option<Address>> {
+        let next = lock(&self.state).allocated.pop();
+        next.map(|(shared, address)| self.before_shared(&shared, stream, true).map(|()| address)).transpose()
     }
 
     /// A node of this graph is about to use all memory that another graph's nodes use.
     pub(crate) fn before_all_of(&self, other: &Self, stream: &Stream) -> Result<()> {
-        let all: Vec<_> = lock(&other.state).tied.iter().map(|tied| (tied.shared_uses.clone(), tied.writes)).collect();
-        all.iter().try_for_each(|(shared_uses, write)| self.before_tied(shared_uses, stream, *write))
+        let all: Vec<_> = lock(&other.state).all.iter().map(|nodes| (nodes.shared.clone(), nodes.writes)).collect();
+        all.iter().try_for_each(|(shared, write)| self.before_shared(shared, stream, *write))
     }
 
     /// That node was added.
     pub(crate) fn note_all_of(&self, other: &Self, ticket: &Ticket) {
-        let all: Vec<_> = lock(&other.state).tied.iter().map(|tied| (tied.shared_uses.clone(), tied.writes)).collect();
-        all.iter().for_each(|(shared_uses, write)| self.note_tied(shared_uses, ticket, *write, None));
+        let all: Vec<_> = lock(&other.state).all.iter().map(|nodes| (nodes.shared.clone(), nodes.writes)).collect();
+        all.iter().for_each(|(shared, write)| self.note_use(shared, ticket, *write, None));
     }
 
     /// The capture is over: tickets of its streams have no meaning any more.
@@ -237,29 +219,27 @@ impl GraphMemory {
         let mut state = lock(&self.state);
         state.over = true;
         state.outside.extend(outside);
-        state.tied.iter_mut().for_each(|tied| tied.uses = Uses::default());
+        state.all.iter_mut().for_each(|nodes| nodes.uses = Uses::default());
         // Memory without an owner needs no order with other uses.
-        let State { tied, unowned, .. } = &mut *state;
-        let (mut untied, mut fed) = (Vec::new(), Vec::new());
+        let State { all, unowned, .. } = &mut *state;
+        let (mut forgotten, mut inputs) = (Vec::new(), Vec::new());
         for (_, memory) in unowned.iter_mut() {
-            let Some(shared_uses) =
-                memory.shared.get().filter(|shared_uses| lock(&shared_uses.state).graphs == 1).cloned()
-            else {
+            let Some(shared) = memory.shared.get().filter(|shared| lock(&shared.state).graphs == 1).cloned() else {
                 continue;
             };
-            let Some(at) = tied.iter().position(|tied| Arc::ptr_eq(&tied.shared_uses, &shared_uses)) else { continue };
-            untied.push(tied.swap_remove(at));
+            let Some(at) = all.iter().position(|nodes| Arc::ptr_eq(&nodes.shared, &shared)) else { continue };
+            forgotten.push(all.swap_remove(at));
             memory.shared.take();
-            let uses = std::mem::take(&mut *lock(&shared_uses.uses));
+            let uses = std::mem::take(&mut *lock(&shared.uses));
             // Streams used it before it was dropped.
             if uses.any_is(|_| true) {
-                fed.push((memory.location, uses.clone()));
+                inputs.push((memory.location, uses.clone()));
             }
             memory.uses = uses.locked();
         }
-        state.fed.extend(fed);
+        state.inputs.extend(inputs);
         drop(state);
-        drop(untied);
+        drop(forgotten);
     }
 
     /// Bytes of the graph's own memory that has no owner.
@@ -295,23 +275,23 @@ impl GraphMemory {
             Location::Device(start) => to.0 >= start.0 && to.0 + bytes as u64 <= start.0 + size as u64,
             Location::Host(_) => false,
         };
-        let shared_uses = state
-            .tied
+        let shared = state
+            .all
             .iter()
-            .find(|tied| contains(tied.shared_uses.location, tied.shared_uses.bytes))
-            .map(|tied| tied.shared_uses.clone());
+            .find(|nodes| contains(nodes.shared.location, nodes.shared.bytes))
+            .map(|nodes| nodes.shared.clone());
         let unowned = || state.unowned.iter().find(|(_, memory)| contains(memory.location, memory.bytes));
-        let place = match &shared_uses {
-            Some(shared_uses) => Some((shared_uses.location, shared_uses.bytes)),
+        let place = match &shared {
+            Some(shared) => Some((shared.location, shared.bytes)),
             None => unowned().map(|(_, memory)| (memory.location, memory.bytes)),
         };
         let Some((location, size)) = place else {
             return Err(Error::new(ErrorKind::Usage, "the copy's target is not memory of this graph"));
         };
         let launches = state.launches.all();
-        let before = match &shared_uses {
-            Some(shared_uses) => Some(lock(&shared_uses.uses).clone()),
-            None => state.fed.iter().find(|(fed, _)| *fed == location).map(|(_, uses)| uses.clone()),
+        let before = match &shared {
+            Some(shared) => Some(lock(&shared.uses).clone()),
+            None => state.inputs.iter().find(|(input, _)| *input == location).map(|(_, uses)| uses.clone()),
         };
         drop(state);
         launches.iter().try_for_each(|launch| stream.wait_until_over(launch))?;
@@ -324,13 +304,13 @@ impl GraphMemory {
         })?;
         from.note_read(&ticket);
         state = lock(&self.state);
-        match shared_uses {
-            Some(shared_uses) => lock(&shared_uses.uses).written_by(&ticket),
+        match shared {
+            Some(shared) => lock(&shared.uses).written_by(&ticket),
             None => {
                 let mut uses = Uses::default();
                 uses.written_by(&ticket);
-                state.fed.retain(|(fed, _)| *fed != location);
-                state.fed.push((location, uses));
+                state.inputs.retain(|(input, _)| *input != location);
+                state.inputs.push((location, uses));
                 state.launches.written_by(&ticket);
             }
         }
@@ -339,7 +319,7 @@ impl GraphMemory {
 
     /// Whether memory that its nodes use is lent to another thread. Call it with the use lock held.
     pub(super) fn is_lent(&self) -> bool {
-        lock(&self.state).tied.iter().any(|tied| tied.shared_uses.is_lent())
+        lock(&self.state).all.iter().any(|nodes| nodes.shared.is_lent())
     }
 
     /// An error on a thread that is in a capture whose nodes use the same memory.
@@ -347,15 +327,15 @@ impl GraphMemory {
         if Capture::current().is_none() {
             return Ok(());
         }
-        let ties: Vec<_> = lock(&self.state).tied.iter().map(|tied| tied.shared_uses.clone()).collect();
-        match ties.iter().any(is_used_by_current) {
+        let all: Vec<_> = lock(&self.state).all.iter().map(|nodes| nodes.shared.clone()).collect();
+        match all.iter().any(is_used_by_current) {
             true => Err(takes_no_part(stream)),
             false => Ok(()),
         }
     }
 
-    pub(super) fn keeps(&self, shared_uses: &Arc<SharedUses>) -> bool {
-        lock(&self.state).find(shared_uses).is_some()
+    pub(super) fn keeps(&self, shared: &Arc<SharedUses>) -> bool {
+        lock(&self.state).find(shared).is_some()
     }
 
     /// Orders a launch after the uses of all memory that its nodes use. Call it with the use lock held: tickets that
@@ -368,19 +348,20 @@ impl GraphMemory {
             }
         };
         let mut state = lock(&self.state);
-        // Launches do not read what earlier ones left there. While it is empty, launches may run concurrently.
+        // Launches do not read what earlier ones left in the memory without an owner. While there is none, launches may run
+        // concurrently.
         state.after_all = !state.unowned.is_empty();
         state.launches.each_open(state.after_all, |launch, _| add(launch, false));
-        for tied in &state.tied {
-            lock(&tied.shared_uses.uses).each_open(tied.writes, &mut add);
+        for nodes in &state.all {
+            lock(&nodes.shared.uses).each_open(nodes.writes, &mut add);
         }
         // But they read what was copied there for them.
-        if !state.fed.is_empty() {
-            state.fed.retain_mut(|(_, uses)| {
+        if !state.inputs.is_empty() {
+            state.inputs.retain_mut(|(_, uses)| {
                 uses.forget_settled();
                 uses.any_is(|_| true)
             });
-            state.fed.iter().for_each(|(_, uses)| uses.each_open(true, &mut add));
+            state.inputs.iter().for_each(|(_, uses)| uses.each_open(true, &mut add));
         }
         if !state.outside.is_empty() {
             state.outside.retain(|(ticket, counts)| if *counts { !ticket.is_settled() } else { !ticket.is_over() });
@@ -405,20 +386,20 @@ impl GraphMemory {
         } else {
             are_many = state.launches.read_by(ticket).are_many;
         }
-        for tied in &state.tied {
-            let mut uses = lock(&tied.shared_uses.uses);
-            if tied.writes {
+        for nodes in &state.all {
+            let mut uses = lock(&nodes.shared.uses);
+            if nodes.writes {
                 uses.written_by(ticket);
             } else if uses.read_by(ticket).are_many {
-                to_ask.push(tied.shared_uses.clone());
+                to_ask.push(nodes.shared.clone());
             }
         }
         drop(state);
         if are_many {
             ask_readers(|with| with(&mut lock(&self.state).launches));
         }
-        for shared_uses in to_ask {
-            ask_readers(|with| with(&mut lock(&shared_uses.uses)));
+        for shared in to_ask {
+            ask_readers(|with| with(&mut lock(&shared.uses)));
         }
     }
 
@@ -440,24 +421,20 @@ impl CaptureMemory for GraphMemory {
         if state.over {
             return Err(is_over());
         }
-        let State { tied, unowned, keeps_apart, used_again, .. } = &mut *state;
-        if *keeps_apart {
+        let State { all, unowned, no_reuse, has_reused, .. } = &mut *state;
+        if *no_reuse {
             return Ok(None);
         }
         let at = unowned.iter().position(|(own, memory)| {
             let fits = memory.bytes == bytes && std::ptr::addr_eq(Arc::as_ptr(&own.origin), origin);
-            let uses = || {
-                memory
-                    .shared
-                    .get()
-                    .and_then(|shared_uses| tied.iter().find(|tied| Arc::ptr_eq(&tied.shared_uses, shared_uses)))
-            };
+            let uses =
+                || memory.shared.get().and_then(|shared| all.iter().find(|nodes| Arc::ptr_eq(&nodes.shared, shared)));
             // Nodes of another graph, for example of a capture within this one, use it at any time, though it has no
             // owner.
-            let is_shared = memory.shared.get().is_some_and(|shared_uses| lock(&shared_uses.state).graphs > 1);
-            fits && !is_shared && uses().is_none_or(|tied| tied.uses.all_are(&past))
+            let is_shared = memory.shared.get().is_some_and(|shared| lock(&shared.state).graphs > 1);
+            fits && !is_shared && uses().is_none_or(|nodes| nodes.uses.all_are(&past))
         });
-        *used_again |= at.is_some();
+        *has_reused |= at.is_some();
         Ok(at.map(|at| {
             let (own, mut memory) = unowned.swap_remove(at);
             memory.origin = Some(own);
@@ -473,7 +450,7 @@ impl CaptureMemory for GraphMemory {
                 return Err(is_over());
             }
             // So that it is known to be the capture's before its first use.
-            state.tied(memory.shared_uses()).own = true;
+            state.uses_of(memory.shared_uses()).own = true;
         }
         if let Some(origin) = memory.origin.take() {
             memory.origin = Some(Arc::new(OwnOrigin { graph_memory: self.this.clone(), origin }));
@@ -482,32 +459,46 @@ impl CaptureMemory for GraphMemory {
     }
 
     fn before_use(&self, shared: &Arc<SharedUses>, stream: &Stream, write: bool) -> Result<()> {
-        if shared.of_node && !lock(&self.state).made.iter().any(|(made, _)| Arc::ptr_eq(made, shared)) {
+        if shared.of_node && !lock(&self.state).allocated.iter().any(|(known, _)| Arc::ptr_eq(known, shared)) {
             let text = "a node of another graph allocates this memory, or it is freed by now: it exists only during \
                         launches of its own graph, for nodes that are added to that graph";
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        self.before_tied(shared, stream, write)
+        self.before_shared(shared, stream, write)
     }
 
     fn note_use(&self, shared: &Arc<SharedUses>, ticket: &Ticket, write: bool, label: Option<Arc<str>>) {
-        self.note_tied(shared, ticket, write, label);
+        // Forgotten tickets may be the last handles of a stream.
+        let _later = Deferred::new();
+        let mut state = lock(&self.state);
+        if state.over {
+            // The order within the capture is not needed any more.
+            return;
+        }
+        let nodes = state.uses_of(shared);
+        nodes.count(write);
+        nodes.by = label;
+        if write {
+            nodes.uses.written_by(ticket);
+        } else {
+            let _ = nodes.uses.read_by(ticket);
+        }
     }
 
     fn open_uses(&self, shared: &Arc<SharedUses>, write: bool) -> SmallVec<[Ticket; 3]> {
         let state = lock(&self.state);
-        let open = state.find(shared).map(|tied| tied.uses.open(write));
+        let open = state.find(shared).map(|nodes| nodes.uses.open(write));
         open.into_iter().flatten().map(|(ticket, _)| ticket).collect()
     }
 
     fn uses(&self, shared: &Arc<SharedUses>) -> bool {
-        lock(&self.state).find(shared).is_some_and(|tied| tied.used)
+        lock(&self.state).find(shared).is_some_and(|nodes| nodes.used)
     }
 
     fn last_write(&self, start: Address) -> Option<Ticket> {
         let state = lock(&self.state);
-        let tied = state.tied.iter().find(|tied| tied.shared_uses.location == Location::Device(start));
-        tied.and_then(|tied| tied.uses.write.clone())
+        let nodes = state.all.iter().find(|nodes| nodes.shared.location == Location::Device(start));
+        nodes.and_then(|nodes| nodes.uses.write.clone())
     }
 }
 
@@ -536,22 +527,22 @@ impl Origin for OwnOrigin {
 }
 
 impl State {
-    fn find(&self, shared_uses: &Arc<SharedUses>) -> Option<&Tied> {
-        self.tied.iter().find(|tied| Arc::ptr_eq(&tied.shared_uses, shared_uses))
+    fn find(&self, shared: &Arc<SharedUses>) -> Option<&NodeUses> {
+        self.all.iter().find(|nodes| Arc::ptr_eq(&nodes.shared, shared))
     }
 
-    fn tied(&mut self, shared_uses: &Arc<SharedUses>) -> &mut Tied {
-        let at = self.tied.iter().position(|tied| Arc::ptr_eq(&tied.shared_uses, shared_uses)).unwrap_or_else(|| {
-            lock(&shared_uses.state).graphs += 1;
-            let (shared_uses, uses) = (shared_uses.clone(), Uses::default());
-            self.tied.push(Tied { shared_uses, used: false, writes: false, own: false, by: None, uses });
-            self.tied.len() - 1
+    fn uses_of(&mut self, shared: &Arc<SharedUses>) -> &mut NodeUses {
+        let at = self.all.iter().position(|nodes| Arc::ptr_eq(&nodes.shared, shared)).unwrap_or_else(|| {
+            lock(&shared.state).graphs += 1;
+            let (shared, uses) = (shared.clone(), Uses::default());
+            self.all.push(NodeUses { shared, used: false, writes: false, own: false, by: None, uses });
+            self.all.len() - 1
         });
-        &mut self.tied[at]
+        &mut self.all[at]
     }
 }
 
-impl Tied {
+impl NodeUses {
     /// Called before a node that uses it is added. From here on the host may not write the memory nor, if the node
     /// writes it, read it. A host slice that exists now is a shared borrow, and the node only reads, since adding the
     /// node borrows the memory in the same way. No later slice is made until this value is dropped, with the failed
@@ -559,7 +550,7 @@ impl Tied {
     fn count(&mut self, write: bool) {
         let (reads, writes) = (!self.used, write && !self.writes);
         if reads || writes {
-            let mut shared = lock(&self.shared_uses.state);
+            let mut shared = lock(&self.shared.state);
             shared.readers += usize::from(reads);
             shared.writers += usize::from(writes);
             self.used = true;
@@ -568,15 +559,13 @@ impl Tied {
     }
 
     fn is_of(&self, these: &[&Memory]) -> bool {
-        these
-            .iter()
-            .any(|memory| memory.shared.get().is_some_and(|shared_uses| Arc::ptr_eq(shared_uses, &self.shared_uses)))
+        these.iter().any(|memory| memory.shared.get().is_some_and(|shared| Arc::ptr_eq(shared, &self.shared)))
     }
 }
 
-impl Drop for Tied {
+impl Drop for NodeUses {
     fn drop(&mut self) {
-        let mut shared = lock(&self.shared_uses.state);
+        let mut shared = lock(&self.shared.state);
         shared.graphs -= 1;
         shared.readers -= usize::from(self.used);
         shared.writers -= usize::from(self.writes);
@@ -604,9 +593,9 @@ impl Drop for GraphMemory {
 impl fmt::Debug for GraphMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = lock(&self.state);
-        let (tied, own) = (state.tied.len(), state.unowned.len());
+        let (all, own) = (state.all.len(), state.unowned.len());
         drop(state);
-        f.debug_struct("GraphMemory").field("tied", &tied).field("own", &own).finish_non_exhaustive()
+        f.debug_struct("GraphMemory").field("shared", &all).field("own", &own).finish_non_exhaustive()
     }
 }
 

@@ -22,10 +22,10 @@ pub struct Call<'a> {
     def: &'static KernelDef,
     stream: &'a Stream,
     shape: Shape,
-    args: SmallVec<[Given<'a>; 8]>,
+    args: SmallVec<[Argument<'a>; 8]>,
 }
 
-enum Given<'a> {
+enum Argument<'a> {
     Slice { access: Access<'a>, bytes: usize },
     Scalar(&'a [u8]),
 }
@@ -46,7 +46,7 @@ impl<'a> Call<'a> {
 
     fn push<T>(&mut self, access: Access<'a>) {
         let bytes = access.len() * size_of::<T>();
-        self.args.push(Given::Slice { access, bytes });
+        self.args.push(Argument::Slice { access, bytes });
     }
 
     pub fn scalar<T: KernelType>(&mut self, value: &'a T) {
@@ -54,7 +54,7 @@ impl<'a> Call<'a> {
             assert!(size_of::<T>() > 0, "a scalar argument of size 0: C++ has no such types");
             assert!(size_of::<T>() <= Scalar::MOST && align_of::<T>() <= 16, "a scalar argument has at most 64 bytes");
         };
-        self.args.push(Given::Scalar(bytemuck::bytes_of(value)));
+        self.args.push(Argument::Scalar(bytemuck::bytes_of(value)));
     }
 
     /// # Safety
@@ -63,8 +63,8 @@ impl<'a> Call<'a> {
         let Self { def, stream, shape, args: mut given } = self;
         let place = || format!("kernel `{}` on `{}`", def.name, stream.name());
         let longest = |write: bool| {
-            let of = |arg: &Given<'_>| match arg {
-                Given::Slice { access, .. } if access.writes() == write => Some(access.len() as u64),
+            let of = |arg: &Argument<'_>| match arg {
+                Argument::Slice { access, .. } if access.writes() == write => Some(access.len() as u64),
                 _ => None,
             };
             given.iter().filter_map(of).max()
@@ -77,8 +77,8 @@ impl<'a> Call<'a> {
         // Compiles the kernel, if necessary, before any lock is taken.
         stream.streams().observe(stream.device().backend().load(def)).map_err(|error| error.at(place()))?;
         let slices = given.iter().filter_map(|arg| match arg {
-            Given::Slice { access, .. } => Some(access.memory()),
-            Given::Scalar(_) => None,
+            Argument::Slice { access, .. } => Some(access.memory()),
+            Argument::Scalar(_) => None,
         });
         let (room, _use_lock) = stream
             .make_room(|| UseLock::at(slices.clone().map(|memory| memory.shared.get())))
@@ -86,8 +86,8 @@ impl<'a> Call<'a> {
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(given.len());
         for arg in &mut given {
             args.push(match arg {
-                Given::Scalar(scalar) => Arg::Scalar(scalar),
-                Given::Slice { access, bytes } => {
+                Argument::Scalar(scalar) => Arg::Scalar(scalar),
+                Argument::Slice { access, bytes } => {
                     let address = access.reachable(stream).map_err(|error| error.at(place()))?;
                     access.order(stream).map_err(|error| error.at(place()))?;
                     Arg::Slice { address, len: access.len() as u64, bytes: *bytes as u64, write: access.writes() }
@@ -103,7 +103,7 @@ impl<'a> Call<'a> {
         });
         let ticket = enqueued.map_err(|error| error.at(place()))?;
         for arg in &mut given {
-            if let Given::Slice { access, .. } = arg {
+            if let Argument::Slice { access, .. } = arg {
                 access.note(&ticket);
             }
         }

@@ -16,6 +16,23 @@
 //! to its pool.
 //!
 //! The reads are a set: re-recording a single "read" event would forget the earlier of two readers.
+//!
+//! # Where to find what
+//! From the bottom up; no two files import each other.
+//!
+//! | | |
+//! |---|---|
+//! | `uses`, `location` | the recorded uses of a piece of memory, and where it is |
+//! | `accounting`, `stats`, `free_lists`, `wait_queue` | what a heap consists of: byte counts, freed memory, waiting tasks |
+//! | `piece` | a piece of memory, its owner, and the origin that it returns to |
+//! | `graphs`, `shared_uses`, `use_lock` | all that memory knows of graphs |
+//! | `ordering` | the waits of an operation for the uses that it comes after |
+//! | `heap`, `reclaim`, `ordered` | the heap of an allocator, memory that is dropped, the driver's own pool |
+//! | `arena`, `alloc` | all heaps of a device, and which memory a request gets |
+//! | `plain`, `buffer`, `allocator`, `host`, `wrapped` | typed memory, the host's access, the user's own memory |
+//! | `waiting`, `reserve` | tasks and operators that wait for memory |
+//! | `transfer`, `launch`, `external`, `cudarc` | the operations |
+//! | `graph_memory`, `execution` | the memory that a graph keeps, and its launches |
 
 mod accounting;
 mod alloc;

@@ -80,7 +80,7 @@ impl Heap {
                 lock(&self.state).accounting.new_arrived(block);
                 let origin = OrderedOrigin { heap: self.clone(), stream: stream.clone() };
                 let location = Location::Device(address);
-                let mut memory = Memory::new(device.clone(), location, block, stream.id(), Arc::new(origin));
+                let mut memory = Memory::owned(device.clone(), location, block, stream.id(), Arc::new(origin));
                 memory.own_uses().written_by(&ticket);
                 Ok(memory)
             }

@@ -70,7 +70,7 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     /// `size`: of its block. `stream`: the id of the stream that it is for, 0 for none.
-    pub(super) fn new(
+    pub(super) fn owned(
         device: Device,
         location: Location,
         extent: Extent,

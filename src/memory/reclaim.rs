@@ -273,7 +273,7 @@ impl Heap {
         log(move || tracing::warn!(bytes = asked, "memory of a lost device was leaked"));
     }
 
-    /// The uses of the memory that was freed first, if any is bound; otherwise what memory that waits to be freed on
+    /// The uses of the memory that was freed first, if any is parked; otherwise what memory that waits to be freed on
     /// its stream waits for.
     pub(super) fn oldest(&self) -> SmallVec<[Ticket; 4]> {
         let first = first_of_each(lock(&self.state).free_lists.firsts(None));

@@ -35,7 +35,7 @@ pub(super) struct WaitQueue(Mutex<State>);
 struct State {
     /// In order of arrival. `None` while the task is being woken.
     queue: BTreeMap<u64, Option<Waker>>,
-    aside: BTreeMap<u64, Option<Waker>>,
+    watchers: BTreeMap<u64, Option<Waker>>,
     /// The next key, for either map.
     next: u64,
 }
@@ -47,7 +47,7 @@ pub(super) struct WaitSlot(Option<At>);
 #[derive(Clone, Copy, Debug)]
 enum At {
     Queue(u64),
-    Side(u64),
+    Watcher(u64),
 }
 
 impl Hunger {
@@ -69,7 +69,7 @@ impl Default for Hunger {
 
 impl WaitQueue {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(State { queue: BTreeMap::new(), aside: BTreeMap::new(), next: 0 }))
+        Self(Mutex::new(State { queue: BTreeMap::new(), watchers: BTreeMap::new(), next: 0 }))
     }
 
     /// Registers the waker, at the queue's end if the task is not in it. True if the task is the first.
@@ -82,8 +82,8 @@ impl WaitQueue {
 
     pub(super) fn watch(&self, hunger: &Hunger, place: &mut WaitSlot, waker: &Waker) {
         self.register(hunger, place, waker, |state, number| {
-            state.aside.insert(number, None);
-            At::Side(number)
+            state.watchers.insert(number, None);
+            At::Watcher(number)
         });
     }
 
@@ -116,7 +116,7 @@ impl WaitQueue {
         let mut state = lock(&self.0);
         let left = match at {
             At::Queue(number) => state.queue.remove(&number),
-            At::Side(number) => state.aside.remove(&number),
+            At::Watcher(number) => state.watchers.remove(&number),
         };
         drop(state);
         hunger.0.fetch_sub(1, Ordering::SeqCst);
@@ -127,9 +127,9 @@ impl WaitQueue {
     /// The first waker of the queue and all beside it, to be woken.
     pub(super) fn first(&self) -> WakeList {
         let mut state = lock(&self.0);
-        let State { queue, aside, .. } = &mut *state;
+        let State { queue, watchers, .. } = &mut *state;
         let first = queue.values_mut().next().and_then(Option::take);
-        let woken: WakeList = first.into_iter().chain(aside.values_mut().filter_map(Option::take)).collect();
+        let woken: WakeList = first.into_iter().chain(watchers.values_mut().filter_map(Option::take)).collect();
         drop(state);
         woken
     }
@@ -137,15 +137,15 @@ impl WaitQueue {
     /// Wakes all tasks in the queue and beside it: what they wait for will not happen, whether or not they are first.
     pub(super) fn wake_all(&self) {
         let mut state = lock(&self.0);
-        let State { queue, aside, .. } = &mut *state;
-        let woken: WakeList = queue.values_mut().chain(aside.values_mut()).filter_map(Option::take).collect();
+        let State { queue, watchers, .. } = &mut *state;
+        let woken: WakeList = queue.values_mut().chain(watchers.values_mut()).filter_map(Option::take).collect();
         drop(state);
         woken.wake();
     }
 
     pub(super) fn has_waiters(&self) -> bool {
         let state = lock(&self.0);
-        !(state.queue.is_empty() && state.aside.is_empty())
+        !(state.queue.is_empty() && state.watchers.is_empty())
     }
 
     /// True if no task waits in the queue: then tasks beside it may take memory.
@@ -158,7 +158,7 @@ impl State {
     fn waker_of(&mut self, place: &WaitSlot) -> Option<&mut Option<Waker>> {
         match place.0? {
             At::Queue(number) => self.queue.get_mut(&number),
-            At::Side(number) => self.aside.get_mut(&number),
+            At::Watcher(number) => self.watchers.get_mut(&number),
         }
     }
 }

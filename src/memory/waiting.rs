@@ -161,7 +161,7 @@ pub(crate) async fn memory_passes(device: &Device) -> bool {
 pub(super) struct Oldest(Option<HostAccess>);
 
 impl Oldest {
-    /// Resolves when parked memory has passed and is idle. Pending for ever if none is parked: then the owner that drops
+    /// Resolves when parked memory has passed and is free. Pending for ever if none is parked: then the owner that drops
     /// its memory notifies.
     pub(super) fn poll(&mut self, heap: &Heap, cx: &mut Context<'_>) -> Poll<()> {
         let access = match &mut self.0 {

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The owner is in a box that is not accessed until it is returned. So its memory stays at its address, even if the
-//! buffer is moved or forgotten. It is [staged](super::staging).
+//! buffer is moved or forgotten. It is [staged](super::host).
 
 use std::{any::Any, fmt, marker::PhantomData, mem::ManuallyDrop, ptr::NonNull, sync::Arc};
 
@@ -220,7 +220,7 @@ impl<T: Plain> Buffer<T> {
         let (sender, back) = oneshot::channel();
         let origin = UserOrigin(Mutex::new(Some((owner, sender))));
         let extent = Extent { size: bytes as u64, bytes: bytes as u64 };
-        let mut memory = Memory::new(device, location, extent, 0, Arc::new(origin));
+        let mut memory = Memory::owned(device, location, extent, 0, Arc::new(origin));
         memory.read_only = read_only;
         Ok((Self::of_memory(memory, len), Wrapped { back: Discarded::new(back), of: PhantomData }))
     }

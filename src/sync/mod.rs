@@ -11,7 +11,8 @@
 //!
 //! The model-checked protocols use nothing else of the crate: `stream/completion.rs`, `stream/watch.rs`,
 //! `hub/queue.rs`, `hub/waking.rs`, `hub/free_list.rs`, `flow/blank_queue.rs`, `memory/wait_queue.rs`,
-//! `memory/graph_memory/use_lock.rs`, `condition/watch.rs`, `operator/idle.rs`, `operator/watchers.rs`, `device/emulated/simulation/wakeup.rs`. The model checks in `tests/loom` include those files
+//! `memory/use_lock.rs`, `condition/watch.rs`, `operator/idle.rs`,
+//! `operator/watchers.rs`, `device/emulated/simulation/wakeup.rs`. The model checks in `tests/loom` include those files
 //! and [`wakes`] unmodified, next to a module of this name with loom's primitives.
 
 use crate::mutants::{self, Mutant};

@@ -34,9 +34,9 @@ pub(crate) enum Level {
     OtherStreams,
     /// `graph/exec`: the work that nodes of an exec were set to.
     ExecChanges,
-    /// `memory/staging`: data that has arrived for pageable memory and is not copied there yet.
+    /// `memory/host`: data that has arrived for pageable memory and is not copied there yet.
     Arrivals,
-    /// `memory/graph_memory/shared_uses`: the lock on uses of memory that graphs share.
+    /// `memory/shared_uses`: the lock on uses of memory that graphs share.
     UseLock,
     /// `memory/execution`: an exec that was dropped before its launches were done.
     EndingExec,

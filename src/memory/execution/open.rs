@@ -86,7 +86,7 @@ impl Opening {
 }
 
 /// An open end of an exec.
-pub(super) struct End {
+pub(super) struct OpenEnd {
     raw: RawNode,
     way: Way,
     within: Address,
@@ -103,7 +103,7 @@ pub(crate) struct Given<'a> {
     pub(crate) written: bool,
 }
 
-impl End {
+impl OpenEnd {
     pub(super) fn new(recorder: &Recorder, opening: &Opening) -> Result<Self> {
         let state = recorder.state();
         let raw = raw_of(&state, opening.node).map_err(|refused| Error::new(ErrorKind::Usage, refused.why))?.0;
