@@ -550,13 +550,15 @@ impl<P: Ports, F: FnMut(&P, &Cx) -> bool> OperatorRuns<'_, P, F> {
     }
 }
 
+// Always inlined: as calls, they cost a hop between operators 2.5 % more instructions.
+#[allow(clippy::inline_always, reason = "measured: each is called in one place for each type of operator")]
 impl<P: Ports, F: FnMut(&P, &Cx) -> bool> Runnable for OperatorRuns<'_, P, F> {
-    #[inline]
+    #[inline(always)]
     fn parts(&mut self) -> (&mut RunLoop, Option<&mut dyn AllPorts>) {
         (&mut self.cx.run_loop, Some(self.ports))
     }
 
-    #[inline]
+    #[inline(always)]
     fn poll_ready(&mut self, task: &mut Context<'_>) -> Readiness {
         let asked = self.ports.poll_ready(task);
         if !self.cx.run_loop.has_conditions() {
@@ -565,22 +567,22 @@ impl<P: Ports, F: FnMut(&P, &Cx) -> bool> Runnable for OperatorRuns<'_, P, F> {
         asked | self.cx.run_loop.poll_conditions(self.ports, self.cx.flow.control.is_stopping(), task)
     }
 
-    #[inline]
+    #[inline(always)]
     fn poll_last(&mut self, task: &mut Context<'_>) -> Readiness {
         if self.cx.run_loop.asks_last() { self.ask_last(task) } else { Readiness::READY }
     }
 
-    #[inline]
+    #[inline(always)]
     fn claim(&mut self) -> bool {
         self.cx.run_loop.claim(self.ports)
     }
 
-    #[inline]
+    #[inline(always)]
     fn begin(&mut self) {
         self.cx.begin_run();
     }
 
-    #[inline]
+    #[inline(always)]
     fn end(&mut self) {
         self.cx.end_run();
     }

@@ -135,7 +135,8 @@ pub(crate) async fn next_run(of: impl Runnable) -> bool {
 }
 
 /// One pass of the loop, from the end of the last run to the beginning of the next.
-#[inline]
+#[allow(clippy::inline_always, reason = "measured: it has one call for each type of operator")]
+#[inline(always)]
 fn poll_next<R: Runnable>(of: &mut R, task: &mut Context<'_>) -> Poll<bool> {
     of.end();
     let run_loop = of.parts().0;
