@@ -105,9 +105,9 @@ pub(crate) trait Runnable {
 /// Waits until another run may begin, and begins it: all conditions are ready and what they promise is claimed. False
 /// if there will be no other run.
 #[inline]
-pub(crate) async fn next_run(of: impl Runnable) -> bool {
+pub(crate) fn next_run(of: impl Runnable) -> impl Future<Output = bool> {
     let mut wait = Wait::new(of);
-    poll_fn(|task| {
+    poll_fn(move |task| {
         let run_loop = wait.of.parts().0;
         let own = wait.waker.as_ref().filter(|_| run_loop.task.is_probe_waker(task.waker()));
         if own.is_none() {
@@ -131,7 +131,6 @@ pub(crate) async fn next_run(of: impl Runnable) -> bool {
         wait.waits = false;
         begun
     })
-    .await
 }
 
 /// One pass of the loop, from the end of the last run to the beginning of the next.
@@ -491,7 +490,8 @@ impl RunLoop {
     }
 
     /// Claims what the run needs, all of it or nothing.
-    #[inline]
+    #[allow(clippy::inline_always, reason = "measured: see `poll_next`")]
+    #[inline(always)]
     pub(super) fn claim<P: Ports>(&mut self, ports: &mut P) -> bool {
         let Some(conditions) = &mut self.conditions else { return ports.claim() };
         if !conditions.claim() {
@@ -504,7 +504,8 @@ impl RunLoop {
         claimed
     }
 
-    #[inline]
+    #[allow(clippy::inline_always, reason = "measured: see `poll_next`")]
+    #[inline(always)]
     pub(crate) fn begin(&mut self) {
         // What it waited for before this run must not hide a stall within the run.
         self.publish_lacks(Vec::new(), false);
@@ -516,7 +517,8 @@ impl RunLoop {
     }
 
     /// Ends the current run. False if there is none.
-    #[inline]
+    #[allow(clippy::inline_always, reason = "measured: see `poll_next`")]
+    #[inline(always)]
     pub(crate) fn end(&mut self) -> bool {
         if !std::mem::take(&mut self.running) {
             return false;
