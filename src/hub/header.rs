@@ -76,6 +76,11 @@ impl Load {
 }
 
 impl Header {
+    #[cold]
+    fn boxed(load: Load) -> Box<Self> {
+        Box::new(Self { load: Some(load), ..Self::default() })
+    }
+
     /// The header of a copy of the message.
     pub(crate) fn for_copy(&self) -> Self {
         Self { ticket: self.ticket.clone(), since: None, load: self.load.clone() }
@@ -85,7 +90,12 @@ impl Header {
 impl<M> Parcel<M> {
     #[inline]
     pub(crate) fn new(message: M, load: Option<Load>) -> Self {
-        Self { message, header: load.map(|load| Box::new(Header { load: Some(load), ..Header::default() })) }
+        // Not with `map`: the load, which is large, would be copied before it is known whether there is one.
+        let header = match load {
+            None => None,
+            Some(load) => Some(Header::boxed(load)),
+        };
+        Self { message, header }
     }
 
     /// A copy of the parcel with this message.
