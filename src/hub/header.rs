@@ -76,7 +76,9 @@ impl Load {
 }
 
 impl Header {
+    // Not inline: the load, which is large, would be copied before it is known whether there is one.
     #[cold]
+    #[inline(never)]
     fn boxed(load: Load) -> Box<Self> {
         Box::new(Self { load: Some(load), ..Self::default() })
     }
@@ -90,12 +92,7 @@ impl Header {
 impl<M> Parcel<M> {
     #[inline]
     pub(crate) fn new(message: M, load: Option<Load>) -> Self {
-        // Not with `map`: the load, which is large, would be copied before it is known whether there is one.
-        let header = match load {
-            None => None,
-            Some(load) => Some(Header::boxed(load)),
-        };
-        Self { message, header }
+        Self { message, header: load.map(Header::boxed) }
     }
 
     /// A copy of the parcel with this message.

@@ -5,7 +5,7 @@ use crate::stream::Ticket;
 
 /// A value that travels between operators.
 ///
-/// Implemented for numbers, strings, byte strings and [`Envelope`], and for vectors, boxes, options, tuples and
+/// Implemented for numbers, strings, byte strings and [`Envelope`](crate::Envelope), and for vectors, boxes, options, tuples and
 /// arrays of messages. [`Host`] turns any other host data into a message. Derive it for your own types, and mark the
 /// fields that hold envelopes so that the hub finds and moves them:
 ///
@@ -114,7 +114,7 @@ pub trait Message: Send + 'static {
 
 /// Any host data as a message.
 ///
-/// A hub does not look inside it: an [`Envelope`] in it is not copied. While such an envelope is outside its flow,
+/// A hub does not look inside it: an [`Envelope`](crate::Envelope) in it is not copied. While such an envelope is outside its flow,
 /// the flow assumes that it will not return, and may [stall](crate::ErrorKind::Stalled).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Host<T>(pub T);
@@ -203,7 +203,7 @@ impl<M: Message> Message for Vec<M> {
     }
 }
 
-/// A hub does not look inside shared data: an [`Envelope`] in it is treated like one in a [`Host`].
+/// A hub does not look inside shared data: an [`Envelope`](crate::Envelope) in it is treated like one in a [`Host`].
 impl<T: Send + Sync + ?Sized + 'static> Message for std::sync::Arc<T> {
     fn size_in_bytes(&self) -> usize {
         size_of_val(&**self)
