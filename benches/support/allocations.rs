@@ -4,6 +4,7 @@
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
     sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
 };
 
@@ -14,6 +15,11 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 /// Allocated bytes less freed bytes.
 static BYTES: AtomicI64 = AtomicI64::new(0);
 
+thread_local! {
+    /// The same of this thread.
+    static OWN: Cell<(u64, i64)> = const { Cell::new((0, 0)) };
+}
+
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
@@ -21,6 +27,8 @@ fn count(bytes: i64) {
     if ON.load(Ordering::Relaxed) {
         COUNT.fetch_add(u64::from(bytes > 0), Ordering::Relaxed);
         BYTES.fetch_add(bytes, Ordering::Relaxed);
+        let (allocations, held) = OWN.get();
+        OWN.set((allocations + u64::from(bytes > 0), held + bytes));
     }
 }
 
@@ -50,6 +58,11 @@ unsafe impl GlobalAlloc for Counting {
         // SAFETY: as above.
         unsafe { System.dealloc(memory, layout) }
     }
+}
+
+/// The allocations of this thread so far, and the bytes that it has allocated less those that it has freed.
+pub(crate) fn of_this_thread() -> (u64, i64) {
+    OWN.get()
 }
 
 pub(crate) fn begin() {

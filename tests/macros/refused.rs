@@ -7,7 +7,7 @@
 use std::{
     env, fmt, fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
     sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::SystemTime,
@@ -28,6 +28,7 @@ fn what_is_refused_says_what_to_write_instead() {
     sources.sort();
     assert!(!sources.is_empty());
     let (compiler, next) = (Compiler::new(), AtomicUsize::new(0));
+    compiler.assert_accepts_valid_code();
     let workers = thread::available_parallelism().map_or(1, |cores| cores.get());
     let problems: Vec<Problem> = thread::scope(|scope| {
         let check = || {
@@ -69,8 +70,8 @@ impl Compiler {
     fn new() -> Self {
         // The one beside this toolchain's Cargo.
         let rustc = env::var_os("RUSTC").map(PathBuf::from);
-        let rustc =
-            rustc.unwrap_or_else(|| Path::new(&env::var_os("CARGO").unwrap_or_default()).with_file_name("rustc"));
+        let beside = || Path::new(&env::var_os("CARGO").unwrap_or_default()).with_file_name("rustc");
+        let rustc = rustc.or_else(|| Some(beside()).filter(|path| path.is_file())).unwrap_or_else(|| "rustc".into());
         let this = env::current_exe().unwrap();
         let dependencies = this.parent().unwrap().to_owned();
         let library = library(&dependencies, modified(&this));
@@ -80,15 +81,35 @@ impl Compiler {
         Self { rustc, dependencies, library, is_same_release }
     }
 
-    fn check(&self, source: &Path) -> Result<(), Problem> {
+    /// Otherwise each refusal would be one of the set-up: of a library that is not found, say.
+    fn assert_accepts_valid_code(&self) {
+        let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("valid.rs");
+        let code = "use wakeline::prelude::*;\n#[derive(Ports)]\nstruct Valid {\n    #[input]\n    numbers: Input<u32>,\n}\n\
+                    fn main() {}\n";
+        fs::write(&source, code).unwrap();
+        let output = self.compile(&source);
+        assert!(output.status.success(), "valid code is refused:\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn compile(&self, source: &Path) -> Output {
         // Where Cargo calls it as well, so that it finds the library's sources.
         let mut command = Command::new(&self.rustc);
         command.current_dir(ROOT);
         command.args(["--edition=2024", "--crate-type=bin", "--emit=metadata", "-Awarnings", "--out-dir"]);
         command.arg(env!("CARGO_TARGET_TMPDIR")).arg("-L").arg(format!("dependency={}", self.dependencies.display()));
+        // With a target (`target/TRIPLE/debug/deps`), the macros are built for the host (`target/debug/deps`).
+        if let Some(profile) = self.dependencies.parent()
+            && let (Some(target), Some(name)) = (profile.parent().and_then(Path::parent), profile.file_name())
+        {
+            command.arg("-L").arg(format!("dependency={}", target.join(name).join("deps").display()));
+        }
         command.arg("--extern").arg(format!("wakeline={}", self.library.display()));
-        command.arg(Path::new(FOLDER).join(source));
-        let output = command.output().unwrap_or_else(|error| panic!("{}: {error}", self.rustc.display()));
+        command.arg(source);
+        command.output().unwrap_or_else(|error| panic!("{}: {error}", self.rustc.display()))
+    }
+
+    fn check(&self, source: &Path) -> Result<(), Problem> {
+        let output = self.compile(&Path::new(FOLDER).join(source));
         if output.status.success() {
             return Err(Problem::Accepted { source: source.to_owned() });
         }
