@@ -503,7 +503,7 @@ async fn h14_a_link_fails_without_memory_for_one_more_envelope() {
     for _ in 0..2 {
         let error = within(consume.next()).await.unwrap_err();
         assert!(error.is_out_of_memory(), "{error}");
-        assert!(error.to_string().contains("hub `late` needs 1 envelopes"), "{error}");
+        assert!(error.to_string().contains("hub `late` needs 1 envelope"), "{error}");
     }
     // The hub itself has not failed, and other links continue.
     drop(consume);

@@ -188,7 +188,7 @@ async fn c14_what_ports_wait_for_in_words() {
         batch.send(number).await.unwrap();
     }
     settled().await;
-    let no_room = "room for 2 messages in hub `take.two -> two.input`: 1 of its 2 places are taken";
+    let no_room = "room for 2 messages in hub `take.two -> two.input`: its queue has 1 of at most 2";
     assert_eq!((take().status, take().waits_for), (Status::Wait, vec![no_room.into()]));
     running.abort();
     assert!(within(running).await.unwrap_err().is_cancelled());

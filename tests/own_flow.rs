@@ -149,7 +149,7 @@ async fn an_operator_that_waits_for_room_in_its_own_ingress_is_a_stall() {
     assert_eq!(error.kind(), ErrorKind::Stalled);
     let text = error.to_string();
     assert!(
-        text.contains("`echo` waits for room in hub `in.messages -> echo.input`: all 2 places are taken"),
+        text.contains("`echo` waits for room in hub `in.messages -> echo.input`: its queue of 2 is full"),
         "{text}"
     );
 }

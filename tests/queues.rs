@@ -382,7 +382,7 @@ async fn q8_a_stall_names_each_waiting_operator_and_its_wait() {
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
     let text = error.to_string();
-    assert!(text.contains("`split` waits for room in hub `split.left -> pair.left`: all 2 places are taken"), "{text}");
+    assert!(text.contains("`split` waits for room in hub `split.left -> pair.left`: its queue of 2 is full"), "{text}");
     assert!(text.contains("`pair` waits for a message in hub `split.right -> pair.right`"), "{text}");
     assert_eq!(census.live(), 0, "queued messages are dropped");
 }

@@ -162,7 +162,7 @@ async fn q8_operators_that_wait_for_each_other_during_a_run_are_a_stall() {
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
     let text = error.to_string();
-    assert!(text.contains("`split` waits for room in hub `split.left -> pair.left`: all 1 places are taken"), "{text}");
+    assert!(text.contains("`split` waits for room in hub `split.left -> pair.left`: its queue of 1 is full"), "{text}");
     assert!(text.contains("`pair` waits for a message in hub `split.right -> pair.right`"), "{text}");
 }
 
@@ -290,7 +290,7 @@ async fn c14_the_status_shows_what_a_run_waits_for() {
     until("the writer waits", || running.status()[0].status == Status::Wait).await;
     let [writer, reader] = &running.status()[..] else { panic!("two operators") };
     assert!(writer.running, "it is in a run");
-    assert_eq!(writer.waits_for, ["room in hub `writer.left -> reader.left`: all 1 places are taken"]);
+    assert_eq!(writer.waits_for, ["room in hub `writer.left -> reader.left`: its queue of 1 is full"]);
     assert_eq!(reader.status, Status::Ready);
     go.notify_one();
     within(running).await.unwrap();

@@ -17,6 +17,11 @@ pub(crate) fn bytes(bytes: u64) -> String {
     if value < 100.0 { format!("{value:.1} {}", UNITS[unit]) } else { format!("{value:.0} {}", UNITS[unit]) }
 }
 
+/// `1 envelope`, `2 envelopes`.
+pub(crate) fn count(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 /// The direction of a copy: `to device`, `to host`, `on the device`, `on the host`.
 pub(crate) fn direction(to: Endpoint, from: Endpoint) -> &'static str {
     match (to, from) {
@@ -34,5 +39,10 @@ mod tests {
         assert_eq!(super::bytes(512), "512 B");
         assert_eq!(super::bytes(4 << 20), "4.0 MiB");
         assert_eq!(super::bytes(139 << 30), "139 GiB");
+    }
+
+    #[test]
+    fn counts_have_the_right_number() {
+        assert_eq!([0, 1, 2].map(|of| super::count(of, "message")), ["0 messages", "1 message", "2 messages"]);
     }
 }

@@ -77,7 +77,7 @@ pub(crate) fn build<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Res
         made.map(Some).map_err(|error| {
             let place = if at.is_host() { "the host" } else { at.name() };
             let size = human::bytes(bytes as u64);
-            error.at(format!("hub `{name}` needs {} envelopes of {size} on {place}", plan.envelopes))
+            error.at(format!("hub `{name}` needs {} of {size} on {place}", human::count(plan.envelopes, "envelope")))
         })
     };
     // Device memory first: there is less of it, so a failure is found sooner.

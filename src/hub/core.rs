@@ -563,8 +563,10 @@ impl<M: Message> HubView for HubCore<M> {
             WriterWait::Room => {
                 let (name, taken, all) = (&self.name, self.queue.len(), self.queue.capacity());
                 Some(match messages {
-                    1 => format!("room in hub `{name}`: all {all} places are taken"),
-                    _ => format!("room for {messages} messages in hub `{name}`: {taken} of its {all} places are taken"),
+                    1 => format!("room in hub `{name}`: its queue of {all} is full"),
+                    _ => {
+                        format!("room for {messages} messages in hub `{name}`: its queue has {taken} of at most {all}")
+                    }
                 })
             }
             WriterWait::Blank => {

@@ -28,6 +28,7 @@ use super::{
 };
 use crate::{
     condition::Readiness,
+    device::human,
     error::{Error, ErrorKind, Result, caught},
     stream::{
         Stream,
@@ -53,8 +54,9 @@ fn one_each(before: &[PortStats], ports: &mut dyn AllPorts) -> Result<()> {
         if passed != *connections && wrong.is_none() {
             let does = if port.is_output() { "sends" } else { "takes" };
             wrong = Some(format!(
-                "a run of it {does} {passed} messages at `{name}`: within a section that is replayed an operator takes one \
-                 at each input and sends one at each output, in every run"
+                "a run of it {does} {} at `{name}`: within a section that is replayed an operator takes one \
+                 at each input and sends one at each output, in every run",
+                human::count(passed as usize, "message")
             ));
         }
     });
@@ -80,7 +82,7 @@ fn is_no_replay(what: &str) -> Error {
 fn none_is_written(node: &OperatorTask) -> Result<()> {
     let methods = [(Method::Run, "run"), (Method::MayRun, "may_run"), (Method::After, "after")];
     match methods.into_iter().find(|(method, _)| !node.is_default(*method)) {
-        Some((_, name)) => Err(is_no_replay(&format!("it has a `{name}` of its own"))),
+        Some((_, name)) => Err(is_no_replay(&format!("it has its own `{name}`"))),
         None => Ok(()),
     }
 }

@@ -194,15 +194,15 @@ impl Operator for SendsOnly {
 
 on_both!(an_operator_of_a_section_has_only_compute_and_passes_one_message_per_port, async |device: Device| {
     let error = refused(&device, false, Overrides::<b'm'>).await;
-    assert!(error.contains("it has a `may_run` of its own, which no replay does"), "{error}");
+    assert!(error.contains("it has its own `may_run`, which no replay does"), "{error}");
     let error = refused(&device, false, Overrides::<b'a'>).await;
-    assert!(error.contains("it has a `after` of its own, which no replay does"), "{error}");
+    assert!(error.contains("it has its own `after`, which no replay does"), "{error}");
     let own = task(|ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, _| {
         use futures::FutureExt;
         async move { ports.input.recv().await.map(drop) }.boxed()
     });
     let error = refused(&device, false, own).await;
-    assert!(error.contains("it has a `run` of its own, which no replay does"), "{error}");
+    assert!(error.contains("it has its own `run`, which no replay does"), "{error}");
     let error = refused(&device, true, SendsTwice).await;
     assert!(error.contains("a run of it sends 2 messages at `output`"), "{error}");
     for at_start in [true, false] {

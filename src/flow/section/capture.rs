@@ -20,6 +20,7 @@ use super::{
     table::{Lengths, Shape},
 };
 use crate::{
+    device::human,
     error::{Error, ErrorKind, Result},
     flow::drive::{HubToCreate, Member, operator},
     graph::{Capturing, Exec, Graph},
@@ -260,8 +261,10 @@ fn made(
         Some(rows) => {
             let elements = bytes / edge.element_bytes;
             return wrong(format!(
-                "it sends {elements} elements for {rows} rows, which is not a whole number for each: if they do not have \
-                 the rows of the inputs, use `.whole(..)`"
+                "it sends {} for {}, which is not a whole number for each: if they do not have \
+                 the rows of the inputs, use `.whole(..)`",
+                human::count(elements, "element"),
+                human::count(rows, "row")
             ));
         }
     };

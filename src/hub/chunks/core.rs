@@ -257,7 +257,14 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     }
 
     fn allocate(&self, device: &Device, count: usize, near: Option<&Device>) -> Result<()> {
-        let at = || format!("hub `{}` needs {count} envelopes of {}", self.name, human::bytes(self.bytes as u64));
+        let at = || {
+            format!(
+                "hub `{}` needs {} of {}",
+                self.name,
+                human::count(count, "envelope"),
+                human::bytes(self.bytes as u64)
+            )
+        };
         let (pool, near) = {
             let mut inner = lock(&self.inner);
             let place = self.place(&mut inner.places, device)?;
