@@ -221,6 +221,11 @@ impl<M: Message> HubCore<M> {
             // It is moved once an envelope returns, which may have happened since.
             MoveOutcome::Waits => {
                 self.enqueue(place, discard);
+                if place.is_some() && !replaced.is_empty() {
+                    // The reader has ended since, and the message is no longer as its sender made it.
+                    self.queue.leave_unsent();
+                    discard(place.take());
+                }
                 return self.pump();
             }
             MoveOutcome::Refused(error) => {
@@ -363,7 +368,8 @@ impl<M: Message> HubCore<M> {
 
     #[inline]
     pub(super) fn note_time(&self, parcel: &mut Parcel<M>, now: Since) {
-        if self.times == Some(now) {
+        // Not again where a move was tried before the message is queued.
+        if self.times == Some(now) && (now == Since::Arrived || parcel.since().is_none()) {
             parcel.set_since(clock::now());
         }
     }

@@ -116,7 +116,7 @@ impl<M: Message> Fan<M> {
     }
 
     fn ask(&self, demand: Demand, waker: &Waker) -> Answer {
-        if self.check().is_err() {
+        if demand != Demand::Reader && self.check().is_err() {
             return Answer::Yes;
         }
         // All are polled, so that each open hub registers the waker.

@@ -15,6 +15,30 @@
 //! reader works on one message, the next is being copied. Only the valid part is copied. An envelope that the reader
 //! passes on into a further hub still belongs to this hub and returns to its pool after its last reader there.
 //!
+//! # The way of a message
+//!
+//! From an operator on one device to an operator on another:
+//!
+//! ```text
+//!   send       Output (operator/output.rs) ──> Outlet (outlet.rs): one hub, or a Fan of several
+//!                 │ Parcel (header.rs): the message and its header; `depart` commits its uses and sets its ticket
+//!                 v
+//!   move       Sender (sender.rs), a handle of HubCore (core.rs)
+//!                 │ an envelope of the reader's Pool (pool.rs) takes the place of the message's RawEnvelope
+//!                 │ (raw_envelope.rs), and the copy is enqueued; without a free one the message waits in the queue
+//!                 v
+//!   push       Queue (queue.rs), under its lock, once ── the reader's waker (waking.rs) ──┐
+//!                                                                                         v
+//!   wait                                   RunLoop (operator/run_loop.rs) polls Input (operator/input.rs), which
+//!                                          polls InputQueue (operator/input_queue.rs), and Receiver (receiver.rs)
+//!                                                                                         │ ready: claim, run
+//!                                                                                         v
+//!   take       Queue, under its lock, once ──> Intake (operator/intake.rs): the header's load and ticket ──> compute
+//! ```
+//!
+//! Until then nothing waits for the copy: the memory's record of uses orders the reader's work after it. Dropping the
+//! envelope returns its memory to the pool, which moves a message that waits for it.
+//!
 //! A [`ChunkHub`] is the other kind of hub: several links, at several locations, produce, consume, peek at and modify
 //! its chunks. It needs no flow.
 

@@ -51,10 +51,10 @@ impl<M: Message> Sender<M> {
     }
 
     /// Whether the hub has what the writer demands, or has failed: the next call then returns its error. `Never`: the
-    /// reader has ended.
+    /// reader has ended. A writer that waits for nothing but a reader waits for that of a failed hub, too.
     #[inline]
     pub(crate) fn poll(&self, demand: Demand, interest: Interest, waker: &Waker) -> Answer {
-        if self.has_failed() {
+        if demand != Demand::Reader && self.has_failed() {
             return Answer::Yes;
         }
         let answer = match demand {

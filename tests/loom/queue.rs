@@ -97,6 +97,35 @@ fn a_reader_keeps_waiting_after_a_spurious_wake() {
     });
 }
 
+/// The writer moves a message itself, before its push, only if no other one waits to be moved: whichever task moves the
+/// first one, the order is kept.
+#[test]
+fn a_message_moved_before_its_push_overtakes_no_other() {
+    model(2, || {
+        let queue = Arc::new(Queue::new(2, Full::Hold));
+        assert_eq!(push(&queue, 1, false), Pushed::In);
+        let mover = {
+            let queue = queue.clone();
+            thread::spawn(move || pump_freely(&queue))
+        };
+        let writer = {
+            let queue = queue.clone();
+            thread::spawn(move || {
+                let ready = queue.all_ready();
+                assert_eq!(push(&queue, 2, ready), Pushed::In);
+                if !ready {
+                    pump_freely(&queue);
+                }
+                queue.close_writer();
+            })
+        };
+        assert_eq!(block_on(take_all(&queue)), [1, 2]);
+        mover.join().unwrap();
+        writer.join().unwrap();
+        assert_eq!(queue.counts(), Counts { taken: 2, dropped: 0, untaken: 0 });
+    });
+}
+
 #[test]
 fn a_dropped_reader_ends_the_writer() {
     model(3, || {
