@@ -30,7 +30,6 @@ use std::{
     time::Duration,
 };
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -49,9 +48,10 @@ pub(super) struct Point {
 /// A set of devices whose streams can wait for each other's events.
 #[derive(Debug)]
 pub(super) struct Machine<W> {
-    devices: FxHashMap<DeviceId, Device>,
-    streams: FxHashMap<StreamId, Stream<W>>,
-    events: FxHashMap<EventId, Event>,
+    // Trees: in the order of creation, which a seed relies upon, and of no size once they are empty.
+    devices: BTreeMap<DeviceId, Device>,
+    streams: BTreeMap<StreamId, Stream<W>>,
+    events: BTreeMap<EventId, Event>,
     /// Devices that got a runnable stream, or ended, since the last call of [`news`](Self::news).
     news: Vec<DeviceId>,
 }
@@ -134,19 +134,8 @@ pub(super) enum Begun<W> {
 
 impl<W> Default for Machine<W> {
     fn default() -> Self {
-        Self {
-            devices: FxHashMap::default(),
-            streams: FxHashMap::default(),
-            events: FxHashMap::default(),
-            news: Vec::new(),
-        }
+        Self { devices: BTreeMap::new(), streams: BTreeMap::new(), events: BTreeMap::new(), news: Vec::new() }
     }
-}
-
-fn sorted(ids: impl Iterator<Item = u64>) -> Vec<u64> {
-    let mut ids: Vec<_> = ids.collect();
-    ids.sort_unstable();
-    ids
 }
 
 impl<W> Machine<W> {
@@ -182,7 +171,7 @@ impl<W> Machine<W> {
 
     /// All devices that are not removed.
     pub(super) fn devices(&self) -> Vec<DeviceId> {
-        sorted(self.devices.keys().copied())
+        self.devices.keys().copied().collect()
     }
 
     /// True if a device is retired and its last stream was removed.
@@ -425,7 +414,7 @@ impl<W> Machine<W> {
     }
 
     fn streams_of(&self, device: DeviceId) -> Vec<StreamId> {
-        sorted(self.streams.iter().filter(|(_, stream)| stream.device == device).map(|(id, _)| *id))
+        self.streams.iter().filter(|(_, stream)| stream.device == device).map(|(id, _)| *id).collect()
     }
 
     pub(super) fn device_of(&self, stream: StreamId) -> Option<DeviceId> {
@@ -447,7 +436,9 @@ impl<W> Machine<W> {
     }
 
     pub(super) fn all_runnable(&self) -> Vec<StreamId> {
-        sorted(self.devices.values().flat_map(|device| device.runnable.values().copied()))
+        let mut streams: Vec<_> = self.devices.values().flat_map(|device| device.runnable.values().copied()).collect();
+        streams.sort_unstable();
+        streams
     }
 
     /// Devices that got a runnable stream, or ended, since the last call, once for each time that this happened.

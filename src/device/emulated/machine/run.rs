@@ -72,8 +72,7 @@ impl<W> Machine<W> {
             _ => return dropped,
         }
         // In the order of creation: the work's destructors may be users' code, whose order the seed determines.
-        for id in self.streams_of(device) {
-            let Some(stream) = self.streams.get_mut(&id) else { continue };
+        for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
             dropped.extend(stream.queue.drain(..).filter_map(|entry| match entry.what {
                 What::Work(work) => Some(work),
                 What::Wait | What::Record(_) => None,
