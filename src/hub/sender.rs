@@ -186,7 +186,7 @@ impl<M: Message> Sender<M> {
 
     /// Whether the hub never blocks the writer.
     pub(super) fn drops(&self) -> bool {
-        self.queue.full() != Full::Hold
+        !self.queue.full().blocks()
     }
 
     /// Whether the queue would accept one more message rather than drop it.
@@ -268,5 +268,89 @@ impl<M: Message> Drop for Sender<M> {
 impl<M: Message> fmt::Debug for Sender<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::{
+        device::{Device, Emulated},
+        hub::{
+            Envelope, RawEnvelope,
+            build::{self, HubPlan},
+            receiver::Receiver,
+        },
+        stream::CompletionMode,
+        sync::{Mutex, lock},
+    };
+
+    #[test]
+    fn a_writer_that_waits_for_a_reader_sees_its_end_in_a_failed_hub() {
+        let (sender, receiver) = build::private::<u32>("any");
+        let poll = |demand| sender.poll(demand, Interest::Change, Waker::noop());
+        let _ = sender.fail(Error::new(ErrorKind::Usage, "planned"));
+        for demand in [Demand::Reader, Demand::Room(1), Demand::Room(2), Demand::Places(2), Demand::Blank] {
+            assert_eq!(poll(demand), Answer::Yes, "{demand:?}");
+        }
+        drop(receiver);
+        assert_eq!(poll(Demand::Reader), Answer::Never);
+        assert_eq!(poll(Demand::Room(1)), Answer::Yes, "the next call returns the error");
+    }
+
+    /// Two envelopes. Its reader ends while they are visited for the third time: after the check of their number and the
+    /// departure, to move them.
+    struct Pair {
+        envelopes: [Envelope<u8>; 2],
+        visits: Arc<AtomicUsize>,
+        reader: Arc<Mutex<Option<Receiver<Self>>>>,
+    }
+
+    impl Message for Pair {
+        const CARRIES_ENVELOPES: bool = true;
+
+        fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
+            self.envelopes.iter_mut().for_each(|envelope| envelope.envelopes(visit));
+            if self.visits.fetch_add(1, Ordering::Relaxed) == 2 {
+                let reader = lock(&self.reader).take();
+                drop(reader);
+            }
+        }
+    }
+
+    #[test]
+    fn a_half_moved_message_is_untaken_if_its_reader_has_ended_meanwhile() {
+        let (device, host) = (Device::emulated(Emulated::new()), Device::host());
+        let plan = HubPlan {
+            name: "any".into(),
+            capacity: 1,
+            full: Full::Hold,
+            ends_with: None,
+            envelopes: 2,
+            writer_bytes: Some(8),
+            reader_bytes: Some(8),
+            forks: false,
+            writer: host,
+            reader: device.clone(),
+            near: device,
+            mode: CompletionMode::default(),
+            priority: 0,
+            times: None,
+            stepped: false,
+            captured: None,
+        };
+        let (mut sender, receiver, view) = build::build::<Pair>(plan, None).unwrap();
+        let blank = || Envelope::<u8>::of_raw(sender.blank().unwrap().unwrap());
+        let envelopes = [blank(), blank()];
+        // One of the two envelopes to copy to is in use.
+        let _used = sender.arrivals.as_ref().unwrap().take().unwrap().unwrap();
+        let reader = Arc::new(Mutex::new(Some(receiver)));
+        let mut place = Some(Parcel::new(Pair { envelopes, visits: Arc::default(), reader }, None));
+        sender.try_send(&mut place, None).unwrap();
+        assert!(place.is_none(), "its sender does not get an envelope of the reader's");
+        assert_eq!(view.counts().untaken, 1);
+        assert!(sender.has_blanks(2), "its own envelopes have returned");
     }
 }
