@@ -117,7 +117,7 @@ impl Note {
         Ok(())
     }
 
-    /// Makes [`work_item`](Self::piece) fail, whatever is added later.
+    /// Makes [`work_item`](Self::work_item) fail, whatever is added later.
     pub(super) fn refuse(&mut self, text: &'static str) -> Result<()> {
         self.wrong.get_or_insert(text);
         Err(Error::new(ErrorKind::Usage, text))

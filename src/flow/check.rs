@@ -188,8 +188,7 @@ fn facts(flow: &Wiring<'_>, port: PortId) -> Option<PortFacts> {
     if decl(flow, port).kind == PortKind::Output {
         // Every hub must have room; a hub that drops messages has room for any number.
         let own = flow.leaving(port).map(|(_, connection)| connection).filter(|own| own.to.flow == flow.id);
-        let room =
-            own.map(|own| if wanted(flow, own).full == Full::Hold { hubs::capacity(flow, own) } else { usize::MAX });
+        let room = own.map(|own| if wanted(flow, own).full.blocks() { hubs::capacity(flow, own) } else { usize::MAX });
         return Some(PortFacts { capacity: room.min()?, is_input: false, latest: false });
     }
     // Messages of all connections are counted together.

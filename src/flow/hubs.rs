@@ -49,7 +49,7 @@ impl<'a> Outputs<'a> {
             let (port, writer) = (connection.from, device(flow, connection.from));
             by_port.entry(port).or_insert_with(|| {
                 let branches = flow.leaving(port).map(|(_, branch)| branch).filter(|branch| branch.to.flow == flow.id);
-                let drops = |branch: &&Connection| wanted(flow, branch).full != Full::Hold;
+                let drops = |branch: &&Connection| !wanted(flow, branch).full.blocks();
                 let primary = fan::primary(branches.clone(), drops, |branch| device(flow, branch.to) == writer);
                 let said = branches.filter_map(|branch| wanted(flow, branch).envelope_bytes).max();
                 Output { primary, said }
@@ -134,7 +134,7 @@ fn plan_of(
             problem(format!("its envelopes of {bytes} bytes hold no element of {element_bytes} bytes"));
         }
     }
-    if carries && hub.full != Full::Hold && envelopes < hub.default_envelopes(least) {
+    if carries && !hub.full.blocks() && envelopes < hub.default_envelopes(least) {
         let needs = hub.default_envelopes(least);
         problem(format!(
             "it drops messages so that its writer never waits, but with {envelopes} envelopes the writer would wait: it \
@@ -167,7 +167,7 @@ fn plan_of(
     let room = needs_at(flow, connection.from);
     let waits = || format!("`{}` waits for room for {room} messages", port_name(flow, connection.from));
     // What a condition waits for was checked with the other conditions of the operator.
-    if room > capacity && hub.full == Full::Hold && !is_named(flow, connection.from) {
+    if room > capacity && hub.full.blocks() && !is_named(flow, connection.from) {
         problem(format!("{}, and its queue holds {capacity}: give it a capacity of {room} or more", waits()));
     }
     let lent = writer_bytes.is_some() || (carries && forks);

@@ -706,7 +706,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
         let mut no_handles = pin!(self.stage.closed());
         let (book, context) = (self.book.clone(), cx.context().clone());
         let errors = CallerErrors::new(cx.flow().name(), &book.name);
-        let handover = ResponseTransfer::new(context.node().activity().clone(), errors);
+        let transfer = ResponseTransfer::new(context.node().activity().clone(), errors);
         let mut open = true;
         cx.attend(|task, ending| {
             if open && (ending || no_handles.as_mut().poll(task).is_ready() || !gate.tend()) {
@@ -732,7 +732,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
                     let reply = context.take_replies().pop().unwrap_or_default();
                     // If no caller waits, the envelopes return to their pool.
                     let given = response.get_mut().filter(|_| reply.is_waited_for());
-                    match (given.map_or(Ok(()), |response| handover.give(response)), response.take()) {
+                    match (given.map_or(Ok(()), |response| transfer.give(response)), response.take()) {
                         (Ok(()), Some(response)) => book.answer(&reply, response),
                         (Ok(()), None) => {}
                         (Err(error), response) => {

@@ -202,8 +202,7 @@ impl<M: Message> HubCore<M> {
 
     /// Moves the message first where no other one waits to be moved: it then enters the queue ready to be taken.
     fn move_and_send(&self, place: &mut Option<Parcel<M>>) -> Result<()> {
-        let is_next =
-            !self.stepped.load(Ordering::Acquire) && self.queue.full() == Full::Hold && self.queue.all_ready();
+        let is_next = !self.stepped.load(Ordering::Acquire) && self.queue.full().blocks() && self.queue.all_ready();
         let Some(parcel) = place.as_mut().filter(|_| is_next && !self.queue.reader_gone()) else {
             self.enqueue(place, discard);
             return self.pump();
@@ -540,7 +539,7 @@ impl<M: Message> HubView for HubCore<M> {
             return Some(WriterWait::Blank);
         }
         // A hub that drops messages takes the envelopes from older ones, or drops the new message.
-        let forks = self.forks && self.queue.full() == Full::Hold;
+        let forks = self.forks && self.queue.full().blocks();
         let lacks = forks && self.arrivals.as_ref().is_some_and(|arrivals| !arrivals.has(envelopes));
         lacks.then_some(WriterWait::Copy)
     }

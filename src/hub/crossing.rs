@@ -153,17 +153,17 @@ mod tests {
         let pool = Pool::new(&"inner-hub".into(), 1, 400 << 10, &device, &device).unwrap();
         let take = || Envelope::<u8>::of_raw(pool.take().unwrap().unwrap());
         let [flow, other]: [Arc<Counted>; 2] = Default::default();
-        let handover = ResponseTransfer::new(flow.clone(), CallerErrors::new("flow", "service"));
+        let transfer = ResponseTransfer::new(flow.clone(), CallerErrors::new("flow", "service"));
         let mut first = take();
         Boundary::of_program(other.clone()).mark(&mut first);
-        handover.give(&mut first).unwrap();
+        transfer.give(&mut first).unwrap();
         assert_eq!((pool.count(), pool.idle()), (1, 1), "its hub has a replacement");
         assert_eq!(out(&[flow.clone(), other.clone()]), [0, 0], "nothing waits for it");
 
         // There is no memory for a third.
         let mut second = take();
         Boundary::of_program(other.clone()).mark(&mut second);
-        let error = handover.give(&mut second).unwrap_err();
+        let error = transfer.give(&mut second).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
         assert!(!format!("{error:?} {error}").contains("inner"), "{error:?}");
         assert_eq!((pool.idle(), out(&[flow, other.clone()])), (0, vec![0, 1]), "it still belongs to its hub");
@@ -173,7 +173,7 @@ mod tests {
         let mut third = take();
         drop(first);
         assert_eq!(pool.idle(), 0, "an envelope that was handed over does not return to its pool");
-        handover.give(&mut third).unwrap();
+        transfer.give(&mut third).unwrap();
         assert_eq!(pool.idle(), 1);
     }
 }

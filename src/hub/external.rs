@@ -23,7 +23,7 @@ impl<M: Message> ExternalHandle<M> {
         Self(hub.clone())
     }
 
-    /// As [`Parcel::depart`]. After it, [`Sender::try_send_departed`](super::sender::Sender::try_send_departed) calls no code of the message.
+    /// Like [`Parcel::depart`]. After it, `Sender::try_send_departed` calls no code of the message.
     pub(crate) fn depart(&self, parcel: &mut Parcel<M>, origin: Option<&Stream>) -> Result<()> {
         self.0.check()?;
         parcel.depart(origin)

@@ -17,27 +17,35 @@
 //!
 //! # The way of a message
 //!
-//! From an operator on one device to an operator on another:
+//! From an operator on one device to an operator on another, in the files of this folder or of the one that is named:
 //!
 //! ```text
-//!   send       Output (operator/output.rs) ──> Outlet (outlet.rs): one hub, or a Fan of several
-//!                 │ Parcel (header.rs): the message and its header; `depart` commits its uses and sets its ticket
-//!                 v
-//!   move       Sender (sender.rs), a handle of HubCore (core.rs)
-//!                 │ an envelope of the reader's Pool (pool.rs) takes the place of the message's RawEnvelope
-//!                 │ (raw_envelope.rs), and the copy is enqueued; without a free one the message waits in the queue
-//!                 v
-//!   push       Queue (queue.rs), under its lock, once ── the reader's waker (waking.rs) ──┐
-//!                                                                                         v
-//!   wait                                   RunLoop (operator/run_loop.rs) polls Input (operator/input.rs), which
-//!                                          polls InputQueue (operator/input_queue.rs), and Receiver (receiver.rs)
-//!                                                                                         │ ready: claim, run
-//!                                                                                         v
-//!   take       Queue, under its lock, once ──> Intake (operator/intake.rs): the header's load and ticket ──> compute
+//!   send     Output (operator/output.rs) makes a Parcel (header.rs): the message and its header
+//!              v
+//!            Outlet (outlet.rs): one Sender, or several in a Fan (fan.rs), with a fork for each further reader
+//!              v
+//!            Sender (sender.rs): is there room? `Parcel::depart` commits the message's uses and sets its ticket
+//!              v
+//!            HubCore (core.rs)
+//!              │  the queue blocks when it is full, no message in it waits to be moved, and the hub is not stepped
+//!              ├── yes ──> move ──> push, ready to be taken
+//!              └── no ───> push ──> move, now or when an envelope returns (`pump`): `begin_move`, `end_move`
+//!
+//!   move       each RawEnvelope (raw_envelope.rs) of the message is replaced with one of the reader's Pool (pool.rs);
+//!              `transfer::copy` (memory/transfer.rs) enqueues the copy: Stream (stream/enqueue.rs) ──> Backend (device/)
+//!   push       Queue (queue.rs), under its lock; it wakes the reader: HubSide (waking.rs)
+//!              v
+//!   wait     OperatorTask (operator/node.rs) is woken; RunLoop (operator/run_loop.rs) polls and claims the ports through
+//!              OperatorRuns (operator/cx.rs): Input (operator/input.rs) ──> InputQueue ──> Receiver (receiver.rs)
+//!              v
+//!            `compute` begins
+//!              v
+//!   take     Input ──> Intake (operator/intake.rs) ──> InputQueue ──> Receiver ──> Queue, under its lock; the ticket and
+//!              the load of the header go to the operator's streams and its RunContext
 //! ```
 //!
-//! Until then nothing waits for the copy: the memory's record of uses orders the reader's work after it. Dropping the
-//! envelope returns its memory to the pool, which moves a message that waits for it.
+//! Nothing waits for the copy: the memory's record of uses orders the reader's work after it. An envelope that is
+//! dropped returns its memory to its pool, which moves a message that waits for it.
 //!
 //! A [`ChunkHub`] is the other kind of hub: several links, at several locations, produce, consume, peek at and modify
 //! its chunks. It needs no flow.

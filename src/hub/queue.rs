@@ -3,9 +3,10 @@
 //! This file does not depend on any device, so that a model checker can explore all of its interleavings on a CPU
 //! (`tests/loom/queue.rs` includes it unchanged).
 //!
-//! A message that must be moved to the reader (copied to its device) is in the queue from the moment it is sent, but
-//! can be taken only after it was moved. Messages are moved one at a time, in order, by any task that calls
-//! `begin_move`: the writer after its push, or a task that returns an envelope for which a move was waiting.
+//! A message may have to be moved to the reader (copied to its device) before it can be taken. Where no message in the
+//! queue waits for that (`all_ready`), the writer may move its message first and push it ready. Otherwise the message is
+//! pushed and moved later. Queued messages are moved one at a time, in order, by any task that calls `begin_move`: the
+//! writer after its push, or a task that returns an envelope for which a move was waiting.
 //!
 //! ```text
 //!                   ready                   behind it
@@ -66,6 +67,11 @@ pub(crate) enum Full {
 }
 
 impl Full {
+    /// Whether the writer waits for room.
+    pub(crate) fn blocks(self) -> bool {
+        self == Self::Hold
+    }
+
     fn drops_oldest(self) -> bool {
         matches!(self, Self::DropOldest | Self::Replace)
     }
@@ -219,7 +225,7 @@ impl<M: 'static> Queue<M> {
     /// Whether there is room for this many messages, or if the queue drops messages instead.
     #[inline]
     pub(crate) fn has_room(&self, messages: usize) -> bool {
-        self.len().saturating_add(messages) <= self.capacity || self.full != Full::Hold
+        self.len().saturating_add(messages) <= self.capacity || !self.full.blocks()
     }
 
     /// Whether the queue drops ready messages.
@@ -372,7 +378,7 @@ impl<M: 'static> Queue<M> {
 
     #[cold]
     fn refuse_or_hold(&self, state: &mut State<M>) -> Pushed {
-        if self.full == Full::Hold {
+        if self.full.blocks() {
             return Pushed::Back;
         }
         state.counts.dropped += 1;

@@ -15,8 +15,8 @@ use crate::{
 pub(crate) struct Receiver<M: Message>(Arc<HubCore<M>>);
 
 impl<M: Message> Receiver<M> {
-    pub(super) fn new(link: Arc<HubCore<M>>) -> Self {
-        Self(link)
+    pub(super) fn new(hub: Arc<HubCore<M>>) -> Self {
+        Self(hub)
     }
 
     /// Whether there are `count` messages to take, or the hub has failed. `Never` once the writer has closed with fewer
@@ -70,10 +70,10 @@ impl<M: Message> Receiver<M> {
 
     /// Whether there is a message that was not read before. For a hub whose newest message is read repeatedly.
     pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
-        let link = &*self.0;
-        match &link.again {
+        let hub = &*self.0;
+        match &hub.again {
             None => self.poll(1, Interest::Change, waker),
-            Some(_) => link.queue.poll_new(waker),
+            Some(_) => hub.queue.poll_new(waker),
         }
     }
 
@@ -81,11 +81,11 @@ impl<M: Message> Receiver<M> {
     /// the newest, also a message that was read before.
     #[inline]
     pub(crate) fn take(&self, place: &mut Option<Parcel<M>>, again: bool) -> Option<u64> {
-        let link = &*self.0;
-        match &link.again {
-            None => link.queue.take(place),
-            Some(kept) if again || link.queue.unread() > 0 => {
-                link.queue.read(place, |parcel| parcel.with_message((kept.copy)(&parcel.message)))
+        let hub = &*self.0;
+        match &hub.again {
+            None => hub.queue.take(place),
+            Some(kept) if again || hub.queue.unread() > 0 => {
+                hub.queue.read(place, |parcel| parcel.with_message((kept.copy)(&parcel.message)))
             }
             Some(_) => None,
         }

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   at the first use:
-//!     the pool has one                     ──> its own: always the same; outputs context it
+//!     the pool has one                     ──> its own: always the same; outputs carry it
 //!     added without one, or exhausted      ──> selected anew in each run, at the first use:
-//!          a message came from a stream  ──> the run's first; the others are joined to it; outputs context it
-//!          none did                      ──> the device's default stream; outputs context none
+//!          a message came from a stream  ──> the run's first; the others are joined to it; outputs carry it
+//!          none did                      ──> the device's default stream; outputs carry none
 //! ```
 //!
 //! In a capture, for a section that is replayed, the operator uses another instance, whose streams belong to the

@@ -161,8 +161,8 @@ impl RunContext {
         }
     }
 
-    /// As [`release_unneeded`](Self::let_go), unless a run is in progress: for a wait that an operator may make in the middle of
-    /// one.
+    /// Like [`release_unneeded`](Self::release_unneeded), unless a run is in progress: for a wait that an operator may
+    /// make in the middle of one.
     #[inline]
     pub(super) fn release_between_runs(&self) {
         if self.any() && !self.running.load(Ordering::Relaxed) {

@@ -18,7 +18,7 @@
 //!
 //! | | waits with [`next_run`] | runs |
 //! |---|---|---|
-//! | an operator's own task | the operator, for its ports | [`all_runs`], or the operator's own `run` with [`Cx::ready`](super::Cx::ready) |
+//! | an operator's own task | the operator, for its ports | the macro `all_runs`, or the operator's own `run` with [`Cx::ready`](super::Cx::ready) |
 //! | [`Steps`](crate::flow::Steps) | the same; its [`Permit`](super::permit::Permit) holds it back until a step is requested | the same |
 //! | [concurrent](super::concurrent) runs | the dispatcher, for the operator's ports | a worker, for which the dispatcher has claimed |
 //! | a section | the section's task, for the ports at the section's boundary | each operator in turn, or one graph |

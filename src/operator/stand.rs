@@ -1,7 +1,7 @@
 //! [`Dependency`]: what an operator of a running flow waits for, and for which other operators.
 //!
 //! The analysis of [closed groups](crate::flow) is based on it. It errs on one side: an operator that might be able to
-//! continue is [`Active`](Stand::Active), or waits for too many others, never for too few.
+//! continue is [`Active`](Dependency::Active), or waits for too many others, never for too few.
 
 use super::{
     control::{Control, Hubs},

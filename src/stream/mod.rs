@@ -27,19 +27,23 @@
 //! ```text
 //!   enqueue           Stream::enqueue (enqueue.rs) ── under the lock on Order (order.rs) ──> Ticket (stream.rs)
 //!                                                                                               │
+//!   mark              Ticket::commit ── an event is recorded behind the ticket ──> Mark (mark.rs)
+//!                         │ at once in `Stream::completed`, at the first poll in `Ticket::completed`
 //!   register          Completed (completed.rs) ── polled: waker and ticket ──> Completion (completion.rs)
 //!                         │ the waiter with the lowest ticket is the front: it goes on
-//!   mark              Ticket::commit ── an event is recorded behind the ticket ──> Mark (mark.rs)
-//!                         │
 //!   query             StreamInner::query (stream.rs): has the mark's event passed? ── yes ────────────┐
 //!                         │ no: WaitStrategy (wait_strategy.rs) chooses who queries next              │
-//!                         ├── the task itself, polled again ──────────────> query ────────────────────┤
-//!                         ├── CompletionMonitor (monitor.rs): scan, tick ─> query ────────────────────┤
-//!                         ├── CompletionMonitor: alarm ──> Completion::wake ──> Completed ──> query ──┤
-//!                         └── host callback ─────────────> Completion::wake ──> Completed ──> query ──┤
+//!                         ├── POLL: the task itself, polled again ────────> query ────────────────────┤
+//!                         ├── SCAN: CompletionMonitor (monitor.rs) ───────> query ────────────────────┤
+//!                         ├── SLEEP: its alarm ──> Completion::wake ──> Completed ──> query ──────────┤
+//!                         ├── CALLED: a host callback ──> Completion::wake ──> Completed ──> query ───┤
+//!                         └── in any case, its tick ──────────────────────> query ────────────────────┤
 //!                                                                                                     v
 //!   notify            wakers of all waiters up to the mark's ticket <── Completion::advance (completion.rs)
 //! ```
+//!
+//! An operator's waker is its OperatorTask's (operator/node.rs). `Monitored`, through which the monitor polls a stream,
+//! is implemented in wait_strategy.rs.
 //!
 //! A query that finds the device lost goes to `Streams::observe` (streams.rs), which fails the waiters of all streams
 //! of the device: `Completion::fail`.

@@ -138,7 +138,7 @@ impl Order {
     }
 
     /// Upstream devices that are known to be lost have tainted what was enqueued since the stream was ordered after
-    /// them, and nothing later. Call this within a [`Deferred`] scope.
+    /// them, and nothing later. Call this within a [`Deferred`](crate::sync::Deferred) scope.
     #[cold]
     pub(super) fn note_losses(&mut self, losses: &LossState) {
         let mut at = 0;

@@ -2,7 +2,7 @@
 //!
 //! A component is one stream of one device; a handle that the driver reuses is another component. A clock is a lower
 //! bound: an absent entry means nothing is known. Most clocks have an entry or two, as what the host has seen is left
-//! out (see [`race_state`](mod@super::universe)).
+//! out (see [`race_state`](super::race_state)).
 
 use smallvec::SmallVec;
 

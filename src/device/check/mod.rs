@@ -16,7 +16,7 @@
 //!   query, synchronize, a host function that runs            the host comes after that
 //! ```
 //!
-//! Besides order it checks existence: a call that uses memory that was [freed](gone) or
+//! Besides order it checks existence: a call that uses memory that was [freed](tombstones) or
 //! [never written](written), or a stream or an event that was destroyed, is refused as well.
 //!
 //! It does not use the framework's own tracking, so it can find errors there. It reports no false alarm for memory from
@@ -24,9 +24,8 @@
 //! a copy may be done with it when the call returns, which no call shows). The host counts as one observer: races
 //! between its threads are Rust's to prevent.
 //!
-//! One universe serves all devices of the process; see [`race_state`](mod@universe). Its lock is never held while other
+//! One race state serves all devices of the process; see [`race_state`]. Its lock is never held while other
 //! code is called, so neither a driver that blocks nor a host function that runs immediately can deadlock with it.
-//! called, so neither a driver that blocks nor a host function that runs at once can lock up with it.
 
 mod clock;
 mod graph;

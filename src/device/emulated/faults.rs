@@ -78,7 +78,7 @@ impl Plan {
         Self { faults, counts: Mutex::default() }
     }
 
-    /// True if no fault is planned: then calls need not be counted.
+    /// True if no fault is planned: then it does not matter when the copies of a graph are counted.
     pub(super) fn is_empty(&self) -> bool {
         let Faults { kernels, allocations, copies, functions } = &self.faults;
         kernels.is_empty() && allocations.is_empty() && copies.is_empty() && functions.is_empty()

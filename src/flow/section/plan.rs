@@ -16,7 +16,6 @@ use crate::{
     condition::{PortId, Room},
     device::Device,
     flow::{Connection, added::OperatorSlot, check, link, wiring::Wiring},
-    hub::queue::Full,
     operator::{PortDecl, PortKind},
     sync::{Mutex, lock},
 };
@@ -403,7 +402,7 @@ impl<'a> Planner<'a> {
         let mut count = |connection: &Connection, other: PortId| {
             if self.has(other) {
                 inside += 1;
-                if check::wanted(flow, connection).full != Full::Hold {
+                if !check::wanted(flow, connection).full.blocks() {
                     let hub = check::hub_name(flow, connection);
                     problem(format!(
                         "hub `{hub}` drops messages or keeps the latest: within a section each is taken once"

@@ -64,7 +64,7 @@ struct Exec {
     of: RawGraph,
     /// Shared with launches that have not begun.
     program: Arc<Program>,
-    dice: OrderSeed,
+    order_seed: OrderSeed,
     last: Option<Point>,
 }
 
@@ -368,7 +368,7 @@ impl Device {
         }
         let program = Arc::new(Program::new(graphs.snapshot(graph)?));
         let exec = RawExec(fresh_id());
-        graphs.execs.insert(exec, Exec { of: graph, program, dice: OrderSeed { seed, throw: 0 }, last: None });
+        graphs.execs.insert(exec, Exec { of: graph, program, order_seed: OrderSeed { seed, run: 0 }, last: None });
         Ok(exec)
     }
 
@@ -392,11 +392,11 @@ impl Device {
             return Err(wrong("the previous launch has left memory that no node frees"));
         }
         // Held by the exec too, so no user's value is dropped here.
-        let mut work = Some(Work::Graph(Box::new(Sequence::new(&exec.program, &self.plan, exec.dice))));
+        let mut work = Some(Work::Graph(Box::new(Sequence::new(&exec.program, &self.plan, exec.order_seed))));
         let (stream, last, around) = (self.stream(stream), exec.last, &exec.program.around);
         let launched = self.engine.with(|machine| machine.launch(self.id, stream, last, around, &mut work))?;
         exec.last = Some(launched);
-        exec.dice.throw += 1;
+        exec.order_seed.run += 1;
         Ok(())
     }
 

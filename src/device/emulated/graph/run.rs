@@ -27,7 +27,7 @@ use crate::device::backend::{Address, Endpoint, GraphCondition, RawNode};
 pub(in super::super) struct Sequence {
     steps: Steps,
     plan: Arc<Plan>,
-    dice: OrderSeed,
+    order_seed: OrderSeed,
 }
 
 enum Steps {
@@ -48,7 +48,7 @@ enum Step {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OrderSeed {
     pub(super) seed: u64,
-    pub(super) throw: u64,
+    pub(super) run: u64,
 }
 
 struct Turn {
@@ -57,12 +57,12 @@ struct Turn {
 }
 
 impl Sequence {
-    pub(super) fn new(program: &Arc<Program>, plan: &Arc<Plan>, dice: OrderSeed) -> Self {
+    pub(super) fn new(program: &Arc<Program>, plan: &Arc<Plan>, order_seed: OrderSeed) -> Self {
         let steps = match plan.is_empty() {
             true => Steps::Of(program.clone()),
-            false => Steps::Ordered(ordered(&program.nodes, plan, dice)),
+            false => Steps::Ordered(ordered(&program.nodes, plan, order_seed)),
         };
-        Self { steps, plan: plan.clone(), dice }
+        Self { steps, plan: plan.clone(), order_seed }
     }
 
     pub(in super::super) fn len(&self) -> usize {
@@ -77,10 +77,10 @@ impl Sequence {
     /// # Safety
     /// As [`Work::run`].
     pub(in super::super) unsafe fn run(self, going: &dyn Fn() -> bool) -> Result<(), Fault> {
-        let Self { steps, plan, dice } = self;
+        let Self { steps, plan, order_seed } = self;
         let steps = match steps {
             Steps::Ordered(steps) => steps,
-            Steps::Of(program) => ordered(&program.nodes, &plan, dice),
+            Steps::Of(program) => ordered(&program.nodes, &plan, order_seed),
         };
         for step in steps {
             if !going() {
@@ -95,13 +95,13 @@ impl Sequence {
                 Step::Alloc(memory) => memory.appear().map_err(|error| Fault(format!("allocation: {error}")))?,
                 Step::Free(memory) => memory.vanish(),
                 Step::Conditional { when, flag, within } => {
-                    let mut dice = OrderSeed { seed: dice.seed.wrapping_add(dice.throw), throw: 0 };
+                    let mut order_seed = OrderSeed { seed: order_seed.seed.wrapping_add(order_seed.run), run: 0 };
                     // SAFETY: guaranteed by the caller.
                     while going() && unsafe { is_raised(flag) }? {
-                        let steps = Steps::Ordered(ordered(&within, &plan, dice));
+                        let steps = Steps::Ordered(ordered(&within, &plan, order_seed));
                         // SAFETY: guaranteed by the caller.
-                        unsafe { Self { steps, plan: plan.clone(), dice }.run(going) }?;
-                        dice.throw += 1;
+                        unsafe { Self { steps, plan: plan.clone(), order_seed }.run(going) }?;
+                        order_seed.run += 1;
                         if when == GraphCondition::If {
                             break;
                         }
@@ -133,10 +133,10 @@ fn count(nodes: &[Node]) -> usize {
     nodes.iter().map(of).sum()
 }
 
-fn ordered(nodes: &[Node], plan: &Plan, dice: OrderSeed) -> Vec<Step> {
+fn ordered(nodes: &[Node], plan: &Plan, order_seed: OrderSeed) -> Vec<Step> {
     let mut places = Vec::new();
     lay_out(nodes, plan, &[], &mut places);
-    order(places, dice)
+    order(places, order_seed)
 }
 
 /// Appends nodes with their predecessors. Nodes without any come after `roots`.
@@ -192,8 +192,8 @@ fn step(task: &Task, plan: &Plan) -> Option<Step> {
 }
 
 /// The steps in an order that respects the predecessors.
-fn order(places: Vec<Turn>, dice: OrderSeed) -> Vec<Step> {
-    let mut random = StdRng::seed_from_u64(dice.seed.wrapping_add(dice.throw / 2));
+fn order(places: Vec<Turn>, order_seed: OrderSeed) -> Vec<Step> {
+    let mut random = StdRng::seed_from_u64(order_seed.seed.wrapping_add(order_seed.run / 2));
     let ranks: Vec<u64> = places.iter().map(|_| random.random()).collect();
     let mut left: Vec<usize> = places.iter().map(|place| place.before.len()).collect();
     let mut then: Vec<Vec<usize>> = places.iter().map(|_| Vec::new()).collect();
@@ -210,7 +210,7 @@ fn order(places: Vec<Turn>, dice: OrderSeed) -> Vec<Step> {
     let mut steps: Vec<Option<Step>> = places.into_iter().map(|place| place.step).collect();
     let mut ordered = Vec::with_capacity(steps.len());
     // The second of two launches prefers what the first deferred.
-    while let Some((_, at)) = if dice.throw.is_multiple_of(2) { ready.pop_first() } else { ready.pop_last() } {
+    while let Some((_, at)) = if order_seed.run.is_multiple_of(2) { ready.pop_first() } else { ready.pop_last() } {
         ordered.extend(steps[at].take());
         for next in &then[at] {
             left[*next] -= 1;
