@@ -154,10 +154,3 @@ pub mod __private {
     };
     pub use inventory;
 }
-
-// Runs the README's program and the macros' examples as doc tests.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-#[doc = include_str!("../macros/src/examples/message.md")]
-#[doc = include_str!("../macros/src/examples/ports.md")]
-struct Readme;

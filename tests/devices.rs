@@ -35,7 +35,4 @@ mod two_devices;
 mod uppercase;
 mod user_memory;
 
-#[test]
-fn tests_that_need_a_gpu_run_where_they_are_required() {
-    common::assert_gpu_tests_are_included();
-}
+common::gpu_tests_run_where_required!();

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use common::*;
 use wakeline::prelude::*;
 
+gpu_tests_run_where_required!();
+
 /// x += 1, and a trap where x is `what`.
 #[kernel(unsafe(cuda = "kernels/trap_at.cu"))]
 fn trap_at(x: &mut [u32], what: u32) {

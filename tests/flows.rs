@@ -36,7 +36,4 @@ mod service_over_http;
 mod waits_given_up;
 mod waits_in_run;
 
-#[test]
-fn tests_that_need_a_gpu_run_where_they_are_required() {
-    common::assert_gpu_tests_are_included();
-}
+common::gpu_tests_run_where_required!();

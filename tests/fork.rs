@@ -13,6 +13,8 @@ use std::{
 use common::*;
 use wakeline::{device::Simulation, memory::Allocator, prelude::*};
 
+gpu_tests_run_where_required!();
+
 unsafe extern "C" {
     fn fork() -> i32;
     fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;

@@ -6,6 +6,8 @@ mod allocations;
 use common::*;
 use wakeline::{graph::Graph, prelude::*};
 
+gpu_tests_run_where_required!();
+
 const ROUNDS: usize = quick_or_long(4_000, 20_000);
 /// One-time allocations are made within this many rounds.
 const WARM: usize = 1_000;

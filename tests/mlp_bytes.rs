@@ -17,6 +17,8 @@ use wakeline::{
     prelude::*,
 };
 
+gpu_tests_run_where_required!();
+
 const BUCKETS: [usize; 2] = [2, 8];
 /// The number of rows of each request.
 const SIZES: [usize; 6] = [1, 2, 3, 8, 5, 1];

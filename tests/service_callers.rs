@@ -21,6 +21,8 @@ use wakeline::{
     prelude::*,
 };
 
+gpu_tests_run_where_required!();
+
 const SECRET: &str = "the password is hunter2";
 
 /// Texts that must not leak: names of operators, streams, kernels, ports, hubs and flows, addresses and paths.

@@ -30,6 +30,8 @@ macro_rules! a_fault {
         mod $name {
             use super::*;
 
+            $crate::gpu_tests_run_where_required!();
+
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn emulated() {
                 let faults = wakeline::device::Faults::new()

@@ -482,15 +482,27 @@ pub fn sum(x: &[u32], total: &mut [u32]) {
     total[0] = x.iter().fold(0, |sum, x| sum.wrapping_add(*x));
 }
 
-/// With `REQUIRE_CUDA=1`, a run that leaves out the tests that need a GPU fails.
-///
-/// # Panics
-/// If it is such a run.
-pub fn assert_gpu_tests_are_included() {
-    let required = std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1");
-    let included = std::env::args().any(|argument| argument == "--include-ignored" || argument == "--ignored");
-    assert!(
-        included || !required,
-        "REQUIRE_CUDA=1 and the tests that need a GPU are left out: add `-- --include-ignored`"
-    );
+/// A test that fails where `REQUIRE_CUDA=1` and the run leaves out the tests that need a GPU. Each test program with such
+/// tests has one.
+#[macro_export]
+macro_rules! gpu_tests_run_where_required {
+    () => {
+        #[test]
+        fn gpu_tests_run_where_required() {
+            let required = std::env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1");
+            let included = std::env::args().any(|argument| argument == "--include-ignored" || argument == "--ignored");
+            assert!(
+                included || !required,
+                "REQUIRE_CUDA=1 and the tests that need a GPU are left out: add `-- --include-ignored`"
+            );
+        }
+    };
 }
+
+// The programs of README and the macros' examples, as doc tests. They stand here because the packages that are published
+// hold neither README's CUDA file nor the other package's examples.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+#[doc = include_str!("../../macros/src/examples/message.md")]
+#[doc = include_str!("../../macros/src/examples/ports.md")]
+struct Readme;

@@ -24,6 +24,16 @@ use self::samples::*;
 use super::*;
 use crate::device::backend::Arg;
 
+#[test]
+fn gpu_tests_run_where_required() {
+    let required = env::var("REQUIRE_CUDA").is_ok_and(|value| value == "1");
+    let included = env::args().any(|argument| argument == "--include-ignored" || argument == "--ignored");
+    assert!(
+        included || !required,
+        "REQUIRE_CUDA=1 and the tests that need a GPU are left out: add `-- --include-ignored`"
+    );
+}
+
 /// Device 0, with exclusive access.
 struct Gpu {
     device: Arc<CudaBackend>,
