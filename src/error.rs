@@ -111,7 +111,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// A failure: its kind, its place and its cause.
+/// A failure: its kind, its place and its cause. Clones share the cause.
 ///
 /// ```
 /// use wakeline::{Error, ErrorKind};
@@ -121,8 +121,10 @@ impl fmt::Display for ErrorKind {
 /// assert!(error.downcast_ref::<std::io::Error>().is_some());
 /// assert_eq!(error.to_string(), "operator `write`: disk on fire");
 /// ```
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     /// The places (device, port, operator), outermost last.
@@ -285,23 +287,10 @@ impl Error {
         }
         None
     }
-
-    /// A copy of this failure. The cause is shared.
-    #[must_use]
-    pub fn again(&self) -> Self {
-        Self(Box::new(Inner {
-            kind: self.0.kind,
-            places: self.0.places.clone(),
-            message: self.0.message.clone(),
-            reader_gone: self.0.reader_gone,
-            cause: self.0.cause.clone(),
-            attachment: self.0.attachment.clone(),
-        }))
-    }
 }
 
 /// The number of errors of a chain of causes that are displayed, including the first one.
-const MOST_DISPLAYED: usize = 64;
+const MAX_DISPLAYED: usize = 64;
 
 thread_local! {
     /// The number of nested errors that this thread is displaying.
@@ -315,7 +304,7 @@ impl Displayed {
     /// `None` if too many are being displayed.
     fn enter() -> Option<Self> {
         let within = DISPLAYED.get();
-        (within < MOST_DISPLAYED).then(|| {
+        (within < MAX_DISPLAYED).then(|| {
             DISPLAYED.set(within + 1);
             Self
         })

@@ -17,7 +17,7 @@ use crate::{
 
 const INCOMPLETE: &str = "the graph is incomplete and cannot be built: the body of one of its conditionals panicked, or \
                           could not be completed";
-const EXCHANGED: &str = "the body's builder was replaced by another one";
+const REPLACED: &str = "the body's builder was replaced by another one";
 
 /// Builds a graph node by node.
 ///
@@ -49,12 +49,12 @@ pub struct Builder {
 
 /// The stream of a node, to which a user's function adds work. It is closed when the function returns or panics,
 /// including any clone that the function kept.
-struct Open<'a> {
+struct OpenStream<'a> {
     recorder: &'a Recorder,
     stream: &'a Stream,
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenStream<'_> {
     fn drop(&mut self) {
         self.recorder.close_stream(self.stream.raw());
     }
@@ -63,13 +63,13 @@ impl Drop for Open<'_> {
 /// The body of a conditional until it is complete. If it is dropped earlier, by a panic or an error, the outer graph
 /// cannot be built: the body's nodes may lack edges, and the resources they use may belong to a builder that was moved
 /// out.
-struct Body {
+struct OpenBody {
     outer: Arc<Recorder>,
     within: Arc<Recorder>,
     complete: bool,
 }
 
-impl Drop for Body {
+impl Drop for OpenBody {
     fn drop(&mut self) {
         if !self.complete {
             // The body first: a builder that was moved out adds nothing from here on.
@@ -101,7 +101,7 @@ impl Builder {
         let after = self.find_all(after)?;
         let stream = self.sketch.capture.stream("node", after)?;
         {
-            let _open = Open { recorder: &self.sketch.recorder, stream: &stream };
+            let _open = OpenStream { recorder: &self.sketch.recorder, stream: &stream };
             let _in = self.sketch.capture.enter();
             work(&stream)?;
         }
@@ -148,7 +148,7 @@ impl Builder {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let (levels_with, nodes_with) = (self.sketch.levels_with(graph.0.levels)?, self.sketch.nodes_with(graph)?);
-        let Sketch { recorder, graph_memory, children, capture, levels, within, .. } = &mut self.sketch;
+        let Sketch { recorder, graph_memory, children, capture, levels, nested_nodes, .. } = &mut self.sketch;
         let stream = capture.stream("child", after)?;
         // After the nodes of this graph that use the same memory, including earlier nodes with the same child.
         let graph_memories = graph.graph_memories();
@@ -160,7 +160,7 @@ impl Builder {
         // builder is moved to.
         capture.keep(graph.0.clone());
         let at = execution::add_child(recorder, after, &graph.0.recorder)?;
-        (*levels, *within) = (levels_with.max(*levels), nodes_with);
+        (*levels, *nested_nodes) = (levels_with.max(*levels), nodes_with);
         recorder.go_on_after(stream.raw(), at);
         let ticket = stream.enqueue_point(|_, _| Ok(()))?;
         graph_memories.iter().for_each(|other| graph_memory.note_all_of(other, &ticket));
@@ -287,11 +287,11 @@ impl Builder {
         let end = recorder.end_of(stream.raw());
         let (at, within) = execution::add_conditional(recorder, &stream, end, when, flag.borrow().view())?;
         let mut inner = Builder { sketch: Sketch::over(capture.device(), within.clone()) };
-        inner.sketch.around = self.sketch.around + 1;
-        inner.sketch.beside = self.sketch.beside.saturating_add(self.sketch.within);
+        inner.sketch.depth = self.sketch.depth + 1;
+        inner.sketch.outer_nested_nodes = self.sketch.outer_nested_nodes.saturating_add(self.sketch.nested_nodes);
         recorder.go_on_after(stream.raw(), at);
         // Declared after the builder, so that it is dropped first.
-        let mut open = Body { outer: recorder.clone(), within, complete: false };
+        let mut open = OpenBody { outer: recorder.clone(), within, complete: false };
         let id = inner.sketch.id;
         // From here on the resources of its nodes (memory, events, children and nested bodies) are kept, however it
         // ends.
@@ -304,7 +304,7 @@ impl Builder {
         let made = body(&mut inner, flag);
         if inner.sketch.id != id {
             drop(open);
-            return made.and(Err(Error::new(ErrorKind::Usage, EXCHANGED)));
+            return made.and(Err(Error::new(ErrorKind::Usage, REPLACED)));
         }
         let made = made.and_then(|()| inner.add_frees());
         // Closed first: the resources that it uses do not change from here on.
@@ -319,7 +319,7 @@ impl Builder {
         graph_memory.note_all_of(&used, &ticket);
         self.sketch.levels = self.sketch.levels.max(inner.sketch.levels + 1);
         let inner = inner.sketch.finish(Vec::new());
-        self.sketch.within = self.sketch.within.saturating_add(inner.0.nodes);
+        self.sketch.nested_nodes = self.sketch.nested_nodes.saturating_add(inner.0.nodes);
         self.sketch.children.push((inner, at));
         open.complete = true;
         made.map(|()| self.sketch.node(at))

@@ -10,7 +10,7 @@ use crate::{
     stream::{Stream, capture::Capture},
 };
 
-const EXCHANGED: &str = "the capture was replaced by another one: use each in its own closure";
+const REPLACED: &str = "the capture was replaced by another one: use each in its own closure";
 
 /// A capture in progress: its streams, and its inputs from and outputs to the host.
 pub struct Capturing {
@@ -44,7 +44,7 @@ impl Graph {
             work(&mut capturing)?
         };
         if capturing.sketch.id != id {
-            return Err(Error::new(ErrorKind::Usage, EXCHANGED));
+            return Err(Error::new(ErrorKind::Usage, REPLACED));
         }
         let Capturing { origin, sketch, inputs, outputs } = capturing;
         // A stream that user code has kept adds nothing after the checks below begin.
@@ -101,8 +101,8 @@ impl Capturing {
     /// memory: declare inputs first.
     pub fn input<T: Plain>(&mut self, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
         let memory = from.view().memory;
-        of_the_host(memory, "an input")?;
-        self.sketch.graph_memory.keep_apart()?;
+        check_host_memory(memory, "an input")?;
+        self.sketch.graph_memory.forbid_reuse()?;
         self.inputs.push(memory.host_range()?);
         self.sketch.graph_memory.keep(memory);
         Ok(())
@@ -118,16 +118,16 @@ impl Capturing {
     /// [`Usage`](ErrorKind::Usage) for memory of a device or that is not page-locked.
     pub fn output<T: Plain>(&mut self, to: &mut (impl DeviceSliceMut<T> + ?Sized)) -> Result<()> {
         let memory = to.view().memory;
-        of_the_host(memory, "an output")?;
+        check_host_memory(memory, "an output")?;
         self.outputs.push(memory.host_range()?);
         self.sketch.graph_memory.keep(memory);
         Ok(())
     }
 }
 
-fn of_the_host(memory: &Memory, what: &str) -> Result<()> {
+fn check_host_memory(memory: &Memory, what: &str) -> Result<()> {
     if memory.is_host() {
-        return memory.is_page_locked();
+        return memory.check_page_locked();
     }
     let text =
         format!("{what} must be page-locked host memory (`Buffer::pinned`), and this is on {}", memory.location());

@@ -78,7 +78,7 @@ impl InputCopy {
             );
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        graph_memory.feed(stream, self.to, from.view(), self.offset, self.bytes)
+        graph_memory.copy_input(stream, self.to, from.view(), self.offset, self.bytes)
     }
 }
 
@@ -146,18 +146,18 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
                  it to the device, or make the copy on the host"
             ));
         };
-        uses_it_first(sketch, at, input, Touch::new(Endpoint::Device(to), bytes as u64, true))?;
+        check_not_used_before(sketch, at, input, Touch::new(Endpoint::Device(to), bytes as u64, true))?;
         let (offset, graph_memory) = (from.start - inputs[input].start, Arc::downgrade(&sketch.graph_memory));
         taken.push((at, InputCopy { input, offset, bytes, to, device: sketch.capture.device().clone(), graph_memory }));
     }
     taken.iter().try_for_each(|(at, _)| sketch.recorder.remove(*at))?;
-    inputs.iter().for_each(|input| sketch.graph_memory.reads_no_more(input));
+    inputs.iter().for_each(|input| sketch.graph_memory.forget_reads(input));
     Ok(taken.into_iter().map(|(_, copy)| copy).collect())
 }
 
 /// Fails if a node uses the destination of an input's copy and does not come after that copy, since the removed copy is
 /// made before all nodes.
-fn uses_it_first(sketch: &Sketch, copy: usize, input: usize, to: Touch) -> Result<()> {
+fn check_not_used_before(sketch: &Sketch, copy: usize, input: usize, to: Touch) -> Result<()> {
     let state = sketch.recorder.state();
     let first = state
         .ir

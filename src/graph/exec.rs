@@ -11,7 +11,7 @@ use crate::{
         work_item::WorkItem,
     },
     error::{Error, ErrorKind, Result},
-    memory::execution::{Execution, Opening, Use},
+    memory::execution::{Execution, NodeResources, Opening},
     stream::{Stream, Ticket},
     sync::{Deferred, Level, Mutex, discard, lock},
 };
@@ -24,12 +24,12 @@ pub struct Exec {
     /// Declared before the graph, so that it is dropped first.
     execution: Execution,
     graph: Graph,
-    changes: Mutex<Changes>,
+    changes: Mutex<ExecChanges>,
 }
 
 /// The differences between an exec and its graph.
 #[derive(Default)]
-struct Changes {
+struct ExecChanges {
     /// The graph that it was last updated to.
     base: Option<Graph>,
     /// The nodes that were set since, with the bytes that each accesses.
@@ -38,8 +38,8 @@ struct Changes {
 
 impl Exec {
     pub(super) fn new(graph: &Graph, open: &[Opening]) -> Result<Self> {
-        let execution = Execution::new(&graph.0.device, &graph.0.recorder, graph.used(), open)?;
-        Ok(Self { execution, graph: graph.clone(), changes: Mutex::at(Level::ExecChanges, Changes::default()) })
+        let execution = Execution::new(&graph.0.device, &graph.0.recorder, graph.resources(), open)?;
+        Ok(Self { execution, graph: graph.clone(), changes: Mutex::at(Level::ExecChanges, ExecChanges::default()) })
     }
 
     pub(crate) fn execution(&self) -> &Execution {
@@ -86,7 +86,7 @@ impl Exec {
         let _later = Deferred::new();
         // Held across both steps: a concurrent `set` is either checked against the new graph or undone.
         let mut changes = lock(&self.changes);
-        let updated = self.execution.update(&graph.0.recorder, graph.used())?;
+        let updated = self.execution.update(&graph.0.recorder, graph.resources())?;
         updated.map_err(|refused| wrong(&refused, graph))?;
         changes.set.clear();
         let before = changes.base.replace(graph.clone());
@@ -134,7 +134,7 @@ impl Exec {
         let work_item = sketch.recorder.take_noted().map_err(|why| self.not_changed(at, why))?;
         let Some(work_item) = work_item else { return Err(self.not_changed(at, "nothing was enqueued for it")) };
         let graph_memories = std::iter::once(sketch.graph_memory.clone()).collect();
-        let mut with = Use { graph_memories, kept: sketch.capture.take_kept(), work_item: Some(work_item) };
+        let mut with = NodeResources { graph_memories, kept: sketch.capture.take_kept(), work_item: Some(work_item) };
         let _later = Deferred::new();
         let set = self.change(at, &mut with);
         // Still here if the change was refused. The lock is released.
@@ -143,12 +143,12 @@ impl Exec {
     }
 
     /// Gives a node the work in `with`. If that is refused, `with` is unchanged.
-    fn change(&self, at: usize, with: &mut Use) -> Result<()> {
+    fn change(&self, at: usize, with: &mut NodeResources) -> Result<()> {
         // Held until the new work is noted below: a concurrent change must be checked against it.
         let mut changes = lock(&self.changes);
         let Some(new) = &with.work_item else { return Ok(()) };
         let touched = new.touched();
-        if let Some(why) = self.other_kernel(&changes, at, new).or_else(|| self.clash(&changes, at, &touched)) {
+        if let Some(why) = self.kernel_mismatch(&changes, at, new).or_else(|| self.clash(&changes, at, &touched)) {
             return Err(self.not_changed(at, &why));
         }
         let set = self.execution.set(&self.graph.0.recorder, at, with)?;
@@ -159,10 +159,10 @@ impl Exec {
     }
 
     /// The reason to refuse another kernel: some drivers would accept it, others would not.
-    fn other_kernel(&self, changes: &Changes, at: usize, work_item: &WorkItem) -> Option<String> {
+    fn kernel_mismatch(&self, changes: &ExecChanges, at: usize, work_item: &WorkItem) -> Option<String> {
         let base = changes.base.as_ref().unwrap_or(&self.graph);
-        let place = self.graph.numbers().into_iter().position(|number| number == at)?;
-        let its = *base.numbers().get(place)?;
+        let place = self.graph.node_indices().into_iter().position(|number| number == at)?;
+        let its = *base.node_indices().get(place)?;
         let state = base.0.recorder.state();
         let node = state.ir.get(its).filter(|node| node.kind == Kind::Kernel && work_item.is(Kind::Kernel))?;
         let new = work_item.name();
@@ -170,17 +170,17 @@ impl Exec {
     }
 
     /// The reason to refuse work that accesses the same bytes as another node, where no edge orders the two.
-    fn clash(&self, changes: &Changes, at: usize, touched: &Touched) -> Option<String> {
+    fn clash(&self, changes: &ExecChanges, at: usize, touched: &Touched) -> Option<String> {
         if touched.is_empty() {
             return None;
         }
         let base = changes.base.as_ref().unwrap_or(&self.graph);
-        let its = base.numbers();
+        let its = base.node_indices();
         let apart = |(place, other): (usize, usize)| {
             let apart = self.graph.0.recorder.state().ir.are_apart(at, other);
             apart.then_some((other, *its.get(place)?))
         };
-        let mut others = self.graph.numbers().into_iter().enumerate().filter_map(apart);
+        let mut others = self.graph.node_indices().into_iter().enumerate().filter_map(apart);
         others.find_map(|(other, its)| {
             let clashes = match changes.set.iter().find(|(node, _)| *node == other) {
                 Some((_, set)) => clash(set, touched),
@@ -215,7 +215,7 @@ impl Exec {
 }
 
 impl Graph {
-    fn numbers(&self) -> Vec<usize> {
+    fn node_indices(&self) -> Vec<usize> {
         self.0.recorder.state().ir.all().map(|(at, _)| at).collect()
     }
 
@@ -238,8 +238,8 @@ impl Graph {
     }
 
     /// The resources that launches of its nodes use, including the graph itself with its events and callbacks.
-    fn used(&self) -> Use {
-        Use { graph_memories: self.graph_memories().into(), kept: vec![self.0.clone()], work_item: None }
+    fn resources(&self) -> NodeResources {
+        NodeResources { graph_memories: self.graph_memories().into(), kept: vec![self.0.clone()], work_item: None }
     }
 }
 
@@ -278,7 +278,7 @@ mod tests {
             outer.child(&[], &graph).unwrap();
             graph = outer.build().unwrap();
         }
-        let touched: Vec<_> = graph.numbers().into_iter().map(|at| graph.touched(at).len()).collect();
+        let touched: Vec<_> = graph.node_indices().into_iter().map(|at| graph.touched(at).len()).collect();
         assert_eq!(touched, [1, 1]);
     }
 }

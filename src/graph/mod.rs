@@ -95,11 +95,11 @@ struct Inner {
 }
 
 /// The maximum depth of nested graphs: traversals, here and in the driver, take some stack for each level.
-const MOST_LEVELS: usize = 64;
+const MAX_LEVELS: usize = 64;
 
 /// The maximum number of nodes within the children of a graph. The driver copies each child: if each graph contains the
 /// previous one twice, then after thirty levels there are a billion copies of the first.
-const MOST_WITHIN: usize = 1 << 20;
+const MAX_NESTED_NODES: usize = 1 << 20;
 
 /// Identifies a node of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -148,15 +148,15 @@ struct Sketch {
     children: Vec<(Graph, usize)>,
     bodies: Vec<Arc<GraphMemory>>,
     /// The number of nested conditionals of which this is the body.
-    around: usize,
+    depth: usize,
     /// As [`Inner::levels`].
     levels: usize,
     /// The number of nodes within its children, at all levels.
-    within: usize,
+    nested_nodes: usize,
     /// For a conditional's body: the number of nodes within the children of the outer graphs when the body was begun.
-    beside: usize,
+    outer_nested_nodes: usize,
     /// True while this is the only owner of the recorder's graph.
-    owns: bool,
+    owns_recorder: bool,
 }
 
 impl Sketch {
@@ -168,7 +168,7 @@ impl Sketch {
         device.check()?;
         let recorder = Streams::of(device).observe(Recorder::new(device.backend()))?;
         let mut sketch = Self::over(device, recorder);
-        sketch.owns = true;
+        sketch.owns_recorder = true;
         Ok(sketch)
     }
 
@@ -187,11 +187,11 @@ impl Sketch {
             capture,
             children: Vec::new(),
             bodies: Vec::new(),
-            around: 0,
+            depth: 0,
             levels: 0,
-            within: 0,
-            beside: 0,
-            owns: false,
+            nested_nodes: 0,
+            outer_nested_nodes: 0,
+            owns_recorder: false,
         }
     }
 
@@ -210,26 +210,26 @@ impl Sketch {
     /// The depth of a node that contains a graph of depth `within`. Fails if that exceeds the limit.
     fn levels_with(&self, within: usize) -> Result<usize> {
         let levels = within + 1;
-        if self.around + levels <= MOST_LEVELS {
+        if self.depth + levels <= MAX_LEVELS {
             return Ok(levels);
         }
         let text = format!(
-            "graphs nested {} levels deep: at most {MOST_LEVELS}, conditionals and children together; put nodes that run one \
+            "graphs nested {} levels deep: at most {MAX_LEVELS}, conditionals and children together; put nodes that run one \
              after another into one graph instead of nesting them",
-            self.around + levels
+            self.depth + levels
         );
         Err(Error::new(ErrorKind::Usage, text))
     }
 
     /// The number of nodes within its children including this one. Fails if that exceeds the limit.
     fn nodes_with(&self, child: &Graph) -> Result<usize> {
-        let within = self.within.saturating_add(child.0.nodes);
-        let all = self.beside.saturating_add(within);
-        if all <= MOST_WITHIN {
+        let within = self.nested_nodes.saturating_add(child.0.nodes);
+        let all = self.outer_nested_nodes.saturating_add(within);
+        if all <= MAX_NESTED_NODES {
             return Ok(within);
         }
         let text = format!(
-            "{all} nodes within the children of a graph, at all levels: at most {MOST_WITHIN}; launch a child several times \
+            "{all} nodes within the children of a graph, at all levels: at most {MAX_NESTED_NODES}; launch a child several times \
              instead of adding it several times"
         );
         Err(Error::new(ErrorKind::Usage, text))
@@ -244,7 +244,7 @@ impl Sketch {
 
     fn finish(mut self, inputs: Vec<InputCopy>) -> Graph {
         self.end();
-        self.owns = false;
+        self.owns_recorder = false;
         let own = self.recorder.state().ir.all().count();
         Graph(Arc::new(Inner {
             id: self.id,
@@ -254,7 +254,7 @@ impl Sketch {
             children: std::mem::take(&mut self.children),
             bodies: std::mem::take(&mut self.bodies),
             levels: self.levels,
-            nodes: self.within.saturating_add(own),
+            nodes: self.nested_nodes.saturating_add(own),
             _kept: self.capture.take_kept(),
             inputs,
         }))
@@ -264,7 +264,7 @@ impl Sketch {
 impl Drop for Sketch {
     fn drop(&mut self) {
         self.end();
-        if self.owns {
+        if self.owns_recorder {
             self.recorder.retire();
             graph_ended(self.capture.device());
         }
@@ -339,8 +339,8 @@ impl Graph {
     }
 
     /// True if this graph is the only owner of some memory that its nodes use and that is older than the capture.
-    pub(crate) fn is_left_alone(&self) -> bool {
-        self.0.graph_memory.is_left_alone()
+    pub(crate) fn is_sole_owner(&self) -> bool {
+        self.0.graph_memory.is_sole_owner()
     }
 
     /// The user of memory, older than the capture and not in `beside`, that the nodes of another capture of the same

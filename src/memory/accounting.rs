@@ -92,7 +92,7 @@ impl Accounting {
     /// bytes that are reserved for this one.
     pub(super) fn has_room(&self, size: u64, drawn: u64) -> bool {
         let Some(limit) = self.limit else { return true };
-        let taken = if self.hands_out_parked { self.out() } else { self.held - self.free };
+        let taken = if self.hands_out_parked { self.blocks_in_use() } else { self.held - self.free };
         let others = taken.saturating_add(self.reserved.saturating_sub(drawn));
         others.saturating_add(size) <= limit
     }
@@ -147,7 +147,7 @@ impl Accounting {
     fn granted(&mut self, before: u64, after: u64, drawn: u64) {
         self.reserved -= drawn;
         self.reused += 1;
-        self.request_instead(before, after);
+        self.replace_request(before, after);
     }
 
     /// A request failed after it had been granted: it has its reservation back.
@@ -171,7 +171,7 @@ impl Accounting {
     pub(super) fn settle(&mut self, block: Extent, at_driver: bool) {
         self.parked -= block.size;
         self.requested_parked -= block.bytes;
-        self.request_instead(block.bytes, 0);
+        self.replace_request(block.bytes, 0);
         if at_driver {
             self.held -= block.size;
         } else {
@@ -182,13 +182,13 @@ impl Accounting {
     /// A block was freed, and no stream uses it.
     pub(super) fn return_free(&mut self, block: Extent) {
         self.free += block.size;
-        self.request_instead(block.bytes, 0);
+        self.replace_request(block.bytes, 0);
     }
 
     /// A block in use can neither be reused nor freed.
     pub(super) fn leak(&mut self, block: Extent) {
         self.held -= block.size;
-        self.request_instead(block.bytes, 0);
+        self.replace_request(block.bytes, 0);
         self.device.leak(block.bytes);
     }
 
@@ -248,7 +248,7 @@ impl Accounting {
     }
 
     #[inline]
-    fn request_instead(&mut self, before: u64, after: u64) {
+    fn replace_request(&mut self, before: u64, after: u64) {
         if before != after {
             self.requested = self.requested - before + after;
             self.peak = self.peak.max(self.requested);
@@ -264,7 +264,7 @@ impl Accounting {
     }
 
     /// Bytes of blocks that are in use.
-    pub(super) fn out(&self) -> u64 {
+    pub(super) fn blocks_in_use(&self) -> u64 {
         self.held - self.parked - self.free
     }
 
@@ -295,7 +295,7 @@ impl Accounting {
     /// If nothing is in use, parked, reserved or leaving: a number that changes with each granted request, each refused
     /// one that does not wait, and with each eviction.
     pub(super) fn idle_mark(&self) -> Option<u64> {
-        let is_idle = self.out() + self.parked + self.reserved + self.leaving == 0;
+        let is_idle = self.blocks_in_use() + self.parked + self.reserved + self.leaving == 0;
         is_idle.then(|| self.reused + self.from_driver + self.evictions + self.refused)
     }
 
@@ -540,9 +540,13 @@ mod tests {
             let requested = bytes(&self.in_use) + bytes(&self.parked);
             self.peak = self.peak.max(requested);
             let free: u64 = self.free.iter().sum();
-            prop_assert_eq!(counts.out(), sizes(&self.in_use));
+            prop_assert_eq!(counts.blocks_in_use(), sizes(&self.in_use));
             prop_assert_eq!(counts.parked(), sizes(&self.parked));
-            prop_assert_eq!(counts.held, counts.out() + counts.parked() + free, "in use, parked and free are all");
+            prop_assert_eq!(
+                counts.held,
+                counts.blocks_in_use() + counts.parked() + free,
+                "in use, parked and free are all"
+            );
             prop_assert!(counts.held <= LIMIT, "{} bytes are held", counts.held);
             prop_assert_eq!(counts.requested(), requested);
             prop_assert_eq!(counts.leaving, self.leaving.iter().sum::<u64>());

@@ -24,7 +24,7 @@ use super::{
     arena::Arena,
     free_lists::Taken,
     graphs::{self, CaptureMemory},
-    heap::{Heap, HeapState, Kind, Request},
+    heap::{Heap, HeapKind, HeapState, Request},
     reclaim::first_of_each,
     uses::Uses,
 };
@@ -42,31 +42,31 @@ impl Memory {
             let text = "the host has no device memory: choose a device, `Device::first()` say, or `Buffer::pinned`";
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        Arena::of(device).own(device).alloc(device, bytes, None, Request::UNRESERVED)
+        Arena::of(device).device_heap(device).alloc(device, bytes, None, Request::UNRESERVED)
     }
 
     /// Page-locked host memory that `device` copies to and from at full speed.
     pub(crate) fn pinned(device: &Device, bytes: usize) -> Result<Owned> {
-        Arena::of(device).pinned(device).alloc(device, bytes, None, Request::UNRESERVED)
+        Arena::of(device).pinned_heap(device).alloc(device, bytes, None, Request::UNRESERVED)
     }
 
     /// As [`on`](Self::on), for work that is about to be enqueued on `stream`: the memory belongs to a graph only if
     /// that stream is captured, whatever else the thread captures.
     pub(crate) fn on_for(stream: &Stream, bytes: usize) -> Result<Owned> {
         let device = stream.device();
-        Arena::of(device).own(device).alloc_for(stream, bytes)
+        Arena::of(device).device_heap(device).alloc_for(stream, bytes)
     }
 
     /// As [`on_for`](Self::on_for), page-locked on the host.
     pub(crate) fn pinned_for(stream: &Stream, bytes: usize) -> Result<Owned> {
         let device = stream.device();
-        Arena::of(device).pinned(device).alloc_for(stream, bytes)
+        Arena::of(device).pinned_heap(device).alloc_for(stream, bytes)
     }
 
     /// Replaces its uses with `point`: all work that comes after the point comes after them, too. (On that stream the
     /// block is found without the clock the next time.)
     fn comes_before(&mut self, point: Option<&Ticket>) {
-        let mut uses = self.own_uses();
+        let mut uses = self.uses_mut();
         match point.filter(|point| point.number() > 0) {
             Some(point) => {
                 uses.written_by(point);
@@ -79,7 +79,7 @@ impl Memory {
 
 impl Heap {
     pub(super) fn allocate_blocks(&self, device: &Device) -> Result<()> {
-        let Kind::Blocks { bytes, count } = self.kind else { return Ok(()) };
+        let HeapKind::Blocks { bytes, count } = self.kind else { return Ok(()) };
         for _ in 0..count {
             let before = self.ledger.totals.returned();
             let location = match self.ask_driver(device, bytes) {
@@ -109,7 +109,7 @@ impl Heap {
             return Err(self.never(bytes));
         }
         match graphs::serving(device, stream)? {
-            Some(capture) if self.kind != Kind::StreamOrdered => {
+            Some(capture) if self.kind != HeapKind::StreamOrdered => {
                 self.alloc_captured(&*capture, device, bytes, stream, request)
             }
             _ => self.alloc_outside(device, bytes, stream, request),
@@ -183,7 +183,7 @@ impl Heap {
         device.check()?;
         self.check_stream(device, stream)?;
         let stream = stream.filter(|_| !self.is_host());
-        if self.kind == Kind::StreamOrdered {
+        if self.kind == HeapKind::StreamOrdered {
             return self.alloc_on(device, bytes, stream, request);
         }
         let size = self.size_for(bytes as u64)?;
@@ -211,7 +211,7 @@ impl Heap {
         // Without tracking, a request may get any block that no tracked device uses, so that the checker finds the
         // race.
         let untracked = !device.tracked() && !self.is_host();
-        let past = stream.map(Stream::past);
+        let past = stream.map(Stream::ordered_after);
         // Behind everything that the clock knew of.
         let point = stream.map(Stream::ticket);
         let comes_after = |ticket: &Ticket| match &past {
@@ -361,7 +361,7 @@ impl Heap {
         let mut memory = state.free_lists.take_parked(size)?;
         drop(state);
         // Not under the lock: a wait may wake tasks.
-        let waited = memory.own_uses().each(|ticket| stream.wait_until_over(ticket));
+        let waited = memory.uses_mut().each(|ticket| stream.wait_until_over(ticket));
         let point = stream.ticket();
         let mut state = lock(&self.state);
         if let Err(error) = waited {

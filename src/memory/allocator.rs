@@ -6,7 +6,7 @@ use super::{
     Buffer, MemoryStats, Plain,
     arena::Arena,
     bytes_of,
-    heap::{Heap, Kind, Request},
+    heap::{Heap, HeapKind, Request},
 };
 use crate::{
     device::{Device, backend::MOST_ALIGNMENT},
@@ -53,7 +53,7 @@ impl Allocator {
     /// The device's default allocator: allocates from the driver as needed, and caches freed memory. It returns the
     /// cached memory when memory runs out, when it is [trimmed](Self::trim), and when the device is dropped.
     pub fn unbounded(device: &Device) -> Self {
-        Self { device: device.clone(), heap: Arena::of(device).own(device).clone() }
+        Self { device: device.clone(), heap: Arena::of(device).device_heap(device).clone() }
     }
 
     /// `count` blocks of `block_bytes` bytes, reserved now. Each allocation takes one block, however small.
@@ -71,13 +71,13 @@ impl Allocator {
     /// It allocates only for a stream: use [`alloc`](Self::alloc), which is an error on a CUDA device without memory
     /// pools.
     pub fn stream_ordered(device: &Device) -> Self {
-        Self::of_kind(device, Kind::StreamOrdered, false, None)
+        Self::of_kind(device, HeapKind::StreamOrdered, false, None)
     }
 
     /// Page-locked host memory, which the device copies to and from asynchronously. It is reused once all work that
     /// used it has passed.
     pub fn pinned(device: &Device) -> Self {
-        Self { device: device.clone(), heap: Arena::of(device).pinned(device).clone() }
+        Self { device: device.clone(), heap: Arena::of(device).pinned_heap(device).clone() }
     }
 
     /// As [`blocks`](Self::blocks), in page-locked host memory.
@@ -94,15 +94,15 @@ impl Allocator {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         device.check()?;
-        let kind = Kind::Blocks { bytes: block_bytes, count };
+        let kind = HeapKind::Blocks { bytes: block_bytes, count };
         let place = |error: Error| error.at(format!("{count} blocks of {block_bytes} bytes"));
-        can_hold(device, host || device.is_host(), block_bytes, count).map_err(place)?;
+        check_capacity(device, host || device.is_host(), block_bytes, count).map_err(place)?;
         let made = Self::of_kind(device, kind, host, None);
         made.heap.allocate_blocks(device).map_err(place)?;
         Ok(made)
     }
 
-    fn of_kind(device: &Device, kind: Kind, host: bool, limit: Option<u64>) -> Self {
+    fn of_kind(device: &Device, kind: HeapKind, host: bool, limit: Option<u64>) -> Self {
         let heap = Heap::new(device, &Arena::of(device).ledger, kind, host, limit);
         Self { device: device.clone(), heap }
     }
@@ -123,7 +123,7 @@ impl Allocator {
     #[must_use]
     pub fn maximum(&self, bytes: u64) -> Self {
         match self.heap.kind {
-            Kind::Blocks { .. } => self.clone(),
+            HeapKind::Blocks { .. } => self.clone(),
             kind => Self::of_kind(&self.device, kind, self.heap.is_host(), Some(bytes)),
         }
     }
@@ -216,8 +216,12 @@ impl Stream {
     /// As [`Allocator::alloc`].
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<Buffer<T>> {
         let device = self.device();
-        let memory =
-            Arena::of(device).own(device).alloc(device, bytes_of::<T>(len)?, Some(self), Request::UNRESERVED)?;
+        let memory = Arena::of(device).device_heap(device).alloc(
+            device,
+            bytes_of::<T>(len)?,
+            Some(self),
+            Request::UNRESERVED,
+        )?;
         Ok(Buffer::of_memory(memory, len))
     }
 }
@@ -235,8 +239,8 @@ impl fmt::Display for Allocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = self.heap.place();
         match (self.heap.kind, self.heap.limit()) {
-            (Kind::Blocks { bytes, count: 1 }, _) => write!(f, "1 block of {bytes} bytes on {place}"),
-            (Kind::Blocks { bytes, count }, _) => write!(f, "{count} blocks of {bytes} bytes on {place}"),
+            (HeapKind::Blocks { bytes, count: 1 }, _) => write!(f, "1 block of {bytes} bytes on {place}"),
+            (HeapKind::Blocks { bytes, count }, _) => write!(f, "{count} blocks of {bytes} bytes on {place}"),
             (_, Some(limit)) => write!(f, "{limit} bytes on {place}"),
             (_, None) => write!(f, "the memory of {place}"),
         }
@@ -268,7 +272,7 @@ const SMALL: u64 = 1 << 30;
 ///
 /// # Errors
 /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers.
-pub(crate) fn can_hold(device: &Device, host: bool, bytes: u64, count: usize) -> Result<()> {
+pub(crate) fn check_capacity(device: &Device, host: bool, bytes: u64, count: usize) -> Result<()> {
     let refuse = |text: String| Err(Error::new(ErrorKind::OutOfMemory, text));
     if count > MAX_PIECES {
         return refuse(format!(

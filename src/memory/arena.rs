@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     MemoryStats,
-    heap::{Heap, Kind, Ledger},
+    heap::{Heap, HeapKind, Ledger},
 };
 use crate::{
     device::{Device, MemoryInfo},
@@ -24,8 +24,8 @@ const RETURN_TIMEOUT: Duration = Duration::from_millis(100);
 /// The ledger of a device, and its default heaps.
 pub(super) struct Arena {
     pub(super) ledger: Arc<Ledger>,
-    own: OnceLock<Arc<Heap>>,
-    pinned: OnceLock<Arc<Heap>>,
+    device_heap: OnceLock<Arc<Heap>>,
+    pinned_heap: OnceLock<Arc<Heap>>,
 }
 
 impl Arena {
@@ -34,16 +34,16 @@ impl Arena {
             let ledger: Arc<Ledger> = Arc::default();
             let observer: Weak<Ledger> = Arc::downgrade(&ledger);
             device.on_loss(observer);
-            Arc::new(Self { ledger, own: OnceLock::new(), pinned: OnceLock::new() })
+            Arc::new(Self { ledger, device_heap: OnceLock::new(), pinned_heap: OnceLock::new() })
         })
     }
 
-    pub(super) fn own(&self, device: &Device) -> &Arc<Heap> {
-        self.own.get_or_init(|| Heap::new(device, &self.ledger, Kind::Unbounded, false, None))
+    pub(super) fn device_heap(&self, device: &Device) -> &Arc<Heap> {
+        self.device_heap.get_or_init(|| Heap::new(device, &self.ledger, HeapKind::Unbounded, false, None))
     }
 
-    pub(super) fn pinned(&self, device: &Device) -> &Arc<Heap> {
-        self.pinned.get_or_init(|| Heap::new(device, &self.ledger, Kind::Unbounded, true, None))
+    pub(super) fn pinned_heap(&self, device: &Device) -> &Arc<Heap> {
+        self.pinned_heap.get_or_init(|| Heap::new(device, &self.ledger, HeapKind::Unbounded, true, None))
     }
 }
 
@@ -91,7 +91,7 @@ impl Ledger {
         let _gives = self.returning();
         let all = lock(&self.heaps).clone();
         let all: Vec<_> = all.iter().map(Weak::upgrade).collect();
-        let is_leaving = self.ending.load(Ordering::SeqCst) > 0 || all.iter().any(Option::is_none);
+        let is_leaving = self.dropped_execs.load(Ordering::SeqCst) > 0 || all.iter().any(Option::is_none);
         let of_kind = all.iter().flatten().filter(|heap| heap.is_host() == host);
         if is_leaving { None } else { of_kind.map(|heap| lock(&heap.state).accounting.idle_mark()).sum() }
     }

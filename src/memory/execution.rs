@@ -22,7 +22,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-pub(crate) use open::{Given, Opening};
+pub(crate) use open::{LaunchMemory, Opening};
 use open::{OpenEnd, raw_of};
 use smallvec::SmallVec;
 
@@ -34,8 +34,9 @@ use super::{
     graph_memory::GraphMemory,
     graphs::{self, DroppedExec},
     heap::Ledger,
-    piece::Origin,
-    shared_uses::{SharedUses, UseLock},
+    memory::Origin,
+    shared_uses::SharedUses,
+    use_lock::UseLockGuard,
 };
 use crate::{
     device::{
@@ -58,20 +59,20 @@ pub(crate) struct Execution {
     device: Device,
     raw: RawExec,
     /// One thread launches or changes it at a time. Shared with the completion monitor, which drops replaced resources.
-    uses: Arc<Mutex<Uses>>,
+    resources: Arc<Mutex<ExecResources>>,
 }
 
 /// What launches use.
 #[derive(Default)]
-struct Uses {
+struct ExecResources {
     /// The resources of the graph that it was instantiated from, and of graphs within.
-    graph: Use,
+    graph: NodeResources,
     /// The resources of the graph of the last update.
-    update: Option<Use>,
+    update: Option<NodeResources>,
     /// The resources of nodes that were set since.
-    nodes: Vec<(usize, Use)>,
+    nodes: Vec<(usize, NodeResources)>,
     /// Replaced resources, with the launches that use them: those that were open at the change.
-    before: Vec<(Use, Open)>,
+    replaced: Vec<(NodeResources, OpenLaunches)>,
     /// The completion monitor sweeps this.
     is_swept: bool,
     /// The memory that launches from now on use, without duplicates.
@@ -83,7 +84,7 @@ struct Uses {
 
 /// What some of its nodes use.
 #[derive(Default)]
-pub(crate) struct Use {
+pub(crate) struct NodeResources {
     pub(crate) graph_memories: SmallVec<[Arc<GraphMemory>; 1]>,
     /// Other than memory: events, a graph.
     #[allow(dead_code, reason = "held")]
@@ -93,66 +94,66 @@ pub(crate) struct Use {
 }
 
 /// Launches that are not known to be done.
-type Open = SmallVec<[Ticket; 3]>;
+type OpenLaunches = SmallVec<[Ticket; 3]>;
 
-impl Use {
-    fn open(&self) -> Open {
+impl NodeResources {
+    fn open(&self) -> OpenLaunches {
         self.graph_memories.iter().flat_map(|graph_memory| graph_memory.open_launches()).collect()
     }
 }
 
-impl Uses {
-    fn new(graph: Use, ends: Vec<OpenEnd>) -> Self {
-        let mut uses = Self { graph, ends, ..Self::default() };
-        uses.changed(None);
-        uses
+impl ExecResources {
+    fn new(graph: NodeResources, ends: Vec<OpenEnd>) -> Self {
+        let mut resources = Self { graph, ends, ..Self::default() };
+        resources.replace(None);
+        resources
     }
 
     /// Collects what launches from now on use, and keeps the replaced resources for earlier launches.
-    fn changed(&mut self, gone: impl IntoIterator<Item = Use>) {
+    fn replace(&mut self, gone: impl IntoIterator<Item = NodeResources>) {
         let all = iter::once(&self.graph).chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
         self.changes += 1;
         let mut known = HashSet::new();
         let graph_memories =
             all.flat_map(|of| &of.graph_memories).filter(|graph_memory| known.insert(Arc::as_ptr(graph_memory)));
         self.graph_memories = graph_memories.cloned().collect();
-        self.before.extend(gone.into_iter().map(|gone| {
+        self.replaced.extend(gone.into_iter().map(|gone| {
             let open = gone.open();
             (gone, open)
         }));
     }
 
     /// Drops what no launch uses any more. True if some is left; if not, the completion monitor stops sweeping it.
-    fn tidy(this: &Mutex<Self>) -> bool {
+    fn release_unused(this: &Mutex<Self>) -> bool {
         let _later = Deferred::new();
-        let mut uses = lock(this);
-        let gone = uses.take_over(are_over);
-        let is_left = !uses.before.is_empty();
-        uses.is_swept &= is_left;
-        drop(uses);
+        let mut resources = lock(this);
+        let gone = resources.take_unused(are_done);
+        let is_left = !resources.replaced.is_empty();
+        resources.is_swept &= is_left;
+        drop(resources);
         discard_all(gone);
         is_left
     }
 
     /// The memory of launches from now on, and of earlier ones.
     fn all(&self) -> impl Iterator<Item = &Arc<GraphMemory>> {
-        let before = self.before.iter().map(|(of, _)| of);
+        let before = self.replaced.iter().map(|(of, _)| of);
         let now = [&self.graph].into_iter().chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
         now.chain(before).flat_map(|of| &of.graph_memories)
     }
 
     /// Takes what no launch uses any more, to be dropped without a lock.
     #[inline]
-    fn take_over(&mut self, mut is_over: impl FnMut(&mut Open) -> bool) -> Vec<Use> {
-        if self.before.is_empty() {
+    fn take_unused(&mut self, mut is_over: impl FnMut(&mut OpenLaunches) -> bool) -> Vec<NodeResources> {
+        if self.replaced.is_empty() {
             return Vec::new();
         }
-        self.before.extract_if(.., |(_, open)| is_over(open)).map(|(gone, _)| gone).collect()
+        self.replaced.extract_if(.., |(_, open)| is_over(open)).map(|(gone, _)| gone).collect()
     }
 }
 
 impl Execution {
-    pub(crate) fn new(device: &Device, recorder: &Recorder, graph: Use, open: &[Opening]) -> Result<Self> {
+    pub(crate) fn new(device: &Device, recorder: &Recorder, graph: NodeResources, open: &[Opening]) -> Result<Self> {
         device.check()?;
         let ends = open.iter().map(|opening| OpenEnd::new(recorder, opening)).collect::<Result<_>>()?;
         // If a device can have only one exec of a graph, this need not wait for the completion monitor.
@@ -162,14 +163,18 @@ impl Execution {
             device.backend().graph_instantiate(state.graph)
         };
         let raw = Streams::of(device).observe(made)?;
-        Ok(Self { device: device.clone(), raw, uses: Arc::new(Mutex::at(Level::ExecUses, Uses::new(graph, ends))) })
+        Ok(Self {
+            device: device.clone(),
+            raw,
+            resources: Arc::new(Mutex::at(Level::ExecUses, ExecResources::new(graph, ends))),
+        })
     }
 
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    fn may_be_on(&self, stream: &Stream) -> Result<()> {
+    fn check_stream(&self, stream: &Stream) -> Result<()> {
         let wrong = |text: String| Err(Error::new(ErrorKind::Usage, text));
         if stream.device() != &self.device {
             return wrong(format!(
@@ -189,10 +194,10 @@ impl Execution {
 
     /// Uploads it to the device, so that its first launch need not.
     pub(crate) fn upload(&self, stream: &Stream) -> Result<()> {
-        self.may_be_on(stream)?;
-        let (room, _uses) = stream.make_room(|| {
+        self.check_stream(stream)?;
+        let (room, _resources) = stream.make_room(|| {
             let later = Deferred::new();
-            (lock(&self.uses), later)
+            (lock(&self.resources), later)
         })?;
         stream.enqueue(room, |backend, raw| backend.exec_upload(self.raw, raw)).map(drop)
     }
@@ -202,42 +207,42 @@ impl Execution {
     }
 
     /// Launches it with the memory at its open ends.
-    pub(crate) fn launch_with(&self, stream: &Stream, given: &mut [Given<'_>]) -> Result<Ticket> {
-        self.may_be_on(stream)?;
-        given.iter().filter(|given| given.written).try_for_each(|given| given.memory.writable())?;
+    pub(crate) fn launch_with(&self, stream: &Stream, given: &mut [LaunchMemory<'_>]) -> Result<Ticket> {
+        self.check_stream(stream)?;
+        given.iter().filter(|given| given.written).try_for_each(|given| given.memory.check_writable())?;
         // Declared before the locks, so that it is dropped after them.
         let _gone;
-        let (room, _use_lock, mut uses) = loop {
+        let (room, _use_lock, mut resources) = loop {
             let looked_at = Cell::new(None);
             let (room, use_lock) = stream.make_room(|| {
-                UseLock::take_when(|| {
-                    let uses = lock(&self.uses);
-                    looked_at.set(Some(uses.changes));
-                    uses.graph_memories.iter().any(|graph_memory| graph_memory.is_lent())
+                UseLockGuard::acquire_when(|| {
+                    let resources = lock(&self.resources);
+                    looked_at.set(Some(resources.changes));
+                    resources.graph_memories.iter().any(|graph_memory| graph_memory.is_lent())
                         || given.iter().any(|given| given.memory.is_lent())
                 })
             })?;
-            let uses = lock(&self.uses);
+            let resources = lock(&self.resources);
             // A change does not take the use lock: since the check, there may be new memory here that is lent.
-            if looked_at.get().is_none_or(|changes| changes == uses.changes) {
-                break (room, use_lock, uses);
+            if looked_at.get().is_none_or(|changes| changes == resources.changes) {
+                break (room, use_lock, resources);
             }
         };
-        _gone = uses.take_over(|open| open.iter().all(Ticket::has_passed));
-        uses.ends.iter().try_for_each(|end| end.is_covered(given))?;
-        for Given { memory, written, .. } in given.iter_mut() {
+        _gone = resources.take_unused(|open| open.iter().all(Ticket::has_passed));
+        resources.ends.iter().try_for_each(|end| end.check_given(given))?;
+        for LaunchMemory { memory, written, .. } in given.iter_mut() {
             if *written { memory.before_write(stream) } else { memory.before_read(stream) }?;
         }
-        uses.graph_memories.iter().try_for_each(|graph_memory| graph_memory.is_not_captured(stream))?;
-        uses.graph_memories.iter().try_for_each(|graph_memory| graph_memory.before_launch(stream))?;
-        // SAFETY: all memory that its nodes use is held by `uses`, which live until the launch is done: on drop they
+        resources.graph_memories.iter().try_for_each(|graph_memory| graph_memory.check_not_captured(stream))?;
+        resources.graph_memories.iter().try_for_each(|graph_memory| graph_memory.before_launch(stream))?;
+        // SAFETY: all memory that its nodes use is held by `resources`, which live until the launch is done: on drop they
         // are given to the completion monitor until then, and what a change replaces is kept until then, too. The
         // memory at its open ends is in `given`, as was just checked, and memory with an open ticket is not freed: the
         // ticket is noted below, before any other code can drop it.
         let ticket = stream
             .enqueue_launch(room, Launched::Graph, |backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
-        uses.graph_memories.iter().for_each(|graph_memory| graph_memory.note_launch(&ticket));
-        for Given { memory, written, .. } in given {
+        resources.graph_memories.iter().for_each(|graph_memory| graph_memory.note_launch(&ticket));
+        for LaunchMemory { memory, written, .. } in given {
             if *written { memory.note_write(&ticket) } else { memory.note_read(&ticket) }
         }
         Ok(ticket)
@@ -248,8 +253,8 @@ impl Execution {
     pub(crate) fn set_open_end(&self, end: usize, memory: &Memory, bytes: usize) -> Result<bool> {
         self.device.check()?;
         let set = {
-            let mut uses = lock(&self.uses);
-            match uses.ends.get_mut(end) {
+            let mut resources = lock(&self.resources);
+            match resources.ends.get_mut(end) {
                 Some(end) => end.set(&self.device, self.raw, memory, bytes),
                 None => Err(Error::new(ErrorKind::Usage, "the exec has no such open end")),
             }
@@ -258,34 +263,39 @@ impl Execution {
     }
 
     /// Launches from now on do what this graph's nodes do, which use `with`.
-    pub(crate) fn update(&self, recorder: &Recorder, with: Use) -> Result<Result<(), Refused>> {
+    pub(crate) fn update(&self, recorder: &Recorder, with: NodeResources) -> Result<Result<(), Refused>> {
         self.device.check()?;
         let updated = {
             let _later = Deferred::new();
-            let mut uses = lock(&self.uses);
+            let mut resources = lock(&self.resources);
             let state = recorder.state();
             // SAFETY: the memory that the graph's nodes use is held by `with`, which is kept from here on.
             let updated = unsafe { self.device.backend().exec_update(self.raw, state.graph) };
             drop(state);
             if let Ok(Ok(())) = updated {
-                let before = uses.update.replace(with);
-                let nodes = std::mem::take(&mut uses.nodes);
-                uses.changed(before.into_iter().chain(nodes.into_iter().map(|(_, of)| of)));
+                let before = resources.update.replace(with);
+                let nodes = std::mem::take(&mut resources.nodes);
+                resources.replace(before.into_iter().chain(nodes.into_iter().map(|(_, of)| of)));
             }
             updated
         };
-        self.tidy();
+        self.release_unused();
         Streams::of(&self.device).observe(updated)
     }
 
     /// Launches from now on run the work item in `with` at this node. Takes `with` if the device accepts it, and leaves
     /// it otherwise.
-    pub(crate) fn set(&self, recorder: &Recorder, node: usize, with: &mut Use) -> Result<Result<(), Refused>> {
+    pub(crate) fn set(
+        &self,
+        recorder: &Recorder,
+        node: usize,
+        with: &mut NodeResources,
+    ) -> Result<Result<(), Refused>> {
         self.device.check()?;
         let Some(new) = &with.work_item else { return Ok(Ok(())) };
         let set = {
             let _later = Deferred::new();
-            let mut uses = lock(&self.uses);
+            let mut resources = lock(&self.resources);
             let state = recorder.state();
             let (raw, kind) = match raw_of(&state, node) {
                 Ok(known) => known,
@@ -299,21 +309,21 @@ impl Execution {
             drop(state);
             if let Ok(Ok(())) = set {
                 let with = std::mem::take(with);
-                let at = uses.nodes.iter().position(|(set, _)| *set == node);
-                let before = at.map(|at| uses.nodes.swap_remove(at).1);
-                uses.nodes.push((node, with));
-                uses.changed(before);
+                let at = resources.nodes.iter().position(|(set, _)| *set == node);
+                let before = at.map(|at| resources.nodes.swap_remove(at).1);
+                resources.nodes.push((node, with));
+                resources.replace(before);
             }
             set
         };
-        self.tidy();
+        self.release_unused();
         Streams::of(&self.device).observe(set)
     }
 
     pub(crate) fn enable(&self, recorder: &Recorder, node: usize, enabled: bool) -> Result<Result<(), Refused>> {
         self.device.check()?;
         let done = {
-            let _uses = lock(&self.uses);
+            let _resources = lock(&self.resources);
             let state = recorder.state();
             match raw_of(&state, node) {
                 Ok((raw, _)) => self.device.backend().exec_enable(self.raw, raw, enabled),
@@ -325,16 +335,16 @@ impl Execution {
 
     /// Drops the replaced resources whose launches are done. The others are dropped by a later launch or change, or by
     /// the completion monitor.
-    fn tidy(&self) {
-        if !Uses::tidy(&self.uses) {
+    fn release_unused(&self) {
+        if !ExecResources::release_unused(&self.resources) {
             return;
         }
-        let (uses, ledger) = (Arc::downgrade(&self.uses), Arc::downgrade(&Arena::of(&self.device).ledger));
-        let begins = !std::mem::replace(&mut lock(&self.uses).is_swept, true);
+        let (resources, ledger) = (Arc::downgrade(&self.resources), Arc::downgrade(&Arena::of(&self.device).ledger));
+        let begins = !std::mem::replace(&mut lock(&self.resources).is_swept, true);
         if begins {
             let sweep = move || {
-                let (Some(uses), Some(ledger)) = (uses.upgrade(), ledger.upgrade()) else { return false };
-                let goes_on = Uses::tidy(&uses);
+                let (Some(resources), Some(ledger)) = (resources.upgrade(), ledger.upgrade()) else { return false };
+                let goes_on = ExecResources::release_unused(&resources);
                 ledger.notify_later();
                 goes_on
             };
@@ -343,23 +353,23 @@ impl Execution {
     }
 
     /// Launches that are not known to be done.
-    pub(crate) fn open_launches(&self) -> Open {
+    pub(crate) fn open_launches(&self) -> OpenLaunches {
         // Before the lock: forgotten tickets may be the last handles of a stream.
         let _later = Deferred::new();
-        lock(&self.uses).graph_memories.iter().flat_map(|graph_memory| graph_memory.open_launches()).collect()
+        lock(&self.resources).graph_memories.iter().flat_map(|graph_memory| graph_memory.open_launches()).collect()
     }
 }
 
 /// True if these launches are done, or never will be because the device is lost. Does not query the device within a
 /// capture.
-fn are_over(open: &mut Open) -> bool {
+fn are_done(open: &mut OpenLaunches) -> bool {
     let may_ask = Capture::may_query_device();
     let mut lost = false;
     open.retain(|ticket| {
         if !may_ask {
             return !ticket.has_passed();
         }
-        match ticket.look() {
+        match ticket.query() {
             Ok(done) => !done,
             Err(error) => {
                 lost |= error.is_device_lost();
@@ -478,18 +488,18 @@ struct DroppedExecution {
     ledger: Arc<Ledger>,
     /// `None` once it is destroyed.
     raw: Option<RawExec>,
-    uses: Uses,
-    open: Open,
+    resources: ExecResources,
+    open: OpenLaunches,
     /// The ledger counts it.
     counts: bool,
 }
 
 impl DroppedExecution {
     /// True once it is destroyed.
-    fn look(dropped: &Mutex<Self>) -> bool {
+    fn destroy_if_done(dropped: &Mutex<Self>) -> bool {
         let _later = Deferred::new();
         let mut this = lock(dropped);
-        if this.raw.is_some() && !are_over(&mut this.open) {
+        if this.raw.is_some() && !are_done(&mut this.open) {
             return false;
         }
         // Taken first, and dropped without the lock: a destructor in there may panic, or call this function again.
@@ -498,12 +508,12 @@ impl DroppedExecution {
             // can launch it again.
             unsafe { this.backend.exec_destroy(raw) };
         }
-        let (uses, ledger) = (std::mem::take(&mut this.uses), this.ledger.clone());
+        let (resources, ledger) = (std::mem::take(&mut this.resources), this.ledger.clone());
         let counted = std::mem::take(&mut this.counts);
         drop(this);
-        discard(uses);
+        discard(resources);
         if counted {
-            ledger.exec_has_ended();
+            ledger.exec_destroyed();
         }
         ledger.notify_later();
         true
@@ -512,7 +522,7 @@ impl DroppedExecution {
 
 impl DroppedExec for Mutex<DroppedExecution> {
     fn uses(&self, shared: &Arc<SharedUses>) -> bool {
-        lock(self).uses.all().any(|graph_memory| graph_memory.keeps(shared))
+        lock(self).resources.all().any(|graph_memory| graph_memory.keeps(shared))
     }
 
     fn is_on(&self, backend: &Arc<dyn Backend>) -> bool {
@@ -520,7 +530,7 @@ impl DroppedExec for Mutex<DroppedExecution> {
     }
 
     fn destroy_if_done(&self) -> bool {
-        DroppedExecution::look(self)
+        DroppedExecution::destroy_if_done(self)
     }
 }
 
@@ -533,15 +543,15 @@ pub(crate) fn graph_ended(device: &Device) {
 impl Drop for Execution {
     fn drop(&mut self) {
         let open = self.open_launches();
-        let uses = std::mem::take(&mut *lock(&self.uses));
+        let resources = std::mem::take(&mut *lock(&self.resources));
         let (backend, ledger) = (self.device.backend().clone(), Arena::of(&self.device).ledger.clone());
-        ledger.exec_ends();
-        let dropped = DroppedExecution { backend, ledger, raw: Some(self.raw), uses, open, counts: true };
+        ledger.exec_dropped();
+        let dropped = DroppedExecution { backend, ledger, raw: Some(self.raw), resources, open, counts: true };
         let dropped = Arc::new(Mutex::at(Level::EndingExec, dropped));
-        if !DroppedExecution::look(&dropped) {
+        if !DroppedExecution::destroy_if_done(&dropped) {
             let weak: Weak<Mutex<DroppedExecution>> = Arc::downgrade(&dropped);
             graphs::add_dropped(weak);
-            Streams::of(&self.device).monitor().sweep(Box::new(move || !DroppedExecution::look(&dropped)));
+            Streams::of(&self.device).monitor().sweep(Box::new(move || !DroppedExecution::destroy_if_done(&dropped)));
         }
     }
 }

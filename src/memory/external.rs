@@ -22,10 +22,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    DeviceSlice, DeviceSliceMut, Plain,
-    arena::Arena,
-    buffer::Access,
-    shared_uses::{LentUses, UseLock},
+    DeviceSlice, DeviceSliceMut, Plain, arena::Arena, buffer::Access, shared_uses::LentUses, use_lock::UseLockGuard,
 };
 use crate::{
     device::backend::{self, Arg, BodyArg, Emulation},
@@ -59,7 +56,7 @@ impl Stream {
     /// # }).unwrap();
     /// ```
     pub fn external(&self, name: &'static str) -> External<'_> {
-        External { stream: self, name, uses: SmallVec::new(), emulated: None, of: PhantomData }
+        External { stream: self, name, slices: SmallVec::new(), emulated: None, of: PhantomData }
     }
 }
 
@@ -68,12 +65,12 @@ impl Stream {
 pub struct External<'a, A = [u64; 0]> {
     stream: &'a Stream,
     name: &'static str,
-    uses: SmallVec<[Use<'a>; 8]>,
+    slices: SmallVec<[DeclaredSlice<'a>; 8]>,
     emulated: Option<Emulation>,
     of: PhantomData<fn() -> A>,
 }
 
-struct Use<'a> {
+struct DeclaredSlice<'a> {
     access: Access<'a>,
     bytes: usize,
     element: Element,
@@ -103,8 +100,8 @@ impl<'a, A: RoomForSlice> External<'a, A> {
     }
 
     fn using<T: Plain>(mut self, access: Access<'a>) -> External<'a, A::More> {
-        self.uses.push(Use { bytes: access.len() * size_of::<T>(), access, element: Element::of::<T>() });
-        External { stream: self.stream, name: self.name, uses: self.uses, emulated: None, of: PhantomData }
+        self.slices.push(DeclaredSlice { bytes: access.len() * size_of::<T>(), access, element: Element::of::<T>() });
+        External { stream: self.stream, name: self.name, slices: self.slices, emulated: None, of: PhantomData }
     }
 }
 
@@ -115,7 +112,7 @@ impl<A: Addresses> External<'_, A> {
     /// Call this after the last slice is declared. Without it, the work is an error on the emulated device.
     pub fn emulated(mut self, body: impl for<'s> Fn(A::Slices<'s>) + Send + Sync + 'static) -> Self {
         let of: SmallVec<[(Element, bool); 8]> =
-            self.uses.iter().map(|used| (used.element, used.access.writes())).collect();
+            self.slices.iter().map(|used| (used.element, used.access.writes())).collect();
         let body = Discarded::new(body);
         self.emulated = Some(Arc::new(move |args: &[BodyArg]| {
             let slice = |at: usize| match (args[at], of[at]) {
@@ -149,22 +146,22 @@ impl<A: Addresses> External<'_, A> {
     /// within their lengths, and writes only those that are declared as written; it writes valid values of their type.
     /// The stream is not destroyed, captured or reset.
     pub unsafe fn enqueue(self, call: impl FnOnce(*mut c_void, A) -> Result<()>) -> Result<()> {
-        let Self { stream, name, mut uses, emulated, .. } = self;
+        let Self { stream, name, mut slices, emulated, .. } = self;
         let place = || format!("external work `{name}` on `{}`", stream.name());
         // The function's own work fills the slot.
         let losses = stream.make_room(|| ()).map_err(|error| error.at(place()))?.0.losses;
-        let use_lock = UseLock::at(uses.iter().map(|used| used.access.memory().shared.get()));
+        let use_lock = UseLockGuard::for_memory(slices.iter().map(|used| used.access.memory().shared.get()));
         // Returned at the end, after the ticket is noted, or on an error.
         let mut _lent = LentUses::default();
-        let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(uses.len());
-        for Use { access, bytes, .. } in &mut uses {
+        let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(slices.len());
+        for DeclaredSlice { access, bytes, .. } in &mut slices {
             let address = access.reachable(stream).map_err(|error| error.at(place()))?;
             access.order(stream).map_err(|error| error.at(place()))?;
             args.push(Arg::Slice { address, len: access.len() as u64, bytes: *bytes as u64, write: access.writes() });
         }
         // The function is called without the lock: nothing else uses lent memory meanwhile.
         if use_lock.is_some() {
-            _lent = LentUses::new(uses.iter().filter_map(|used| used.access.memory().shared.get()));
+            _lent = LentUses::new(slices.iter().filter_map(|used| used.access.memory().shared.get()));
         }
         drop(use_lock);
         let addresses = A::addresses(|at| match args[at] {
@@ -192,7 +189,7 @@ impl<A: Addresses> External<'_, A> {
         stream.streams().observe(taken).map_err(|error| error.at(place()))?;
         // The amount of work is unknown: counted as a few calls.
         let ticket = stream.ticket_after_work(16, losses);
-        uses.iter_mut().for_each(|used| used.access.note(&ticket));
+        slices.iter_mut().for_each(|used| used.access.note(&ticket));
         match called {
             None => Ok(()),
             Some(Ok(outcome)) => outcome.map_err(|error| error.at(place())),
@@ -203,7 +200,7 @@ impl<A: Addresses> External<'_, A> {
 
 impl<A> fmt::Debug for External<'_, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("External").field("name", &self.name).field("slices", &self.uses.len()).finish_non_exhaustive()
+        f.debug_struct("External").field("name", &self.name).field("slices", &self.slices.len()).finish_non_exhaustive()
     }
 }
 

@@ -27,13 +27,13 @@ use smallvec::SmallVec;
 
 /// What a freed block is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bound {
+pub(super) enum Users {
     /// No work may use it any more.
-    ToNone,
+    None,
     /// Work of this stream.
-    To(u64),
+    One(u64),
     /// Work of several streams.
-    ToSeveral,
+    Several,
 }
 
 /// A freed block that work may still use.
@@ -41,7 +41,7 @@ pub(super) trait Block {
     /// What is kept of a block that no work may use any more.
     type Free;
     fn size(&self) -> u64;
-    fn bound(&mut self) -> Bound;
+    fn users(&mut self) -> Users;
     /// Forgets the uses that are known to have passed.
     fn forget_passed(&mut self);
     /// A stream that it is bound to, and the number of its last use there.
@@ -60,7 +60,7 @@ pub(super) struct FreeLists<B: Block> {
     /// By size, ascending.
     classes: Vec<SizeClass<B>>,
     /// At this number of sizes, empty ones are removed.
-    tidied_at: usize,
+    cleanup_at: usize,
 }
 
 struct SizeClass<B: Block> {
@@ -72,22 +72,22 @@ struct SizeClass<B: Block> {
 /// The blocks that are filed under one stream, in the order of their last use there.
 struct List<B> {
     stream: u64,
-    /// Bound to nothing else.
+    /// Blocks that only work of this stream might still be using.
     sole: VecDeque<(u64, B)>,
-    /// Bound to other streams as well.
+    /// Blocks that work of other streams might still be using, too.
     several: VecDeque<(u64, B)>,
     /// Where in `several` the next request starts.
     next: usize,
 }
 
 /// The number of blocks bound to several streams that a request inspects in each list.
-const LOOKS: usize = 32;
+const MAX_INSPECTED: usize = 32;
 /// The least number of sizes at which empty ones are removed.
-const TIDY: usize = 64;
+const CLEANUP_AT: usize = 64;
 
 impl<B: Block> FreeLists<B> {
     pub(super) fn new() -> Self {
-        Self { classes: Vec::new(), tidied_at: TIDY }
+        Self { classes: Vec::new(), cleanup_at: CLEANUP_AT }
     }
 
     #[inline]
@@ -103,10 +103,10 @@ impl<B: Block> FreeLists<B> {
 
     #[cold]
     fn add(&mut self, mut at: usize, size: u64) -> usize {
-        if self.classes.len() >= self.tidied_at {
+        if self.classes.len() >= self.cleanup_at {
             self.classes.retain(|class| !class.is_empty());
             // Runs again after as many sizes again were added.
-            self.tidied_at = TIDY.max(2 * self.classes.len());
+            self.cleanup_at = CLEANUP_AT.max(2 * self.classes.len());
             at = self.find(size).unwrap_or_else(|at| at);
         }
         self.classes.insert(at, SizeClass { size, free: Vec::new(), parked: SmallVec::new() });
@@ -191,11 +191,11 @@ impl<B: Block> FreeLists<B> {
                 list.take_passed(&mut moved);
             }
             for mut block in moved {
-                match block.bound() {
-                    Bound::ToNone => class.free.extend(settled(block)),
-                    bound => {
+                match block.users() {
+                    Users::None => class.free.extend(settled(block)),
+                    users => {
                         let under = block.blocker();
-                        class.put(block, under, bound != Bound::ToSeveral);
+                        class.put(block, under, users != Users::Several);
                     }
                 }
             }
@@ -263,11 +263,11 @@ impl<B: Block> List<B> {
             return self.sole.pop_front().map(|(_, block)| block);
         }
         let from = if self.next < self.several.len() { self.next } else { 0 };
-        let found = self.several.iter().skip(from).take(LOOKS).position(|(_, block)| ready(block));
+        let found = self.several.iter().skip(from).take(MAX_INSPECTED).position(|(_, block)| ready(block));
         match found {
             Some(at) => self.several.remove(from + at).map(|(_, block)| block),
             None => {
-                self.next = from + LOOKS;
+                self.next = from + MAX_INSPECTED;
                 None
             }
         }
@@ -278,10 +278,10 @@ impl<B: Block> List<B> {
         for (blocks, sole) in [(&mut self.sole, true), (&mut self.several, false)] {
             while let Some((number, first)) = blocks.front_mut() {
                 first.forget_passed();
-                let stays = match first.bound() {
-                    Bound::ToNone => false,
-                    Bound::To(stream) => sole && stream == self.stream,
-                    Bound::ToSeveral => !sole && first.blocker() == (self.stream, *number),
+                let stays = match first.users() {
+                    Users::None => false,
+                    Users::One(stream) => sole && stream == self.stream,
+                    Users::Several => !sole && first.blocker() == (self.stream, *number),
                 };
                 if stays {
                     break;
@@ -321,7 +321,7 @@ mod tests {
         uses: BTreeMap<usize, u64>,
         seen: Seen,
         /// How often this block, or another, was inspected.
-        looks: Rc<Cell<usize>>,
+        inspections: Rc<Cell<usize>>,
     }
 
     impl Block for Numbered {
@@ -331,17 +331,17 @@ mod tests {
             self.size
         }
 
-        fn bound(&mut self) -> Bound {
+        fn users(&mut self) -> Users {
             let mut uses = self.uses.keys();
             match (uses.next(), uses.next()) {
-                (None, _) => Bound::ToNone,
-                (Some(stream), None) => Bound::To(*stream as u64 + 1),
-                _ => Bound::ToSeveral,
+                (None, _) => Users::None,
+                (Some(stream), None) => Users::One(*stream as u64 + 1),
+                _ => Users::Several,
             }
         }
 
         fn forget_passed(&mut self) {
-            self.looks.set(self.looks.get() + 1);
+            self.inspections.set(self.inspections.get() + 1);
             let seen = self.seen.borrow();
             self.uses.retain(|stream, ticket| seen[*stream] < *ticket);
         }
@@ -362,10 +362,10 @@ mod tests {
     }
 
     fn put(lists: &mut FreeLists<Numbered>, mut block: Numbered) {
-        match block.bound() {
-            Bound::ToNone => lists.put_free(block.size, block),
-            Bound::To(stream) => lists.park(block, Some(stream)),
-            Bound::ToSeveral => lists.park(block, None),
+        match block.users() {
+            Users::None => lists.put_free(block.size, block),
+            Users::One(stream) => lists.park(block, Some(stream)),
+            Users::Several => lists.park(block, None),
         }
     }
 
@@ -445,7 +445,7 @@ mod tests {
                         let block = taken.unwrap_or_else(|| {
                             next += 1;
                             past.insert(next, [0; STREAMS]);
-                            Numbered { id: next, size, uses: BTreeMap::new(), seen: seen.clone(), looks: Rc::default() }
+                            Numbered { id: next, size, uses: BTreeMap::new(), seen: seen.clone(), inspections: Rc::default() }
                         });
                         prop_assert_eq!(block.size, size);
                         prop_assert!(has_all(&past[&block.id]), "too early: {:?}", block);
@@ -488,7 +488,7 @@ mod tests {
     fn the_last_one_freed_is_taken_first_and_larger_ones_go_back_first() {
         let seen = Seen::default();
         let numbered =
-            |id, size| Numbered { id, size, uses: BTreeMap::new(), seen: seen.clone(), looks: Rc::default() };
+            |id, size| Numbered { id, size, uses: BTreeMap::new(), seen: seen.clone(), inspections: Rc::default() };
         let mut lists = FreeLists::new();
         [numbered(1, 8), numbered(2, 8), numbered(3, 16)].into_iter().for_each(|block| put(&mut lists, block));
         assert_eq!(block(lists.take(8, None).unwrap()).id, 2);
@@ -501,39 +501,39 @@ mod tests {
     #[test]
     fn few_of_many_parked_blocks_are_inspected() {
         const MANY: usize = 10_000;
-        let (seen, looks) = (Seen::default(), Rc::<Cell<usize>>::default());
+        let (seen, inspections) = (Seen::default(), Rc::<Cell<usize>>::default());
         let mut lists = FreeLists::new();
         for id in 0..MANY {
-            // Bound to one stream, or to two that pass one after the other.
+            // Used by one stream, or by two that pass one after the other.
             let ticket = id as u64 + 1;
             let uses = if id % 2 == 0 { vec![(0, ticket)] } else { vec![(1, ticket), (2, ticket)] };
             let uses = uses.into_iter().collect();
-            put(&mut lists, Numbered { id, size: 8, uses, seen: seen.clone(), looks: looks.clone() });
+            put(&mut lists, Numbered { id, size: 8, uses, seen: seen.clone(), inspections: inspections.clone() });
         }
         let ready = |block: &Numbered| {
-            looks.set(looks.get() + 1);
+            inspections.set(inspections.get() + 1);
             block.uses.iter().all(|(of, ticket)| *ticket <= seen.borrow()[*of])
         };
-        let look = |lists: &mut FreeLists<Numbered>| {
-            let before = looks.get();
+        let inspect = |lists: &mut FreeLists<Numbered>| {
+            let before = inspections.get();
             let taken = lists.take_if(8, ready);
             assert!(lists.firsts(Some(8)).count() <= 2 && lists.ends().count() <= 4);
             lists.settle(Some(8), Some);
-            (taken.is_some(), looks.get() - before)
+            (taken.is_some(), inspections.get() - before)
         };
         for _ in 0..100 {
-            let (taken, looks) = look(&mut lists);
-            assert!(!taken && looks <= 100, "{looks}");
+            let (taken, inspections) = inspect(&mut lists);
+            assert!(!taken && inspections <= 100, "{inspections}");
         }
         // Each block is moved when it passes: twice at most.
-        let before = looks.get();
+        let before = inspections.get();
         for passed in (0..=MANY as u64).step_by(100) {
             *seen.borrow_mut() = [passed; STREAMS];
             let _ = lists.take_if(8, ready).map(|block| put(&mut lists, block));
             lists.settle(None, Some);
         }
-        let looks = looks.get() - before;
-        assert!(looks <= 3 * MANY, "{looks}");
+        let inspections = inspections.get() - before;
+        assert!(inspections <= 3 * MANY, "{inspections}");
         assert_eq!((lists.parked().count(), lists.free()), (0, MANY));
     }
 
@@ -541,16 +541,16 @@ mod tests {
     /// that it takes to inspect all.
     #[test]
     fn a_block_bound_to_several_streams_is_found_within_a_bounded_number_of_requests() {
-        const MANY: usize = 10 * LOOKS;
-        let (seen, looks) = (Seen::default(), Rc::<Cell<usize>>::default());
+        const MANY: usize = 10 * MAX_INSPECTED;
+        let (seen, inspections) = (Seen::default(), Rc::<Cell<usize>>::default());
         let mut lists = FreeLists::new();
         for id in 0..MANY {
             let uses = [(0, 1), (1, 1)].into_iter().collect();
-            put(&mut lists, Numbered { id, size: 8, uses, seen: seen.clone(), looks: looks.clone() });
+            put(&mut lists, Numbered { id, size: 8, uses, seen: seen.clone(), inspections: inspections.clone() });
         }
         for wanted in [MANY - 1, 3, MANY / 2] {
             let requests = 1 + (0..).take_while(|_| lists.take_if(8, |block| block.id == wanted).is_none()).count();
-            assert!(requests <= MANY / LOOKS + 1, "{requests}");
+            assert!(requests <= MANY / MAX_INSPECTED + 1, "{requests}");
         }
     }
 }

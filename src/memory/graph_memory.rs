@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Captured work has not run, so it is no use of the memory. The uses within a capture are recorded here, for its
-//! edges, and each launch counts as a read or a write of all shared memory. Unlike a kernel launch, a graph launch
-//! borrows nothing: so each use of shared memory, and each launch, takes the [`UseLock`].
+//! edges, and each launch taint_matters as a read or a write of all shared memory. Unlike a kernel launch, a graph launch
+//! borrows nothing: so each use of shared memory, and each launch, takes the [`UseLockGuard`].
 //!
 //! The graph's own memory that has no owner is used by launches only, one after the other.
 
@@ -25,10 +25,11 @@ use smallvec::SmallVec;
 
 use super::{
     Location, Memory, Owned, View,
-    graphs::{self, CaptureMemory, is_over, is_used_by_current, takes_no_part},
-    piece::Origin,
-    shared_uses::{SharedUses, UseLock},
-    uses::{Uses, ask_readers},
+    graphs::{self, CaptureMemory, capture_over_error, is_used_by_current, not_captured_error},
+    memory::Origin,
+    shared_uses::SharedUses,
+    use_lock::UseLockGuard,
+    uses::{Uses, query_readers},
 };
 use crate::{
     device::backend::{Address, Endpoint},
@@ -97,7 +98,7 @@ impl GraphMemory {
 
     /// Called when the capture has inputs, whose copies are made before a launch: from here on no memory is reused
     /// within it. An error if some was.
-    pub(crate) fn keep_apart(&self) -> Result<()> {
+    pub(crate) fn forbid_reuse(&self) -> Result<()> {
         let mut state = lock(&self.state);
         if state.has_reused {
             let text = "`input` was called after memory of the capture was reused: call `input` first, so that the memory \
@@ -115,7 +116,7 @@ impl GraphMemory {
     }
 
     /// Nodes no longer read any of this host memory.
-    pub(crate) fn reads_no_more(&self, of: &Range<usize>) {
+    pub(crate) fn forget_reads(&self, of: &Range<usize>) {
         let mut state = lock(&self.state);
         let gone: Vec<_> = state.all.extract_if(.., |nodes| !nodes.writes && nodes.shared.lies_in(of)).collect();
         drop(state);
@@ -129,21 +130,21 @@ impl GraphMemory {
             // noted.
             let mut state = lock(&self.state);
             if state.over {
-                return Err(is_over());
+                return Err(capture_over_error());
             }
             let nodes = state.uses_of(shared);
-            nodes.count(write);
+            nodes.count_use(write);
             nodes.uses.open(write)
         };
-        within.iter().try_for_each(|(ticket, counts)| match counts {
+        within.iter().try_for_each(|(ticket, taint_matters)| match taint_matters {
             true => stream.wait(ticket),
             false => stream.wait_until_over(ticket),
         })?;
         // If it is tainted now, this is an error. If it becomes tainted later, it is an error of the launches as long
         // as it is the last use: each launch checks it.
-        outside.iter().try_for_each(|(ticket, counts)| {
-            if *counts {
-                ticket.check_known()?;
+        outside.iter().try_for_each(|(ticket, taint_matters)| {
+            if *taint_matters {
+                ticket.check_known_taint()?;
             }
             stream.wait_until_over(ticket)
         })
@@ -159,7 +160,7 @@ impl GraphMemory {
     }
 
     /// True if an owner has dropped memory that was allocated before the capture.
-    pub(crate) fn is_left_alone(&self) -> bool {
+    pub(crate) fn is_sole_owner(&self) -> bool {
         lock(&self.state).all.iter().any(|nodes| !nodes.own && lock(&nodes.shared.state).give_back.is_some())
     }
 
@@ -232,7 +233,7 @@ impl GraphMemory {
             memory.shared.take();
             let uses = std::mem::take(&mut *lock(&shared.uses));
             // Streams used it before it was dropped.
-            if uses.any_is(|_| true) {
+            if !uses.is_empty() {
                 inputs.push((memory.location, uses.clone()));
             }
             memory.uses = uses.locked();
@@ -249,7 +250,7 @@ impl GraphMemory {
 
     /// Enqueues a copy from host memory to memory of the graph's nodes. It comes after the launches so far, and later
     /// launches come after it.
-    pub(crate) fn feed(
+    pub(crate) fn copy_input(
         &self,
         stream: &Stream,
         to: Address,
@@ -262,13 +263,13 @@ impl GraphMemory {
             let text = "an input cannot be copied on a captured stream: copy it on the stream that launches the graph";
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        from.is_page_locked()?;
+        from.check_page_locked()?;
         if from_offset.checked_add(bytes).is_none_or(|end| end > from.bytes) {
             let text = format!("a copy of {bytes} bytes from offset {from_offset} of memory of {} bytes", from.bytes);
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let from_start = from.host_pointer()?;
-        let (room, _use_lock) = stream.make_room(|| UseLock::take_when(|| self.is_lent() || from.is_lent()))?;
+        let (room, _use_lock) = stream.make_room(|| UseLockGuard::acquire_when(|| self.is_lent() || from.is_lent()))?;
         from.before_read(stream)?;
         let mut state = lock(&self.state);
         let contains = |location: Location, size: usize| match location {
@@ -323,13 +324,13 @@ impl GraphMemory {
     }
 
     /// An error on a thread that is in a capture whose nodes use the same memory.
-    pub(super) fn is_not_captured(&self, stream: &Stream) -> Result<()> {
+    pub(super) fn check_not_captured(&self, stream: &Stream) -> Result<()> {
         if Capture::current().is_none() {
             return Ok(());
         }
         let all: Vec<_> = lock(&self.state).all.iter().map(|nodes| nodes.shared.clone()).collect();
         match all.iter().any(is_used_by_current) {
-            true => Err(takes_no_part(stream)),
+            true => Err(not_captured_error(stream)),
             false => Ok(()),
         }
     }
@@ -342,9 +343,9 @@ impl GraphMemory {
     /// are forgotten here may be the last handles of a stream, and its `Deferred` scope ends after all locks.
     pub(super) fn before_launch(&self, stream: &Stream) -> Result<()> {
         let mut open: SmallVec<[(Ticket, bool); 8]> = SmallVec::new();
-        let mut add = |ticket: &Ticket, counts: bool| {
-            if !ticket.stream().is(stream) || (counts && ticket.is_tainted()) {
-                open.push((ticket.clone(), counts));
+        let mut add = |ticket: &Ticket, taint_matters: bool| {
+            if !ticket.stream().is(stream) || (taint_matters && ticket.is_tainted()) {
+                open.push((ticket.clone(), taint_matters));
             }
         };
         let mut state = lock(&self.state);
@@ -359,17 +360,19 @@ impl GraphMemory {
         if !state.inputs.is_empty() {
             state.inputs.retain_mut(|(_, uses)| {
                 uses.forget_settled();
-                uses.any_is(|_| true)
+                !uses.is_empty()
             });
             state.inputs.iter().for_each(|(_, uses)| uses.each_open(true, &mut add));
         }
         if !state.outside.is_empty() {
-            state.outside.retain(|(ticket, counts)| if *counts { !ticket.is_settled() } else { !ticket.is_over() });
-            state.outside.iter().for_each(|(ticket, counts)| add(ticket, *counts));
+            state.outside.retain(
+                |(ticket, taint_matters)| if *taint_matters { !ticket.is_settled() } else { !ticket.is_over() },
+            );
+            state.outside.iter().for_each(|(ticket, taint_matters)| add(ticket, *taint_matters));
         }
         drop(state);
         // A wait may wake tasks: not under the lock.
-        open.iter().try_for_each(|(ticket, counts)| match counts {
+        open.iter().try_for_each(|(ticket, taint_matters)| match taint_matters {
             true => stream.wait_to_read(ticket, false),
             false => stream.wait_until_over(ticket),
         })
@@ -396,10 +399,10 @@ impl GraphMemory {
         }
         drop(state);
         if are_many {
-            ask_readers(|with| with(&mut lock(&self.state).launches));
+            query_readers(|with| with(&mut lock(&self.state).launches));
         }
         for shared in to_ask {
-            ask_readers(|with| with(&mut lock(&shared.uses)));
+            query_readers(|with| with(&mut lock(&shared.uses)));
         }
     }
 
@@ -415,11 +418,11 @@ impl GraphMemory {
 
 impl CaptureMemory for GraphMemory {
     fn reuse(&self, origin: &dyn Origin, bytes: usize, stream: &Stream) -> Result<Option<Owned>> {
-        let past = stream.past();
+        let past = stream.ordered_after();
         let mut state = lock(&self.state);
         // Launches use the memory without an owner from then on, and no edge orders other work with them.
         if state.over {
-            return Err(is_over());
+            return Err(capture_over_error());
         }
         let State { all, unowned, no_reuse, has_reused, .. } = &mut *state;
         if *no_reuse {
@@ -447,7 +450,7 @@ impl CaptureMemory for GraphMemory {
             let mut state = lock(&self.state);
             // Another thread may have ended the capture since it was found.
             if state.over {
-                return Err(is_over());
+                return Err(capture_over_error());
             }
             // So that it is known to be the capture's before its first use.
             state.uses_of(memory.shared_uses()).own = true;
@@ -476,7 +479,7 @@ impl CaptureMemory for GraphMemory {
             return;
         }
         let nodes = state.uses_of(shared);
-        nodes.count(write);
+        nodes.count_use(write);
         nodes.by = label;
         if write {
             nodes.uses.written_by(ticket);
@@ -547,7 +550,7 @@ impl NodeUses {
     /// writes it, read it. A host slice that exists now is a shared borrow, and the node only reads, since adding the
     /// node borrows the memory in the same way. No later slice is made until this value is dropped, with the failed
     /// capture or with the graph and its last launch.
-    fn count(&mut self, write: bool) {
+    fn count_use(&mut self, write: bool) {
         let (reads, writes) = (!self.used, write && !self.writes);
         if reads || writes {
             let mut shared = lock(&self.shared.state);
@@ -583,7 +586,7 @@ impl Drop for GraphMemory {
         let launches = launches.all();
         for (own, mut memory) in unowned.drain(..) {
             for launch in &launches {
-                let _forgotten = memory.own_uses().read_by(launch);
+                let _forgotten = memory.uses_mut().read_by(launch);
             }
             own.take_back(memory);
         }
@@ -662,7 +665,7 @@ mod tests {
         .unwrap();
         let graph_memory = graph.graph_memory();
         for bytes in [64, 128] {
-            let heap = Arena::of(&device).own(&device).clone();
+            let heap = Arena::of(&device).device_heap(&device).clone();
             let asked = heap.alloc_captured(&**graph_memory, &device, bytes, Some(&stream), Request::UNRESERVED);
             assert_eq!(asked.map(|_| ()).unwrap_err().kind(), ErrorKind::Usage);
         }
@@ -727,7 +730,7 @@ mod tests {
         let (go, wait) = mpsc::channel::<()>();
         let (begin, begun) = mpsc::channel();
         let has_the_turn = std::thread::spawn(move || {
-            let _use_lock = UseLock::take();
+            let _use_lock = UseLockGuard::acquire();
             begin.send(()).unwrap();
             let _ = wait.recv();
         });

@@ -17,11 +17,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{
-    Memory, Owned,
-    piece::Origin,
-    shared_uses::{SharedUses, UseLock},
-};
+use super::{Memory, Owned, memory::Origin, shared_uses::SharedUses, use_lock::UseLockGuard};
 use crate::{
     device::{
         Device,
@@ -65,18 +61,18 @@ pub(super) trait CaptureMemory: Send + Sync {
 }
 
 /// The streams of a capture may outlive its graph.
-struct Registered(Option<Weak<dyn CaptureMemory>>);
+struct CaptureExtension(Option<Weak<dyn CaptureMemory>>);
 
 /// Sets the memory of a new capture.
 pub(super) fn register(capture: &Capture, memory: Weak<dyn CaptureMemory>) {
-    let _ = capture.extension(move || Arc::new(Registered(Some(memory))));
+    let _ = capture.extension(move || Arc::new(CaptureExtension(Some(memory))));
 }
 
 /// The memory of a capture.
 pub(super) fn of(capture: &Capture) -> Result<Arc<dyn CaptureMemory>> {
-    let registered = capture.extension(|| Arc::new(Registered(None)));
-    let memory = registered.and_then(|registered| registered.0.as_ref()?.upgrade());
-    memory.filter(|_| !capture.is_over()).ok_or_else(is_over)
+    let extension = capture.extension(|| Arc::new(CaptureExtension(None)));
+    let memory = extension.and_then(|extension| extension.0.as_ref()?.upgrade());
+    memory.filter(|_| !capture.is_over()).ok_or_else(capture_over_error)
 }
 
 /// The memory of the capture that serves requests for this stream or, without one, on this thread.
@@ -91,7 +87,7 @@ pub(super) fn serving(device: &Device, stream: Option<&Stream>) -> Result<Option
     }
 }
 
-pub(super) fn is_over() -> Error {
+pub(super) fn capture_over_error() -> Error {
     Error::new(ErrorKind::Usage, "its capture is over: use another stream")
 }
 
@@ -101,7 +97,7 @@ pub(super) fn is_used_by_current(shared: &Arc<SharedUses>) -> bool {
 }
 
 /// The error for work that is not captured, on a thread that is in a capture whose nodes use the same memory.
-pub(super) fn takes_no_part(stream: &Stream) -> Error {
+pub(super) fn not_captured_error(stream: &Stream) -> Error {
     let text = format!(
         "stream `{}` is not part of the capture whose nodes use the same memory: its work would run now, and at no \
          launch; use a stream of the capture, in an operator `cx.stream()`",
@@ -149,10 +145,10 @@ impl Memory {
     #[inline]
     pub(super) fn check_not_in_graph(&self, write: bool) -> Result<()> {
         match self.shared.get() {
-            Some(shared) if !mutants::is(Mutant::HostSliceLent) => shared.is_the_hosts(write).or_else(|_| {
+            Some(shared) if !mutants::is(Mutant::HostSliceLent) => shared.check_host_access(write).or_else(|_| {
                 // A graph that was dropped keeps it until its launches are known to be done: they may be done by now.
                 destroy_done(|exec| exec.uses(shared));
-                shared.is_the_hosts(write)
+                shared.check_host_access(write)
             }),
             _ => Ok(()),
         }
@@ -178,7 +174,7 @@ impl Memory {
     /// Called when the host gets a slice of it. The race checker need not know of slices of memory that no graph has
     /// used so far: adding a node that uses it ends the borrow.
     #[inline]
-    pub(super) fn is_borrowed(&self, start: NonNull<u8>, exclusive: bool) {
+    pub(super) fn note_borrow(&self, start: NonNull<u8>, exclusive: bool) {
         if self.shared.get().is_some() {
             self.device.backend().host_borrow(start.as_ptr(), self.bytes, exclusive);
         }
@@ -186,8 +182,8 @@ impl Memory {
 
     /// The use lock, if graphs use the memory.
     #[inline]
-    pub(super) fn use_lock(&self) -> Option<UseLock> {
-        UseLock::at(std::iter::once(self.shared.get()))
+    pub(super) fn use_lock(&self) -> Option<UseLockGuard<'static>> {
+        UseLockGuard::for_memory(std::iter::once(self.shared.get()))
     }
 
     /// Whether it is lent to another thread. Call it with the use lock held.
@@ -203,15 +199,15 @@ impl Memory {
 
     /// An error for work that is not captured, on a thread that is in a capture that uses the memory.
     #[inline]
-    pub(super) fn is_not_captured(&self, stream: &Stream) -> Result<()> {
+    pub(super) fn check_not_captured(&self, stream: &Stream) -> Result<()> {
         match self.shared.get() {
             None => Ok(()),
-            Some(shared) => Self::is_outside(shared, stream),
+            Some(shared) => Self::check_uncaptured_use(shared, stream),
         }
     }
 
     #[cold]
-    fn is_outside(shared: &Arc<SharedUses>, stream: &Stream) -> Result<()> {
+    fn check_uncaptured_use(shared: &Arc<SharedUses>, stream: &Stream) -> Result<()> {
         if shared.of_node {
             let text = format!(
                 "stream `{}` would use memory that a node of a graph allocates: it exists only during its launches",
@@ -219,7 +215,7 @@ impl Memory {
             );
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        if is_used_by_current(shared) { Err(takes_no_part(stream)) } else { Ok(()) }
+        if is_used_by_current(shared) { Err(not_captured_error(stream)) } else { Ok(()) }
     }
 
     /// If the capture is over, nothing was recorded, and the enqueue has returned the error.

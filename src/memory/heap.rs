@@ -14,8 +14,8 @@ use std::{
 use super::{
     Location, MAX_BYTES, Memory, MemoryStats,
     accounting::{Accounting, DeviceTotals},
-    free_lists::{Block, Bound, FreeLists},
-    wait_queue::{Hunger, WaitQueue},
+    free_lists::{Block, FreeLists, Users},
+    wait_queue::{WaitQueue, WaiterCount},
 };
 use crate::{
     device::{Device, LossObserver, WeakDevice, backend::Backend},
@@ -26,7 +26,7 @@ use crate::{
 
 /// The source of a heap's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum HeapKind {
     /// The driver, whenever more is needed.
     Unbounded,
     /// Reserved at creation: `count` blocks of `bytes` bytes.
@@ -42,7 +42,7 @@ pub(crate) struct Heap {
     pub(super) place: String,
     pub(super) backend: Arc<dyn Backend>,
     pub(super) ledger: Arc<Ledger>,
-    pub(super) kind: Kind,
+    pub(super) kind: HeapKind,
     /// Page-locked host memory.
     host: bool,
     /// The most that it may hold of the driver's memory.
@@ -119,29 +119,35 @@ impl Block for Box<Memory> {
     }
 
     #[inline]
-    fn bound(&mut self) -> Bound {
-        self.own_uses().bound()
+    fn users(&mut self) -> Users {
+        self.uses_mut().users()
     }
 
     fn forget_passed(&mut self) {
-        self.own_uses().forget_done();
+        self.uses_mut().forget_done();
     }
 
     #[inline]
     fn blocker(&mut self) -> (u64, u64) {
-        self.own_uses().last().unwrap_or_default()
+        self.uses_mut().last().unwrap_or_default()
     }
 }
 
 impl Heap {
     /// Registers itself with the device. [`allocate_blocks`](Self::allocate_blocks) allocates its blocks.
-    pub(super) fn new(device: &Device, ledger: &Arc<Ledger>, kind: Kind, host: bool, limit: Option<u64>) -> Arc<Self> {
+    pub(super) fn new(
+        device: &Device,
+        ledger: &Arc<Ledger>,
+        kind: HeapKind,
+        host: bool,
+        limit: Option<u64>,
+    ) -> Arc<Self> {
         let backend = device.backend().clone();
         let limit = match kind {
-            Kind::Blocks { bytes, count } => Some(bytes.saturating_mul(count as u64)),
+            HeapKind::Blocks { bytes, count } => Some(bytes.saturating_mul(count as u64)),
             _ => limit,
         };
-        let hands_out_parked = matches!(kind, Kind::Blocks { .. }) && !host;
+        let hands_out_parked = matches!(kind, HeapKind::Blocks { .. }) && !host;
         let state = HeapState {
             free_lists: FreeLists::new(),
             unreturned: Vec::new(),
@@ -166,7 +172,7 @@ impl Heap {
             queue: WaitQueue::new(),
             swept: WatchFlag::new(),
         });
-        ledger.enter(&heap);
+        ledger.register(&heap);
         heap
     }
 
@@ -191,22 +197,22 @@ impl Heap {
     }
 
     /// Whether it caches freed memory. Otherwise all of it returns to the driver, which has its own cache.
-    pub(super) fn keeps(&self) -> bool {
-        !self.host && self.kind == Kind::Unbounded || self.has_blocks()
+    pub(super) fn caches(&self) -> bool {
+        !self.host && self.kind == HeapKind::Unbounded || self.has_blocks()
     }
 
     pub(super) fn has_blocks(&self) -> bool {
-        matches!(self.kind, Kind::Blocks { .. })
+        matches!(self.kind, HeapKind::Blocks { .. })
     }
 
     #[inline]
     pub(super) fn size_for(&self, bytes: u64) -> Result<u64> {
         match self.kind {
-            Kind::Blocks { bytes: block, .. } if bytes > block => {
+            HeapKind::Blocks { bytes: block, .. } if bytes > block => {
                 let text = format!("asked for {bytes} bytes, and its blocks have {block} each: use larger blocks");
                 Err(Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone()))
             }
-            Kind::Blocks { bytes: block, .. } => Ok(block),
+            HeapKind::Blocks { bytes: block, .. } => Ok(block),
             _ => Ok(size_of_class(bytes, self.granularity)),
         }
     }
@@ -250,10 +256,10 @@ impl Heap {
     /// The usage: in blocks for blocks.
     pub(super) fn used_in_words(&self) -> String {
         let (in_use, waiting, reserved, of) = match self.kind {
-            Kind::Blocks { bytes, count } => {
+            HeapKind::Blocks { bytes, count } => {
                 let state = lock(&self.state);
                 let of = &state.accounting;
-                let [out, parked, reserved] = [of.out(), of.parked(), of.reserved()].map(|of| of / bytes);
+                let [out, parked, reserved] = [of.blocks_in_use(), of.parked(), of.reserved()].map(|of| of / bytes);
                 (out, parked, reserved, format!(" of {count} blocks"))
             }
             _ => {
@@ -297,30 +303,30 @@ pub(crate) struct Ledger {
     /// Includes dropped heaps until all of their memory is returned to the driver.
     pub(super) heaps: Mutex<Vec<Weak<Heap>>>,
     /// Execs that were dropped and hold memory of the driver until their launches are done.
-    pub(super) ending: AtomicUsize,
+    pub(super) dropped_execs: AtomicUsize,
     pub(super) totals: Arc<DeviceTotals>,
     /// Threads that may be about to return memory to the driver.
     pub(super) returners: AtomicUsize,
-    pub(super) hunger: Hunger,
+    pub(super) waiters: WaiterCount,
 }
 
 impl Ledger {
-    pub(super) fn enter(&self, heap: &Arc<Heap>) {
+    pub(super) fn register(&self, heap: &Arc<Heap>) {
         lock(&self.heaps).push(Arc::downgrade(heap));
     }
 
     /// All of this heap's memory was returned to the driver.
-    pub(super) fn leave(&self, heap: &Heap) {
+    pub(super) fn deregister(&self, heap: &Heap) {
         lock(&self.heaps).retain(|known| !std::ptr::eq(known.as_ptr(), heap));
     }
 
-    /// An exec was dropped. [`exec_has_ended`](Self::exec_has_ended) follows once the driver has its memory back.
-    pub(super) fn exec_ends(&self) {
-        self.ending.fetch_add(1, Ordering::SeqCst);
+    /// An exec was dropped. [`exec_destroyed`](Self::exec_destroyed) follows once the driver has its memory back.
+    pub(super) fn exec_dropped(&self) {
+        self.dropped_execs.fetch_add(1, Ordering::SeqCst);
     }
 
-    pub(super) fn exec_has_ended(&self) {
-        self.ending.fetch_sub(1, Ordering::SeqCst);
+    pub(super) fn exec_destroyed(&self) {
+        self.dropped_execs.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// The heaps of device memory, or of page-locked host memory.
@@ -338,22 +344,22 @@ impl Ledger {
     /// Memory became free: wakes the waiting tasks.
     #[inline]
     pub(super) fn notify(&self) {
-        if self.is_hungry() {
+        if self.has_waiting_tasks() {
             self.wake();
         }
     }
 
     /// The same where a lock may be held: runs at the end of a `Deferred` scope.
     pub(super) fn notify_later(self: &Arc<Self>) {
-        if self.is_hungry() {
+        if self.has_waiting_tasks() {
             let ledger = self.clone();
             later("a waker panicked", move || ledger.notify());
         }
     }
 
     #[inline]
-    pub(super) fn is_hungry(&self) -> bool {
-        self.hunger.is_any()
+    pub(super) fn has_waiting_tasks(&self) -> bool {
+        self.waiters.is_any()
     }
 
     #[cold]

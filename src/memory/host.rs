@@ -16,7 +16,7 @@ use std::{ptr::NonNull, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{Location, Memory, Owned, piece::Arrivals};
+use super::{Location, Memory, Owned, memory::Arrivals};
 use crate::{
     error::{Error, ErrorKind, Result},
     stream::Stream,
@@ -63,10 +63,10 @@ impl Memory {
     pub(crate) fn host_slice(&self) -> Result<&[u8]> {
         let pointer = self.host_pointer()?;
         self.check_not_in_graph(false)?;
-        self.settled(false)?;
+        self.check_no_use_in_flight(false)?;
         self.transfer_arrivals()?;
         self.device.backend().host_access(pointer.as_ptr(), self.bytes, false)?;
-        self.is_borrowed(pointer, false);
+        self.note_borrow(pointer, false);
         // SAFETY: the memory is owned by this value, `bytes` long and initialised (`Backend` requires it). The device
         // does not write to it while `&self` is borrowed: no write is in flight; no node of a graph, or of a capture
         // that may become one, writes it (`check_not_in_graph`: a node is counted from before it is added until no launch of
@@ -77,28 +77,28 @@ impl Memory {
     /// The bytes, for writing by the host. An error if anything is in flight.
     pub(crate) fn host_slice_mut(&mut self) -> Result<&mut [u8]> {
         let pointer = self.host_pointer()?;
-        self.writable()?;
+        self.check_writable()?;
         self.check_not_in_graph(true)?;
-        self.settled(true)?;
+        self.check_no_use_in_flight(true)?;
         self.transfer_arrivals()?;
         self.device.backend().host_access(pointer.as_ptr(), self.bytes, true)?;
-        self.is_borrowed(pointer, true);
+        self.note_borrow(pointer, true);
         // SAFETY: as in `host_slice`. The device neither reads nor writes it, no node of a graph or of a capture uses
         // it, and any new use needs this value, which is borrowed exclusively.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.bytes) })
     }
 
-    fn settled(&self, write: bool) -> Result<()> {
+    fn check_no_use_in_flight(&self, write: bool) -> Result<()> {
         // Forgotten tickets may be the last handles of a stream.
         let _later = Deferred::new();
         let mut uses = self.uses();
         uses.forget_settled();
         let open = uses.open(write);
         drop(uses);
-        for (mut ticket, counts) in open {
-            if ticket.look()? {
-                if counts {
-                    ticket.sound()?;
+        for (mut ticket, taint_matters) in open {
+            if ticket.query()? {
+                if taint_matters {
+                    ticket.check_taint()?;
                 }
             } else {
                 let stream = ticket.stream().name().to_string();
@@ -120,26 +120,26 @@ impl Memory {
     /// The error of that work.
     pub(crate) fn forget_work(&mut self) -> Result<bool> {
         // Kept until the end, so that no ticket is dropped under the lock.
-        let all = self.own_uses().all();
-        let open = self.own_uses().open(true);
-        for (mut ticket, counts) in open {
-            if !ticket.look()? {
+        let all = self.uses_mut().all();
+        let open = self.uses_mut().open(true);
+        for (mut ticket, taint_matters) in open {
+            if !ticket.query()? {
                 return Ok(false);
             }
             // Whether a read is tainted does not matter for the memory.
-            if counts {
-                ticket.sound()?;
+            if taint_matters {
+                ticket.check_taint()?;
             }
         }
         if !all.is_empty() {
-            self.own_uses().forget_passed();
+            self.uses_mut().forget_passed();
             self.forget_work_on_arrivals();
         }
         Ok(true)
     }
 
     /// An error for memory that devices cannot copy from and to directly.
-    pub(crate) fn is_page_locked(&self) -> Result<()> {
+    pub(crate) fn check_page_locked(&self) -> Result<()> {
         if !self.is_staged() {
             return Ok(());
         }
@@ -211,7 +211,7 @@ impl Memory {
     }
 
     /// Adds an arrival, whose copy was enqueued.
-    pub(super) fn arrives(&mut self, arrival: Owned) {
+    pub(super) fn add_arrival(&mut self, arrival: Owned) {
         self.arrivals();
         let arrivals = self.arrivals.get_mut().expect("just made").get_mut();
         // The contents of arrivals that it covers completely are not needed any more.
@@ -229,7 +229,7 @@ impl Memory {
             return Ok(());
         }
         // SAFETY: the memory is owned by this value. No slice of it exists that was made before these arrivals: they
-        // are added by `arrives`, which needs exclusive access; and none is made before they are transferred, under
+        // are added by `add_arrival`, which needs exclusive access; and none is made before they are transferred, under
         // this lock.
         unsafe { transfer_arrivals(self.location, self.bytes, &mut arrivals) }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{DeviceSlice, DeviceSliceMut, buffer::Access, shared_uses::UseLock};
+use super::{DeviceSlice, DeviceSliceMut, buffer::Access, use_lock::UseLockGuard};
 use crate::{
     device::{
         KernelType,
@@ -81,7 +81,7 @@ impl<'a> Call<'a> {
             Argument::Scalar(_) => None,
         });
         let (room, _use_lock) = stream
-            .make_room(|| UseLock::at(slices.clone().map(|memory| memory.shared.get())))
+            .make_room(|| UseLockGuard::for_memory(slices.clone().map(|memory| memory.shared.get())))
             .map_err(|error| error.at(place()))?;
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(given.len());
         for arg in &mut given {

@@ -24,7 +24,7 @@
 //! |---|---|
 //! | `uses`, `location` | the recorded uses of a piece of memory, and where it is |
 //! | `accounting`, `stats`, `free_lists`, `wait_queue` | what a heap consists of: byte counts, freed memory, waiting tasks |
-//! | `piece` | a piece of memory, its owner, and the origin that it returns to |
+//! | `memory` | a piece of memory, its owner, and the origin that it returns to |
 //! | `graphs`, `shared_uses`, `use_lock` | all that memory knows of graphs |
 //! | `ordering` | the waits of an operation for the uses that it comes after |
 //! | `heap`, `reclaim`, `ordered` | the heap of an allocator, memory that is dropped, the driver's own pool |
@@ -50,9 +50,10 @@ mod heap;
 mod host;
 pub(crate) mod launch;
 mod location;
+#[allow(clippy::module_inception, reason = "the folder's main type")]
+mod memory;
 mod ordered;
 mod ordering;
-mod piece;
 mod plain;
 mod reclaim;
 mod reserve;
@@ -68,19 +69,19 @@ mod wrapped;
 
 pub(crate) use accounting::Account;
 pub use allocator::Allocator;
-pub(crate) use allocator::can_hold;
+pub(crate) use allocator::check_capacity;
 pub(crate) use buffer::Sealed;
 pub use buffer::{Buffer, DeviceSlice, DeviceSliceMut, View, ViewMut};
 pub use external::{Addresses, EmulatedSlice, External, RoomForSlice};
 pub(crate) use location::Location;
-pub(crate) use piece::{MAX_BYTES, Memory, Owned};
+pub(crate) use memory::{MAX_BYTES, Memory, Owned};
 pub use plain::Plain;
 pub(crate) use plain::{bytes_of, elements, elements_mut};
 #[doc(hidden)]
 pub use reserve::Reservation;
-pub(crate) use reserve::{ReserveBlocker, Wait};
+pub(crate) use reserve::{MemoryWait, ReserveBlocker};
 pub use state::BufferState;
 pub use stats::MemoryStats;
 pub use uses::HostAccess;
-pub(crate) use waiting::memory_passes;
+pub(crate) use waiting::wait_for_reusable_memory;
 pub use wrapped::Wrapped;

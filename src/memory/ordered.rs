@@ -15,7 +15,7 @@ use super::{
     Location, Memory, Owned,
     accounting::Extent,
     heap::{Heap, Request},
-    piece::Origin,
+    memory::Origin,
 };
 use crate::{
     device::Device,
@@ -81,7 +81,7 @@ impl Heap {
                 let origin = OrderedOrigin { heap: self.clone(), stream: stream.clone() };
                 let location = Location::Device(address);
                 let mut memory = Memory::owned(device.clone(), location, block, stream.id(), Arc::new(origin));
-                memory.own_uses().written_by(&ticket);
+                memory.uses_mut().written_by(&ticket);
                 Ok(memory)
             }
             (made, _) => {
@@ -135,7 +135,7 @@ fn free_if_room(memory: &mut Memory, stream: &Stream, asks: bool) -> Freed {
         return Freed::Not;
     }
     let Some(permit) = stream.room_if_any(asks) else { return Freed::Later };
-    let ordered = memory.own_uses().each(|ticket| stream.wait_until_over(ticket));
+    let ordered = memory.uses_mut().each(|ticket| stream.wait_until_over(ticket));
     let freed = ordered.and_then(|()| {
         // SAFETY: the address came from `alloc_on` of this device, its owner was dropped, and the stream comes after all
         // work that was enqueued with it.

@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use super::{HostAccess, Memory, uses::ask_readers};
+use super::{HostAccess, Memory, uses::query_readers};
 use crate::{
     error::{Error, ErrorKind, Result},
     mutants::{self, Mutant},
@@ -13,11 +13,11 @@ use crate::{
 
 impl Memory {
     pub(crate) fn before_read(&self, stream: &Stream) -> Result<()> {
-        self.on_known_device(stream)?;
+        self.check_copy_path(stream)?;
         if let Some(capture) = stream.capture() {
             return self.before_captured(stream, capture, false);
         }
-        self.is_not_captured(stream)?;
+        self.check_not_captured(stream)?;
         if !self.device.tracked() {
             return self.before_untracked(stream, false);
         }
@@ -44,11 +44,11 @@ impl Memory {
 
     #[inline]
     fn before_write_of(&mut self, stream: &Stream, whole: bool) -> Result<()> {
-        self.on_known_device(stream)?;
+        self.check_copy_path(stream)?;
         if let Some(capture) = stream.capture() {
             return self.before_captured(stream, capture, true);
         }
-        self.is_not_captured(stream)?;
+        self.check_not_captured(stream)?;
         if !self.device.tracked() {
             return self.before_untracked(stream, true);
         }
@@ -58,7 +58,7 @@ impl Memory {
             return uses.before_write(stream, whole, self.survives_other_devices());
         }
         let outlives = self.survives_other_devices();
-        self.own_uses().before_write(stream, whole, outlives)
+        self.uses_mut().before_write(stream, whole, outlives)
     }
 
     /// Called before a write or a read if the test hook has disabled the tracking of the memory's device. The order of
@@ -72,7 +72,7 @@ impl Memory {
     }
 
     #[inline]
-    fn on_known_device(&self, stream: &Stream) -> Result<()> {
+    fn check_copy_path(&self, stream: &Stream) -> Result<()> {
         if self.device.copies_with(stream.device()) {
             return Ok(());
         }
@@ -88,7 +88,7 @@ impl Memory {
                 // The forgotten tickets are dropped without the lock.
                 let noted = self.uses().read_by(ticket);
                 if noted.are_many {
-                    ask_readers(|with| with(&mut self.uses()));
+                    query_readers(|with| with(&mut self.uses()));
                 }
             }
             Some(capture) => self.note_captured(ticket, capture, false),
@@ -98,7 +98,7 @@ impl Memory {
     #[inline]
     pub(crate) fn note_write(&mut self, ticket: &Ticket) {
         match ticket.stream().capture() {
-            None => self.own_uses().written_by(ticket),
+            None => self.uses_mut().written_by(ticket),
             Some(capture) => self.note_captured(ticket, capture, true),
         }
     }
@@ -106,7 +106,7 @@ impl Memory {
     /// Marks its uses now, for work elsewhere that will be ordered after them.
     pub(crate) fn commit(&mut self) -> Result<()> {
         let _later = Deferred::new();
-        self.own_uses().commit()
+        self.uses_mut().commit()
     }
 
     /// As [`commit`](Self::commit), for one of several readers.
@@ -119,10 +119,10 @@ impl Memory {
     #[inline]
     pub(crate) fn commit_by(&mut self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
         let _later = Deferred::new();
-        let mut uses = self.own_uses();
+        let mut uses = self.uses_mut();
         uses.commit()?;
         let write = uses.write.as_ref().filter(|write| stream.is_some_and(|stream| write.stream().is(stream)));
-        Ok(write.map(Ticket::point))
+        Ok(write.map(Ticket::unmarked))
     }
 
     /// True if the contents survive the loss of another device that wrote them.

@@ -20,9 +20,9 @@ use smallvec::SmallVec;
 use super::{
     Location, Memory,
     accounting::{Extent, Released},
-    free_lists::Bound,
-    heap::{Heap, HeapState, Kind},
-    piece::Origin,
+    free_lists::Users,
+    heap::{Heap, HeapKind, HeapState},
+    memory::Origin,
     uses::Uses,
 };
 use crate::{
@@ -39,30 +39,30 @@ impl Origin for Heap {
             memory.forget_arrivals();
         }
         let own = memory.stream;
-        let mut uses = memory.own_uses();
+        let mut uses = memory.uses_mut();
         uses.forget_passed();
         if mutants::is(Mutant::EarlyReuse) {
             *uses = Uses::default();
         }
-        let mut bound = uses.bound();
-        let is_simple = |bound| bound == Bound::ToNone || bound == Bound::To(own);
-        if !is_simple(bound) && uses.any_is(Ticket::has_ended) {
+        let mut users = uses.users();
+        let is_simple = |users| users == Users::None || users == Users::One(own);
+        if !is_simple(users) && uses.any_is(Ticket::has_ended) {
             uses.forget_done();
-            bound = uses.bound();
+            users = uses.users();
         }
         drop(uses);
         if memory.device.is_lost() {
             return self.leak(&memory);
         }
-        if !is_simple(bound) {
+        if !is_simple(users) {
             // Other streams have to wait for these uses, and a mark that is made now covers no later work. On the
             // stream that the memory was allocated for, it is reused without a mark.
             let _ = memory.commit();
         }
-        match bound {
-            Bound::ToNone => self.return_free(&memory),
-            Bound::To(stream) => self.park(memory, Some(stream)),
-            Bound::ToSeveral => self.park(memory, None),
+        match users {
+            Users::None => self.return_free(&memory),
+            Users::One(stream) => self.park(memory, Some(stream)),
+            Users::Several => self.park(memory, None),
         }
     }
 
@@ -102,10 +102,10 @@ impl Heap {
     }
 
     fn return_free(&self, memory: &Memory) {
-        let _gives = (!self.keeps()).then(|| self.ledger.returning());
+        let _gives = (!self.caches()).then(|| self.ledger.returning());
         let mut state = lock(&self.state);
         state.accounting.return_free(memory.extent());
-        if self.keeps() {
+        if self.caches() {
             state.free_lists.put_free(memory.size, memory.location);
             drop(state);
         } else {
@@ -126,7 +126,7 @@ impl Heap {
     /// True if newly parked memory must be announced: to the completion monitor, or to tasks that wait for memory.
     #[inline]
     fn must_notify(&self) -> bool {
-        !self.swept.is_on() || self.ledger.is_hungry()
+        !self.swept.is_on() || self.ledger.has_waiting_tasks()
     }
 
     /// Makes the completion monitor sweep this heap while anything is parked.
@@ -176,7 +176,7 @@ impl Heap {
         for mut ticket in tickets {
             lost |= match may_ask {
                 // Any other error: it is queried again later.
-                true => ticket.recheck().is_err_and(|error| error.is_device_lost()),
+                true => ticket.query_progress().is_err_and(|error| error.is_device_lost()),
                 false => ticket.stream().device().is_lost(),
             };
         }
@@ -186,7 +186,7 @@ impl Heap {
         let mut settled = Extent::default();
         let mut passed: SmallVec<[Box<Memory>; 8]> = SmallVec::new();
         // Memory of the driver's own pool was already freed there.
-        let at_driver = self.kind == Kind::StreamOrdered;
+        let at_driver = self.kind == HeapKind::StreamOrdered;
         state.free_lists.settle(size, |memory| {
             settled.size += memory.size;
             settled.bytes += memory.bytes as u64;
@@ -195,7 +195,7 @@ impl Heap {
             location
         });
         state.accounting.settle(settled, at_driver);
-        let evicted = if self.keeps() { Vec::new() } else { state.evict(u64::MAX) };
+        let evicted = if self.caches() { Vec::new() } else { state.evict(u64::MAX) };
         let leaked = if lost { state.leak_parked(is_never_free) } else { Vec::new() };
         drop(state);
         // Their handles of the device and of this heap are not dropped under the lock.
@@ -261,7 +261,7 @@ impl Heap {
             let device = memory.device.clone();
             let goes_on = move || {
                 // A device that fails meanwhile is queried again, until it runs nothing any more.
-                open.retain(|ticket| !ticket.look().is_ok_and(|done| done) && !ticket.is_done());
+                open.retain(|ticket| !ticket.query().is_ok_and(|done| done) && !ticket.is_done());
                 let _kept = &device;
                 !open.is_empty()
             };
@@ -288,7 +288,7 @@ impl Drop for Heap {
         // May run under the lock of another heap, if that dropped the last ticket of a stream.
         let released = self.give_to_driver(evicted);
         self.state.get_mut().accounting.released(released);
-        self.ledger.leave(self);
+        self.ledger.deregister(self);
         // The memory is the driver's again, and other allocators' waiters may need it.
         self.ledger.notify();
     }
@@ -305,7 +305,7 @@ fn is_never_free(memory: &Memory) -> bool {
 }
 
 /// Up to this number, tickets are searched linearly.
-const FEW: usize = 16;
+const MAX_LINEAR: usize = 16;
 
 /// For each stream that these are bound to, the earliest ticket.
 pub(super) fn first_of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>) -> SmallVec<[Ticket; 4]> {
@@ -332,9 +332,9 @@ fn of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>, takes_over: fn(u64, u
                 Some(_) => {}
                 None => {
                     tickets.push(ticket.clone());
-                    if tickets.len() == FEW {
+                    if tickets.len() == MAX_LINEAR {
                         places.extend(tickets.iter().enumerate().map(|(at, ticket)| (ticket.stream().id(), at)));
-                    } else if tickets.len() > FEW {
+                    } else if tickets.len() > MAX_LINEAR {
                         places.insert(stream.id(), tickets.len() - 1);
                     }
                 }

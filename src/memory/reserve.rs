@@ -9,9 +9,9 @@ use super::{
     Allocator, Buffer, MAX_BYTES, Plain,
     accounting::Accounting,
     bytes_of,
-    heap::{Heap, Kind, Request},
+    heap::{Heap, HeapKind, Request},
     wait_queue::WaitSlot,
-    waiting::Oldest,
+    waiting::OldestWait,
 };
 use crate::{
     error::Result,
@@ -21,8 +21,8 @@ use crate::{
 
 impl Heap {
     /// What prevents a reservation for an operator of this flow.
-    pub(super) fn lacks(&self, bytes: u64, flow: usize) -> ReserveBlocker {
-        let others = self.others();
+    pub(super) fn blocker(&self, bytes: u64, flow: usize) -> ReserveBlocker {
+        let others = self.spare_in_other_heaps();
         let state = lock(&self.state);
         if self.fits(&state.accounting, bytes, others) {
             return ReserveBlocker::Nothing;
@@ -30,7 +30,7 @@ impl Heap {
         let counts = &state.accounting;
         let parked = if self.has_blocks() && !self.is_host() { 0 } else { counts.parked() };
         let limit = self.capacity().unwrap_or(u64::MAX);
-        if parked > 0 && counts.out().saturating_add(counts.reserved()).saturating_add(bytes) <= limit {
+        if parked > 0 && counts.blocks_in_use().saturating_add(counts.reserved()).saturating_add(bytes) <= limit {
             return ReserveBlocker::Streams;
         }
         let whole = if self.limit().is_some() || self.is_host() {
@@ -46,7 +46,7 @@ impl Heap {
     }
 
     /// Bytes in spare blocks of other allocators of the device. Called with no heap's lock held.
-    fn others(&self) -> u64 {
+    fn spare_in_other_heaps(&self) -> u64 {
         if self.limit().is_some() || self.is_host() { 0 } else { self.ledger.spare_blocks() }
     }
 
@@ -56,7 +56,7 @@ impl Heap {
             // Other allocators of the device have their share.
             None => {
                 let used = if self.is_host() {
-                    counts.out() + counts.parked()
+                    counts.blocks_in_use() + counts.parked()
                 } else {
                     self.ledger.totals.in_use().saturating_add(others)
                 };
@@ -67,7 +67,7 @@ impl Heap {
     }
 
     fn reserve(&self, bytes: u64, flow: usize) -> bool {
-        let others = self.others();
+        let others = self.spare_in_other_heaps();
         let mut state = lock(&self.state);
         let counts = &mut state.accounting;
         let fits = counts.reserved().checked_add(bytes).is_some() && self.fits(counts, bytes, others);
@@ -119,7 +119,7 @@ pub struct Reservation {
 impl Reservation {
     pub(crate) fn new(allocator: &Allocator, asked: u64) -> Self {
         let bytes = match allocator.heap().kind {
-            Kind::Blocks { bytes, .. } => asked.checked_next_multiple_of(bytes).unwrap_or(u64::MAX),
+            HeapKind::Blocks { bytes, .. } => asked.checked_next_multiple_of(bytes).unwrap_or(u64::MAX),
             _ => asked,
         };
         Self { allocator: allocator.clone(), asked, bytes, left: Mutex::new(0), flow: AtomicUsize::new(0) }
@@ -152,7 +152,7 @@ impl Reservation {
     }
 
     /// Sets the flow of its operator, identified by a number.
-    pub(crate) fn enter(&self, flow: usize) {
+    pub(crate) fn set_flow(&self, flow: usize) {
         // Counted for the flow before.
         self.release();
         self.flow.store(flow, Ordering::Relaxed);
@@ -162,14 +162,14 @@ impl Reservation {
         self.flow.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn lacks(&self) -> ReserveBlocker {
+    pub(crate) fn blocker(&self) -> ReserveBlocker {
         let heap = self.allocator.heap();
         // The run gets the error when it allocates.
         if self.allocator.device().lost().is_some() {
             return ReserveBlocker::Nothing;
         }
         // Tasks in the wait queue come first. The last one to leave notifies.
-        if heap.has_queue() { ReserveBlocker::Others } else { heap.lacks(self.bytes, self.flow()) }
+        if heap.has_queue() { ReserveBlocker::Others } else { heap.blocker(self.bytes, self.flow()) }
     }
 
     pub(crate) fn claim(&self) -> bool {
@@ -223,15 +223,15 @@ impl Reservation {
 
 /// An operator's wait for memory: notified when some becomes free.
 #[derive(Debug, Default)]
-pub(crate) struct Wait {
-    place: WaitSlot,
-    oldest: Oldest,
+pub(crate) struct MemoryWait {
+    slot: WaitSlot,
+    oldest: OldestWait,
 }
 
-impl Wait {
-    /// Keeps the waker until [`rest`](Self::rest).
+impl MemoryWait {
+    /// Keeps the waker until [`unwatch`](Self::unwatch).
     pub(crate) fn watch(&mut self, allocator: &Allocator, cx: &mut Context<'_>) {
-        allocator.heap().watch(&mut self.place, cx.waker());
+        allocator.heap().watch(&mut self.slot, cx.waker());
         Streams::waiter_added(allocator.device());
     }
 
@@ -240,9 +240,9 @@ impl Wait {
         self.oldest.poll(allocator.heap(), cx).is_ready()
     }
 
-    pub(crate) fn rest(&mut self, allocator: &Allocator) {
-        self.oldest.rest();
-        allocator.heap().unwatch(&mut self.place);
+    pub(crate) fn unwatch(&mut self, allocator: &Allocator) {
+        self.oldest.reset();
+        allocator.heap().unwatch(&mut self.slot);
     }
 }
 

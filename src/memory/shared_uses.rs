@@ -1,4 +1,4 @@
-//! [`SharedUses`]: the uses of memory that graphs share; and the [`UseLock`] that each use of such memory takes.
+//! [`SharedUses`]: the uses of memory that graphs share; and the [`UseLockGuard`] that each use of such memory takes.
 
 use std::{cell::Cell, ops::Range, sync::Arc};
 
@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{
     Location,
-    use_lock::{self, UseLocks},
+    use_lock::{UseLock, UseLockGuard},
     uses::Uses,
 };
 use crate::{
@@ -23,7 +23,7 @@ pub(super) struct SharedUses {
     /// The memory's uses.
     pub(super) uses: Mutex<Uses>,
     pub(super) state: Mutex<SharedState>,
-    /// The thread that it is lent to, 0 for none. Changed only with a [`UseLock`] held.
+    /// The thread that it is lent to, 0 for none. Changed only with a [`UseLockGuard`] held.
     lent_to: AtomicUsize,
 }
 
@@ -39,33 +39,31 @@ pub(super) struct SharedState {
     pub(super) give_back: Option<Box<dyn FnOnce() + Send>>,
 }
 
-/// The [use lock](super::use_lock). A thread that holds it may take it again.
-pub(super) type UseLock = use_lock::UseLock<'static>;
-
-static USE_LOCKS: UseLocks =
-    UseLocks { lock: Mutex::at(Level::UseLock, ()), lent: AtomicUsize::new(0), returned: Condvar::new() };
+/// The [use lock](super::use_lock).
+static USE_LOCK: UseLock =
+    UseLock { lock: Mutex::at(Level::UseLock, ()), lent: AtomicUsize::new(0), returned: Condvar::new() };
 
 thread_local! {
     static MINE: Cell<bool> = const { Cell::new(false) };
 }
 
-impl UseLock {
+impl UseLockGuard<'static> {
     #[cold]
-    pub(super) fn take() -> Self {
-        USE_LOCKS.take(|mine| MINE.replace(mine))
+    pub(super) fn acquire() -> Self {
+        USE_LOCK.acquire(|mine| MINE.replace(mine))
     }
 
     /// Takes the lock once `is_lent` is false: none of the memory to be used is [lent](LentUses) to another thread.
     #[cold]
-    pub(super) fn take_when(is_lent: impl Fn() -> bool) -> Self {
-        USE_LOCKS.take_when(|mine| MINE.replace(mine), is_lent)
+    pub(super) fn acquire_when(is_lent: impl Fn() -> bool) -> Self {
+        USE_LOCK.acquire_when(|mine| MINE.replace(mine), is_lent)
     }
 
     /// Takes the lock, if graphs use any of these pieces of memory.
     #[inline]
-    pub(super) fn at<'m>(these: impl Iterator<Item = Option<&'m Arc<SharedUses>>> + Clone) -> Option<Self> {
+    pub(super) fn for_memory<'m>(these: impl Iterator<Item = Option<&'m Arc<SharedUses>>> + Clone) -> Option<Self> {
         these.clone().flatten().next()?;
-        Some(Self::take_when(|| these.clone().flatten().any(|shared| shared.is_lent())))
+        Some(Self::acquire_when(|| these.clone().flatten().any(|shared| shared.is_lent())))
     }
 }
 
@@ -82,7 +80,7 @@ impl LentUses {
             // If an outer piece of external work of this thread has lent it, that one returns it.
             if shared_uses.lent_to.load(Ordering::Relaxed) == 0 {
                 shared_uses.lent_to.store(this_thread(), Ordering::Relaxed);
-                USE_LOCKS.lend();
+                USE_LOCK.lend();
                 lent.0.push(shared_uses.clone());
             }
         }
@@ -95,10 +93,10 @@ impl Drop for LentUses {
         if self.0.is_empty() {
             return;
         }
-        let _use_lock = UseLock::take();
+        let _use_lock = UseLockGuard::acquire();
         for shared_uses in &self.0 {
             shared_uses.lent_to.store(0, Ordering::Relaxed);
-            USE_LOCKS.give_back();
+            USE_LOCK.take_back();
         }
     }
 }
@@ -132,7 +130,7 @@ impl SharedUses {
     }
 
     #[cold]
-    pub(super) fn is_the_hosts(&self, write: bool) -> Result<()> {
+    pub(super) fn check_host_access(&self, write: bool) -> Result<()> {
         let state = lock(&self.state);
         if state.writers == 0 && (!write || state.readers == 0) {
             return Ok(());

@@ -31,14 +31,14 @@ impl Memory {
             let uses = self.uses();
             (uses.open(false), uses.open(true))
         };
-        for (write, counts) in writes {
-            if is_open(write, counts)? {
+        for (write, taint_matters) in writes {
+            if is_open(write, taint_matters)? {
                 return Ok(BufferState::Writing);
             }
         }
         // A write among them was found to be over just now.
-        for (read, counts) in all {
-            if is_open(read, counts)? {
+        for (read, taint_matters) in all {
+            if is_open(read, taint_matters)? {
                 return Ok(BufferState::Reading);
             }
         }
@@ -51,11 +51,11 @@ impl Memory {
     }
 }
 
-/// `counts`: it is an error if the ticket is tainted.
-fn is_open(mut ticket: Ticket, counts: bool) -> Result<bool> {
-    let passed = ticket.look()?;
-    if passed && counts {
-        ticket.sound()?;
+/// `taint_matters`: it is an error if the ticket is tainted.
+fn is_open(mut ticket: Ticket, taint_matters: bool) -> Result<bool> {
+    let passed = ticket.query()?;
+    if passed && taint_matters {
+        ticket.check_taint()?;
     }
     Ok(!passed)
 }

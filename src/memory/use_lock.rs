@@ -1,4 +1,4 @@
-//! [`UseLocks`]: serialises the uses of memory that graphs use, too; [`UseLock`] is the guard.
+//! [`UseLock`]: serialises the uses of memory that graphs use, too; [`UseLockGuard`] is the guard.
 //!
 //! ```text
 //!   take ──> check the uses of all memory that is used, and wait for them on the stream ──> enqueue ──> note ──> drop
@@ -22,7 +22,7 @@
 use crate::sync::{AtomicUsize, Condvar, Deferred, Mutex, MutexGuard, Ordering, lock};
 
 /// See the [module](self).
-pub(crate) struct UseLocks {
+pub(crate) struct UseLock {
     pub(crate) lock: Mutex<()>,
     /// How many pieces of memory are lent. Changed only with the lock held.
     pub(crate) lent: AtomicUsize,
@@ -31,7 +31,7 @@ pub(crate) struct UseLocks {
 
 /// See the [module](self).
 #[must_use]
-pub(crate) struct UseLock<'a> {
+pub(crate) struct UseLockGuard<'a> {
     /// `None` while an outer guard of this thread holds the lock.
     taken: Option<MutexGuard<'a, ()>>,
     mine: fn(bool) -> bool,
@@ -40,17 +40,17 @@ pub(crate) struct UseLock<'a> {
     _later: Deferred,
 }
 
-impl UseLocks {
+impl UseLock {
     /// `mine` records for this thread whether it holds the lock, and returns the previous record.
-    pub(crate) fn take(&self, mine: fn(bool) -> bool) -> UseLock<'_> {
+    pub(crate) fn acquire(&self, mine: fn(bool) -> bool) -> UseLockGuard<'_> {
         let _later = Deferred::new();
         let taken = if mine(true) { None } else { Some(lock(&self.lock)) };
-        UseLock { taken, mine, _later }
+        UseLockGuard { taken, mine, _later }
     }
 
-    /// As [`take`](Self::take), once `is_lent`, which is called with the lock held, is false.
-    pub(crate) fn take_when(&self, mine: fn(bool) -> bool, is_lent: impl Fn() -> bool) -> UseLock<'_> {
-        let mut use_lock = self.take(mine);
+    /// As [`acquire`](Self::acquire), once `is_lent`, which is called with the lock held, is false.
+    pub(crate) fn acquire_when(&self, mine: fn(bool) -> bool, is_lent: impl Fn() -> bool) -> UseLockGuard<'_> {
+        let mut use_lock = self.acquire(mine);
         while self.lent.load(Ordering::Relaxed) > 0 && is_lent() {
             // An outer guard of this thread has waited for it.
             let Some(taken) = use_lock.taken.take() else { break };
@@ -65,13 +65,13 @@ impl UseLocks {
     }
 
     /// A piece of memory is returned. Call it with the lock held.
-    pub(crate) fn give_back(&self) {
+    pub(crate) fn take_back(&self) {
         self.lent.fetch_sub(1, Ordering::Relaxed);
         self.returned.notify_all();
     }
 }
 
-impl Drop for UseLock<'_> {
+impl Drop for UseLockGuard<'_> {
     fn drop(&mut self) {
         if self.taken.is_some() {
             (self.mine)(false);

@@ -10,7 +10,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::free_lists::Bound;
+use super::free_lists::Users;
 use crate::{
     device::Device,
     error::{CallerErrors, Result},
@@ -40,7 +40,7 @@ pub(super) struct Uses {
 type Reads = SmallVec<[Ticket; 2]>;
 
 /// With more readers than this, the device is queried for those that are done.
-const MANY: usize = 16;
+const MANY_READS: usize = 16;
 
 /// What is left to do, without the lock, after a read was recorded.
 #[derive(Default)]
@@ -49,7 +49,7 @@ pub(super) struct Noted {
     /// May be the last handles of their streams.
     #[allow(dead_code, reason = "dropped without the lock")]
     forgotten: Reads,
-    /// There are many reads, so the caller must call [`ask_readers`]: a stream whose work is not queried any more would
+    /// There are many reads, so the caller must call [`query_readers`]: a stream whose work is not queried any more would
     /// stay here, and alive, for ever. This is rare: the number of reads must have doubled since the last time.
     pub(super) are_many: bool,
 }
@@ -79,7 +79,7 @@ impl Uses {
     fn read_by_another(&mut self, ticket: Ticket) -> Noted {
         let mut noted = Noted::default();
         self.take_done_reads(&mut noted.forgotten);
-        noted.are_many = self.reads.len() >= MANY && self.reads.len() == self.reads.capacity();
+        noted.are_many = self.reads.len() >= MANY_READS && self.reads.len() == self.reads.capacity();
         self.reads.push(ticket);
         noted
     }
@@ -184,7 +184,7 @@ impl Uses {
         if !(outlives && write.is_settled()) {
             lost?;
         }
-        write.check_known()
+        write.check_known_taint()
     }
 
     /// Calls `show` for each use.
@@ -218,12 +218,16 @@ impl Uses {
     /// As [`each_open`](Self::each_open), collected.
     pub(super) fn open(&self, write: bool) -> SmallVec<[(Ticket, bool); 3]> {
         let mut open = SmallVec::new();
-        self.each_open(write, |ticket, counts| open.push((ticket.clone(), counts)));
+        self.each_open(write, |ticket, taint_matters| open.push((ticket.clone(), taint_matters)));
         open
     }
 
     pub(super) fn all_are(&self, is: impl Fn(&Ticket) -> bool) -> bool {
         self.iter().all(is)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
     }
 
     pub(super) fn any_is(&self, is: impl Fn(&Ticket) -> bool) -> bool {
@@ -232,12 +236,12 @@ impl Uses {
 
     /// What memory that is freed with these uses is bound to.
     #[inline]
-    pub(super) fn bound(&self) -> Bound {
+    pub(super) fn users(&self) -> Users {
         let mut streams = self.iter().map(|ticket| ticket.stream().id());
         match streams.next() {
-            None => Bound::ToNone,
-            Some(first) if streams.all(|stream| stream == first) => Bound::To(first),
-            Some(_) => Bound::ToSeveral,
+            None => Users::None,
+            Some(first) if streams.all(|stream| stream == first) => Users::One(first),
+            Some(_) => Users::Several,
         }
     }
 
@@ -282,7 +286,7 @@ impl Uses {
 /// Queries the device for which of many reads are done, and drops those. `with` locks the uses; the device is queried
 /// without the lock.
 #[cold]
-pub(super) fn ask_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
+pub(super) fn query_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
     if Capture::current().is_some() {
         // No queries within a capture.
         return;
@@ -290,7 +294,7 @@ pub(super) fn ask_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
     let _later = Deferred::new();
     let mut reads = Reads::new();
     with(&mut |uses| reads.clone_from(&uses.reads));
-    reads.iter_mut().for_each(|read| _ = read.look());
+    reads.iter_mut().for_each(|read| _ = read.query());
     let mut done = Reads::new();
     with(&mut |uses| {
         uses.take_done_reads(&mut done);
@@ -324,7 +328,7 @@ impl HostAccess {
     }
 
     pub(super) fn of(open: impl Iterator<Item = (Ticket, bool)>) -> Self {
-        Self { open: open.map(|(ticket, counts)| (ticket.completed(), counts)).collect(), errors: None }
+        Self { open: open.map(|(ticket, taint_matters)| (ticket.completed(), taint_matters)).collect(), errors: None }
     }
 
     /// For a caller of a flow: the errors name nothing within the flow.
@@ -333,7 +337,7 @@ impl HostAccess {
     }
 
     /// Stops waiting until it is polled again, so that no resource is held for it meanwhile.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn suspend(&mut self) {
         self.open.iter_mut().for_each(|(open, _)| *open = open.ticket().completed());
     }
 
@@ -342,10 +346,10 @@ impl HostAccess {
     }
 
     fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        while let Some((last, counts)) = self.open.last_mut() {
+        while let Some((last, taint_matters)) = self.open.last_mut() {
             match Pin::new(&mut *last).poll(cx) {
                 Poll::Ready(Ok(())) => drop(self.open.pop()),
-                Poll::Ready(Err(_)) if !*counts && last.ticket().is_over() => drop(self.open.pop()),
+                Poll::Ready(Err(_)) if !*taint_matters && last.ticket().is_over() => drop(self.open.pop()),
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(error)) => {
                     return Poll::Ready(Err(match &self.errors {
@@ -444,7 +448,7 @@ mod tests {
             main.copy(&staging, &mut Buffer::new(&device, 4).unwrap()).unwrap();
             // Only this stream's progress becomes known by this.
             main.synchronize_blocking().unwrap();
-            assert!(weights.view().memory.uses().reads.len() <= 2 * MANY);
+            assert!(weights.view().memory.uses().reads.len() <= 2 * MANY_READS);
         }
     }
 
@@ -461,7 +465,7 @@ mod tests {
             own.wait_for(&main).unwrap();
             let reads = data.view().memory.uses().reads.capacity();
             own.copy(&data, &mut Buffer::new(&device, 4).unwrap()).unwrap();
-            asked += usize::from(data.view().memory.uses().reads.capacity() > reads.max(MANY));
+            asked += usize::from(data.view().memory.uses().reads.capacity() > reads.max(MANY_READS));
         }
         assert_eq!(data.view().memory.uses().reads.len(), 200);
         assert!(asked <= 4, "{asked} times");

@@ -1,4 +1,4 @@
-//! [`WaitQueue`]: the tasks that wait for memory of one heap, and [`Hunger`]: whether any task of the device does.
+//! [`WaitQueue`]: the tasks that wait for memory of one heap, and [`WaiterCount`]: whether any task of the device does.
 //!
 //! ```text
 //!   in the queue:    join ──> first? ── yes ──> checks ── memory is free ──> leave, which wakes the next
@@ -25,7 +25,7 @@ use crate::sync::{AtomicUsize, Mutex, Ordering, WakeList, discard, lock};
 
 /// The number of tasks that wait for memory of a device, at any of its heaps.
 #[derive(Debug)]
-pub(super) struct Hunger(AtomicUsize);
+pub(super) struct WaiterCount(AtomicUsize);
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -42,15 +42,15 @@ struct State {
 
 /// A task's registration, in the queue or beside it, if it has one.
 #[derive(Debug, Default)]
-pub(super) struct WaitSlot(Option<At>);
+pub(super) struct WaitSlot(Option<WaitKey>);
 
 #[derive(Clone, Copy, Debug)]
-enum At {
+enum WaitKey {
     Queue(u64),
     Watcher(u64),
 }
 
-impl Hunger {
+impl WaiterCount {
     pub(super) fn new() -> Self {
         Self(AtomicUsize::new(0))
     }
@@ -61,7 +61,7 @@ impl Hunger {
     }
 }
 
-impl Default for Hunger {
+impl Default for WaiterCount {
     fn default() -> Self {
         Self::new()
     }
@@ -73,37 +73,43 @@ impl WaitQueue {
     }
 
     /// Registers the waker, at the queue's end if the task is not in it. True if the task is the first.
-    pub(super) fn join(&self, hunger: &Hunger, place: &mut WaitSlot, waker: &Waker) -> bool {
-        self.register(hunger, place, waker, |state, number| {
+    pub(super) fn join(&self, waiters: &WaiterCount, slot: &mut WaitSlot, waker: &Waker) -> bool {
+        self.register(waiters, slot, waker, |state, number| {
             state.queue.insert(number, None);
-            At::Queue(number)
+            WaitKey::Queue(number)
         })
     }
 
-    pub(super) fn watch(&self, hunger: &Hunger, place: &mut WaitSlot, waker: &Waker) {
-        self.register(hunger, place, waker, |state, number| {
+    pub(super) fn watch(&self, waiters: &WaiterCount, slot: &mut WaitSlot, waker: &Waker) {
+        self.register(waiters, slot, waker, |state, number| {
             state.watchers.insert(number, None);
-            At::Watcher(number)
+            WaitKey::Watcher(number)
         });
     }
 
-    fn register(&self, hunger: &Hunger, place: &mut WaitSlot, waker: &Waker, enter: fn(&mut State, u64) -> At) -> bool {
+    fn register(
+        &self,
+        waiters: &WaiterCount,
+        slot: &mut WaitSlot,
+        waker: &Waker,
+        enter: fn(&mut State, u64) -> WaitKey,
+    ) -> bool {
         let mut state = lock(&self.0);
         let mut replaced = None;
-        if !state.waker_of(place).is_some_and(|known| known.as_ref().is_some_and(|known| known.will_wake(waker))) {
+        if !state.waker_of(slot).is_some_and(|known| known.as_ref().is_some_and(|known| known.will_wake(waker))) {
             drop(state);
             let new = waker.clone();
             state = lock(&self.0);
-            if place.0.is_none() {
+            if slot.0.is_none() {
                 let number = state.next;
                 state.next += 1;
-                place.0 = Some(enter(&mut state, number));
-                hunger.0.fetch_add(1, Ordering::SeqCst);
+                slot.0 = Some(enter(&mut state, number));
+                waiters.0.fetch_add(1, Ordering::SeqCst);
             }
-            replaced = state.waker_of(place).and_then(|known| known.replace(new));
+            replaced = state.waker_of(slot).and_then(|known| known.replace(new));
         }
         let front = state.queue.first_key_value().map(|(front, _)| *front);
-        let first = matches!((front, place.0), (Some(front), Some(At::Queue(own))) if front == own);
+        let first = matches!((front, slot.0), (Some(front), Some(WaitKey::Queue(own))) if front == own);
         drop(state);
         replaced.into_iter().for_each(discard);
         first
@@ -111,17 +117,17 @@ impl WaitQueue {
 
     /// Removes the registration. True if it was in the queue: then the caller wakes the next task.
     #[must_use]
-    pub(super) fn leave(&self, hunger: &Hunger, place: &mut WaitSlot) -> bool {
-        let Some(at) = place.0.take() else { return false };
+    pub(super) fn leave(&self, waiters: &WaiterCount, slot: &mut WaitSlot) -> bool {
+        let Some(at) = slot.0.take() else { return false };
         let mut state = lock(&self.0);
         let left = match at {
-            At::Queue(number) => state.queue.remove(&number),
-            At::Watcher(number) => state.watchers.remove(&number),
+            WaitKey::Queue(number) => state.queue.remove(&number),
+            WaitKey::Watcher(number) => state.watchers.remove(&number),
         };
         drop(state);
-        hunger.0.fetch_sub(1, Ordering::SeqCst);
+        waiters.0.fetch_sub(1, Ordering::SeqCst);
         left.flatten().into_iter().for_each(discard);
-        matches!(at, At::Queue(_))
+        matches!(at, WaitKey::Queue(_))
     }
 
     /// The first waker of the queue and all beside it, to be woken.
@@ -155,10 +161,10 @@ impl WaitQueue {
 }
 
 impl State {
-    fn waker_of(&mut self, place: &WaitSlot) -> Option<&mut Option<Waker>> {
-        match place.0? {
-            At::Queue(number) => self.queue.get_mut(&number),
-            At::Watcher(number) => self.watchers.get_mut(&number),
+    fn waker_of(&mut self, slot: &WaitSlot) -> Option<&mut Option<Waker>> {
+        match slot.0? {
+            WaitKey::Queue(number) => self.queue.get_mut(&number),
+            WaitKey::Watcher(number) => self.watchers.get_mut(&number),
         }
     }
 }

@@ -36,12 +36,12 @@ use crate::{
 /// A place in the queue. Given up when it is dropped.
 struct Queued<'a> {
     heap: &'a Heap,
-    place: WaitSlot,
+    slot: WaitSlot,
 }
 
 impl Drop for Queued<'_> {
     fn drop(&mut self) {
-        if self.heap.queue.leave(&self.heap.ledger.hunger, &mut self.place) {
+        if self.heap.queue.leave(&self.heap.ledger.waiters, &mut self.slot) {
             self.heap.wake();
         }
     }
@@ -54,10 +54,10 @@ impl Heap {
         bytes: usize,
         stream: Option<&Stream>,
     ) -> Result<Owned> {
-        let mut own = Queued { heap: self, place: WaitSlot::default() };
-        let (mut oldest, retry) = (Oldest::default(), Arc::new(AtomicBool::new(false)));
+        let mut own = Queued { heap: self, slot: WaitSlot::default() };
+        let (mut oldest, retry) = (OldestWait::default(), Arc::new(AtomicBool::new(false)));
         let outcome = poll_fn(|cx| {
-            let is_first = self.queue.join(&self.ledger.hunger, &mut own.place, cx.waker());
+            let is_first = self.queue.join(&self.ledger.waiters, &mut own.slot, cx.waker());
             // Registered first: a loss that this check misses wakes the whole queue. The first task may never be polled
             // again.
             if let Err(lost) = device.check() {
@@ -123,12 +123,12 @@ impl Heap {
     }
 
     /// Registers the waker beside the queue, until `unwatch`.
-    pub(super) fn watch(&self, place: &mut WaitSlot, waker: &Waker) {
-        self.queue.watch(&self.ledger.hunger, place, waker);
+    pub(super) fn watch(&self, slot: &mut WaitSlot, waker: &Waker) {
+        self.queue.watch(&self.ledger.waiters, slot, waker);
     }
 
-    pub(super) fn unwatch(&self, place: &mut WaitSlot) {
-        let _ = self.queue.leave(&self.ledger.hunger, place);
+    pub(super) fn unwatch(&self, slot: &mut WaitSlot) {
+        let _ = self.queue.leave(&self.ledger.waiters, slot);
     }
 
     /// True while a task waits in the queue: then tasks beside it take nothing.
@@ -142,7 +142,7 @@ impl Heap {
 ///
 /// # Cancel safety
 /// Dropping the future changes nothing.
-pub(crate) async fn memory_passes(device: &Device) -> bool {
+pub(crate) async fn wait_for_reusable_memory(device: &Device) -> bool {
     let heaps = Arena::of(device).ledger.heaps(false);
     let Some(heap) = heaps.iter().find(|heap| heap.has_parked()) else { return false };
     // If the completion monitor was quicker, it is already free.
@@ -158,9 +158,9 @@ pub(crate) async fn memory_passes(device: &Device) -> bool {
 
 /// A wait for the memory that was freed first.
 #[derive(Debug, Default)]
-pub(super) struct Oldest(Option<HostAccess>);
+pub(super) struct OldestWait(Option<HostAccess>);
 
-impl Oldest {
+impl OldestWait {
     /// Resolves when parked memory has passed and is free. Pending for ever if none is parked: then the owner that drops
     /// its memory notifies.
     pub(super) fn poll(&mut self, heap: &Heap, cx: &mut Context<'_>) -> Poll<()> {
@@ -186,7 +186,7 @@ impl Oldest {
         }
     }
 
-    pub(super) fn rest(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.0 = None;
     }
 }

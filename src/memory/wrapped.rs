@@ -21,7 +21,7 @@ use super::{
     accounting::Extent,
     arena::Arena,
     bytes_of, host,
-    piece::{Arrivals, Origin},
+    memory::{Arrivals, Origin},
     uses::Uses,
 };
 use crate::{
@@ -55,16 +55,16 @@ pub struct Wrapped<O> {
 }
 
 /// Where a buffer of the user's memory is returned to.
-struct UserOrigin(Mutex<Option<(Owner, oneshot::Sender<Returned>)>>);
+struct UserOrigin(Mutex<Option<(BoxedOwner, oneshot::Sender<Returned>)>>);
 
 /// The owner in a box. This is the only pointer to it except the one to its data; moving a `Box` would assert that no
 /// other exists.
-struct Owner(NonNull<dyn Any + Send>);
+struct BoxedOwner(NonNull<dyn Any + Send>);
 
 // SAFETY: it owns what it points to, which is `Send`.
-unsafe impl Send for Owner {}
+unsafe impl Send for BoxedOwner {}
 
-impl Owner {
+impl BoxedOwner {
     fn new<O: Send + 'static>(owner: O) -> (Self, NonNull<O>) {
         let first = NonNull::from(Box::leak(Box::new(owner)));
         (Self(first), first)
@@ -78,7 +78,7 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for BoxedOwner {
     fn drop(&mut self) {
         // SAFETY: as in `into_box`.
         let owner = unsafe { Box::from_raw(self.0.as_ptr()) };
@@ -89,7 +89,7 @@ impl Drop for Owner {
 
 /// An owner whose memory streams may still use, and arrivals that are not yet transferred to it.
 struct Returned {
-    owner: Option<Owner>,
+    owner: Option<BoxedOwner>,
     device: Device,
     location: Location,
     bytes: usize,
@@ -112,7 +112,7 @@ impl<T: Plain> Buffer<T> {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for 0 elements.
     pub fn wrap<O: AsMut<[T]> + Send + 'static>(owner: O) -> Result<(Self, Wrapped<O>)> {
-        let (owner, mut pointer) = Owner::new(owner);
+        let (owner, mut pointer) = BoxedOwner::new(owner);
         // SAFETY: just created. The borrow ends when the buffer is dropped, before anything accesses the owner again.
         let data = unsafe { pointer.as_mut() }.as_mut();
         let (first, len) = (NonNull::from(&mut *data).cast::<u8>(), data.len());
@@ -150,7 +150,7 @@ impl<T: Plain> Buffer<T> {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for 0 elements.
     pub fn wrap_read_only<O: AsRef<[T]> + Send + 'static>(owner: O) -> Result<(Self, Wrapped<O>)> {
-        let (owner, pointer) = Owner::new(owner);
+        let (owner, pointer) = BoxedOwner::new(owner);
         // SAFETY: as in `wrap`; nothing writes to it.
         let data = unsafe { pointer.as_ref() }.as_ref();
         let (first, len) = (NonNull::from(data).cast::<u8>(), data.len());
@@ -181,7 +181,7 @@ impl<T: Plain> Buffer<T> {
         if !memory.is_aligned() {
             return Err(Error::new(ErrorKind::Usage, format!("{memory:?} is not aligned for the elements")));
         }
-        Self::of_user(device.clone(), Location::Host(memory.cast()), len, Owner::new(owner).0, false)
+        Self::of_user(device.clone(), Location::Host(memory.cast()), len, BoxedOwner::new(owner).0, false)
     }
 
     /// Makes a buffer of device memory that another library allocated and `owner` keeps.
@@ -203,14 +203,14 @@ impl<T: Plain> Buffer<T> {
             let text = format!("{address:#x} is not the address of aligned elements in the memory of {device}");
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        Self::of_user(device.clone(), Location::Device(Address(address)), len, Owner::new(owner).0, false)
+        Self::of_user(device.clone(), Location::Device(Address(address)), len, BoxedOwner::new(owner).0, false)
     }
 
     fn of_user<O: Send + 'static>(
         device: Device,
         location: Location,
         len: usize,
-        owner: Owner,
+        owner: BoxedOwner,
         read_only: bool,
     ) -> Result<(Self, Wrapped<O>)> {
         let bytes = bytes_of::<T>(len)?;
@@ -272,14 +272,14 @@ impl Drop for Returned {
         } else {
             self.uses.forget_done()
         }
-        if self.uses.any_is(|_| true) {
+        if !self.uses.is_empty() {
             park(&self.device, std::mem::take(&mut self.uses), self.bytes as u64, owner);
         }
     }
 }
 
 /// Keeps the owner until the uses have passed; for ever, if a device that may still use the memory is lost before.
-fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
+fn park(device: &Device, mut uses: Uses, bytes: u64, owner: BoxedOwner) {
     let totals = Arena::of(device).ledger.totals.clone();
     // The completion monitor ends with its device, so the device is kept alive until the uses are over: they may be
     // another device's.
@@ -287,7 +287,7 @@ fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
     let mut tick = move || {
         let mut lost = of.is_lost();
         for mut ticket in uses.all() {
-            let _ = ticket.look();
+            let _ = ticket.query();
             lost |= ticket.stream().device().is_lost() && !ticket.is_done();
         }
         if lost {
@@ -296,7 +296,7 @@ fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
             return false;
         }
         uses.forget_done();
-        if uses.any_is(|_| true) {
+        if !uses.is_empty() {
             return true;
         }
         drop(owner.take());

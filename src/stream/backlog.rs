@@ -74,15 +74,15 @@ struct Events {
 pub(crate) struct QueueSlot<'b>(Option<&'b Backlog>);
 
 impl QueueSlot<'_> {
-    pub(super) const ENDLESS: Self = Self(None);
+    pub(super) const UNBOUNDED: Self = Self(None);
 
     /// Consumes the slot: one operation was enqueued.
     #[inline]
-    pub(super) fn taken(self, backend: &dyn Backend, stream: RawStream) {
+    pub(super) fn fill(self, backend: &dyn Backend, stream: RawStream) {
         if let Some(backlog) = self.0 {
             std::mem::forget(self);
             let before = backlog.taken.fetch_sub(SLOT - 1, Ordering::Release);
-            backlog.grown(backend, stream, enqueued(before), 1);
+            backlog.mark_if_due(backend, stream, enqueued(before), 1);
         }
     }
 }
@@ -173,13 +173,13 @@ impl Backlog {
 
     /// Called after `count` operations were enqueued. Never blocks.
     #[inline]
-    pub(super) fn grew(&self, backend: &dyn Backend, stream: RawStream, count: u64) {
+    pub(super) fn add_enqueued(&self, backend: &dyn Backend, stream: RawStream, count: u64) {
         let before = self.taken.fetch_add(count, Ordering::Relaxed);
-        self.grown(backend, stream, enqueued(before), count);
+        self.mark_if_due(backend, stream, enqueued(before), count);
     }
 
     #[inline]
-    fn grown(&self, backend: &dyn Backend, stream: RawStream, before: u64, count: u64) {
+    fn mark_if_due(&self, backend: &dyn Backend, stream: RawStream, before: u64, count: u64) {
         if before / self.step != (before + count) / self.step {
             // An error is reported by the device's next call; or no event could be created, and the driver's queue is
             // the only bound.
@@ -227,7 +227,7 @@ impl Backlog {
         let marked = events.open.back().map_or(events.passed, |(count, _)| *count);
         drop(events);
         if marked < self.enqueued() {
-            // As in `grown`.
+            // As in `mark_if_due`.
             let _ = self.mark(backend, stream);
         }
     }

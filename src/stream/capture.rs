@@ -42,13 +42,13 @@ pub(crate) struct Capture {
     outside: Mutex<Option<Vec<(Ticket, bool)>>>,
     over: AtomicBool,
     kept: Mutex<Used>,
-    launches: OnceLock<Launches>,
+    launches: OnceLock<LaunchesFn>,
     /// State that the layers above attach.
     extension: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Returns the launches that are not known to be done.
-type Launches = Box<dyn Fn() -> SmallVec<[Ticket; 3]> + Send + Sync>;
+type LaunchesFn = Box<dyn Fn() -> SmallVec<[Ticket; 3]> + Send + Sync>;
 
 /// Kept alive as long as a graph.
 pub(crate) type KeptAlive = Vec<Arc<dyn Any + Send + Sync>>;
@@ -63,27 +63,27 @@ struct Used {
 
 thread_local! {
     /// The captures that this thread is in, the innermost last. `ManuallyDrop`: without a destructor it stays usable
-    /// while the thread's other locals are destroyed, whose destructors use streams. [`Entered`] empties it.
+    /// while the thread's other locals are destroyed, whose destructors use streams. [`CaptureScope`] empties it.
     static ENTERED: ManuallyDrop<RefCell<Vec<Arc<Capture>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     /// While this thread is watched: whether it has enqueued into a stream that belongs to no capture.
-    static BESIDE: Cell<Option<bool>> = const { Cell::new(None) };
+    static UNCAPTURED_WORK: Cell<Option<bool>> = const { Cell::new(None) };
     /// How many times this thread has set its captures aside for user code that runs within them.
-    static SET_ASIDE: Cell<usize> = const { Cell::new(0) };
+    static SUSPENSIONS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// What a thread was in before user code of another task began to run there. Dropping this restores it.
 struct Suspended {
     entered: Vec<Arc<Capture>>,
-    beside: Option<bool>,
+    uncaptured_work: Option<bool>,
 }
 
 /// Called when a waker, a destructor or a subscriber runs within a capture: what that enqueues and allocates is not
 /// captured.
-fn set_aside() -> Box<dyn Any> {
+fn suspend_captures() -> Box<dyn Any> {
     let entered = ENTERED.try_with(|entered| std::mem::take(&mut *entered.borrow_mut())).unwrap_or_default();
-    SET_ASIDE.set(SET_ASIDE.get() + 1);
+    SUSPENSIONS.set(SUSPENSIONS.get() + 1);
     on_user_code(None);
-    Box::new(Suspended { entered, beside: BESIDE.take() })
+    Box::new(Suspended { entered, uncaptured_work: UNCAPTURED_WORK.take() })
 }
 
 impl Drop for Suspended {
@@ -91,62 +91,62 @@ impl Drop for Suspended {
         let entered = std::mem::take(&mut self.entered);
         // The user code has left every capture that it entered.
         let left = ENTERED.try_with(|now| now.replace(entered));
-        BESIDE.set(self.beside);
-        SET_ASIDE.set(SET_ASIDE.get() - 1);
-        on_user_code(Some(set_aside));
+        UNCAPTURED_WORK.set(self.uncaptured_work);
+        SUSPENSIONS.set(SUSPENSIONS.get() - 1);
+        on_user_code(Some(suspend_captures));
         drop(left);
     }
 }
 
 /// Called when this thread may have left its last capture.
-fn left() {
-    if BESIDE.get().is_none() && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true) {
+fn unregister_hook_if_idle() {
+    if UNCAPTURED_WORK.get().is_none() && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true) {
         on_user_code(None);
     }
 }
 
 /// The number of watched threads: usually none, and then enqueueing makes no thread-local access.
-static WATCHED: AtomicUsize = AtomicUsize::new(0);
+static DETECTORS: AtomicUsize = AtomicUsize::new(0);
 
 /// Watches this thread for work that it enqueues into streams that belong to no capture.
 #[must_use]
-pub(crate) struct Watch(());
+pub(crate) struct UncapturedWorkDetector(());
 
-impl Watch {
+impl UncapturedWorkDetector {
     pub(crate) fn new() -> Self {
-        WATCHED.fetch_add(1, Ordering::Relaxed);
-        BESIDE.set(Some(false));
-        on_user_code(Some(set_aside));
+        DETECTORS.fetch_add(1, Ordering::Relaxed);
+        UNCAPTURED_WORK.set(Some(false));
+        on_user_code(Some(suspend_captures));
         Self(())
     }
 
     /// True if there was such work.
-    pub(crate) fn end(self) -> bool {
-        BESIDE.get() == Some(true)
+    pub(crate) fn found_work(self) -> bool {
+        UNCAPTURED_WORK.get() == Some(true)
     }
 }
 
-impl Drop for Watch {
+impl Drop for UncapturedWorkDetector {
     fn drop(&mut self) {
-        BESIDE.set(None);
-        left();
-        WATCHED.fetch_sub(1, Ordering::Relaxed);
+        UNCAPTURED_WORK.set(None);
+        unregister_hook_if_idle();
+        DETECTORS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 #[inline]
 pub(super) fn note_work(stream: &Stream) {
     // If this thread is watched, it has incremented the counter itself, so `Relaxed` suffices.
-    if WATCHED.load(Ordering::Relaxed) > 0 && stream.capture().is_none() {
-        BESIDE.set(BESIDE.get().map(|_| true));
+    if DETECTORS.load(Ordering::Relaxed) > 0 && stream.capture().is_none() {
+        UNCAPTURED_WORK.set(UNCAPTURED_WORK.get().map(|_| true));
     }
 }
 
 /// This thread is in a capture until this is dropped.
 #[must_use]
-pub(crate) struct Entered(());
+pub(crate) struct CaptureScope(());
 
-impl Drop for Entered {
+impl Drop for CaptureScope {
     fn drop(&mut self) {
         let capture = ENTERED.try_with(|entered| {
             let mut entered = entered.borrow_mut();
@@ -157,7 +157,7 @@ impl Drop for Entered {
             }
             capture
         });
-        left();
+        unregister_hook_if_idle();
         drop(capture);
     }
 }
@@ -203,14 +203,14 @@ impl Capture {
     /// driver, which rejects queries from the same thread, including those of user code that runs within the capture
     /// without being part of it.
     pub(crate) fn may_query_device() -> bool {
-        SET_ASIDE.get() == 0 && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true)
+        SUSPENSIONS.get() == 0 && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true)
     }
 
     /// Enters the capture on this thread until the guard is dropped.
-    pub(crate) fn enter(self: &Arc<Self>) -> Entered {
+    pub(crate) fn enter(self: &Arc<Self>) -> CaptureScope {
         ENTERED.with(|entered| entered.borrow_mut().push(self.clone()));
-        on_user_code(Some(set_aside));
-        Entered(())
+        on_user_code(Some(suspend_captures));
+        CaptureScope(())
     }
 
     /// A stream of this capture, whose first work is ordered after these nodes.
@@ -322,7 +322,7 @@ impl Ticket {
 impl StreamInner {
     /// An error if this stream is captured, so that its work does not run.
     #[inline]
-    pub(super) fn not_captured(&self) -> Result<()> {
+    pub(super) fn check_not_captured(&self) -> Result<()> {
         match &self.capture {
             None => Ok(()),
             Some(capture) => Err(self.is_captured(capture.is_over())),

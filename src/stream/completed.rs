@@ -66,12 +66,12 @@ impl Stream {
     pub fn synchronize_blocking(&self) -> Result<()> {
         // In a forked child process no worker thread exists that could complete the work.
         self.0.device.check_process()?;
-        self.0.not_captured()?;
-        self.may_wait("all of its work")?;
+        self.0.check_not_captured()?;
+        self.check_may_block("all of its work")?;
         let ticket = self.ticket();
         self.0.streams.observe(self.0.backend.stream_synchronize(self.0.raw))?;
         self.0.completion.advance(ticket.number());
-        ticket.sound()
+        ticket.check_taint()
     }
 }
 
@@ -95,7 +95,7 @@ impl Future for Completed {
             match stream.0.completion.poll(&mut this.slot, number, cx.waker()) {
                 Progress::Passed => {
                     this.strategy.end();
-                    return Poll::Ready(stream.sound(number));
+                    return Poll::Ready(stream.check_taint(number));
                 }
                 Progress::Failed => {
                     this.strategy.end();
@@ -106,7 +106,7 @@ impl Future for Completed {
                     }));
                 }
                 Progress::Wait { front } => {
-                    stream.0.not_captured()?;
+                    stream.0.check_not_captured()?;
                     // Marked at once: an event recorded later would cover later work, too.
                     this.ticket.commit()?;
                     let stream = this.ticket.stream();

@@ -57,21 +57,21 @@ struct State {
 /// mostly the only one, is stored separately.
 #[derive(Debug)]
 struct Waiters {
-    lowest: Option<(Key, WaiterEntry)>,
+    lowest: Option<(WaiterKey, WaiterEntry)>,
     /// All waiters above the lowest; empty if there is no lowest.
-    others: BTreeMap<Key, WaiterEntry>,
+    others: BTreeMap<WaiterKey, WaiterEntry>,
     next: u64,
 }
 
 /// The ticket, and a number unique among the waiters.
-type Key = (u64, u64);
+type WaiterKey = (u64, u64);
 
 /// A waiter's waker. Taken when it is woken.
 type WaiterEntry = Option<Waker>;
 
 /// A waiter's key in the list, while it is registered.
 #[derive(Debug, Default)]
-pub(crate) struct WaiterSlot(Option<Key>);
+pub(crate) struct WaiterSlot(Option<WaiterKey>);
 
 impl Completion {
     pub(crate) fn new() -> Self {
@@ -169,7 +169,7 @@ impl Completion {
         woken.into_iter().collect()
     }
 
-    fn remove(state: &mut State, slot: &mut WaiterSlot) -> Option<(Key, WaiterEntry)> {
+    fn remove(state: &mut State, slot: &mut WaiterSlot) -> Option<(WaiterKey, WaiterEntry)> {
         let key = slot.0.take()?;
         state.waiters.remove(key).map(|kept| (key, kept))
     }
@@ -223,7 +223,7 @@ impl Waiters {
         self.lowest.is_none()
     }
 
-    fn insert(&mut self, ticket: u64, kept: WaiterEntry) -> Key {
+    fn insert(&mut self, ticket: u64, kept: WaiterEntry) -> WaiterKey {
         let key = (ticket, self.next);
         self.next += 1;
         if self.lowest.is_none() {
@@ -237,7 +237,7 @@ impl Waiters {
     // A lone waiter reaches none of the `cold` functions: inlined, they would lengthen its path.
     #[cold]
     #[inline(never)]
-    fn insert_beside(&mut self, key: Key, kept: WaiterEntry) {
+    fn insert_beside(&mut self, key: WaiterKey, kept: WaiterEntry) {
         let above = match &mut self.lowest {
             Some(lowest) if key < lowest.0 => std::mem::replace(lowest, (key, kept)),
             _ => (key, kept),
@@ -246,7 +246,7 @@ impl Waiters {
     }
 
     #[inline]
-    fn get_mut(&mut self, key: Key) -> Option<&mut WaiterEntry> {
+    fn get_mut(&mut self, key: WaiterKey) -> Option<&mut WaiterEntry> {
         match &mut self.lowest {
             Some(lowest) if lowest.0 == key => Some(&mut lowest.1),
             _ => Self::other(&mut self.others, key),
@@ -255,12 +255,12 @@ impl Waiters {
 
     #[cold]
     #[inline(never)]
-    fn other(others: &mut BTreeMap<Key, WaiterEntry>, key: Key) -> Option<&mut WaiterEntry> {
+    fn other(others: &mut BTreeMap<WaiterKey, WaiterEntry>, key: WaiterKey) -> Option<&mut WaiterEntry> {
         others.get_mut(&key)
     }
 
     #[inline]
-    fn remove(&mut self, key: Key) -> Option<WaiterEntry> {
+    fn remove(&mut self, key: WaiterKey) -> Option<WaiterEntry> {
         match self.lowest.take_if(|lowest| lowest.0 == key) {
             Some((_, kept)) => {
                 if !self.others.is_empty() {
@@ -280,7 +280,7 @@ impl Waiters {
 
     #[cold]
     #[inline(never)]
-    fn remove_other(&mut self, key: Key) -> Option<WaiterEntry> {
+    fn remove_other(&mut self, key: WaiterKey) -> Option<WaiterEntry> {
         self.others.remove(&key)
     }
 
@@ -296,7 +296,7 @@ impl Waiters {
 
     #[cold]
     #[inline(never)]
-    fn front_of(others: &mut BTreeMap<Key, WaiterEntry>, passed: u64) -> Option<(u64, &mut WaiterEntry)> {
+    fn front_of(others: &mut BTreeMap<WaiterKey, WaiterEntry>, passed: u64) -> Option<(u64, &mut WaiterEntry)> {
         others.range_mut((passed.checked_add(1)?, 0)..).next().map(|(key, kept)| (key.0, kept))
     }
 

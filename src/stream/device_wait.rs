@@ -64,7 +64,7 @@ impl Stream {
     /// its device.
     #[inline]
     pub(crate) fn wait_to_read(&self, ticket: &Ticket, outlives: bool) -> Result<()> {
-        let waited = if self.is(ticket.stream()) { ticket.check_known() } else { self.wait_and(ticket, true) };
+        let waited = if self.is(ticket.stream()) { ticket.check_known_taint() } else { self.wait_and(ticket, true) };
         waited.or_else(|error| self.read_tainted(ticket, outlives, error))
     }
 
@@ -81,7 +81,7 @@ impl Stream {
             return Ok(());
         }
         if reads {
-            ticket.check_known()?;
+            ticket.check_known_taint()?;
         }
         if ticket.has_passed() {
             // Checked again: a loss may have been noted meanwhile.
@@ -124,7 +124,7 @@ impl Stream {
         upstream.retain(|device| !device.is_lost());
         if reads && upstream.len() < mark.upstream.len() {
             drop(order);
-            ticket.check_known()?;
+            ticket.check_known_taint()?;
             order = lock(&inner.order);
         }
         inner.device.check()?;
@@ -156,7 +156,7 @@ impl Stream {
         if are_many {
             // The results are for waiters: ignored here.
             let mut last = self.ticket();
-            let _ = last.recheck().and_then(|()| last.sound());
+            let _ = last.query_progress().and_then(|()| last.check_taint());
         }
         Ok(())
     }

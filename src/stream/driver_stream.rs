@@ -31,10 +31,10 @@ pub(crate) struct DriverStream {
     pub(crate) priority: i32,
     /// The pending work, where the driver's queue is bounded.
     backlog: Option<Arc<Backlog>>,
-    owner: Owner,
+    owner: StreamOwner,
 }
 
-enum Owner {
+enum StreamOwner {
     /// Created here, and destroyed with this.
     Here,
     /// The device's own default stream.
@@ -50,20 +50,20 @@ impl DriverStream {
         device.check()?;
         device.check_process()?;
         let raw = device.backend().stream_create(spec)?;
-        Ok(Arc::new(Self::of(device.backend().clone(), raw, spec.priority, Owner::Here)))
+        Ok(Arc::new(Self::of(device.backend().clone(), raw, spec.priority, StreamOwner::Here)))
     }
 
     /// The device's default stream: the same at every call, so that its pending work stays known after all handles are
     /// dropped.
     pub(super) fn default_of(device: &Device) -> Arc<Self> {
-        device
-            .unchecked()
-            .extension(|device| Arc::new(Self::of(device.backend().clone(), RawStream::DEFAULT, 0, Owner::Device)))
+        device.unchecked().extension(|device| {
+            Arc::new(Self::of(device.backend().clone(), RawStream::DEFAULT, 0, StreamOwner::Device))
+        })
     }
 
     /// A stream of a capture.
     pub(crate) fn captured(recorder: &Arc<Recorder>, raw: RawStream) -> Arc<Self> {
-        Arc::new(Self::of(recorder.clone(), raw, 0, Owner::Here))
+        Arc::new(Self::of(recorder.clone(), raw, 0, StreamOwner::Here))
     }
 
     /// Another library's stream, which `owner` keeps alive.
@@ -71,11 +71,11 @@ impl DriverStream {
     pub(crate) fn of_other(device: &Device, raw: RawStream, owner: Arc<dyn Any + Send + Sync>) -> Arc<Self> {
         let device = device.unchecked();
         let backend = device.backend().clone();
-        let backlog = device.extension(|_| Arc::<Others>::default()).backlog_of(raw, &*backend);
-        Arc::new(Self { backend, raw, priority: 0, backlog, owner: Owner::Other(owner) })
+        let backlog = device.extension(|_| Arc::<ForeignBacklogs>::default()).backlog_of(raw, &*backend);
+        Arc::new(Self { backend, raw, priority: 0, backlog, owner: StreamOwner::Other(owner) })
     }
 
-    fn of(backend: Arc<dyn Backend>, raw: RawStream, priority: i32, owner: Owner) -> Self {
+    fn of(backend: Arc<dyn Backend>, raw: RawStream, priority: i32, owner: StreamOwner) -> Self {
         let backlog = Backlog::of(&*backend);
         Self { backend, raw, priority, backlog, owner }
     }
@@ -93,7 +93,7 @@ impl DriverStream {
 
     /// True if others may enqueue into it, unseen by wakeline.
     pub(crate) fn is_shared(&self) -> bool {
-        !matches!(self.owner, Owner::Here)
+        !matches!(self.owner, StreamOwner::Here)
     }
 
     /// Sets the name that tools show.
@@ -107,11 +107,11 @@ impl Drop for DriverStream {
         match (&self.owner, &self.backlog) {
             // Kept for the next handle of the same stream.
             #[cfg(feature = "cuda")]
-            (Owner::Other(_), Some(backlog)) => backlog.mark_end(&*self.backend, self.raw),
+            (StreamOwner::Other(_), Some(backlog)) => backlog.mark_end(&*self.backend, self.raw),
             (_, Some(backlog)) => backlog.close(&*self.backend),
             (_, None) => {}
         }
-        if let Owner::Here = self.owner {
+        if let StreamOwner::Here = self.owner {
             self.backend.stream_destroy(self.raw);
         }
     }
@@ -120,10 +120,10 @@ impl Drop for DriverStream {
 /// The backlogs of other libraries' streams: one for each raw stream, however many handles it has, kept after the last
 /// of them until the work is done.
 #[cfg(feature = "cuda")]
-struct Others(Mutex<Vec<(RawStream, Arc<Backlog>)>>);
+struct ForeignBacklogs(Mutex<Vec<(RawStream, Arc<Backlog>)>>);
 
 #[cfg(feature = "cuda")]
-impl Others {
+impl ForeignBacklogs {
     fn backlog_of(&self, raw: RawStream, backend: &dyn Backend) -> Option<Arc<Backlog>> {
         let _later = Deferred::new();
         let mut all = lock(&self.0);
@@ -142,7 +142,7 @@ impl Others {
 }
 
 #[cfg(feature = "cuda")]
-impl Default for Others {
+impl Default for ForeignBacklogs {
     fn default() -> Self {
         Self(Mutex::at(Level::OtherStreams, Vec::new()))
     }
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
     use crate::device::{Emulated, backend::RawStream};
 
-    fn pending(others: &Others, raw: RawStream) -> Option<Arc<Backlog>> {
+    fn pending(others: &ForeignBacklogs, raw: RawStream) -> Option<Arc<Backlog>> {
         lock(&others.0).iter().find(|(of, _)| *of == raw).map(|(_, backlog)| backlog.clone())
     }
 
@@ -172,13 +172,13 @@ mod tests {
         let spec = StreamSpec { name: "theirs".into(), priority: 0, non_blocking: true };
         let raw = plain.backend().stream_create(&spec).unwrap();
         let handle = |device: &Device| DriverStream::of_other(device, raw, Arc::new(()));
-        let others = plain.extension(|_| Arc::<Others>::default());
+        let others = plain.extension(|_| Arc::<ForeignBacklogs>::default());
         let (go, wait) = mpsc::channel::<()>();
         plain.backend().host_function(raw, &mut Some(Box::new(move || _ = wait.recv()))).unwrap();
         for round in 0..20 {
             let driver_stream = handle(if round % 2 == 0 { &plain } else { &checked });
             let (backlog, backend) = driver_stream.backlog().unwrap();
-            backlog.reserve().unwrap().taken(backend, raw);
+            backlog.reserve().unwrap().fill(backend, raw);
             assert_eq!(format!("{backlog:?}"), format!("Backlog {{ enqueued: {}, max: 48, .. }}", round + 1));
         }
         drop(go);

@@ -102,7 +102,7 @@ impl Stream {
         assert_unlocked();
         let Some((backlog, backend)) = self.0.driver_stream.backlog() else {
             let taken = locks();
-            return Ok((EnqueuePermit::new(QueueSlot::ENDLESS, self), taken));
+            return Ok((EnqueuePermit::new(QueueSlot::UNBOUNDED, self), taken));
         };
         loop {
             // The locks come first: a thread that has reserved a slot may wait for short locks only, and `locks` may
@@ -112,7 +112,7 @@ impl Stream {
                 return Ok((EnqueuePermit::new(room, self), taken));
             }
             drop(taken);
-            let goes_on = || self.may_wait("room in its queue").and_then(|()| self.0.device.check_process());
+            let goes_on = || self.check_may_block("room in its queue").and_then(|()| self.0.device.check_process());
             if !backlog.wait(backend, goes_on)? {
                 let taken = locks();
                 return Ok((EnqueuePermit::new(backlog.reserve_beyond(), self), taken));
@@ -126,14 +126,14 @@ impl Stream {
         let room = match self.0.driver_stream.backlog() {
             Some((backlog, backend)) if query => backlog.reserve_if_passed(backend)?,
             Some((backlog, _)) => backlog.reserve()?,
-            None => QueueSlot::ENDLESS,
+            None => QueueSlot::UNBOUNDED,
         };
         Some(EnqueuePermit { room, losses: READS_NOTHING })
     }
 
     /// An error on a thread that the device depends on.
     #[cold]
-    pub(super) fn may_wait(&self, what: &str) -> Result<()> {
+    pub(super) fn check_may_block(&self, what: &str) -> Result<()> {
         DeviceThread::may_wait(|| format!("stream `{}` of {} would wait for {what}", self.name(), self.device()))
     }
 
@@ -166,7 +166,7 @@ impl Stream {
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
         let ticket = self.enqueue_locked(permit.losses, launched, work)?;
-        permit.room.taken(self.0.driver_stream.backend(), self.0.raw);
+        permit.room.fill(self.0.driver_stream.backend(), self.0.raw);
         Ok(ticket)
     }
 
@@ -241,7 +241,7 @@ impl Stream {
         if count > 0
             && let Some((backlog, backend)) = inner.driver_stream.backlog()
         {
-            backlog.grew(backend, inner.raw, count);
+            backlog.add_enqueued(backend, inner.raw, count);
         }
         Ticket::new(self.clone(), number)
     }

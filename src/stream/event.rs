@@ -134,9 +134,9 @@ impl Event {
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault, unless the work is known to have been done before.
     pub fn query(&self) -> Result<bool> {
         let Some(mut record) = self.last() else { return Ok(true) };
-        let done = record.ticket.look()?;
+        let done = record.ticket.query()?;
         if done {
-            record.ticket.sound()?;
+            record.ticket.check_taint()?;
         }
         Ok(done)
     }
@@ -268,7 +268,7 @@ impl Timer {
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn start(stream: &Stream) -> Result<Self> {
         // The graph's nodes would record events that are destroyed with the timer.
-        stream.0.not_captured()?;
+        stream.0.check_not_captured()?;
         let backend = stream.device().backend();
         let streams = stream.streams();
         let from = streams.observe(backend.event_create(true))?;
@@ -314,7 +314,7 @@ mod tests {
     use crate::{
         Buffer,
         device::{Emulated, Faults},
-        stream::{completion::WaiterSlot, mark::Mark, order::NEAR},
+        stream::{completion::WaiterSlot, mark::Mark, order::MAX_UNMARKED},
     };
 
     /// Notes whether the event can be queried when it is woken.
@@ -353,7 +353,7 @@ mod tests {
         let (go, wait) = mpsc::channel::<()>();
         stream.host_function(move || _ = wait.recv()).unwrap();
         let event = Event::new();
-        let many = 20 * NEAR;
+        let many = 20 * MAX_UNMARKED;
         for _ in 0..many {
             stream.host_function(|| ()).unwrap();
             event.record(&stream).unwrap();
@@ -361,8 +361,8 @@ mod tests {
         let last = stream.ticket().number();
         assert_eq!(event.ticket().unwrap().number(), last);
         let marks: Vec<_> = lock(&stream.0.order).marks.iter().map(|mark: &Arc<Mark>| mark.ticket).collect();
-        assert!(marks.len() as u64 <= many / NEAR + 2, "{marks:?}");
-        assert!(marks.windows(2).all(|two| two[1] - two[0] <= NEAR + 1), "{marks:?}");
+        assert!(marks.len() as u64 <= many / MAX_UNMARKED + 2, "{marks:?}");
+        assert!(marks.windows(2).all(|two| two[1] - two[0] <= MAX_UNMARKED + 1), "{marks:?}");
         // An earlier holder keeps the old record.
         let old = event.ticket();
         stream.host_function(|| ()).unwrap();

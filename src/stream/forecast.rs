@@ -18,12 +18,12 @@ use std::{
 /// The weight of a new sample: 1/4.
 const WEIGHT: f64 = 0.25;
 /// Deviation relative to the mean above which no prediction is made.
-const HOPELESS: f64 = 0.5;
+const MAX_RELATIVE_DEVIATION: f64 = 0.5;
 /// An end is detected in time if the last query before it was at most this many seconds, or this fraction of the
 /// duration, earlier.
 const IN_TIME: (f64, f64) = (30e-6, 0.02);
 /// How much the average is reduced at first, in seconds.
-const PULL: f64 = 250e-6;
+const FIRST_REDUCTION: f64 = 250e-6;
 
 /// The limit of marks counted between two ends: many marks that were not waited for need not take as long as those that
 /// were, and a sleeper that is woken too early only queries once more.
@@ -34,11 +34,11 @@ const MAX_MARKS: u64 = 32;
 pub(super) struct Forecast {
     /// The last end that was detected in time, and the number of its mark.
     last: Option<(Instant, u64)>,
-    known: Option<Known>,
+    known: Option<Estimate>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct Estimate {
     /// Seconds from one mark to the next.
     mean: f64,
     deviation: f64,
@@ -48,7 +48,7 @@ struct Known {
     late: i32,
 }
 
-impl Known {
+impl Estimate {
     fn new(took: f64) -> Self {
         Self { mean: took, deviation: took / 8.0, last: took, late: 0 }
     }
@@ -74,7 +74,7 @@ pub(super) struct Expected {
 impl Forecast {
     /// When the mark with this number will be done, for a waiter since `began`.
     pub(super) fn expect(&self, number: u64, began: Instant) -> Option<Expected> {
-        let known = self.known.filter(|known| known.deviation <= HOPELESS * known.mean)?;
+        let known = self.known.filter(|known| known.deviation <= MAX_RELATIVE_DEVIATION * known.mean)?;
         let (start, marks) = self.start(number, began);
         let at = start + Duration::from_secs_f64(known.mean * marks);
         Some(Expected { at, spread: Duration::from_secs_f64(known.deviation) })
@@ -89,12 +89,12 @@ impl Forecast {
         self.last = in_time.then_some((now, number));
         self.known = Some(match self.known {
             // The first may come from a callback: late, but not by much.
-            None => Known::new(longest),
+            None => Estimate::new(longest),
             Some(known) if in_time || known.mean < shortest => known.learn(longest),
             Some(known) => {
                 let longest = known.mean.min(longest);
-                let mean = (longest - PULL * 2.0_f64.powi(known.late.min(8))).max(longest / 2.0);
-                Known { mean, late: known.late + 1, ..known }
+                let mean = (longest - FIRST_REDUCTION * 2.0_f64.powi(known.late.min(8))).max(longest / 2.0);
+                Estimate { mean, late: known.late + 1, ..known }
             }
         });
     }

@@ -88,7 +88,7 @@ pub(crate) struct Mark {
 /// The pool starts with some marks and doubles when it runs out: creating a mark is the only call on a message's path
 /// that blocks other threads (see `device/cuda/gate.rs`).
 #[derive(Debug, Default)]
-pub(super) struct Spares {
+pub(super) struct MarkPool {
     /// Marks that may be free.
     idle: VecDeque<Arc<Mark>>,
     /// Marks that a ticket still held at the last check: events and memory may hold theirs for long.
@@ -96,7 +96,7 @@ pub(super) struct Spares {
     made: usize,
 }
 
-impl Spares {
+impl MarkPool {
     /// The initial number of marks.
     const FIRST: usize = 16;
 
@@ -151,7 +151,7 @@ impl Mark {
         clock: &VectorClock,
         upstream: impl Iterator<Item = WeakDevice>,
     ) {
-        let Some(mark) = Arc::get_mut(this) else { unreachable!("`Spares::take` returns only free marks") };
+        let Some(mark) = Arc::get_mut(this) else { unreachable!("`MarkPool::take` returns only free marks") };
         (mark.ticket, mark.number) = (ticket, number);
         mark.clock.set(clock);
         mark.upstream.clear();
@@ -205,20 +205,20 @@ mod tests {
     fn marks_that_are_held_for_long_are_not_replaced_again_and_again() {
         let device = Device::emulated(Emulated::new());
         let backend = device.backend();
-        let (mut spares, mut held) = (Spares::default(), Vec::new());
+        let (mut pool, mut held) = (MarkPool::default(), Vec::new());
         for turn in 0..10_000 {
             let mark = loop {
-                match spares.take() {
+                match pool.take() {
                     Some(mark) => break mark,
-                    None => spares.grow(backend).unwrap(),
+                    None => pool.grow(backend).unwrap(),
                 }
             };
             if turn < 400 {
                 held.push(mark.clone());
             }
-            spares.put(mark);
+            pool.put(mark);
         }
-        assert!(spares.made <= 1024, "{} for one at a time", spares.made);
+        assert!(pool.made <= 1024, "{} for one at a time", pool.made);
     }
 
     /// Marks that are held for long are not checked at each take; once they are free they are reused.
@@ -226,31 +226,31 @@ mod tests {
     fn a_take_checks_few_held_marks() {
         let device = Device::emulated(Emulated::new());
         let backend = device.backend();
-        let (mut spares, mut held) = (Spares::default(), Vec::new());
-        let take = |spares: &mut Spares| loop {
-            match spares.take() {
+        let (mut pool, mut held) = (MarkPool::default(), Vec::new());
+        let take = |pool: &mut MarkPool| loop {
+            match pool.take() {
                 Some(mark) => break mark,
-                None => spares.grow(backend).unwrap(),
+                None => pool.grow(backend).unwrap(),
             }
         };
         for _ in 0..1000 {
-            let mark = take(&mut spares);
+            let mark = take(&mut pool);
             held.push(mark.clone());
-            spares.put(mark);
+            pool.put(mark);
         }
         // Each is checked once, and not again.
-        let made = spares.made;
+        let made = pool.made;
         for round in 0..made + 100 {
-            let mark = take(&mut spares);
-            spares.put(mark);
+            let mark = take(&mut pool);
+            pool.put(mark);
             if round < made {
                 continue;
             }
-            let passed_over = spares.idle.iter().filter(|mark| Arc::strong_count(mark) > 1).count();
-            assert_eq!(passed_over, 0, "of {} that are looked at", spares.idle.len());
+            let passed_over = pool.idle.iter().filter(|mark| Arc::strong_count(mark) > 1).count();
+            assert_eq!(passed_over, 0, "of {} that are looked at", pool.idle.len());
         }
         held.clear();
-        let all: Vec<_> = (0..made).map(|_| take(&mut spares)).collect();
-        assert_eq!((all.len(), spares.made), (made, made), "no mark is created");
+        let all: Vec<_> = (0..made).map(|_| take(&mut pool)).collect();
+        assert_eq!((all.len(), pool.made), (made, made), "no mark is created");
     }
 }

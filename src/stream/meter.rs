@@ -152,7 +152,7 @@ impl Meter {
             match backend.event_query(span.to) {
                 Ok(true) => {}
                 Ok(false) => return,
-                Err(_) => return self.lose(),
+                Err(_) => return self.discard_spans(),
             }
             match backend.event_elapsed(span.from, span.to) {
                 Ok(took) => {
@@ -161,7 +161,7 @@ impl Meter {
                         self.add(run, took);
                     }
                 }
-                Err(_) => return self.lose(),
+                Err(_) => return self.discard_spans(),
             }
         }
     }
@@ -186,7 +186,7 @@ impl Meter {
     }
 
     /// No more times can be read from the device.
-    fn lose(&mut self) {
+    fn discard_spans(&mut self) {
         let begun = self.spans.front().map(|span| span.run);
         if self.reading.is_some_and(|(run, _)| Some(run) != begun) {
             self.close();
@@ -206,7 +206,7 @@ impl Meter {
         if self.spans.is_empty() {
             self.close();
         } else {
-            self.lose();
+            self.discard_spans();
         }
         self.sums
     }

@@ -12,7 +12,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    mark::{Mark, Spares, VectorClock},
+    mark::{Mark, MarkPool, VectorClock},
     meter::Meter,
 };
 use crate::{
@@ -32,14 +32,14 @@ pub(super) struct Order {
     pub(super) marks: VecDeque<Arc<Mark>>,
     /// How many marks were ever recorded.
     marked: u64,
-    spares: Spares,
+    pool: MarkPool,
     /// Set where an operator's runs are timed.
     pub(super) meter: Option<Box<Meter>>,
     /// Other devices that this stream is ordered after, directly or not, and whose work is not yet known to be valid.
     pub(super) upstream: SmallVec<[Upstream; 1]>,
     /// The tickets that were tainted by the loss of such a device, oldest first.
     pub(super) tainted: Vec<Tainted>,
-    pub(super) launches: Launches,
+    pub(super) launches: RecentLaunches,
 }
 
 /// What is known of lost devices, readable without the lock.
@@ -72,22 +72,22 @@ pub(super) struct Tainted {
 pub(super) const MAX_TAINTED_SPANS: usize = 256;
 
 /// The limit of tickets without a mark that re-recording a mark may leave.
-pub(super) const NEAR: u64 = 64;
+pub(super) const MAX_UNMARKED: u64 = 64;
 
 impl Order {
     pub(super) fn new(backend: &Arc<dyn Backend>) -> Result<Self> {
-        let mut spares = Spares::default();
-        spares.grow(backend)?;
+        let mut pool = MarkPool::default();
+        pool.grow(backend)?;
         Ok(Self {
             issued: 0,
             clock: VectorClock::default(),
             marks: VecDeque::new(),
             marked: 0,
-            spares,
+            pool,
             meter: None,
             upstream: SmallVec::new(),
             tainted: Vec::new(),
-            launches: Launches::default(),
+            launches: RecentLaunches::default(),
         })
     }
 
@@ -102,7 +102,7 @@ impl Order {
     ) -> Result<Arc<Mark>> {
         self.forget(*passed);
         let mut mark = loop {
-            if let Some(mark) = self.spares.take() {
+            if let Some(mark) = self.pool.take() {
                 break mark;
             }
             if let Some(middle) = self.marks.get(self.marks.len() / 2)
@@ -111,7 +111,7 @@ impl Order {
                 *passed = middle.ticket;
             }
             if !self.forget(*passed) {
-                self.spares.grow(backend)?;
+                self.pool.grow(backend)?;
             }
         };
         backend.event_record(mark.event, stream)?;
@@ -133,7 +133,7 @@ impl Order {
             return false;
         }
         let done = self.marks.partition_point(|mark| mark.ticket <= passed);
-        self.marks.drain(..done).for_each(|mark| self.spares.put(mark));
+        self.marks.drain(..done).for_each(|mark| self.pool.put(mark));
         true
     }
 
@@ -209,12 +209,12 @@ pub(crate) enum Launched {
 
 /// A ring of the latest launches, each different from its predecessor, with the ticket of its last repetition.
 #[derive(Debug, Default)]
-pub(super) struct Launches {
+pub(super) struct RecentLaunches {
     last: [Option<(u64, Launched)>; REMEMBERED],
     newest: usize,
 }
 
-impl Launches {
+impl RecentLaunches {
     #[inline]
     pub(super) fn note(&mut self, ticket: u64, launched: Launched) {
         if self.last[self.newest].is_some_and(|(_, newest)| newest != launched) {
@@ -227,13 +227,13 @@ impl Launches {
     pub(super) fn after(&self, passed: u64) -> impl fmt::Display + use<> {
         let oldest_first = (1..=REMEMBERED).filter_map(|at| self.last[(self.newest + at) % REMEMBERED]);
         let open: Vec<_> = oldest_first.filter(|(ticket, _)| *ticket > passed).map(|(_, launched)| launched).collect();
-        Unfinished(open)
+        UnfinishedLaunches(open)
     }
 }
 
-struct Unfinished(Vec<Launched>);
+struct UnfinishedLaunches(Vec<Launched>);
 
-impl fmt::Display for Unfinished {
+impl fmt::Display for UnfinishedLaunches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((first, others)) = self.0.split_first() else { return Ok(()) };
         // If all that are remembered are unfinished, there may be earlier ones.
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn launches_that_may_not_be_done_are_named_oldest_first() {
-        let mut launches = Launches::default();
+        let mut launches = RecentLaunches::default();
         assert_eq!(launches.after(0).to_string(), "");
         launches.note(1, Kernel("a"));
         assert_eq!(launches.after(0).to_string(), " (kernel `a`)");

@@ -19,7 +19,7 @@ use super::{
     driver_stream::DriverStream,
     forecast::{Forecast, Stride},
     mark::Mark,
-    order::{LossState, NEAR, Order},
+    order::{LossState, MAX_UNMARKED, Order},
     watch::WatchFlag,
 };
 use crate::{
@@ -136,7 +136,7 @@ impl Stream {
     /// A stream over this one of the driver.
     pub(crate) fn over(device: &Device, name: String, driver_stream: Arc<DriverStream>) -> Result<Self> {
         let stream = Self::create(device, name, driver_stream, device.backend().clone(), None)?;
-        stream.0.streams.enter(&stream);
+        stream.0.streams.register(&stream);
         Ok(stream)
     }
 
@@ -222,7 +222,7 @@ impl Stream {
 
     /// Whether work enqueued here from now on is ordered after a ticket, as far as is known now: the ticket is one of
     /// this stream, it has passed, or the device was made to wait for it.
-    pub(crate) fn past(&self) -> impl Fn(&Ticket) -> bool + use<> {
+    pub(crate) fn ordered_after(&self) -> impl Fn(&Ticket) -> bool + use<> {
         let (own, clock) = (self.0.id, lock(&self.0.order).clock.clone());
         move |ticket| {
             let stream = ticket.stream().0.id;
@@ -276,7 +276,7 @@ impl Stream {
     /// Records a mark again, at the stream's current end, if it is the latest and the caller is its only other holder:
     /// an event that is recorded repeatedly needs no further marks. False if it cannot.
     ///
-    /// A search for an earlier mark then finds a later one, so one mark in [`NEAR`] tickets stays. The caller must pass
+    /// A search for an earlier mark then finds a later one, so one mark in [`MAX_UNMARKED`] tickets stays. The caller must pass
     /// an error to `observe`, once it has released its lock.
     pub(super) fn move_mark(&self, mark: &mut Arc<Mark>) -> Result<bool> {
         assert_may_wake();
@@ -293,7 +293,7 @@ impl Stream {
         };
         // One reference here, one in the order.
         let is_its_own = Arc::strong_count(mark) == 2 && order.marks.back().is_some_and(|last| Arc::ptr_eq(last, mark));
-        if !is_its_own || order.issued.saturating_sub(before) > NEAR {
+        if !is_its_own || order.issued.saturating_sub(before) > MAX_UNMARKED {
             return Ok(false);
         }
         if mark.ticket == order.issued {
@@ -315,7 +315,7 @@ impl StreamInner {
             return Ok(true);
         }
         self.device.check()?;
-        self.not_captured()?;
+        self.check_not_captured()?;
         let mut passed = self.streams.observe(self.backend.event_query(mark.event))?;
         passed |= mutants::is(Mutant::EarlyCompletion);
         if passed {
@@ -367,7 +367,7 @@ impl Drop for StreamInner {
     fn drop(&mut self) {
         assert_may_wake();
         if self.capture.is_none() && self.order.get_mut().issued > self.completion.passed() {
-            self.streams.leave(&self.device, self.raw, Capture::may_query_device());
+            self.streams.note_dropped(&self.device, self.raw, Capture::may_query_device());
         }
         let backend = self.device.backend();
         if let Some(side) = self.side.get() {
@@ -416,7 +416,7 @@ impl Ticket {
 
     /// The same point without its mark, which can be found through the stream.
     #[inline]
-    pub(crate) fn point(&self) -> Self {
+    pub(crate) fn unmarked(&self) -> Self {
         Self::new(self.stream.clone(), self.number)
     }
 
@@ -455,7 +455,7 @@ impl Ticket {
     }
 
     /// Queries the device whether the work is done.
-    pub(crate) fn look(&mut self) -> Result<bool> {
+    pub(crate) fn query(&mut self) -> Result<bool> {
         if self.has_passed() {
             return Ok(true);
         }
@@ -467,7 +467,7 @@ impl Ticket {
     }
 
     /// Queries the stream's progress up to here, so that earlier tickets are known to have passed, too.
-    pub(crate) fn recheck(&mut self) -> Result<()> {
+    pub(crate) fn query_progress(&mut self) -> Result<()> {
         self.commit()?;
         self.stream.0.query_progress()
     }

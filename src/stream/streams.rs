@@ -29,7 +29,7 @@ pub(crate) struct Streams {
     /// Those of them that count against the limit.
     pub(super) poll_slots: AtomicUsize,
     /// Events at the ends of streams that were dropped with work in flight.
-    left: Mutex<Vec<RawEvent>>,
+    end_events: Mutex<Vec<RawEvent>>,
 }
 
 impl Streams {
@@ -50,7 +50,7 @@ impl Streams {
                 fault_watch: FaultWatch::new(),
                 pollers: AtomicUsize::new(0),
                 poll_slots: AtomicUsize::new(0),
-                left: Mutex::default(),
+                end_events: Mutex::default(),
             })
         })
     }
@@ -100,29 +100,29 @@ impl Streams {
             let issued = lock(&stream.0.order).issued;
             if issued > stream.0.completion.passed() {
                 // The query itself handles a loss; after any other error the stream is queried again.
-                let _ = Ticket::new(stream.clone(), issued).recheck();
+                let _ = Ticket::new(stream.clone(), issued).query_progress();
                 has_work |= issued > stream.0.completion.passed();
             }
         }
         discard(live);
-        let mut left = std::mem::take(&mut *lock(&self.left));
+        let mut left = std::mem::take(&mut *lock(&self.end_events));
         left.retain(|event| !self.observe(self.is_over(*event)).unwrap_or_default());
         has_work |= !left.is_empty();
-        lock(&self.left).append(&mut left);
+        lock(&self.end_events).append(&mut left);
         has_work
     }
 
     /// The last handle of this stream is being dropped, and its work is not known to be done. Memory in use keeps its
     /// stream alive; this covers work that uses no memory. `may_query`: the device may be queried on this thread.
     #[cold]
-    pub(super) fn leave(self: &Arc<Self>, device: &Device, stream: RawStream, may_query: bool) {
+    pub(super) fn note_dropped(self: &Arc<Self>, device: &Device, stream: RawStream, may_query: bool) {
         let is_left = !device.is_lost() && device.check_process().is_ok();
         if !is_left || (may_query && self.backend.stream_query(stream).unwrap_or_default()) {
             return;
         }
         // Two at each call: there are never more than were in flight at a time.
         let oldest: Vec<_> = {
-            let mut left = lock(&self.left);
+            let mut left = lock(&self.end_events);
             let count = if may_query { left.len().min(2) } else { 0 };
             left.drain(..count).collect()
         };
@@ -131,7 +131,7 @@ impl Streams {
             still.push(event);
             self.backend.event_record(event, stream)
         });
-        let mut left = lock(&self.left);
+        let mut left = lock(&self.end_events);
         left.append(&mut still);
         let is_armed = self.fault_watch.is_armed();
         drop(left);
@@ -144,7 +144,7 @@ impl Streams {
         }
     }
 
-    /// Whether the work before this event of [`left`](Self::left) is done. If so, destroys the event.
+    /// Whether the work before this event of [`end_events`](Self::end_events) is done. If so, destroys the event.
     fn is_over(&self, event: RawEvent) -> Result<bool> {
         let is_over = self.backend.event_query(event)?;
         if is_over {
@@ -153,7 +153,7 @@ impl Streams {
         Ok(is_over)
     }
 
-    pub(super) fn enter(&self, stream: &Stream) {
+    pub(super) fn register(&self, stream: &Stream) {
         let mut live = lock(&self.live);
         live.retain(|stream| stream.strong_count() > 0);
         live.push(Arc::downgrade(&stream.0));
@@ -177,12 +177,12 @@ impl Streams {
         }
         // The last query decides; it makes no driver call if the loss is already known.
         if error.is_device_lost() && self.backend.make_current().is_err_and(|own| own.is_device_lost()) {
-            return self.lose(error);
+            return self.set_lost(error);
         }
         error
     }
 
-    fn lose(&self, error: Error) -> Error {
+    fn set_lost(&self, error: Error) -> Error {
         let Some(device) = self.device.upgrade() else { return error };
         if let Some(known) = device.lost() {
             return known;
@@ -227,7 +227,7 @@ impl Streams {
 
 impl Drop for Streams {
     fn drop(&mut self) {
-        self.left.get_mut().drain(..).for_each(|event| self.backend.event_destroy(event));
+        self.end_events.get_mut().drain(..).for_each(|event| self.backend.event_destroy(event));
     }
 }
 

@@ -60,7 +60,7 @@ impl Stream {
 
     /// The error of the lost device that has tainted a ticket of this stream. Queries no device.
     #[cold]
-    fn check_tainted(&self, number: u64) -> Result<()> {
+    fn check_known_taint(&self, number: u64) -> Result<()> {
         // The device stays in the order: no handle is dropped here, where locks may be held.
         lock(&self.0.order).tainted_by(number).map_or(Ok(()), Device::check)
     }
@@ -73,7 +73,7 @@ impl Stream {
     /// Work ordered after another device's work is invalid if that device faulted: the wait ended, but the work did
     /// not. So those devices are queried before the ticket is reported as done.
     #[inline]
-    pub(super) fn sound(&self, number: u64) -> Result<()> {
+    pub(super) fn check_taint(&self, number: u64) -> Result<()> {
         if self.may_be_tainted_by() { self.query_upstream(number) } else { Ok(()) }
     }
 
@@ -174,7 +174,7 @@ impl Stream {
         }
         let upstream = lock(&other.order).upstream.clone();
         // After that read: a loss that was noted meanwhile is found here.
-        let known = ticket.check_known();
+        let known = ticket.check_known_taint();
         if known.is_ok() {
             let before = |upstream: &&Upstream| upstream.from <= ticket.number();
             let devices = upstream.iter().filter(before).map(|upstream| upstream.device.clone());
@@ -219,13 +219,13 @@ impl Ticket {
 
     /// An error if this is known to be tainted by another device's loss. Queries no device.
     #[inline]
-    pub(crate) fn check_known(&self) -> Result<()> {
-        if self.stream().may_be_tainted_by() { self.stream().check_tainted(self.number()) } else { Ok(()) }
+    pub(crate) fn check_known_taint(&self) -> Result<()> {
+        if self.stream().may_be_tainted_by() { self.stream().check_known_taint(self.number()) } else { Ok(()) }
     }
 
     /// An error if this is tainted by another device's fault; queries those devices.
-    pub(crate) fn sound(&self) -> Result<()> {
-        self.stream().sound(self.number())
+    pub(crate) fn check_taint(&self) -> Result<()> {
+        self.stream().check_taint(self.number())
     }
 }
 
@@ -264,9 +264,9 @@ mod tests {
         let (permit, ()) = stream.make_room(|| ()).unwrap();
         let next = stream.enqueue(permit, |_, _| Ok(())).unwrap();
         stream.synchronize_blocking().unwrap();
-        assert!(prepared.sound().is_err() && next.sound().is_ok());
+        assert!(prepared.check_taint().is_err() && next.check_taint().is_ok());
         // It is in the same span as the other one, although it reads nothing.
-        assert!(noted.sound().is_err());
+        assert!(noted.check_taint().is_err());
     }
 
     /// The device is lost while a user function enqueues work, which may still run.
@@ -299,7 +299,7 @@ mod tests {
         let (permit, ()) = stream.make_room(|| ()).unwrap();
         let next = stream.enqueue(permit, |_, _| Ok(())).unwrap();
         stream.synchronize_blocking().unwrap();
-        assert!(early.sound().is_err() && prepared.sound().is_err() && next.sound().is_ok());
+        assert!(early.check_taint().is_err() && prepared.check_taint().is_err() && next.check_taint().is_ok());
     }
 
     /// A stream is ordered after one device after another that is lost: what it keeps of them is bounded.
@@ -314,8 +314,10 @@ mod tests {
             tainted.extend(work);
             let sound = stream.enqueue_point(|_, _| Ok(())).unwrap();
             stream.synchronize_blocking().unwrap();
-            assert!(sound.sound().is_ok() && sound.is_settled(), "round {round}");
-            assert!(tainted.iter().all(|ticket| ticket.sound().is_err() && !ticket.is_settled() && ticket.is_over()));
+            assert!(sound.check_taint().is_ok() && sound.is_settled(), "round {round}");
+            assert!(
+                tainted.iter().all(|ticket| ticket.check_taint().is_err() && !ticket.is_settled() && ticket.is_over())
+            );
             let order = lock(&stream.0.order);
             assert!(order.tainted.len() <= MAX_TAINTED_SPANS && order.upstream.is_empty());
         }

@@ -241,11 +241,11 @@ pub(super) struct WaitStrategy {
     began: Option<Instant>,
     /// When the work was last found not done.
     last_pending: Option<Instant>,
-    state: State,
+    source: NotifySource,
 }
 
 #[derive(Debug, Default)]
-enum State {
+enum NotifySource {
     #[default]
     None,
     Poll {
@@ -292,7 +292,8 @@ impl WaitStrategy {
     pub(super) fn arrange(&mut self, stream: &Stream, mark: &Arc<Mark>, waker: &Waker) -> Result<bool> {
         let now = Instant::now();
         let began = *self.began.get_or_insert(now);
-        let alone = matches!(self.state, State::Poll { .. }) && stream.streams().pollers.load(Ordering::Relaxed) <= 1;
+        let alone =
+            matches!(self.source, NotifySource::Poll { .. }) && stream.streams().pollers.load(Ordering::Relaxed) <= 1;
         loop {
             let querying = Instant::now();
             let is_done =
@@ -317,26 +318,28 @@ impl WaitStrategy {
             Some(_) => CompletionMode::Quiet,
             None => stream.completion_mode(),
         };
-        if matches!(self.state, State::None) {
+        if matches!(self.source, NotifySource::None) {
             // In a forked child process no worker would ever signal the end.
             stream.device().check_process()?;
         }
         let now = self.last_pending.unwrap_or(began);
-        match (&self.state, mode) {
-            (State::Scan | State::Called, _) => return Ok(()),
+        match (&self.source, mode) {
+            (NotifySource::Scan | NotifySource::Called, _) => return Ok(()),
             (_, CompletionMode::Quiet) => return self.call(stream, mark),
-            (State::Poll { .. }, CompletionMode::LowLatency) => {}
+            (NotifySource::Poll { .. }, CompletionMode::LowLatency) => {}
             (_, CompletionMode::LowLatency) => {
                 if let Some(slot) = PollSlot::take(stream.streams(), None) {
-                    self.state = State::Poll { until: None, _slot: slot };
+                    self.source = NotifySource::Poll { until: None, _slot: slot };
                 }
             }
-            (State::Sleep { until, .. }, _) if now < *until => return Ok(()),
-            (State::Poll { until, .. }, _) if until.is_none_or(|until| now < until) => {}
-            (State::Poll { .. }, _) => return self.call(stream, mark),
-            (State::None | State::Sleep { .. }, _) => return self.choose(stream, mark, waker, began, now),
+            (NotifySource::Sleep { until, .. }, _) if now < *until => return Ok(()),
+            (NotifySource::Poll { until, .. }, _) if until.is_none_or(|until| now < until) => {}
+            (NotifySource::Poll { .. }, _) => return self.call(stream, mark),
+            (NotifySource::None | NotifySource::Sleep { .. }, _) => {
+                return self.choose(stream, mark, waker, began, now);
+            }
         }
-        if matches!(self.state, State::Poll { .. }) {
+        if matches!(self.source, NotifySource::Poll { .. }) {
             wake_again(waker);
         }
         Ok(())
@@ -356,7 +359,7 @@ impl WaitStrategy {
                     let Some(alarm) = monitor.alarm(from, stream.0.completion.clone(), mark.ticket) else {
                         return self.call(stream, mark);
                     };
-                    self.state = State::Sleep { until: from, _alarm: alarm };
+                    self.source = NotifySource::Sleep { until: from, _alarm: alarm };
                     return Ok(());
                 }
                 at.max(now) + lead
@@ -366,22 +369,22 @@ impl WaitStrategy {
         if !monitor.scans()
             && let Some(slot) = PollSlot::take(stream.streams(), Some(MAX_POLLERS))
         {
-            self.state = State::Poll { until: Some(until), _slot: slot };
+            self.source = NotifySource::Poll { until: Some(until), _slot: slot };
             wake_again(waker);
             return Ok(());
         }
-        self.state = State::Scan;
+        self.source = NotifySource::Scan;
         let progress = ScanProgress { mark: mark.clone(), began, until, last_pending: now };
         let scan = Scan { stream: stream.0.clone(), progress };
         if monitor.scan(scan) { Ok(()) } else { self.call(stream, mark) }
     }
 
     fn call(&mut self, stream: &Stream, mark: &Arc<Mark>) -> Result<()> {
-        self.state = State::Called;
+        self.source = NotifySource::Called;
         stream.0.request_callback(mark)
     }
 
     pub(super) fn end(&mut self) {
-        self.state = State::None;
+        self.source = NotifySource::None;
     }
 }

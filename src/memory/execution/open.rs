@@ -27,7 +27,7 @@ use crate::{
 /// A node of a capture that will be an open end of the graph.
 pub(crate) struct Opening {
     node: usize,
-    way: Way,
+    direction: Direction,
     within: Address,
     bytes: usize,
     /// Its place in the capture.
@@ -35,7 +35,7 @@ pub(crate) struct Opening {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Direction {
     In,
     Out,
 }
@@ -44,7 +44,7 @@ impl Opening {
     /// Copies from the outer end to this memory, before all later uses of it.
     pub(crate) fn into(recorder: &Recorder, stream: &Stream, memory: &mut Memory, bytes: usize) -> Result<Self> {
         memory.before_write(stream)?;
-        let opening = Self::new(recorder, stream, Way::In, memory, bytes)?;
+        let opening = Self::new(recorder, stream, Direction::In, memory, bytes)?;
         memory.note_write(&opening.ticket);
         Ok(opening)
     }
@@ -52,7 +52,7 @@ impl Opening {
     /// Copies from this memory to the outer end.
     pub(crate) fn out_of(recorder: &Recorder, stream: &Stream, memory: &Memory, bytes: usize) -> Result<Self> {
         memory.before_read(stream)?;
-        let opening = Self::new(recorder, stream, Way::Out, memory, bytes)?;
+        let opening = Self::new(recorder, stream, Direction::Out, memory, bytes)?;
         memory.note_read(&opening.ticket);
         Ok(opening)
     }
@@ -64,7 +64,7 @@ impl Opening {
         Ok(last.is_some_and(|last| !last.stream().is(own.stream()) || last.number() != own.number()))
     }
 
-    fn new(recorder: &Recorder, stream: &Stream, way: Way, memory: &Memory, bytes: usize) -> Result<Self> {
+    fn new(recorder: &Recorder, stream: &Stream, direction: Direction, memory: &Memory, bytes: usize) -> Result<Self> {
         let within = memory.address()?;
         if stream.capture().is_none() || bytes == 0 || bytes > memory.bytes() {
             let text =
@@ -79,7 +79,7 @@ impl Opening {
             backend.copy(raw, Endpoint::Device(within), Endpoint::Device(within), bytes as u64)
         })?;
         match recorder.end_of(stream.raw())[..] {
-            [node] => Ok(Self { node, way, within, bytes, ticket }),
+            [node] => Ok(Self { node, direction, within, bytes, ticket }),
             _ => Err(Error::new(ErrorKind::Usage, "the captured copy is not a single node")),
         }
     }
@@ -88,7 +88,7 @@ impl Opening {
 /// An open end of an exec.
 pub(super) struct OpenEnd {
     raw: RawNode,
-    way: Way,
+    direction: Direction,
     within: Address,
     /// At most.
     bytes: usize,
@@ -97,7 +97,7 @@ pub(super) struct OpenEnd {
 }
 
 /// Memory that a launch reads or writes at its open ends.
-pub(crate) struct Given<'a> {
+pub(crate) struct LaunchMemory<'a> {
     pub(crate) memory: &'a mut Memory,
     pub(crate) read: bool,
     pub(crate) written: bool,
@@ -107,7 +107,14 @@ impl OpenEnd {
     pub(super) fn new(recorder: &Recorder, opening: &Opening) -> Result<Self> {
         let state = recorder.state();
         let raw = raw_of(&state, opening.node).map_err(|refused| Error::new(ErrorKind::Usage, refused.why))?.0;
-        Ok(Self { raw, way: opening.way, within: opening.within, bytes: opening.bytes, on: true, outer: None })
+        Ok(Self {
+            raw,
+            direction: opening.direction,
+            within: opening.within,
+            bytes: opening.bytes,
+            on: true,
+            outer: None,
+        })
     }
 
     /// Sets the outer end. True if the node copies these bytes from now on; if not, it is disabled.
@@ -120,33 +127,33 @@ impl OpenEnd {
         let backend = device.backend();
         self.outer = None;
         if fits {
-            let (to, from) = match self.way {
-                Way::In => (Endpoint::Device(self.within), place),
-                Way::Out => (place, Endpoint::Device(self.within)),
+            let (to, from) = match self.direction {
+                Direction::In => (Endpoint::Device(self.within), place),
+                Direction::Out => (place, Endpoint::Device(self.within)),
             };
             let copy = NodeWork::Copy { to, from, bytes: bytes as u64 };
             // SAFETY: both ends are at least that long. The inner one is kept by the graph's `GraphMemory`. The outer
             // one is used only by launches that are given it.
             let set = unsafe { backend.exec_set(exec, self.raw, &copy) }?;
-            let on = set.is_ok() && (self.on || wrong(backend.exec_enable(exec, self.raw, true)?)?);
+            let on = set.is_ok() && (self.on || accepted(backend.exec_enable(exec, self.raw, true)?)?);
             if on {
                 (self.on, self.outer) = (true, Some((place, bytes)));
                 return Ok(true);
             }
         }
         if self.on {
-            wrong(backend.exec_enable(exec, self.raw, false)?)?;
+            accepted(backend.exec_enable(exec, self.raw, false)?)?;
             self.on = false;
         }
         Ok(false)
     }
 
     /// Whether a launch that is given this memory may copy as the end was set.
-    pub(super) fn is_covered(&self, given: &[Given<'_>]) -> Result<()> {
-        let covers = |given: &Given<'_>| {
-            let used = match self.way {
-                Way::In => given.read,
-                Way::Out => given.written,
+    pub(super) fn check_given(&self, given: &[LaunchMemory<'_>]) -> Result<()> {
+        let covers = |given: &LaunchMemory<'_>| {
+            let used = match self.direction {
+                Direction::In => given.read,
+                Direction::Out => given.written,
             };
             used && self.outer.is_some_and(|(at, bytes)| at == given.memory.endpoint() && bytes <= given.memory.bytes())
         };
@@ -157,7 +164,7 @@ impl OpenEnd {
     }
 }
 
-fn wrong(refused: Result<(), Refused>) -> Result<bool> {
+fn accepted(refused: Result<(), Refused>) -> Result<bool> {
     refused.map(|()| true).map_err(|refused| Error::new(ErrorKind::Usage, refused.why))
 }
 
@@ -222,12 +229,12 @@ mod tests {
         host.host_slice().unwrap().to_vec()
     }
 
-    fn reads(memory: &mut Memory) -> Given<'_> {
-        Given { memory, read: true, written: false }
+    fn reads(memory: &mut Memory) -> LaunchMemory<'_> {
+        LaunchMemory { memory, read: true, written: false }
     }
 
-    fn writes(memory: &mut Memory) -> Given<'_> {
-        Given { memory, read: false, written: true }
+    fn writes(memory: &mut Memory) -> LaunchMemory<'_> {
+        LaunchMemory { memory, read: false, written: true }
     }
 
     fn half(first: u8) -> Vec<u8> {
@@ -247,7 +254,7 @@ mod tests {
         let (stream, exec) = (Stream::new(&device).unwrap(), halves(&device));
         let exec = exec.execution();
         let (mut from, mut to, mut other) = (filled(&stream, 1), filled(&stream, 2), filled(&stream, 3));
-        let refused = |given: &mut [Given<'_>]| {
+        let refused = |given: &mut [LaunchMemory<'_>]| {
             let error = exec.launch_with(&stream, given).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage);
             assert!(error.to_string().contains("not given the memory of an open end"), "{error}");
@@ -378,7 +385,7 @@ mod tests {
         assert!(exec.set_open_end(0, &message, BYTES).unwrap() && exec.set_open_end(1, &message, BYTES).unwrap());
         let held = graph_memory(&other);
         let before = copied(&other, &message);
-        exec.launch_with(&stream, &mut [Given { memory: &mut message, read: true, written: true }]).unwrap();
+        exec.launch_with(&stream, &mut [LaunchMemory { memory: &mut message, read: true, written: true }]).unwrap();
         let after = copied(&other, &message);
         drop(held);
         other.synchronize_blocking().unwrap();

@@ -164,7 +164,7 @@ impl Memory {
         self.read_only
     }
 
-    pub(super) fn writable(&self) -> Result<()> {
+    pub(super) fn check_writable(&self) -> Result<()> {
         if self.read_only {
             let text = "this memory is read-only (`Buffer::wrap_read_only`): copy it to a buffer first";
             return Err(Error::new(ErrorKind::Usage, text));
@@ -195,10 +195,10 @@ impl Memory {
 
     /// As `uses()`, with exclusive access: lock-free unless graphs use the memory.
     #[inline]
-    pub(super) fn own_uses(&mut self) -> OwnUses<'_> {
+    pub(super) fn uses_mut(&mut self) -> UsesMut<'_> {
         match self.shared.get() {
-            None => OwnUses::Own(self.uses.get_mut()),
-            Some(shared) => OwnUses::Shared(lock(&shared.uses)),
+            None => UsesMut::Own(self.uses.get_mut()),
+            Some(shared) => UsesMut::Shared(lock(&shared.uses)),
         }
     }
 
@@ -208,13 +208,13 @@ impl Memory {
         if self.is_staged() {
             return self.forget_arrivals();
         }
-        self.own_uses().discard_contents();
+        self.uses_mut().discard_contents();
     }
 
     /// Discards its contents, and what is on its way to it. Nothing accesses it.
     pub(super) fn forget_arrivals(&mut self) {
         // Neither is dropped under a lock.
-        let uses = std::mem::take(&mut *self.own_uses());
+        let uses = std::mem::take(&mut *self.uses_mut());
         drop((uses, std::mem::take(&mut self.arrivals)));
     }
 
@@ -308,12 +308,12 @@ impl fmt::Debug for Owned {
 }
 
 /// Exclusive access to the uses.
-pub(super) enum OwnUses<'a> {
+pub(super) enum UsesMut<'a> {
     Own(&'a mut Uses),
     Shared(MutexGuard<'a, Uses>),
 }
 
-impl Deref for OwnUses<'_> {
+impl Deref for UsesMut<'_> {
     type Target = Uses;
 
     #[inline]
@@ -325,7 +325,7 @@ impl Deref for OwnUses<'_> {
     }
 }
 
-impl DerefMut for OwnUses<'_> {
+impl DerefMut for UsesMut<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut Uses {
         match self {
