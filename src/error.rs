@@ -158,7 +158,7 @@ impl Error {
         error
     }
 
-    /// True if this only means that an output's readers have ended.
+    /// True if the error only reports that all readers of an output have ended.
     pub(crate) fn is_reader_gone(&self) -> bool {
         self.0.reader_gone
     }
@@ -230,8 +230,8 @@ impl Error {
         self.0.attachment.as_deref()?.downcast_ref()
     }
 
-    /// A failure of the same kind for a caller outside of the flow, with this message only. Places and causes name
-    /// operators, streams, addresses and files: they belong in the log and in the flow's own error.
+    /// Creates an error of the same kind for a caller outside of the flow, with `message` only. Places and causes name
+    /// operators, streams, addresses and files, which belong in the log and in the flow's own error.
     pub(crate) fn for_caller(&self, message: &str) -> Self {
         Self::new(self.kind(), message)
     }

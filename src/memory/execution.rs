@@ -1,5 +1,5 @@
-//! An instantiated graph: its launches are ordered with all other uses of its memory, and it is destroyed once they are
-//! done.
+//! An instantiated graph. Its launches are ordered with all other uses of its memory, and it is destroyed once its
+//! launches are done.
 //!
 //! ```text
 //!   launch on s    take the use lock ──> s waits for the uses of all its memory ──> enqueued ──> its ticket is noted
@@ -8,7 +8,8 @@
 //!   drop           launches are done: destroyed at once; otherwise at the monitor's tick that finds them done
 //! ```
 //!
-//! All devices share the use lock, and a change takes a time that grows with the graph: so a change does not take it.
+//! All devices share the use lock, and the time of a change grows with the graph. So a change does not take the use
+//! lock.
 //!
 //! Locks are taken in this order: the use lock, the exec's uses, a recorder's state. Values that may have user-defined
 //! destructors (memory, callbacks) are dropped with none of them held.
@@ -58,38 +59,38 @@ use crate::{
 pub(crate) struct Execution {
     device: Device,
     raw: RawExec,
-    /// One thread launches or changes it at a time. Shared with the completion monitor, which drops replaced resources.
+    /// Locked by a launch and by a change. Shared with the completion monitor, which drops replaced resources.
     resources: Arc<Mutex<ExecResources>>,
 }
 
-/// What launches use.
+/// The resources of an exec's launches.
 #[derive(Default)]
 struct ExecResources {
-    /// The resources of the graph that it was instantiated from, and of graphs within.
+    /// The resources of the graph that the exec was instantiated from, and of its child graphs.
     graph: NodeResources,
     /// The resources of the graph of the last update.
     update: Option<NodeResources>,
-    /// The resources of nodes that were set since.
+    /// The resources of the nodes that were set since the last update.
     nodes: Vec<(usize, NodeResources)>,
-    /// Replaced resources, with the launches that use them: those that were open at the change.
+    /// Replaced resources, each with the launches that use it: those that were in flight at the change.
     replaced: Vec<(NodeResources, OpenLaunches)>,
     /// The completion monitor sweeps this.
     is_swept: bool,
-    /// The memory that launches from now on use, without duplicates.
+    /// The memory that future launches use, without duplicates.
     graph_memories: SmallVec<[Arc<GraphMemory>; 2]>,
-    /// How often these have changed.
+    /// How often the resources have changed.
     changes: u64,
     ends: Vec<OpenEnd>,
 }
 
-/// What some of its nodes use.
+/// The resources of some nodes of an exec.
 #[derive(Default)]
 pub(crate) struct NodeResources {
     pub(crate) graph_memories: SmallVec<[Arc<GraphMemory>; 1]>,
-    /// Other than memory: events, a graph.
+    /// Resources other than memory: events, a graph.
     #[allow(dead_code, reason = "held")]
     pub(crate) kept: KeptAlive,
-    /// The nodes' work. Kept so that the device is not the last owner of a callback.
+    /// The nodes' work, kept so that the device is not the last owner of a callback.
     pub(crate) work_item: Option<WorkItem>,
 }
 
@@ -109,7 +110,7 @@ impl ExecResources {
         resources
     }
 
-    /// Collects what launches from now on use, and keeps the replaced resources for earlier launches.
+    /// Collects the memory that future launches use, and keeps the replaced resources for earlier launches.
     fn replace(&mut self, gone: impl IntoIterator<Item = NodeResources>) {
         let all = iter::once(&self.graph).chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
         self.changes += 1;
@@ -123,7 +124,8 @@ impl ExecResources {
         }));
     }
 
-    /// Drops what no launch uses any more. True if some is left; if not, the completion monitor stops sweeping it.
+    /// Drops the replaced resources that no launch uses any more. True if some are left; if not, the completion monitor
+    /// stops sweeping the exec.
     fn release_unused(this: &Mutex<Self>) -> bool {
         let _later = Deferred::new();
         let mut resources = lock(this);
@@ -135,14 +137,14 @@ impl ExecResources {
         is_left
     }
 
-    /// The memory of launches from now on, and of earlier ones.
+    /// The memory of future launches and of earlier launches in flight.
     fn all(&self) -> impl Iterator<Item = &Arc<GraphMemory>> {
         let before = self.replaced.iter().map(|(of, _)| of);
         let now = [&self.graph].into_iter().chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
         now.chain(before).flat_map(|of| &of.graph_memories)
     }
 
-    /// Takes what no launch uses any more, to be dropped without a lock.
+    /// Takes the replaced resources that no launch uses any more, to be dropped without a lock.
     #[inline]
     fn take_unused(&mut self, mut is_over: impl FnMut(&mut OpenLaunches) -> bool) -> Vec<NodeResources> {
         if self.replaced.is_empty() {
@@ -156,7 +158,8 @@ impl Execution {
     pub(crate) fn new(device: &Device, recorder: &Recorder, graph: NodeResources, open: &[Opening]) -> Result<Self> {
         device.check()?;
         let ends = open.iter().map(|opening| OpenEnd::new(recorder, opening)).collect::<Result<_>>()?;
-        // If a device can have only one exec of a graph, this need not wait for the completion monitor.
+        // If a graph can have only one exec, this makes room for the new one without waiting for the completion
+        // monitor.
         graphs::destroy_done(|exec| exec.is_on(device.backend()));
         let made = {
             let state = recorder.state();
@@ -192,7 +195,7 @@ impl Execution {
         Ok(())
     }
 
-    /// Uploads it to the device, so that its first launch need not.
+    /// Uploads the exec to the device, so that its first launch need not.
     pub(crate) fn upload(&self, stream: &Stream) -> Result<()> {
         self.check_stream(stream)?;
         let (room, _resources) = stream.make_room(|| {
@@ -206,7 +209,7 @@ impl Execution {
         self.launch_with(stream, &mut [])
     }
 
-    /// Launches it with the memory at its open ends.
+    /// Launches the exec with the memory at its open ends.
     pub(crate) fn launch_with(&self, stream: &Stream, given: &mut [LaunchMemory<'_>]) -> Result<Ticket> {
         self.check_stream(stream)?;
         given.iter().filter(|given| given.written).try_for_each(|given| given.memory.check_writable())?;
@@ -223,7 +226,7 @@ impl Execution {
                 })
             })?;
             let resources = lock(&self.resources);
-            // A change does not take the use lock: since the check, there may be new memory here that is lent.
+            // A change does not take the use lock. Since the check, it may have added memory that is lent.
             if looked_at.get().is_none_or(|changes| changes == resources.changes) {
                 break (room, use_lock, resources);
             }
@@ -235,10 +238,10 @@ impl Execution {
         }
         resources.graph_memories.iter().try_for_each(|graph_memory| graph_memory.check_not_captured(stream))?;
         resources.graph_memories.iter().try_for_each(|graph_memory| graph_memory.before_launch(stream))?;
-        // SAFETY: all memory that its nodes use is held by `resources`, which live until the launch is done: on drop they
-        // are given to the completion monitor until then, and what a change replaces is kept until then, too. The
-        // memory at its open ends is in `given`, as was just checked, and memory with an open ticket is not freed: the
-        // ticket is noted below, before any other code can drop it.
+        // SAFETY: all memory that its nodes use is held by `resources`, which live until the launch is done: on drop
+        // they are given to the completion monitor until then, and replaced resources are kept until then, too. The
+        // memory at the open ends is in `given`, as was just checked, and memory with an open ticket is not freed: the
+        // ticket is noted below, before any other code can drop the memory.
         let ticket = stream
             .enqueue_launch(room, Launched::Graph, |backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
         resources.graph_memories.iter().for_each(|graph_memory| graph_memory.note_launch(&ticket));
@@ -248,8 +251,8 @@ impl Execution {
         Ok(ticket)
     }
 
-    /// Launches from now on copy `bytes` bytes to or from this memory at an open end, and must be given it. False if
-    /// the node cannot do so: then they copy nothing there.
+    /// From now on, launches copy `bytes` bytes to or from this memory at an open end, and must be given the memory.
+    /// False if the node cannot make this copy: launches then copy nothing at this end.
     pub(crate) fn set_open_end(&self, end: usize, memory: &Memory, bytes: usize) -> Result<bool> {
         self.device.check()?;
         let set = {
@@ -262,7 +265,7 @@ impl Execution {
         if set.is_err() { Streams::of(&self.device).observe(set) } else { set }
     }
 
-    /// Launches from now on do what this graph's nodes do, which use `with`.
+    /// From now on, launches run the work of this graph's nodes, which use the resources in `with`.
     pub(crate) fn update(&self, recorder: &Recorder, with: NodeResources) -> Result<Result<(), Refused>> {
         self.device.check()?;
         let updated = {
@@ -283,8 +286,8 @@ impl Execution {
         Streams::of(&self.device).observe(updated)
     }
 
-    /// Launches from now on run the work item in `with` at this node. Takes `with` if the device accepts it, and leaves
-    /// it otherwise.
+    /// From now on, launches run the work item in `with` at this node. Takes `with` if the device accepts the change,
+    /// and leaves it unchanged otherwise.
     pub(crate) fn set(
         &self,
         recorder: &Recorder,
@@ -304,7 +307,7 @@ impl Execution {
             if !new.is(kind) {
                 return Ok(Err(Refused { node: Some(raw), why: format!("a {} cannot replace it", new.name()) }));
             }
-            // SAFETY: what the work uses is held by `with`, which is kept from here on.
+            // SAFETY: `with` holds the resources of the work, and is kept from here on.
             let set = new.with(|work| unsafe { self.device.backend().exec_set(self.raw, raw, work) });
             drop(state);
             if let Ok(Ok(())) = set {
@@ -333,8 +336,8 @@ impl Execution {
         Streams::of(&self.device).observe(done)
     }
 
-    /// Drops the replaced resources whose launches are done. The others are dropped by a later launch or change, or by
-    /// the completion monitor.
+    /// Drops the replaced resources whose launches are done. A later launch, a later change or the completion monitor
+    /// drops the rest.
     fn release_unused(&self) {
         if !ExecResources::release_unused(&self.resources) {
             return;
@@ -354,14 +357,14 @@ impl Execution {
 
     /// Launches that are not known to be done.
     pub(crate) fn open_launches(&self) -> OpenLaunches {
-        // Before the lock: forgotten tickets may be the last handles of a stream.
+        // Declared before the lock: a forgotten ticket may be the last handle of its stream.
         let _later = Deferred::new();
         lock(&self.resources).graph_memories.iter().flat_map(|graph_memory| graph_memory.open_launches()).collect()
     }
 }
 
-/// True if these launches are done, or never will be because the device is lost. Does not query the device within a
-/// capture.
+/// True if these launches are done, or will never be done because the device is lost. Does not query the device within
+/// a capture.
 fn are_done(open: &mut OpenLaunches) -> bool {
     let may_ask = Capture::may_query_device();
     let mut lost = false;
@@ -416,7 +419,7 @@ pub(crate) fn add_alloc<T: Plain>(
     Ok((at, Buffer::of_memory(memory, len)))
 }
 
-/// Memory that a node allocates at each launch is not returned: another node frees it.
+/// The origin of memory that a node allocates at each launch. The memory is not returned: another node frees it.
 struct NodeOrigin;
 
 impl Origin for NodeOrigin {
@@ -436,12 +439,12 @@ pub(crate) fn add_free<T: Plain>(
     let address = address.ok_or_else(|| {
         Error::new(ErrorKind::Usage, "no node of this graph allocates this memory: drop the buffer instead")
     })?;
-    // SAFETY: a node of this graph allocates it. This node comes after that one and after all that use it, and its
-    // owner has given it up.
+    // SAFETY: a node of this graph allocates the memory. This node comes after that node and after all nodes that use
+    // the memory, and the owner has given the memory up.
     unsafe { recorder.add(recorder.end_of(stream.raw()), &NodeWork::Free(address)) }
 }
 
-/// Adds such nodes for all memory that no node frees yet.
+/// Adds nodes that free all memory that no node frees yet.
 pub(crate) fn add_frees(
     recorder: &Recorder,
     graph_memory: &GraphMemory,
@@ -455,8 +458,8 @@ pub(crate) fn add_frees(
     }
 }
 
-/// Adds a node that runs another graph depending on the first of these elements. Returns the node and the recorder of
-/// that graph.
+/// Adds a node that runs a body graph depending on the first element of `flag`. Returns the node and the recorder of
+/// the body.
 pub(crate) fn add_conditional(
     recorder: &Arc<Recorder>,
     stream: &Stream,
@@ -476,13 +479,13 @@ pub(crate) fn add_conditional(
         );
         return Err(Error::new(ErrorKind::Usage, text));
     }
-    // SAFETY: the flag has at least four bytes, in this device's memory. The graph's `GraphMemory` keeps it, as the
-    // caller notes its use.
+    // SAFETY: the flag has at least four bytes, in this device's memory. The graph's `GraphMemory` keeps the flag, as
+    // the caller notes its use.
     let (node, within) = unsafe { recorder.add_conditional(after, when, address) }?;
     Ok((node, Recorder::within(recorder, within)))
 }
 
-/// The rest of an exec that was dropped while launches of it run.
+/// An exec that was dropped while its launches were running.
 struct DroppedExecution {
     backend: Arc<dyn Backend>,
     ledger: Arc<Ledger>,
@@ -490,12 +493,12 @@ struct DroppedExecution {
     raw: Option<RawExec>,
     resources: ExecResources,
     open: OpenLaunches,
-    /// The ledger counts it.
+    /// True while the ledger counts it.
     counts: bool,
 }
 
 impl DroppedExecution {
-    /// True once it is destroyed.
+    /// Destroys the exec if its launches are done. True once it is destroyed.
     fn destroy_if_done(dropped: &Mutex<Self>) -> bool {
         let _later = Deferred::new();
         let mut this = lock(dropped);
@@ -504,8 +507,8 @@ impl DroppedExecution {
         }
         // Taken first, and dropped without the lock: a destructor in there may panic, or call this function again.
         if let Some(raw) = this.raw.take() {
-            // SAFETY: its launches are done, or the device is lost and runs no more of them. It was taken, so nothing
-            // can launch it again.
+            // SAFETY: its launches are done, or the device is lost and runs no more of them. The exec was taken, so
+            // nothing can launch it again.
             unsafe { this.backend.exec_destroy(raw) };
         }
         let (resources, ledger) = (std::mem::take(&mut this.resources), this.ledger.clone());
@@ -534,8 +537,8 @@ impl DroppedExec for Mutex<DroppedExecution> {
     }
 }
 
-/// A graph was destroyed, and the driver has the memory back that its nodes allocated, unless an exec still has it:
-/// wakes the tasks that wait for memory.
+/// Called when a graph was destroyed. The driver has the memory back that its nodes allocated, unless an exec still
+/// holds it: wakes the tasks that wait for memory.
 pub(crate) fn graph_ended(device: &Device) {
     Arena::of(device).ledger.notify_later();
 }

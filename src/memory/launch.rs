@@ -1,5 +1,5 @@
-//! One launch: collects the arguments, orders and enqueues the work, notes the uses. Called by code that `#[kernel]`
-//! generates.
+//! One launch: collects the arguments, orders and enqueues the work, and notes the uses. Called by code that
+//! `#[kernel]` generates.
 
 use std::fmt;
 
@@ -127,7 +127,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Grid and block for this number of elements; `None` if there is nothing to do.
+    /// The grid and the block for `elements` elements; `None` if there are no elements.
     fn resolve(&self, elements: u64) -> Result<Option<([u32; 3], [u32; 3])>> {
         /// CUDA's limit for a grid's first dimension, since compute capability 3.0.
         const MAX_BLOCKS: u64 = (1 << 31) - 1;

@@ -11,21 +11,21 @@
 //! ```
 //!
 //! If a device is lost, every write that was ordered after its work is tainted, and so is all work that reads the
-//! result. A write that overwrites all of the memory is ordered after the tainted write, but not tainted by it: the
-//! memory is valid again. The same holds for the first use of memory that was freed, and of an envelope that returned
-//! to its pool.
+//! result. A write that overwrites all of the memory is ordered after the tainted write but is not tainted by it: the
+//! memory is valid again. The same holds for the first use of freed memory that is handed out again, and of an envelope
+//! that returned to its pool.
 //!
-//! The reads are a set: re-recording a single "read" event would forget the earlier of two readers.
+//! The reads are a set: a single "read" event that is recorded again would forget the earlier of two readers.
 //!
-//! # Where to find what
+//! # The files
 //! From the bottom up; no two files import each other.
 //!
 //! | | |
 //! |---|---|
 //! | `uses`, `location` | the recorded uses of a piece of memory, and where it is |
-//! | `accounting`, `stats`, `free_lists`, `wait_queue` | what a heap consists of: byte counts, freed memory, waiting tasks |
+//! | `accounting`, `stats`, `free_lists`, `wait_queue` | the parts of a heap: byte counts, freed memory, waiting tasks |
 //! | `memory` | a piece of memory, its owner, and the origin that it returns to |
-//! | `graphs`, `shared_uses`, `use_lock` | all that memory knows of graphs |
+//! | `graphs`, `shared_uses`, `use_lock` | the interface to graphs |
 //! | `ordering` | the waits of an operation for the uses that it comes after |
 //! | `heap`, `reclaim`, `ordered` | the heap of an allocator, memory that is dropped, the driver's own pool |
 //! | `arena`, `alloc` | all heaps of a device, and which memory a request gets |

@@ -30,13 +30,14 @@ impl Memory {
     }
 
     /// Makes `stream` wait for the uses that a write must come after. The write may read the contents, or leave a part
-    /// of them.
+    /// of them unchanged.
     #[inline]
     pub(crate) fn before_write(&mut self, stream: &Stream) -> Result<()> {
         self.before_write_of(stream, false)
     }
 
-    /// The same for a write that overwrites the first `bytes` bytes without reading them.
+    /// Like [`before_write`](Self::before_write), for a write that overwrites the first `bytes` bytes without reading
+    /// them.
     #[inline]
     pub(crate) fn before_overwrite(&mut self, stream: &Stream, bytes: usize) -> Result<()> {
         self.before_write_of(stream, bytes >= self.bytes)
@@ -61,9 +62,9 @@ impl Memory {
         self.uses_mut().before_write(stream, whole, outlives)
     }
 
-    /// Called before a write or a read if the test hook has disabled the tracking of the memory's device. The order of
-    /// two streams on untracked devices is left to the race checker. It does not see streams of an unchecked handle, so
-    /// those are ordered all the same.
+    /// Called before a write or a read if the test hook has disabled tracking on the memory's device. Two streams on
+    /// untracked devices are not ordered, so that the race checker finds the race. The race checker does not see
+    /// streams of an unchecked handle, so these are ordered nevertheless.
     #[cold]
     fn before_untracked(&self, stream: &Stream, write: bool) -> Result<()> {
         let open: SmallVec<[Ticket; 3]> = if write { self.uses().all() } else { self.uses().before_reads().all() };
@@ -103,19 +104,19 @@ impl Memory {
         }
     }
 
-    /// Marks its uses now, for work elsewhere that will be ordered after them.
+    /// Marks the uses now, for work on other streams that will be ordered after them.
     pub(crate) fn commit(&mut self) -> Result<()> {
         let _later = Deferred::new();
         self.uses_mut().commit()
     }
 
-    /// As [`commit`](Self::commit), for one of several readers.
+    /// Like [`commit`](Self::commit), for one of several readers.
     pub(crate) fn commit_shared(&self) -> Result<()> {
         let _later = Deferred::new();
         self.uses().commit()
     }
 
-    /// As [`commit`](Self::commit); returns the last write if it is of this stream.
+    /// Like [`commit`](Self::commit). Returns the last write if it was made on `stream`.
     #[inline]
     pub(crate) fn commit_by(&mut self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
         let _later = Deferred::new();
@@ -131,12 +132,12 @@ impl Memory {
         self.is_host() || !self.device.is_lost()
     }
 
-    /// An error if the contents are known to be lost with a device. Queries no device.
+    /// Fails if the contents are known to be lost with a device. Queries no device.
     pub(crate) fn check_contents(&self) -> Result<()> {
         self.uses().check_contents(self.survives_other_devices())
     }
 
-    /// What the host must wait for before it reads or, with `write`, writes.
+    /// A future that resolves once the host may read or, with `write`, write the memory.
     pub(crate) fn host_access(&self, write: bool) -> HostAccess {
         let captured = self.captured_uses(write);
         let uses = self.uses();

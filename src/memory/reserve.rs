@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl Heap {
-    /// What prevents a reservation for an operator of this flow.
+    /// The reason why a reservation for an operator of this flow is not possible now.
     pub(super) fn blocker(&self, bytes: u64, flow: usize) -> ReserveBlocker {
         let others = self.spare_in_other_heaps();
         let state = lock(&self.state);
@@ -45,7 +45,7 @@ impl Heap {
         }
     }
 
-    /// Bytes in spare blocks of other allocators of the device. Called with no heap's lock held.
+    /// Bytes in unused blocks of the device's other allocators. Called without a heap's lock.
     fn spare_in_other_heaps(&self) -> u64 {
         if self.limit().is_some() || self.is_host() { 0 } else { self.ledger.spare_blocks() }
     }
@@ -53,7 +53,7 @@ impl Heap {
     fn fits(&self, counts: &Accounting, bytes: u64, others: u64) -> bool {
         match self.limit() {
             Some(_) => counts.has_room(bytes, 0),
-            // Other allocators of the device have their share.
+            // The other allocators of the device count, too.
             None => {
                 let used = if self.is_host() {
                     counts.blocks_in_use() + counts.parked()
@@ -77,7 +77,7 @@ impl Heap {
         fits
     }
 
-    /// Returns what was not used of a reservation.
+    /// Returns the unused rest of a reservation.
     fn unreserve(&self, bytes: u64, flow: usize) {
         if bytes > 0 {
             lock(&self.state).accounting.unreserve(flow, bytes);
@@ -90,15 +90,15 @@ impl Heap {
     }
 }
 
-/// What prevents a reservation.
+/// The reason why a reservation is not possible now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReserveBlocker {
     Nothing,
-    /// Streams may still use the memory; this resolves without an operator.
+    /// Streams might still be using the memory. This resolves without any operator.
     Streams,
     /// Only operators of the same flow hold the memory.
     OwnFlow,
-    /// The memory is held by an owner that may be outside of the flow.
+    /// An owner that may be outside of the flow holds the memory.
     Others,
 }
 
@@ -110,7 +110,7 @@ pub struct Reservation {
     asked: u64,
     /// Rounded up to whole blocks, if the allocator has blocks.
     bytes: u64,
-    /// What the present run has not drawn.
+    /// The bytes that the current run has not drawn.
     left: Mutex<u64>,
     /// The flow of the operator.
     flow: AtomicUsize,
@@ -133,7 +133,7 @@ impl Reservation {
         self.asked
     }
 
-    /// What it waits for, and the usage.
+    /// The memory that the operator waits for, and the usage of the allocator.
     pub(crate) fn describe(&self) -> String {
         format!("{} bytes of {} ({})", self.asked, self.allocator, self.allocator.heap().used_in_words())
     }
@@ -153,7 +153,7 @@ impl Reservation {
 
     /// Sets the flow of its operator, identified by a number.
     pub(crate) fn set_flow(&self, flow: usize) {
-        // Counted for the flow before.
+        // A current reservation is counted for the previous flow.
         self.release();
         self.flow.store(flow, Ordering::Relaxed);
     }
@@ -176,7 +176,7 @@ impl Reservation {
         if self.allocator.device().lost().is_some() {
             return true;
         }
-        // One run at a time. The rest of an earlier reservation is still here if a run was requested by hand.
+        // One run at a time: a run that was requested by hand may have left the rest of an earlier reservation.
         self.release();
         let claimed = self.bytes <= MAX_BYTES as u64 && self.allocator.heap().reserve(self.bytes, self.flow());
         if claimed {
@@ -190,14 +190,14 @@ impl Reservation {
         self.allocator.heap().unreserve(left, self.flow());
     }
 
-    /// True if what is left suffices for `len` elements.
+    /// True if the rest of the reservation suffices for `len` elements.
     pub(crate) fn has<T: Plain>(&self, len: usize) -> bool {
         let size = bytes_of::<T>(len).and_then(|bytes| self.allocator.heap().size_for(bytes as u64));
         let left = *lock(&self.left);
         left > 0 && size.is_ok_and(|size| size <= left)
     }
 
-    /// Memory for `len` elements, drawn from what is left as far as that suffices.
+    /// Allocates memory for `len` elements, drawn from the rest of the reservation as far as that suffices.
     pub(crate) fn alloc<T: Plain>(&self, stream: Option<&Stream>, len: usize) -> Result<Buffer<T>> {
         let bytes = bytes_of::<T>(len)?;
         let heap = self.allocator.heap();
@@ -221,7 +221,7 @@ impl Reservation {
     }
 }
 
-/// An operator's wait for memory: notified when some becomes free.
+/// An operator's wait for memory, which is notified when memory becomes free.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryWait {
     slot: WaitSlot,
@@ -229,7 +229,7 @@ pub(crate) struct MemoryWait {
 }
 
 impl MemoryWait {
-    /// Keeps the waker until [`unwatch`](Self::unwatch).
+    /// Registers the waker until [`unwatch`](Self::unwatch) is called.
     pub(crate) fn watch(&mut self, allocator: &Allocator, cx: &mut Context<'_>) {
         allocator.heap().watch(&mut self.slot, cx.waker());
         Streams::waiter_added(allocator.device());

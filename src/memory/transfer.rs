@@ -37,7 +37,7 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
     let mut arrival = Memory::pinned_for(stream, bytes)?;
     let (room, use_lock) =
         stream.make_room(|| UseLockGuard::for_memory([from.shared.get(), to.shared.get()].into_iter()))?;
-    // After earlier arrivals: all are accessed only once the last of them has arrived.
+    // Comes after earlier arrivals: they are accessed only once the last one has arrived.
     to.before_overwrite(stream, bytes)?;
     let ticket = put(stream, room, from, &mut arrival, bytes)?;
     to.note_write(&ticket);
@@ -53,8 +53,8 @@ fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
     put(stream, room, from, to, bytes).map(drop)
 }
 
-/// The same, with room in the queue and the use lock of all memory involved: uses are inspected only while both are
-/// held.
+/// Like [`enqueue`], called with room in the queue and the use lock of all memory involved: uses are inspected only
+/// while both are held.
 #[inline]
 fn put(stream: &Stream, room: EnqueuePermit<'_>, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
     from.before_read(stream)?;
@@ -68,7 +68,7 @@ fn put(stream: &Stream, room: EnqueuePermit<'_>, from: &Memory, to: &mut Memory,
     Ok(ticket)
 }
 
-/// The address of memory for a fill on this stream. Unlike a copy, a fill cannot reach another device.
+/// The address of memory for a fill on `stream`. Unlike a copy, a fill cannot reach another device.
 fn fill_address(stream: &Stream, to: &Memory) -> Result<Address> {
     let address = to.address()?;
     if to.device().shares_hardware_with(stream.device()) {
@@ -101,8 +101,8 @@ pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) 
 }
 
 impl Stream {
-    /// Enqueues a copy of all elements, between any two places. It never waits for the stream: host memory that is not
-    /// page-locked is copied through page-locked memory, in part by the host.
+    /// Enqueues a copy of all elements, between any two places. This never waits for the stream: host memory that is
+    /// not page-locked is copied through page-locked memory, in part by the host.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the lengths differ or there is no copy path between the devices, and in a capture

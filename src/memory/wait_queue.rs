@@ -1,21 +1,22 @@
-//! [`WaitQueue`]: the tasks that wait for memory of one heap, and [`WaiterCount`]: whether any task of the device does.
+//! [`WaitQueue`]: the tasks that wait for memory of one heap; and [`WaiterCount`]: the number of tasks that wait for
+//! memory of a device.
 //!
 //! ```text
 //!   in the queue:    join ──> first? ── yes ──> checks ── memory is free ──> leave, which wakes the next
 //!                      ^        │ no              │ none
-//!                      └── woken, by leave or tell ┘
-//!   beside it:       watch ──> checks ── none ──> woken, by tell ──> watch ──> ...
+//!                      └── woken by leave, notify ─┘
+//!   beside it:       watch ──> checks ── none ──> woken by notify ──> watch ──> ...
 //! ```
 //!
 //! The queue is first come, first served, so that small requests cannot overtake a large one for ever. Conditions of
-//! operators watch from beside it: they take nothing until their run starts, and are woken by every change.
+//! operators are watchers beside the queue: they take no memory until their run starts, and are woken by every change.
 //!
-//! A task first counts as hungry and registers, and then checks the heap. Memory is first put back under the heap's
-//! lock, and then `tell` checks for hungry tasks. So either the task sees the memory, or `tell` sees the task. Most
-//! memory is freed while no task is hungry: that costs one load.
+//! A task is first counted and registered, and then checks the heap. Memory is first put back under the heap's lock,
+//! and then `notify` checks for waiting tasks. So either the task sees the memory, or `notify` sees the task. Most
+//! memory is freed while no task waits, which costs one load.
 //!
-//! A waker is removed when it is woken, and registered again by the poll that follows: it is cloned, woken and dropped
-//! with no lock held.
+//! A waker is removed when it is woken, and registered again by the next poll. It is cloned, woken and dropped with no
+//! lock held.
 //!
 //! This file does not use a device: `tests/loom/memory.rs` includes it unchanged.
 
@@ -23,7 +24,7 @@ use std::{collections::BTreeMap, task::Waker};
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, WakeList, discard, lock};
 
-/// The number of tasks that wait for memory of a device, at any of its heaps.
+/// The number of tasks that wait for memory of a device, in any of its heaps.
 #[derive(Debug)]
 pub(super) struct WaiterCount(AtomicUsize);
 
@@ -40,7 +41,7 @@ struct State {
     next: u64,
 }
 
-/// A task's registration, in the queue or beside it, if it has one.
+/// The registration of a task in the queue or beside it, if it has one.
 #[derive(Debug, Default)]
 pub(super) struct WaitSlot(Option<WaitKey>);
 
@@ -115,7 +116,7 @@ impl WaitQueue {
         first
     }
 
-    /// Removes the registration. True if it was in the queue: then the caller wakes the next task.
+    /// Removes the registration. True if the task was in the queue: the caller must then wake the next task.
     #[must_use]
     pub(super) fn leave(&self, waiters: &WaiterCount, slot: &mut WaitSlot) -> bool {
         let Some(at) = slot.0.take() else { return false };
@@ -130,7 +131,7 @@ impl WaitQueue {
         matches!(at, WaitKey::Queue(_))
     }
 
-    /// The first waker of the queue and all beside it, to be woken.
+    /// Takes the wakers of the first task in the queue and of all watchers, to be woken.
     pub(super) fn first(&self) -> WakeList {
         let mut state = lock(&self.0);
         let State { queue, watchers, .. } = &mut *state;
@@ -140,7 +141,7 @@ impl WaitQueue {
         woken
     }
 
-    /// Wakes all tasks in the queue and beside it: what they wait for will not happen, whether or not they are first.
+    /// Wakes all tasks in the queue and all watchers, as their wait cannot succeed.
     pub(super) fn wake_all(&self) {
         let mut state = lock(&self.0);
         let State { queue, watchers, .. } = &mut *state;
@@ -154,7 +155,7 @@ impl WaitQueue {
         !(state.queue.is_empty() && state.watchers.is_empty())
     }
 
-    /// True if no task waits in the queue: then tasks beside it may take memory.
+    /// True if no task waits in the queue. Only then may watchers take memory.
     pub(super) fn is_empty(&self) -> bool {
         lock(&self.0).queue.is_empty()
     }

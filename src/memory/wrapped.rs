@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The owner is in a box that is not accessed until it is returned. So its memory stays at its address, even if the
-//! buffer is moved or forgotten. It is [staged](super::host).
+//! buffer is moved or forgotten. The memory is [staged](super::host).
 
 use std::{any::Any, fmt, marker::PhantomData, mem::ManuallyDrop, ptr::NonNull, sync::Arc};
 
@@ -31,7 +31,7 @@ use crate::{
     sync::{Discarded, Mutex, discard, lock, proxied},
 };
 
-/// Returns the user's memory that a buffer was made of, once the buffer is dropped.
+/// A handle that returns the user's memory that a buffer was made from, once the buffer is dropped.
 ///
 /// ```
 /// use wakeline::{Buffer, Stream, device::{Device, Emulated}};
@@ -49,19 +49,19 @@ use crate::{
 /// ```
 #[must_use = "without it the memory is dropped with its buffer"]
 pub struct Wrapped<O> {
-    /// The returned memory may own memory that is returned here, and so on.
+    /// `Discarded`: the returned memory may own memory that is returned in the same way, and so on.
     back: Discarded<oneshot::Receiver<Returned>>,
     of: PhantomData<fn() -> O>,
 }
 
-/// Where a buffer of the user's memory is returned to.
+/// The origin of a buffer over the user's memory.
 struct UserOrigin(Mutex<Option<(BoxedOwner, oneshot::Sender<Returned>)>>);
 
-/// The owner in a box. This is the only pointer to it except the one to its data; moving a `Box` would assert that no
-/// other exists.
+/// The boxed owner, as a raw pointer. Moving a `Box` would assert that no other pointer to it exists, but there is one
+/// to its data.
 struct BoxedOwner(NonNull<dyn Any + Send>);
 
-// SAFETY: it owns what it points to, which is `Send`.
+// SAFETY: it owns the value that it points to, which is `Send`.
 unsafe impl Send for BoxedOwner {}
 
 impl BoxedOwner {
@@ -70,7 +70,7 @@ impl BoxedOwner {
         (Self(first), first)
     }
 
-    /// Call it when nothing else uses the owner any more.
+    /// Called once nothing else uses the owner.
     fn into_box(self) -> Box<dyn Any + Send> {
         let owner = ManuallyDrop::new(self);
         // SAFETY: leaked in `new`; turned into a box either here or in `drop`, not both.
@@ -87,7 +87,7 @@ impl Drop for BoxedOwner {
     }
 }
 
-/// An owner whose memory streams may still use, and arrivals that are not yet transferred to it.
+/// An owner whose memory streams might still be using, and the arrivals that are not yet transferred to it.
 struct Returned {
     owner: Option<BoxedOwner>,
     device: Device,
@@ -102,12 +102,11 @@ struct Returned {
 unsafe impl Send for Returned {}
 
 impl<T: Plain> Buffer<T> {
-    /// Makes a buffer of your own memory, by value and without a copy: a `Vec<T>`, a `Box<[T]>`, a writable mapped
-    /// file. It is host memory that is not page-locked: copies to and from devices are staged through page-locked
-    /// memory, so that no stream blocks on it.
+    /// Makes a buffer from your own memory, by value and without a copy: a `Vec<T>`, a `Box<[T]>`, a writable mapped
+    /// file. The memory is not page-locked: copies to and from devices are staged through page-locked memory, so that
+    /// no stream blocks.
     ///
-    /// It can become an envelope as any buffer can (`Envelope::from`). The handle returns the memory after its last
-    /// use.
+    /// Like any buffer, it can become an envelope (`Envelope::from`). The handle returns the memory after its last use.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for 0 elements.
@@ -119,7 +118,7 @@ impl<T: Plain> Buffer<T> {
         Self::of_user(Device::host(), Location::Host(first), len, owner, false)
     }
 
-    /// As [`wrap`](Self::wrap), for memory that is only read: `Bytes`, a mapped file, an `Arc<[T]>`. Writing to it is
+    /// Like [`wrap`](Self::wrap), for memory that is only read: `Bytes`, a mapped file, an `Arc<[T]>`. Writing to it is
     /// an error.
     ///
     /// To send parts of a large owner, such as a mapped file, share it: each part is an owner too.
@@ -157,8 +156,8 @@ impl<T: Plain> Buffer<T> {
         Self::of_user(Device::host(), Location::Host(first), len, owner, true)
     }
 
-    /// Makes a buffer of page-locked memory that another library allocated and `owner` keeps. It is not staged:
-    /// `device` copies to and from it directly.
+    /// Makes a buffer from page-locked memory that another library allocated and `owner` keeps. The memory is not
+    /// staged: `device` copies to and from it directly.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for 0 elements, for the host, which page-locks nothing, or for a pointer that is not
@@ -184,7 +183,7 @@ impl<T: Plain> Buffer<T> {
         Self::of_user(device.clone(), Location::Host(memory.cast()), len, BoxedOwner::new(owner).0, false)
     }
 
-    /// Makes a buffer of device memory that another library allocated and `owner` keeps.
+    /// Makes a buffer from device memory that another library allocated and `owner` keeps.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for 0 elements, for the host, or for an address that is not aligned for them.
@@ -228,11 +227,11 @@ impl<T: Plain> Buffer<T> {
 
 impl<O: Send + 'static> Wrapped<O> {
     /// Returns the memory once its buffer is dropped, wherever it was sent, and no stream uses it any more. Data that
-    /// was copied into it is transferred before.
+    /// was copied into the buffer is transferred first.
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) if a device was lost that may still access it, or that had data for it:
-    /// then it is not returned.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) if a device was lost that might still access the memory or that had data
+    /// for it. The memory is not returned in this case.
     ///
     /// # Cancel safety
     /// Dropping the future drops the memory, after its last use.
@@ -247,7 +246,7 @@ impl<O: Send + 'static> Wrapped<O> {
 }
 
 impl Returned {
-    /// Resolves when no work uses it, and all arrivals are transferred.
+    /// Waits until no work uses the memory, and transfers all arrivals.
     async fn settled(&mut self) -> Result<()> {
         HostAccess::of(self.uses.open(true).into_iter()).wait().await?;
         // The memory of a lost device is not returned, whether or not the device has ended.
@@ -258,12 +257,12 @@ impl Returned {
             arrival.host_access(false).wait().await?;
         }
         self.uses = Uses::default();
-        // SAFETY: the owner is here, so nothing else has its memory, and no stream uses it.
+        // SAFETY: this value holds the owner, so nothing else accesses its memory, and no stream uses it.
         unsafe { host::transfer_arrivals(self.location, self.bytes, &mut self.arrivals) }
     }
 }
 
-/// Dropped unclaimed: the owner is dropped once no stream uses its memory any more.
+/// If the memory was not claimed, the owner is dropped once no stream uses its memory any more.
 impl Drop for Returned {
     fn drop(&mut self) {
         let Some(owner) = self.owner.take() else { return };
@@ -278,7 +277,8 @@ impl Drop for Returned {
     }
 }
 
-/// Keeps the owner until the uses have passed; for ever, if a device that may still use the memory is lost before.
+/// Keeps the owner until the uses have passed, or for ever if a device that might still be using the memory is lost
+/// before.
 fn park(device: &Device, mut uses: Uses, bytes: u64, owner: BoxedOwner) {
     let totals = Arena::of(device).ledger.totals.clone();
     // The completion monitor ends with its device, so the device is kept alive until the uses are over: they may be

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!   wake(n)      a hint: a host callback or an alarm reports that n may have passed. Wakes all waiters up to n, which
-//!                then query the device themselves.
+//!                query the device themselves.
 //!   advance(n)   confirmed: the device reported that n has passed. Resolves all waiters up to n, wakes the next front.
 //!   fail()       the device is lost. Every pending waiter fails.
 //!
@@ -18,9 +18,9 @@
 //! ```
 //!
 //! Guarantees: a waiter that got `Wait` is woken by the first later `wake`, `advance` or `fail` that concerns it. As
-//! long as there are waiters, one has been informed that it is the front, or is being woken to be informed. A waiter
-//! that is dropped is removed, and if it was the front the next one is woken. A false hint costs a query; a hint that
-//! comes twice or never does no harm, since the completion monitor polls the stream on a timer.
+//! long as there are waiters, one of them knows that it is the front or is being woken to find out. A waiter that is
+//! dropped is removed; if it was the front, the next waiter is woken. A false hint costs a query; a hint that comes
+//! twice or never does no harm, since the completion monitor polls the stream on a timer.
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, WakeList, assert_may_wake, discard, lock};
 use std::{collections::BTreeMap, task::Waker};
@@ -96,7 +96,7 @@ impl Completion {
         !lock(&self.state).waiters.is_empty()
     }
 
-    /// Polls for `ticket`. Unless that is settled, `waker` is stored under `slot` until `leave`.
+    /// Polls for `ticket`. If the ticket has neither passed nor failed, `waker` is stored under `slot` until `leave`.
     pub(crate) fn poll(&self, slot: &mut WaiterSlot, ticket: u64, waker: &Waker) -> Progress {
         if self.passed() >= ticket {
             self.leave(slot).wake();
@@ -137,7 +137,7 @@ impl Completion {
         }
     }
 
-    /// Notes that a callback for `ticket` is pending. False if one already is: then do not start another.
+    /// Notes that a callback for `ticket` is pending. False if one already is: the caller must not start another.
     pub(crate) fn arm(&self, ticket: u64) -> bool {
         let mut state = lock(&self.state);
         let at = state.armed.binary_search(&ticket);
@@ -160,7 +160,7 @@ impl Completion {
         let left = Self::remove(&mut state, slot);
         let passed = self.passed();
         let woken = match &left {
-            // It was the front, and its ticket has not passed.
+            // The waiter was the front, and its ticket has not passed.
             Some(((ticket, _), _)) if *ticket > passed => state.waiters.wake_front_from(*ticket, passed),
             _ => None,
         };
@@ -183,7 +183,7 @@ impl Completion {
         woken.wake();
     }
 
-    /// Confirmed: all tickets up to `ticket` have passed. False if that was known.
+    /// Confirmed: all tickets up to `ticket` have passed. False if this was known already.
     pub(crate) fn advance(&self, ticket: u64) -> bool {
         assert_may_wake();
         if self.passed.fetch_max(ticket, Ordering::AcqRel) >= ticket {

@@ -1,12 +1,13 @@
-//! A raw stream of the device, with its owner.
+//! [`DriverStream`]: a raw stream of the device, with its owner.
 //!
-//! Several [`Stream`](super::Stream)s may refer to one raw stream, one after the other or at once: a pool reuses it under another
-//! name, and the default stream is shared by all. Its operations run in order in any case, so an order between those
-//! `Stream`s that is not tracked here costs a redundant wait, never a race.
+//! Several [`Stream`](super::Stream)s may refer to one raw stream, one after the other or at once: a pool reuses it
+//! under another name, and all handles of the default stream share it. The operations of a raw stream run in order in
+//! any case, so an untracked order between these `Stream`s costs a redundant wait, never a race.
 //!
-//! A [`DriverStream`] counts what fills the driver's queue (its [`Backlog`]), so there is one for as long as the device has the
-//! stream. That of the default stream lives as long as the device, and handles with and without the race checker share
-//! it. That of another library's stream is looked up by the raw stream, until its work is done.
+//! A [`DriverStream`] counts the work in the driver's queue (its [`Backlog`]), so it must exist as long as the device
+//! has the stream. The `DriverStream` of the default stream lives as long as the device, and handles with and without
+//! the race checker share it. The backlog of another library's stream is kept, and found by the raw stream, until its
+//! work is done.
 
 #[cfg(feature = "cuda")]
 use std::any::Any;
@@ -27,7 +28,7 @@ use crate::{
 pub(crate) struct DriverStream {
     backend: Arc<dyn Backend>,
     pub(crate) raw: RawStream,
-    /// As requested; the device clamps it.
+    /// The requested priority, which the device clamps.
     pub(crate) priority: i32,
     /// The pending work, where the driver's queue is bounded.
     backlog: Option<Arc<Backlog>>,
@@ -35,11 +36,11 @@ pub(crate) struct DriverStream {
 }
 
 enum StreamOwner {
-    /// Created here, and destroyed with this.
+    /// Created by wakeline, and destroyed with the `DriverStream`.
     Here,
     /// The device's own default stream.
     Device,
-    /// Another library's, which may destroy it once this is dropped.
+    /// Another library's stream, which the library may destroy once this is dropped.
     #[cfg(feature = "cuda")]
     Other(#[allow(dead_code, reason = "only kept alive")] Arc<dyn Any + Send + Sync>),
 }
@@ -53,15 +54,15 @@ impl DriverStream {
         Ok(Arc::new(Self::of(device.backend().clone(), raw, spec.priority, StreamOwner::Here)))
     }
 
-    /// The device's default stream: the same at every call, so that its pending work stays known after all handles are
-    /// dropped.
+    /// The device's default stream: the same value at every call, so that the pending work stays known after all
+    /// handles are dropped.
     pub(super) fn default_of(device: &Device) -> Arc<Self> {
         device.unchecked().extension(|device| {
             Arc::new(Self::of(device.backend().clone(), RawStream::DEFAULT, 0, StreamOwner::Device))
         })
     }
 
-    /// A stream of a capture.
+    /// Creates the stream of a capture.
     pub(crate) fn captured(recorder: &Arc<Recorder>, raw: RawStream) -> Arc<Self> {
         Arc::new(Self::of(recorder.clone(), raw, 0, StreamOwner::Here))
     }
@@ -91,12 +92,12 @@ impl DriverStream {
         &*self.backend
     }
 
-    /// True if others may enqueue into it, unseen by wakeline.
+    /// True if code outside of wakeline may enqueue into the stream.
     pub(crate) fn is_shared(&self) -> bool {
         !matches!(self.owner, StreamOwner::Here)
     }
 
-    /// Sets the name that tools show.
+    /// Sets the stream's name that tools show.
     pub(crate) fn rename(&self, name: &str) {
         self.backend.stream_rename(self.raw, name);
     }
@@ -105,7 +106,7 @@ impl DriverStream {
 impl Drop for DriverStream {
     fn drop(&mut self) {
         match (&self.owner, &self.backlog) {
-            // Kept for the next handle of the same stream.
+            // The backlog is kept for the next handle of the same stream.
             #[cfg(feature = "cuda")]
             (StreamOwner::Other(_), Some(backlog)) => backlog.mark_end(&*self.backend, self.raw),
             (_, Some(backlog)) => backlog.close(&*self.backend),
@@ -117,8 +118,8 @@ impl Drop for DriverStream {
     }
 }
 
-/// The backlogs of other libraries' streams: one for each raw stream, however many handles it has, kept after the last
-/// of them until the work is done.
+/// The backlogs of other libraries' streams: one for each raw stream, however many handles it has. A backlog is kept
+/// after the last handle is dropped, until the work is done.
 #[cfg(feature = "cuda")]
 struct ForeignBacklogs(Mutex<Vec<(RawStream, Arc<Backlog>)>>);
 
@@ -128,7 +129,7 @@ impl ForeignBacklogs {
         let _later = Deferred::new();
         let mut all = lock(&self.0);
         let over = |(_, backlog): &mut (RawStream, Arc<Backlog>)| {
-            // This list holds one.
+            // One reference is in this list.
             Arc::strong_count(backlog) == 1 && backlog.is_over(backend)
         };
         all.extract_if(.., over).for_each(|(_, backlog)| backlog.close(backend));

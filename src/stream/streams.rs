@@ -1,4 +1,4 @@
-//! State shared by all streams of one device: the completion monitor, and the handling of a fault.
+//! [`Streams`]: the state shared by all streams of one device, with its completion monitor and the handling of a fault.
 
 use std::{
     fmt,
@@ -26,7 +26,7 @@ pub(crate) struct Streams {
     pub(super) fault_watch: FaultWatch,
     /// The number of tasks that poll for their work.
     pub(super) pollers: AtomicUsize,
-    /// Those of them that count against the limit.
+    /// The number of polling tasks that count against the limit.
     pub(super) poll_slots: AtomicUsize,
     /// Events at the ends of streams that were dropped with work in flight.
     end_events: Mutex<Vec<RawEvent>>,
@@ -59,8 +59,8 @@ impl Streams {
         &self.monitor
     }
 
-    /// Called by a task that waits for other tasks and is [notified](crate::device::LossObserver) of a loss: as long as
-    /// it waits and work is in flight, the device is queried at every tick. Call this after the waiter has registered.
+    /// Called by a task that waits for other tasks and is [notified](crate::device::LossObserver) of a loss, after it
+    /// has registered: as long as it waits and work is in flight, the device is queried at every tick.
     pub(crate) fn waiter_added(device: &Device) {
         if device.is_host() {
             return;
@@ -71,7 +71,7 @@ impl Streams {
         }
     }
 
-    /// Work was enqueued while tasks wait and no tick runs for them.
+    /// Called when work was enqueued while tasks wait and no tick runs for them.
     #[cold]
     pub(super) fn work_added(self: &Arc<Self>) {
         if self.fault_watch.work_added() {
@@ -112,15 +112,16 @@ impl Streams {
         has_work
     }
 
-    /// The last handle of this stream is being dropped, and its work is not known to be done. Memory in use keeps its
-    /// stream alive; this covers work that uses no memory. `may_query`: the device may be queried on this thread.
+    /// Called when the last handle of a stream is dropped and its work is not known to be done. Memory in use keeps its
+    /// stream alive; this covers work that uses no memory. `may_query` is true if the device may be queried on this
+    /// thread.
     #[cold]
     pub(super) fn note_dropped(self: &Arc<Self>, device: &Device, stream: RawStream, may_query: bool) {
         let is_left = !device.is_lost() && device.check_process().is_ok();
         if !is_left || (may_query && self.backend.stream_query(stream).unwrap_or_default()) {
             return;
         }
-        // Two at each call: there are never more than were in flight at a time.
+        // Two at each call, so that there are never more events than streams in flight at a time.
         let oldest: Vec<_> = {
             let mut left = lock(&self.end_events);
             let count = if may_query { left.len().min(2) } else { 0 };
@@ -144,7 +145,7 @@ impl Streams {
         }
     }
 
-    /// Whether the work before this event of [`end_events`](Self::end_events) is done. If so, destroys the event.
+    /// True if the work before this event of [`end_events`](Self::end_events) is done. If so, destroys the event.
     fn is_over(&self, event: RawEvent) -> Result<bool> {
         let is_over = self.backend.event_query(event)?;
         if is_over {
@@ -159,11 +160,11 @@ impl Streams {
         live.push(Arc::downgrade(&stream.0));
     }
 
-    /// Passes a result on. If this device is lost, everything that waits for it fails first, and from then on the error
-    /// names all streams whose work was not known to be done.
+    /// Returns `result`. If this device is lost, all waiters for the device fail first, and the returned error names
+    /// all streams whose work was not known to be done.
     ///
-    /// A call that involves another device as well (a wait, a copy, a launch of a graph that waits) also fails if that
-    /// one is lost. So the error alone decides nothing: this device is queried.
+    /// A call that involves another device as well (a wait, a copy, a launch of a graph that waits) also fails if the
+    /// other device is lost. So the error alone does not decide: this device is queried.
     pub(crate) fn observe<T>(&self, result: Result<T>) -> Result<T> {
         assert_may_wake();
         result.map_err(|error| self.failed(error))
@@ -191,7 +192,7 @@ impl Streams {
         let unfinished: Vec<String> = live
             .iter()
             .filter_map(|stream| {
-                // Under the lock: work that fails at once may be known to have failed before it has its ticket.
+                // Under the lock: work that fails at once may be known to have failed before it gets its ticket.
                 let (order, passed) = (lock(&stream.0.order), stream.0.completion.passed());
                 (order.issued > passed).then(|| format!("`{}`{}", stream.name(), order.launches.after(passed)))
             })
@@ -207,11 +208,12 @@ impl Streams {
         .because(error);
         let is_first = device.set_lost(loss);
         discard(live);
-        // Read again: a stream created meanwhile may already have waiters.
+        // Read again: a stream that was created since may already have waiters.
         let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
         live.iter().for_each(|stream| stream.0.completion.fail());
         discard(live);
-        // The callbacks take locks of their own: they run at the end, if this is called with a lock held.
+        // The callbacks acquire locks of their own. If this is called with a lock held, they run at the end of the
+        // `Deferred` scope.
         let lost = device.clone();
         later("a device-loss callback panicked", move || lost.notify_lost());
         if is_first {

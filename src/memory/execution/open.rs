@@ -1,16 +1,17 @@
 //! Open ends of a graph: copy nodes, one end of which is set for each launch.
 //!
-//! A small copy on a stream costs the host more than a launch of a graph: on an H200 (driver 580.159.04) a copy in, a
-//! launch and a copy out take 8.2 us, and a launch of a graph with both as nodes, each set to another end, 2.2; the
-//! device is done 1.6 us sooner (bench `graph`, `copies`). So the copies into a graph and out of it are nodes, too.
+//! A small copy on a stream costs the host more than a graph launch: on an H200 (driver 580.159.04) a copy in, a launch
+//! and a copy out take 8.2 us; a launch of a graph that contains both copies as nodes, with newly set ends, takes 2.2
+//! us, and the device is done 1.6 us sooner (bench `graph`, `copies`). So the copies into a graph and out of it are
+//! nodes, too.
 //!
 //! ```text
-//!   captured    from within to within: both ends are in the graph's memory, until the outer end is set
-//!   set         the outer end is memory that the next launch will be given; or the node is disabled
-//!   launched    with that memory: it is ordered with all other uses of it, as a copy on a stream is
+//!   captured    both ends are in the graph's memory until the outer end is set
+//!   set         the outer end is memory that is passed to the next launch; or the node is disabled
+//!   launched    the launch is ordered with all other uses of the outer memory, like a copy on a stream
 //! ```
 //!
-//! The graph does not keep the memory at an open end. So a launch must be given all of it, or is an error.
+//! The graph does not keep the memory at its open ends. A launch that is not given all of this memory is an error.
 
 use crate::{
     device::{
@@ -24,13 +25,13 @@ use crate::{
     stream::{Stream, Ticket, capture::Capture},
 };
 
-/// A node of a capture that will be an open end of the graph.
+/// A captured copy node that becomes an open end of the graph.
 pub(crate) struct Opening {
     node: usize,
     direction: Direction,
     within: Address,
     bytes: usize,
-    /// Its place in the capture.
+    /// Its ticket in the capture.
     ticket: Ticket,
 }
 
@@ -57,7 +58,7 @@ impl Opening {
         Ok(opening)
     }
 
-    /// Whether the capture writes this memory after the node.
+    /// True if the capture writes this memory after the node.
     pub(crate) fn is_written_after(&self, capture: &Capture) -> Result<bool> {
         let last = graphs::of(capture)?.last_write(self.within);
         let own = &self.ticket;
@@ -72,7 +73,7 @@ impl Opening {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         // SAFETY: the memory is at least that long, and the callers note the ticket in it, so that the graph keeps it.
-        // The copy does not run as captured: before a launch the outer end is set, or the node is disabled
+        // The copy never runs as captured: before a launch the outer end is set or the node is disabled
         // (`Execution::launch_with`). Another exec of the same graph has no open ends, and copies each byte onto
         // itself.
         let ticket = stream.enqueue_point(|backend, raw| unsafe {
@@ -90,7 +91,7 @@ pub(super) struct OpenEnd {
     raw: RawNode,
     direction: Direction,
     within: Address,
-    /// At most.
+    /// The maximum number of bytes.
     bytes: usize,
     on: bool,
     outer: Option<(Endpoint, usize)>,
@@ -117,7 +118,7 @@ impl OpenEnd {
         })
     }
 
-    /// Sets the outer end. True if the node copies these bytes from now on; if not, it is disabled.
+    /// Sets the outer end. True if the node copies `bytes` bytes from now on; otherwise the node is disabled.
     pub(super) fn set(&mut self, device: &Device, exec: RawExec, memory: &Memory, bytes: usize) -> Result<bool> {
         let fits = (1..=self.bytes.min(memory.bytes())).contains(&bytes) && memory.is_at(device);
         let place = memory.endpoint();
@@ -132,8 +133,8 @@ impl OpenEnd {
                 Direction::Out => (place, Endpoint::Device(self.within)),
             };
             let copy = NodeWork::Copy { to, from, bytes: bytes as u64 };
-            // SAFETY: both ends are at least that long. The inner one is kept by the graph's `GraphMemory`. The outer
-            // one is used only by launches that are given it.
+            // SAFETY: both ends are at least that long. The graph's `GraphMemory` keeps the inner end. Only launches
+            // that are given the outer end use it.
             let set = unsafe { backend.exec_set(exec, self.raw, &copy) }?;
             let on = set.is_ok() && (self.on || accepted(backend.exec_enable(exec, self.raw, true)?)?);
             if on {
@@ -148,7 +149,7 @@ impl OpenEnd {
         Ok(false)
     }
 
-    /// Whether a launch that is given this memory may copy as the end was set.
+    /// Fails unless `given` contains the memory that the end was set to.
     pub(super) fn check_given(&self, given: &[LaunchMemory<'_>]) -> Result<()> {
         let covers = |given: &LaunchMemory<'_>| {
             let used = match self.direction {
@@ -168,7 +169,7 @@ fn accepted(refused: Result<(), Refused>) -> Result<bool> {
     refused.map(|()| true).map_err(|refused| Error::new(ErrorKind::Usage, refused.why))
 }
 
-/// The driver's node, if there is exactly one.
+/// The driver's node, if it is a single one.
 pub(super) fn raw_of(state: &RecorderState, node: usize) -> Result<(RawNode, Kind), Refused> {
     match state.ir.get(node).map(|node| (node.kind, &*node.raw)) {
         Some((kind, [raw])) if kind != Kind::External => Ok((*raw, kind)),
