@@ -111,7 +111,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// A failure: its kind, its place and its cause.
+/// A failure: its kind, its place and its cause. Clones share the cause.
 ///
 /// ```
 /// use wakeline::{Error, ErrorKind};
@@ -121,8 +121,10 @@ impl fmt::Display for ErrorKind {
 /// assert!(error.downcast_ref::<std::io::Error>().is_some());
 /// assert_eq!(error.to_string(), "operator `write`: disk on fire");
 /// ```
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     /// The places (device, port, operator), outermost last.
@@ -156,7 +158,7 @@ impl Error {
         error
     }
 
-    /// True if this only means that an output's readers have ended.
+    /// True if the error only reports that all readers of an output have ended.
     pub(crate) fn is_reader_gone(&self) -> bool {
         self.0.reader_gone
     }
@@ -228,8 +230,8 @@ impl Error {
         self.0.attachment.as_deref()?.downcast_ref()
     }
 
-    /// A failure of the same kind for a caller outside of the flow, with this message only. Places and causes name
-    /// operators, streams, addresses and files: they belong in the log and in the flow's own error.
+    /// Creates an error of the same kind for a caller outside of the flow, with `message` only. Places and causes name
+    /// operators, streams, addresses and files, which belong in the log and in the flow's own error.
     pub(crate) fn for_caller(&self, message: &str) -> Self {
         Self::new(self.kind(), message)
     }
@@ -285,23 +287,10 @@ impl Error {
         }
         None
     }
-
-    /// A copy of this failure. The cause is shared.
-    #[must_use]
-    pub fn again(&self) -> Self {
-        Self(Box::new(Inner {
-            kind: self.0.kind,
-            places: self.0.places.clone(),
-            message: self.0.message.clone(),
-            reader_gone: self.0.reader_gone,
-            cause: self.0.cause.clone(),
-            attachment: self.0.attachment.clone(),
-        }))
-    }
 }
 
 /// The number of errors of a chain of causes that are displayed, including the first one.
-const MOST_DISPLAYED: usize = 64;
+const MAX_DISPLAYED: usize = 64;
 
 thread_local! {
     /// The number of nested errors that this thread is displaying.
@@ -315,7 +304,7 @@ impl Displayed {
     /// `None` if too many are being displayed.
     fn enter() -> Option<Self> {
         let within = DISPLAYED.get();
-        (within < MOST_DISPLAYED).then(|| {
+        (within < MAX_DISPLAYED).then(|| {
             DISPLAYED.set(within + 1);
             Self
         })

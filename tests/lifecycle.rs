@@ -247,7 +247,7 @@ async fn l2_the_error_of_a_failed_flow_has_its_report() {
         assert_eq!(report.untaken, first.untaken + second.untaken);
         assert!(report.untaken > 0 && report.elapsed > report.setup, "{report}");
         // A copy of the error has the report too; the text stays one line.
-        assert!(error.again().report().is_some());
+        assert!(error.clone().report().is_some());
         assert!(!error.to_string().contains('\n'), "{error}");
     }
     // A failure in `stop`: all runs are done.

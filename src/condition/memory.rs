@@ -16,13 +16,13 @@
 use std::{borrow::Cow, sync::Arc, task::Context};
 
 use super::{Condition, Status};
-use crate::memory::{Allocator, Reservation, ReserveBlocker, Wait};
+use crate::memory::{Allocator, MemoryWait, Reservation, ReserveBlocker};
 
 /// See [`memory`].
 #[derive(Debug)]
 pub struct MemoryAvailable {
     reservation: Arc<Reservation>,
-    wait: Wait,
+    wait: MemoryWait,
 }
 
 /// Ready once this allocator has that much memory. It is reserved for the run, which draws from it with
@@ -65,7 +65,7 @@ pub struct MemoryAvailable {
 /// # }).unwrap();
 /// ```
 pub fn memory(allocator: &Allocator, bytes: u64) -> MemoryAvailable {
-    MemoryAvailable { reservation: Arc::new(Reservation::new(allocator, bytes)), wait: Wait::default() }
+    MemoryAvailable { reservation: Arc::new(Reservation::new(allocator, bytes)), wait: MemoryWait::default() }
 }
 
 impl Condition for MemoryAvailable {
@@ -74,7 +74,7 @@ impl Condition for MemoryAvailable {
         // Registered first: memory that is released meanwhile is either seen here or reported to the waker.
         self.wait.watch(allocator, cx);
         let lacks = loop {
-            match self.reservation.lacks() {
+            match self.reservation.blocker() {
                 // The host finds that a use is over, and checks again.
                 ReserveBlocker::Streams if self.wait.poll_oldest(allocator, cx) => {}
                 lacks => break lacks,
@@ -83,7 +83,7 @@ impl Condition for MemoryAvailable {
         match lacks {
             ReserveBlocker::Nothing => {
                 // If another operator is first, the claim fails.
-                self.wait.rest(allocator);
+                self.wait.unwatch(allocator);
                 Status::Ready
             }
             ReserveBlocker::OwnFlow => Status::Wait,
@@ -104,7 +104,7 @@ impl Condition for MemoryAvailable {
     }
 
     fn rest(&mut self) {
-        self.wait.rest(self.reservation.allocator());
+        self.wait.unwatch(self.reservation.allocator());
     }
 
     fn problem(&self) -> Option<String> {

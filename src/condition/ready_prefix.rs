@@ -233,10 +233,10 @@ impl ReadyPrefix {
     fn look(&mut self) -> Result<bool> {
         while let Some(last) = self.open.last() {
             let mut ticket = last.ticket().clone();
-            if !ticket.look()? {
+            if !ticket.query()? {
                 return Ok(false);
             }
-            ticket.sound()?;
+            ticket.check_taint()?;
             self.open.pop();
         }
         Ok(true)

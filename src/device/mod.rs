@@ -247,7 +247,7 @@ impl Device {
         let backend = check::checked(self.0.backend.clone());
         let device = Self::over(backend, self.0.kind, self.0.of_process, Some(self.clone()));
         if let Some(lost) = self.0.lost.get() {
-            device.set_lost(lost.again());
+            device.set_lost(lost.clone());
         }
         device
     }
@@ -287,7 +287,7 @@ impl Device {
 
     /// The error that ended the device, if one has.
     pub fn lost(&self) -> Option<Error> {
-        self.0.lost.get().map(Error::again)
+        self.0.lost.get().cloned()
     }
 
     #[inline]
@@ -315,7 +315,7 @@ impl Device {
     pub(crate) fn check(&self) -> Result<()> {
         match self.0.lost.get() {
             None => Ok(()),
-            Some(error) => Err(error.again()),
+            Some(error) => Err(error.clone()),
         }
     }
 
@@ -328,7 +328,7 @@ impl Device {
         process::check().map_err(|forked| {
             let forked = forked.at(self.name());
             // No notification: all waiters are the parent's.
-            self.set_lost(forked.again());
+            self.set_lost(forked.clone());
             forked
         })
     }

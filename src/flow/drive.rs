@@ -43,7 +43,7 @@ use crate::{
     error::{Error, ErrorKind, Result, caught, panic_message},
     hub::{build::HubPlan, chunks::core::ChunkState, queue::Counts},
     kernel::Kernel,
-    memory::memory_passes,
+    memory::wait_for_reusable_memory,
     operator::{
         attend::{attended, attended_to_the_end},
         control::{Control, Hubs, Joined},
@@ -423,7 +423,7 @@ async fn build(
             let plan = &hub_to_create.plan;
             match (hub_to_create.make)(plan.clone()) {
                 Err(error) if error.is_out_of_memory() => {
-                    if !memory_passes(&plan.writer).await && !memory_passes(&plan.reader).await {
+                    if !wait_for_reusable_memory(&plan.writer).await && !wait_for_reusable_memory(&plan.reader).await {
                         return Err(error);
                     }
                 }

@@ -352,7 +352,7 @@ impl<M: Message> SendPermit<M> {
         permit.forget();
         let (place, mut dropped) = (parcel.place(), None);
         let (sent, _) = gate.use_places(1, |output| match &departed {
-            Err(error) => Err(error.again()),
+            Err(error) => Err(error.clone()),
             Ok(departed) if !output.is_closed() && !gate.flow.is_stopping() => {
                 sending = Sending::begin(&gate);
                 match &sending {

@@ -655,7 +655,7 @@ impl<Res: Message> PendingRequests<Res> {
     }
 
     fn fail(self: &Arc<Self>, reply: &Reply, error: &Error) {
-        self.own(reply).iter().for_each(|request| request.answer(Err(error.again())));
+        self.own(reply).iter().for_each(|request| request.answer(Err(error.clone())));
     }
 
     fn answer(self: &Arc<Self>, reply: &Reply, response: Res) {
@@ -687,7 +687,7 @@ impl<Res: Message> PendingRequests<Res> {
                 });
                 let error =
                     Error::new(ErrorKind::Usage, "the response cannot be distinguished from those to other requests");
-                several.iter().for_each(|request| request.answer(Err(error.again())));
+                several.iter().for_each(|request| request.answer(Err(error.clone())));
                 discard(response);
             }
         }

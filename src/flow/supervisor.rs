@@ -78,7 +78,7 @@ impl Supervisor<'_> {
                 let end = async {
                     // Before its ports are closed, so that an operator that loses a message finds the reason.
                     if let Err(error) = &running {
-                        control.fail(blamed(&control, error.again(), &place));
+                        control.fail(blamed(&control, error.clone(), &place));
                     }
                     // The token is returned after the ports have closed, since closing them may wake others.
                     let closing = caught(async {

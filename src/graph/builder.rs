@@ -17,12 +17,12 @@ use crate::{
 
 const INCOMPLETE: &str = "the graph is incomplete and cannot be built: the body of one of its conditionals panicked, or \
                           could not be completed";
-const EXCHANGED: &str = "the body's builder was replaced by another one";
+const REPLACED: &str = "the body's builder was replaced by another one";
 
 /// Builds a graph node by node.
 ///
-/// A node comes after the nodes that are named and, automatically, after those whose memory it uses. As on a stream,
-/// this order need not be requested and cannot be left out.
+/// A node comes after the nodes given in `after` and, automatically, after the earlier nodes that use the same memory.
+/// As on a stream, this order need not be requested and cannot be left out.
 ///
 /// ```
 /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
@@ -32,7 +32,7 @@ const EXCHANGED: &str = "the body's builder was replaced by another one";
 /// let (mut left, mut right) = (Buffer::<u8>::new(&device, 4)?, Buffer::<u8>::new(&device, 4)?);
 /// let mut graph = Graph::builder(&device)?;
 /// let one = graph.add(&[], |stream| stream.fill(&mut left, 1))?;
-/// let two = graph.add(&[], |stream| stream.fill(&mut right, 2))?;        // beside it
+/// let two = graph.add(&[], |stream| stream.fill(&mut right, 2))?;        // concurrent
 /// let both = graph.add(&[], |stream| stream.copy(&left, &mut right))?;   // after both
 /// let graph = graph.build()?;
 /// assert!(graph.comes_after(both, one) && graph.comes_after(both, two) && !graph.comes_after(two, one));
@@ -49,27 +49,26 @@ pub struct Builder {
 
 /// The stream of a node, to which a user's function adds work. It is closed when the function returns or panics,
 /// including any clone that the function kept.
-struct Open<'a> {
+struct OpenStream<'a> {
     recorder: &'a Recorder,
     stream: &'a Stream,
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenStream<'_> {
     fn drop(&mut self) {
         self.recorder.close_stream(self.stream.raw());
     }
 }
 
-/// The body of a conditional until it is complete. If it is dropped earlier, by a panic or an error, the outer graph
-/// cannot be built: the body's nodes may lack edges, and the resources they use may belong to a builder that was moved
-/// out.
-struct Body {
+/// The body of a conditional until it is complete. If it is dropped before, by a panic or an error, the outer graph
+/// cannot be built: the body's nodes may lack edges, and their resources may belong to a builder that was moved out.
+struct OpenBody {
     outer: Arc<Recorder>,
     within: Arc<Recorder>,
     complete: bool,
 }
 
-impl Drop for Body {
+impl Drop for OpenBody {
     fn drop(&mut self) {
         if !self.complete {
             // The body first: a builder that was moved out adds nothing from here on.
@@ -80,7 +79,7 @@ impl Drop for Body {
 }
 
 impl Graph {
-    /// Creates a builder for a graph of this device.
+    /// Creates a builder for a graph on `device`.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for the host; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -91,17 +90,17 @@ impl Graph {
 
 impl Builder {
     /// Adds the work that `work` enqueues into the stream: a kernel, a copy, a fill, another library's work, a host
-    /// callback. This makes one node, or several in sequence, of which the last is returned. They come after `after`,
-    /// and after the nodes whose memory they use.
+    /// callback. This adds one node, or several in sequence, and returns the last one. They come after the nodes in
+    /// `after`, and after the earlier nodes that use the same memory.
     ///
     /// # Errors
-    /// `work`'s own error, and those of its calls; [`Usage`](ErrorKind::Usage) for a node of another graph. Work that
-    /// was enqueued before the failure stays in the graph.
+    /// The error of `work`; [`Usage`](ErrorKind::Usage) for a node of another graph. Work that was enqueued before the
+    /// failure stays in the graph.
     pub fn add(&mut self, after: &[Node], work: impl FnOnce(&Stream) -> Result<()>) -> Result<Node> {
         let after = self.find_all(after)?;
         let stream = self.sketch.capture.stream("node", after)?;
         {
-            let _open = Open { recorder: &self.sketch.recorder, stream: &stream };
+            let _open = OpenStream { recorder: &self.sketch.recorder, stream: &stream };
             let _in = self.sketch.capture.enter();
             work(&stream)?;
         }
@@ -128,7 +127,7 @@ impl Builder {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for a node of another graph.
     pub fn host(&mut self, after: &[Node], function: impl Fn() + Send + Sync + 'static) -> Result<Node> {
-        // A refused function is dropped like a callback: a panic of its destructor does not leave this call.
+        // Wrapped first, so that a panic in the destructor of a refused function does not leave this call.
         let function = host_callback(function);
         let after = self.find_all(after)?;
         self.sketch.recorder.call(after, function).map(|at| self.sketch.node(at))
@@ -137,9 +136,9 @@ impl Builder {
     /// Adds another graph as one node.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a graph of another device, for one that makes memory or has conditions, for a
-    /// node of another graph, for graphs nested more than 64 levels deep (conditionals and children together), and for
-    /// more than 1,048,576 nodes within a graph's children, at all levels.
+    /// [`Usage`](ErrorKind::Usage) for a graph on another device, for a graph that allocates memory or has
+    /// conditionals, for a node of another graph, for graphs nested more than 64 levels deep (conditionals and children
+    /// together), and for more than 1,048,576 nodes within a graph's children, at all levels.
     pub fn child(&mut self, after: &[Node], graph: &Graph) -> Result<Node> {
         let after = self.find_all(after)?;
         let device = self.sketch.capture.device();
@@ -148,19 +147,20 @@ impl Builder {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let (levels_with, nodes_with) = (self.sketch.levels_with(graph.0.levels)?, self.sketch.nodes_with(graph)?);
-        let Sketch { recorder, graph_memory, children, capture, levels, within, .. } = &mut self.sketch;
+        let Sketch { recorder, graph_memory, children, capture, levels, nested_nodes, .. } = &mut self.sketch;
         let stream = capture.stream("child", after)?;
-        // After the nodes of this graph that use the same memory, including earlier nodes with the same child.
+        // The node comes after the nodes of this graph that use the same memory, including earlier nodes with the same
+        // child.
         let graph_memories = graph.graph_memories();
         graph_memories.iter().try_for_each(|other| graph_memory.before_all_of(other, &stream))?;
         let twins = children.iter().filter(|(child, _)| child.has_any_of(&graph_memories)).map(|(_, at)| *at);
         let end = recorder.end_of(stream.raw());
         let after = recorder.state().ir.last_of(end.into_iter().chain(twins));
-        // The capture also keeps it, before there is a node: the outer graph keeps a body's capture, wherever its
-        // builder is moved to.
+        // The capture keeps the child, too, before the node exists: the outer graph keeps a body's capture even if the
+        // body's builder is moved.
         capture.keep(graph.0.clone());
         let at = execution::add_child(recorder, after, &graph.0.recorder)?;
-        (*levels, *within) = (levels_with.max(*levels), nodes_with);
+        (*levels, *nested_nodes) = (levels_with.max(*levels), nodes_with);
         recorder.go_on_after(stream.raw(), at);
         let ticket = stream.enqueue_point(|_, _| Ok(()))?;
         graph_memories.iter().for_each(|other| graph_memory.note_all_of(other, &ticket));
@@ -169,9 +169,9 @@ impl Builder {
     }
 
     /// Adds a node that allocates memory at each launch. Returns the node and the memory, for nodes that come after it.
-    /// The driver reuses the memory for graphs that do not run at the same time. It is freed by [`free`](Self::free)
-    /// or, without that, after the graph's last node that uses it. Such a graph has one [`Exec`](super::Exec) at a
-    /// time.
+    /// The driver reuses the memory for graphs that do not run at the same time. The memory is freed by
+    /// [`free`](Self::free) or, if that is not called, after the last node of the graph that uses it. A graph with such
+    /// a node has one [`Exec`](super::Exec) at a time.
     ///
     /// ```
     /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
@@ -202,10 +202,10 @@ impl Builder {
         Ok((self.sketch.node(at), buffer))
     }
 
-    /// Adds a node that frees the memory of [`alloc`](Self::alloc), after the nodes that use it.
+    /// Adds a node that frees memory from [`alloc`](Self::alloc), after the nodes that use it.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for other memory.
+    /// [`Usage`](ErrorKind::Usage) for memory that no node of this graph allocates.
     pub fn free<T: Plain>(&mut self, after: &[Node], buffer: Buffer<T>) -> Result<Node> {
         let after = self.find_all(after)?;
         let Sketch { recorder, graph_memory, capture, .. } = &self.sketch;
@@ -214,8 +214,8 @@ impl Builder {
     }
 
     /// Adds a conditional: the nodes that `body` adds run once if the first element of the flag is not 0 when the
-    /// conditional is reached. It comes after all nodes so far. Such a graph has one [`Exec`](super::Exec) at a time,
-    /// and cannot be a child of another.
+    /// conditional is reached. It comes after all nodes so far. A graph with a conditional has one
+    /// [`Exec`](super::Exec) at a time, and cannot be a child of another graph.
     ///
     /// If `body` returns an error, the nodes that it added stay in the graph. If it panics, or replaces its builder by
     /// another one, the graph can no longer be built.
@@ -241,9 +241,9 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// As [`add`](Self::add); [`Usage`](ErrorKind::Usage) for a flag that is not on the graph's device, where the
-    /// driver has no such nodes (before CUDA 12.4), and for graphs nested more than 64 levels deep (conditionals and
-    /// children together).
+    /// Those of [`add`](Self::add); [`Usage`](ErrorKind::Usage) for a flag that is not on the graph's device, for a
+    /// driver without conditional nodes (before CUDA 12.4), and for graphs nested more than 64 levels deep
+    /// (conditionals and children together).
     pub fn run_if<F: DeviceSlice<u32> + ?Sized>(
         &mut self,
         after: &[Node],
@@ -253,11 +253,11 @@ impl Builder {
         self.conditional::<_, F>(after, GraphCondition::If, flag, |builder, _| body(builder))
     }
 
-    /// Adds a loop: the nodes that `body` adds run repeatedly, as long as the first element of the flag is not 0 before
-    /// the round. The body gets the flag, and must set it to 0 eventually.
+    /// Adds a loop: the nodes that `body` adds run repeatedly as long as the first element of the flag is not 0 before
+    /// an iteration. The body gets the flag, and must set it to 0 eventually.
     ///
     /// # Errors
-    /// As [`run_if`](Self::run_if).
+    /// Those of [`run_if`](Self::run_if).
     pub fn run_while<F: DeviceSliceMut<u32> + ?Sized>(
         &mut self,
         after: &[Node],
@@ -277,7 +277,7 @@ impl Builder {
         self.find_all(after)?;
         self.sketch.levels_with(0)?;
         let Sketch { recorder, capture, .. } = &self.sketch;
-        // Comes after all nodes: it is not known yet which memory the body will use.
+        // The conditional comes after all nodes, as it is not known yet which memory the body will use.
         let all = {
             let state = recorder.state();
             state.ir.last_of(state.ir.all().map(|(at, _)| at))
@@ -287,14 +287,14 @@ impl Builder {
         let end = recorder.end_of(stream.raw());
         let (at, within) = execution::add_conditional(recorder, &stream, end, when, flag.borrow().view())?;
         let mut inner = Builder { sketch: Sketch::over(capture.device(), within.clone()) };
-        inner.sketch.around = self.sketch.around + 1;
-        inner.sketch.beside = self.sketch.beside.saturating_add(self.sketch.within);
+        inner.sketch.depth = self.sketch.depth + 1;
+        inner.sketch.outer_nested_nodes = self.sketch.outer_nested_nodes.saturating_add(self.sketch.nested_nodes);
         recorder.go_on_after(stream.raw(), at);
         // Declared after the builder, so that it is dropped first.
-        let mut open = Body { outer: recorder.clone(), within, complete: false };
+        let mut open = OpenBody { outer: recorder.clone(), within, complete: false };
         let id = inner.sketch.id;
-        // From here on the resources of its nodes (memory, events, children and nested bodies) are kept, however it
-        // ends.
+        // From here on the resources of the body's nodes (memory, events, children and nested bodies) are kept, whether
+        // or not the body succeeds.
         let used = inner.sketch.graph_memory.clone();
         capture.keep(used.clone());
         capture.keep(inner.sketch.capture.clone());
@@ -304,31 +304,31 @@ impl Builder {
         let made = body(&mut inner, flag);
         if inner.sketch.id != id {
             drop(open);
-            return made.and(Err(Error::new(ErrorKind::Usage, EXCHANGED)));
+            return made.and(Err(Error::new(ErrorKind::Usage, REPLACED)));
         }
         let made = made.and_then(|()| inner.add_frees());
-        // Closed first: the resources that it uses do not change from here on.
+        // The body is closed first, so that its resources do not change from here on.
         if let Err(error) = open.within.close() {
             return made.and(Err(error));
         }
-        // Launches come after other uses of its memory, and later nodes after this one, even if the body failed, as its
-        // nodes stay.
+        // Launches come after other uses of the body's memory, and later nodes after the conditional. This holds even
+        // if the body failed, as its nodes stay.
         let Sketch { graph_memory, .. } = &self.sketch;
         graph_memory.before_all_of(&used, &stream)?;
         let ticket = stream.enqueue_point(|_, _| Ok(()))?;
         graph_memory.note_all_of(&used, &ticket);
         self.sketch.levels = self.sketch.levels.max(inner.sketch.levels + 1);
         let inner = inner.sketch.finish(Vec::new());
-        self.sketch.within = self.sketch.within.saturating_add(inner.0.nodes);
+        self.sketch.nested_nodes = self.sketch.nested_nodes.saturating_add(inner.0.nodes);
         self.sketch.children.push((inner, at));
         open.complete = true;
         made.map(|()| self.sketch.node(at))
     }
 
-    /// Adds an edge: `before` runs before `after`.
+    /// Adds an edge, so that `before` runs before `after`.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if that makes a cycle, as `before` already comes after `after`, or for a node of
+    /// [`Usage`](ErrorKind::Usage) if the edge makes a cycle, as `before` already comes after `after`, or for a node of
     /// another graph.
     pub fn order(&mut self, before: Node, after: Node) -> Result<()> {
         let (from, to) = (self.sketch.find(before)?, self.sketch.find(after)?);

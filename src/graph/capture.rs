@@ -1,4 +1,4 @@
-//! Capture: records work that was written for streams, instead of running it.
+//! Capture: records work that was written for streams instead of running it.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -10,7 +10,7 @@ use crate::{
     stream::{Stream, capture::Capture},
 };
 
-const EXCHANGED: &str = "the capture was replaced by another one: use each in its own closure";
+const REPLACED: &str = "the capture was replaced by another one: use each in its own closure";
 
 /// A capture in progress: its streams, and its inputs from and outputs to the host.
 pub struct Capturing {
@@ -29,11 +29,11 @@ impl Graph {
     /// edges order the uses. The graph keeps the memory of all other buffers alive, even after they are dropped.
     ///
     /// # Errors
-    /// `work`'s own error; [`Usage`](ErrorKind::Usage) for a branch that is not joined, for the host, for a
+    /// The error of `work`; [`Usage`](ErrorKind::Usage) for a forked stream that is not joined, for the host, for a
     /// [`Capturing`] that was replaced by another one, and for a copy to or from the host that launches could not
-    /// repeat correctly: one of memory that is not page-locked for a device, and see [`Capturing::input`] and
-    /// [`Capturing::output`]. Calls that cannot be captured fail themselves: waiting for work of the capture, reading
-    /// its results, using stream-ordered memory.
+    /// repeat correctly: a copy of host memory that is not page-locked for a device, and the cases in
+    /// [`Capturing::input`] and [`Capturing::output`]. Calls that cannot be captured fail themselves: waiting for work
+    /// of the capture, reading its results, using stream-ordered memory.
     pub fn capture<R>(device: &Device, work: impl FnOnce(&mut Capturing) -> Result<R>) -> Result<(Self, R)> {
         let sketch = Sketch::new(device)?;
         let origin = sketch.capture.stream("origin", Default::default())?;
@@ -44,10 +44,10 @@ impl Graph {
             work(&mut capturing)?
         };
         if capturing.sketch.id != id {
-            return Err(Error::new(ErrorKind::Usage, EXCHANGED));
+            return Err(Error::new(ErrorKind::Usage, REPLACED));
         }
         let Capturing { origin, sketch, inputs, outputs } = capturing;
-        // A stream that user code has kept adds nothing after the checks below begin.
+        // Closed before the checks below: a stream that user code has kept adds no more work.
         sketch.recorder.close()?;
         if let Some((stream, work)) = sketch.recorder.unjoined(origin.raw()).first() {
             let text = format!(
@@ -62,14 +62,14 @@ impl Graph {
 }
 
 impl Capturing {
-    /// The stream in which the capture begins and ends.
+    /// The stream on which the capture begins and ends.
     pub fn stream(&self) -> &Stream {
         &self.origin
     }
 
-    /// Creates another stream of the capture, whose work comes after the present work of [`stream`](Self::stream). Its
-    /// work must be joined: by `capture.stream().wait_for(&other)`, or by data that it writes and the capture's stream
-    /// reads.
+    /// Creates another stream of the capture, whose work comes after the work so far of [`stream`](Self::stream). The
+    /// new stream must be joined, by `capture.stream().wait_for(&other)` or by data that it writes and the capture's
+    /// own stream reads.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -79,7 +79,7 @@ impl Capturing {
         Ok(other)
     }
 
-    /// The underlying capture, for code that captures operators.
+    /// The capture itself, for code that captures operators.
     pub(crate) fn capture(&self) -> &Arc<Capture> {
         &self.sketch.capture
     }
@@ -88,46 +88,46 @@ impl Capturing {
         self.sketch.capture.streams().iter().try_for_each(|stream| self.origin.wait_for(stream))
     }
 
-    /// Declares this host memory as an input. Copies from it are removed from the graph and become [`Graph::inputs`],
-    /// which the caller uses to copy from any page-locked memory to the same destination. Copies from other page-locked
+    /// Declares host memory as an input. Copies from it are removed from the graph and become [`Graph::inputs`], with
+    /// which the caller copies from any page-locked memory to the same destination. Copies from other page-locked
     /// memory stay in the graph, which keeps that memory alive: its contents are copied again at each launch.
     ///
-    /// A copied input stays at its destination until it is copied again or a node writes there. So from this call on,
+    /// A copied input stays at its destination until it is copied again or a node overwrites it. So from this call on,
     /// the capture reuses no memory. The copy is made before the launch, so [`Graph::capture`] fails if a node uses the
-    /// destination before the copy.
+    /// destination before the captured copy.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of a device or that is not page-locked, and after the capture has reused
-    /// memory: declare inputs first.
+    /// [`Usage`](ErrorKind::Usage) for device memory, for memory that is not page-locked, and after the capture has
+    /// reused memory: declare inputs first.
     pub fn input<T: Plain>(&mut self, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
         let memory = from.view().memory;
-        of_the_host(memory, "an input")?;
-        self.sketch.graph_memory.keep_apart()?;
+        check_host_memory(memory, "an input")?;
+        self.sketch.graph_memory.forbid_reuse()?;
         self.inputs.push(memory.host_range()?);
         self.sketch.graph_memory.keep(memory);
         Ok(())
     }
 
-    /// Declares this host memory as an output: exactly one copy of the graph writes it. A copy to any other host memory
+    /// Declares host memory as an output: exactly one copy in the graph must write it. A copy to any other host memory
     /// is an error, as it suggests that the host used the data during the capture, which no launch repeats.
     ///
     /// While the graph exists, a launch may write this memory at any time, so the host reads a copy of it:
     /// [`Buffer::to_vec`](crate::Buffer::to_vec).
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of a device or that is not page-locked.
+    /// [`Usage`](ErrorKind::Usage) for device memory or memory that is not page-locked.
     pub fn output<T: Plain>(&mut self, to: &mut (impl DeviceSliceMut<T> + ?Sized)) -> Result<()> {
         let memory = to.view().memory;
-        of_the_host(memory, "an output")?;
+        check_host_memory(memory, "an output")?;
         self.outputs.push(memory.host_range()?);
         self.sketch.graph_memory.keep(memory);
         Ok(())
     }
 }
 
-fn of_the_host(memory: &Memory, what: &str) -> Result<()> {
+fn check_host_memory(memory: &Memory, what: &str) -> Result<()> {
     if memory.is_host() {
-        return memory.is_page_locked();
+        return memory.check_page_locked();
     }
     let text =
         format!("{what} must be page-locked host memory (`Buffer::pinned`), and this is on {}", memory.location());

@@ -3,8 +3,8 @@
 //! ```text
 //!   from an input       removed: the caller makes it before the launch              Graph::inputs
 //!                       to memory that a node uses before or concurrently: an error
-//!                       to other host memory: an error, as it would have to stay, and nothing keeps an input alive
-//!   from other memory   stays, if no node writes that memory: it is a constant, which the graph keeps alive
+//!                       to other host memory: an error, as the copy would have to stay, and nothing keeps an input alive
+//!   from other memory   stays, if no node writes the memory: it is a constant, which the graph keeps alive
 //!   to an output        stays, exactly one for each output
 //!   to other memory     an error: the host has used the data in the capture, which no launch repeats
 //! ```
@@ -39,7 +39,7 @@ pub struct InputCopy {
 }
 
 impl InputCopy {
-    /// The number of the input, in the order of the calls of [`Capturing::input`](super::Capturing::input).
+    /// The index of the input, in the order of the calls to [`Capturing::input`](super::Capturing::input).
     pub fn input(&self) -> usize {
         self.input
     }
@@ -59,12 +59,12 @@ impl InputCopy {
         self.to.0
     }
 
-    /// Copies from this host memory, for later launches. The copy comes after earlier launches.
+    /// Enqueues the copy from `from`, for later launches. The copy comes after earlier launches.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for memory of a device, that is not page-locked or too small, for a captured stream,
-    /// for a stream of a device that cannot copy to the graph's, and if the graph was dropped;
-    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`Usage`](ErrorKind::Usage) for device memory, for memory that is not page-locked or is too small, for a
+    /// captured stream, for a stream on a device without a copy path to the graph's device, and if the graph was
+    /// dropped; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn copy<T: Plain>(&self, stream: &Stream, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
         let graph_memory = self.graph_memory.upgrade();
         let graph_memory =
@@ -78,11 +78,11 @@ impl InputCopy {
             );
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        graph_memory.feed(stream, self.to, from.view(), self.offset, self.bytes)
+        graph_memory.copy_input(stream, self.to, from.view(), self.offset, self.bytes)
     }
 }
 
-/// Checks the copies as the [module](self) describes, and removes those of the inputs.
+/// Checks the copies as described in the [module documentation](self), and removes the copies of inputs.
 pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<usize>]) -> Result<Vec<InputCopy>> {
     let (copies, foreign) = {
         let state = sketch.recorder.state();
@@ -146,18 +146,18 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
                  it to the device, or make the copy on the host"
             ));
         };
-        uses_it_first(sketch, at, input, Touch::new(Endpoint::Device(to), bytes as u64, true))?;
+        check_not_used_before(sketch, at, input, Touch::new(Endpoint::Device(to), bytes as u64, true))?;
         let (offset, graph_memory) = (from.start - inputs[input].start, Arc::downgrade(&sketch.graph_memory));
         taken.push((at, InputCopy { input, offset, bytes, to, device: sketch.capture.device().clone(), graph_memory }));
     }
     taken.iter().try_for_each(|(at, _)| sketch.recorder.remove(*at))?;
-    inputs.iter().for_each(|input| sketch.graph_memory.reads_no_more(input));
+    inputs.iter().for_each(|input| sketch.graph_memory.forget_reads(input));
     Ok(taken.into_iter().map(|(_, copy)| copy).collect())
 }
 
-/// Fails if a node uses the destination of an input's copy and does not come after that copy, since the removed copy is
+/// Fails if a node uses the destination of an input's copy without coming after the copy, since the removed copy is
 /// made before all nodes.
-fn uses_it_first(sketch: &Sketch, copy: usize, input: usize, to: Touch) -> Result<()> {
+fn check_not_used_before(sketch: &Sketch, copy: usize, input: usize, to: Touch) -> Result<()> {
     let state = sketch.recorder.state();
     let first = state
         .ir

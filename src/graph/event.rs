@@ -13,9 +13,9 @@ use crate::{
 
 /// A point within a graph that streams and other graphs can wait for. Each launch records it again.
 ///
-/// Work on buffers needs no event, but is ordered after the whole launch. Use an event to wait for a part of a launch
-/// only, and to order work that wakeline does not track. A record on a stream of a capture, or in
-/// [`Builder::add`](super::Builder::add), becomes a node, and so does a wait.
+/// Work on buffers needs no event, but is ordered after the whole launch. Use an event to wait for only a part of a
+/// launch, and to order work that wakeline does not track. In a capture and in [`Builder::add`](super::Builder::add), a
+/// record becomes a node, and so does a wait.
 ///
 /// ```
 /// use wakeline::{Stream, device::{Device, Emulated}, graph::{Graph, GraphEvent}};
@@ -30,7 +30,7 @@ use crate::{
 ///     capture.stream().host_callback(|| println!("second half"))
 /// })?;
 /// graph.instantiate()?.launch(&stream)?;
-/// halfway.wait(&side)?;               // what comes next on `side` comes after the first half
+/// halfway.wait(&side)?;               // later work on `side` comes after the first half
 /// # stream.completed().await?;
 /// # Ok::<(), wakeline::Error>(())
 /// # }).unwrap();
@@ -58,10 +58,10 @@ impl GraphEvent {
         Ok(Self(Arc::new(Inner { device: device.clone(), raw })))
     }
 
-    /// Records the present end of the stream. In a graph, the record is a node and is repeated at each launch.
+    /// Records the current end of the stream. In a graph, the record is a node, which each launch repeats.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a stream of another device; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`Usage`](ErrorKind::Usage) for a stream on another device; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         if *stream.device() != self.0.device {
             let text = format!("an event of {} cannot be recorded on a stream of {}", self.0.device, stream.device());

@@ -11,7 +11,7 @@ use crate::{
         work_item::WorkItem,
     },
     error::{Error, ErrorKind, Result},
-    memory::execution::{Execution, Opening, Use},
+    memory::execution::{Execution, NodeResources, Opening},
     stream::{Stream, Ticket},
     sync::{Deferred, Level, Mutex, discard, lock},
 };
@@ -19,64 +19,66 @@ use crate::{
 /// An instantiated graph, which can be launched repeatedly.
 ///
 /// Launches of one exec run one after the other, on any streams. A dropped exec is destroyed once its launches are
-/// done; the drop does not wait for that.
+/// done; the drop does not wait for them.
 pub struct Exec {
     /// Declared before the graph, so that it is dropped first.
     execution: Execution,
     graph: Graph,
-    changes: Mutex<Changes>,
+    changes: Mutex<ExecChanges>,
 }
 
 /// The differences between an exec and its graph.
 #[derive(Default)]
-struct Changes {
-    /// The graph that it was last updated to.
+struct ExecChanges {
+    /// The graph that the exec was last updated to.
     base: Option<Graph>,
-    /// The nodes that were set since, with the bytes that each accesses.
+    /// The nodes that were set since, with the memory that each accesses.
     set: Vec<(usize, Touched)>,
 }
 
 impl Exec {
     pub(super) fn new(graph: &Graph, open: &[Opening]) -> Result<Self> {
-        let execution = Execution::new(&graph.0.device, &graph.0.recorder, graph.used(), open)?;
-        Ok(Self { execution, graph: graph.clone(), changes: Mutex::at(Level::ExecChanges, Changes::default()) })
+        let execution = Execution::new(&graph.0.device, &graph.0.recorder, graph.resources(), open)?;
+        Ok(Self { execution, graph: graph.clone(), changes: Mutex::at(Level::ExecChanges, ExecChanges::default()) })
     }
 
     pub(crate) fn execution(&self) -> &Execution {
         &self.execution
     }
 
-    /// The graph that it was made of.
+    /// The graph that the exec was instantiated from.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// Uploads the exec to the device, in stream order. Otherwise the first launch does so.
+    /// Uploads the exec to the device, in stream order. Without this call, the first launch uploads it.
     ///
     /// # Errors
-    /// As [`launch`](Self::launch).
+    /// Those of [`launch`](Self::launch).
     pub fn upload(&self, stream: &Stream) -> Result<()> {
         self.execution.upload(stream)
     }
 
-    /// Enqueues a launch into a stream. It comes after all earlier uses of its nodes' memory, and later uses come after
-    /// it. To wait for its end, use the ticket: `exec.launch(&stream)?.completed().await?`.
+    /// Enqueues a launch into a stream. The launch comes after all earlier uses of the memory that its nodes use, and
+    /// later uses of that memory come after the launch. To wait for it, use the ticket:
+    /// `exec.launch(&stream)?.completed().await?`.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a stream of another device or of a capture; [`Race`](ErrorKind::Race) if the
-    /// checker finds one; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`Usage`](ErrorKind::Usage) for a stream on another device or of a capture; [`Race`](ErrorKind::Race) if the
+    /// race checker finds a race; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn launch(&self, stream: &Stream) -> Result<Ticket> {
         self.execution.launch(stream)
     }
 
-    /// Updates the exec to `graph`, for later launches. The graph must have the same nodes in the same order; their
-    /// parameters may differ, as in a capture of the same code with other buffers. For nodes of other libraries this is
-    /// the only way to change them. Earlier calls of [`set`](Self::set) are undone. The resources of earlier launches
-    /// are released when these are done, except for those that the exec's own graph keeps.
+    /// Updates the exec to `graph`, for later launches. `graph` must have the same nodes in the same order; their
+    /// parameters may differ, as in a capture of the same code with other buffers. Nodes of other libraries can only be
+    /// changed in this way. An update undoes all earlier changes by [`set`](Self::set). The replaced resources are
+    /// released once the earlier launches are done, except for the resources of the graph that the exec was
+    /// instantiated from.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if the update is not possible, with the node and the reason. The exec is unchanged
-    /// then.
+    /// [`Usage`](ErrorKind::Usage) if the update is not possible, with the node and the reason. In this case, the exec
+    /// is unchanged.
     pub fn update(&self, graph: &Graph) -> Result<()> {
         if graph.device() != self.execution.device() {
             let text =
@@ -84,9 +86,9 @@ impl Exec {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let _later = Deferred::new();
-        // Held across both steps: a concurrent `set` is either checked against the new graph or undone.
+        // Held across both steps, so that a concurrent `set` is either checked against the new graph or undone.
         let mut changes = lock(&self.changes);
-        let updated = self.execution.update(&graph.0.recorder, graph.used())?;
+        let updated = self.execution.update(&graph.0.recorder, graph.resources())?;
         updated.map_err(|refused| wrong(&refused, graph))?;
         changes.set.clear();
         let before = changes.base.replace(graph.clone());
@@ -95,10 +97,10 @@ impl Exec {
         Ok(())
     }
 
-    /// Gives one node of its graph other work of the same kind, for later launches: the one piece of work that `work`
-    /// enqueues. The change takes effect after `work` returns, and no lock is held while it runs: it may launch this
-    /// exec, which is still unchanged. The resources of the node's previous work are released when the launches that
-    /// use them are done. The graph's edges do not change.
+    /// Replaces the work of one node by the work item that `work` enqueues, for later launches. The new work must be of
+    /// the same kind. The change takes effect after `work` returns. No lock is held while `work` runs: it may launch
+    /// this exec, which is still unchanged. The resources of the node's previous work are released once the launches
+    /// that use them are done. The graph's edges do not change.
     ///
     /// ```
     /// # use wakeline::{Buffer, Stream, device::{Device, Emulated}, graph::Graph};
@@ -116,10 +118,10 @@ impl Exec {
     /// ```
     ///
     /// # Errors
-    /// `work`'s own error; [`Usage`](ErrorKind::Usage) for a node that is not of this graph, for no work or more than
-    /// one piece, for work of another kind or another kernel, for memory that another node also uses where no edge
-    /// orders the two ([`Builder::order`](super::Builder::order) adds one), and for nodes that cannot be changed
-    /// individually, such as those of other libraries. The exec is unchanged then.
+    /// The error of `work`; [`Usage`](ErrorKind::Usage) for a node of another graph, for no work item or more than one,
+    /// for work of another kind or with another kernel, for memory that another node also uses if no edge orders the
+    /// two nodes ([`Builder::order`](super::Builder::order) adds one), and for nodes that cannot be changed
+    /// individually, such as those of other libraries. In these cases, the exec is unchanged.
     pub fn set(&self, node: Node, work: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
         let at = self.find(node)?;
         let recorder = &self.graph.0.recorder;
@@ -129,26 +131,27 @@ impl Exec {
             let _in = sketch.capture.enter();
             work(&stream)?;
         }
-        // From the moment when the node is set, launches come after the uses outside that `work` has met.
+        // Collects the uses outside of the exec that `work` must come after: once the node is set, launches come after
+        // these uses.
         sketch.end();
         let work_item = sketch.recorder.take_noted().map_err(|why| self.not_changed(at, why))?;
         let Some(work_item) = work_item else { return Err(self.not_changed(at, "nothing was enqueued for it")) };
         let graph_memories = std::iter::once(sketch.graph_memory.clone()).collect();
-        let mut with = Use { graph_memories, kept: sketch.capture.take_kept(), work_item: Some(work_item) };
+        let mut with = NodeResources { graph_memories, kept: sketch.capture.take_kept(), work_item: Some(work_item) };
         let _later = Deferred::new();
         let set = self.change(at, &mut with);
-        // Still here if the change was refused. The lock is released.
+        // If the change was refused, the resources are dropped here, after the lock is released.
         discard(with);
         set
     }
 
-    /// Gives a node the work in `with`. If that is refused, `with` is unchanged.
-    fn change(&self, at: usize, with: &mut Use) -> Result<()> {
-        // Held until the new work is noted below: a concurrent change must be checked against it.
+    /// Sets a node to the work in `with`. If this is refused, `with` is unchanged.
+    fn change(&self, at: usize, with: &mut NodeResources) -> Result<()> {
+        // Held until the new work is noted below, since a concurrent change must be checked against it.
         let mut changes = lock(&self.changes);
         let Some(new) = &with.work_item else { return Ok(()) };
         let touched = new.touched();
-        if let Some(why) = self.other_kernel(&changes, at, new).or_else(|| self.clash(&changes, at, &touched)) {
+        if let Some(why) = self.kernel_mismatch(&changes, at, new).or_else(|| self.clash(&changes, at, &touched)) {
             return Err(self.not_changed(at, &why));
         }
         let set = self.execution.set(&self.graph.0.recorder, at, with)?;
@@ -158,29 +161,29 @@ impl Exec {
         Ok(())
     }
 
-    /// The reason to refuse another kernel: some drivers would accept it, others would not.
-    fn other_kernel(&self, changes: &Changes, at: usize, work_item: &WorkItem) -> Option<String> {
+    /// The reason to refuse work with another kernel, which only some drivers accept.
+    fn kernel_mismatch(&self, changes: &ExecChanges, at: usize, work_item: &WorkItem) -> Option<String> {
         let base = changes.base.as_ref().unwrap_or(&self.graph);
-        let place = self.graph.numbers().into_iter().position(|number| number == at)?;
-        let its = *base.numbers().get(place)?;
+        let place = self.graph.node_indices().into_iter().position(|number| number == at)?;
+        let its = *base.node_indices().get(place)?;
         let state = base.0.recorder.state();
         let node = state.ir.get(its).filter(|node| node.kind == Kind::Kernel && work_item.is(Kind::Kernel))?;
         let new = work_item.name();
         (node.name != new).then(|| format!("it runs kernel `{}` and cannot run `{new}`", node.name))
     }
 
-    /// The reason to refuse work that accesses the same bytes as another node, where no edge orders the two.
-    fn clash(&self, changes: &Changes, at: usize, touched: &Touched) -> Option<String> {
+    /// The reason to refuse work that accesses the same memory as another node if no edge orders the two.
+    fn clash(&self, changes: &ExecChanges, at: usize, touched: &Touched) -> Option<String> {
         if touched.is_empty() {
             return None;
         }
         let base = changes.base.as_ref().unwrap_or(&self.graph);
-        let its = base.numbers();
+        let its = base.node_indices();
         let apart = |(place, other): (usize, usize)| {
             let apart = self.graph.0.recorder.state().ir.are_apart(at, other);
             apart.then_some((other, *its.get(place)?))
         };
-        let mut others = self.graph.numbers().into_iter().enumerate().filter_map(apart);
+        let mut others = self.graph.node_indices().into_iter().enumerate().filter_map(apart);
         others.find_map(|(other, its)| {
             let clashes = match changes.set.iter().find(|(node, _)| *node == other) {
                 Some((_, set)) => clash(set, touched),
@@ -197,7 +200,7 @@ impl Exec {
     /// An [update](Self::update) does not change this.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a node that is not of this graph, or of another kind.
+    /// [`Usage`](ErrorKind::Usage) for a node of another graph, or of another kind.
     pub fn enable(&self, node: Node, enabled: bool) -> Result<()> {
         let at = self.find(node)?;
         let done = self.execution.enable(&self.graph.0.recorder, at, enabled)?;
@@ -215,11 +218,11 @@ impl Exec {
 }
 
 impl Graph {
-    fn numbers(&self) -> Vec<usize> {
+    fn node_indices(&self) -> Vec<usize> {
         self.0.recorder.state().ir.all().map(|(at, _)| at).collect()
     }
 
-    /// The bytes that a node reads and writes, including those of a graph within it. Each graph is visited only once,
+    /// The memory that a node reads and writes, including that of nested graphs. Each graph is visited only once,
     /// although several paths may lead to it.
     fn touched(&self, at: usize) -> Touched {
         let mut touched = self.0.recorder.state().ir.get(at).map(|node| node.touched.clone()).unwrap_or_default();
@@ -237,9 +240,9 @@ impl Graph {
         touched
     }
 
-    /// The resources that launches of its nodes use, including the graph itself with its events and callbacks.
-    fn used(&self) -> Use {
-        Use { graph_memories: self.graph_memories().into(), kept: vec![self.0.clone()], work_item: None }
+    /// The resources that launches of the graph's nodes use, including the graph itself with its events and callbacks.
+    fn resources(&self) -> NodeResources {
+        NodeResources { graph_memories: self.graph_memories().into(), kept: vec![self.0.clone()], work_item: None }
     }
 }
 
@@ -278,7 +281,7 @@ mod tests {
             outer.child(&[], &graph).unwrap();
             graph = outer.build().unwrap();
         }
-        let touched: Vec<_> = graph.numbers().into_iter().map(|at| graph.touched(at).len()).collect();
+        let touched: Vec<_> = graph.node_indices().into_iter().map(|at| graph.touched(at).len()).collect();
         assert_eq!(touched, [1, 1]);
     }
 }

@@ -1,8 +1,8 @@
 //! CUDA graphs: work that is recorded once and launched as a whole.
 //!
 //! A graph launch costs the host about as much as the launch of one kernel, regardless of the number of nodes: on an
-//! H200 1.5 us for 32 kernels that cost 102 us one by one, and the device finishes them four to eight times sooner
-//! (bench `graph`, `shapes`).
+//! H200, 1.5 us for 32 kernels that cost 102 us one by one. The device finishes them four to eight times sooner (bench
+//! `graph`, `shapes`).
 //!
 //! ```text
 //!   Graph::capture   work that was written for streams, recorded instead of run ─┐
@@ -70,8 +70,8 @@ use crate::{
 
 /// Recorded work of one device: nodes and the order between them. See the [module](self).
 ///
-/// Created by [`Graph::capture`] or [`Graph::builder`]. It is immutable, and is launched any number of times through
-/// its [`Exec`]s.
+/// Created by [`Graph::capture`] or [`Graph::builder`]. A graph is immutable, and is launched any number of times
+/// through its [`Exec`]s.
 #[derive(Clone)]
 pub struct Graph(Arc<Inner>);
 
@@ -81,25 +81,25 @@ struct Inner {
     /// Declared before the memory, so that the nodes are dropped before the memory that they use.
     recorder: Arc<Recorder>,
     graph_memory: Arc<GraphMemory>,
-    /// The children, each with its node's number.
+    /// The children, each with the index of its node.
     children: Vec<(Graph, usize)>,
     /// The memory of conditionals' bodies.
     bodies: Vec<Arc<GraphMemory>>,
     /// The depth of graphs nested within its nodes: 0 without children and conditionals.
     levels: usize,
-    /// The number of its nodes and of those of nested graphs, each counted as often as it occurs.
+    /// The number of nodes, including those of nested graphs, each counted as often as it occurs.
     nodes: usize,
-    /// The resources of its nodes other than memory.
+    /// The resources of the nodes other than memory.
     _kept: KeptAlive,
     inputs: Vec<InputCopy>,
 }
 
-/// The maximum depth of nested graphs: traversals, here and in the driver, take some stack for each level.
-const MOST_LEVELS: usize = 64;
+/// The maximum depth of nested graphs: traversals, here and in the driver, use stack for each level.
+const MAX_LEVELS: usize = 64;
 
 /// The maximum number of nodes within the children of a graph. The driver copies each child: if each graph contains the
 /// previous one twice, then after thirty levels there are a billion copies of the first.
-const MOST_WITHIN: usize = 1 << 20;
+const MAX_NESTED_NODES: usize = 1 << 20;
 
 /// Identifies a node of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -126,8 +126,8 @@ pub struct NodeInfo {
 
 type Numbered<'a> = (usize, &'a graph_ir::IrNode);
 
-/// The first node that differs from the one at the same position of the other list, or has none there: its operator and
-/// its description.
+/// The first node that differs from the node at the same position in the other list, or that has no counterpart: its
+/// operator and its description.
 fn first_of_others(
     mine: &[Numbered<'_>],
     theirs: &[Numbered<'_>],
@@ -139,7 +139,7 @@ fn first_of_others(
     Some((node.label.clone(), format!("node {at}, `{}`", node.name)))
 }
 
-/// A graph under construction, by capture or by builder. Its drop ends its capture.
+/// A graph under construction, by a capture or by a builder. Dropping it ends its capture.
 struct Sketch {
     id: u64,
     recorder: Arc<Recorder>,
@@ -147,16 +147,17 @@ struct Sketch {
     capture: Arc<Capture>,
     children: Vec<(Graph, usize)>,
     bodies: Vec<Arc<GraphMemory>>,
-    /// The number of nested conditionals of which this is the body.
-    around: usize,
-    /// As [`Inner::levels`].
+    /// The number of conditionals that this graph is nested in, as a body.
+    depth: usize,
+    /// See [`Inner::levels`].
     levels: usize,
-    /// The number of nodes within its children, at all levels.
-    within: usize,
-    /// For a conditional's body: the number of nodes within the children of the outer graphs when the body was begun.
-    beside: usize,
+    /// The number of nodes within the children, at all levels.
+    nested_nodes: usize,
+    /// For the body of a conditional: the number of nodes within the children of the outer graphs when the body was
+    /// begun.
+    outer_nested_nodes: usize,
     /// True while this is the only owner of the recorder's graph.
-    owns: bool,
+    owns_recorder: bool,
 }
 
 impl Sketch {
@@ -168,7 +169,7 @@ impl Sketch {
         device.check()?;
         let recorder = Streams::of(device).observe(Recorder::new(device.backend()))?;
         let mut sketch = Self::over(device, recorder);
-        sketch.owns = true;
+        sketch.owns_recorder = true;
         Ok(sketch)
     }
 
@@ -187,11 +188,11 @@ impl Sketch {
             capture,
             children: Vec::new(),
             bodies: Vec::new(),
-            around: 0,
+            depth: 0,
             levels: 0,
-            within: 0,
-            beside: 0,
-            owns: false,
+            nested_nodes: 0,
+            outer_nested_nodes: 0,
+            owns_recorder: false,
         }
     }
 
@@ -199,7 +200,7 @@ impl Sketch {
         Node { graph: self.id, at }
     }
 
-    /// The node's number, if it is one of this graph.
+    /// The index of a node of this graph.
     fn find(&self, node: Node) -> Result<usize> {
         if node.graph == self.id && self.recorder.state().ir.get(node.at).is_some() {
             return Ok(node.at);
@@ -207,29 +208,29 @@ impl Sketch {
         Err(Error::new(ErrorKind::Usage, "the node belongs to another graph, or was removed"))
     }
 
-    /// The depth of a node that contains a graph of depth `within`. Fails if that exceeds the limit.
+    /// The depth of a node that contains a graph of depth `within`. Fails if it exceeds the limit.
     fn levels_with(&self, within: usize) -> Result<usize> {
         let levels = within + 1;
-        if self.around + levels <= MOST_LEVELS {
+        if self.depth + levels <= MAX_LEVELS {
             return Ok(levels);
         }
         let text = format!(
-            "graphs nested {} levels deep: at most {MOST_LEVELS}, conditionals and children together; put nodes that run one \
+            "graphs nested {} levels deep: at most {MAX_LEVELS}, conditionals and children together; put nodes that run one \
              after another into one graph instead of nesting them",
-            self.around + levels
+            self.depth + levels
         );
         Err(Error::new(ErrorKind::Usage, text))
     }
 
-    /// The number of nodes within its children including this one. Fails if that exceeds the limit.
+    /// The number of nodes within the children including `child`. Fails if it exceeds the limit.
     fn nodes_with(&self, child: &Graph) -> Result<usize> {
-        let within = self.within.saturating_add(child.0.nodes);
-        let all = self.beside.saturating_add(within);
-        if all <= MOST_WITHIN {
+        let within = self.nested_nodes.saturating_add(child.0.nodes);
+        let all = self.outer_nested_nodes.saturating_add(within);
+        if all <= MAX_NESTED_NODES {
             return Ok(within);
         }
         let text = format!(
-            "{all} nodes within the children of a graph, at all levels: at most {MOST_WITHIN}; launch a child several times \
+            "{all} nodes within the children of a graph, at all levels: at most {MAX_NESTED_NODES}; launch a child several times \
              instead of adding it several times"
         );
         Err(Error::new(ErrorKind::Usage, text))
@@ -244,7 +245,7 @@ impl Sketch {
 
     fn finish(mut self, inputs: Vec<InputCopy>) -> Graph {
         self.end();
-        self.owns = false;
+        self.owns_recorder = false;
         let own = self.recorder.state().ir.all().count();
         Graph(Arc::new(Inner {
             id: self.id,
@@ -254,7 +255,7 @@ impl Sketch {
             children: std::mem::take(&mut self.children),
             bodies: std::mem::take(&mut self.bodies),
             levels: self.levels,
-            nodes: self.within.saturating_add(own),
+            nodes: self.nested_nodes.saturating_add(own),
             _kept: self.capture.take_kept(),
             inputs,
         }))
@@ -264,7 +265,7 @@ impl Sketch {
 impl Drop for Sketch {
     fn drop(&mut self) {
         self.end();
-        if self.owns {
+        if self.owns_recorder {
             self.recorder.retire();
             graph_ended(self.capture.device());
         }
@@ -273,7 +274,7 @@ impl Drop for Sketch {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // User code may have kept streams of its capture.
+        // Streams of the capture that user code has kept add no more nodes.
         self.recorder.retire();
         graph_ended(&self.device);
     }
@@ -306,24 +307,24 @@ impl Graph {
         mine && self.0.recorder.state().ir.comes_after(node.at, before.at)
     }
 
-    /// The copies of its inputs, which were removed from the graph: see [`Capturing::input`].
+    /// The copies of the inputs, which were removed from the graph: see [`Capturing::input`].
     pub fn inputs(&self) -> &[InputCopy] {
         &self.0.inputs
     }
 
-    /// The size of the memory of its own, which was allocated and dropped in its capture, in bytes.
+    /// The size in bytes of the graph's own memory, which was allocated and dropped in its capture.
     pub fn own_bytes(&self) -> u64 {
         self.0.graph_memory.bytes()
     }
 
     /// Creates an exec, which can be launched. This is slow: some microseconds per node. Several execs of one graph run
-    /// concurrently unless one writes memory that the other uses. A graph that makes memory ([`Builder::alloc`]) or has
-    /// conditions ([`Builder::run_if`], [`Builder::run_while`]) has one exec at a time.
+    /// concurrently unless one writes memory that another uses. A graph that allocates memory ([`Builder::alloc`]) or
+    /// has conditionals ([`Builder::run_if`], [`Builder::run_while`]) has one exec at a time.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for a second exec of such a graph; [`DeviceLost`](ErrorKind::DeviceLost) after a
-    /// fault; [`OutOfMemory`](ErrorKind::OutOfMemory); [`Driver`](ErrorKind::Driver) if the driver does not instantiate
-    /// the graph.
+    /// [`Usage`](ErrorKind::Usage) for a second exec of a graph that has only one at a time;
+    /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`OutOfMemory`](ErrorKind::OutOfMemory);
+    /// [`Driver`](ErrorKind::Driver) if the driver does not instantiate the graph.
     pub fn instantiate(&self) -> Result<Exec> {
         Exec::new(self, &[])
     }
@@ -333,25 +334,26 @@ impl Graph {
         Exec::new(self, open)
     }
 
-    /// The last user of memory that was allocated in its capture and is still held outside of this graph and `beside`.
+    /// The label of the last node that uses memory that was allocated in the capture and still has an owner, except for
+    /// the memory in `beside`.
     pub(crate) fn kept_by(&self, beside: &[&Memory]) -> Option<Arc<str>> {
         self.0.graph_memory.kept_by(beside)
     }
 
-    /// True if this graph is the only owner of some memory that its nodes use and that is older than the capture.
-    pub(crate) fn is_left_alone(&self) -> bool {
-        self.0.graph_memory.is_left_alone()
+    /// True if the graph is the only owner of some memory that its nodes use and that was allocated before the capture.
+    pub(crate) fn is_sole_owner(&self) -> bool {
+        self.0.graph_memory.is_sole_owner()
     }
 
-    /// The user of memory, older than the capture and not in `beside`, that the nodes of another capture of the same
-    /// code do not use in the same way.
+    /// The label of a node that uses memory allocated before the capture, except for the memory in `beside`, that the
+    /// nodes of another capture of the same code do not use in the same way.
     pub(crate) fn memory_differs_from(&self, beside: &[&Memory], other: &Self) -> Option<Arc<str>> {
         self.0.graph_memory.differs_from(beside, &other.0.graph_memory)
     }
 
-    /// The first node that differs, apart from addresses, from that of another capture of the same code: its operator
-    /// and its description. Nodes are compared per operator first, since an operator that adds or omits nodes shifts
-    /// the nodes of the operators after it, which do not differ.
+    /// The first node that differs, apart from addresses, from its counterpart in another capture of the same code: its
+    /// operator and its description. Nodes are compared per operator first, since an operator that adds or omits nodes
+    /// shifts the nodes of later operators, which do not differ.
     pub(crate) fn differs_from(&self, other: &Self) -> Option<(Option<Arc<str>>, String)> {
         let (mine, theirs) = (self.0.recorder.child_state(), other.0.recorder.state());
         let [mine, theirs] = [&mine, &theirs].map(|state| state.ir.all().collect::<Vec<_>>());
@@ -371,7 +373,7 @@ impl Graph {
         &self.0.graph_memory
     }
 
-    /// Its own memory and that of its children, at all levels, each once.
+    /// The memory of this graph and of its children, at all levels, each once.
     fn graph_memories(&self) -> Vec<Arc<GraphMemory>> {
         let (mut graph_memories, mut found, mut visited) = (Vec::new(), HashSet::new(), HashSet::new());
         let mut open = vec![self];
@@ -407,7 +409,7 @@ impl Graph {
 
 impl fmt::Debug for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Counted first: the writer may call back while the lock is held.
+        // Counted first, so that no lock is held while the writer, which is user code, runs.
         let nodes = self.0.recorder.state().ir.all().count();
         f.debug_struct("Graph").field("device", &self.0.device.name()).field("nodes", &nodes).finish_non_exhaustive()
     }

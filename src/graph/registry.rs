@@ -9,7 +9,7 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-/// Graphs by model and number. A model may have several graphs, to be launched concurrently on separate streams. Usable
+/// Graphs by model and index. A model may have several graphs, to be launched concurrently on separate streams. Usable
 /// from any thread.
 ///
 /// ```
@@ -42,10 +42,10 @@ impl Registry {
         Self::default()
     }
 
-    /// Instantiates a graph and adds it to a model. Returns its number within the model, counted from 0.
+    /// Instantiates a graph and adds it to a model. Returns its index within the model.
     ///
     /// # Errors
-    /// As [`Graph::instantiate`].
+    /// Those of [`Graph::instantiate`].
     pub fn add(&self, model: impl Into<String>, graph: &Graph) -> Result<usize> {
         let (model, exec) = (model.into(), Arc::new(graph.instantiate()?));
         let mut models = lock(&self.models);
@@ -64,10 +64,10 @@ impl Registry {
         lock(&self.models).keys().cloned().collect()
     }
 
-    /// The exec of a model with this number.
+    /// The exec of a model with this index.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if there is none; the message lists the existing ones.
+    /// [`Usage`](ErrorKind::Usage) if there is no such graph; the message lists the models or the number of graphs.
     pub fn get(&self, model: &str, index: usize) -> Result<Arc<Exec>> {
         let models = lock(&self.models);
         let Some(execs) = models.get(model) else { return Err(unknown(model, &models)) };
@@ -77,16 +77,16 @@ impl Registry {
         })
     }
 
-    /// Launches the graph of a model with this number.
+    /// Launches the graph of a model with this index.
     ///
     /// # Errors
-    /// As [`get`](Self::get) and [`Exec::launch`].
+    /// Those of [`get`](Self::get) and [`Exec::launch`].
     pub fn launch(&self, model: &str, index: usize, stream: &Stream) -> Result<Ticket> {
         self.get(model, index)?.launch(stream)
     }
 
-    /// Removes a model. Launches in flight complete normally: its graphs and their memory are destroyed when these are
-    /// done and all execs from [`get`](Self::get) are dropped.
+    /// Removes a model. Launches in flight complete normally: the graphs and their memory are destroyed once the
+    /// launches are done and all execs from [`get`](Self::get) are dropped.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if there is no such model.
@@ -110,7 +110,7 @@ fn unknown(model: &str, models: &BTreeMap<String, Vec<Arc<Exec>>>) -> Error {
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let models: Vec<_> = lock(&self.models).iter().map(|(name, execs)| (name.clone(), execs.len())).collect();
-        // Formatted outside the lock: the writer may call back.
+        // Formatted outside the lock, since the writer is user code.
         f.debug_map().entries(models).finish()
     }
 }

@@ -389,7 +389,7 @@ impl<M: Message> HubCore<M> {
     pub(super) fn fail(&self, error: Error) -> Error {
         let error = error.at(format!("hub `{}`", self.name));
         // Only the first failure is stored.
-        let _ = self.failed.set(error.again());
+        let _ = self.failed.set(error.clone());
         self.queue.wake_both();
         error
     }
@@ -466,7 +466,7 @@ impl<M: Message> HubCore<M> {
     /// The hub's error, if it has failed.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
-        self.failed.get().map_or(Ok(()), |error| Err(error.again()))
+        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 }
 

@@ -74,7 +74,7 @@ impl<M: Message> Outbox<M> {
     }
 
     pub(super) fn blank(&self) -> Result<Option<RawEnvelope>> {
-        self.blanks.as_ref().map_err(Error::again)?.take()
+        self.blanks.as_ref().map_err(Error::clone)?.take()
     }
 
     pub(super) fn poll_blank(&mut self, waker: &Waker) -> Answer {

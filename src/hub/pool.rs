@@ -22,7 +22,7 @@ use super::{free_list::FreeList, raw_envelope::RawEnvelope};
 use crate::{
     device::Device,
     error::Result,
-    memory::{Memory, Owned, can_hold},
+    memory::{Memory, Owned, check_capacity},
     stream::Stream,
     sync::{Chain, limit_depth},
 };
@@ -77,7 +77,7 @@ impl Pool {
 
     /// Adds `count` envelopes: all of them or, on error, none. The caller must wake the hub's writer.
     pub(crate) fn add(&self, count: usize, at: &Device, near: &Device) -> Result<()> {
-        can_hold(if at.is_host() { near } else { at }, at.is_host(), self.bytes as u64, count)?;
+        check_capacity(if at.is_host() { near } else { at }, at.is_host(), self.bytes as u64, count)?;
         let make = || if at.is_host() { Memory::pinned(near, self.bytes) } else { Memory::on(at, self.bytes) };
         let more = (0..count).map(|_| make()).collect::<Result<Vec<_>>>()?;
         self.count.fetch_add(count, Ordering::AcqRel);

@@ -146,7 +146,7 @@ impl Reply {
     /// The callers get this error unchanged, including its causes: use it to give them a text of your own. Do not
     /// pass on an error that was written for the log, such as one returned by a call to wakeline; create a new one.
     pub fn fail(self, error: Error) {
-        self.callers.iter().for_each(|caller| caller.fail(error.again()));
+        self.callers.iter().for_each(|caller| caller.fail(error.clone()));
     }
 
     pub(crate) fn callers(&self) -> &[Arc<dyn Caller>] {

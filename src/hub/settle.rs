@@ -54,9 +54,9 @@ impl OpenWork {
             });
         }
         for name in M::EVENTS {
-            message.events(name, &mut |ticket| match ticket.look() {
+            message.events(name, &mut |ticket| match ticket.query() {
                 Ok(true) => {
-                    if let Err(error) = ticket.sound() {
+                    if let Err(error) = ticket.check_taint() {
                         problem = Err(error);
                     }
                 }

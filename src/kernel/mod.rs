@@ -1,9 +1,9 @@
 //! Typed kernels: declared once with two bodies, and launched with checked arguments.
 //!
 //! [`#[kernel]`](macro@crate::kernel) on a Rust function generates a launch function whose arguments are checked at
-//! compile time. On a GPU the launch runs the CUDA C++ function of the same name, on the emulated device the Rust
-//! function. A prototype generated from the Rust signature precedes the CUDA source, so a body with other parameters is
-//! a compile error at the author's line.
+//! compile time. On a GPU, a launch runs the CUDA C++ function of the same name; on the emulated device, it runs the
+//! Rust function. A prototype generated from the Rust signature precedes the CUDA source, so a CUDA function with other
+//! parameters is a compile error at its line.
 //!
 //! | Rust | CUDA C++ |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | `y: &mut [f32]` | `float* y, unsigned long long y_len` |
 //! | `a: f32` | `float a` |
 //!
-//! A flow compiles and loads all kernels of the program for its devices before it runs. Without a flow, a kernel is
+//! A flow compiles and loads all kernels of the program for its devices before it runs. Outside of a flow, a kernel is
 //! compiled at its first launch, or earlier by [`Kernel::load`].
 
 use std::fmt;
@@ -84,7 +84,7 @@ impl Kernel {
     /// Like [`Kernel::load`], on this thread.
     ///
     /// # Errors
-    /// As [`Kernel::load`].
+    /// Those of [`Kernel::load`].
     pub fn load_blocking(self, device: &Device) -> Result<()> {
         if device.is_cuda() {
             DeviceThread::may_wait(|| format!("kernel `{}` would be loaded, which waits for {device},", self.name()))?;
@@ -99,7 +99,7 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// The number of threads of a launch, and their shape.
+/// The shape of a launch: its blocks and threads.
 ///
 /// By default, one thread runs for each element of the longest slice that the kernel writes (that it reads, if it
 /// writes none), in blocks of 256 threads.

@@ -9,12 +9,12 @@
 //!                            └──────────────────────────────────┘ hand_out_free
 //! ```
 //!
-//! A block that is parked was freed, and a stream may still use it. It is free once its uses are complete. A block that
-//! is in use or parked can also leak: its device is lost, or refused to free it.
+//! A parked block was freed while a stream might still be using it. It becomes free once its uses are complete. A block
+//! that is in use or parked leaks if its device is lost or refuses to free it.
 //!
-//! The transitions are the only way to change a count. Each is called under the lock of its heap, together with the
-//! change of the free lists that it accounts for. This file uses neither device nor heap, and the tests compare all
-//! transitions with a model.
+//! Only the transitions change a count. Each is called under the lock of its heap, together with the change of the free
+//! lists that it accounts for. This file depends neither on a device nor on a heap, and the tests compare every
+//! transition with a model.
 
 use std::sync::{
     Arc,
@@ -37,17 +37,17 @@ pub(super) struct Accounting {
     device: Arc<DeviceTotals>,
     /// Page-locked host memory, which does not count as the device's memory in use.
     host: bool,
-    /// The most that the heap may hold.
+    /// The maximum number of bytes that the heap holds.
     limit: Option<u64>,
     /// A request may get any parked block: its stream waits for the block's uses.
     hands_out_parked: bool,
-    /// Bytes of blocks: of all, of those that are parked, and of those that are free. The others are in use.
+    /// Bytes of all blocks, of the parked ones and of the free ones. The remaining blocks are in use.
     held: u64,
     parked: u64,
     free: u64,
-    /// Bytes of blocks that are on their way back to the driver. The heap does not hold them any more.
+    /// Bytes of blocks that are being returned to the driver. The heap no longer holds them.
     leaving: u64,
-    /// Bytes as requested: of blocks in use or parked, and of those that are parked.
+    /// Requested bytes of the blocks in use or parked, and of the parked ones alone.
     requested: u64,
     requested_parked: u64,
     /// The highest value of `requested`.
@@ -60,7 +60,8 @@ pub(super) struct Accounting {
     reused: u64,
     /// The number of blocks that the driver allocated.
     from_driver: u64,
-    /// How often free blocks were evicted, and how often a request that does not wait was refused after it had counted.
+    /// How often free blocks were evicted, and how often a request that does not wait was refused after its bytes were
+    /// counted.
     evictions: u64,
     refused: u64,
 }
@@ -88,16 +89,16 @@ impl Accounting {
         }
     }
 
-    /// Whether `size` more bytes may be handed out, in addition to what is reserved for other requests. `drawn`: the
-    /// bytes that are reserved for this one.
+    /// True if `size` more bytes can be handed out besides the bytes reserved for other requests. `drawn` is the number
+    /// of bytes reserved for this request.
     pub(super) fn has_room(&self, size: u64, drawn: u64) -> bool {
         let Some(limit) = self.limit else { return true };
-        let taken = if self.hands_out_parked { self.out() } else { self.held - self.free };
+        let taken = if self.hands_out_parked { self.blocks_in_use() } else { self.held - self.free };
         let others = taken.saturating_add(self.reserved.saturating_sub(drawn));
         others.saturating_add(size) <= limit
     }
 
-    /// Bytes that must be evicted before the heap may hold `size` more.
+    /// Bytes that must be evicted before the heap can hold `size` more.
     pub(super) fn excess(&self, size: u64) -> u64 {
         self.limit.map_or(0, |limit| (self.held + size).saturating_sub(limit))
     }
@@ -135,7 +136,7 @@ impl Accounting {
         self.granted(0, block.bytes, drawn);
     }
 
-    /// `bytes`: what is now requested of it.
+    /// `bytes` is the size of the new request.
     #[inline]
     pub(super) fn hand_out_parked(&mut self, block: Extent, bytes: u64, drawn: u64) {
         self.parked -= block.size;
@@ -147,31 +148,32 @@ impl Accounting {
     fn granted(&mut self, before: u64, after: u64, drawn: u64) {
         self.reserved -= drawn;
         self.reused += 1;
-        self.request_instead(before, after);
+        self.replace_request(before, after);
     }
 
-    /// A request failed after it had been granted: it has its reservation back.
+    /// Returns the reservation of a request that failed after it was granted.
     pub(super) fn restore(&mut self, drawn: u64) {
         self.reserved += drawn;
     }
 
-    /// A request that does not wait was refused after it had counted.
+    /// Counts a request that does not wait and was refused after its bytes were counted.
     pub(super) fn refuse(&mut self) {
         self.refused += 1;
     }
 
-    /// A block was freed, and a stream may still use it.
+    /// A block was freed while a stream might still be using it.
     #[inline]
     pub(super) fn park(&mut self, block: Extent) {
         self.parked += block.size;
         self.requested_parked += block.bytes;
     }
 
-    /// The uses of a parked block are complete. It is free, or with `at_driver` already the driver's again.
+    /// The uses of a parked block are complete: it becomes free or, with `at_driver`, has already been returned to the
+    /// driver.
     pub(super) fn settle(&mut self, block: Extent, at_driver: bool) {
         self.parked -= block.size;
         self.requested_parked -= block.bytes;
-        self.request_instead(block.bytes, 0);
+        self.replace_request(block.bytes, 0);
         if at_driver {
             self.held -= block.size;
         } else {
@@ -182,13 +184,13 @@ impl Accounting {
     /// A block was freed, and no stream uses it.
     pub(super) fn return_free(&mut self, block: Extent) {
         self.free += block.size;
-        self.request_instead(block.bytes, 0);
+        self.replace_request(block.bytes, 0);
     }
 
     /// A block in use can neither be reused nor freed.
     pub(super) fn leak(&mut self, block: Extent) {
         self.held -= block.size;
-        self.request_instead(block.bytes, 0);
+        self.replace_request(block.bytes, 0);
         self.device.leak(block.bytes);
     }
 
@@ -199,20 +201,20 @@ impl Accounting {
         self.leak(block);
     }
 
-    /// Free blocks of `size` bytes in all are on their way back to the driver. [`released`](Self::released) follows.
+    /// Free blocks of `size` bytes in all are about to be returned to the driver. [`released`](Self::released) follows.
     pub(super) fn return_to_driver(&mut self, size: u64) {
         self.free -= size;
         self.held -= size;
         self.leaving += size;
     }
 
-    /// The same for blocks that were cached.
+    /// Like [`return_to_driver`](Self::return_to_driver), for cached blocks; counts an eviction.
     pub(super) fn evict(&mut self, size: u64) {
         self.return_to_driver(size);
         self.evictions += u64::from(size > 0);
     }
 
-    /// Blocks that were leaving have left.
+    /// The driver has taken or lost the blocks that were leaving.
     pub(super) fn released(&mut self, left: Released) {
         self.leaving -= left.all;
         self.device.returned.fetch_add(left.returned, Ordering::SeqCst);
@@ -225,7 +227,7 @@ impl Accounting {
         self.own(flow, bytes);
     }
 
-    /// Returns what was not drawn of a reservation.
+    /// Returns the rest of a reservation that was not drawn.
     pub(super) fn unreserve(&mut self, flow: usize, bytes: u64) {
         self.reserved -= bytes;
         self.disown(flow, bytes);
@@ -239,7 +241,7 @@ impl Accounting {
         }
     }
 
-    /// Such memory was freed, or a reservation drawn.
+    /// Memory of this flow was freed, or `bytes` of a reservation were drawn.
     pub(super) fn disown(&mut self, flow: usize, bytes: u64) {
         if let Some((_, owned)) = self.owners.iter_mut().find(|(owner, _)| *owner == flow) {
             *owned -= bytes;
@@ -248,7 +250,7 @@ impl Accounting {
     }
 
     #[inline]
-    fn request_instead(&mut self, before: u64, after: u64) {
+    fn replace_request(&mut self, before: u64, after: u64) {
         if before != after {
             self.requested = self.requested - before + after;
             self.peak = self.peak.max(self.requested);
@@ -264,7 +266,7 @@ impl Accounting {
     }
 
     /// Bytes of blocks that are in use.
-    pub(super) fn out(&self) -> u64 {
+    pub(super) fn blocks_in_use(&self) -> u64 {
         self.held - self.parked - self.free
     }
 
@@ -292,14 +294,14 @@ impl Accounting {
         self.owners.iter().find(|(owner, _)| *owner == flow).map_or(0, |(_, owned)| *owned)
     }
 
-    /// If nothing is in use, parked, reserved or leaving: a number that changes with each granted request, each refused
-    /// one that does not wait, and with each eviction.
+    /// If nothing is in use, parked, reserved or leaving, returns a number that changes with each granted request, each
+    /// eviction and each refused request that does not wait.
     pub(super) fn idle_mark(&self) -> Option<u64> {
-        let is_idle = self.out() + self.parked + self.reserved + self.leaving == 0;
+        let is_idle = self.blocks_in_use() + self.parked + self.reserved + self.leaving == 0;
         is_idle.then(|| self.reused + self.from_driver + self.evictions + self.refused)
     }
 
-    /// `in_advance`: the driver allocated all blocks before they were requested.
+    /// `in_advance` is true if the driver allocated all blocks before they were requested.
     pub(super) fn stats(&self, capacity: Option<u64>, in_advance: bool) -> MemoryStats {
         MemoryStats {
             in_use: self.in_use(),
@@ -319,9 +321,9 @@ impl Accounting {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Released {
     pub(super) all: u64,
-    /// The driver has these.
+    /// Bytes that the driver took.
     pub(super) returned: u64,
-    /// The device was lost before.
+    /// Bytes that leaked, as the device was lost.
     pub(super) leaked: u64,
 }
 
@@ -350,7 +352,7 @@ impl DeviceTotals {
         }
     }
 
-    /// Memory can neither be reused nor freed. Called by itself for memory of no heap.
+    /// Counts memory that can neither be reused nor freed. Called directly only for memory that belongs to no heap.
     pub(super) fn leak(&self, bytes: u64) {
         self.leaked.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -435,7 +437,7 @@ mod tests {
             pick: Pick,
             slack: u64,
         },
-        /// Freed while a stream may use it.
+        /// Freed while a stream might be using it.
         Park(Pick),
         /// Freed while no stream uses it.
         Return(Pick),
@@ -443,7 +445,7 @@ mod tests {
         Leak(Pick),
         LeakParked(Pick),
         Evict(Pick),
-        /// What was evicted arrives at the driver, or its device was lost.
+        /// Evicted blocks arrive at the driver, or their device was lost.
         Release {
             lost: bool,
         },
@@ -540,9 +542,13 @@ mod tests {
             let requested = bytes(&self.in_use) + bytes(&self.parked);
             self.peak = self.peak.max(requested);
             let free: u64 = self.free.iter().sum();
-            prop_assert_eq!(counts.out(), sizes(&self.in_use));
+            prop_assert_eq!(counts.blocks_in_use(), sizes(&self.in_use));
             prop_assert_eq!(counts.parked(), sizes(&self.parked));
-            prop_assert_eq!(counts.held, counts.out() + counts.parked() + free, "in use, parked and free are all");
+            prop_assert_eq!(
+                counts.held,
+                counts.blocks_in_use() + counts.parked() + free,
+                "in use, parked and free are all"
+            );
             prop_assert!(counts.held <= LIMIT, "{} bytes are held", counts.held);
             prop_assert_eq!(counts.requested(), requested);
             prop_assert_eq!(counts.leaving, self.leaving.iter().sum::<u64>());

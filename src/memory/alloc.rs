@@ -11,8 +11,8 @@
 //!     an error with the numbers
 //! ```
 //!
-//! Memory that is handed out again starts with the uses that it ended with, so its next use comes after them on any
-//! stream. No use is forgotten before it is known to have passed.
+//! Reused memory keeps its recorded uses, so its next use comes after them on any stream. A use is forgotten only once
+//! it is known to have passed.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use super::{
     arena::Arena,
     free_lists::Taken,
     graphs::{self, CaptureMemory},
-    heap::{Heap, HeapState, Kind, Request},
+    heap::{Heap, HeapKind, HeapState, Request},
     reclaim::first_of_each,
     uses::Uses,
 };
@@ -42,31 +42,31 @@ impl Memory {
             let text = "the host has no device memory: choose a device, `Device::first()` say, or `Buffer::pinned`";
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        Arena::of(device).own(device).alloc(device, bytes, None, Request::UNRESERVED)
+        Arena::of(device).device_heap(device).alloc(device, bytes, None, Request::UNRESERVED)
     }
 
     /// Page-locked host memory that `device` copies to and from at full speed.
     pub(crate) fn pinned(device: &Device, bytes: usize) -> Result<Owned> {
-        Arena::of(device).pinned(device).alloc(device, bytes, None, Request::UNRESERVED)
+        Arena::of(device).pinned_heap(device).alloc(device, bytes, None, Request::UNRESERVED)
     }
 
-    /// As [`on`](Self::on), for work that is about to be enqueued on `stream`: the memory belongs to a graph only if
-    /// that stream is captured, whatever else the thread captures.
+    /// Like [`on`](Self::on), for work that is about to be enqueued on `stream`: the memory belongs to a graph only if
+    /// `stream` is captured, regardless of other captures on this thread.
     pub(crate) fn on_for(stream: &Stream, bytes: usize) -> Result<Owned> {
         let device = stream.device();
-        Arena::of(device).own(device).alloc_for(stream, bytes)
+        Arena::of(device).device_heap(device).alloc_for(stream, bytes)
     }
 
-    /// As [`on_for`](Self::on_for), page-locked on the host.
+    /// Like [`on_for`](Self::on_for), for page-locked host memory.
     pub(crate) fn pinned_for(stream: &Stream, bytes: usize) -> Result<Owned> {
         let device = stream.device();
-        Arena::of(device).pinned(device).alloc_for(stream, bytes)
+        Arena::of(device).pinned_heap(device).alloc_for(stream, bytes)
     }
 
-    /// Replaces its uses with `point`: all work that comes after the point comes after them, too. (On that stream the
-    /// block is found without the clock the next time.)
+    /// Replaces the memory's uses with `point`: all work after the point comes after these uses, too. A later request
+    /// on the point's stream finds the block without consulting the clock.
     fn comes_before(&mut self, point: Option<&Ticket>) {
-        let mut uses = self.own_uses();
+        let mut uses = self.uses_mut();
         match point.filter(|point| point.number() > 0) {
             Some(point) => {
                 uses.written_by(point);
@@ -79,11 +79,11 @@ impl Memory {
 
 impl Heap {
     pub(super) fn allocate_blocks(&self, device: &Device) -> Result<()> {
-        let Kind::Blocks { bytes, count } = self.kind else { return Ok(()) };
+        let HeapKind::Blocks { bytes, count } = self.kind else { return Ok(()) };
         for _ in 0..count {
             let before = self.ledger.totals.returned();
             let location = match self.ask_driver(device, bytes) {
-                // Cached memory may make room, and freed memory whose uses are done by now.
+                // Returning cached memory, and freed memory whose uses are done by now, may make room.
                 Err(error) if error.is_out_of_memory() && self.ledger.make_room(self.is_host(), before) => {
                     self.ask_driver(device, bytes)?
                 }
@@ -96,7 +96,7 @@ impl Heap {
         Ok(())
     }
 
-    /// Memory for work on `stream`, and for work ordered after that; without a stream, for any.
+    /// Memory for work on `stream` and for work ordered after it; without a stream, for work on any stream.
     #[inline]
     pub(super) fn alloc(
         self: &Arc<Self>,
@@ -109,14 +109,15 @@ impl Heap {
             return Err(self.never(bytes));
         }
         match graphs::serving(device, stream)? {
-            Some(capture) if self.kind != Kind::StreamOrdered => {
+            Some(capture) if self.kind != HeapKind::StreamOrdered => {
                 self.alloc_captured(&*capture, device, bytes, stream, request)
             }
             _ => self.alloc_outside(device, bytes, stream, request),
         }
     }
 
-    /// Memory for use on `stream`, by any thread: of its graph if the stream is captured, and of no graph otherwise.
+    /// Memory for use on `stream` by any thread. It belongs to the stream's graph if the stream is captured, and to no
+    /// graph otherwise.
     pub(super) fn alloc_for(self: &Arc<Self>, stream: &Stream, bytes: usize) -> Result<Owned> {
         if bytes.wrapping_sub(1) >= MAX_BYTES {
             return Err(self.never(bytes));
@@ -137,7 +138,7 @@ impl Heap {
         Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone())
     }
 
-    /// Memory of a capture's graph.
+    /// Memory that belongs to the graph of a capture.
     pub(super) fn alloc_captured(
         self: &Arc<Self>,
         capture: &dyn CaptureMemory,
@@ -147,8 +148,8 @@ impl Heap {
         request: Request,
     ) -> Result<Owned> {
         self.check_stream(device, stream)?;
-        // Host memory holds data that the launches read: it is written now, so it cannot be reused. And a reservation
-        // must be drawn.
+        // Host memory is written now and read by the launches, so it cannot be reused within the capture. A request
+        // with a reservation must draw on it.
         if let (Some(stream), false, 0) = (stream, self.is_host(), request.drawn())
             && let Some(again) = capture.reuse(&**self, bytes, stream)?
         {
@@ -171,7 +172,7 @@ impl Heap {
         }
     }
 
-    /// Memory of no graph.
+    /// Memory that belongs to no graph.
     #[inline]
     fn alloc_outside(
         self: &Arc<Self>,
@@ -183,7 +184,7 @@ impl Heap {
         device.check()?;
         self.check_stream(device, stream)?;
         let stream = stream.filter(|_| !self.is_host());
-        if self.kind == Kind::StreamOrdered {
+        if self.kind == HeapKind::StreamOrdered {
             return self.alloc_on(device, bytes, stream, request);
         }
         let size = self.size_for(bytes as u64)?;
@@ -206,13 +207,13 @@ impl Heap {
         stream: Option<&Stream>,
         request: Request,
     ) -> Result<Owned> {
-        // Forgotten tickets may be the last handles of a stream.
+        // A forgotten ticket may be the last handle of its stream.
         let _later = Deferred::new();
         // Without tracking, a request may get any block that no tracked device uses, so that the checker finds the
         // race.
         let untracked = !device.tracked() && !self.is_host();
-        let past = stream.map(Stream::past);
-        // Behind everything that the clock knew of.
+        let past = stream.map(Stream::ordered_after);
+        // Comes after all work that the clock covered.
         let point = stream.map(Stream::ticket);
         let comes_after = |ticket: &Ticket| match &past {
             Some(past) => past(ticket),
@@ -259,7 +260,7 @@ impl Heap {
         {
             return taken;
         }
-        // Also without waiting on a stream.
+        // Memory may have become free since the last attempt.
         take().unwrap_or_else(|| Err(self.exhausted(bytes as u64, refused)))
     }
 
@@ -276,8 +277,8 @@ impl Heap {
         if let Err(error) = &asked
             && error.is_out_of_memory()
         {
-            // Freed memory whose uses are done is free now (or the driver's, if its allocator was dropped). Free memory
-            // of other sizes or allocators may make room.
+            // This frees memory whose uses are done, or returns it to the driver if its allocator was dropped.
+            // Returning free memory of other sizes or allocators may make room.
             if self.ledger.make_room(self.is_host(), before) {
                 asked = self.try_new(device, bytes, size, stream, request);
             }
@@ -311,7 +312,7 @@ impl Heap {
         drop(returning);
         let asked = self.ask_driver(device, size);
         if has_evicted {
-            // The driver may have got more back than it gives out here.
+            // The driver may have got back more memory than it allocates here.
             self.ledger.notify_later();
         }
         match asked {
@@ -328,11 +329,12 @@ impl Heap {
         }
     }
 
-    /// Called when memory that was counted or taken is free again after all: tasks that checked meanwhile check again.
+    /// Called when a request fails after its memory was counted or taken: wakes the tasks that checked the heap in the
+    /// meantime.
     #[cold]
     pub(super) fn request_failed(&self, mut state: MutexGuard<'_, HeapState>, request: Request) {
-        // A task in the queue would wake itself, and tasks in two queues would wake each other. It notifies when it
-        // leaves.
+        // A queued task would wake itself, and the tasks of two queues would wake each other. A queued task notifies
+        // when it leaves the queue.
         if request != Request::Queued {
             state.accounting.refuse();
             drop(state);
@@ -340,7 +342,7 @@ impl Heap {
         }
     }
 
-    /// A parked block that fits, after making the stream wait for its uses.
+    /// Takes a parked block that fits, and makes the stream wait for its uses.
     fn alloc_behind(
         self: &Arc<Self>,
         device: &Device,
@@ -353,7 +355,7 @@ impl Heap {
         if self.has_blocks() && !state.accounting.has_room(size, request.drawn()) {
             return None;
         }
-        // The completion monitor may have found a free block meanwhile.
+        // The completion monitor may have freed a block since.
         let free = if self.has_blocks() { state.free_lists.take(size, None) } else { None };
         if let Some(taken) = free {
             return Some(self.hand_out(state, device, taken, bytes, size, Some(stream), request));
@@ -361,7 +363,7 @@ impl Heap {
         let mut memory = state.free_lists.take_parked(size)?;
         drop(state);
         // Not under the lock: a wait may wake tasks.
-        let waited = memory.own_uses().each(|ticket| stream.wait_until_over(ticket));
+        let waited = memory.uses_mut().each(|ticket| stream.wait_until_over(ticket));
         let point = stream.ticket();
         let mut state = lock(&self.state);
         if let Err(error) = waited {
@@ -405,14 +407,14 @@ impl Heap {
         if self.wants_recycled
             && let Err(error) = self.recycle(&mut memory, stream.filter(|_| was_parked))
         {
-            // The caller has its reservation back.
+            // Returns the reservation to the caller.
             lock(&self.state).accounting.restore(request.drawn());
             return Err(error);
         }
         Ok(memory)
     }
 
-    /// Its contents become invalid; reading them is detected as an error.
+    /// Marks the contents as invalid, so that reading them is detected as an error.
     #[cold]
     fn recycle(&self, memory: &mut Memory, stream: Option<&Stream>) -> Result<()> {
         let (address, size) = (memory.address()?, memory.size);
@@ -442,7 +444,7 @@ impl Heap {
         self.observe_loss(device, made)
     }
 
-    /// A fault reported by an allocation ends the device for all users.
+    /// If an allocation reports a fault, the device is lost for all users.
     pub(super) fn observe_loss<T>(&self, device: &Device, result: Result<T>) -> Result<T> {
         match result {
             Err(error) if error.is_device_lost() => Streams::of(device).observe(Err(error)),

@@ -6,7 +6,7 @@ use super::{
     Buffer, MemoryStats, Plain,
     arena::Arena,
     bytes_of,
-    heap::{Heap, Kind, Request},
+    heap::{Heap, HeapKind, Request},
 };
 use crate::{
     device::{Device, backend::MOST_ALIGNMENT},
@@ -14,18 +14,18 @@ use crate::{
     stream::Stream,
 };
 
-/// Allocates memory of one device, or page-locked host memory near it, and takes it back when it is dropped. A cheap
-/// handle: clones are the same allocator.
+/// Allocates memory on one device, or page-locked host memory for it, and takes the memory back when it is dropped. A
+/// cheap handle: clones refer to the same allocator.
 ///
 /// | | source | use |
 /// |---|---|---|
-/// | [`unbounded`](Self::unbounded) | the driver, as needed; freed memory is cached | the default of everything that names no other allocator |
+/// | [`unbounded`](Self::unbounded) | the driver, as needed; freed memory is cached | the default |
 /// | [`blocks`](Self::blocks) | reserved at creation | a fixed amount |
 /// | [`stream_ordered`](Self::stream_ordered) | the driver's own pool, on the streams | for sharing it with other libraries |
 /// | [`pinned`](Self::pinned), [`pinned_blocks`](Self::pinned_blocks) | page-locked host memory | for copies |
 ///
 /// Freed memory is reused at once on the stream that used it and on streams ordered after it, and elsewhere once the
-/// device is done with it. Memory that enqueued work may still access is never handed out.
+/// device is done with it. Memory that enqueued work might still access is never handed out.
 ///
 /// ```
 /// use wakeline::{Stream, device::{Device, Emulated}, memory::Allocator};
@@ -53,14 +53,14 @@ impl Allocator {
     /// The device's default allocator: allocates from the driver as needed, and caches freed memory. It returns the
     /// cached memory when memory runs out, when it is [trimmed](Self::trim), and when the device is dropped.
     pub fn unbounded(device: &Device) -> Self {
-        Self { device: device.clone(), heap: Arena::of(device).own(device).clone() }
+        Self { device: device.clone(), heap: Arena::of(device).device_heap(device).clone() }
     }
 
     /// `count` blocks of `block_bytes` bytes, reserved now. Each allocation takes one block, however small.
     ///
     /// # Errors
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the device does not have that much; [`Usage`](ErrorKind::Usage) for 0
-    /// blocks or bytes.
+    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the device does not have that much memory;
+    /// [`Usage`](ErrorKind::Usage) for 0 blocks or bytes.
     pub fn blocks(device: &Device, block_bytes: u64, count: usize) -> Result<Self> {
         Self::reserved(device, block_bytes, count, false)
     }
@@ -71,19 +71,19 @@ impl Allocator {
     /// It allocates only for a stream: use [`alloc`](Self::alloc), which is an error on a CUDA device without memory
     /// pools.
     pub fn stream_ordered(device: &Device) -> Self {
-        Self::of_kind(device, Kind::StreamOrdered, false, None)
+        Self::of_kind(device, HeapKind::StreamOrdered, false, None)
     }
 
     /// Page-locked host memory, which the device copies to and from asynchronously. It is reused once all work that
     /// used it has passed.
     pub fn pinned(device: &Device) -> Self {
-        Self { device: device.clone(), heap: Arena::of(device).pinned(device).clone() }
+        Self { device: device.clone(), heap: Arena::of(device).pinned_heap(device).clone() }
     }
 
-    /// As [`blocks`](Self::blocks), in page-locked host memory.
+    /// Like [`blocks`](Self::blocks), in page-locked host memory.
     ///
     /// # Errors
-    /// As [`blocks`](Self::blocks).
+    /// Those of [`blocks`](Self::blocks).
     pub fn pinned_blocks(device: &Device, block_bytes: u64, count: usize) -> Result<Self> {
         Self::reserved(device, block_bytes, count, true)
     }
@@ -94,15 +94,15 @@ impl Allocator {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         device.check()?;
-        let kind = Kind::Blocks { bytes: block_bytes, count };
+        let kind = HeapKind::Blocks { bytes: block_bytes, count };
         let place = |error: Error| error.at(format!("{count} blocks of {block_bytes} bytes"));
-        can_hold(device, host || device.is_host(), block_bytes, count).map_err(place)?;
+        check_capacity(device, host || device.is_host(), block_bytes, count).map_err(place)?;
         let made = Self::of_kind(device, kind, host, None);
         made.heap.allocate_blocks(device).map_err(place)?;
         Ok(made)
     }
 
-    fn of_kind(device: &Device, kind: Kind, host: bool, limit: Option<u64>) -> Self {
+    fn of_kind(device: &Device, kind: HeapKind, host: bool, limit: Option<u64>) -> Self {
         let heap = Heap::new(device, &Arena::of(device).ledger, kind, host, limit);
         Self { device: device.clone(), heap }
     }
@@ -123,7 +123,7 @@ impl Allocator {
     #[must_use]
     pub fn maximum(&self, bytes: u64) -> Self {
         match self.heap.kind {
-            Kind::Blocks { .. } => self.clone(),
+            HeapKind::Blocks { .. } => self.clone(),
             kind => Self::of_kind(&self.device, kind, self.heap.is_host(), Some(bytes)),
         }
     }
@@ -133,33 +133,33 @@ impl Allocator {
         &self.device
     }
 
-    /// Current usage and counters. Queries the device for memory that waits for streams, without blocking: memory that
-    /// was dropped before a flow's [`run`](crate::Flow::run) returned is not counted as waiting.
+    /// Current usage and counters. Queries the device, without blocking, for freed memory whose uses are done: memory
+    /// that was dropped before a flow's [`run`](crate::Flow::run) returned is not counted as waiting.
     pub fn stats(&self) -> MemoryStats {
         self.heap.sweep();
         self.heap.stats()
     }
 
-    /// Returns cached memory to the driver, and the number of bytes to the caller. Blocks stay.
+    /// Returns cached memory to the driver, except for blocks. Returns the number of bytes.
     pub fn trim(&self) -> u64 {
         self.heap.trim()
     }
 
-    /// Memory for `len` elements, for work that is enqueued on this stream from now on; contents unknown. Other streams
-    /// may use it too, if they are ordered after this point.
+    /// Allocates memory for `len` elements, with unknown contents, for work that is enqueued on `stream` from now on.
+    /// Other streams can use it too if they are ordered after this point.
     ///
-    /// If no memory is free, the stream may be made to wait, on the device, for freed memory that is still in use. The
+    /// If no memory is free, this may make the stream wait, on the device, for freed memory that is still in use. The
     /// host does not wait.
     ///
     /// # Errors
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers; [`Usage`](ErrorKind::Usage) for 0 elements or a stream
-    /// of another device; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// on another device; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn alloc<T: Plain>(&self, stream: &Stream, len: usize) -> Result<Buffer<T>> {
         let bytes = len.saturating_mul(size_of::<T>()) as u64;
         self.alloc_for(Some(stream), len).map_err(|error| self.heap.advise(error, bytes))
     }
 
-    /// As [`alloc`](Self::alloc); without a stream, for use on any.
+    /// Like [`alloc`](Self::alloc); without a stream, for use on any stream.
     pub(crate) fn alloc_for<T: Plain>(&self, stream: Option<&Stream>, len: usize) -> Result<Buffer<T>> {
         let memory = self.heap.alloc(&self.device, bytes_of::<T>(len)?, stream, Request::UNRESERVED)?;
         Ok(Buffer::of_memory(memory, len))
@@ -170,21 +170,22 @@ impl Allocator {
         self.heap.is_host()
     }
 
-    /// As [`alloc`](Self::alloc), but waits until memory is free. Requests are served first come, first served.
+    /// Like [`alloc`](Self::alloc), but waits until memory is free. Requests are served first come, first served.
     ///
-    /// It waits until other owners drop their memory. If the waiting task is such an owner itself, the deadlock is not
-    /// detected: so request all memory at once. In an operator's run this blocks the flow as any other future does that
-    /// code outside may resolve, and is never reported as a stall. To have stalls detected, give the operator a
-    /// [`memory`](crate::condition::memory) condition instead: operators that wait for each other's memory end the flow
-    /// with [`Stalled`](ErrorKind::Stalled), which says which one waits for what.
+    /// It waits until other owners drop their memory. If the waiting task itself owns memory of this allocator, it may
+    /// deadlock, and the deadlock is not detected: request all memory at once. A wait within an operator's run is never
+    /// reported as a stall, since code outside the flow might free memory. To have stalls detected, give the operator a
+    /// [`memory`](crate::condition::memory) condition instead: if operators wait for each other's memory, the flow ends
+    /// with [`Stalled`](ErrorKind::Stalled), and the error says which operator waits for what.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc): [`OutOfMemory`](ErrorKind::OutOfMemory) if there can never be that much, or if no
-    /// memory is in use that could be freed.
+    /// Those of [`alloc`](Self::alloc). [`OutOfMemory`](ErrorKind::OutOfMemory) is returned only if the request exceeds
+    /// the capacity, or if no memory is in use that could be freed.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up its place in the queue, and nothing else. Once polled, it keeps its place until
-    /// then: if it is not polled again, it blocks all requests behind it until the device is lost.
+    /// Dropping the future gives up its place in the queue and has no other effect. A future that has been polled keeps
+    /// its place until it resolves or is dropped: if it is not polled again, it blocks all requests behind it until the
+    /// device is lost.
     pub async fn alloc_when_free<T: Plain>(&self, stream: &Stream, len: usize) -> Result<Buffer<T>> {
         let memory = self.heap.alloc_when_free(&self.device, bytes_of::<T>(len)?, Some(stream)).await?;
         Ok(Buffer::of_memory(memory, len))
@@ -196,8 +197,8 @@ impl Allocator {
 }
 
 impl Stream {
-    /// Memory of the device's default [`Allocator`] for `len` elements, for work that is enqueued on this stream from
-    /// now on; contents unknown.
+    /// Allocates memory for `len` elements, with unknown contents, from the device's default [`Allocator`], for work
+    /// that is enqueued on this stream from now on.
     ///
     /// ```
     /// use wakeline::{Stream, device::{Device, Emulated}};
@@ -213,11 +214,15 @@ impl Stream {
     /// ```
     ///
     /// # Errors
-    /// As [`Allocator::alloc`].
+    /// Those of [`Allocator::alloc`].
     pub fn alloc<T: Plain>(&self, len: usize) -> Result<Buffer<T>> {
         let device = self.device();
-        let memory =
-            Arena::of(device).own(device).alloc(device, bytes_of::<T>(len)?, Some(self), Request::UNRESERVED)?;
+        let memory = Arena::of(device).device_heap(device).alloc(
+            device,
+            bytes_of::<T>(len)?,
+            Some(self),
+            Request::UNRESERVED,
+        )?;
         Ok(Buffer::of_memory(memory, len))
     }
 }
@@ -235,8 +240,8 @@ impl fmt::Display for Allocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = self.heap.place();
         match (self.heap.kind, self.heap.limit()) {
-            (Kind::Blocks { bytes, count: 1 }, _) => write!(f, "1 block of {bytes} bytes on {place}"),
-            (Kind::Blocks { bytes, count }, _) => write!(f, "{count} blocks of {bytes} bytes on {place}"),
+            (HeapKind::Blocks { bytes, count: 1 }, _) => write!(f, "1 block of {bytes} bytes on {place}"),
+            (HeapKind::Blocks { bytes, count }, _) => write!(f, "{count} blocks of {bytes} bytes on {place}"),
             (_, Some(limit)) => write!(f, "{limit} bytes on {place}"),
             (_, None) => write!(f, "the memory of {place}"),
         }
@@ -252,23 +257,24 @@ impl fmt::Debug for Allocator {
     }
 }
 
-/// The largest number of pieces of one allocator, or of one hub at one place: each is an allocation of the driver.
+/// The maximum number of pieces in one allocator, or in one hub at one place: each piece is a separate allocation from
+/// the driver.
 const MAX_PIECES: usize = 1 << 20;
 
-/// The least that a piece takes.
+/// The minimum size of a piece.
 const MIN_BYTES: u64 = MOST_ALIGNMENT as u64;
 
-/// For less than this, the host's memory size is not queried.
+/// Below this size, the host's memory size is not queried.
 const SMALL: u64 = 1 << 30;
 
-/// Returns an error if `count` pieces of `bytes` bytes can never be available: in the memory of `device` or, with
-/// `host`, in host memory.
+/// Fails if `count` pieces of `bytes` bytes can never be available in the memory of `device` or, with `host`, in host
+/// memory.
 ///
-/// The free memory at present does not matter: other users may free some.
+/// The amount of memory that is free now does not matter: other users may free some.
 ///
 /// # Errors
 /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers.
-pub(crate) fn can_hold(device: &Device, host: bool, bytes: u64, count: usize) -> Result<()> {
+pub(crate) fn check_capacity(device: &Device, host: bool, bytes: u64, count: usize) -> Result<()> {
     let refuse = |text: String| Err(Error::new(ErrorKind::OutOfMemory, text));
     if count > MAX_PIECES {
         return refuse(format!(

@@ -11,8 +11,8 @@ use crate::{
 
 /// Owned memory for `len` elements, on a device or on the host.
 ///
-/// Streams may use it in any order: each use waits, on the device, for the uses that it must come after. Dropping it
-/// never blocks: memory that a stream may still access is kept until that work is done.
+/// Streams can use it in any order: each use waits, on the device, for the uses that it must come after. Dropping it
+/// never blocks: memory that a stream might still access is kept until that work is done.
 ///
 /// ```
 /// use wakeline::{Buffer, Stream, device::{Device, Emulated}};
@@ -44,11 +44,11 @@ impl<T: Plain> Buffer<T> {
     /// Page-locked host memory for `len` elements, which `device` and all other devices of its kind copy to and from
     /// asynchronously.
     ///
-    /// For [`Device::host`] it is ordinary memory, which is cheaper to allocate but slower to copy: each copy to or
-    /// from a device goes through page-locked memory, and the host performs a part of it.
+    /// For [`Device::host`] the buffer is ordinary memory, which is cheaper to allocate but slower to copy: each copy
+    /// to or from a device goes through page-locked memory, and the host performs a part of the copy.
     ///
     /// # Errors
-    /// As [`Buffer::new`].
+    /// Those of [`Buffer::new`].
     pub fn pinned(device: &Device, len: usize) -> Result<Self> {
         Ok(Self { memory: Memory::pinned(device, bytes_of::<T>(len)?)?, len, of: PhantomData })
     }
@@ -56,7 +56,7 @@ impl<T: Plain> Buffer<T> {
     /// Device memory with a copy of `data`, which is enqueued on `stream`.
     ///
     /// # Errors
-    /// As [`Buffer::new`].
+    /// Those of [`Buffer::new`].
     pub fn from_slice(stream: &Stream, data: &[T]) -> Result<Self> {
         let (bytes, len) = (bytes_of::<T>(data.len())?, data.len());
         let mut staged = Self::of_memory(Memory::pinned_for(stream, bytes)?, len);
@@ -100,7 +100,7 @@ impl<T: Plain> Buffer<T> {
         self.len
     }
 
-    /// Never: a buffer has at least one element.
+    /// Always false: a buffer has at least one element.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -115,8 +115,8 @@ impl<T: Plain> Buffer<T> {
         self.memory.is_host()
     }
 
-    /// Its address in the device's memory, for other libraries: a `CUdeviceptr`. Work that is enqueued with it is not
-    /// ordered by wakeline; use [`Stream::external`] for that.
+    /// Its address in the device's memory, for other libraries: a `CUdeviceptr`. wakeline does not order work that is
+    /// enqueued with this address; to have it ordered, use [`Stream::external`].
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for host memory.
@@ -124,7 +124,7 @@ impl<T: Plain> Buffer<T> {
         self.memory.address().map(|address| address.0)
     }
 
-    /// What a device is doing with it. Queries the device without waiting for it.
+    /// What a device is doing with the buffer. Queries the device without waiting for it.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -132,9 +132,9 @@ impl<T: Plain> Buffer<T> {
         self.memory.state()
     }
 
-    /// Resolves when its data is available: when all writes that are enqueued by now are done. It may also wait for
-    /// work that is enqueued on the writing stream until this is first polled. Await it, or make it a condition of an
-    /// operator's next run with [`Cx::run_after`](crate::Cx::run_after).
+    /// Resolves when the data is available: when all writes enqueued so far are done. The future may also wait for work
+    /// that is enqueued on the writing stream before its first poll. Await it, or make it a condition of an operator's
+    /// next run with [`Cx::run_after`](crate::Cx::run_after).
     ///
     /// ```
     /// use wakeline::{Buffer, Stream, device::{Device, Emulated}, memory::BufferState};
@@ -155,7 +155,8 @@ impl<T: Plain> Buffer<T> {
     /// The elements, once no write to them is in flight. For host memory only.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for device memory; [`DeviceLost`](ErrorKind::DeviceLost) if the write never ends.
+    /// [`Usage`](ErrorKind::Usage) for device memory; [`DeviceLost`](ErrorKind::DeviceLost) if the writing device was
+    /// lost.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -166,10 +167,10 @@ impl<T: Plain> Buffer<T> {
         }
     }
 
-    /// The elements for writing, once nothing that uses them is in flight. For host memory only.
+    /// The elements for writing, once no use of them is in flight. For host memory only.
     ///
     /// # Errors
-    /// As [`Buffer::read`].
+    /// Those of [`Buffer::read`].
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -191,7 +192,7 @@ impl<T: Plain> Buffer<T> {
     /// The elements for writing, without waiting. For host memory only.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for device memory, or while anything that uses them is in flight.
+    /// [`Usage`](ErrorKind::Usage) for device memory, or while a use of the elements is in flight.
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
         elements_mut(self.memory.host_slice_mut()?)
     }
@@ -207,7 +208,7 @@ impl<T: Plain> fmt::Debug for Buffer<T> {
     }
 }
 
-/// Elements that a kernel or a copy may read: a [`Buffer`], an [`Envelope`](crate::Envelope).
+/// Elements that a kernel or a copy can read: a [`Buffer`], an [`Envelope`](crate::Envelope).
 ///
 /// Sealed: its implementors track the uses of their memory.
 #[diagnostic::on_unimplemented(
@@ -219,9 +220,9 @@ pub trait DeviceSlice<T: Plain>: Sealed<T> {
     fn view(&self) -> View<'_>;
 }
 
-/// Elements that a kernel or a copy may write.
+/// Elements that a kernel or a copy can write.
 ///
-/// Sealed, as [`DeviceSlice`].
+/// Sealed, like [`DeviceSlice`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not hold elements of `{T}` that a kernel or a copy could write",
     label = "expected a `Buffer<{T}>` or an `Envelope<{T}>`"
@@ -231,7 +232,7 @@ pub trait DeviceSliceMut<T: Plain>: DeviceSlice<T> {
     fn view_mut(&mut self) -> ViewMut<'_>;
 }
 
-// Restricts `DeviceSlice` to the types of this crate: a view of other elements would have the wrong length.
+// Restricts `DeviceSlice` to the types of this crate: a view of elements of another type would have the wrong length.
 mod sealed {
     #[allow(unreachable_pub, reason = "public in a private module: that is what seals it")]
     pub trait Sealed<T> {}
@@ -248,8 +249,8 @@ pub struct View<'a> {
     pub(crate) len: usize,
 }
 
-/// Exclusively borrowed elements: no other view of this memory exists meanwhile, so no launch gets the same memory
-/// twice.
+/// Exclusively borrowed elements: no other view of this memory exists at the same time, so no launch gets the same
+/// memory twice.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct ViewMut<'a> {
@@ -299,7 +300,7 @@ impl Access<'_> {
         }
     }
 
-    /// Makes the stream wait for the uses that this one must come after.
+    /// Makes the stream wait for the uses that this access must come after.
     pub(super) fn order(&mut self, stream: &Stream) -> Result<()> {
         match self {
             Self::Read(view) => view.memory.before_read(stream),

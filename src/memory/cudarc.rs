@@ -11,24 +11,24 @@ use crate::{
 };
 
 impl Stream {
-    /// Wraps a stream of cudarc. It is kept alive as long as a handle of the wrapper is.
+    /// Wraps a stream of cudarc, which is kept alive as long as a handle of the wrapper exists.
     ///
     /// Work that goes through wakeline (including [`external`](Self::external)) is ordered and tracked as on any
-    /// stream. Work that is enqueued directly is in the same queue, before or after it, and wakeline does not see what
-    /// it accesses: it must not access wakeline's memory, which only [`external`](Self::external) may hand out. A wait
-    /// for the stream ([`wait_for`](Self::wait_for), [`join`](Self::join), [`completed`](Self::completed)) includes
-    /// that work.
+    /// stream. Work that is enqueued directly runs in the same stream, but wakeline does not see which memory it
+    /// accesses: it must not access wakeline's memory. Use [`external`](Self::external) for work that does. A wait for
+    /// the stream ([`wait_for`](Self::wait_for), [`join`](Self::join), [`completed`](Self::completed)) includes that
+    /// work.
     ///
-    /// The null stream gives [`Stream::default_of`].
+    /// For the null stream, this returns [`Stream::default_of`].
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if `device` is not a CUDA device, if the stream is not of its primary context, and
-    /// for the per-thread default stream, which is a different stream on each thread;
+    /// [`Usage`](ErrorKind::Usage) if `device` is not a CUDA device, if the stream does not belong to the device's
+    /// primary context, and for the per-thread default stream, which is a different stream on each thread;
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     ///
     /// # Safety
-    /// The stream is not captured ([`CudaStream::begin_capture`]) while this one is in use: work captured into a graph
-    /// would run again with memory that has another owner by then. Work that is enqueued directly does not access
+    /// The stream is not captured ([`CudaStream::begin_capture`]) while the returned stream is in use: work captured
+    /// into a graph would run again when its memory has another owner. Work that is enqueued directly does not access
     /// wakeline's memory.
     pub unsafe fn from_cudarc(device: &Device, stream: Arc<CudaStream>) -> Result<Self> {
         const LEGACY: usize = 1;
@@ -56,7 +56,8 @@ impl Stream {
         }
     }
 
-    /// This stream as a stream of cudarc, for its calls and for libraries built on it. cudarc does not destroy it.
+    /// This stream as a stream of cudarc, for cudarc's calls and for libraries built on cudarc. cudarc does not destroy
+    /// it.
     ///
     /// To share a stream without this function's contract, create it with cudarc and wrap it with
     /// [`from_cudarc`](Self::from_cudarc).
@@ -65,8 +66,9 @@ impl Stream {
     /// [`Usage`](ErrorKind::Usage) if the stream is not on a CUDA device.
     ///
     /// # Safety
-    /// This stream, or a clone, outlives the returned one and everything that keeps that one. Work that is enqueued
-    /// through it does not access wakeline's memory: use [`external`](Self::external) for that.
+    /// This stream, or a clone, outlives the returned stream and everything that holds it. Work that is enqueued
+    /// through the returned stream does not access wakeline's memory: use [`external`](Self::external) for work that
+    /// does.
     pub unsafe fn to_cudarc(&self) -> Result<Arc<CudaStream>> {
         let Some(context) = self.device().backend().cuda_context() else {
             return Err(Error::new(

@@ -1,5 +1,5 @@
-//! An instantiated graph: its launches are ordered with all other uses of its memory, and it is destroyed once they are
-//! done.
+//! An instantiated graph. Its launches are ordered with all other uses of its memory, and it is destroyed once its
+//! launches are done.
 //!
 //! ```text
 //!   launch on s    take the use lock ──> s waits for the uses of all its memory ──> enqueued ──> its ticket is noted
@@ -8,7 +8,8 @@
 //!   drop           launches are done: destroyed at once; otherwise at the monitor's tick that finds them done
 //! ```
 //!
-//! All devices share the use lock, and a change takes a time that grows with the graph: so a change does not take it.
+//! All devices share the use lock, and the time of a change grows with the graph. So a change does not take the use
+//! lock.
 //!
 //! Locks are taken in this order: the use lock, the exec's uses, a recorder's state. Values that may have user-defined
 //! destructors (memory, callbacks) are dropped with none of them held.
@@ -22,7 +23,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-pub(crate) use open::{Given, Opening};
+pub(crate) use open::{LaunchMemory, Opening};
 use open::{OpenEnd, raw_of};
 use smallvec::SmallVec;
 
@@ -34,8 +35,9 @@ use super::{
     graph_memory::GraphMemory,
     graphs::{self, DroppedExec},
     heap::Ledger,
-    piece::Origin,
-    shared_uses::{SharedUses, UseLock},
+    memory::Origin,
+    shared_uses::SharedUses,
+    use_lock::UseLockGuard,
 };
 use crate::{
     device::{
@@ -57,119 +59,125 @@ use crate::{
 pub(crate) struct Execution {
     device: Device,
     raw: RawExec,
-    /// One thread launches or changes it at a time. Shared with the completion monitor, which drops replaced resources.
-    uses: Arc<Mutex<Uses>>,
+    /// Locked by a launch and by a change. Shared with the completion monitor, which drops replaced resources.
+    resources: Arc<Mutex<ExecResources>>,
 }
 
-/// What launches use.
+/// The resources of an exec's launches.
 #[derive(Default)]
-struct Uses {
-    /// The resources of the graph that it was instantiated from, and of graphs within.
-    graph: Use,
+struct ExecResources {
+    /// The resources of the graph that the exec was instantiated from, and of its child graphs.
+    graph: NodeResources,
     /// The resources of the graph of the last update.
-    update: Option<Use>,
-    /// The resources of nodes that were set since.
-    nodes: Vec<(usize, Use)>,
-    /// Replaced resources, with the launches that use them: those that were open at the change.
-    before: Vec<(Use, Open)>,
+    update: Option<NodeResources>,
+    /// The resources of the nodes that were set since the last update.
+    nodes: Vec<(usize, NodeResources)>,
+    /// Replaced resources, each with the launches that use it: those that were in flight at the change.
+    replaced: Vec<(NodeResources, OpenLaunches)>,
     /// The completion monitor sweeps this.
     is_swept: bool,
-    /// The memory that launches from now on use, without duplicates.
+    /// The memory that future launches use, without duplicates.
     graph_memories: SmallVec<[Arc<GraphMemory>; 2]>,
-    /// How often these have changed.
+    /// How often the resources have changed.
     changes: u64,
     ends: Vec<OpenEnd>,
 }
 
-/// What some of its nodes use.
+/// The resources of some nodes of an exec.
 #[derive(Default)]
-pub(crate) struct Use {
+pub(crate) struct NodeResources {
     pub(crate) graph_memories: SmallVec<[Arc<GraphMemory>; 1]>,
-    /// Other than memory: events, a graph.
+    /// Resources other than memory: events, a graph.
     #[allow(dead_code, reason = "held")]
     pub(crate) kept: KeptAlive,
-    /// The nodes' work. Kept so that the device is not the last owner of a callback.
+    /// The nodes' work, kept so that the device is not the last owner of a callback.
     pub(crate) work_item: Option<WorkItem>,
 }
 
 /// Launches that are not known to be done.
-type Open = SmallVec<[Ticket; 3]>;
+type OpenLaunches = SmallVec<[Ticket; 3]>;
 
-impl Use {
-    fn open(&self) -> Open {
+impl NodeResources {
+    fn open(&self) -> OpenLaunches {
         self.graph_memories.iter().flat_map(|graph_memory| graph_memory.open_launches()).collect()
     }
 }
 
-impl Uses {
-    fn new(graph: Use, ends: Vec<OpenEnd>) -> Self {
-        let mut uses = Self { graph, ends, ..Self::default() };
-        uses.changed(None);
-        uses
+impl ExecResources {
+    fn new(graph: NodeResources, ends: Vec<OpenEnd>) -> Self {
+        let mut resources = Self { graph, ends, ..Self::default() };
+        resources.replace(None);
+        resources
     }
 
-    /// Collects what launches from now on use, and keeps the replaced resources for earlier launches.
-    fn changed(&mut self, gone: impl IntoIterator<Item = Use>) {
+    /// Collects the memory that future launches use, and keeps the replaced resources for earlier launches.
+    fn replace(&mut self, gone: impl IntoIterator<Item = NodeResources>) {
         let all = iter::once(&self.graph).chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
         self.changes += 1;
         let mut known = HashSet::new();
         let graph_memories =
             all.flat_map(|of| &of.graph_memories).filter(|graph_memory| known.insert(Arc::as_ptr(graph_memory)));
         self.graph_memories = graph_memories.cloned().collect();
-        self.before.extend(gone.into_iter().map(|gone| {
+        self.replaced.extend(gone.into_iter().map(|gone| {
             let open = gone.open();
             (gone, open)
         }));
     }
 
-    /// Drops what no launch uses any more. True if some is left; if not, the completion monitor stops sweeping it.
-    fn tidy(this: &Mutex<Self>) -> bool {
+    /// Drops the replaced resources that no launch uses any more. True if some are left; if not, the completion monitor
+    /// stops sweeping the exec.
+    fn release_unused(this: &Mutex<Self>) -> bool {
         let _later = Deferred::new();
-        let mut uses = lock(this);
-        let gone = uses.take_over(are_over);
-        let is_left = !uses.before.is_empty();
-        uses.is_swept &= is_left;
-        drop(uses);
+        let mut resources = lock(this);
+        let gone = resources.take_unused(are_done);
+        let is_left = !resources.replaced.is_empty();
+        resources.is_swept &= is_left;
+        drop(resources);
         discard_all(gone);
         is_left
     }
 
-    /// The memory of launches from now on, and of earlier ones.
+    /// The memory of future launches and of earlier launches in flight.
     fn all(&self) -> impl Iterator<Item = &Arc<GraphMemory>> {
-        let before = self.before.iter().map(|(of, _)| of);
+        let before = self.replaced.iter().map(|(of, _)| of);
         let now = [&self.graph].into_iter().chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
         now.chain(before).flat_map(|of| &of.graph_memories)
     }
 
-    /// Takes what no launch uses any more, to be dropped without a lock.
+    /// Takes the replaced resources that no launch uses any more, to be dropped without a lock.
     #[inline]
-    fn take_over(&mut self, mut is_over: impl FnMut(&mut Open) -> bool) -> Vec<Use> {
-        if self.before.is_empty() {
+    fn take_unused(&mut self, mut is_over: impl FnMut(&mut OpenLaunches) -> bool) -> Vec<NodeResources> {
+        if self.replaced.is_empty() {
             return Vec::new();
         }
-        self.before.extract_if(.., |(_, open)| is_over(open)).map(|(gone, _)| gone).collect()
+        self.replaced.extract_if(.., |(_, open)| is_over(open)).map(|(gone, _)| gone).collect()
     }
 }
 
 impl Execution {
-    pub(crate) fn new(device: &Device, recorder: &Recorder, graph: Use, open: &[Opening]) -> Result<Self> {
+    pub(crate) fn new(device: &Device, recorder: &Recorder, graph: NodeResources, open: &[Opening]) -> Result<Self> {
         device.check()?;
         let ends = open.iter().map(|opening| OpenEnd::new(recorder, opening)).collect::<Result<_>>()?;
-        // If a device can have only one exec of a graph, this need not wait for the completion monitor.
+        // If a graph can have only one exec, this makes room for the new one without waiting for the completion
+        // monitor.
         graphs::destroy_done(|exec| exec.is_on(device.backend()));
         let made = {
             let state = recorder.state();
             device.backend().graph_instantiate(state.graph)
         };
         let raw = Streams::of(device).observe(made)?;
-        Ok(Self { device: device.clone(), raw, uses: Arc::new(Mutex::at(Level::ExecUses, Uses::new(graph, ends))) })
+        Ok(Self {
+            device: device.clone(),
+            raw,
+            resources: Arc::new(Mutex::at(Level::ExecUses, ExecResources::new(graph, ends))),
+        })
     }
 
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    fn may_be_on(&self, stream: &Stream) -> Result<()> {
+    fn check_stream(&self, stream: &Stream) -> Result<()> {
         let wrong = |text: String| Err(Error::new(ErrorKind::Usage, text));
         if stream.device() != &self.device {
             return wrong(format!(
@@ -187,12 +195,12 @@ impl Execution {
         Ok(())
     }
 
-    /// Uploads it to the device, so that its first launch need not.
+    /// Uploads the exec to the device, so that its first launch need not.
     pub(crate) fn upload(&self, stream: &Stream) -> Result<()> {
-        self.may_be_on(stream)?;
-        let (room, _uses) = stream.make_room(|| {
+        self.check_stream(stream)?;
+        let (room, _resources) = stream.make_room(|| {
             let later = Deferred::new();
-            (lock(&self.uses), later)
+            (lock(&self.resources), later)
         })?;
         stream.enqueue(room, |backend, raw| backend.exec_upload(self.raw, raw)).map(drop)
     }
@@ -201,55 +209,55 @@ impl Execution {
         self.launch_with(stream, &mut [])
     }
 
-    /// Launches it with the memory at its open ends.
-    pub(crate) fn launch_with(&self, stream: &Stream, given: &mut [Given<'_>]) -> Result<Ticket> {
-        self.may_be_on(stream)?;
-        given.iter().filter(|given| given.written).try_for_each(|given| given.memory.writable())?;
+    /// Launches the exec with the memory at its open ends.
+    pub(crate) fn launch_with(&self, stream: &Stream, given: &mut [LaunchMemory<'_>]) -> Result<Ticket> {
+        self.check_stream(stream)?;
+        given.iter().filter(|given| given.written).try_for_each(|given| given.memory.check_writable())?;
         // Declared before the locks, so that it is dropped after them.
         let _gone;
-        let (room, _use_lock, mut uses) = loop {
+        let (room, _use_lock, mut resources) = loop {
             let looked_at = Cell::new(None);
             let (room, use_lock) = stream.make_room(|| {
-                UseLock::take_when(|| {
-                    let uses = lock(&self.uses);
-                    looked_at.set(Some(uses.changes));
-                    uses.graph_memories.iter().any(|graph_memory| graph_memory.is_lent())
+                UseLockGuard::acquire_when(|| {
+                    let resources = lock(&self.resources);
+                    looked_at.set(Some(resources.changes));
+                    resources.graph_memories.iter().any(|graph_memory| graph_memory.is_lent())
                         || given.iter().any(|given| given.memory.is_lent())
                 })
             })?;
-            let uses = lock(&self.uses);
-            // A change does not take the use lock: since the check, there may be new memory here that is lent.
-            if looked_at.get().is_none_or(|changes| changes == uses.changes) {
-                break (room, use_lock, uses);
+            let resources = lock(&self.resources);
+            // A change does not take the use lock. Since the check, it may have added memory that is lent.
+            if looked_at.get().is_none_or(|changes| changes == resources.changes) {
+                break (room, use_lock, resources);
             }
         };
-        _gone = uses.take_over(|open| open.iter().all(Ticket::has_passed));
-        uses.ends.iter().try_for_each(|end| end.is_covered(given))?;
-        for Given { memory, written, .. } in given.iter_mut() {
+        _gone = resources.take_unused(|open| open.iter().all(Ticket::has_passed));
+        resources.ends.iter().try_for_each(|end| end.check_given(given))?;
+        for LaunchMemory { memory, written, .. } in given.iter_mut() {
             if *written { memory.before_write(stream) } else { memory.before_read(stream) }?;
         }
-        uses.graph_memories.iter().try_for_each(|graph_memory| graph_memory.is_not_captured(stream))?;
-        uses.graph_memories.iter().try_for_each(|graph_memory| graph_memory.before_launch(stream))?;
-        // SAFETY: all memory that its nodes use is held by `uses`, which live until the launch is done: on drop they
-        // are given to the completion monitor until then, and what a change replaces is kept until then, too. The
-        // memory at its open ends is in `given`, as was just checked, and memory with an open ticket is not freed: the
-        // ticket is noted below, before any other code can drop it.
+        resources.graph_memories.iter().try_for_each(|graph_memory| graph_memory.check_not_captured(stream))?;
+        resources.graph_memories.iter().try_for_each(|graph_memory| graph_memory.before_launch(stream))?;
+        // SAFETY: all memory that its nodes use is held by `resources`, which live until the launch is done: on drop
+        // they are given to the completion monitor until then, and replaced resources are kept until then, too. The
+        // memory at the open ends is in `given`, as was just checked, and memory with an open ticket is not freed: the
+        // ticket is noted below, before any other code can drop the memory.
         let ticket = stream
             .enqueue_launch(room, Launched::Graph, |backend, raw| unsafe { backend.exec_launch(self.raw, raw) })?;
-        uses.graph_memories.iter().for_each(|graph_memory| graph_memory.note_launch(&ticket));
-        for Given { memory, written, .. } in given {
+        resources.graph_memories.iter().for_each(|graph_memory| graph_memory.note_launch(&ticket));
+        for LaunchMemory { memory, written, .. } in given {
             if *written { memory.note_write(&ticket) } else { memory.note_read(&ticket) }
         }
         Ok(ticket)
     }
 
-    /// Launches from now on copy `bytes` bytes to or from this memory at an open end, and must be given it. False if
-    /// the node cannot do so: then they copy nothing there.
+    /// From now on, launches copy `bytes` bytes to or from this memory at an open end, and must be given the memory.
+    /// False if the node cannot make this copy: launches then copy nothing at this end.
     pub(crate) fn set_open_end(&self, end: usize, memory: &Memory, bytes: usize) -> Result<bool> {
         self.device.check()?;
         let set = {
-            let mut uses = lock(&self.uses);
-            match uses.ends.get_mut(end) {
+            let mut resources = lock(&self.resources);
+            match resources.ends.get_mut(end) {
                 Some(end) => end.set(&self.device, self.raw, memory, bytes),
                 None => Err(Error::new(ErrorKind::Usage, "the exec has no such open end")),
             }
@@ -257,35 +265,40 @@ impl Execution {
         if set.is_err() { Streams::of(&self.device).observe(set) } else { set }
     }
 
-    /// Launches from now on do what this graph's nodes do, which use `with`.
-    pub(crate) fn update(&self, recorder: &Recorder, with: Use) -> Result<Result<(), Refused>> {
+    /// From now on, launches run the work of this graph's nodes, which use the resources in `with`.
+    pub(crate) fn update(&self, recorder: &Recorder, with: NodeResources) -> Result<Result<(), Refused>> {
         self.device.check()?;
         let updated = {
             let _later = Deferred::new();
-            let mut uses = lock(&self.uses);
+            let mut resources = lock(&self.resources);
             let state = recorder.state();
             // SAFETY: the memory that the graph's nodes use is held by `with`, which is kept from here on.
             let updated = unsafe { self.device.backend().exec_update(self.raw, state.graph) };
             drop(state);
             if let Ok(Ok(())) = updated {
-                let before = uses.update.replace(with);
-                let nodes = std::mem::take(&mut uses.nodes);
-                uses.changed(before.into_iter().chain(nodes.into_iter().map(|(_, of)| of)));
+                let before = resources.update.replace(with);
+                let nodes = std::mem::take(&mut resources.nodes);
+                resources.replace(before.into_iter().chain(nodes.into_iter().map(|(_, of)| of)));
             }
             updated
         };
-        self.tidy();
+        self.release_unused();
         Streams::of(&self.device).observe(updated)
     }
 
-    /// Launches from now on run the work item in `with` at this node. Takes `with` if the device accepts it, and leaves
-    /// it otherwise.
-    pub(crate) fn set(&self, recorder: &Recorder, node: usize, with: &mut Use) -> Result<Result<(), Refused>> {
+    /// From now on, launches run the work item in `with` at this node. Takes `with` if the device accepts the change,
+    /// and leaves it unchanged otherwise.
+    pub(crate) fn set(
+        &self,
+        recorder: &Recorder,
+        node: usize,
+        with: &mut NodeResources,
+    ) -> Result<Result<(), Refused>> {
         self.device.check()?;
         let Some(new) = &with.work_item else { return Ok(Ok(())) };
         let set = {
             let _later = Deferred::new();
-            let mut uses = lock(&self.uses);
+            let mut resources = lock(&self.resources);
             let state = recorder.state();
             let (raw, kind) = match raw_of(&state, node) {
                 Ok(known) => known,
@@ -294,26 +307,26 @@ impl Execution {
             if !new.is(kind) {
                 return Ok(Err(Refused { node: Some(raw), why: format!("a {} cannot replace it", new.name()) }));
             }
-            // SAFETY: what the work uses is held by `with`, which is kept from here on.
+            // SAFETY: `with` holds the resources of the work, and is kept from here on.
             let set = new.with(|work| unsafe { self.device.backend().exec_set(self.raw, raw, work) });
             drop(state);
             if let Ok(Ok(())) = set {
                 let with = std::mem::take(with);
-                let at = uses.nodes.iter().position(|(set, _)| *set == node);
-                let before = at.map(|at| uses.nodes.swap_remove(at).1);
-                uses.nodes.push((node, with));
-                uses.changed(before);
+                let at = resources.nodes.iter().position(|(set, _)| *set == node);
+                let before = at.map(|at| resources.nodes.swap_remove(at).1);
+                resources.nodes.push((node, with));
+                resources.replace(before);
             }
             set
         };
-        self.tidy();
+        self.release_unused();
         Streams::of(&self.device).observe(set)
     }
 
     pub(crate) fn enable(&self, recorder: &Recorder, node: usize, enabled: bool) -> Result<Result<(), Refused>> {
         self.device.check()?;
         let done = {
-            let _uses = lock(&self.uses);
+            let _resources = lock(&self.resources);
             let state = recorder.state();
             match raw_of(&state, node) {
                 Ok((raw, _)) => self.device.backend().exec_enable(self.raw, raw, enabled),
@@ -323,18 +336,18 @@ impl Execution {
         Streams::of(&self.device).observe(done)
     }
 
-    /// Drops the replaced resources whose launches are done. The others are dropped by a later launch or change, or by
-    /// the completion monitor.
-    fn tidy(&self) {
-        if !Uses::tidy(&self.uses) {
+    /// Drops the replaced resources whose launches are done. A later launch, a later change or the completion monitor
+    /// drops the rest.
+    fn release_unused(&self) {
+        if !ExecResources::release_unused(&self.resources) {
             return;
         }
-        let (uses, ledger) = (Arc::downgrade(&self.uses), Arc::downgrade(&Arena::of(&self.device).ledger));
-        let begins = !std::mem::replace(&mut lock(&self.uses).is_swept, true);
+        let (resources, ledger) = (Arc::downgrade(&self.resources), Arc::downgrade(&Arena::of(&self.device).ledger));
+        let begins = !std::mem::replace(&mut lock(&self.resources).is_swept, true);
         if begins {
             let sweep = move || {
-                let (Some(uses), Some(ledger)) = (uses.upgrade(), ledger.upgrade()) else { return false };
-                let goes_on = Uses::tidy(&uses);
+                let (Some(resources), Some(ledger)) = (resources.upgrade(), ledger.upgrade()) else { return false };
+                let goes_on = ExecResources::release_unused(&resources);
                 ledger.notify_later();
                 goes_on
             };
@@ -343,23 +356,23 @@ impl Execution {
     }
 
     /// Launches that are not known to be done.
-    pub(crate) fn open_launches(&self) -> Open {
-        // Before the lock: forgotten tickets may be the last handles of a stream.
+    pub(crate) fn open_launches(&self) -> OpenLaunches {
+        // Declared before the lock: a forgotten ticket may be the last handle of its stream.
         let _later = Deferred::new();
-        lock(&self.uses).graph_memories.iter().flat_map(|graph_memory| graph_memory.open_launches()).collect()
+        lock(&self.resources).graph_memories.iter().flat_map(|graph_memory| graph_memory.open_launches()).collect()
     }
 }
 
-/// True if these launches are done, or never will be because the device is lost. Does not query the device within a
-/// capture.
-fn are_over(open: &mut Open) -> bool {
+/// True if these launches are done, or will never be done because the device is lost. Does not query the device within
+/// a capture.
+fn are_done(open: &mut OpenLaunches) -> bool {
     let may_ask = Capture::may_query_device();
     let mut lost = false;
     open.retain(|ticket| {
         if !may_ask {
             return !ticket.has_passed();
         }
-        match ticket.look() {
+        match ticket.query() {
             Ok(done) => !done,
             Err(error) => {
                 lost |= error.is_device_lost();
@@ -406,7 +419,7 @@ pub(crate) fn add_alloc<T: Plain>(
     Ok((at, Buffer::of_memory(memory, len)))
 }
 
-/// Memory that a node allocates at each launch is not returned: another node frees it.
+/// The origin of memory that a node allocates at each launch. The memory is not returned: another node frees it.
 struct NodeOrigin;
 
 impl Origin for NodeOrigin {
@@ -426,12 +439,12 @@ pub(crate) fn add_free<T: Plain>(
     let address = address.ok_or_else(|| {
         Error::new(ErrorKind::Usage, "no node of this graph allocates this memory: drop the buffer instead")
     })?;
-    // SAFETY: a node of this graph allocates it. This node comes after that one and after all that use it, and its
-    // owner has given it up.
+    // SAFETY: a node of this graph allocates the memory. This node comes after that node and after all nodes that use
+    // the memory, and the owner has given the memory up.
     unsafe { recorder.add(recorder.end_of(stream.raw()), &NodeWork::Free(address)) }
 }
 
-/// Adds such nodes for all memory that no node frees yet.
+/// Adds nodes that free all memory that no node frees yet.
 pub(crate) fn add_frees(
     recorder: &Recorder,
     graph_memory: &GraphMemory,
@@ -445,8 +458,8 @@ pub(crate) fn add_frees(
     }
 }
 
-/// Adds a node that runs another graph depending on the first of these elements. Returns the node and the recorder of
-/// that graph.
+/// Adds a node that runs a body graph depending on the first element of `flag`. Returns the node and the recorder of
+/// the body.
 pub(crate) fn add_conditional(
     recorder: &Arc<Recorder>,
     stream: &Stream,
@@ -466,44 +479,44 @@ pub(crate) fn add_conditional(
         );
         return Err(Error::new(ErrorKind::Usage, text));
     }
-    // SAFETY: the flag has at least four bytes, in this device's memory. The graph's `GraphMemory` keeps it, as the
-    // caller notes its use.
+    // SAFETY: the flag has at least four bytes, in this device's memory. The graph's `GraphMemory` keeps the flag, as
+    // the caller notes its use.
     let (node, within) = unsafe { recorder.add_conditional(after, when, address) }?;
     Ok((node, Recorder::within(recorder, within)))
 }
 
-/// The rest of an exec that was dropped while launches of it run.
+/// An exec that was dropped while its launches were running.
 struct DroppedExecution {
     backend: Arc<dyn Backend>,
     ledger: Arc<Ledger>,
     /// `None` once it is destroyed.
     raw: Option<RawExec>,
-    uses: Uses,
-    open: Open,
-    /// The ledger counts it.
+    resources: ExecResources,
+    open: OpenLaunches,
+    /// True while the ledger counts it.
     counts: bool,
 }
 
 impl DroppedExecution {
-    /// True once it is destroyed.
-    fn look(dropped: &Mutex<Self>) -> bool {
+    /// Destroys the exec if its launches are done. True once it is destroyed.
+    fn destroy_if_done(dropped: &Mutex<Self>) -> bool {
         let _later = Deferred::new();
         let mut this = lock(dropped);
-        if this.raw.is_some() && !are_over(&mut this.open) {
+        if this.raw.is_some() && !are_done(&mut this.open) {
             return false;
         }
         // Taken first, and dropped without the lock: a destructor in there may panic, or call this function again.
         if let Some(raw) = this.raw.take() {
-            // SAFETY: its launches are done, or the device is lost and runs no more of them. It was taken, so nothing
-            // can launch it again.
+            // SAFETY: its launches are done, or the device is lost and runs no more of them. The exec was taken, so
+            // nothing can launch it again.
             unsafe { this.backend.exec_destroy(raw) };
         }
-        let (uses, ledger) = (std::mem::take(&mut this.uses), this.ledger.clone());
+        let (resources, ledger) = (std::mem::take(&mut this.resources), this.ledger.clone());
         let counted = std::mem::take(&mut this.counts);
         drop(this);
-        discard(uses);
+        discard(resources);
         if counted {
-            ledger.exec_has_ended();
+            ledger.exec_destroyed();
         }
         ledger.notify_later();
         true
@@ -512,7 +525,7 @@ impl DroppedExecution {
 
 impl DroppedExec for Mutex<DroppedExecution> {
     fn uses(&self, shared: &Arc<SharedUses>) -> bool {
-        lock(self).uses.all().any(|graph_memory| graph_memory.keeps(shared))
+        lock(self).resources.all().any(|graph_memory| graph_memory.keeps(shared))
     }
 
     fn is_on(&self, backend: &Arc<dyn Backend>) -> bool {
@@ -520,12 +533,12 @@ impl DroppedExec for Mutex<DroppedExecution> {
     }
 
     fn destroy_if_done(&self) -> bool {
-        DroppedExecution::look(self)
+        DroppedExecution::destroy_if_done(self)
     }
 }
 
-/// A graph was destroyed, and the driver has the memory back that its nodes allocated, unless an exec still has it:
-/// wakes the tasks that wait for memory.
+/// Called when a graph was destroyed. The driver has the memory back that its nodes allocated, unless an exec still
+/// holds it: wakes the tasks that wait for memory.
 pub(crate) fn graph_ended(device: &Device) {
     Arena::of(device).ledger.notify_later();
 }
@@ -533,15 +546,15 @@ pub(crate) fn graph_ended(device: &Device) {
 impl Drop for Execution {
     fn drop(&mut self) {
         let open = self.open_launches();
-        let uses = std::mem::take(&mut *lock(&self.uses));
+        let resources = std::mem::take(&mut *lock(&self.resources));
         let (backend, ledger) = (self.device.backend().clone(), Arena::of(&self.device).ledger.clone());
-        ledger.exec_ends();
-        let dropped = DroppedExecution { backend, ledger, raw: Some(self.raw), uses, open, counts: true };
+        ledger.exec_dropped();
+        let dropped = DroppedExecution { backend, ledger, raw: Some(self.raw), resources, open, counts: true };
         let dropped = Arc::new(Mutex::at(Level::EndingExec, dropped));
-        if !DroppedExecution::look(&dropped) {
+        if !DroppedExecution::destroy_if_done(&dropped) {
             let weak: Weak<Mutex<DroppedExecution>> = Arc::downgrade(&dropped);
             graphs::add_dropped(weak);
-            Streams::of(&self.device).monitor().sweep(Box::new(move || !DroppedExecution::look(&dropped)));
+            Streams::of(&self.device).monitor().sweep(Box::new(move || !DroppedExecution::destroy_if_done(&dropped)));
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Work that other libraries enqueue: the caller declares the memory, wakeline keeps the order.
+//! Work that other libraries enqueue. The caller declares the memory that it uses, and wakeline orders it.
 //!
 //! ```text
-//!   declared: reads a, writes b      the stream waits for what these must come after, as for a kernel's arguments
-//!   the caller's function            enqueues work of cuBLAS, cuDNN or any other library into the raw stream
+//!   declared: reads a, writes b      the stream waits for the uses that come before, as for a kernel's arguments
+//!   the caller's function            enqueues work of cuBLAS, cuDNN or another library into the raw stream
 //!   a ticket, noted in a and b       whatever the function returned: it may have enqueued work before an error
 //! ```
 //!
-//! The stream is not locked while the function runs. The ticket is created after the call, so it covers all that the
-//! function enqueued, and perhaps a little more. The slices are borrowed until then, so nothing else conflicts with
-//! them.
+//! The stream is not locked while the function runs. The ticket is created after the call, so it covers all work that
+//! the function enqueued, and perhaps some later work. The slices are borrowed until then, so no other use conflicts
+//! with them.
 
 use std::{
     any::TypeId,
@@ -22,10 +22,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    DeviceSlice, DeviceSliceMut, Plain,
-    arena::Arena,
-    buffer::Access,
-    shared_uses::{LentUses, UseLock},
+    DeviceSlice, DeviceSliceMut, Plain, arena::Arena, buffer::Access, shared_uses::LentUses, use_lock::UseLockGuard,
 };
 use crate::{
     device::backend::{self, Arg, BodyArg, Emulation},
@@ -59,7 +56,7 @@ impl Stream {
     /// # }).unwrap();
     /// ```
     pub fn external(&self, name: &'static str) -> External<'_> {
-        External { stream: self, name, uses: SmallVec::new(), emulated: None, of: PhantomData }
+        External { stream: self, name, slices: SmallVec::new(), emulated: None, of: PhantomData }
     }
 }
 
@@ -68,12 +65,12 @@ impl Stream {
 pub struct External<'a, A = [u64; 0]> {
     stream: &'a Stream,
     name: &'static str,
-    uses: SmallVec<[Use<'a>; 8]>,
+    slices: SmallVec<[DeclaredSlice<'a>; 8]>,
     emulated: Option<Emulation>,
     of: PhantomData<fn() -> A>,
 }
 
-struct Use<'a> {
+struct DeclaredSlice<'a> {
     access: Access<'a>,
     bytes: usize,
     element: Element,
@@ -103,19 +100,19 @@ impl<'a, A: RoomForSlice> External<'a, A> {
     }
 
     fn using<T: Plain>(mut self, access: Access<'a>) -> External<'a, A::More> {
-        self.uses.push(Use { bytes: access.len() * size_of::<T>(), access, element: Element::of::<T>() });
-        External { stream: self.stream, name: self.name, uses: self.uses, emulated: None, of: PhantomData }
+        self.slices.push(DeclaredSlice { bytes: access.len() * size_of::<T>(), access, element: Element::of::<T>() });
+        External { stream: self.stream, name: self.name, slices: self.slices, emulated: None, of: PhantomData }
     }
 }
 
 impl<A: Addresses> External<'_, A> {
-    /// Sets what runs in its place on the emulated device: a function of the slices, in order of declaration. It runs
-    /// at the work's position in the stream, in a graph at each launch. A panic in it is a trap.
+    /// Sets the function that runs in place of the work on the emulated device. It receives the slices in the order of
+    /// declaration, and runs at the work's position in the stream; in a graph, at each launch. A panic in it is a trap.
     ///
-    /// Call this after the last slice is declared. Without it, the work is an error on the emulated device.
+    /// Call this after the last slice is declared. Without this function, the work is an error on the emulated device.
     pub fn emulated(mut self, body: impl for<'s> Fn(A::Slices<'s>) + Send + Sync + 'static) -> Self {
         let of: SmallVec<[(Element, bool); 8]> =
-            self.uses.iter().map(|used| (used.element, used.access.writes())).collect();
+            self.slices.iter().map(|used| (used.element, used.access.writes())).collect();
         let body = Discarded::new(body);
         self.emulated = Some(Arc::new(move |args: &[BodyArg]| {
             let slice = |at: usize| match (args[at], of[at]) {
@@ -132,39 +129,41 @@ impl<A: Addresses> External<'_, A> {
     /// Orders the stream after the uses that its slices must come after, calls the function, and notes the uses. The
     /// function gets the driver's stream, a `CUstream`, and the slices' addresses (`CUdeviceptr`s) in order of
     /// declaration. The device's context is current, and no lock is held. If a graph uses one of the slices too, other
-    /// threads that launch the graph, or use that slice, wait until the function has returned: it must not wait for
-    /// them.
+    /// threads that launch the graph or use the slice wait until the function has returned, so the function must not
+    /// wait for these threads.
     ///
-    /// An error or a panic of the function is passed on, and the slices count as used all the same: work that it had
-    /// enqueued still runs. On the emulated device the [counterpart](Self::emulated) is enqueued instead.
+    /// An error or a panic of the function is returned or resumed. The slices count as used in any case, since work
+    /// that the function enqueued still runs. On the emulated device the [counterpart](Self::emulated) is enqueued
+    /// instead.
     ///
     /// # Errors
     /// The function's error, with the place. [`Usage`](crate::ErrorKind::Usage) for a slice that is not on the stream's
-    /// device or, on the emulated device, without a counterpart; [`Race`](crate::ErrorKind::Race) if the checker finds
-    /// one; [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault. In these cases the function was not called.
+    /// device or, on the emulated device, without a counterpart; [`Race`](crate::ErrorKind::Race) if the race checker
+    /// finds one; [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault. Unless the error is the function's own,
+    /// the function was not called.
     ///
     /// # Safety
     /// The work that the function enqueues goes into the given stream, or is ordered within it (forked from it and
-    /// joined to it) when the function returns. It accesses no device memory of wakeline but the declared slices,
-    /// within their lengths, and writes only those that are declared as written; it writes valid values of their type.
-    /// The stream is not destroyed, captured or reset.
+    /// joined to it) when the function returns. It accesses no device memory of wakeline except the declared slices,
+    /// within their lengths, and writes only slices that are declared as written, with valid values of their type. The
+    /// stream is not destroyed, captured or reset.
     pub unsafe fn enqueue(self, call: impl FnOnce(*mut c_void, A) -> Result<()>) -> Result<()> {
-        let Self { stream, name, mut uses, emulated, .. } = self;
+        let Self { stream, name, mut slices, emulated, .. } = self;
         let place = || format!("external work `{name}` on `{}`", stream.name());
-        // The function's own work fills the slot.
+        // The work of the function is counted below, so the slot is released at once.
         let losses = stream.make_room(|| ()).map_err(|error| error.at(place()))?.0.losses;
-        let use_lock = UseLock::at(uses.iter().map(|used| used.access.memory().shared.get()));
-        // Returned at the end, after the ticket is noted, or on an error.
+        let use_lock = UseLockGuard::for_memory(slices.iter().map(|used| used.access.memory().shared.get()));
+        // Dropped at the end, after the ticket is noted, or on an error.
         let mut _lent = LentUses::default();
-        let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(uses.len());
-        for Use { access, bytes, .. } in &mut uses {
+        let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(slices.len());
+        for DeclaredSlice { access, bytes, .. } in &mut slices {
             let address = access.reachable(stream).map_err(|error| error.at(place()))?;
             access.order(stream).map_err(|error| error.at(place()))?;
             args.push(Arg::Slice { address, len: access.len() as u64, bytes: *bytes as u64, write: access.writes() });
         }
-        // The function is called without the lock: nothing else uses lent memory meanwhile.
+        // The function is called without the lock: no other thread uses lent memory during the call.
         if use_lock.is_some() {
-            _lent = LentUses::new(uses.iter().filter_map(|used| used.access.memory().shared.get()));
+            _lent = LentUses::new(slices.iter().filter_map(|used| used.access.memory().shared.get()));
         }
         drop(use_lock);
         let addresses = A::addresses(|at| match args[at] {
@@ -185,14 +184,15 @@ impl<A: Addresses> External<'_, A> {
         // it below, and memory with an open ticket is not freed.
         let taken = unsafe { stream.backend().external(stream.raw(), external) };
         if stream.capture().is_some() {
-            // The end of its capture destroys graphs that were dropped meanwhile: the driver has their memory back.
+            // When the library's capture ends, graphs that were dropped during it are destroyed, and the driver has
+            // their memory back.
             Arena::of(stream.device()).ledger.notify_later();
         }
         // If the device refused the work, nothing was enqueued.
         stream.streams().observe(taken).map_err(|error| error.at(place()))?;
-        // The amount of work is unknown: counted as a few calls.
+        // The amount of work is unknown and is counted as a few calls.
         let ticket = stream.ticket_after_work(16, losses);
-        uses.iter_mut().for_each(|used| used.access.note(&ticket));
+        slices.iter_mut().for_each(|used| used.access.note(&ticket));
         match called {
             None => Ok(()),
             Some(Ok(outcome)) => outcome.map_err(|error| error.at(place())),
@@ -203,7 +203,7 @@ impl<A: Addresses> External<'_, A> {
 
 impl<A> fmt::Debug for External<'_, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("External").field("name", &self.name).field("slices", &self.uses.len()).finish_non_exhaustive()
+        f.debug_struct("External").field("name", &self.name).field("slices", &self.slices.len()).finish_non_exhaustive()
     }
 }
 
@@ -224,7 +224,8 @@ impl EmulatedSlice<'_> {
     pub fn as_slice<T: Plain>(&self) -> &[T] {
         self.check::<T>();
         // SAFETY: the emulated device calls the body with slices that are valid and aligned for their lengths, in the
-        // elements that they were declared with, which are `T`s; nothing else writes to them meanwhile (`enqueue`).
+        // elements that they were declared with, which are `T`s; nothing else writes to them during the call
+        // (`enqueue`).
         unsafe { std::slice::from_raw_parts(self.start.cast(), self.len) }
     }
 
@@ -235,8 +236,8 @@ impl EmulatedSlice<'_> {
     pub fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
         self.check::<T>();
         assert!(self.write, "this slice was declared with `read`: to change it, declare it with `write`");
-        // SAFETY: as in `as_slice`. It was declared as written, so nothing else accesses it meanwhile, and this value
-        // is the only one of the slice and borrowed exclusively.
+        // SAFETY: as in `as_slice`. The slice was declared as written, so nothing else accesses it during the call, and
+        // this value is the only one for the slice and is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len) }
     }
 

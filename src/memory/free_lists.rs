@@ -1,56 +1,58 @@
-//! Free lists: memory that was freed and may be handed out again, by its size and by what may still use it.
+//! Free lists: memory that was freed and can be handed out again, by size and by the streams that might still be using
+//! it.
 //!
 //! ```text
-//!              park                                  settle: all of it has passed
-//!   in use ──────────> parked: bound to one stream, or several ─────────────────> free
+//!              park                                  settle: its uses have passed
+//!   in use ──────────> parked: in use by one stream or several ──────────────────> free
 //!      ^                  │ take: for that stream;                                 │ take: for any stream
 //!      │                  │ take_if: for a stream that comes after all uses        │ drain: back to the driver
 //!      └──────────────────┴─────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! This module does not use the device: each block states in numbers what it is bound to ([`Block`]). So the rule that
-//! no block is handed out too early is tested here against a model (below), and it applies to every kind of memory.
+//! This module does not use the device: each block reports the streams that might still be using it as numbers
+//! ([`Block`]). So the rule that no block is handed out too early applies to every kind of memory, and is tested below
+//! against a model.
 //!
-//! A stream takes the most recently used of the blocks that are bound to it alone: that one is the most likely to be in
-//! caches.
+//! Of the blocks that only one stream might be using, that stream takes the most recently used block, which is the most
+//! likely to be cached.
 //!
-//! Thousands of blocks may be parked while a device lags behind, so a call inspects only one for each stream. Each block
-//! is filed under a stream that it is bound to, in the order of its last use there ([`Block::blocker`]). A stream
-//! passes its work in order: as long as the first block's use has not passed, none behind it has. A block that no
-//! longer waits for its stream is filed under the next. Blocks that are bound to one stream only are in `sole`: if
-//! another stream cannot take the first, it can take none behind it. Of the blocks that are bound to several streams,
-//! each request inspects a few, and the next one continues there.
+//! Thousands of blocks may be parked while a device lags behind, so a call inspects only one for each stream. Each
+//! block is filed under one of the streams that might be using it, in the order of the last uses on that stream
+//! ([`Block::blocker`]). Work on a stream completes in order: as long as the use of the first block has not passed, no
+//! use of a later block has. A block that no longer waits for its stream is filed under the next stream. Blocks with
+//! one user are in `sole`: if another stream cannot take the first block, it can take none of the later ones. Of the
+//! blocks with several users, each request inspects a few, and the next request continues where it stopped.
 
 use std::{collections::VecDeque, ops::Range};
 
 use smallvec::SmallVec;
 
-/// What a freed block is bound to.
+/// The streams that might still be using a freed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bound {
-    /// No work may use it any more.
-    ToNone,
-    /// Work of this stream.
-    To(u64),
-    /// Work of several streams.
-    ToSeveral,
+pub(super) enum Users {
+    /// No stream uses it any more.
+    None,
+    /// Only the stream with this id.
+    One(u64),
+    /// Several streams.
+    Several,
 }
 
-/// A freed block that work may still use.
+/// A freed block that streams might still be using.
 pub(super) trait Block {
-    /// What is kept of a block that no work may use any more.
+    /// The part of a block that is kept once no stream uses it any more.
     type Free;
     fn size(&self) -> u64;
-    fn bound(&mut self) -> Bound;
+    fn users(&mut self) -> Users;
     /// Forgets the uses that are known to have passed.
     fn forget_passed(&mut self);
-    /// A stream that it is bound to, and the number of its last use there.
+    /// A stream that might still be using it, and the number of its last use on that stream.
     fn blocker(&mut self) -> (u64, u64);
 }
 
 /// A block that is handed out again.
 pub(super) enum Taken<B: Block> {
-    /// Only work of the requesting stream may still use it.
+    /// Only the requesting stream might still be using it.
     Parked(B),
     Free(B::Free),
 }
@@ -59,8 +61,8 @@ pub(super) enum Taken<B: Block> {
 pub(super) struct FreeLists<B: Block> {
     /// By size, ascending.
     classes: Vec<SizeClass<B>>,
-    /// At this number of sizes, empty ones are removed.
-    tidied_at: usize,
+    /// At this number of size classes, empty ones are removed.
+    cleanup_at: usize,
 }
 
 struct SizeClass<B: Block> {
@@ -72,22 +74,22 @@ struct SizeClass<B: Block> {
 /// The blocks that are filed under one stream, in the order of their last use there.
 struct List<B> {
     stream: u64,
-    /// Bound to nothing else.
+    /// Blocks that only work of this stream might still be using.
     sole: VecDeque<(u64, B)>,
-    /// Bound to other streams as well.
+    /// Blocks that work of other streams might still be using, too.
     several: VecDeque<(u64, B)>,
-    /// Where in `several` the next request starts.
+    /// The index in `several` at which the next request starts.
     next: usize,
 }
 
-/// The number of blocks bound to several streams that a request inspects in each list.
-const LOOKS: usize = 32;
-/// The least number of sizes at which empty ones are removed.
-const TIDY: usize = 64;
+/// The number of blocks with several users that a request inspects in each list.
+const MAX_INSPECTED: usize = 32;
+/// The minimum number of size classes at which empty ones are removed.
+const CLEANUP_AT: usize = 64;
 
 impl<B: Block> FreeLists<B> {
     pub(super) fn new() -> Self {
-        Self { classes: Vec::new(), tidied_at: TIDY }
+        Self { classes: Vec::new(), cleanup_at: CLEANUP_AT }
     }
 
     #[inline]
@@ -103,30 +105,30 @@ impl<B: Block> FreeLists<B> {
 
     #[cold]
     fn add(&mut self, mut at: usize, size: u64) -> usize {
-        if self.classes.len() >= self.tidied_at {
+        if self.classes.len() >= self.cleanup_at {
             self.classes.retain(|class| !class.is_empty());
             // Runs again after as many sizes again were added.
-            self.tidied_at = TIDY.max(2 * self.classes.len());
+            self.cleanup_at = CLEANUP_AT.max(2 * self.classes.len());
             at = self.find(size).unwrap_or_else(|at| at);
         }
         self.classes.insert(at, SizeClass { size, free: Vec::new(), parked: SmallVec::new() });
         at
     }
 
-    /// Adds a block that no work may use any more.
+    /// Adds a block that no stream uses any more.
     #[inline]
     pub(super) fn put_free(&mut self, size: u64, block: B::Free) {
         self.class(size).free.push(block);
     }
 
-    /// Adds a block that this stream may still use, or, without one, several streams.
+    /// Adds a block that stream `to` or, if `to` is `None`, several streams might still be using.
     #[inline]
     pub(super) fn park(&mut self, mut block: B, to: Option<u64>) {
         let (stream, number) = block.blocker();
         self.class(block.size()).put(block, (to.unwrap_or(stream), number), to.is_some());
     }
 
-    /// Takes a block of exactly this size that is bound to this stream only, or to none.
+    /// Takes a block of exactly this size that no stream except `stream` might still be using.
     #[inline]
     pub(super) fn take(&mut self, size: u64, stream: Option<u64>) -> Option<Taken<B>> {
         let at = self.find(size).ok()?;
@@ -140,15 +142,14 @@ impl<B: Block> FreeLists<B> {
         class.free.pop().map(Taken::Free)
     }
 
-    /// Takes a parked block of exactly this size for which `ready` is true. If `ready` is true for a block, it must be
-    /// true for all blocks that are bound to the same stream only and were used earlier.
+    /// Takes a parked block of exactly this size for which `ready` is true. If `ready` is true for a block with one
+    /// user, it must be true for all blocks with the same user that were used earlier.
     pub(super) fn take_if(&mut self, size: u64, ready: impl Fn(&B) -> bool) -> Option<B> {
         let at = self.find(size).ok()?;
         self.classes[at].parked.iter_mut().find_map(|list| list.take_if(&ready))
     }
 
-    /// Takes the parked block that has been free for the longest time, among those of the smallest size that is
-    /// sufficient.
+    /// Takes the block that was parked first, among the blocks of the smallest sufficient size.
     pub(super) fn take_parked(&mut self, least: u64) -> Option<B> {
         let from = self.find(least).unwrap_or_else(|at| at);
         let mut lists = self.classes[from..].iter_mut().flat_map(|class| &mut class.parked);
@@ -156,8 +157,8 @@ impl<B: Block> FreeLists<B> {
         lists.find_map(|list| list.sole.pop_front().or_else(|| list.several.pop_front()).map(|(_, block)| block))
     }
 
-    /// The first block of each list of parked blocks, of this size or of all. After [`settle`](Self::settle) none of
-    /// them was known to have passed.
+    /// The first block of each list of parked blocks, of this size or of all sizes. After [`settle`](Self::settle) none
+    /// of them was known to have passed.
     pub(super) fn firsts(&self, size: Option<u64>) -> impl Iterator<Item = &B> {
         self.lists(size).filter_map(VecDeque::front).map(|(_, block)| block)
     }
@@ -181,8 +182,8 @@ impl<B: Block> FreeLists<B> {
         }
     }
 
-    /// Finds blocks whose uses have passed, of this size or of all. `settled` is called with each block that is bound to
-    /// nothing any more, and returns what to keep of it.
+    /// Finds blocks whose uses have passed, of this size or of all sizes. `settled` is called with each block that no
+    /// stream uses any more, and returns the part of the block to keep.
     pub(super) fn settle(&mut self, size: Option<u64>, mut settled: impl FnMut(B) -> Option<B::Free>) {
         let range = self.range(size);
         for class in &mut self.classes[range] {
@@ -191,11 +192,11 @@ impl<B: Block> FreeLists<B> {
                 list.take_passed(&mut moved);
             }
             for mut block in moved {
-                match block.bound() {
-                    Bound::ToNone => class.free.extend(settled(block)),
-                    bound => {
+                match block.users() {
+                    Users::None => class.free.extend(settled(block)),
+                    users => {
                         let under = block.blocker();
-                        class.put(block, under, bound != Bound::ToSeveral);
+                        class.put(block, under, users != Users::Several);
                     }
                 }
             }
@@ -203,7 +204,8 @@ impl<B: Block> FreeLists<B> {
         }
     }
 
-    /// Takes out free blocks, with their sizes, the largest first, until `enough` is true. It is called with each size.
+    /// Takes out free blocks with their sizes, the largest first, until `enough` returns true. `enough` is called with
+    /// the size of each block.
     pub(super) fn drain_free(&mut self, mut enough: impl FnMut(u64) -> bool) -> Vec<(u64, B::Free)> {
         let mut drained = Vec::new();
         'all: for class in self.classes.iter_mut().rev() {
@@ -263,25 +265,26 @@ impl<B: Block> List<B> {
             return self.sole.pop_front().map(|(_, block)| block);
         }
         let from = if self.next < self.several.len() { self.next } else { 0 };
-        let found = self.several.iter().skip(from).take(LOOKS).position(|(_, block)| ready(block));
+        let found = self.several.iter().skip(from).take(MAX_INSPECTED).position(|(_, block)| ready(block));
         match found {
             Some(at) => self.several.remove(from + at).map(|(_, block)| block),
             None => {
-                self.next = from + LOOKS;
+                self.next = from + MAX_INSPECTED;
                 None
             }
         }
     }
 
-    /// Takes the blocks from the front that no longer wait for this stream, or for nothing else.
+    /// Takes the blocks from the front that no longer belong in their list: this stream no longer uses them, or has
+    /// become their only user.
     fn take_passed(&mut self, passed: &mut SmallVec<[B; 8]>) {
         for (blocks, sole) in [(&mut self.sole, true), (&mut self.several, false)] {
             while let Some((number, first)) = blocks.front_mut() {
                 first.forget_passed();
-                let stays = match first.bound() {
-                    Bound::ToNone => false,
-                    Bound::To(stream) => sole && stream == self.stream,
-                    Bound::ToSeveral => !sole && first.blocker() == (self.stream, *number),
+                let stays = match first.users() {
+                    Users::None => false,
+                    Users::One(stream) => sole && stream == self.stream,
+                    Users::Several => !sole && first.blocker() == (self.stream, *number),
                 };
                 if stays {
                     break;
@@ -310,10 +313,10 @@ mod tests {
 
     const STREAMS: usize = 4;
 
-    /// What the host has seen pass, by stream.
+    /// The highest ticket that the host knows to have passed, by stream.
     type Seen = Rc<RefCell<[u64; STREAMS]>>;
 
-    /// A block bound to plain numbers: the last use on each stream.
+    /// A block whose users are plain numbers: the last use on each stream.
     #[derive(Debug)]
     struct Numbered {
         id: usize,
@@ -321,7 +324,7 @@ mod tests {
         uses: BTreeMap<usize, u64>,
         seen: Seen,
         /// How often this block, or another, was inspected.
-        looks: Rc<Cell<usize>>,
+        inspections: Rc<Cell<usize>>,
     }
 
     impl Block for Numbered {
@@ -331,17 +334,17 @@ mod tests {
             self.size
         }
 
-        fn bound(&mut self) -> Bound {
+        fn users(&mut self) -> Users {
             let mut uses = self.uses.keys();
             match (uses.next(), uses.next()) {
-                (None, _) => Bound::ToNone,
-                (Some(stream), None) => Bound::To(*stream as u64 + 1),
-                _ => Bound::ToSeveral,
+                (None, _) => Users::None,
+                (Some(stream), None) => Users::One(*stream as u64 + 1),
+                _ => Users::Several,
             }
         }
 
         fn forget_passed(&mut self) {
-            self.looks.set(self.looks.get() + 1);
+            self.inspections.set(self.inspections.get() + 1);
             let seen = self.seen.borrow();
             self.uses.retain(|stream, ticket| seen[*stream] < *ticket);
         }
@@ -362,10 +365,10 @@ mod tests {
     }
 
     fn put(lists: &mut FreeLists<Numbered>, mut block: Numbered) {
-        match block.bound() {
-            Bound::ToNone => lists.put_free(block.size, block),
-            Bound::To(stream) => lists.park(block, Some(stream)),
-            Bound::ToSeveral => lists.park(block, None),
+        match block.users() {
+            Users::None => lists.put_free(block.size, block),
+            Users::One(stream) => lists.park(block, Some(stream)),
+            Users::Several => lists.park(block, None),
         }
     }
 
@@ -445,7 +448,7 @@ mod tests {
                         let block = taken.unwrap_or_else(|| {
                             next += 1;
                             past.insert(next, [0; STREAMS]);
-                            Numbered { id: next, size, uses: BTreeMap::new(), seen: seen.clone(), looks: Rc::default() }
+                            Numbered { id: next, size, uses: BTreeMap::new(), seen: seen.clone(), inspections: Rc::default() }
                         });
                         prop_assert_eq!(block.size, size);
                         prop_assert!(has_all(&past[&block.id]), "too early: {:?}", block);
@@ -488,7 +491,7 @@ mod tests {
     fn the_last_one_freed_is_taken_first_and_larger_ones_go_back_first() {
         let seen = Seen::default();
         let numbered =
-            |id, size| Numbered { id, size, uses: BTreeMap::new(), seen: seen.clone(), looks: Rc::default() };
+            |id, size| Numbered { id, size, uses: BTreeMap::new(), seen: seen.clone(), inspections: Rc::default() };
         let mut lists = FreeLists::new();
         [numbered(1, 8), numbered(2, 8), numbered(3, 16)].into_iter().for_each(|block| put(&mut lists, block));
         assert_eq!(block(lists.take(8, None).unwrap()).id, 2);
@@ -496,61 +499,61 @@ mod tests {
         assert_eq!(lists.drain_free(|size| size == 16).len(), 1);
         assert_eq!(lists.drain_free(|_| false)[0].1.id, 1);
     }
-    /// While a device is far behind, the number of blocks that an allocation inspects does not grow with the number
-    /// that are bound, and each block is found once it has passed.
+    /// While a device is far behind, the number of blocks that an allocation inspects does not grow with the number of
+    /// parked blocks, and each block is found once its uses have passed.
     #[test]
     fn few_of_many_parked_blocks_are_inspected() {
         const MANY: usize = 10_000;
-        let (seen, looks) = (Seen::default(), Rc::<Cell<usize>>::default());
+        let (seen, inspections) = (Seen::default(), Rc::<Cell<usize>>::default());
         let mut lists = FreeLists::new();
         for id in 0..MANY {
-            // Bound to one stream, or to two that pass one after the other.
+            // Used by one stream, or by two that pass one after the other.
             let ticket = id as u64 + 1;
             let uses = if id % 2 == 0 { vec![(0, ticket)] } else { vec![(1, ticket), (2, ticket)] };
             let uses = uses.into_iter().collect();
-            put(&mut lists, Numbered { id, size: 8, uses, seen: seen.clone(), looks: looks.clone() });
+            put(&mut lists, Numbered { id, size: 8, uses, seen: seen.clone(), inspections: inspections.clone() });
         }
         let ready = |block: &Numbered| {
-            looks.set(looks.get() + 1);
+            inspections.set(inspections.get() + 1);
             block.uses.iter().all(|(of, ticket)| *ticket <= seen.borrow()[*of])
         };
-        let look = |lists: &mut FreeLists<Numbered>| {
-            let before = looks.get();
+        let inspect = |lists: &mut FreeLists<Numbered>| {
+            let before = inspections.get();
             let taken = lists.take_if(8, ready);
             assert!(lists.firsts(Some(8)).count() <= 2 && lists.ends().count() <= 4);
             lists.settle(Some(8), Some);
-            (taken.is_some(), looks.get() - before)
+            (taken.is_some(), inspections.get() - before)
         };
         for _ in 0..100 {
-            let (taken, looks) = look(&mut lists);
-            assert!(!taken && looks <= 100, "{looks}");
+            let (taken, inspections) = inspect(&mut lists);
+            assert!(!taken && inspections <= 100, "{inspections}");
         }
         // Each block is moved when it passes: twice at most.
-        let before = looks.get();
+        let before = inspections.get();
         for passed in (0..=MANY as u64).step_by(100) {
             *seen.borrow_mut() = [passed; STREAMS];
             let _ = lists.take_if(8, ready).map(|block| put(&mut lists, block));
             lists.settle(None, Some);
         }
-        let looks = looks.get() - before;
-        assert!(looks <= 3 * MANY, "{looks}");
+        let inspections = inspections.get() - before;
+        assert!(inspections <= 3 * MANY, "{inspections}");
         assert_eq!((lists.parked().count(), lists.free()), (0, MANY));
     }
 
-    /// A block that can be taken, among many that are bound to several streams, is found within the number of requests
-    /// that it takes to inspect all.
+    /// Among many blocks with several users, a block that can be taken is found within the number of requests that it
+    /// takes to inspect all of them.
     #[test]
     fn a_block_bound_to_several_streams_is_found_within_a_bounded_number_of_requests() {
-        const MANY: usize = 10 * LOOKS;
-        let (seen, looks) = (Seen::default(), Rc::<Cell<usize>>::default());
+        const MANY: usize = 10 * MAX_INSPECTED;
+        let (seen, inspections) = (Seen::default(), Rc::<Cell<usize>>::default());
         let mut lists = FreeLists::new();
         for id in 0..MANY {
             let uses = [(0, 1), (1, 1)].into_iter().collect();
-            put(&mut lists, Numbered { id, size: 8, uses, seen: seen.clone(), looks: looks.clone() });
+            put(&mut lists, Numbered { id, size: 8, uses, seen: seen.clone(), inspections: inspections.clone() });
         }
         for wanted in [MANY - 1, 3, MANY / 2] {
             let requests = 1 + (0..).take_while(|_| lists.take_if(8, |block| block.id == wanted).is_none()).count();
-            assert!(requests <= MANY / LOOKS + 1, "{requests}");
+            assert!(requests <= MANY / MAX_INSPECTED + 1, "{requests}");
         }
     }
 }

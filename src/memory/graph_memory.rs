@@ -1,19 +1,20 @@
-//! The memory that a graph keeps, and its order with all other uses of that memory.
+//! The memory that a graph keeps, and the order of the graph's launches with all other uses of that memory.
 //!
-//! The addresses in a graph are fixed, so the memory that it uses must stay allocated, even if its owner drops it.
+//! The addresses in a graph are fixed, so the memory that a graph uses must stay allocated even if its owner drops it.
 //! There are two kinds:
 //!
 //! ```text
-//!   allocated in the capture   the graph's own. When dropped, it goes to the graph's free memory and, during the
-//!                              capture, to requests for as much on streams that come after its uses, ordered by edges
+//!   allocated in the capture   the graph's own. When dropped, it stays with the graph. During the capture, requests of
+//!                              the same size get it, on streams that come after its uses, ordered by edges
 //!   allocated before           shared with the graph: its owner may drop it, and then its `SharedUses` keeps it
 //! ```
 //!
-//! Captured work has not run, so it is no use of the memory. The uses within a capture are recorded here, for its
-//! edges, and each launch counts as a read or a write of all shared memory. Unlike a kernel launch, a graph launch
-//! borrows nothing: so each use of shared memory, and each launch, takes the [`UseLock`].
+//! Captured work does not run, so it does not count as a use of the memory. The uses within a capture are recorded
+//! here, for the graph's edges, and each launch counts as a read or a write of all shared memory. Unlike a kernel
+//! launch, a graph launch borrows nothing, so each launch and each other use of shared memory acquires the [use
+//! lock](super::use_lock).
 //!
-//! The graph's own memory that has no owner is used by launches only, one after the other.
+//! Only launches use the graph's own memory that has no owner, and these launches run one after the other.
 
 use std::{
     fmt,
@@ -25,10 +26,11 @@ use smallvec::SmallVec;
 
 use super::{
     Location, Memory, Owned, View,
-    graphs::{self, CaptureMemory, is_over, is_used_by_current, takes_no_part},
-    piece::Origin,
-    shared_uses::{SharedUses, UseLock},
-    uses::{Uses, ask_readers},
+    graphs::{self, CaptureMemory, capture_over_error, is_used_by_current, not_captured_error},
+    memory::Origin,
+    shared_uses::SharedUses,
+    use_lock::UseLockGuard,
+    uses::{Uses, query_readers},
 };
 use crate::{
     device::backend::{Address, Endpoint},
@@ -45,44 +47,44 @@ pub(crate) struct GraphMemory {
 
 #[derive(Default)]
 struct State {
-    /// Of all memory that nodes use, or may use.
+    /// The uses of all memory that nodes use or are about to use.
     all: Vec<NodeUses>,
     /// The graph's own memory that has no owner.
     #[allow(clippy::vec_box, reason = "the boxes were there before")]
     unowned: Vec<(Arc<OwnOrigin>, Box<Memory>)>,
-    /// Launches, as uses of the memory without an owner.
+    /// The launches, as uses of the memory without an owner.
     launches: Uses,
-    /// The launch that is being prepared comes after all of those, which are forgotten once it is enqueued. Decided
-    /// once per launch, as an owner may drop memory in between.
+    /// True if the launch that is being prepared comes after all of these launches, which are then forgotten once it is
+    /// enqueued. Decided once per launch, as an owner may drop memory in between.
     after_all: bool,
-    /// Other uses of the memory without an owner, whose results launches read: copies of inputs, and uses from before its
-    /// owner dropped it.
+    /// Other uses of the memory without an owner, whose results launches read: copies of inputs, and uses before the
+    /// owner dropped the memory.
     inputs: Vec<(Location, Uses)>,
-    /// Memory is not reused: copies of inputs are made before the launch, and must stay.
+    /// True if memory is not reused: inputs are copied before the launch, and the copies must stay.
     no_reuse: bool,
-    /// Some was reused.
+    /// True if memory was reused.
     has_reused: bool,
     /// Memory that nodes allocate and that no node frees yet.
     allocated: Vec<(Arc<SharedUses>, Address)>,
-    /// Other tickets that launches come after, collected when the graph was captured; each with whether it taints the
-    /// launch.
+    /// Tickets outside the graph that launches come after, collected during the capture, each with whether its taint
+    /// matters to the launch.
     outside: Vec<(Ticket, bool)>,
-    /// The capture is over.
+    /// True once the capture is over.
     over: bool,
 }
 
 /// The uses of a piece of memory by nodes.
 struct NodeUses {
     shared: Arc<SharedUses>,
-    /// A node uses it, and is counted as a reader.
+    /// True if a node uses the memory and is counted as a reader.
     used: bool,
-    /// A node writes it, and is counted as a writer.
+    /// True if a node writes the memory and is counted as a writer.
     writes: bool,
-    /// Allocated in the capture.
+    /// True if the memory was allocated in the capture.
     own: bool,
-    /// The label of the node that used it last, if it has one.
+    /// The label of the node that used the memory last.
     by: Option<Arc<str>>,
-    /// Within the capture.
+    /// The uses within the capture.
     uses: Uses,
 }
 
@@ -95,9 +97,9 @@ impl GraphMemory {
         graph_memory
     }
 
-    /// Called when the capture has inputs, whose copies are made before a launch: from here on no memory is reused
-    /// within it. An error if some was.
-    pub(crate) fn keep_apart(&self) -> Result<()> {
+    /// Called when the capture has inputs, which are copied before a launch: from here on, the capture reuses no
+    /// memory. Fails if it already has.
+    pub(crate) fn forbid_reuse(&self) -> Result<()> {
         let mut state = lock(&self.state);
         if state.has_reused {
             let text = "`input` was called after memory of the capture was reused: call `input` first, so that the memory \
@@ -108,14 +110,14 @@ impl GraphMemory {
         Ok(())
     }
 
-    /// Keeps this host memory of an input or an output until the capture is over: it is identified by its address, so
-    /// no other allocation may get that address.
+    /// Keeps the host memory of an input or an output until the capture is over. The memory is identified by its
+    /// address, so no other allocation may get this address.
     pub(crate) fn keep(&self, memory: &Memory) {
         let _ = lock(&self.state).uses_of(memory.shared_uses());
     }
 
-    /// Nodes no longer read any of this host memory.
-    pub(crate) fn reads_no_more(&self, of: &Range<usize>) {
+    /// Forgets the reads of this host memory: the nodes that read it were removed.
+    pub(crate) fn forget_reads(&self, of: &Range<usize>) {
         let mut state = lock(&self.state);
         let gone: Vec<_> = state.all.extract_if(.., |nodes| !nodes.writes && nodes.shared.lies_in(of)).collect();
         drop(state);
@@ -125,31 +127,32 @@ impl GraphMemory {
     fn before_shared(&self, shared: &Arc<SharedUses>, stream: &Stream, write: bool) -> Result<()> {
         let outside = lock(&shared.uses).open(write);
         let within = {
-            // Kept from here on: another thread may end the capture after the node is added and before its use is
-            // noted.
+            // The memory is kept from here on: another thread may end the capture after the node is added and before
+            // its use is noted.
             let mut state = lock(&self.state);
             if state.over {
-                return Err(is_over());
+                return Err(capture_over_error());
             }
             let nodes = state.uses_of(shared);
-            nodes.count(write);
+            nodes.count_use(write);
             nodes.uses.open(write)
         };
-        within.iter().try_for_each(|(ticket, counts)| match counts {
+        within.iter().try_for_each(|(ticket, taint_matters)| match taint_matters {
             true => stream.wait(ticket),
             false => stream.wait_until_over(ticket),
         })?;
-        // If it is tainted now, this is an error. If it becomes tainted later, it is an error of the launches as long
-        // as it is the last use: each launch checks it.
-        outside.iter().try_for_each(|(ticket, counts)| {
-            if *counts {
-                ticket.check_known()?;
+        // A use that is already tainted is an error here. If a use becomes tainted later and is still the last one, the
+        // launches fail: each launch checks it.
+        outside.iter().try_for_each(|(ticket, taint_matters)| {
+            if *taint_matters {
+                ticket.check_known_taint()?;
             }
             stream.wait_until_over(ticket)
         })
     }
 
-    /// The label of the node that last used own device memory of the graph, `beside` excepted, that still has an owner.
+    /// The label of the last node that used device memory of the graph's own that still has an owner, except for the
+    /// memory in `beside`.
     pub(crate) fn kept_by(&self, beside: &[&Memory]) -> Option<Arc<str>> {
         let state = lock(&self.state);
         let mut kept = state.all.iter().filter(|nodes| nodes.own && !nodes.is_of(beside));
@@ -159,12 +162,12 @@ impl GraphMemory {
     }
 
     /// True if an owner has dropped memory that was allocated before the capture.
-    pub(crate) fn is_left_alone(&self) -> bool {
+    pub(crate) fn is_sole_owner(&self) -> bool {
         lock(&self.state).all.iter().any(|nodes| !nodes.own && lock(&nodes.shared.state).give_back.is_some())
     }
 
-    /// The label of a node that uses memory from before the capture, `beside` excepted, that no node of the other graph
-    /// uses in the same way.
+    /// The label of a node that uses memory allocated before the capture, except for the memory in `beside`, that no
+    /// node of the other graph uses in the same way.
     pub(crate) fn differs_from(&self, beside: &[&Memory], other: &Self) -> Option<Arc<str>> {
         let theirs: Vec<_> = lock(&other.state).all.iter().map(|nodes| (nodes.shared.clone(), nodes.writes)).collect();
         let is_theirs = |nodes: &NodeUses| {
@@ -180,7 +183,8 @@ impl GraphMemory {
         lock(&self.state).allocated.push((memory.shared_uses().clone(), address));
     }
 
-    /// Prepares a node after `stream` that frees it. Returns the address, if a node of this graph allocates the memory.
+    /// Prepares a node after `stream` that frees the memory. Returns the address if a node of this graph allocates the
+    /// memory.
     pub(super) fn take_allocated(&self, memory: &Memory, stream: &Stream) -> Result<Option<Address>> {
         let shared = memory.shared_uses();
         let mut state = lock(&self.state);
@@ -193,34 +197,34 @@ impl GraphMemory {
         Ok(Some(address))
     }
 
-    /// The same, for the next piece of memory that no node frees.
+    /// Like [`take_allocated`](Self::take_allocated), for the next piece of memory that no node frees.
     pub(super) fn take_next_allocated(&self, stream: &Stream) -> Result<Option<Address>> {
         let next = lock(&self.state).allocated.pop();
         next.map(|(shared, address)| self.before_shared(&shared, stream, true).map(|()| address)).transpose()
     }
 
-    /// A node of this graph is about to use all memory that another graph's nodes use.
+    /// Prepares a node that uses all memory that the nodes of another graph use.
     pub(crate) fn before_all_of(&self, other: &Self, stream: &Stream) -> Result<()> {
         let all: Vec<_> = lock(&other.state).all.iter().map(|nodes| (nodes.shared.clone(), nodes.writes)).collect();
         all.iter().try_for_each(|(shared, write)| self.before_shared(shared, stream, *write))
     }
 
-    /// That node was added.
+    /// Notes the uses of the node that [`before_all_of`](Self::before_all_of) prepared.
     pub(crate) fn note_all_of(&self, other: &Self, ticket: &Ticket) {
         let all: Vec<_> = lock(&other.state).all.iter().map(|nodes| (nodes.shared.clone(), nodes.writes)).collect();
         all.iter().for_each(|(shared, write)| self.note_use(shared, ticket, *write, None));
     }
 
-    /// The capture is over: tickets of its streams have no meaning any more.
+    /// Called once the capture is over, when the tickets of its streams no longer have a meaning.
     pub(crate) fn capture_ended(&self, capture: &Capture) {
-        // Forgotten tickets may be the last handles of a stream.
+        // A forgotten ticket may be the last handle of its stream.
         let _later = Deferred::new();
         let outside = capture.take_outside();
         let mut state = lock(&self.state);
         state.over = true;
         state.outside.extend(outside);
         state.all.iter_mut().for_each(|nodes| nodes.uses = Uses::default());
-        // Memory without an owner needs no order with other uses.
+        // No other work uses memory without an owner, so it needs no order with other uses.
         let State { all, unowned, .. } = &mut *state;
         let (mut forgotten, mut inputs) = (Vec::new(), Vec::new());
         for (_, memory) in unowned.iter_mut() {
@@ -232,7 +236,7 @@ impl GraphMemory {
             memory.shared.take();
             let uses = std::mem::take(&mut *lock(&shared.uses));
             // Streams used it before it was dropped.
-            if uses.any_is(|_| true) {
+            if !uses.is_empty() {
                 inputs.push((memory.location, uses.clone()));
             }
             memory.uses = uses.locked();
@@ -242,14 +246,14 @@ impl GraphMemory {
         drop(forgotten);
     }
 
-    /// Bytes of the graph's own memory that has no owner.
+    /// The size of the graph's own memory that has no owner, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         lock(&self.state).unowned.iter().map(|(_, memory)| memory.size).sum()
     }
 
-    /// Enqueues a copy from host memory to memory of the graph's nodes. It comes after the launches so far, and later
-    /// launches come after it.
-    pub(crate) fn feed(
+    /// Enqueues a copy from host memory to memory that the graph's nodes use. The copy comes after all earlier
+    /// launches, and later launches come after the copy.
+    pub(crate) fn copy_input(
         &self,
         stream: &Stream,
         to: Address,
@@ -262,13 +266,13 @@ impl GraphMemory {
             let text = "an input cannot be copied on a captured stream: copy it on the stream that launches the graph";
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        from.is_page_locked()?;
+        from.check_page_locked()?;
         if from_offset.checked_add(bytes).is_none_or(|end| end > from.bytes) {
             let text = format!("a copy of {bytes} bytes from offset {from_offset} of memory of {} bytes", from.bytes);
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let from_start = from.host_pointer()?;
-        let (room, _use_lock) = stream.make_room(|| UseLock::take_when(|| self.is_lent() || from.is_lent()))?;
+        let (room, _use_lock) = stream.make_room(|| UseLockGuard::acquire_when(|| self.is_lent() || from.is_lent()))?;
         from.before_read(stream)?;
         let mut state = lock(&self.state);
         let contains = |location: Location, size: usize| match location {
@@ -296,8 +300,9 @@ impl GraphMemory {
         drop(state);
         launches.iter().try_for_each(|launch| stream.wait_until_over(launch))?;
         before.map_or(Ok(()), |uses| uses.before_write(stream, bytes >= size, false))?;
-        // SAFETY: `to` is in memory that this graph holds, as was just looked up. It is not freed before the ticket has
-        // passed, since the ticket is noted as its use. `from` has at least that length, and the ticket is noted in it.
+        // SAFETY: `to` is in memory that this graph keeps, as was just checked. The memory is not freed before the
+        // ticket has passed, since the ticket is noted as its use. `from` has at least `from_offset + bytes` bytes, and
+        // the ticket is noted in it.
         let ticket = stream.enqueue(room, |backend, raw| unsafe {
             let from = Endpoint::Host(from_start.as_ptr().wrapping_add(from_offset));
             backend.copy(raw, Endpoint::Device(to), from, bytes as u64)
@@ -317,19 +322,19 @@ impl GraphMemory {
         Ok(())
     }
 
-    /// Whether memory that its nodes use is lent to another thread. Call it with the use lock held.
+    /// True if memory that the nodes use is lent to another thread. Called with the use lock held.
     pub(super) fn is_lent(&self) -> bool {
         lock(&self.state).all.iter().any(|nodes| nodes.shared.is_lent())
     }
 
-    /// An error on a thread that is in a capture whose nodes use the same memory.
-    pub(super) fn is_not_captured(&self, stream: &Stream) -> Result<()> {
+    /// Fails on a thread that is in a capture whose nodes use the same memory.
+    pub(super) fn check_not_captured(&self, stream: &Stream) -> Result<()> {
         if Capture::current().is_none() {
             return Ok(());
         }
         let all: Vec<_> = lock(&self.state).all.iter().map(|nodes| nodes.shared.clone()).collect();
         match all.iter().any(is_used_by_current) {
-            true => Err(takes_no_part(stream)),
+            true => Err(not_captured_error(stream)),
             false => Ok(()),
         }
     }
@@ -338,45 +343,48 @@ impl GraphMemory {
         lock(&self.state).find(shared).is_some()
     }
 
-    /// Orders a launch after the uses of all memory that its nodes use. Call it with the use lock held: tickets that
-    /// are forgotten here may be the last handles of a stream, and its `Deferred` scope ends after all locks.
+    /// Orders a launch after the uses of all memory that its nodes use. Called with the use lock held: a ticket that is
+    /// forgotten here may be the last handle of its stream, and the `Deferred` scope of the use lock ends after all
+    /// locks are released.
     pub(super) fn before_launch(&self, stream: &Stream) -> Result<()> {
         let mut open: SmallVec<[(Ticket, bool); 8]> = SmallVec::new();
-        let mut add = |ticket: &Ticket, counts: bool| {
-            if !ticket.stream().is(stream) || (counts && ticket.is_tainted()) {
-                open.push((ticket.clone(), counts));
+        let mut add = |ticket: &Ticket, taint_matters: bool| {
+            if !ticket.stream().is(stream) || (taint_matters && ticket.is_tainted()) {
+                open.push((ticket.clone(), taint_matters));
             }
         };
         let mut state = lock(&self.state);
-        // Launches do not read what earlier ones left in the memory without an owner. While there is none, launches may run
-        // concurrently.
+        // Launches do not read the data of earlier launches in the memory without an owner. If there is no such memory,
+        // launches may run concurrently.
         state.after_all = !state.unowned.is_empty();
         state.launches.each_open(state.after_all, |launch, _| add(launch, false));
         for nodes in &state.all {
             lock(&nodes.shared.uses).each_open(nodes.writes, &mut add);
         }
-        // But they read what was copied there for them.
+        // But they read the inputs that were copied there.
         if !state.inputs.is_empty() {
             state.inputs.retain_mut(|(_, uses)| {
                 uses.forget_settled();
-                uses.any_is(|_| true)
+                !uses.is_empty()
             });
             state.inputs.iter().for_each(|(_, uses)| uses.each_open(true, &mut add));
         }
         if !state.outside.is_empty() {
-            state.outside.retain(|(ticket, counts)| if *counts { !ticket.is_settled() } else { !ticket.is_over() });
-            state.outside.iter().for_each(|(ticket, counts)| add(ticket, *counts));
+            state.outside.retain(
+                |(ticket, taint_matters)| if *taint_matters { !ticket.is_settled() } else { !ticket.is_over() },
+            );
+            state.outside.iter().for_each(|(ticket, taint_matters)| add(ticket, *taint_matters));
         }
         drop(state);
-        // A wait may wake tasks: not under the lock.
-        open.iter().try_for_each(|(ticket, counts)| match counts {
+        // Not under the lock: a wait may wake tasks.
+        open.iter().try_for_each(|(ticket, taint_matters)| match taint_matters {
             true => stream.wait_to_read(ticket, false),
             false => stream.wait_until_over(ticket),
         })
     }
 
-    /// The launch that [`before_launch`](Self::before_launch) prepared is enqueued. Call it with the same use lock
-    /// held.
+    /// Notes the launch that [`before_launch`](Self::before_launch) prepared and that is now enqueued. Called with the
+    /// same use lock held.
     pub(super) fn note_launch(&self, ticket: &Ticket) {
         let mut are_many = false;
         let mut to_ask: SmallVec<[Arc<SharedUses>; 1]> = SmallVec::new();
@@ -396,16 +404,16 @@ impl GraphMemory {
         }
         drop(state);
         if are_many {
-            ask_readers(|with| with(&mut lock(&self.state).launches));
+            query_readers(|with| with(&mut lock(&self.state).launches));
         }
         for shared in to_ask {
-            ask_readers(|with| with(&mut lock(&shared.uses)));
+            query_readers(|with| with(&mut lock(&shared.uses)));
         }
     }
 
     /// Launches that are not known to be done.
     pub(crate) fn open_launches(&self) -> SmallVec<[Ticket; 3]> {
-        // Forgotten tickets may be the last handles of a stream.
+        // A forgotten ticket may be the last handle of its stream.
         let _later = Deferred::new();
         let mut state = lock(&self.state);
         state.launches.forget_passed();
@@ -415,11 +423,11 @@ impl GraphMemory {
 
 impl CaptureMemory for GraphMemory {
     fn reuse(&self, origin: &dyn Origin, bytes: usize, stream: &Stream) -> Result<Option<Owned>> {
-        let past = stream.past();
+        let past = stream.ordered_after();
         let mut state = lock(&self.state);
-        // Launches use the memory without an owner from then on, and no edge orders other work with them.
+        // Once the capture is over, launches use the memory without an owner, and no edge orders other work with them.
         if state.over {
-            return Err(is_over());
+            return Err(capture_over_error());
         }
         let State { all, unowned, no_reuse, has_reused, .. } = &mut *state;
         if *no_reuse {
@@ -429,8 +437,8 @@ impl CaptureMemory for GraphMemory {
             let fits = memory.bytes == bytes && std::ptr::addr_eq(Arc::as_ptr(&own.origin), origin);
             let uses =
                 || memory.shared.get().and_then(|shared| all.iter().find(|nodes| Arc::ptr_eq(&nodes.shared, shared)));
-            // Nodes of another graph, for example of a capture within this one, use it at any time, though it has no
-            // owner.
+            // Nodes of another graph, for example of a capture within this capture, may use the memory at any time,
+            // although it has no owner.
             let is_shared = memory.shared.get().is_some_and(|shared| lock(&shared.state).graphs > 1);
             fits && !is_shared && uses().is_none_or(|nodes| nodes.uses.all_are(&past))
         });
@@ -445,11 +453,11 @@ impl CaptureMemory for GraphMemory {
     fn adopt(&self, memory: &mut Memory) -> Result<()> {
         {
             let mut state = lock(&self.state);
-            // Another thread may have ended the capture since it was found.
+            // Another thread may have ended the capture since it was looked up.
             if state.over {
-                return Err(is_over());
+                return Err(capture_over_error());
             }
-            // So that it is known to be the capture's before its first use.
+            // Marks the memory as the capture's own before its first use.
             state.uses_of(memory.shared_uses()).own = true;
         }
         if let Some(origin) = memory.origin.take() {
@@ -468,7 +476,7 @@ impl CaptureMemory for GraphMemory {
     }
 
     fn note_use(&self, shared: &Arc<SharedUses>, ticket: &Ticket, write: bool, label: Option<Arc<str>>) {
-        // Forgotten tickets may be the last handles of a stream.
+        // A forgotten ticket may be the last handle of its stream.
         let _later = Deferred::new();
         let mut state = lock(&self.state);
         if state.over {
@@ -476,7 +484,7 @@ impl CaptureMemory for GraphMemory {
             return;
         }
         let nodes = state.uses_of(shared);
-        nodes.count(write);
+        nodes.count_use(write);
         nodes.by = label;
         if write {
             nodes.uses.written_by(ticket);
@@ -502,7 +510,8 @@ impl CaptureMemory for GraphMemory {
     }
 }
 
-/// Where a graph's own memory returns to: the graph, or after the graph its former origin.
+/// The origin of a graph's own memory. The memory returns to the graph or, if the graph was dropped, to its former
+/// origin.
 struct OwnOrigin {
     graph_memory: Weak<GraphMemory>,
     origin: Arc<dyn Origin>,
@@ -543,11 +552,11 @@ impl State {
 }
 
 impl NodeUses {
-    /// Called before a node that uses it is added. From here on the host may not write the memory nor, if the node
-    /// writes it, read it. A host slice that exists now is a shared borrow, and the node only reads, since adding the
-    /// node borrows the memory in the same way. No later slice is made until this value is dropped, with the failed
+    /// Called before a node that uses the memory is added. From here on the host may not write the memory nor, if the
+    /// node writes it, read it. A host slice that exists now is a shared borrow, and the node only reads, since adding
+    /// the node borrows the memory in the same way. No later slice is made until this value is dropped, with the failed
     /// capture or with the graph and its last launch.
-    fn count(&mut self, write: bool) {
+    fn count_use(&mut self, write: bool) {
         let (reads, writes) = (!self.used, write && !self.writes);
         if reads || writes {
             let mut shared = lock(&self.shared.state);
@@ -583,7 +592,7 @@ impl Drop for GraphMemory {
         let launches = launches.all();
         for (own, mut memory) in unowned.drain(..) {
             for launch in &launches {
-                let _forgotten = memory.own_uses().read_by(launch);
+                let _forgotten = memory.uses_mut().read_by(launch);
             }
             own.take_back(memory);
         }
@@ -649,7 +658,7 @@ mod tests {
         });
     }
 
-    /// Another thread has found the capture, and requests memory after it has ended.
+    /// Another thread has looked up the capture, and requests memory after the capture has ended.
     #[test]
     fn a_capture_that_has_ended_hands_out_no_memory_of_its_graph() {
         let device = Device::emulated(Emulated::new());
@@ -662,7 +671,7 @@ mod tests {
         .unwrap();
         let graph_memory = graph.graph_memory();
         for bytes in [64, 128] {
-            let heap = Arena::of(&device).own(&device).clone();
+            let heap = Arena::of(&device).device_heap(&device).clone();
             let asked = heap.alloc_captured(&**graph_memory, &device, bytes, Some(&stream), Request::UNRESERVED);
             assert_eq!(asked.map(|_| ()).unwrap_err().kind(), ErrorKind::Usage);
         }
@@ -727,7 +736,7 @@ mod tests {
         let (go, wait) = mpsc::channel::<()>();
         let (begin, begun) = mpsc::channel();
         let has_the_turn = std::thread::spawn(move || {
-            let _use_lock = UseLock::take();
+            let _use_lock = UseLockGuard::acquire();
             begin.send(()).unwrap();
             let _ = wait.recv();
         });

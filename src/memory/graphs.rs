@@ -1,10 +1,11 @@
-//! What memory knows of graphs: all that the rest of this folder uses of them, and all that they implement for it.
+//! The interface between memory and graphs: what the rest of this folder needs to know about graphs, as traits that
+//! graphs implement.
 //!
 //! ```text
 //!   a captured use      is ordered and noted by the capture's `CaptureMemory`, not by the memory's own uses
 //!   a request           within a capture may get memory that the capture has freed, and becomes the graph's own
-//!   shared memory       a graph uses it at any launch: uses of others take the use lock, and the host gets no slice that
-//!                       a node could write (`SharedUses`)
+//!   shared memory       any launch of a graph may use it: other uses acquire the use lock, and the host gets no slice
+//!                       that a node could write (`SharedUses`)
 //!   a dropped exec      keeps its memory until its launches are done (`DroppedExec`)
 //! ```
 //!
@@ -17,11 +18,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{
-    Memory, Owned,
-    piece::Origin,
-    shared_uses::{SharedUses, UseLock},
-};
+use super::{Memory, Owned, memory::Origin, shared_uses::SharedUses, use_lock::UseLockGuard};
 use crate::{
     device::{
         Device,
@@ -35,51 +32,51 @@ use crate::{
 
 /// The memory of a capture, and of the graph that it becomes.
 pub(super) trait CaptureMemory: Send + Sync {
-    /// Memory of exactly this size from `origin` that the capture has freed and that `stream` may use.
+    /// Returns memory of exactly this size from `origin` that was freed in the capture and that `stream` can use.
     ///
     /// # Errors
-    /// The capture is over.
+    /// Fails if the capture is over.
     fn reuse(&self, origin: &dyn Origin, bytes: usize, stream: &Stream) -> Result<Option<Owned>>;
 
     /// Makes newly allocated memory the graph's own.
     ///
     /// # Errors
-    /// The capture is over.
+    /// Fails if the capture is over.
     fn adopt(&self, memory: &mut Memory) -> Result<()>;
 
-    /// Makes a captured stream wait for the uses within the capture that a new one must come after, and launches for
-    /// those outside.
+    /// Makes a captured stream wait for the uses within the capture that a new use must come after, and launches for
+    /// those outside the capture.
     fn before_use(&self, shared: &Arc<SharedUses>, stream: &Stream, write: bool) -> Result<()>;
 
-    /// Notes a captured use. `label`: of its node.
+    /// Notes a captured use. `label` is the label of its node.
     fn note_use(&self, shared: &Arc<SharedUses>, ticket: &Ticket, write: bool, label: Option<Arc<str>>);
 
     /// The uses within the capture that a read, or a write, must come after.
     fn open_uses(&self, shared: &Arc<SharedUses>, write: bool) -> SmallVec<[Ticket; 3]>;
 
-    /// Whether a node uses this memory.
+    /// True if a node uses this memory.
     fn uses(&self, shared: &Arc<SharedUses>) -> bool;
 
     /// The last write, within the capture, of memory that starts here.
     fn last_write(&self, start: Address) -> Option<Ticket>;
 }
 
-/// The streams of a capture may outlive its graph.
-struct Registered(Option<Weak<dyn CaptureMemory>>);
+/// The capture's extension. `Weak`, as the streams of a capture may outlive its graph.
+struct CaptureExtension(Option<Weak<dyn CaptureMemory>>);
 
 /// Sets the memory of a new capture.
 pub(super) fn register(capture: &Capture, memory: Weak<dyn CaptureMemory>) {
-    let _ = capture.extension(move || Arc::new(Registered(Some(memory))));
+    let _ = capture.extension(move || Arc::new(CaptureExtension(Some(memory))));
 }
 
 /// The memory of a capture.
 pub(super) fn of(capture: &Capture) -> Result<Arc<dyn CaptureMemory>> {
-    let registered = capture.extension(|| Arc::new(Registered(None)));
-    let memory = registered.and_then(|registered| registered.0.as_ref()?.upgrade());
-    memory.filter(|_| !capture.is_over()).ok_or_else(is_over)
+    let extension = capture.extension(|| Arc::new(CaptureExtension(None)));
+    let memory = extension.and_then(|extension| extension.0.as_ref()?.upgrade());
+    memory.filter(|_| !capture.is_over()).ok_or_else(capture_over_error)
 }
 
-/// The memory of the capture that serves requests for this stream or, without one, on this thread.
+/// The memory of the capture that serves requests for `stream` or, without a stream, on this thread.
 #[inline]
 pub(super) fn serving(device: &Device, stream: Option<&Stream>) -> Result<Option<Arc<dyn CaptureMemory>>> {
     match stream {
@@ -91,17 +88,17 @@ pub(super) fn serving(device: &Device, stream: Option<&Stream>) -> Result<Option
     }
 }
 
-pub(super) fn is_over() -> Error {
+pub(super) fn capture_over_error() -> Error {
     Error::new(ErrorKind::Usage, "its capture is over: use another stream")
 }
 
-/// Whether a node of a capture that this thread is in, at any level, uses this memory.
+/// True if a node of a capture that this thread is in, at any level, uses this memory.
 pub(super) fn is_used_by_current(shared: &Arc<SharedUses>) -> bool {
     Capture::entered().iter().any(|capture| of(capture).is_ok_and(|memory| memory.uses(shared)))
 }
 
 /// The error for work that is not captured, on a thread that is in a capture whose nodes use the same memory.
-pub(super) fn takes_no_part(stream: &Stream) -> Error {
+pub(super) fn not_captured_error(stream: &Stream) -> Error {
     let text = format!(
         "stream `{}` is not part of the capture whose nodes use the same memory: its work would run now, and at no \
          launch; use a stream of the capture, in an operator `cx.stream()`",
@@ -110,19 +107,19 @@ pub(super) fn takes_no_part(stream: &Stream) -> Error {
     Error::new(ErrorKind::Usage, text)
 }
 
-/// An exec that was dropped, and whose launches may still run.
+/// An exec that was dropped, and whose launches might still be running.
 pub(super) trait DroppedExec: Send + Sync {
-    /// Whether its launches use this memory.
+    /// True if its launches use this memory.
     fn uses(&self, shared: &Arc<SharedUses>) -> bool;
 
-    /// Whether it is an exec of this device.
+    /// True if it is an exec of this device.
     fn is_on(&self, backend: &Arc<dyn Backend>) -> bool;
 
     /// Destroys it if its launches are done. True once it is destroyed.
     fn destroy_if_done(&self) -> bool;
 }
 
-/// On all devices: graphs of other devices may use memory that is page-locked for one.
+/// The dropped execs of all devices: graphs of other devices may use memory that is page-locked for one device.
 static DROPPED_EXECS: Mutex<Vec<Weak<dyn DroppedExec>>> = Mutex::new(Vec::new());
 
 pub(super) fn add_dropped(exec: Weak<dyn DroppedExec>) {
@@ -131,7 +128,7 @@ pub(super) fn add_dropped(exec: Weak<dyn DroppedExec>) {
     execs.push(exec);
 }
 
-/// Destroys those of these dropped execs whose launches are done.
+/// Destroys the dropped execs for which `which` is true and whose launches are done.
 pub(super) fn destroy_done(which: impl Fn(&dyn DroppedExec) -> bool) {
     let all: Vec<_> = {
         let mut execs = lock(&DROPPED_EXECS);
@@ -144,41 +141,42 @@ pub(super) fn destroy_done(which: impl Fn(&dyn DroppedExec) -> bool) {
 }
 
 impl Memory {
-    /// An error for memory that the host and graphs would both access: a launch borrows nothing, and would write what
-    /// the host reads, or read what it writes.
+    /// Fails for memory that the host and graphs would both access: a launch borrows nothing, and could write memory
+    /// that the host reads, or read memory that the host writes.
     #[inline]
     pub(super) fn check_not_in_graph(&self, write: bool) -> Result<()> {
         match self.shared.get() {
-            Some(shared) if !mutants::is(Mutant::HostSliceLent) => shared.is_the_hosts(write).or_else(|_| {
-                // A graph that was dropped keeps it until its launches are known to be done: they may be done by now.
+            Some(shared) if !mutants::is(Mutant::HostSliceLent) => shared.check_host_access(write).or_else(|_| {
+                // A dropped graph keeps the memory until its launches are known to be done, and they may be done by
+                // now.
                 destroy_done(|exec| exec.uses(shared));
-                shared.is_the_hosts(write)
+                shared.check_host_access(write)
             }),
             _ => Ok(()),
         }
     }
 
-    /// True if a node of a graph allocates it, for launches of that graph.
+    /// True if a node of a graph allocates the memory, for launches of that graph.
     fn is_of_node(&self) -> bool {
         self.shared.get().is_some_and(|shared| shared.of_node)
     }
 
-    /// True if a launch of a graph may use it at any time, or if a node of a graph allocates it for that graph's
-    /// launches.
+    /// True if a launch of a graph may use the memory at any time, or if a node of a graph allocates it for that
+    /// graph's launches.
     pub(crate) fn is_in_graph(&self) -> bool {
         self.is_of_node() || self.check_not_in_graph(true).is_err()
     }
 
-    /// True if this thread can enqueue work on it only through graphs: a capture that it is in uses the memory, or a
-    /// node of a graph allocates it.
+    /// True if this thread can use the memory only through graphs: a capture that the thread is in uses the memory, or
+    /// a node of a graph allocates it.
     pub(crate) fn is_in_capture(&self) -> bool {
         self.shared.get().is_some_and(|shared| shared.of_node || is_used_by_current(shared))
     }
 
-    /// Called when the host gets a slice of it. The race checker need not know of slices of memory that no graph has
-    /// used so far: adding a node that uses it ends the borrow.
+    /// Reports to the race checker that the host gets a slice of the memory. Slices of memory that no graph has used so
+    /// far need no report: adding a node that uses the memory ends the borrow.
     #[inline]
-    pub(super) fn is_borrowed(&self, start: NonNull<u8>, exclusive: bool) {
+    pub(super) fn note_borrow(&self, start: NonNull<u8>, exclusive: bool) {
         if self.shared.get().is_some() {
             self.device.backend().host_borrow(start.as_ptr(), self.bytes, exclusive);
         }
@@ -186,11 +184,11 @@ impl Memory {
 
     /// The use lock, if graphs use the memory.
     #[inline]
-    pub(super) fn use_lock(&self) -> Option<UseLock> {
-        UseLock::at(std::iter::once(self.shared.get()))
+    pub(super) fn use_lock(&self) -> Option<UseLockGuard<'static>> {
+        UseLockGuard::for_memory(std::iter::once(self.shared.get()))
     }
 
-    /// Whether it is lent to another thread. Call it with the use lock held.
+    /// True if the memory is lent to another thread. Called with the use lock held.
     pub(super) fn is_lent(&self) -> bool {
         self.shared.get().is_some_and(|shared| shared.is_lent())
     }
@@ -201,17 +199,17 @@ impl Memory {
         of(capture)?.before_use(self.shared_uses(), stream, write)
     }
 
-    /// An error for work that is not captured, on a thread that is in a capture that uses the memory.
+    /// Fails for work that is not captured, on a thread that is in a capture that uses the memory.
     #[inline]
-    pub(super) fn is_not_captured(&self, stream: &Stream) -> Result<()> {
+    pub(super) fn check_not_captured(&self, stream: &Stream) -> Result<()> {
         match self.shared.get() {
             None => Ok(()),
-            Some(shared) => Self::is_outside(shared, stream),
+            Some(shared) => Self::check_uncaptured_use(shared, stream),
         }
     }
 
     #[cold]
-    fn is_outside(shared: &Arc<SharedUses>, stream: &Stream) -> Result<()> {
+    fn check_uncaptured_use(shared: &Arc<SharedUses>, stream: &Stream) -> Result<()> {
         if shared.of_node {
             let text = format!(
                 "stream `{}` would use memory that a node of a graph allocates: it exists only during its launches",
@@ -219,10 +217,10 @@ impl Memory {
             );
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        if is_used_by_current(shared) { Err(takes_no_part(stream)) } else { Ok(()) }
+        if is_used_by_current(shared) { Err(not_captured_error(stream)) } else { Ok(()) }
     }
 
-    /// If the capture is over, nothing was recorded, and the enqueue has returned the error.
+    /// If the capture is over, nothing was recorded, and the enqueue returned an error.
     #[cold]
     pub(super) fn note_captured(&self, ticket: &Ticket, capture: &Capture, write: bool) {
         if let Ok(memory) = of(capture) {
@@ -230,7 +228,7 @@ impl Memory {
         }
     }
 
-    /// The uses within the captures that this thread is in: waiting for them is an error.
+    /// The uses within the captures that this thread is in. Waiting for them is an error.
     pub(super) fn captured_uses(&self, write: bool) -> SmallVec<[Ticket; 3]> {
         let Some(shared) = self.shared.get() else { return SmallVec::new() };
         let captures = Capture::entered();

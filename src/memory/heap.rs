@@ -14,8 +14,8 @@ use std::{
 use super::{
     Location, MAX_BYTES, Memory, MemoryStats,
     accounting::{Accounting, DeviceTotals},
-    free_lists::{Block, Bound, FreeLists},
-    wait_queue::{Hunger, WaitQueue},
+    free_lists::{Block, FreeLists, Users},
+    wait_queue::{WaitQueue, WaiterCount},
 };
 use crate::{
     device::{Device, LossObserver, WeakDevice, backend::Backend},
@@ -26,10 +26,10 @@ use crate::{
 
 /// The source of a heap's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum HeapKind {
     /// The driver, whenever more is needed.
     Unbounded,
-    /// Reserved at creation: `count` blocks of `bytes` bytes.
+    /// `count` blocks of `bytes` bytes, allocated at creation.
     Blocks { bytes: u64, count: usize },
     /// The driver's own pool, on the streams themselves.
     StreamOrdered,
@@ -38,27 +38,27 @@ pub(super) enum Kind {
 /// See the [module](self).
 pub(crate) struct Heap {
     pub(super) device: WeakDevice,
-    /// For messages: `cuda:0`, `the host, page-locked for cuda:0`.
+    /// The place that messages name: `cuda:0`, `the host, page-locked for cuda:0`.
     pub(super) place: String,
     pub(super) backend: Arc<dyn Backend>,
     pub(super) ledger: Arc<Ledger>,
-    pub(super) kind: Kind,
-    /// Page-locked host memory.
+    pub(super) kind: HeapKind,
+    /// True for page-locked host memory.
     host: bool,
-    /// The most that it may hold of the driver's memory.
+    /// The maximum number of bytes that the heap holds of the driver's memory.
     limit: Option<u64>,
     granularity: u64,
     pub(super) wants_recycled: bool,
     pub(super) state: Mutex<HeapState>,
     pub(super) queue: WaitQueue,
-    /// The completion monitor's tick visits it, as long as memory is parked.
+    /// Set while the completion monitor sweeps the heap at each tick, which it does as long as memory is parked.
     pub(super) swept: WatchFlag,
 }
 
 /// The kind of a request for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
-    /// Answered at once. `drawn`: the number of bytes that were reserved for it.
+    /// Answered at once. `drawn` is the number of bytes that were reserved for the request.
     Immediate { drawn: u64 },
     /// Waits in the queue if no memory is free.
     Queued,
@@ -80,16 +80,16 @@ impl Request {
 /// The memory of a heap that is not in use, and the accounting of all of it.
 pub(super) struct HeapState {
     pub(super) free_lists: FreeLists<Box<Memory>>,
-    /// Of the driver's own pool: dropped and not yet returned, since the queue of its stream was full. It counts as
-    /// parked.
+    /// Memory of the driver's own pool that was dropped and is not yet returned, since the queue of its stream was
+    /// full. It counts as parked.
     #[allow(clippy::vec_box, reason = "the boxes were there before")]
     pub(super) unreturned: Vec<(Stream, Box<Memory>)>,
     pub(super) accounting: Accounting,
 }
 
 impl HeapState {
-    /// Takes out free blocks of `bytes` bytes, or as much as there is, with their sizes. They count as leaving until they
-    /// are released.
+    /// Takes out free blocks of at least `bytes` bytes in all, or all free blocks if there are fewer, with their sizes.
+    /// They count as leaving until they are released.
     pub(super) fn evict(&mut self, bytes: u64) -> Vec<(u64, Location)> {
         let mut sum = 0;
         let evicted = self.free_lists.drain_free(|size| {
@@ -110,7 +110,7 @@ impl HeapState {
 }
 
 impl Block for Box<Memory> {
-    /// Only the location: it must not keep device or heap alive, which own it.
+    /// Only the location: a free block must not keep alive the device and the heap, which own it.
     type Free = Location;
 
     #[inline]
@@ -119,29 +119,36 @@ impl Block for Box<Memory> {
     }
 
     #[inline]
-    fn bound(&mut self) -> Bound {
-        self.own_uses().bound()
+    fn users(&mut self) -> Users {
+        self.uses_mut().users()
     }
 
     fn forget_passed(&mut self) {
-        self.own_uses().forget_done();
+        self.uses_mut().forget_done();
     }
 
     #[inline]
     fn blocker(&mut self) -> (u64, u64) {
-        self.own_uses().last().unwrap_or_default()
+        self.uses_mut().last().unwrap_or_default()
     }
 }
 
 impl Heap {
-    /// Registers itself with the device. [`allocate_blocks`](Self::allocate_blocks) allocates its blocks.
-    pub(super) fn new(device: &Device, ledger: &Arc<Ledger>, kind: Kind, host: bool, limit: Option<u64>) -> Arc<Self> {
+    /// Creates a heap and registers it with the device. [`allocate_blocks`](Self::allocate_blocks) allocates its
+    /// blocks.
+    pub(super) fn new(
+        device: &Device,
+        ledger: &Arc<Ledger>,
+        kind: HeapKind,
+        host: bool,
+        limit: Option<u64>,
+    ) -> Arc<Self> {
         let backend = device.backend().clone();
         let limit = match kind {
-            Kind::Blocks { bytes, count } => Some(bytes.saturating_mul(count as u64)),
+            HeapKind::Blocks { bytes, count } => Some(bytes.saturating_mul(count as u64)),
             _ => limit,
         };
-        let hands_out_parked = matches!(kind, Kind::Blocks { .. }) && !host;
+        let hands_out_parked = matches!(kind, HeapKind::Blocks { .. }) && !host;
         let state = HeapState {
             free_lists: FreeLists::new(),
             unreturned: Vec::new(),
@@ -166,7 +173,7 @@ impl Heap {
             queue: WaitQueue::new(),
             swept: WatchFlag::new(),
         });
-        ledger.enter(&heap);
+        ledger.register(&heap);
         heap
     }
 
@@ -183,35 +190,36 @@ impl Heap {
         self.limit.or_else(|| if self.host { None } else { Some(self.backend.memory().ok()?.total) })
     }
 
-    /// Whether this much can ever be free here, as far as that is known.
+    /// True if `bytes` bytes can ever be free in this heap, as far as is known.
     pub(super) fn may_ever_hold(&self, bytes: usize) -> bool {
         let least = |bound: Option<u64>| bound.is_none_or(|bound| bytes as u64 <= bound);
         let of_device = || self.backend.memory().ok().map(|memory| memory.total);
         bytes <= MAX_BYTES && least(self.limit) && (self.host || least(of_device()))
     }
 
-    /// Whether it caches freed memory. Otherwise all of it returns to the driver, which has its own cache.
-    pub(super) fn keeps(&self) -> bool {
-        !self.host && self.kind == Kind::Unbounded || self.has_blocks()
+    /// True if the heap caches freed memory. If not, freed memory returns to the driver, which has its own cache.
+    pub(super) fn caches(&self) -> bool {
+        !self.host && self.kind == HeapKind::Unbounded || self.has_blocks()
     }
 
     pub(super) fn has_blocks(&self) -> bool {
-        matches!(self.kind, Kind::Blocks { .. })
+        matches!(self.kind, HeapKind::Blocks { .. })
     }
 
     #[inline]
     pub(super) fn size_for(&self, bytes: u64) -> Result<u64> {
         match self.kind {
-            Kind::Blocks { bytes: block, .. } if bytes > block => {
+            HeapKind::Blocks { bytes: block, .. } if bytes > block => {
                 let text = format!("asked for {bytes} bytes, and its blocks have {block} each: use larger blocks");
                 Err(Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone()))
             }
-            Kind::Blocks { bytes: block, .. } => Ok(block),
+            HeapKind::Blocks { bytes: block, .. } => Ok(block),
             _ => Ok(size_of_class(bytes, self.granularity)),
         }
     }
 
-    /// The error for a failed request, with the numbers: in blocks for blocks. `cause`: the driver's error.
+    /// The error for a failed request, with the usage. For a heap of blocks, the numbers count blocks. `cause` is the
+    /// driver's error.
     pub(super) fn exhausted(&self, bytes: u64, cause: Option<Error>) -> Error {
         let mut text = format!("asked for {bytes} bytes; {}", self.used_in_words());
         let stats = self.stats();
@@ -223,7 +231,7 @@ impl Heap {
                 text += &format!(", of {capacity}");
             }
         }
-        // The driver refused, not the allocator's own limit: other processes may hold memory.
+        // The driver refused the request, not the allocator's limit: other processes may hold memory.
         let refused = cause.filter(|_| lock(&self.state).accounting.has_room(bytes, 0));
         let free = refused.as_ref().and_then(|_| self.backend.memory().ok()).map(|info| info.free);
         if let Some(free) = free {
@@ -231,7 +239,7 @@ impl Heap {
         }
         let error = Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone());
         match refused {
-            // The driver's error has another cause.
+            // The driver has enough free memory, so its error has another cause.
             Some(cause) if free.is_none_or(|free| bytes <= free) => error.because(cause),
             _ => error,
         }
@@ -247,13 +255,13 @@ impl Heap {
         error
     }
 
-    /// The usage: in blocks for blocks.
+    /// The usage, in words. For a heap of blocks, the numbers count blocks.
     pub(super) fn used_in_words(&self) -> String {
         let (in_use, waiting, reserved, of) = match self.kind {
-            Kind::Blocks { bytes, count } => {
+            HeapKind::Blocks { bytes, count } => {
                 let state = lock(&self.state);
                 let of = &state.accounting;
-                let [out, parked, reserved] = [of.out(), of.parked(), of.reserved()].map(|of| of / bytes);
+                let [out, parked, reserved] = [of.blocks_in_use(), of.parked(), of.reserved()].map(|of| of / bytes);
                 (out, parked, reserved, format!(" of {count} blocks"))
             }
             _ => {
@@ -276,12 +284,12 @@ impl Heap {
         lock(&self.state).accounting.stats(capacity, self.has_blocks())
     }
 
-    /// Wakes the first task of the queue, and all beside it.
+    /// Wakes the first task in the queue, and all watchers.
     pub(super) fn wake(&self) {
         self.queue.first().wake();
     }
 
-    /// Wakes all tasks in the queue and beside it: the device is lost.
+    /// Wakes all tasks in the queue and all watchers: the device is lost.
     pub(super) fn wake_all(&self) {
         self.queue.wake_all();
     }
@@ -291,36 +299,36 @@ impl Heap {
     }
 }
 
-/// The heaps of a device, and what they share.
+/// The heaps of a device, and their shared state.
 #[derive(Default)]
 pub(crate) struct Ledger {
-    /// Includes dropped heaps until all of their memory is returned to the driver.
+    /// Includes a dropped heap until all of its memory is returned to the driver.
     pub(super) heaps: Mutex<Vec<Weak<Heap>>>,
-    /// Execs that were dropped and hold memory of the driver until their launches are done.
-    pub(super) ending: AtomicUsize,
+    /// The number of dropped execs that hold memory of the driver until their launches are done.
+    pub(super) dropped_execs: AtomicUsize,
     pub(super) totals: Arc<DeviceTotals>,
-    /// Threads that may be about to return memory to the driver.
+    /// The number of threads that may be about to return memory to the driver.
     pub(super) returners: AtomicUsize,
-    pub(super) hunger: Hunger,
+    pub(super) waiters: WaiterCount,
 }
 
 impl Ledger {
-    pub(super) fn enter(&self, heap: &Arc<Heap>) {
+    pub(super) fn register(&self, heap: &Arc<Heap>) {
         lock(&self.heaps).push(Arc::downgrade(heap));
     }
 
-    /// All of this heap's memory was returned to the driver.
-    pub(super) fn leave(&self, heap: &Heap) {
+    /// Removes a heap whose memory was returned to the driver.
+    pub(super) fn deregister(&self, heap: &Heap) {
         lock(&self.heaps).retain(|known| !std::ptr::eq(known.as_ptr(), heap));
     }
 
-    /// An exec was dropped. [`exec_has_ended`](Self::exec_has_ended) follows once the driver has its memory back.
-    pub(super) fn exec_ends(&self) {
-        self.ending.fetch_add(1, Ordering::SeqCst);
+    /// An exec was dropped. [`exec_destroyed`](Self::exec_destroyed) follows once the driver has its memory back.
+    pub(super) fn exec_dropped(&self) {
+        self.dropped_execs.fetch_add(1, Ordering::SeqCst);
     }
 
-    pub(super) fn exec_has_ended(&self) {
-        self.ending.fetch_sub(1, Ordering::SeqCst);
+    pub(super) fn exec_destroyed(&self) {
+        self.dropped_execs.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// The heaps of device memory, or of page-locked host memory.
@@ -329,7 +337,8 @@ impl Ledger {
         all.into_iter().filter(|heap| heap.is_host() == host).collect()
     }
 
-    /// Held by a thread that may return memory to the driver, from before that memory can be found nowhere else.
+    /// A thread that may return memory to the driver holds the guard, starting before the memory is taken out of its
+    /// heap.
     pub(super) fn returning(&self) -> ReturnGuard<'_> {
         self.returners.fetch_add(1, Ordering::SeqCst);
         ReturnGuard(self)
@@ -338,22 +347,22 @@ impl Ledger {
     /// Memory became free: wakes the waiting tasks.
     #[inline]
     pub(super) fn notify(&self) {
-        if self.is_hungry() {
+        if self.has_waiting_tasks() {
             self.wake();
         }
     }
 
-    /// The same where a lock may be held: runs at the end of a `Deferred` scope.
+    /// Like [`notify`](Self::notify), for code that may hold a lock: runs at the end of the `Deferred` scope.
     pub(super) fn notify_later(self: &Arc<Self>) {
-        if self.is_hungry() {
+        if self.has_waiting_tasks() {
             let ledger = self.clone();
             later("a waker panicked", move || ledger.notify());
         }
     }
 
     #[inline]
-    pub(super) fn is_hungry(&self) -> bool {
-        self.hunger.is_any()
+    pub(super) fn has_waiting_tasks(&self) -> bool {
+        self.waiters.is_any()
     }
 
     #[cold]
@@ -395,7 +404,7 @@ impl fmt::Debug for Ledger {
 }
 
 /// The size class of a request: eight classes per power of two, so that at most an eighth is wasted; from 16 MiB on,
-/// steps of 2 MiB. Where the driver does not round, neither does this.
+/// steps of 2 MiB. If the driver does not round sizes, neither does this function.
 fn size_of_class(bytes: u64, granularity: u64) -> u64 {
     const LARGEST_STEP: u64 = 2 << 20;
     if granularity == 1 {

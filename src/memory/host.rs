@@ -1,22 +1,21 @@
-//! The host's access to memory. Memory that no device copies from or to directly is staged: that of
-//! [`Device::host`](crate::Device::host), including the user's own.
+//! The host's access to memory, and the staging of memory that no device copies from or to directly: the memory of
+//! [`Device::host`](crate::Device::host), including the user's own memory.
 //!
-//! It is not page-locked. A direct copy would block: `cuMemcpyAsync` returns only when such memory has been copied,
-//! after all earlier work of the stream (CUDA Driver API, *API synchronization behavior*), and other users of the
-//! stream would wait that long, too.
-//! So it is **staged**. A copy to a device is first made in page-locked memory, immediately, and continues from there.
-//! A copy from a device arrives in page-locked memory, and is transferred when the host first accesses the memory
-//! ([`Buffer::read`](crate::Buffer::read), [`Wrapped::into_inner`](super::Wrapped::into_inner)); before that, a copy
-//! onwards to a device starts from the arrival. So streams never access the memory itself, and it can be freed as soon
-//! as its owner is dropped.
+//! This memory is not page-locked. A direct copy would block: `cuMemcpyAsync` returns only when pageable memory has
+//! been copied, after all earlier work of the stream (CUDA Driver API, *API synchronization behavior*), and other users
+//! of the stream would wait, too. So the memory is **staged**. For a copy to a device, the host first copies the data
+//! to page-locked memory, and the device copies from there. A copy from a device arrives in page-locked memory, and the
+//! host transfers it when it first accesses the memory ([`Buffer::read`](crate::Buffer::read),
+//! [`Wrapped::into_inner`](super::Wrapped::into_inner)); until then, a copy onwards to a device starts from the
+//! arrival. So streams never access the staged memory itself, and it can be freed as soon as its owner is dropped.
 //!
-//! A launch of a graph would not repeat the host's part: in a capture such copies are errors.
+//! A graph launch would not repeat the host's part of such a copy, so in a capture it is an error.
 
 use std::{ptr::NonNull, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::{Location, Memory, Owned, piece::Arrivals};
+use super::{Location, Memory, Owned, memory::Arrivals};
 use crate::{
     error::{Error, ErrorKind, Result},
     stream::Stream,
@@ -26,13 +25,13 @@ use crate::{
 /// Transfers the arrivals to the memory.
 ///
 /// # Safety
-/// The caller has exclusive access to `location`, host memory of `bytes` bytes; or there are no arrivals.
+/// The caller has exclusive access to `location`, host memory of `bytes` bytes, or there are no arrivals.
 pub(super) unsafe fn transfer_arrivals(location: Location, bytes: usize, arrivals: &mut Arrivals) -> Result<()> {
     let Location::Host(to) = location else { return Ok(()) };
-    // All or none: while one of them is tainted, every access fails with its error, until the memory is overwritten.
+    // All or none: while one arrival is tainted, every access fails with its error until the memory is overwritten.
     let all: SmallVec<[&[u8]; 1]> = arrivals.iter().map(|arrival| arrival.host_slice()).collect::<Result<_>>()?;
     for from in all {
-        // SAFETY: no longer than either; the arrival is separate memory.
+        // SAFETY: the length is at most that of either; the arrival is separate memory.
         unsafe { to.copy_from_nonoverlapping(NonNull::from(from).cast(), from.len().min(bytes)) };
     }
     arrivals.clear();
@@ -59,46 +58,46 @@ impl Memory {
         }
     }
 
-    /// The bytes, for reading by the host. An error if a write is in flight.
+    /// The bytes, for reading by the host. Fails if a write is in flight.
     pub(crate) fn host_slice(&self) -> Result<&[u8]> {
         let pointer = self.host_pointer()?;
         self.check_not_in_graph(false)?;
-        self.settled(false)?;
+        self.check_no_use_in_flight(false)?;
         self.transfer_arrivals()?;
         self.device.backend().host_access(pointer.as_ptr(), self.bytes, false)?;
-        self.is_borrowed(pointer, false);
+        self.note_borrow(pointer, false);
         // SAFETY: the memory is owned by this value, `bytes` long and initialised (`Backend` requires it). The device
         // does not write to it while `&self` is borrowed: no write is in flight; no node of a graph, or of a capture
-        // that may become one, writes it (`check_not_in_graph`: a node is counted from before it is added until no launch of
-        // it can come any more); and a new write, or a new node that writes, needs `&mut self`.
+        // that may become a graph, writes it (`check_not_in_graph`: a node is counted from before it is added until it
+        // can no longer be launched); and a new write, or a new node that writes, needs `&mut self`.
         Ok(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), self.bytes) })
     }
 
-    /// The bytes, for writing by the host. An error if anything is in flight.
+    /// The bytes, for writing by the host. Fails if a use is in flight.
     pub(crate) fn host_slice_mut(&mut self) -> Result<&mut [u8]> {
         let pointer = self.host_pointer()?;
-        self.writable()?;
+        self.check_writable()?;
         self.check_not_in_graph(true)?;
-        self.settled(true)?;
+        self.check_no_use_in_flight(true)?;
         self.transfer_arrivals()?;
         self.device.backend().host_access(pointer.as_ptr(), self.bytes, true)?;
-        self.is_borrowed(pointer, true);
+        self.note_borrow(pointer, true);
         // SAFETY: as in `host_slice`. The device neither reads nor writes it, no node of a graph or of a capture uses
         // it, and any new use needs this value, which is borrowed exclusively.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.as_ptr(), self.bytes) })
     }
 
-    fn settled(&self, write: bool) -> Result<()> {
+    fn check_no_use_in_flight(&self, write: bool) -> Result<()> {
         // Forgotten tickets may be the last handles of a stream.
         let _later = Deferred::new();
         let mut uses = self.uses();
         uses.forget_settled();
         let open = uses.open(write);
         drop(uses);
-        for (mut ticket, counts) in open {
-            if ticket.look()? {
-                if counts {
-                    ticket.sound()?;
+        for (mut ticket, taint_matters) in open {
+            if ticket.query()? {
+                if taint_matters {
+                    ticket.check_taint()?;
                 }
             } else {
                 let stream = ticket.stream().name().to_string();
@@ -113,33 +112,33 @@ impl Memory {
         Ok(())
     }
 
-    /// True if all enqueued work on it is done and valid. Those uses are then forgotten, together with what their
-    /// streams are ordered after. Queries the device without waiting for it.
+    /// True if all enqueued work on the memory is done and valid. These uses are then forgotten, together with the
+    /// order that their streams carry. Queries the device without waiting for it.
     ///
     /// # Errors
-    /// The error of that work.
+    /// The error of the enqueued work.
     pub(crate) fn forget_work(&mut self) -> Result<bool> {
         // Kept until the end, so that no ticket is dropped under the lock.
-        let all = self.own_uses().all();
-        let open = self.own_uses().open(true);
-        for (mut ticket, counts) in open {
-            if !ticket.look()? {
+        let all = self.uses_mut().all();
+        let open = self.uses_mut().open(true);
+        for (mut ticket, taint_matters) in open {
+            if !ticket.query()? {
                 return Ok(false);
             }
-            // Whether a read is tainted does not matter for the memory.
-            if counts {
-                ticket.sound()?;
+            // A tainted read does not affect the memory.
+            if taint_matters {
+                ticket.check_taint()?;
             }
         }
         if !all.is_empty() {
-            self.own_uses().forget_passed();
+            self.uses_mut().forget_passed();
             self.forget_work_on_arrivals();
         }
         Ok(true)
     }
 
-    /// An error for memory that devices cannot copy from and to directly.
-    pub(crate) fn is_page_locked(&self) -> Result<()> {
+    /// Fails for memory that devices cannot copy from and to directly.
+    pub(crate) fn check_page_locked(&self) -> Result<()> {
         if !self.is_staged() {
             return Ok(());
         }
@@ -148,12 +147,12 @@ impl Memory {
         Err(Error::new(ErrorKind::Usage, text))
     }
 
-    /// For memory whose uses are done: the same for arrivals that are not yet transferred.
+    /// Forgets the completed uses of arrivals that are not yet transferred.
     pub(super) fn forget_work_on_arrivals(&self) {
         let Some(arrivals) = self.arrivals.get() else { return };
         let arrivals = lock(arrivals).clone();
         for arrival in arrivals {
-            // Dropped after the lock.
+            // Dropped after the lock is released.
             let open = arrival.uses().all();
             arrival.uses().forget_passed();
             drop(open);
@@ -161,7 +160,8 @@ impl Memory {
     }
 
     /// Calls `show` with each piece of memory from which `stream` must copy to get the first `bytes` bytes: the last
-    /// arrival that is not yet transferred; before that, if it is shorter, earlier arrivals or a copy that is made now.
+    /// arrival that is not yet transferred, preceded, if it is shorter than `bytes`, by earlier arrivals or a copy that
+    /// is made now.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) while data is on its way from a device that the stream's device cannot copy from.
@@ -172,19 +172,19 @@ impl Memory {
         mut show: impl FnMut(&Memory, usize) -> Result<()>,
     ) -> Result<()> {
         let first = self.host_pointer()?;
-        // Allocated without the lock, if a copy on the host is needed: that may take a while.
+        // If a copy on the host is needed, its memory is allocated without the lock, since an allocation may take long.
         let mut blank = None;
         let (now, arrivals) = loop {
             let _later = Deferred::new();
             let mut arrivals = lock(self.arrivals());
             if arrivals.iter().any(|arrival| !arrival.device().copies_with(stream.device())) {
-                // This device cannot copy from the arrival: transfers it to the host memory first, if it is done.
-                // SAFETY: as in `Memory::transfer_arrivals`.
+                // The stream's device cannot copy from the arrival, so a completed arrival is transferred to the host
+                // memory first. SAFETY: as in `Memory::transfer_arrivals`.
                 unsafe { transfer_arrivals(self.location, self.bytes, &mut arrivals) }?;
             }
             let whole = arrivals.iter().rposition(|arrival| arrival.bytes() >= bytes);
-            // No more arrive meanwhile, as that needs exclusive access to the value; and a transfer does not change the
-            // arrivals.
+            // No arrival is added in the meantime, since that needs exclusive access to the value, and a transfer does
+            // not change the contents of an arrival.
             let on_their_way: SmallVec<[_; 1]> = arrivals[whole.unwrap_or(0)..].iter().cloned().collect();
             if whole.is_some() {
                 break (None, on_their_way);
@@ -195,9 +195,9 @@ impl Memory {
                 continue;
             };
             self.device.backend().host_access(first.as_ptr(), self.bytes, false)?;
-            // SAFETY: the memory is owned by this value and that long, as `copy` has checked. No stream writes to it,
-            // the host writes only through the value, which is borrowed, and arrivals are transferred under the lock
-            // held here.
+            // SAFETY: the memory is owned by this value and has at least `bytes` bytes, as `copy` has checked. No
+            // stream writes to it, the host writes only through the value, which is borrowed, and arrivals are
+            // transferred under the lock held here.
             let host = unsafe { std::slice::from_raw_parts(first.as_ptr(), bytes) };
             copy.host_slice_mut()?.copy_from_slice(host);
             break (Some(copy), on_their_way);
@@ -210,16 +210,16 @@ impl Memory {
         self.arrivals.get_or_init(|| Box::new(Mutex::at(Level::Arrivals, Arrivals::new())))
     }
 
-    /// Adds an arrival, whose copy was enqueued.
-    pub(super) fn arrives(&mut self, arrival: Owned) {
+    /// Adds an arrival whose copy was enqueued.
+    pub(super) fn add_arrival(&mut self, arrival: Owned) {
         self.arrivals();
         let arrivals = self.arrivals.get_mut().expect("just made").get_mut();
-        // The contents of arrivals that it covers completely are not needed any more.
+        // Arrivals that the new one covers completely are no longer needed.
         arrivals.retain(|before| before.bytes() > arrival.bytes());
         arrivals.push(Arc::new(arrival));
     }
 
-    /// Transfers arrivals, before an access by the host. No write to the memory is in flight.
+    /// Transfers the arrivals before an access by the host. No write to the memory is in flight.
     pub(super) fn transfer_arrivals(&self) -> Result<()> {
         let Some(arrivals) = self.arrivals.get() else { return Ok(()) };
         let _later = Deferred::new();
@@ -228,9 +228,9 @@ impl Memory {
         if arrivals.is_empty() {
             return Ok(());
         }
-        // SAFETY: the memory is owned by this value. No slice of it exists that was made before these arrivals: they
-        // are added by `arrives`, which needs exclusive access; and none is made before they are transferred, under
-        // this lock.
+        // SAFETY: the memory is owned by this value. No slice of the memory exists: a slice that was made before these
+        // arrivals has ended, as `add_arrival` needs exclusive access, and no slice is made before they are
+        // transferred, under this lock.
         unsafe { transfer_arrivals(self.location, self.bytes, &mut arrivals) }
     }
 }

@@ -1,11 +1,11 @@
-//! One launch: collects the arguments, orders and enqueues the work, notes the uses. Called by code that `#[kernel]`
-//! generates.
+//! One launch: collects the arguments, orders and enqueues the work, and notes the uses. Called by code that
+//! `#[kernel]` generates.
 
 use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{DeviceSlice, DeviceSliceMut, buffer::Access, shared_uses::UseLock};
+use super::{DeviceSlice, DeviceSliceMut, buffer::Access, use_lock::UseLockGuard};
 use crate::{
     device::{
         KernelType,
@@ -81,7 +81,7 @@ impl<'a> Call<'a> {
             Argument::Scalar(_) => None,
         });
         let (room, _use_lock) = stream
-            .make_room(|| UseLock::at(slices.clone().map(|memory| memory.shared.get())))
+            .make_room(|| UseLockGuard::for_memory(slices.clone().map(|memory| memory.shared.get())))
             .map_err(|error| error.at(place()))?;
         let mut args: SmallVec<[Arg<'_>; 8]> = SmallVec::with_capacity(given.len());
         for arg in &mut given {
@@ -127,7 +127,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Grid and block for this number of elements; `None` if there is nothing to do.
+    /// The grid and the block for `elements` elements; `None` if there are no elements.
     fn resolve(&self, elements: u64) -> Result<Option<([u32; 3], [u32; 3])>> {
         /// CUDA's limit for a grid's first dimension, since compute capability 3.0.
         const MAX_BLOCKS: u64 = (1 << 31) - 1;

@@ -11,7 +11,7 @@ pub(crate) enum Location {
     Host(NonNull<u8>),
 }
 
-// SAFETY: a plain location. Code that accesses it must own or borrow the memory.
+// SAFETY: a plain address. Code that accesses the memory must own or borrow it.
 unsafe impl Send for Location {}
 // SAFETY: as above.
 unsafe impl Sync for Location {}

@@ -11,21 +11,21 @@
 //! ```
 //!
 //! If a device is lost, every write that was ordered after its work is tainted, and so is all work that reads the
-//! result. A write that overwrites all of the memory is ordered after the tainted write, but not tainted by it: the
-//! memory is valid again. The same holds for the first use of memory that was freed, and of an envelope that returned
-//! to its pool.
+//! result. A write that overwrites all of the memory is ordered after the tainted write but is not tainted by it: the
+//! memory is valid again. The same holds for the first use of freed memory that is handed out again, and of an envelope
+//! that returned to its pool.
 //!
-//! The reads are a set: re-recording a single "read" event would forget the earlier of two readers.
+//! The reads are a set: a single "read" event that is recorded again would forget the earlier of two readers.
 //!
-//! # Where to find what
+//! # The files
 //! From the bottom up; no two files import each other.
 //!
 //! | | |
 //! |---|---|
 //! | `uses`, `location` | the recorded uses of a piece of memory, and where it is |
-//! | `accounting`, `stats`, `free_lists`, `wait_queue` | what a heap consists of: byte counts, freed memory, waiting tasks |
-//! | `piece` | a piece of memory, its owner, and the origin that it returns to |
-//! | `graphs`, `shared_uses`, `use_lock` | all that memory knows of graphs |
+//! | `accounting`, `stats`, `free_lists`, `wait_queue` | the parts of a heap: byte counts, freed memory, waiting tasks |
+//! | `memory` | a piece of memory, its owner, and the origin that it returns to |
+//! | `graphs`, `shared_uses`, `use_lock` | the interface to graphs |
 //! | `ordering` | the waits of an operation for the uses that it comes after |
 //! | `heap`, `reclaim`, `ordered` | the heap of an allocator, memory that is dropped, the driver's own pool |
 //! | `arena`, `alloc` | all heaps of a device, and which memory a request gets |
@@ -50,9 +50,10 @@ mod heap;
 mod host;
 pub(crate) mod launch;
 mod location;
+#[allow(clippy::module_inception, reason = "the folder's main type")]
+mod memory;
 mod ordered;
 mod ordering;
-mod piece;
 mod plain;
 mod reclaim;
 mod reserve;
@@ -68,19 +69,19 @@ mod wrapped;
 
 pub(crate) use accounting::Account;
 pub use allocator::Allocator;
-pub(crate) use allocator::can_hold;
+pub(crate) use allocator::check_capacity;
 pub(crate) use buffer::Sealed;
 pub use buffer::{Buffer, DeviceSlice, DeviceSliceMut, View, ViewMut};
 pub use external::{Addresses, EmulatedSlice, External, RoomForSlice};
 pub(crate) use location::Location;
-pub(crate) use piece::{MAX_BYTES, Memory, Owned};
+pub(crate) use memory::{MAX_BYTES, Memory, Owned};
 pub use plain::Plain;
 pub(crate) use plain::{bytes_of, elements, elements_mut};
 #[doc(hidden)]
 pub use reserve::Reservation;
-pub(crate) use reserve::{ReserveBlocker, Wait};
+pub(crate) use reserve::{MemoryWait, ReserveBlocker};
 pub use state::BufferState;
 pub use stats::MemoryStats;
 pub use uses::HostAccess;
-pub(crate) use waiting::memory_passes;
+pub(crate) use waiting::wait_for_reusable_memory;
 pub use wrapped::Wrapped;

@@ -1,13 +1,13 @@
 //! Stream-ordered memory: the driver's own pool, on the streams themselves.
 //!
 //! ```text
-//!   alloc on s   enqueued: the memory is valid from this point of s on; others wait for it, as for a write on s
-//!   drop         s waits, on the device, for the uses on others; then the free is enqueued into s: at once if there is
+//!   alloc on s   enqueued: the memory is valid from this point of s on; other streams wait for it, as for a write on s
+//!   drop         s waits, on the device, for the uses on other streams; then the free is enqueued into s: at once if there is
 //!                room, otherwise once there is, at a tick of the completion monitor or by an allocation that
 //!                finds no memory
 //! ```
 //!
-//! The driver decides what is reused and when. wakeline counts the requested bytes until the free has run.
+//! The driver decides which memory is reused, and when. wakeline counts the requested bytes until the free has run.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::{
     Location, Memory, Owned,
     accounting::Extent,
     heap::{Heap, Request},
-    piece::Origin,
+    memory::Origin,
 };
 use crate::{
     device::Device,
@@ -37,8 +37,8 @@ impl Heap {
         })?;
         match self.try_alloc_on(device, bytes, stream, request) {
             Err(error) if error.is_out_of_memory() => {
-                // Freed memory whose uses are done is counted as free now, and other allocators' cached memory may make
-                // room.
+                // This counts freed memory whose uses are done as free, and returning cached memory of other allocators
+                // may make room.
                 self.ledger.sweep(false);
                 self.ledger.trim(false);
                 let again = self.try_alloc_on(device, bytes, stream, request);
@@ -81,7 +81,7 @@ impl Heap {
                 let origin = OrderedOrigin { heap: self.clone(), stream: stream.clone() };
                 let location = Location::Device(address);
                 let mut memory = Memory::owned(device.clone(), location, block, stream.id(), Arc::new(origin));
-                memory.own_uses().written_by(&ticket);
+                memory.uses_mut().written_by(&ticket);
                 Ok(memory)
             }
             (made, _) => {
@@ -96,14 +96,14 @@ impl Heap {
     }
 }
 
-/// Memory of the driver's own pool returns there through this stream.
+/// The origin of memory of the driver's own pool: the memory is freed to the pool on `stream`.
 struct OrderedOrigin {
     heap: Arc<Heap>,
     stream: Stream,
 }
 
 impl Origin for OrderedOrigin {
-    /// Frees it to the driver's pool, in stream order.
+    /// Frees the memory to the driver's pool, in stream order.
     #[cold]
     fn take_back(self: Arc<Self>, memory: Box<Memory>) {
         let Some(mut memory) = memory.unless_shared(&self) else { return };
@@ -128,14 +128,14 @@ impl Origin for OrderedOrigin {
     }
 }
 
-/// Enqueues the free, if the stream's queue has room. `asks`: the device may be queried for room.
+/// Enqueues the free if the stream's queue has room. `asks` is true if the device may be queried for room.
 fn free_if_room(memory: &mut Memory, stream: &Stream, asks: bool) -> Freed {
     let Location::Device(address) = memory.location else { return Freed::Not };
     if memory.device.is_lost() {
         return Freed::Not;
     }
     let Some(permit) = stream.room_if_any(asks) else { return Freed::Later };
-    let ordered = memory.own_uses().each(|ticket| stream.wait_until_over(ticket));
+    let ordered = memory.uses_mut().each(|ticket| stream.wait_until_over(ticket));
     let freed = ordered.and_then(|()| {
         // SAFETY: the address came from `alloc_on` of this device, its owner was dropped, and the stream comes after all
         // work that was enqueued with it.
@@ -162,13 +162,13 @@ enum Freed {
     Enqueued,
     /// The stream's queue is full.
     Later,
-    /// Refused: the memory is leaked.
+    /// Failed: the memory is leaked.
     Not,
 }
 
 impl Heap {
     /// Enqueues the frees of memory that was dropped while its stream's queue was full, where there is room now. The
-    /// memory counts as parked all the while: a task that checks meanwhile finds that it will become free.
+    /// memory counts as parked the whole time, so a task that checks in between finds that it will become free.
     pub(super) fn retry_frees(&self) {
         if !Capture::may_query_device() {
             return;
@@ -176,7 +176,7 @@ impl Heap {
         let unreturned = std::mem::take(&mut lock(&self.state).unreturned);
         let mut full: Option<u64> = None;
         for (stream, mut memory) in unreturned {
-            // One answer for all further memory of the same stream.
+            // If the queue of a stream is full, it is not queried again for more memory of the same stream.
             let is_full = full == Some(stream.id());
             let freed = if is_full { Freed::Later } else { free_if_room(&mut memory, &stream, true) };
             let mut state = lock(&self.state);
@@ -195,7 +195,7 @@ impl Heap {
         }
     }
 
-    /// The end of the stream whose queue had no room for a free: once that has passed, there is room.
+    /// The end of the stream whose queue had no room for a free: once it has passed, there is room.
     pub(super) fn queue_end(&self) -> Option<Ticket> {
         let stream = lock(&self.state).unreturned.first()?.0.clone();
         Some(stream.ticket())
@@ -240,7 +240,7 @@ mod tests {
         let (_memory, filled) = fills.join().unwrap();
         stream.synchronize_blocking().unwrap();
         assert!(filled.is_ok() && in_time, "it waited for room in the stream's queue: {filled:?}");
-        // Memory that found no room is freed when there is some.
+        // Memory that found no room is freed once there is room.
         while pool.stats().waiting > 0 {
             std::thread::yield_now();
         }

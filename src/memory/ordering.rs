@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use super::{HostAccess, Memory, uses::ask_readers};
+use super::{HostAccess, Memory, uses::query_readers};
 use crate::{
     error::{Error, ErrorKind, Result},
     mutants::{self, Mutant},
@@ -13,11 +13,11 @@ use crate::{
 
 impl Memory {
     pub(crate) fn before_read(&self, stream: &Stream) -> Result<()> {
-        self.on_known_device(stream)?;
+        self.check_copy_path(stream)?;
         if let Some(capture) = stream.capture() {
             return self.before_captured(stream, capture, false);
         }
-        self.is_not_captured(stream)?;
+        self.check_not_captured(stream)?;
         if !self.device.tracked() {
             return self.before_untracked(stream, false);
         }
@@ -30,13 +30,14 @@ impl Memory {
     }
 
     /// Makes `stream` wait for the uses that a write must come after. The write may read the contents, or leave a part
-    /// of them.
+    /// of them unchanged.
     #[inline]
     pub(crate) fn before_write(&mut self, stream: &Stream) -> Result<()> {
         self.before_write_of(stream, false)
     }
 
-    /// The same for a write that overwrites the first `bytes` bytes without reading them.
+    /// Like [`before_write`](Self::before_write), for a write that overwrites the first `bytes` bytes without reading
+    /// them.
     #[inline]
     pub(crate) fn before_overwrite(&mut self, stream: &Stream, bytes: usize) -> Result<()> {
         self.before_write_of(stream, bytes >= self.bytes)
@@ -44,11 +45,11 @@ impl Memory {
 
     #[inline]
     fn before_write_of(&mut self, stream: &Stream, whole: bool) -> Result<()> {
-        self.on_known_device(stream)?;
+        self.check_copy_path(stream)?;
         if let Some(capture) = stream.capture() {
             return self.before_captured(stream, capture, true);
         }
-        self.is_not_captured(stream)?;
+        self.check_not_captured(stream)?;
         if !self.device.tracked() {
             return self.before_untracked(stream, true);
         }
@@ -58,12 +59,12 @@ impl Memory {
             return uses.before_write(stream, whole, self.survives_other_devices());
         }
         let outlives = self.survives_other_devices();
-        self.own_uses().before_write(stream, whole, outlives)
+        self.uses_mut().before_write(stream, whole, outlives)
     }
 
-    /// Called before a write or a read if the test hook has disabled the tracking of the memory's device. The order of
-    /// two streams on untracked devices is left to the race checker. It does not see streams of an unchecked handle, so
-    /// those are ordered all the same.
+    /// Called before a write or a read if the test hook has disabled tracking on the memory's device. Two streams on
+    /// untracked devices are not ordered, so that the race checker finds the race. The race checker does not see
+    /// streams of an unchecked handle, so these are ordered nevertheless.
     #[cold]
     fn before_untracked(&self, stream: &Stream, write: bool) -> Result<()> {
         let open: SmallVec<[Ticket; 3]> = if write { self.uses().all() } else { self.uses().before_reads().all() };
@@ -72,7 +73,7 @@ impl Memory {
     }
 
     #[inline]
-    fn on_known_device(&self, stream: &Stream) -> Result<()> {
+    fn check_copy_path(&self, stream: &Stream) -> Result<()> {
         if self.device.copies_with(stream.device()) {
             return Ok(());
         }
@@ -88,7 +89,7 @@ impl Memory {
                 // The forgotten tickets are dropped without the lock.
                 let noted = self.uses().read_by(ticket);
                 if noted.are_many {
-                    ask_readers(|with| with(&mut self.uses()));
+                    query_readers(|with| with(&mut self.uses()));
                 }
             }
             Some(capture) => self.note_captured(ticket, capture, false),
@@ -98,31 +99,31 @@ impl Memory {
     #[inline]
     pub(crate) fn note_write(&mut self, ticket: &Ticket) {
         match ticket.stream().capture() {
-            None => self.own_uses().written_by(ticket),
+            None => self.uses_mut().written_by(ticket),
             Some(capture) => self.note_captured(ticket, capture, true),
         }
     }
 
-    /// Marks its uses now, for work elsewhere that will be ordered after them.
+    /// Marks the uses now, for work on other streams that will be ordered after them.
     pub(crate) fn commit(&mut self) -> Result<()> {
         let _later = Deferred::new();
-        self.own_uses().commit()
+        self.uses_mut().commit()
     }
 
-    /// As [`commit`](Self::commit), for one of several readers.
+    /// Like [`commit`](Self::commit), for one of several readers.
     pub(crate) fn commit_shared(&self) -> Result<()> {
         let _later = Deferred::new();
         self.uses().commit()
     }
 
-    /// As [`commit`](Self::commit); returns the last write if it is of this stream.
+    /// Like [`commit`](Self::commit). Returns the last write if it was made on `stream`.
     #[inline]
     pub(crate) fn commit_by(&mut self, stream: Option<&Stream>) -> Result<Option<Ticket>> {
         let _later = Deferred::new();
-        let mut uses = self.own_uses();
+        let mut uses = self.uses_mut();
         uses.commit()?;
         let write = uses.write.as_ref().filter(|write| stream.is_some_and(|stream| write.stream().is(stream)));
-        Ok(write.map(Ticket::point))
+        Ok(write.map(Ticket::unmarked))
     }
 
     /// True if the contents survive the loss of another device that wrote them.
@@ -131,12 +132,12 @@ impl Memory {
         self.is_host() || !self.device.is_lost()
     }
 
-    /// An error if the contents are known to be lost with a device. Queries no device.
+    /// Fails if the contents are known to be lost with a device. Queries no device.
     pub(crate) fn check_contents(&self) -> Result<()> {
         self.uses().check_contents(self.survives_other_devices())
     }
 
-    /// What the host must wait for before it reads or, with `write`, writes.
+    /// A future that resolves once the host may read or, with `write`, write the memory.
     pub(crate) fn host_access(&self, write: bool) -> HostAccess {
         let captured = self.captured_uses(write);
         let uses = self.uses();

@@ -12,7 +12,7 @@ use crate::{
 /// Elements have at least one byte and an alignment of at most 256. The addresses of device memory are multiples of 256
 /// (CUDA C++ Programming Guide, *Device Memory Accesses*: an address that an allocation routine of the driver or the
 /// runtime returns is aligned to at least 256 bytes), and so are those of wakeline's page-locked memory and emulated
-/// devices. A buffer, an envelope or a hub of chunks of other elements does not compile:
+/// devices. A buffer, an envelope or a chunk hub with other elements does not compile:
 ///
 /// ```compile_fail,E0080
 /// #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -30,8 +30,8 @@ use crate::{
 /// # Ok::<(), wakeline::Error>(())
 /// ```
 pub trait Plain: bytemuck::Pod + Send + Sync + 'static {
-    /// Evaluated wherever memory is allocated for elements of the type: a compile error for a type of size 0, or of an
-    /// alignment that memory does not have.
+    /// Evaluated wherever memory is allocated for elements of the type. Fails to compile for a type of size 0, or with
+    /// an alignment of more than 256.
     #[doc(hidden)]
     const FITS: () = {
         assert!(size_of::<Self>() > 0, "elements of size 0 are not supported");

@@ -1,9 +1,9 @@
 //! Reclaim: what happens to memory when its owner drops it.
 //!
 //! ```text
-//!             no work uses it                          kept: for the next allocation; otherwise returned to the driver
+//!             no stream uses it                        cached for the next allocation, or returned to the driver
 //!   dropped ───────────────────> free ─────────────>
-//!      │ work uses it               ^
+//!      │ a stream uses it           ^
 //!      v                            │ its uses have passed: found by an allocation, or at the monitor's tick
 //!   parked ─────────────────────────┤
 //!      │                            └ or handed out before that, to a stream that comes after them
@@ -20,9 +20,9 @@ use smallvec::SmallVec;
 use super::{
     Location, Memory,
     accounting::{Extent, Released},
-    free_lists::Bound,
-    heap::{Heap, HeapState, Kind},
-    piece::Origin,
+    free_lists::Users,
+    heap::{Heap, HeapKind, HeapState},
+    memory::Origin,
     uses::Uses,
 };
 use crate::{
@@ -39,36 +39,36 @@ impl Origin for Heap {
             memory.forget_arrivals();
         }
         let own = memory.stream;
-        let mut uses = memory.own_uses();
+        let mut uses = memory.uses_mut();
         uses.forget_passed();
         if mutants::is(Mutant::EarlyReuse) {
             *uses = Uses::default();
         }
-        let mut bound = uses.bound();
-        let is_simple = |bound| bound == Bound::ToNone || bound == Bound::To(own);
-        if !is_simple(bound) && uses.any_is(Ticket::has_ended) {
+        let mut users = uses.users();
+        let is_simple = |users| users == Users::None || users == Users::One(own);
+        if !is_simple(users) && uses.any_is(Ticket::has_ended) {
             uses.forget_done();
-            bound = uses.bound();
+            users = uses.users();
         }
         drop(uses);
         if memory.device.is_lost() {
             return self.leak(&memory);
         }
-        if !is_simple(bound) {
-            // Other streams have to wait for these uses, and a mark that is made now covers no later work. On the
+        if !is_simple(users) {
+            // Other streams have to wait for these uses, and a mark that is recorded now covers no later work. On the
             // stream that the memory was allocated for, it is reused without a mark.
             let _ = memory.commit();
         }
-        match bound {
-            Bound::ToNone => self.return_free(&memory),
-            Bound::To(stream) => self.park(memory, Some(stream)),
-            Bound::ToSeveral => self.park(memory, None),
+        match users {
+            Users::None => self.return_free(&memory),
+            Users::One(stream) => self.park(memory, Some(stream)),
+            Users::Several => self.park(memory, None),
         }
     }
 
     fn own(&self, flow: usize, bytes: u64) {
         lock(&self.state).accounting.own(flow, bytes);
-        // Tasks that wait for memory may decide differently now.
+        // This may change what tasks that wait for memory decide.
         self.ledger.notify();
     }
 
@@ -78,20 +78,21 @@ impl Origin for Heap {
 }
 
 impl Heap {
-    /// Puts it in the free lists, bound to this stream or, without one, to several.
+    /// Puts the memory in the free lists, as memory that stream `to` or, if `to` is `None`, several streams might still
+    /// be using.
     #[inline]
     fn park(self: Arc<Self>, mut memory: Box<Memory>, to: Option<u64>) {
         memory.origin = Some(self.clone());
         self.park_with(memory, |state, memory| state.free_lists.park(memory, to));
     }
 
-    /// Counts it as parked from now on, and stores it with `keep`.
+    /// Counts the memory as parked, and stores it with `keep`.
     #[inline]
     pub(super) fn park_with(self: &Arc<Self>, memory: Box<Memory>, keep: impl FnOnce(&mut HeapState, Box<Memory>)) {
         let mut state = lock(&self.state);
         state.accounting.park(memory.extent());
-        // Under the lock: a task that becomes hungry after this, and a sweep that stops, find the memory in the free
-        // lists.
+        // Checked under the lock: a task that starts to wait after this check, and a sweep that stops after it, find
+        // the memory in the free lists.
         let must_notify = self.must_notify();
         keep(&mut state, memory);
         drop(state);
@@ -102,10 +103,10 @@ impl Heap {
     }
 
     fn return_free(&self, memory: &Memory) {
-        let _gives = (!self.keeps()).then(|| self.ledger.returning());
+        let _gives = (!self.caches()).then(|| self.ledger.returning());
         let mut state = lock(&self.state);
         state.accounting.return_free(memory.extent());
-        if self.keeps() {
+        if self.caches() {
             state.free_lists.put_free(memory.size, memory.location);
             drop(state);
         } else {
@@ -116,17 +117,17 @@ impl Heap {
         self.ledger.notify();
     }
 
-    /// The device may still access it, and it will never be known when it no longer does.
+    /// Leaks the memory: the device might still access it, and it will never be known when it no longer does.
     #[cold]
     pub(super) fn leak(&self, memory: &Memory) {
         lock(&self.state).accounting.leak(memory.extent());
         self.leaked(memory);
     }
 
-    /// True if newly parked memory must be announced: to the completion monitor, or to tasks that wait for memory.
+    /// True if the completion monitor or waiting tasks must be notified of newly parked memory.
     #[inline]
     fn must_notify(&self) -> bool {
-        !self.swept.is_on() || self.ledger.is_hungry()
+        !self.swept.is_on() || self.ledger.has_waiting_tasks()
     }
 
     /// Makes the completion monitor sweep this heap while anything is parked.
@@ -135,8 +136,8 @@ impl Heap {
         if self.swept.start()
             && let Some(device) = self.device.upgrade()
         {
-            // The heap keeps itself alive as long as anything is parked. What another sweep finds first is returned to
-            // the driver at once.
+            // The heap keeps itself alive as long as memory is parked. If another sweep settles that memory first, it
+            // is returned to the driver at once.
             let (heap, ledger) = (Arc::downgrade(self), self.ledger.clone());
             let tick = move || {
                 let _gives = ledger.returning();
@@ -156,7 +157,8 @@ impl Heap {
         lock(&self.state).accounting.parked() > 0
     }
 
-    /// Queries the progress of the streams that memory is parked for. Memory whose uses have passed becomes free.
+    /// Queries the progress of the streams that might still be using parked memory. Memory whose uses have passed
+    /// becomes free.
     pub(super) fn sweep(&self) {
         self.retry_frees();
         let last: SmallVec<[Ticket; 4]> = last_of_each(lock(&self.state).free_lists.ends());
@@ -166,17 +168,17 @@ impl Heap {
     }
 
     /// The only place where a heap queries the device. During a capture it does not: this thread may be capturing a
-    /// library's calls, and a query would invalidate the capture. Memory that is known to have passed is found even
-    /// then.
+    /// library's calls, and a query would invalidate the capture. Memory whose uses are known to have passed is found
+    /// without a query.
     ///
-    /// `size`: only blocks of this size are inspected.
+    /// With `size`, only blocks of this size are inspected.
     pub(super) fn observe(&self, tickets: SmallVec<[Ticket; 4]>, size: Option<u64>) {
         let may_ask = Capture::may_query_device();
         let mut lost = false;
         for mut ticket in tickets {
             lost |= match may_ask {
-                // Any other error: it is queried again later.
-                true => ticket.recheck().is_err_and(|error| error.is_device_lost()),
+                // After any other error, it is queried again later.
+                true => ticket.query_progress().is_err_and(|error| error.is_device_lost()),
                 false => ticket.stream().device().is_lost(),
             };
         }
@@ -186,7 +188,7 @@ impl Heap {
         let mut settled = Extent::default();
         let mut passed: SmallVec<[Box<Memory>; 8]> = SmallVec::new();
         // Memory of the driver's own pool was already freed there.
-        let at_driver = self.kind == Kind::StreamOrdered;
+        let at_driver = self.kind == HeapKind::StreamOrdered;
         state.free_lists.settle(size, |memory| {
             settled.size += memory.size;
             settled.bytes += memory.bytes as u64;
@@ -195,10 +197,10 @@ impl Heap {
             location
         });
         state.accounting.settle(settled, at_driver);
-        let evicted = if self.keeps() { Vec::new() } else { state.evict(u64::MAX) };
+        let evicted = if self.caches() { Vec::new() } else { state.evict(u64::MAX) };
         let leaked = if lost { state.leak_parked(is_never_free) } else { Vec::new() };
         drop(state);
-        // Their handles of the device and of this heap are not dropped under the lock.
+        // Dropped without the lock: they hold handles of the device and of this heap.
         drop(passed);
         self.release(evicted);
         leaked.iter().for_each(|memory| self.leaked(memory));
@@ -207,7 +209,7 @@ impl Heap {
         }
     }
 
-    /// Returns free memory to the driver, and the number of bytes to the caller.
+    /// Returns free memory to the driver. Returns the number of bytes.
     pub(super) fn trim(&self) -> u64 {
         if self.has_blocks() {
             return 0;
@@ -221,7 +223,7 @@ impl Heap {
         bytes
     }
 
-    /// Returns blocks of these sizes, which count as leaving, to the driver. Nothing uses them.
+    /// Returns blocks that count as leaving to the driver. Nothing uses them.
     pub(super) fn release(&self, blocks: impl IntoIterator<Item = (u64, Location)>) {
         let released = self.give_to_driver(blocks);
         if released.all > 0 {
@@ -229,7 +231,7 @@ impl Heap {
         }
     }
 
-    /// Takes no lock of the heap.
+    /// Acquires no lock of the heap.
     fn give_to_driver(&self, blocks: impl IntoIterator<Item = (u64, Location)>) -> Released {
         let mut released = Released::default();
         for (size, location) in blocks {
@@ -250,8 +252,8 @@ impl Heap {
         released
     }
 
-    /// Called once it counts as leaked. Unfinished work of other devices may still use it: the lost device is kept alive until
-    /// then, since an emulated device frees its memory when it is dropped.
+    /// Called once the memory counts as leaked. Unfinished work on other devices might still be using it: the lost
+    /// device is kept alive until that work is done, since an emulated device frees its memory when it is dropped.
     pub(super) fn leaked(&self, memory: &Memory) {
         let own = memory.device.unchecked();
         let is_open = |ticket: &Ticket| ticket.stream().device().unchecked() != own && !ticket.is_done();
@@ -260,8 +262,8 @@ impl Heap {
         if let Some(other) = open.first().map(|ticket| ticket.stream().device().clone()) {
             let device = memory.device.clone();
             let goes_on = move || {
-                // A device that fails meanwhile is queried again, until it runs nothing any more.
-                open.retain(|ticket| !ticket.look().is_ok_and(|done| done) && !ticket.is_done());
+                // If a device fails, it is queried again until it no longer runs any work.
+                open.retain(|ticket| !ticket.query().is_ok_and(|done| done) && !ticket.is_done());
                 let _kept = &device;
                 !open.is_empty()
             };
@@ -273,8 +275,8 @@ impl Heap {
         log(move || tracing::warn!(bytes = asked, "memory of a lost device was leaked"));
     }
 
-    /// The uses of the memory that was freed first, if any is parked; otherwise what memory that waits to be freed on
-    /// its stream waits for.
+    /// The uses of the memory that was parked first. If none is parked, the end of a stream whose full queue delays a
+    /// free.
     pub(super) fn oldest(&self) -> SmallVec<[Ticket; 4]> {
         let first = first_of_each(lock(&self.state).free_lists.firsts(None));
         if first.is_empty() { self.queue_end().into_iter().collect() } else { first }
@@ -285,17 +287,17 @@ impl Drop for Heap {
     fn drop(&mut self) {
         // Nothing is parked: otherwise the completion monitor would hold this heap.
         let evicted = self.state.get_mut().evict(u64::MAX);
-        // May run under the lock of another heap, if that dropped the last ticket of a stream.
+        // This may run under the lock of another heap, if that heap dropped the last ticket of a stream.
         let released = self.give_to_driver(evicted);
         self.state.get_mut().accounting.released(released);
-        self.ledger.leave(self);
-        // The memory is the driver's again, and other allocators' waiters may need it.
+        self.ledger.deregister(self);
+        // The driver has the memory again, and waiters of other allocators may need it.
         self.ledger.notify();
     }
 }
 
-/// True if a use of this memory will never be known to be over: it is on a lost device. Exception: a lost emulated device
-/// other than the memory's own is known to run nothing any more once it has stopped.
+/// True if a use of this memory will never be known to be over, since it is on a lost device. Exception: if a lost
+/// emulated device other than the memory's own has stopped, it is known to run no more work.
 fn is_never_free(memory: &Memory) -> bool {
     let own = memory.device.is_lost();
     memory.uses().any_is(|ticket| {
@@ -304,10 +306,10 @@ fn is_never_free(memory: &Memory) -> bool {
     })
 }
 
-/// Up to this number, tickets are searched linearly.
-const FEW: usize = 16;
+/// Up to this number of tickets, the search is linear.
+const MAX_LINEAR: usize = 16;
 
-/// For each stream that these are bound to, the earliest ticket.
+/// The earliest ticket of each stream that might be using these pieces of memory.
 pub(super) fn first_of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>) -> SmallVec<[Ticket; 4]> {
     of_each(all, |new, known| new < known)
 }
@@ -318,7 +320,7 @@ fn last_of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>) -> SmallVec<[Tic
 
 fn of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>, takes_over: fn(u64, u64) -> bool) -> SmallVec<[Ticket; 4]> {
     let mut tickets: SmallVec<[Ticket; 4]> = SmallVec::new();
-    // Index by stream, used once there are more than a few.
+    // The index by stream, used for more than [`MAX_LINEAR`] tickets.
     let mut places = HashMap::new();
     for memory in all {
         let _ = memory.uses().each(|ticket| {
@@ -332,9 +334,9 @@ fn of_each<'a>(all: impl Iterator<Item = &'a Box<Memory>>, takes_over: fn(u64, u
                 Some(_) => {}
                 None => {
                     tickets.push(ticket.clone());
-                    if tickets.len() == FEW {
+                    if tickets.len() == MAX_LINEAR {
                         places.extend(tickets.iter().enumerate().map(|(at, ticket)| (ticket.stream().id(), at)));
-                    } else if tickets.len() > FEW {
+                    } else if tickets.len() > MAX_LINEAR {
                         places.insert(stream.id(), tickets.len() - 1);
                     }
                 }

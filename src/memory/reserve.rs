@@ -9,9 +9,9 @@ use super::{
     Allocator, Buffer, MAX_BYTES, Plain,
     accounting::Accounting,
     bytes_of,
-    heap::{Heap, Kind, Request},
+    heap::{Heap, HeapKind, Request},
     wait_queue::WaitSlot,
-    waiting::Oldest,
+    waiting::OldestWait,
 };
 use crate::{
     error::Result,
@@ -20,9 +20,9 @@ use crate::{
 };
 
 impl Heap {
-    /// What prevents a reservation for an operator of this flow.
-    pub(super) fn lacks(&self, bytes: u64, flow: usize) -> ReserveBlocker {
-        let others = self.others();
+    /// The reason why a reservation for an operator of this flow is not possible now.
+    pub(super) fn blocker(&self, bytes: u64, flow: usize) -> ReserveBlocker {
+        let others = self.spare_in_other_heaps();
         let state = lock(&self.state);
         if self.fits(&state.accounting, bytes, others) {
             return ReserveBlocker::Nothing;
@@ -30,7 +30,7 @@ impl Heap {
         let counts = &state.accounting;
         let parked = if self.has_blocks() && !self.is_host() { 0 } else { counts.parked() };
         let limit = self.capacity().unwrap_or(u64::MAX);
-        if parked > 0 && counts.out().saturating_add(counts.reserved()).saturating_add(bytes) <= limit {
+        if parked > 0 && counts.blocks_in_use().saturating_add(counts.reserved()).saturating_add(bytes) <= limit {
             return ReserveBlocker::Streams;
         }
         let whole = if self.limit().is_some() || self.is_host() {
@@ -45,18 +45,18 @@ impl Heap {
         }
     }
 
-    /// Bytes in spare blocks of other allocators of the device. Called with no heap's lock held.
-    fn others(&self) -> u64 {
+    /// Bytes in unused blocks of the device's other allocators. Called without a heap's lock.
+    fn spare_in_other_heaps(&self) -> u64 {
         if self.limit().is_some() || self.is_host() { 0 } else { self.ledger.spare_blocks() }
     }
 
     fn fits(&self, counts: &Accounting, bytes: u64, others: u64) -> bool {
         match self.limit() {
             Some(_) => counts.has_room(bytes, 0),
-            // Other allocators of the device have their share.
+            // The other allocators of the device count, too.
             None => {
                 let used = if self.is_host() {
-                    counts.out() + counts.parked()
+                    counts.blocks_in_use() + counts.parked()
                 } else {
                     self.ledger.totals.in_use().saturating_add(others)
                 };
@@ -67,7 +67,7 @@ impl Heap {
     }
 
     fn reserve(&self, bytes: u64, flow: usize) -> bool {
-        let others = self.others();
+        let others = self.spare_in_other_heaps();
         let mut state = lock(&self.state);
         let counts = &mut state.accounting;
         let fits = counts.reserved().checked_add(bytes).is_some() && self.fits(counts, bytes, others);
@@ -77,7 +77,7 @@ impl Heap {
         fits
     }
 
-    /// Returns what was not used of a reservation.
+    /// Returns the unused rest of a reservation.
     fn unreserve(&self, bytes: u64, flow: usize) {
         if bytes > 0 {
             lock(&self.state).accounting.unreserve(flow, bytes);
@@ -90,15 +90,15 @@ impl Heap {
     }
 }
 
-/// What prevents a reservation.
+/// The reason why a reservation is not possible now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReserveBlocker {
     Nothing,
-    /// Streams may still use the memory; this resolves without an operator.
+    /// Streams might still be using the memory. This resolves without any operator.
     Streams,
     /// Only operators of the same flow hold the memory.
     OwnFlow,
-    /// The memory is held by an owner that may be outside of the flow.
+    /// An owner that may be outside of the flow holds the memory.
     Others,
 }
 
@@ -110,7 +110,7 @@ pub struct Reservation {
     asked: u64,
     /// Rounded up to whole blocks, if the allocator has blocks.
     bytes: u64,
-    /// What the present run has not drawn.
+    /// The bytes that the current run has not drawn.
     left: Mutex<u64>,
     /// The flow of the operator.
     flow: AtomicUsize,
@@ -119,7 +119,7 @@ pub struct Reservation {
 impl Reservation {
     pub(crate) fn new(allocator: &Allocator, asked: u64) -> Self {
         let bytes = match allocator.heap().kind {
-            Kind::Blocks { bytes, .. } => asked.checked_next_multiple_of(bytes).unwrap_or(u64::MAX),
+            HeapKind::Blocks { bytes, .. } => asked.checked_next_multiple_of(bytes).unwrap_or(u64::MAX),
             _ => asked,
         };
         Self { allocator: allocator.clone(), asked, bytes, left: Mutex::new(0), flow: AtomicUsize::new(0) }
@@ -133,7 +133,7 @@ impl Reservation {
         self.asked
     }
 
-    /// What it waits for, and the usage.
+    /// The memory that the operator waits for, and the usage of the allocator.
     pub(crate) fn describe(&self) -> String {
         format!("{} bytes of {} ({})", self.asked, self.allocator, self.allocator.heap().used_in_words())
     }
@@ -152,8 +152,8 @@ impl Reservation {
     }
 
     /// Sets the flow of its operator, identified by a number.
-    pub(crate) fn enter(&self, flow: usize) {
-        // Counted for the flow before.
+    pub(crate) fn set_flow(&self, flow: usize) {
+        // A current reservation is counted for the previous flow.
         self.release();
         self.flow.store(flow, Ordering::Relaxed);
     }
@@ -162,21 +162,21 @@ impl Reservation {
         self.flow.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn lacks(&self) -> ReserveBlocker {
+    pub(crate) fn blocker(&self) -> ReserveBlocker {
         let heap = self.allocator.heap();
         // The run gets the error when it allocates.
         if self.allocator.device().lost().is_some() {
             return ReserveBlocker::Nothing;
         }
         // Tasks in the wait queue come first. The last one to leave notifies.
-        if heap.has_queue() { ReserveBlocker::Others } else { heap.lacks(self.bytes, self.flow()) }
+        if heap.has_queue() { ReserveBlocker::Others } else { heap.blocker(self.bytes, self.flow()) }
     }
 
     pub(crate) fn claim(&self) -> bool {
         if self.allocator.device().lost().is_some() {
             return true;
         }
-        // One run at a time. The rest of an earlier reservation is still here if a run was requested by hand.
+        // One run at a time: a run that was requested by hand may have left the rest of an earlier reservation.
         self.release();
         let claimed = self.bytes <= MAX_BYTES as u64 && self.allocator.heap().reserve(self.bytes, self.flow());
         if claimed {
@@ -190,14 +190,14 @@ impl Reservation {
         self.allocator.heap().unreserve(left, self.flow());
     }
 
-    /// True if what is left suffices for `len` elements.
+    /// True if the rest of the reservation suffices for `len` elements.
     pub(crate) fn has<T: Plain>(&self, len: usize) -> bool {
         let size = bytes_of::<T>(len).and_then(|bytes| self.allocator.heap().size_for(bytes as u64));
         let left = *lock(&self.left);
         left > 0 && size.is_ok_and(|size| size <= left)
     }
 
-    /// Memory for `len` elements, drawn from what is left as far as that suffices.
+    /// Allocates memory for `len` elements, drawn from the rest of the reservation as far as that suffices.
     pub(crate) fn alloc<T: Plain>(&self, stream: Option<&Stream>, len: usize) -> Result<Buffer<T>> {
         let bytes = bytes_of::<T>(len)?;
         let heap = self.allocator.heap();
@@ -221,17 +221,17 @@ impl Reservation {
     }
 }
 
-/// An operator's wait for memory: notified when some becomes free.
+/// An operator's wait for memory, which is notified when memory becomes free.
 #[derive(Debug, Default)]
-pub(crate) struct Wait {
-    place: WaitSlot,
-    oldest: Oldest,
+pub(crate) struct MemoryWait {
+    slot: WaitSlot,
+    oldest: OldestWait,
 }
 
-impl Wait {
-    /// Keeps the waker until [`rest`](Self::rest).
+impl MemoryWait {
+    /// Registers the waker until [`unwatch`](Self::unwatch) is called.
     pub(crate) fn watch(&mut self, allocator: &Allocator, cx: &mut Context<'_>) {
-        allocator.heap().watch(&mut self.place, cx.waker());
+        allocator.heap().watch(&mut self.slot, cx.waker());
         Streams::waiter_added(allocator.device());
     }
 
@@ -240,9 +240,9 @@ impl Wait {
         self.oldest.poll(allocator.heap(), cx).is_ready()
     }
 
-    pub(crate) fn rest(&mut self, allocator: &Allocator) {
-        self.oldest.rest();
-        allocator.heap().unwatch(&mut self.place);
+    pub(crate) fn unwatch(&mut self, allocator: &Allocator) {
+        self.oldest.reset();
+        allocator.heap().unwatch(&mut self.slot);
     }
 }
 

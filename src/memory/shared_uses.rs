@@ -1,4 +1,5 @@
-//! [`SharedUses`]: the uses of memory that graphs share; and the [`UseLock`] that each use of such memory takes.
+//! [`SharedUses`]: the uses of memory that graphs share with its owner; and the [use lock](UseLockGuard), which each of
+//! these uses acquires.
 
 use std::{cell::Cell, ops::Range, sync::Arc};
 
@@ -6,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{
     Location,
-    use_lock::{self, UseLocks},
+    use_lock::{UseLock, UseLockGuard},
     uses::Uses,
 };
 use crate::{
@@ -18,71 +19,70 @@ use crate::{
 pub(super) struct SharedUses {
     pub(super) location: Location,
     pub(super) bytes: usize,
-    /// A node of a graph allocates the memory at each launch, and another node frees it.
+    /// True if a node of a graph allocates the memory at each launch and another node frees it.
     pub(super) of_node: bool,
     /// The memory's uses.
     pub(super) uses: Mutex<Uses>,
     pub(super) state: Mutex<SharedState>,
-    /// The thread that it is lent to, 0 for none. Changed only with a [`UseLock`] held.
+    /// The thread that the memory is lent to, 0 for none. Changed only with the use lock held.
     lent_to: AtomicUsize,
 }
 
 #[derive(Default)]
 pub(super) struct SharedState {
-    /// Graphs, and captures that may become graphs.
+    /// The number of graphs, and of captures that may become graphs, that use the memory.
     pub(super) graphs: usize,
-    /// How many of them have nodes that use it, and nodes that write it. Counted before the node is added, since
-    /// another thread, or another capture, may build and launch the graph at any time after that.
+    /// How many of these have nodes that use the memory, and nodes that write it. Counted before a node is added, since
+    /// another thread or another capture may build and launch the graph at any time after that.
     pub(super) readers: usize,
     pub(super) writers: usize,
-    /// Gives the memory back, once its owner has dropped it. Called when no graph uses it any more.
+    /// Returns the memory to its origin. Set once its owner has dropped it, and called when no graph uses it any more.
     pub(super) give_back: Option<Box<dyn FnOnce() + Send>>,
 }
 
-/// The [use lock](super::use_lock). A thread that holds it may take it again.
-pub(super) type UseLock = use_lock::UseLock<'static>;
-
-static USE_LOCKS: UseLocks =
-    UseLocks { lock: Mutex::at(Level::UseLock, ()), lent: AtomicUsize::new(0), returned: Condvar::new() };
+/// The [use lock](super::use_lock).
+static USE_LOCK: UseLock =
+    UseLock { lock: Mutex::at(Level::UseLock, ()), lent: AtomicUsize::new(0), returned: Condvar::new() };
 
 thread_local! {
     static MINE: Cell<bool> = const { Cell::new(false) };
 }
 
-impl UseLock {
+impl UseLockGuard<'static> {
     #[cold]
-    pub(super) fn take() -> Self {
-        USE_LOCKS.take(|mine| MINE.replace(mine))
+    pub(super) fn acquire() -> Self {
+        USE_LOCK.acquire(|mine| MINE.replace(mine))
     }
 
-    /// Takes the lock once `is_lent` is false: none of the memory to be used is [lent](LentUses) to another thread.
+    /// Acquires the lock once `is_lent` is false, that is, when none of the memory to be used is [lent](LentUses) to
+    /// another thread.
     #[cold]
-    pub(super) fn take_when(is_lent: impl Fn() -> bool) -> Self {
-        USE_LOCKS.take_when(|mine| MINE.replace(mine), is_lent)
+    pub(super) fn acquire_when(is_lent: impl Fn() -> bool) -> Self {
+        USE_LOCK.acquire_when(|mine| MINE.replace(mine), is_lent)
     }
 
-    /// Takes the lock, if graphs use any of these pieces of memory.
+    /// Acquires the lock if graphs use any of these pieces of memory.
     #[inline]
-    pub(super) fn at<'m>(these: impl Iterator<Item = Option<&'m Arc<SharedUses>>> + Clone) -> Option<Self> {
+    pub(super) fn for_memory<'m>(these: impl Iterator<Item = Option<&'m Arc<SharedUses>>> + Clone) -> Option<Self> {
         these.clone().flatten().next()?;
-        Some(Self::take_when(|| these.clone().flatten().any(|shared| shared.is_lent())))
+        Some(Self::acquire_when(|| these.clone().flatten().any(|shared| shared.is_lent())))
     }
 }
 
-/// Memory of graphs that is lent to a user's function until this is dropped, which takes the lock.
+/// Memory of graphs that is lent to a user's function until this guard is dropped. The drop acquires the lock.
 #[derive(Default)]
 #[must_use]
 pub(super) struct LentUses(SmallVec<[Arc<SharedUses>; 4]>);
 
 impl LentUses {
-    /// Lends these. Call it with the lock held.
+    /// Lends these pieces of memory. Called with the lock held.
     pub(super) fn new<'m>(these: impl Iterator<Item = &'m Arc<SharedUses>>) -> Self {
         let mut lent = Self::default();
         for shared_uses in these {
-            // If an outer piece of external work of this thread has lent it, that one returns it.
+            // If an outer piece of external work on this thread has lent it, the outer one returns it.
             if shared_uses.lent_to.load(Ordering::Relaxed) == 0 {
                 shared_uses.lent_to.store(this_thread(), Ordering::Relaxed);
-                USE_LOCKS.lend();
+                USE_LOCK.lend();
                 lent.0.push(shared_uses.clone());
             }
         }
@@ -95,15 +95,15 @@ impl Drop for LentUses {
         if self.0.is_empty() {
             return;
         }
-        let _use_lock = UseLock::take();
+        let _use_lock = UseLockGuard::acquire();
         for shared_uses in &self.0 {
             shared_uses.lent_to.store(0, Ordering::Relaxed);
-            USE_LOCKS.give_back();
+            USE_LOCK.take_back();
         }
     }
 }
 
-/// A number that no other thread has while this one lives.
+/// A number that is unique to this thread while the thread lives.
 fn this_thread() -> usize {
     MINE.with(|mine| std::ptr::from_ref(mine).addr())
 }
@@ -118,7 +118,7 @@ impl SharedUses {
         Self { of_node: true, ..Self::new(location, bytes, Uses::default()) }
     }
 
-    /// To another thread. Call it with the lock held.
+    /// True if the memory is lent to another thread. Called with the lock held.
     pub(super) fn is_lent(&self) -> bool {
         let thread = self.lent_to.load(Ordering::Relaxed);
         thread != 0 && thread != this_thread()
@@ -132,7 +132,7 @@ impl SharedUses {
     }
 
     #[cold]
-    pub(super) fn is_the_hosts(&self, write: bool) -> Result<()> {
+    pub(super) fn check_host_access(&self, write: bool) -> Result<()> {
         let state = lock(&self.state);
         if state.writers == 0 && (!write || state.readers == 0) {
             return Ok(());

@@ -1,17 +1,17 @@
-//! [`BufferState`]: what the device is doing with a piece of memory.
+//! [`BufferState`]: whether a device is reading or writing a piece of memory.
 //!
-//! It is derived from the uses that are tracked anyway: the last write and the reads since.
+//! It is derived from the recorded uses: the last write and the reads since.
 
 use super::Memory;
 use crate::{error::Result, stream::Ticket};
 
-/// What a device is doing with a [`Buffer`](crate::Buffer) or an [`Envelope`](crate::Envelope) at present.
+/// What a device is doing with a [`Buffer`](crate::Buffer) or an [`Envelope`](crate::Envelope) now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BufferState {
     /// No enqueued work uses it.
     Idle,
-    /// It is being written: the data is not available yet. The write is enqueued and may not have started.
+    /// It is being written: the data is not available yet. The write is enqueued and might not have started.
     Writing,
     /// It is being read: the data is available, and must not be written yet.
     Reading,
@@ -31,14 +31,14 @@ impl Memory {
             let uses = self.uses();
             (uses.open(false), uses.open(true))
         };
-        for (write, counts) in writes {
-            if is_open(write, counts)? {
+        for (write, taint_matters) in writes {
+            if is_open(write, taint_matters)? {
                 return Ok(BufferState::Writing);
             }
         }
-        // A write among them was found to be over just now.
-        for (read, counts) in all {
-            if is_open(read, counts)? {
+        // A write among these was just found to be over.
+        for (read, taint_matters) in all {
+            if is_open(read, taint_matters)? {
                 return Ok(BufferState::Reading);
             }
         }
@@ -51,11 +51,11 @@ impl Memory {
     }
 }
 
-/// `counts`: it is an error if the ticket is tainted.
-fn is_open(mut ticket: Ticket, counts: bool) -> Result<bool> {
-    let passed = ticket.look()?;
-    if passed && counts {
-        ticket.sound()?;
+/// With `taint_matters`, a tainted ticket is an error.
+fn is_open(mut ticket: Ticket, taint_matters: bool) -> Result<bool> {
+    let passed = ticket.query()?;
+    if passed && taint_matters {
+        ticket.check_taint()?;
     }
     Ok(!passed)
 }

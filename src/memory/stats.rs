@@ -6,9 +6,9 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryStats {
-    /// Bytes in use, as requested: an allocation smaller than its block counts with its own size.
+    /// Requested bytes in use: an allocation that is smaller than its block counts with its own size.
     pub in_use: u64,
-    /// Bytes that were freed and that a stream may still use.
+    /// Bytes that were freed while a stream might still be using them.
     pub waiting: u64,
     /// Bytes that were freed and are cached for the next allocation.
     pub cached: u64,
@@ -29,13 +29,13 @@ pub struct MemoryStats {
 impl MemoryStats {
     /// True if nothing is in use, waiting or reserved; memory may be cached.
     ///
-    /// Only the work need be awaited: once a flow's [`run`](crate::Flow::run) has returned, or the streams are
+    /// It suffices to await the work: once a flow's [`run`](crate::Flow::run) has returned or the streams are
     /// [done](crate::Stream::completed), and everything is dropped, the next `stats()` is at rest.
     pub fn is_at_rest(&self) -> bool {
         self.in_use + self.waiting + self.reserved == 0
     }
 
-    /// The sums of all numbers but the capacity.
+    /// Sums all numbers except the capacity.
     pub(super) fn sum(all: impl Iterator<Item = Self>) -> Self {
         all.fold(Self::default(), |sum, next| Self {
             in_use: sum.in_use + next.in_use,

@@ -1,6 +1,6 @@
 //! Copies and fills, tracked.
 
-use super::{DeviceSlice, DeviceSliceMut, Memory, Plain, shared_uses::UseLock};
+use super::{DeviceSlice, DeviceSliceMut, Memory, Plain, use_lock::UseLockGuard};
 use crate::{
     device::backend::{Address, Pattern},
     error::{Error, ErrorKind, Result},
@@ -18,10 +18,10 @@ pub(crate) fn copy(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize
     if bytes == 0 {
         return Ok(());
     }
-    to.writable()?;
+    to.check_writable()?;
     if stream.capture().is_some() {
-        from.is_page_locked()?;
-        to.is_page_locked()?;
+        from.check_page_locked()?;
+        to.check_page_locked()?;
     }
     if from.is_staged() {
         return from.staged(stream, bytes, |staged, bytes| copy_to(stream, staged, to, bytes));
@@ -35,24 +35,26 @@ fn copy_to(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Res
         return enqueue(stream, from, to, bytes);
     }
     let mut arrival = Memory::pinned_for(stream, bytes)?;
-    let (room, use_lock) = stream.make_room(|| UseLock::at([from.shared.get(), to.shared.get()].into_iter()))?;
-    // After earlier arrivals: all are accessed only once the last of them has arrived.
+    let (room, use_lock) =
+        stream.make_room(|| UseLockGuard::for_memory([from.shared.get(), to.shared.get()].into_iter()))?;
+    // Comes after earlier arrivals: they are accessed only once the last one has arrived.
     to.before_overwrite(stream, bytes)?;
     let ticket = put(stream, room, from, &mut arrival, bytes)?;
     to.note_write(&ticket);
     drop(use_lock);
-    to.arrives(arrival);
+    to.add_arrival(arrival);
     Ok(())
 }
 
 /// Copies between memories that a device can access directly.
 fn enqueue(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize) -> Result<()> {
-    let (room, _use_lock) = stream.make_room(|| UseLock::at([from.shared.get(), to.shared.get()].into_iter()))?;
+    let (room, _use_lock) =
+        stream.make_room(|| UseLockGuard::for_memory([from.shared.get(), to.shared.get()].into_iter()))?;
     put(stream, room, from, to, bytes).map(drop)
 }
 
-/// The same, with room in the queue and the use lock of all memory involved: uses are inspected only while both are
-/// held.
+/// Like [`enqueue`], called with room in the queue and the use lock of all memory involved: uses are inspected only
+/// while both are held.
 #[inline]
 fn put(stream: &Stream, room: EnqueuePermit<'_>, from: &Memory, to: &mut Memory, bytes: usize) -> Result<Ticket> {
     from.before_read(stream)?;
@@ -66,8 +68,8 @@ fn put(stream: &Stream, room: EnqueuePermit<'_>, from: &Memory, to: &mut Memory,
     Ok(ticket)
 }
 
-/// The address of memory for a fill on this stream. Unlike a copy, a fill cannot reach another device.
-fn fillable(stream: &Stream, to: &Memory) -> Result<Address> {
+/// The address of memory for a fill on `stream`. Unlike a copy, a fill cannot reach another device.
+fn fill_address(stream: &Stream, to: &Memory) -> Result<Address> {
     let address = to.address()?;
     if to.device().shares_hardware_with(stream.device()) {
         return Ok(address);
@@ -86,7 +88,7 @@ pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) 
     if from >= until {
         return Ok(());
     }
-    let start = Address(fillable(stream, to)?.0 + from as u64);
+    let start = Address(fill_address(stream, to)?.0 + from as u64);
     let (room, _use_lock) = stream.make_room(|| to.use_lock())?;
     to.before_overwrite(stream, if from == 0 { until } else { 0 })?;
     let zeros = Pattern { width: 1, bits: 0 };
@@ -99,8 +101,8 @@ pub(crate) fn zero(stream: &Stream, to: &mut Memory, from: usize, until: usize) 
 }
 
 impl Stream {
-    /// Enqueues a copy of all elements, between any two places. It never waits for the stream: host memory that is not
-    /// page-locked is copied through page-locked memory, in part by the host.
+    /// Enqueues a copy of all elements, between any two places. This never waits for the stream: host memory that is
+    /// not page-locked is copied through page-locked memory, in part by the host.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the lengths differ or there is no copy path between the devices, and in a capture
@@ -136,7 +138,7 @@ impl Stream {
         let pattern = pattern_of(bytemuck::bytes_of(&value)).ok_or_else(|| {
             Error::new(ErrorKind::Usage, "a fill repeats 1, 2 or 4 bytes, which this value does not: use a kernel")
         })?;
-        let address = fillable(self, to.memory)?;
+        let address = fill_address(self, to.memory)?;
         let (room, _use_lock) = self.make_room(|| to.memory.use_lock())?;
         to.memory.before_overwrite(self, bytes)?;
         // SAFETY: the memory is `bytes` long. It stays valid until the fill is done, as the ticket is noted in it.

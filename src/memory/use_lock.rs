@@ -1,20 +1,20 @@
-//! [`UseLocks`]: serialises the uses of memory that graphs use, too; [`UseLock`] is the guard.
+//! [`UseLock`]: serialises the uses of memory that graphs share; [`UseLockGuard`] is its guard.
 //!
 //! ```text
-//!   take ──> check the uses of all memory that is used, and wait for them on the stream ──> enqueue ──> note ──> drop
+//!   acquire ──> check the uses of the memory, and make the stream wait for them ──> enqueue ──> note ──> drop
 //!     │
-//!     └── if this thread holds the lock already: no effect
+//!     └── no effect if this thread holds the lock already
 //! ```
 //!
 //! A launch does not borrow its memory. If another use was enqueued between a launch's check and its note, neither
-//! would wait for the other. So the lock is held for all of it, and acquired before the other locks: the uses of an
-//! exec, the uses of a piece of memory, a stream's order.
+//! would wait for the other. So the lock is held from check to note, and acquired before the other locks: the resources
+//! of an exec, the uses of a piece of memory, a stream's order.
 //!
-//! A user's function enqueues work of another library, and is called with no lock held. So its memory is **lent**: the
-//! lock is released while the function runs, and every use of lent memory waits until it is returned.
+//! External work is enqueued by a user's function, which is called with no lock held. So its memory is **lent**: the
+//! lock is released while the function runs, and every use of lent memory waits until the memory is returned.
 //!
 //! ```text
-//!   take ──> check, wait on the stream, lend ──> drop ──> the user's function ──> take ──> note, return ──> drop
+//!   acquire ──> check, lend ──> drop ──> the user's function ──> acquire ──> note, return ──> drop
 //! ```
 //!
 //! This file does not use graphs: `tests/loom/use_lock.rs` includes it unchanged.
@@ -22,56 +22,57 @@
 use crate::sync::{AtomicUsize, Condvar, Deferred, Mutex, MutexGuard, Ordering, lock};
 
 /// See the [module](self).
-pub(crate) struct UseLocks {
+pub(crate) struct UseLock {
     pub(crate) lock: Mutex<()>,
-    /// How many pieces of memory are lent. Changed only with the lock held.
+    /// The number of pieces of memory that are lent. Changed only with the lock held.
     pub(crate) lent: AtomicUsize,
     pub(crate) returned: Condvar,
 }
 
 /// See the [module](self).
 #[must_use]
-pub(crate) struct UseLock<'a> {
+pub(crate) struct UseLockGuard<'a> {
     /// `None` while an outer guard of this thread holds the lock.
     taken: Option<MutexGuard<'a, ()>>,
     mine: fn(bool) -> bool,
-    /// Wakers that are due meanwhile run after the lock is released. Declared below the guard, so that it is dropped
-    /// later.
+    /// Wakers that become due while the lock is held run after it is released. Declared below the guard, so that it is
+    /// dropped later.
     _later: Deferred,
 }
 
-impl UseLocks {
-    /// `mine` records for this thread whether it holds the lock, and returns the previous record.
-    pub(crate) fn take(&self, mine: fn(bool) -> bool) -> UseLock<'_> {
+impl UseLock {
+    /// Acquires the lock unless this thread holds it. `mine` records for this thread whether it holds the lock, and
+    /// returns the previous record.
+    pub(crate) fn acquire(&self, mine: fn(bool) -> bool) -> UseLockGuard<'_> {
         let _later = Deferred::new();
         let taken = if mine(true) { None } else { Some(lock(&self.lock)) };
-        UseLock { taken, mine, _later }
+        UseLockGuard { taken, mine, _later }
     }
 
-    /// As [`take`](Self::take), once `is_lent`, which is called with the lock held, is false.
-    pub(crate) fn take_when(&self, mine: fn(bool) -> bool, is_lent: impl Fn() -> bool) -> UseLock<'_> {
-        let mut use_lock = self.take(mine);
+    /// Like [`acquire`](Self::acquire), but waits until `is_lent`, which is called with the lock held, is false.
+    pub(crate) fn acquire_when(&self, mine: fn(bool) -> bool, is_lent: impl Fn() -> bool) -> UseLockGuard<'_> {
+        let mut use_lock = self.acquire(mine);
         while self.lent.load(Ordering::Relaxed) > 0 && is_lent() {
-            // An outer guard of this thread has waited for it.
+            // An outer guard on this thread has waited already.
             let Some(taken) = use_lock.taken.take() else { break };
             use_lock.taken = Some(self.returned.wait_with_others(taken));
         }
         use_lock
     }
 
-    /// A piece of memory is lent. Call it with the lock held.
+    /// Counts a piece of memory as lent. Called with the lock held.
     pub(crate) fn lend(&self) {
         self.lent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A piece of memory is returned. Call it with the lock held.
-    pub(crate) fn give_back(&self) {
+    /// Counts a piece of memory as returned. Called with the lock held.
+    pub(crate) fn take_back(&self) {
         self.lent.fetch_sub(1, Ordering::Relaxed);
         self.returned.notify_all();
     }
 }
 
-impl Drop for UseLock<'_> {
+impl Drop for UseLockGuard<'_> {
     fn drop(&mut self) {
         if self.taken.is_some() {
             (self.mine)(false);

@@ -10,7 +10,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::free_lists::Bound;
+use super::free_lists::Users;
 use crate::{
     device::Device,
     error::{CallerErrors, Result},
@@ -21,41 +21,41 @@ use crate::{
 
 /// The last write and the reads since.
 ///
-/// The last write comes after all earlier uses, so those are dropped. But a lost device keeps no order: its write may
-/// have ended before uses on other devices that it was ordered after. So uses on other devices are kept until they have
-/// passed.
+/// The last write comes after all earlier uses, so these are dropped. But a lost device keeps no order: its write may
+/// have ended before the uses on other devices that it was ordered after. So uses on other devices are kept until they
+/// have passed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Uses {
     pub(super) write: Option<Ticket>,
     /// Uses before the last write, on devices other than the write's: the latest of each stream.
     elsewhere: Vec<Ticket>,
-    /// The contents are not needed any more: the memory was freed, or its envelope returned to its pool. So it does not
-    /// matter whether the loss of another device tainted the write. It is still waited for.
+    /// The contents are no longer needed: the memory was freed, or its envelope returned to its pool. So it does not
+    /// matter whether the loss of another device tainted the write, but the write is still waited for.
     contents_discarded: bool,
-    /// The latest of each stream; of a lost device, one that stands for all ([`Ticket::never`]), until the device has
-    /// ended.
+    /// The latest read of each stream. All reads of a lost device are represented by one ticket that never passes
+    /// ([`Ticket::never`]), until the device has ended.
     reads: Reads,
 }
 
 type Reads = SmallVec<[Ticket; 2]>;
 
-/// With more readers than this, the device is queried for those that are done.
-const MANY: usize = 16;
+/// With more readers than this, the device is queried for reads that are done.
+const MANY_READS: usize = 16;
 
-/// What is left to do, without the lock, after a read was recorded.
+/// The work that is left after a read was recorded, to be done without the lock.
 #[derive(Default)]
 #[must_use]
 pub(super) struct Noted {
-    /// May be the last handles of their streams.
+    /// Each may be the last handle of its stream.
     #[allow(dead_code, reason = "dropped without the lock")]
     forgotten: Reads,
-    /// There are many reads, so the caller must call [`ask_readers`]: a stream whose work is not queried any more would
+    /// There are many reads, so the caller must call [`query_readers`]: a stream whose work is not queried any more would
     /// stay here, and alive, for ever. This is rare: the number of reads must have doubled since the last time.
     pub(super) are_many: bool,
 }
 
 impl Uses {
-    /// Under the lock that all users of the memory share.
+    /// Wraps the uses in the lock that all users of the memory share.
     #[inline]
     pub(super) const fn locked(self) -> Mutex<Self> {
         Mutex::at(Level::MemoryUses, self)
@@ -74,18 +74,18 @@ impl Uses {
         Noted::default()
     }
 
-    /// A read by a stream without an earlier one here.
+    /// Records a read by a stream that has no earlier read here.
     #[inline(never)]
     fn read_by_another(&mut self, ticket: Ticket) -> Noted {
         let mut noted = Noted::default();
         self.take_done_reads(&mut noted.forgotten);
-        noted.are_many = self.reads.len() >= MANY && self.reads.len() == self.reads.capacity();
+        noted.are_many = self.reads.len() >= MANY_READS && self.reads.len() == self.reads.capacity();
         self.reads.push(ticket);
         noted
     }
 
-    /// Moves the reads that are done to `done`, to be dropped without the lock. For a lost device that may still read,
-    /// one ticket that never passes is left, whatever another thread knew of its progress.
+    /// Moves the reads that are done to `done`, to be dropped without the lock. For a lost device that might still be
+    /// reading, one ticket that never passes is left, whatever another thread knows of the device's progress.
     fn take_done_reads(&mut self, done: &mut Reads) {
         let mut at = 0;
         while let Some(read) = self.reads.get(at) {
@@ -119,7 +119,7 @@ impl Uses {
         self.contents_discarded = false;
     }
 
-    /// Keeps the uses on devices other than this that are not known to be done.
+    /// Keeps the uses on devices other than `device` that are not known to be done.
     #[cold]
     fn keep_elsewhere(&mut self, device: &Device) {
         let before =
@@ -145,8 +145,8 @@ impl Uses {
         Self { write, elsewhere, contents_discarded: self.contents_discarded, reads: SmallVec::new() }
     }
 
-    /// Makes a stream wait for the uses that a read must come after. `outlives`: the memory survives the loss of the
-    /// device that wrote it.
+    /// Makes a stream wait for the uses that a read must come after. `outlives` is true if the memory survives the loss
+    /// of the device that wrote it.
     pub(super) fn before_read(&self, stream: &Stream, outlives: bool) -> Result<()> {
         match &self.write {
             None => {}
@@ -156,7 +156,8 @@ impl Uses {
         self.elsewhere.iter().try_for_each(|before| stream.wait_until_over(before))
     }
 
-    /// The same for a write. `whole`: it overwrites all contents, so they may be tainted.
+    /// Like [`before_read`](Self::before_read), for a write. `whole` is true if the write overwrites all contents, so
+    /// that it does not matter if they are tainted.
     #[inline]
     pub(super) fn before_write(&self, stream: &Stream, whole: bool, outlives: bool) -> Result<()> {
         // Reads come after the write: waiting for a read first makes the wait for the write a no-op.
@@ -168,23 +169,23 @@ impl Uses {
         }
     }
 
-    /// Marks all uses now, for work on another stream that will be ordered after them.
+    /// Marks all uses now, for work on other streams that will be ordered after them.
     #[inline]
     pub(super) fn commit(&mut self) -> Result<()> {
         let all = self.write.iter_mut().chain(&mut self.elsewhere).chain(&mut self.reads);
         all.filter(|ticket| !ticket.has_ended()).try_for_each(Ticket::commit)
     }
 
-    /// An error if the contents are known to be tainted, so that work that [reads](Self::before_read) them would be,
-    /// too. Queries no device.
+    /// Fails if the contents are known to be tainted, so that work that [reads](Self::before_read) them would be
+    /// tainted, too. Queries no device.
     pub(super) fn check_contents(&self, outlives: bool) -> Result<()> {
         let Some(write) = self.write.as_ref().filter(|_| !self.contents_discarded) else { return Ok(()) };
-        // On a lost device nothing passes any more: a ticket that has not passed by now never will.
+        // On a lost device no more work passes: a ticket that has not passed yet never will.
         let lost = write.stream().device().check();
         if !(outlives && write.is_settled()) {
             lost?;
         }
-        write.check_known()
+        write.check_known_taint()
     }
 
     /// Calls `show` for each use.
@@ -202,8 +203,8 @@ impl Uses {
         self.iter().cloned().collect()
     }
 
-    /// Calls `show` for each use that a read, or a write, must come after and that is not over, and with whether it
-    /// matters that the use is tainted.
+    /// Calls `show` for each use that is not over and that a read or, with `write`, a write must come after. The second
+    /// argument is true if a taint of the use matters.
     pub(super) fn each_open(&self, write: bool, mut show: impl FnMut(&Ticket, bool)) {
         if let Some(last) = &self.write {
             let is_done = if self.contents_discarded { last.is_over() } else { last.is_settled() };
@@ -215,10 +216,10 @@ impl Uses {
         self.elsewhere.iter().chain(reads).filter(|ticket| !ticket.is_over()).for_each(|ticket| show(ticket, false));
     }
 
-    /// As [`each_open`](Self::each_open), collected.
+    /// Like [`each_open`](Self::each_open), collected.
     pub(super) fn open(&self, write: bool) -> SmallVec<[(Ticket, bool); 3]> {
         let mut open = SmallVec::new();
-        self.each_open(write, |ticket, counts| open.push((ticket.clone(), counts)));
+        self.each_open(write, |ticket, taint_matters| open.push((ticket.clone(), taint_matters)));
         open
     }
 
@@ -226,23 +227,27 @@ impl Uses {
         self.iter().all(is)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
+    }
+
     pub(super) fn any_is(&self, is: impl Fn(&Ticket) -> bool) -> bool {
         self.iter().any(is)
     }
 
-    /// What memory that is freed with these uses is bound to.
+    /// The streams that might still be using the memory.
     #[inline]
-    pub(super) fn bound(&self) -> Bound {
+    pub(super) fn users(&self) -> Users {
         let mut streams = self.iter().map(|ticket| ticket.stream().id());
         match streams.next() {
-            None => Bound::ToNone,
-            Some(first) if streams.all(|stream| stream == first) => Bound::To(first),
-            Some(_) => Bound::ToSeveral,
+            None => Users::None,
+            Some(first) if streams.all(|stream| stream == first) => Users::One(first),
+            Some(_) => Users::Several,
         }
     }
 
-    /// The last use on one of the streams that it is bound to: stream id and number. A read is later than the write
-    /// before it.
+    /// The last use on one of the streams that might still be using the memory: the stream's id and the ticket's
+    /// number. A read is later than the write before it.
     #[inline]
     pub(super) fn last(&self) -> Option<(u64, u64)> {
         let last = self.reads.last().or(self.write.as_ref()).or(self.elsewhere.last())?;
@@ -250,7 +255,7 @@ impl Uses {
         Some((last.stream().id(), write.map_or(0, Ticket::number).max(last.number())))
     }
 
-    /// For memory whose contents are not needed any more.
+    /// Forgets the uses that are known to have passed, for memory whose contents are no longer needed.
     #[inline]
     pub(super) fn forget_passed(&mut self) {
         if self.any_is(Ticket::has_passed) {
@@ -265,7 +270,7 @@ impl Uses {
         self.reads.retain(|read| !read.has_passed());
     }
 
-    /// The same, and drops the uses that have ended with their device.
+    /// Like [`forget_passed`](Self::forget_passed); also drops the uses that have ended with their device.
     pub(super) fn forget_done(&mut self) {
         self.write.take_if(|write| write.is_done());
         self.elsewhere.retain(|before| !before.is_done());
@@ -279,22 +284,22 @@ impl Uses {
     }
 }
 
-/// Queries the device for which of many reads are done, and drops those. `with` locks the uses; the device is queried
-/// without the lock.
+/// Queries the devices for reads that are done, and drops these. `with` locks the uses; the devices are queried without
+/// the lock.
 #[cold]
-pub(super) fn ask_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
+pub(super) fn query_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
     if Capture::current().is_some() {
-        // No queries within a capture.
+        // Within a capture, the device must not be queried.
         return;
     }
     let _later = Deferred::new();
     let mut reads = Reads::new();
     with(&mut |uses| reads.clone_from(&uses.reads));
-    reads.iter_mut().for_each(|read| _ = read.look());
+    reads.iter_mut().for_each(|read| _ = read.query());
     let mut done = Reads::new();
     with(&mut |uses| {
         uses.take_done_reads(&mut done);
-        // Leaves room for as many reads again as remain.
+        // Leaves room for twice the number of remaining reads.
         let room = uses.reads.len();
         let mut open = std::mem::take(&mut uses.reads);
         open.shrink_to_fit();
@@ -305,16 +310,17 @@ pub(super) fn ask_readers(with: impl Fn(&mut dyn FnMut(&mut Uses))) {
     discard_all(reads.into_iter().chain(done));
 }
 
-/// Resolves when the uses of a piece of memory that conflict with the access are over: its writes, or all uses. If no
-/// other stream has waited for them, work that is enqueued behind them before the first poll may be waited for, too.
+/// Resolves when the uses of a piece of memory that conflict with an access by the host are over: its writes for a
+/// read, all of its uses for a write. If no other stream has waited for these uses, the future may also wait for work
+/// that is enqueued behind them before the first poll.
 ///
 /// # Cancel safety
-/// Dropping it has no effect on the work that it waited for.
+/// Dropping the future has no effect on the work that it waits for.
 #[must_use = "futures do nothing unless awaited"]
 pub struct HostAccess {
-    /// Each with whether its taint matters: if not, a tainted use is not an error.
+    /// The uses that are not over, each with whether its taint matters. If it does not, a tainted use is no error.
     open: SmallVec<[(Completed, bool); 3]>,
-    /// The memory was given to a caller of a flow, who gets these errors.
+    /// Set if the memory was given to a caller of a flow: the errors that the caller gets.
     errors: Option<Arc<CallerErrors>>,
 }
 
@@ -324,16 +330,16 @@ impl HostAccess {
     }
 
     pub(super) fn of(open: impl Iterator<Item = (Ticket, bool)>) -> Self {
-        Self { open: open.map(|(ticket, counts)| (ticket.completed(), counts)).collect(), errors: None }
+        Self { open: open.map(|(ticket, taint_matters)| (ticket.completed(), taint_matters)).collect(), errors: None }
     }
 
-    /// For a caller of a flow: the errors name nothing within the flow.
+    /// Returns a future for a caller of a flow, whose errors name nothing within the flow.
     pub(crate) fn for_caller(self, errors: &Arc<CallerErrors>) -> Self {
         Self { errors: Some(errors.clone()), ..self }
     }
 
-    /// Stops waiting until it is polled again, so that no resource is held for it meanwhile.
-    pub(crate) fn rest(&mut self) {
+    /// Stops waiting until the next poll, so that no resource is held until then.
+    pub(crate) fn suspend(&mut self) {
         self.open.iter_mut().for_each(|(open, _)| *open = open.ticket().completed());
     }
 
@@ -342,10 +348,10 @@ impl HostAccess {
     }
 
     fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        while let Some((last, counts)) = self.open.last_mut() {
+        while let Some((last, taint_matters)) = self.open.last_mut() {
             match Pin::new(&mut *last).poll(cx) {
                 Poll::Ready(Ok(())) => drop(self.open.pop()),
-                Poll::Ready(Err(_)) if !*counts && last.ticket().is_over() => drop(self.open.pop()),
+                Poll::Ready(Err(_)) if !*taint_matters && last.ticket().is_over() => drop(self.open.pop()),
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(error)) => {
                     return Poll::Ready(Err(match &self.errors {
@@ -444,7 +450,7 @@ mod tests {
             main.copy(&staging, &mut Buffer::new(&device, 4).unwrap()).unwrap();
             // Only this stream's progress becomes known by this.
             main.synchronize_blocking().unwrap();
-            assert!(weights.view().memory.uses().reads.len() <= 2 * MANY);
+            assert!(weights.view().memory.uses().reads.len() <= 2 * MANY_READS);
         }
     }
 
@@ -461,7 +467,7 @@ mod tests {
             own.wait_for(&main).unwrap();
             let reads = data.view().memory.uses().reads.capacity();
             own.copy(&data, &mut Buffer::new(&device, 4).unwrap()).unwrap();
-            asked += usize::from(data.view().memory.uses().reads.capacity() > reads.max(MANY));
+            asked += usize::from(data.view().memory.uses().reads.capacity() > reads.max(MANY_READS));
         }
         assert_eq!(data.view().memory.uses().reads.len(), 200);
         assert!(asked <= 4, "{asked} times");

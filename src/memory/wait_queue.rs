@@ -1,21 +1,22 @@
-//! [`WaitQueue`]: the tasks that wait for memory of one heap, and [`Hunger`]: whether any task of the device does.
+//! [`WaitQueue`]: the tasks that wait for memory of one heap; and [`WaiterCount`]: the number of tasks that wait for
+//! memory of a device.
 //!
 //! ```text
 //!   in the queue:    join ──> first? ── yes ──> checks ── memory is free ──> leave, which wakes the next
 //!                      ^        │ no              │ none
-//!                      └── woken, by leave or tell ┘
-//!   beside it:       watch ──> checks ── none ──> woken, by tell ──> watch ──> ...
+//!                      └── woken by leave, notify ─┘
+//!   beside it:       watch ──> checks ── none ──> woken by notify ──> watch ──> ...
 //! ```
 //!
 //! The queue is first come, first served, so that small requests cannot overtake a large one for ever. Conditions of
-//! operators watch from beside it: they take nothing until their run starts, and are woken by every change.
+//! operators are watchers beside the queue: they take no memory until their run starts, and are woken by every change.
 //!
-//! A task first counts as hungry and registers, and then checks the heap. Memory is first put back under the heap's
-//! lock, and then `tell` checks for hungry tasks. So either the task sees the memory, or `tell` sees the task. Most
-//! memory is freed while no task is hungry: that costs one load.
+//! A task is first counted and registered, and then checks the heap. Memory is first put back under the heap's lock,
+//! and then `notify` checks for waiting tasks. So either the task sees the memory, or `notify` sees the task. Most
+//! memory is freed while no task waits, which costs one load.
 //!
-//! A waker is removed when it is woken, and registered again by the poll that follows: it is cloned, woken and dropped
-//! with no lock held.
+//! A waker is removed when it is woken, and registered again by the next poll. It is cloned, woken and dropped with no
+//! lock held.
 //!
 //! This file does not use a device: `tests/loom/memory.rs` includes it unchanged.
 
@@ -23,9 +24,9 @@ use std::{collections::BTreeMap, task::Waker};
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, WakeList, discard, lock};
 
-/// The number of tasks that wait for memory of a device, at any of its heaps.
+/// The number of tasks that wait for memory of a device, in any of its heaps.
 #[derive(Debug)]
-pub(super) struct Hunger(AtomicUsize);
+pub(super) struct WaiterCount(AtomicUsize);
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -40,17 +41,17 @@ struct State {
     next: u64,
 }
 
-/// A task's registration, in the queue or beside it, if it has one.
+/// The registration of a task in the queue or beside it, if it has one.
 #[derive(Debug, Default)]
-pub(super) struct WaitSlot(Option<At>);
+pub(super) struct WaitSlot(Option<WaitKey>);
 
 #[derive(Clone, Copy, Debug)]
-enum At {
+enum WaitKey {
     Queue(u64),
     Watcher(u64),
 }
 
-impl Hunger {
+impl WaiterCount {
     pub(super) fn new() -> Self {
         Self(AtomicUsize::new(0))
     }
@@ -61,7 +62,7 @@ impl Hunger {
     }
 }
 
-impl Default for Hunger {
+impl Default for WaiterCount {
     fn default() -> Self {
         Self::new()
     }
@@ -73,58 +74,64 @@ impl WaitQueue {
     }
 
     /// Registers the waker, at the queue's end if the task is not in it. True if the task is the first.
-    pub(super) fn join(&self, hunger: &Hunger, place: &mut WaitSlot, waker: &Waker) -> bool {
-        self.register(hunger, place, waker, |state, number| {
+    pub(super) fn join(&self, waiters: &WaiterCount, slot: &mut WaitSlot, waker: &Waker) -> bool {
+        self.register(waiters, slot, waker, |state, number| {
             state.queue.insert(number, None);
-            At::Queue(number)
+            WaitKey::Queue(number)
         })
     }
 
-    pub(super) fn watch(&self, hunger: &Hunger, place: &mut WaitSlot, waker: &Waker) {
-        self.register(hunger, place, waker, |state, number| {
+    pub(super) fn watch(&self, waiters: &WaiterCount, slot: &mut WaitSlot, waker: &Waker) {
+        self.register(waiters, slot, waker, |state, number| {
             state.watchers.insert(number, None);
-            At::Watcher(number)
+            WaitKey::Watcher(number)
         });
     }
 
-    fn register(&self, hunger: &Hunger, place: &mut WaitSlot, waker: &Waker, enter: fn(&mut State, u64) -> At) -> bool {
+    fn register(
+        &self,
+        waiters: &WaiterCount,
+        slot: &mut WaitSlot,
+        waker: &Waker,
+        enter: fn(&mut State, u64) -> WaitKey,
+    ) -> bool {
         let mut state = lock(&self.0);
         let mut replaced = None;
-        if !state.waker_of(place).is_some_and(|known| known.as_ref().is_some_and(|known| known.will_wake(waker))) {
+        if !state.waker_of(slot).is_some_and(|known| known.as_ref().is_some_and(|known| known.will_wake(waker))) {
             drop(state);
             let new = waker.clone();
             state = lock(&self.0);
-            if place.0.is_none() {
+            if slot.0.is_none() {
                 let number = state.next;
                 state.next += 1;
-                place.0 = Some(enter(&mut state, number));
-                hunger.0.fetch_add(1, Ordering::SeqCst);
+                slot.0 = Some(enter(&mut state, number));
+                waiters.0.fetch_add(1, Ordering::SeqCst);
             }
-            replaced = state.waker_of(place).and_then(|known| known.replace(new));
+            replaced = state.waker_of(slot).and_then(|known| known.replace(new));
         }
         let front = state.queue.first_key_value().map(|(front, _)| *front);
-        let first = matches!((front, place.0), (Some(front), Some(At::Queue(own))) if front == own);
+        let first = matches!((front, slot.0), (Some(front), Some(WaitKey::Queue(own))) if front == own);
         drop(state);
         replaced.into_iter().for_each(discard);
         first
     }
 
-    /// Removes the registration. True if it was in the queue: then the caller wakes the next task.
+    /// Removes the registration. True if the task was in the queue: the caller must then wake the next task.
     #[must_use]
-    pub(super) fn leave(&self, hunger: &Hunger, place: &mut WaitSlot) -> bool {
-        let Some(at) = place.0.take() else { return false };
+    pub(super) fn leave(&self, waiters: &WaiterCount, slot: &mut WaitSlot) -> bool {
+        let Some(at) = slot.0.take() else { return false };
         let mut state = lock(&self.0);
         let left = match at {
-            At::Queue(number) => state.queue.remove(&number),
-            At::Watcher(number) => state.watchers.remove(&number),
+            WaitKey::Queue(number) => state.queue.remove(&number),
+            WaitKey::Watcher(number) => state.watchers.remove(&number),
         };
         drop(state);
-        hunger.0.fetch_sub(1, Ordering::SeqCst);
+        waiters.0.fetch_sub(1, Ordering::SeqCst);
         left.flatten().into_iter().for_each(discard);
-        matches!(at, At::Queue(_))
+        matches!(at, WaitKey::Queue(_))
     }
 
-    /// The first waker of the queue and all beside it, to be woken.
+    /// Takes the wakers of the first task in the queue and of all watchers, to be woken.
     pub(super) fn first(&self) -> WakeList {
         let mut state = lock(&self.0);
         let State { queue, watchers, .. } = &mut *state;
@@ -134,7 +141,7 @@ impl WaitQueue {
         woken
     }
 
-    /// Wakes all tasks in the queue and beside it: what they wait for will not happen, whether or not they are first.
+    /// Wakes all tasks in the queue and all watchers, as their wait cannot succeed.
     pub(super) fn wake_all(&self) {
         let mut state = lock(&self.0);
         let State { queue, watchers, .. } = &mut *state;
@@ -148,17 +155,17 @@ impl WaitQueue {
         !(state.queue.is_empty() && state.watchers.is_empty())
     }
 
-    /// True if no task waits in the queue: then tasks beside it may take memory.
+    /// True if no task waits in the queue. Only then may watchers take memory.
     pub(super) fn is_empty(&self) -> bool {
         lock(&self.0).queue.is_empty()
     }
 }
 
 impl State {
-    fn waker_of(&mut self, place: &WaitSlot) -> Option<&mut Option<Waker>> {
-        match place.0? {
-            At::Queue(number) => self.queue.get_mut(&number),
-            At::Watcher(number) => self.watchers.get_mut(&number),
+    fn waker_of(&mut self, slot: &WaitSlot) -> Option<&mut Option<Waker>> {
+        match slot.0? {
+            WaitKey::Queue(number) => self.queue.get_mut(&number),
+            WaitKey::Watcher(number) => self.watchers.get_mut(&number),
         }
     }
 }

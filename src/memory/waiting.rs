@@ -33,15 +33,15 @@ use crate::{
     sync::lock,
 };
 
-/// A place in the queue. Given up when it is dropped.
+/// A place in the queue, given up on drop.
 struct Queued<'a> {
     heap: &'a Heap,
-    place: WaitSlot,
+    slot: WaitSlot,
 }
 
 impl Drop for Queued<'_> {
     fn drop(&mut self) {
-        if self.heap.queue.leave(&self.heap.ledger.hunger, &mut self.place) {
+        if self.heap.queue.leave(&self.heap.ledger.waiters, &mut self.slot) {
             self.heap.wake();
         }
     }
@@ -54,12 +54,12 @@ impl Heap {
         bytes: usize,
         stream: Option<&Stream>,
     ) -> Result<Owned> {
-        let mut own = Queued { heap: self, place: WaitSlot::default() };
-        let (mut oldest, retry) = (Oldest::default(), Arc::new(AtomicBool::new(false)));
+        let mut own = Queued { heap: self, slot: WaitSlot::default() };
+        let (mut oldest, retry) = (OldestWait::default(), Arc::new(AtomicBool::new(false)));
         let outcome = poll_fn(|cx| {
-            let is_first = self.queue.join(&self.ledger.hunger, &mut own.place, cx.waker());
-            // Registered first: a loss that this check misses wakes the whole queue. The first task may never be polled
-            // again.
+            let is_first = self.queue.join(&self.ledger.waiters, &mut own.slot, cx.waker());
+            // The task is registered before this check: a loss that the check misses wakes the whole queue, not only
+            // the first task, which might never be polled again.
             if let Err(lost) = device.check() {
                 return Poll::Ready(Err(lost));
             }
@@ -68,28 +68,28 @@ impl Heap {
                 return Poll::Pending;
             }
             loop {
-                // Before the attempt, which sees all memory that becomes free after this.
+                // Read before the attempt: if the mark is the same afterwards, no memory was handed out in between.
                 let before = self.ledger.idle_mark(self.is_host());
                 let error = match self.alloc(device, bytes, stream, Request::Queued) {
                     Err(error) if error.is_out_of_memory() => error,
                     outcome => return Poll::Ready(outcome),
                 };
-                // There will never be that much: an error, not a wait.
+                // The heap can never hold that many bytes: an error, not a wait.
                 if self.size_for(bytes as u64).is_err() || !self.may_ever_hold(bytes) {
                     return Poll::Ready(Err(error));
                 }
                 let after = self.ledger.idle_mark(self.is_host());
                 if after.is_some() {
-                    // No memory is in use that could be freed.
+                    // No memory is in use that could become free.
                     if after == before {
                         return Poll::Ready(Err(error));
                     }
-                    // But some was counted meanwhile: memory that was returned by now, or that of a request that was
+                    // But memory was counted in between: it was returned since, or belonged to a request that was
                     // refused.
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                // Memory in use belongs to other tasks, which may not be waiting for a stream.
+                // The memory in use belongs to other tasks, which might not be waiting for a stream.
                 Streams::waiter_added(device);
                 if self.may_come_unnotified(device, bytes) && !retry.swap(true, Ordering::AcqRel) {
                     let (heap, retry) = (Arc::downgrade(self), retry.clone());
@@ -107,45 +107,45 @@ impl Heap {
         })
         .await;
         if outcome.is_err() {
-            // The request counted as in use meanwhile, also for tasks in other queues.
+            // Until now the request counted as memory in use, also for tasks in other queues.
             drop(own);
             self.ledger.notify();
         }
         outcome
     }
 
-    /// True if the driver had no memory and may have some later without a drop in this process: it refused although
-    /// memory is free, or another process may free some. So it is asked again at the next tick.
+    /// True if the driver was out of memory but may have memory later without a drop in this process: it refused
+    /// although memory is free, or another process may free some. So the driver is asked again at the next tick.
     fn may_come_unnotified(&self, device: &Device, bytes: usize) -> bool {
         let Ok(size) = self.size_for(bytes as u64) else { return false };
         let is_there = || device.backend().memory().is_ok_and(|memory| memory.free >= size);
         !self.has_blocks() && lock(&self.state).accounting.has_room(size, 0) && (device.is_cuda() || is_there())
     }
 
-    /// Registers the waker beside the queue, until `unwatch`.
-    pub(super) fn watch(&self, place: &mut WaitSlot, waker: &Waker) {
-        self.queue.watch(&self.ledger.hunger, place, waker);
+    /// Registers the waker beside the queue until `unwatch` is called.
+    pub(super) fn watch(&self, slot: &mut WaitSlot, waker: &Waker) {
+        self.queue.watch(&self.ledger.waiters, slot, waker);
     }
 
-    pub(super) fn unwatch(&self, place: &mut WaitSlot) {
-        let _ = self.queue.leave(&self.ledger.hunger, place);
+    pub(super) fn unwatch(&self, slot: &mut WaitSlot) {
+        let _ = self.queue.leave(&self.ledger.waiters, slot);
     }
 
-    /// True while a task waits in the queue: then tasks beside it take nothing.
+    /// True while a task waits in the queue. Watchers take no memory as long as it does.
     pub(super) fn has_queue(&self) -> bool {
         !self.queue.is_empty()
     }
 }
 
-/// Resolves when some freed memory of the device that a stream may still use has passed. False if there is none, or if
-/// that cannot be determined.
+/// Waits until parked memory of the device has become free. Resolves to false if no memory is parked, or if the
+/// device's progress cannot be determined.
 ///
 /// # Cancel safety
 /// Dropping the future changes nothing.
-pub(crate) async fn memory_passes(device: &Device) -> bool {
+pub(crate) async fn wait_for_reusable_memory(device: &Device) -> bool {
     let heaps = Arena::of(device).ledger.heaps(false);
     let Some(heap) = heaps.iter().find(|heap| heap.has_parked()) else { return false };
-    // If the completion monitor was quicker, it is already free.
+    // If the completion monitor was quicker, the memory is already free.
     if let Some(first) = heap.oldest().first() {
         // If the device is lost, so is the memory: the next attempt returns the error.
         if first.completed().await.is_err_and(|error| !error.is_device_lost()) {
@@ -156,13 +156,13 @@ pub(crate) async fn memory_passes(device: &Device) -> bool {
     true
 }
 
-/// A wait for the memory that was freed first.
+/// A wait for the memory that was parked first.
 #[derive(Debug, Default)]
-pub(super) struct Oldest(Option<HostAccess>);
+pub(super) struct OldestWait(Option<HostAccess>);
 
-impl Oldest {
-    /// Resolves when parked memory has passed and is free. Pending for ever if none is parked: then the owner that drops
-    /// its memory notifies.
+impl OldestWait {
+    /// Resolves when parked memory has become free. If no memory is parked, stays pending: an owner that drops its
+    /// memory notifies.
     pub(super) fn poll(&mut self, heap: &Heap, cx: &mut Context<'_>) -> Poll<()> {
         let access = match &mut self.0 {
             Some(access) => access,
@@ -176,7 +176,8 @@ impl Oldest {
         self.0 = None;
         heap.sweep();
         match outcome {
-            // It has not passed, and is queried again, but not in an endless loop within one poll.
+            // The uses have not passed. They are queried again at the next poll, not in an endless loop within one
+            // poll.
             Err(error) if !error.is_device_lost() => {
                 cx.waker().wake_by_ref();
                 Poll::Pending
@@ -186,7 +187,7 @@ impl Oldest {
         }
     }
 
-    pub(super) fn rest(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.0 = None;
     }
 }

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The owner is in a box that is not accessed until it is returned. So its memory stays at its address, even if the
-//! buffer is moved or forgotten. It is [staged](super::host).
+//! buffer is moved or forgotten. The memory is [staged](super::host).
 
 use std::{any::Any, fmt, marker::PhantomData, mem::ManuallyDrop, ptr::NonNull, sync::Arc};
 
@@ -21,7 +21,7 @@ use super::{
     accounting::Extent,
     arena::Arena,
     bytes_of, host,
-    piece::{Arrivals, Origin},
+    memory::{Arrivals, Origin},
     uses::Uses,
 };
 use crate::{
@@ -31,7 +31,7 @@ use crate::{
     sync::{Discarded, Mutex, discard, lock, proxied},
 };
 
-/// Returns the user's memory that a buffer was made of, once the buffer is dropped.
+/// A handle that returns the user's memory that a buffer was made from, once the buffer is dropped.
 ///
 /// ```
 /// use wakeline::{Buffer, Stream, device::{Device, Emulated}};
@@ -49,28 +49,28 @@ use crate::{
 /// ```
 #[must_use = "without it the memory is dropped with its buffer"]
 pub struct Wrapped<O> {
-    /// The returned memory may own memory that is returned here, and so on.
+    /// `Discarded`: the returned memory may own memory that is returned in the same way, and so on.
     back: Discarded<oneshot::Receiver<Returned>>,
     of: PhantomData<fn() -> O>,
 }
 
-/// Where a buffer of the user's memory is returned to.
-struct UserOrigin(Mutex<Option<(Owner, oneshot::Sender<Returned>)>>);
+/// The origin of a buffer over the user's memory.
+struct UserOrigin(Mutex<Option<(BoxedOwner, oneshot::Sender<Returned>)>>);
 
-/// The owner in a box. This is the only pointer to it except the one to its data; moving a `Box` would assert that no
-/// other exists.
-struct Owner(NonNull<dyn Any + Send>);
+/// The boxed owner, as a raw pointer. Moving a `Box` would assert that no other pointer to it exists, but there is one
+/// to its data.
+struct BoxedOwner(NonNull<dyn Any + Send>);
 
-// SAFETY: it owns what it points to, which is `Send`.
-unsafe impl Send for Owner {}
+// SAFETY: it owns the value that it points to, which is `Send`.
+unsafe impl Send for BoxedOwner {}
 
-impl Owner {
+impl BoxedOwner {
     fn new<O: Send + 'static>(owner: O) -> (Self, NonNull<O>) {
         let first = NonNull::from(Box::leak(Box::new(owner)));
         (Self(first), first)
     }
 
-    /// Call it when nothing else uses the owner any more.
+    /// Called once nothing else uses the owner.
     fn into_box(self) -> Box<dyn Any + Send> {
         let owner = ManuallyDrop::new(self);
         // SAFETY: leaked in `new`; turned into a box either here or in `drop`, not both.
@@ -78,7 +78,7 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for BoxedOwner {
     fn drop(&mut self) {
         // SAFETY: as in `into_box`.
         let owner = unsafe { Box::from_raw(self.0.as_ptr()) };
@@ -87,9 +87,9 @@ impl Drop for Owner {
     }
 }
 
-/// An owner whose memory streams may still use, and arrivals that are not yet transferred to it.
+/// An owner whose memory streams might still be using, and the arrivals that are not yet transferred to it.
 struct Returned {
-    owner: Option<Owner>,
+    owner: Option<BoxedOwner>,
     device: Device,
     location: Location,
     bytes: usize,
@@ -102,24 +102,23 @@ struct Returned {
 unsafe impl Send for Returned {}
 
 impl<T: Plain> Buffer<T> {
-    /// Makes a buffer of your own memory, by value and without a copy: a `Vec<T>`, a `Box<[T]>`, a writable mapped
-    /// file. It is host memory that is not page-locked: copies to and from devices are staged through page-locked
-    /// memory, so that no stream blocks on it.
+    /// Makes a buffer from your own memory, by value and without a copy: a `Vec<T>`, a `Box<[T]>`, a writable mapped
+    /// file. The memory is not page-locked: copies to and from devices are staged through page-locked memory, so that
+    /// no stream blocks.
     ///
-    /// It can become an envelope as any buffer can (`Envelope::from`). The handle returns the memory after its last
-    /// use.
+    /// Like any buffer, it can become an envelope (`Envelope::from`). The handle returns the memory after its last use.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for 0 elements.
     pub fn wrap<O: AsMut<[T]> + Send + 'static>(owner: O) -> Result<(Self, Wrapped<O>)> {
-        let (owner, mut pointer) = Owner::new(owner);
+        let (owner, mut pointer) = BoxedOwner::new(owner);
         // SAFETY: just created. The borrow ends when the buffer is dropped, before anything accesses the owner again.
         let data = unsafe { pointer.as_mut() }.as_mut();
         let (first, len) = (NonNull::from(&mut *data).cast::<u8>(), data.len());
         Self::of_user(Device::host(), Location::Host(first), len, owner, false)
     }
 
-    /// As [`wrap`](Self::wrap), for memory that is only read: `Bytes`, a mapped file, an `Arc<[T]>`. Writing to it is
+    /// Like [`wrap`](Self::wrap), for memory that is only read: `Bytes`, a mapped file, an `Arc<[T]>`. Writing to it is
     /// an error.
     ///
     /// To send parts of a large owner, such as a mapped file, share it: each part is an owner too.
@@ -150,15 +149,15 @@ impl<T: Plain> Buffer<T> {
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for 0 elements.
     pub fn wrap_read_only<O: AsRef<[T]> + Send + 'static>(owner: O) -> Result<(Self, Wrapped<O>)> {
-        let (owner, pointer) = Owner::new(owner);
+        let (owner, pointer) = BoxedOwner::new(owner);
         // SAFETY: as in `wrap`; nothing writes to it.
         let data = unsafe { pointer.as_ref() }.as_ref();
         let (first, len) = (NonNull::from(data).cast::<u8>(), data.len());
         Self::of_user(Device::host(), Location::Host(first), len, owner, true)
     }
 
-    /// Makes a buffer of page-locked memory that another library allocated and `owner` keeps. It is not staged:
-    /// `device` copies to and from it directly.
+    /// Makes a buffer from page-locked memory that another library allocated and `owner` keeps. The memory is not
+    /// staged: `device` copies to and from it directly.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for 0 elements, for the host, which page-locks nothing, or for a pointer that is not
@@ -181,10 +180,10 @@ impl<T: Plain> Buffer<T> {
         if !memory.is_aligned() {
             return Err(Error::new(ErrorKind::Usage, format!("{memory:?} is not aligned for the elements")));
         }
-        Self::of_user(device.clone(), Location::Host(memory.cast()), len, Owner::new(owner).0, false)
+        Self::of_user(device.clone(), Location::Host(memory.cast()), len, BoxedOwner::new(owner).0, false)
     }
 
-    /// Makes a buffer of device memory that another library allocated and `owner` keeps.
+    /// Makes a buffer from device memory that another library allocated and `owner` keeps.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for 0 elements, for the host, or for an address that is not aligned for them.
@@ -203,14 +202,14 @@ impl<T: Plain> Buffer<T> {
             let text = format!("{address:#x} is not the address of aligned elements in the memory of {device}");
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        Self::of_user(device.clone(), Location::Device(Address(address)), len, Owner::new(owner).0, false)
+        Self::of_user(device.clone(), Location::Device(Address(address)), len, BoxedOwner::new(owner).0, false)
     }
 
     fn of_user<O: Send + 'static>(
         device: Device,
         location: Location,
         len: usize,
-        owner: Owner,
+        owner: BoxedOwner,
         read_only: bool,
     ) -> Result<(Self, Wrapped<O>)> {
         let bytes = bytes_of::<T>(len)?;
@@ -228,11 +227,11 @@ impl<T: Plain> Buffer<T> {
 
 impl<O: Send + 'static> Wrapped<O> {
     /// Returns the memory once its buffer is dropped, wherever it was sent, and no stream uses it any more. Data that
-    /// was copied into it is transferred before.
+    /// was copied into the buffer is transferred first.
     ///
     /// # Errors
-    /// [`DeviceLost`](ErrorKind::DeviceLost) if a device was lost that may still access it, or that had data for it:
-    /// then it is not returned.
+    /// [`DeviceLost`](ErrorKind::DeviceLost) if a device was lost that might still access the memory or that had data
+    /// for it. The memory is not returned in this case.
     ///
     /// # Cancel safety
     /// Dropping the future drops the memory, after its last use.
@@ -247,7 +246,7 @@ impl<O: Send + 'static> Wrapped<O> {
 }
 
 impl Returned {
-    /// Resolves when no work uses it, and all arrivals are transferred.
+    /// Waits until no work uses the memory, and transfers all arrivals.
     async fn settled(&mut self) -> Result<()> {
         HostAccess::of(self.uses.open(true).into_iter()).wait().await?;
         // The memory of a lost device is not returned, whether or not the device has ended.
@@ -258,12 +257,12 @@ impl Returned {
             arrival.host_access(false).wait().await?;
         }
         self.uses = Uses::default();
-        // SAFETY: the owner is here, so nothing else has its memory, and no stream uses it.
+        // SAFETY: this value holds the owner, so nothing else accesses its memory, and no stream uses it.
         unsafe { host::transfer_arrivals(self.location, self.bytes, &mut self.arrivals) }
     }
 }
 
-/// Dropped unclaimed: the owner is dropped once no stream uses its memory any more.
+/// If the memory was not claimed, the owner is dropped once no stream uses its memory any more.
 impl Drop for Returned {
     fn drop(&mut self) {
         let Some(owner) = self.owner.take() else { return };
@@ -272,14 +271,15 @@ impl Drop for Returned {
         } else {
             self.uses.forget_done()
         }
-        if self.uses.any_is(|_| true) {
+        if !self.uses.is_empty() {
             park(&self.device, std::mem::take(&mut self.uses), self.bytes as u64, owner);
         }
     }
 }
 
-/// Keeps the owner until the uses have passed; for ever, if a device that may still use the memory is lost before.
-fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
+/// Keeps the owner until the uses have passed, or for ever if a device that might still be using the memory is lost
+/// before.
+fn park(device: &Device, mut uses: Uses, bytes: u64, owner: BoxedOwner) {
     let totals = Arena::of(device).ledger.totals.clone();
     // The completion monitor ends with its device, so the device is kept alive until the uses are over: they may be
     // another device's.
@@ -287,7 +287,7 @@ fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
     let mut tick = move || {
         let mut lost = of.is_lost();
         for mut ticket in uses.all() {
-            let _ = ticket.look();
+            let _ = ticket.query();
             lost |= ticket.stream().device().is_lost() && !ticket.is_done();
         }
         if lost {
@@ -296,7 +296,7 @@ fn park(device: &Device, mut uses: Uses, bytes: u64, owner: Owner) {
             return false;
         }
         uses.forget_done();
-        if uses.any_is(|_| true) {
+        if !uses.is_empty() {
             return true;
         }
         drop(owner.take());

@@ -335,7 +335,7 @@ impl Control {
                 }
             });
         }
-        failure.again()
+        failure.clone()
     }
 
     fn set_paused(&self, paused: bool) {
@@ -569,7 +569,7 @@ impl Handle {
     /// The error that the flow failed with, if it has: an operator's failure, an abort, a stall. It is available at
     /// once; [`Running`](crate::Running) resolves when every operator has stopped.
     pub fn failure(&self) -> Option<Error> {
-        self.0.failure.get().map(Error::again)
+        self.0.failure.get().cloned()
     }
 
     /// True from the abort on, even before the flow has failed with it.

@@ -93,7 +93,7 @@ impl Cx {
         let StreamSettings { mode, timed } = flow.how;
         let reservations = condition::reservations(&conditions);
         let number = Arc::as_ptr(&flow.control).addr();
-        reservations.iter().for_each(|reservation| reservation.enter(number));
+        reservations.iter().for_each(|reservation| reservation.set_flow(number));
         Self {
             work: WorkContext {
                 streams: OperatorStreams::new(&name, &device, &streams, mode),

@@ -118,7 +118,7 @@ impl Failed {
 fn missing(failed: &Option<Failed>, port: &str, hub: &str) -> Error {
     if let Some(failed) = failed {
         failed.retrieved.store(true, Ordering::Relaxed);
-        return failed.error.again();
+        return failed.error.clone();
     }
     let text = format!("port `{port}` has no chunk of hub `{hub}` in this run, or no longer has one");
     Error::new(ErrorKind::Usage, text)
@@ -311,7 +311,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> AnyPort for Linke
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> LinkedPort for Linked<K, T, S> {
     fn commit_run(&mut self) -> Result<()> {
         if let Some(failed) = self.failed.as_ref().filter(|failed| !failed.was_retrieved()) {
-            return Err(failed.error.again());
+            return Err(failed.error.clone());
         }
         if self.by_hand {
             return Ok(());

@@ -102,7 +102,7 @@ where
     }
     let is_done = |one: &A::Item| {
         let mut last = last(one);
-        last.look().is_ok_and(|done| done) && last.sound().is_ok() && last.is_settled()
+        last.query().is_ok_and(|done| done) && last.check_taint().is_ok() && last.is_settled()
     };
     let (done, mut open): (SmallVec<A>, SmallVec<A>) = std::mem::take(all).into_iter().partition(is_done);
     open.reserve(open.len());

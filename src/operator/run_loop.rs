@@ -409,7 +409,7 @@ impl RunLoop {
     #[cold]
     fn give_up(&mut self, ports: Option<&mut dyn AllPorts>) {
         ports.into_iter().for_each(|ports| ports.visit_all(&mut |_, port| port.idle()));
-        self.awaited.iter_mut().for_each(HostAccess::rest);
+        self.awaited.iter_mut().for_each(HostAccess::suspend);
         // This runs in a destructor, perhaps of a task that panics.
         contained("a condition panicked as it was given up", || {
             self.conditions.iter_mut().for_each(|conditions| conditions.rest());

@@ -32,7 +32,7 @@ use crate::{
     error::{Error, ErrorKind, Result, caught},
     stream::{
         Stream,
-        capture::{Capture, Watch},
+        capture::{Capture, UncapturedWorkDetector},
     },
 };
 
@@ -212,11 +212,11 @@ impl BoxedOperator {
         let ports = operator.ports()?;
         let before = stats(ports);
         cx.begin_claimed(ports);
-        let watch = Watch::new();
+        let detector = UncapturedWorkDetector::new();
         // The waker does nothing: what is pending now would be pending at every replay. Tokio's budget belongs to the
         // task, not to the operator.
         let polled = pin!(caught(unconstrained(operator.compute(cx)?))).poll(&mut Context::from_waker(Waker::noop()));
-        let works_beside = watch.end();
+        let works_beside = detector.found_work();
         match polled {
             Poll::Ready(ran) => ran?,
             Poll::Pending => return Err(waits(node.status_cell().in_run())),

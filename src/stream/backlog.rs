@@ -1,20 +1,20 @@
 //! [`Backlog`]: keeps a stream's pending work from filling the driver's queue.
 //!
-//! A driver's queue for a stream is bounded: on an H200 it holds 1,021 kernels, copies and launches of graphs; events,
-//! waits and host functions take no slot in it. The call that finds the queue full blocks within the driver, and with
-//! it every other call that needs the context exclusively, on all streams (measured): creating and destroying streams
-//! and events, host functions, allocations of page-locked memory. A drop or an allocation on one thread would wait for
-//! the device because another thread launches faster than the device works.
+//! The driver's queue for a stream is bounded: on an H200 it holds 1,021 kernels, copies and graph launches; events,
+//! waits and host functions take no slot in it. A call that finds the queue full blocks within the driver, and so does
+//! every other call that needs the context exclusively, on all streams (measured): creating and destroying streams and
+//! events, host functions, allocations of page-locked memory. A drop or an allocation on one thread would wait for the
+//! device because another thread enqueues faster than the device works.
 //!
 //! ```text
-//!   op ... op, event, op ... op, event, op ...     an event every `step` operations: once it has passed, so have those
-//!                                                  before it
+//!   op ... op, event, op ... op, event, op ...     an event every `step` operations: once it has passed, all
+//!                                                  operations before it have
 //!   make room:  room left ──> a slot is reserved ──> enqueue     before a lock is taken
 //!               full ──> the events are queried until there is room
 //! ```
 //!
-//! A thread that holds a slot waits for no other slot, nor for a thread that needs one, so it enqueues soon; however
-//! many threads there are, the queue is never full.
+//! A thread that holds a slot waits neither for another slot nor for a thread that needs one, so it enqueues soon. The
+//! queue is never full, however many threads enqueue.
 
 use std::{
     collections::VecDeque,
@@ -33,15 +33,15 @@ use crate::{
     sync::{Level, Mutex, assert_unlocked, lock},
 };
 
-/// How much of a raw stream's work is enqueued and not known to be done. Several [`Stream`](super::Stream)s may share
-/// it.
+/// The amount of a raw stream's work that is enqueued and not known to be done. Several [`Stream`](super::Stream)s may
+/// share it.
 pub(super) struct Backlog {
     /// The limit of enqueued operations and reserved slots together.
     max: u64,
-    /// Operations between two events.
+    /// The number of operations between two events.
     step: u64,
-    /// Operations enqueued since the beginning, and, in the upper bits, slots reserved ([`SLOT`]): one word, as every
-    /// launch changes both.
+    /// The number of operations enqueued so far and, in the upper bits, of reserved slots ([`SLOT`]): one word, since
+    /// every launch changes both.
     taken: AtomicU64,
     /// Below this count a reservation succeeds without querying events.
     free_until: AtomicU64,
@@ -56,33 +56,33 @@ const fn enqueued(taken: u64) -> u64 {
     taken % SLOT
 }
 
-/// Operations enqueued and slots reserved.
+/// The number of operations enqueued plus the number of slots reserved.
 const fn with_reserved(taken: u64) -> u64 {
     enqueued(taken) + taken / SLOT
 }
 
 #[derive(Default)]
 struct Events {
-    /// With the number of operations before each event, oldest first.
+    /// Each event with the number of operations before it, oldest first.
     open: VecDeque<(u64, RawEvent)>,
     idle: Vec<RawEvent>,
     passed: u64,
 }
 
-/// A slot in the queue for one operation, held until that is enqueued or this is dropped.
+/// A slot in the queue for one operation, reserved until the operation is enqueued or the slot is dropped.
 #[must_use]
 pub(crate) struct QueueSlot<'b>(Option<&'b Backlog>);
 
 impl QueueSlot<'_> {
-    pub(super) const ENDLESS: Self = Self(None);
+    pub(super) const UNBOUNDED: Self = Self(None);
 
     /// Consumes the slot: one operation was enqueued.
     #[inline]
-    pub(super) fn taken(self, backend: &dyn Backend, stream: RawStream) {
+    pub(super) fn fill(self, backend: &dyn Backend, stream: RawStream) {
         if let Some(backlog) = self.0 {
             std::mem::forget(self);
             let before = backlog.taken.fetch_sub(SLOT - 1, Ordering::Release);
-            backlog.grown(backend, stream, enqueued(before), 1);
+            backlog.mark_if_due(backend, stream, enqueued(before), 1);
         }
     }
 }
@@ -110,7 +110,7 @@ impl Backlog {
         }))
     }
 
-    /// Reserves a slot, if there is one. Never blocks.
+    /// Reserves a slot, if one is free. Never blocks.
     #[inline]
     pub(super) fn reserve(&self) -> Option<QueueSlot<'_>> {
         let before = self.taken.fetch_add(SLOT, Ordering::AcqRel);
@@ -118,8 +118,8 @@ impl Backlog {
         (with_reserved(before) < self.free_until.load(Ordering::Relaxed)).then_some(room)
     }
 
-    /// Reserves a slot, if there is one now; queries the device, and never blocks. Also succeeds if the device's
-    /// progress cannot be determined: the next call there reports why.
+    /// Queries the device, and reserves a slot if one is free. Never blocks. Also succeeds if the device's progress
+    /// cannot be determined: the next call to the device reports the reason.
     pub(super) fn reserve_if_passed(&self, backend: &dyn Backend) -> Option<QueueSlot<'_>> {
         match self.query_passed(backend) {
             Some(_) => self.reserve(),
@@ -134,18 +134,19 @@ impl Backlog {
         QueueSlot(Some(self))
     }
 
-    /// Blocks the thread while the queue is full. Returns false if progress cannot be determined: after a fault, which
-    /// the next call reports, or if no event could be recorded. The driver's queue is then the only bound.
+    /// Blocks the thread while the queue is full. Returns false if the progress cannot be determined: after a fault,
+    /// which the next call reports, or if no event could be recorded. In the latter case, the driver's queue is the
+    /// only bound.
     ///
     /// # Errors
     /// Those of `goes_on`, which is called before each pause.
     #[cold]
     pub(super) fn wait(&self, backend: &dyn Backend, goes_on: impl Fn() -> Result<()>) -> Result<bool> {
-        /// A queue of hundreds of operations lasts far longer.
+        /// Much shorter than a queue of hundreds of operations takes to drain.
         const PAUSE: Duration = Duration::from_micros(50);
         assert_unlocked();
         while let Some(passed) = self.query_passed(backend) {
-            // Reserved slots may never be used.
+            // Reserved slots count, too, although they might never be used.
             if with_reserved(self.taken.load(Ordering::Acquire)) < passed + self.max {
                 return Ok(true);
             }
@@ -155,7 +156,7 @@ impl Backlog {
         Ok(false)
     }
 
-    /// How many operations have passed. `None` if that cannot be determined.
+    /// The number of operations that have passed; `None` if it cannot be determined.
     fn query_passed(&self, backend: &dyn Backend) -> Option<u64> {
         let mut events = lock(&self.events);
         while let Some((count, event)) = events.open.front().copied() {
@@ -173,16 +174,16 @@ impl Backlog {
 
     /// Called after `count` operations were enqueued. Never blocks.
     #[inline]
-    pub(super) fn grew(&self, backend: &dyn Backend, stream: RawStream, count: u64) {
+    pub(super) fn add_enqueued(&self, backend: &dyn Backend, stream: RawStream, count: u64) {
         let before = self.taken.fetch_add(count, Ordering::Relaxed);
-        self.grown(backend, stream, enqueued(before), count);
+        self.mark_if_due(backend, stream, enqueued(before), count);
     }
 
     #[inline]
-    fn grown(&self, backend: &dyn Backend, stream: RawStream, before: u64, count: u64) {
+    fn mark_if_due(&self, backend: &dyn Backend, stream: RawStream, before: u64, count: u64) {
         if before / self.step != (before + count) / self.step {
-            // An error is reported by the device's next call; or no event could be created, and the driver's queue is
-            // the only bound.
+            // The next call to the device reports the error. If no event could be created, the driver's queue is the
+            // only bound.
             let _ = self.mark(backend, stream);
         }
     }
@@ -195,7 +196,7 @@ impl Backlog {
         let count = self.enqueued();
         let reusable = match events.idle.pop() {
             Some(event) => event,
-            // Where little work was ever pending, the oldest event has passed long ago.
+            // If the stream never had much pending work, the oldest event has passed long ago.
             None => match events.open.front().copied() {
                 Some((passed, oldest)) if backend.event_query(oldest)? => {
                     events.open.pop_front();
@@ -227,18 +228,18 @@ impl Backlog {
         let marked = events.open.back().map_or(events.passed, |(count, _)| *count);
         drop(events);
         if marked < self.enqueued() {
-            // As in `grown`.
+            // As in `mark_if_due`: the error is ignored.
             let _ = self.mark(backend, stream);
         }
     }
 
-    /// After [`mark_end`](Self::mark_end): true if all work is done, or if that cannot be determined.
+    /// Called after [`mark_end`](Self::mark_end). True if all work is done, or if this cannot be determined.
     #[cfg(feature = "cuda")]
     pub(super) fn is_over(&self, backend: &dyn Backend) -> bool {
         self.query_passed(backend).is_none() || lock(&self.events).open.is_empty()
     }
 
-    /// The stream is about to be destroyed.
+    /// Destroys the events. Called before the stream is destroyed.
     pub(super) fn close(&self, backend: &dyn Backend) {
         let Events { open, idle, .. } = std::mem::take(&mut *lock(&self.events));
         open.into_iter().map(|(_, event)| event).chain(idle).for_each(|event| backend.event_destroy(event));

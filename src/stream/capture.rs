@@ -1,13 +1,13 @@
 //! A capture: streams whose work is recorded into a graph, and the work that the graph must wait for.
 //!
-//! A captured stream is like any other, with tickets, clock and marks, but uses a [`Recorder`] in place of the device.
-//! Order between the streams of one capture becomes edges. Work that was enqueued elsewhere before is not waited for
-//! now: it is noted, and the graph's launches wait for it. Captured work has not run, so neither the host nor a stream
-//! outside can wait for it: either is an error at once.
+//! A captured stream has tickets, a clock and marks like any other stream, but its backend is a [`Recorder`] instead of
+//! the device. Order between the streams of one capture becomes edges. Work that was enqueued on other streams before
+//! is not waited for during the capture: it is noted, and the graph's launches wait for it. Captured work does not run,
+//! so a wait for it by the host or by a stream outside of the capture is an error.
 //!
 //! ```text
 //!   captured waits for captured     an edge
-//!   captured waits for another      noted: each launch is ordered after it
+//!   captured waits for another      noted: each launch is ordered after that work
 //!   another waits for captured      an error until the capture ends; then a no-op, as its tickets count as passed
 //! ```
 //!
@@ -38,22 +38,23 @@ pub(crate) struct Capture {
     device: Device,
     recorder: Arc<Recorder>,
     streams: Mutex<Vec<Stream>>,
-    /// The latest ticket of each stream. `None` once its launches no longer wait for more.
+    /// The latest ticket of each stream outside of the capture, each with whether a launch may read what the work
+    /// wrote. `None` once no more are collected.
     outside: Mutex<Option<Vec<(Ticket, bool)>>>,
     over: AtomicBool,
     kept: Mutex<Used>,
-    launches: OnceLock<Launches>,
+    launches: OnceLock<LaunchesFn>,
     /// State that the layers above attach.
     extension: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Returns the launches that are not known to be done.
-type Launches = Box<dyn Fn() -> SmallVec<[Ticket; 3]> + Send + Sync>;
+type LaunchesFn = Box<dyn Fn() -> SmallVec<[Ticket; 3]> + Send + Sync>;
 
-/// Kept alive as long as a graph.
+/// Resources that a graph keeps alive.
 pub(crate) type KeptAlive = Vec<Arc<dyn Any + Send + Sync>>;
 
-/// What the nodes of a capture use besides memory.
+/// The resources, other than memory, of the nodes of a capture.
 #[derive(Default)]
 struct Used {
     resources: KeptAlive,
@@ -63,27 +64,28 @@ struct Used {
 
 thread_local! {
     /// The captures that this thread is in, the innermost last. `ManuallyDrop`: without a destructor it stays usable
-    /// while the thread's other locals are destroyed, whose destructors use streams. [`Entered`] empties it.
+    /// while the thread's other locals are destroyed, whose destructors use streams. [`CaptureScope`] empties it.
     static ENTERED: ManuallyDrop<RefCell<Vec<Arc<Capture>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
-    /// While this thread is watched: whether it has enqueued into a stream that belongs to no capture.
-    static BESIDE: Cell<Option<bool>> = const { Cell::new(None) };
-    /// How many times this thread has set its captures aside for user code that runs within them.
-    static SET_ASIDE: Cell<usize> = const { Cell::new(0) };
+    /// Set while an [`UncapturedWorkDetector`] exists on this thread: true if the thread has enqueued into a stream
+    /// that belongs to no capture.
+    static UNCAPTURED_WORK: Cell<Option<bool>> = const { Cell::new(None) };
+    /// How many times this thread has suspended its captures for user code that runs within them.
+    static SUSPENSIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What a thread was in before user code of another task began to run there. Dropping this restores it.
+/// The captures of a thread that are suspended while user code of another task runs there. Dropping this resumes them.
 struct Suspended {
     entered: Vec<Arc<Capture>>,
-    beside: Option<bool>,
+    uncaptured_work: Option<bool>,
 }
 
-/// Called when a waker, a destructor or a subscriber runs within a capture: what that enqueues and allocates is not
-/// captured.
-fn set_aside() -> Box<dyn Any> {
+/// Called when a waker, a destructor or a tracing subscriber runs within a capture: its work and its allocations are
+/// not captured.
+fn suspend_captures() -> Box<dyn Any> {
     let entered = ENTERED.try_with(|entered| std::mem::take(&mut *entered.borrow_mut())).unwrap_or_default();
-    SET_ASIDE.set(SET_ASIDE.get() + 1);
+    SUSPENSIONS.set(SUSPENSIONS.get() + 1);
     on_user_code(None);
-    Box::new(Suspended { entered, beside: BESIDE.take() })
+    Box::new(Suspended { entered, uncaptured_work: UNCAPTURED_WORK.take() })
 }
 
 impl Drop for Suspended {
@@ -91,62 +93,62 @@ impl Drop for Suspended {
         let entered = std::mem::take(&mut self.entered);
         // The user code has left every capture that it entered.
         let left = ENTERED.try_with(|now| now.replace(entered));
-        BESIDE.set(self.beside);
-        SET_ASIDE.set(SET_ASIDE.get() - 1);
-        on_user_code(Some(set_aside));
+        UNCAPTURED_WORK.set(self.uncaptured_work);
+        SUSPENSIONS.set(SUSPENSIONS.get() - 1);
+        on_user_code(Some(suspend_captures));
         drop(left);
     }
 }
 
-/// Called when this thread may have left its last capture.
-fn left() {
-    if BESIDE.get().is_none() && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true) {
+/// Called when this thread may have left its last capture. Unregisters the hook if it has.
+fn unregister_hook_if_idle() {
+    if UNCAPTURED_WORK.get().is_none() && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true) {
         on_user_code(None);
     }
 }
 
-/// The number of watched threads: usually none, and then enqueueing makes no thread-local access.
-static WATCHED: AtomicUsize = AtomicUsize::new(0);
+/// The number of detectors. It is usually 0, and enqueueing then makes no thread-local access.
+static DETECTORS: AtomicUsize = AtomicUsize::new(0);
 
-/// Watches this thread for work that it enqueues into streams that belong to no capture.
+/// Detects work that this thread enqueues into streams that belong to no capture.
 #[must_use]
-pub(crate) struct Watch(());
+pub(crate) struct UncapturedWorkDetector(());
 
-impl Watch {
+impl UncapturedWorkDetector {
     pub(crate) fn new() -> Self {
-        WATCHED.fetch_add(1, Ordering::Relaxed);
-        BESIDE.set(Some(false));
-        on_user_code(Some(set_aside));
+        DETECTORS.fetch_add(1, Ordering::Relaxed);
+        UNCAPTURED_WORK.set(Some(false));
+        on_user_code(Some(suspend_captures));
         Self(())
     }
 
-    /// True if there was such work.
-    pub(crate) fn end(self) -> bool {
-        BESIDE.get() == Some(true)
+    /// True if the thread has enqueued work into such a stream.
+    pub(crate) fn found_work(self) -> bool {
+        UNCAPTURED_WORK.get() == Some(true)
     }
 }
 
-impl Drop for Watch {
+impl Drop for UncapturedWorkDetector {
     fn drop(&mut self) {
-        BESIDE.set(None);
-        left();
-        WATCHED.fetch_sub(1, Ordering::Relaxed);
+        UNCAPTURED_WORK.set(None);
+        unregister_hook_if_idle();
+        DETECTORS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 #[inline]
 pub(super) fn note_work(stream: &Stream) {
-    // If this thread is watched, it has incremented the counter itself, so `Relaxed` suffices.
-    if WATCHED.load(Ordering::Relaxed) > 0 && stream.capture().is_none() {
-        BESIDE.set(BESIDE.get().map(|_| true));
+    // If this thread has a detector, it has incremented the counter itself, so `Relaxed` suffices.
+    if DETECTORS.load(Ordering::Relaxed) > 0 && stream.capture().is_none() {
+        UNCAPTURED_WORK.set(UNCAPTURED_WORK.get().map(|_| true));
     }
 }
 
-/// This thread is in a capture until this is dropped.
+/// A guard: this thread is in a capture until it is dropped.
 #[must_use]
-pub(crate) struct Entered(());
+pub(crate) struct CaptureScope(());
 
-impl Drop for Entered {
+impl Drop for CaptureScope {
     fn drop(&mut self) {
         let capture = ENTERED.try_with(|entered| {
             let mut entered = entered.borrow_mut();
@@ -157,7 +159,7 @@ impl Drop for Entered {
             }
             capture
         });
-        left();
+        unregister_hook_if_idle();
         drop(capture);
     }
 }
@@ -199,21 +201,21 @@ impl Capture {
         ENTERED.try_with(|entered| entered.borrow().iter().cloned().collect()).unwrap_or_default()
     }
 
-    /// Whether the device may be queried on this thread. During a capture, a library's calls may be captured by the
-    /// driver, which rejects queries from the same thread, including those of user code that runs within the capture
-    /// without being part of it.
+    /// True if the device may be queried on this thread. During a capture, the driver may be capturing a library's
+    /// calls, and then rejects queries from the same thread, including queries by user code that runs within the
+    /// capture without being part of it.
     pub(crate) fn may_query_device() -> bool {
-        SET_ASIDE.get() == 0 && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true)
+        SUSPENSIONS.get() == 0 && ENTERED.try_with(|entered| entered.borrow().is_empty()).unwrap_or(true)
     }
 
     /// Enters the capture on this thread until the guard is dropped.
-    pub(crate) fn enter(self: &Arc<Self>) -> Entered {
+    pub(crate) fn enter(self: &Arc<Self>) -> CaptureScope {
         ENTERED.with(|entered| entered.borrow_mut().push(self.clone()));
-        on_user_code(Some(set_aside));
-        Entered(())
+        on_user_code(Some(suspend_captures));
+        CaptureScope(())
     }
 
-    /// A stream of this capture, whose first work is ordered after these nodes.
+    /// Creates a stream of this capture, whose first work is ordered after these nodes.
     pub(crate) fn stream(self: &Arc<Self>, name: &str, after: NodeSet) -> Result<Stream> {
         let _later = Deferred::new();
         let mut streams = lock(&self.streams);
@@ -231,9 +233,9 @@ impl Capture {
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
         self.recorder.set_open(false);
-        // From here on every enqueue is rejected, so no node uses what would be kept now.
+        // From here on every enqueue is rejected, so no more resources need to be kept.
         lock(&self.kept).complete = true;
-        // Waiters are woken, not under the lock.
+        // This wakes waiters, so the lock is released first.
         let streams = std::mem::take(&mut *lock(&self.streams));
         for stream in streams {
             stream.0.completion.advance(u64::MAX);
@@ -244,8 +246,8 @@ impl Capture {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Keeps alive what a node that is about to be added uses. Does nothing once the capture is over, since the node is
-    /// rejected then.
+    /// Keeps a resource alive for a node that is about to be added. Does nothing once the capture is over, as the node
+    /// will be rejected.
     pub(crate) fn keep(&self, used: Arc<dyn Any + Send + Sync>) {
         let mut state = lock(&self.kept);
         if !state.complete {
@@ -253,7 +255,7 @@ impl Capture {
         }
     }
 
-    /// Releases what was kept for a node that was rejected.
+    /// Releases a resource that was kept for a node that was rejected.
     pub(crate) fn release<T>(&self, used: &Arc<T>) {
         let mut state = lock(&self.kept);
         let at = state.resources.iter().rposition(|kept| std::ptr::addr_eq(Arc::as_ptr(kept), Arc::as_ptr(used)));
@@ -262,7 +264,7 @@ impl Capture {
         drop(released);
     }
 
-    /// Moves what was kept to the new owner of the nodes.
+    /// Moves the kept resources to the new owner of the nodes.
     pub(crate) fn take_kept(&self) -> KeptAlive {
         std::mem::take(&mut lock(&self.kept).resources)
     }
@@ -272,8 +274,8 @@ impl Capture {
         let _ = self.launches.set(Box::new(launches));
     }
 
-    /// The work of other streams that the launches must be ordered after, as it had not passed when it was noted; and
-    /// for each, whether they may read what it wrote, and so are tainted if it is.
+    /// The tickets of other streams that the launches must be ordered after, since they had not passed when they were
+    /// noted; each with whether a launch may read what the work wrote, and so is tainted if the work is.
     pub(crate) fn take_outside(&self) -> Vec<(Ticket, bool)> {
         lock(&self.outside).take().unwrap_or_default()
     }
@@ -289,8 +291,9 @@ impl Capture {
     }
 }
 
-/// Whether both are streams of one capture, or of none, so that the wait is recorded or enqueued. A wait of a captured
-/// stream for another stream is noted instead; a wait of another stream for a captured one is an error.
+/// True if both streams belong to the same capture, or both to none, so that the wait can be recorded or enqueued. A
+/// wait of a captured stream for another stream is noted instead. A wait of another stream for a captured stream is an
+/// error.
 #[cold]
 pub(super) fn share_capture(stream: &Stream, ticket: &Ticket, reads: bool) -> Result<bool> {
     let (mine, other) = (stream.capture(), ticket.stream().capture());
@@ -311,8 +314,8 @@ pub(super) fn share_capture(stream: &Stream, ticket: &Ticket, reads: bool) -> Re
 }
 
 impl Ticket {
-    /// The launches so far that must be done for what a node does here to be done; empty for a stream that belongs to
-    /// no capture.
+    /// The launches so far, which must be done for the captured work at this ticket to be done. Empty for a stream that
+    /// belongs to no capture.
     pub(super) fn launches(&self) -> SmallVec<[Ticket; 3]> {
         let launches = self.stream().capture().and_then(|capture| capture.launches.get());
         launches.map(|launches| launches()).unwrap_or_default()
@@ -320,9 +323,9 @@ impl Ticket {
 }
 
 impl StreamInner {
-    /// An error if this stream is captured, so that its work does not run.
+    /// Fails if this stream is captured, since its work does not run.
     #[inline]
-    pub(super) fn not_captured(&self) -> Result<()> {
+    pub(super) fn check_not_captured(&self) -> Result<()> {
         match &self.capture {
             None => Ok(()),
             Some(capture) => Err(self.is_captured(capture.is_over())),
@@ -369,7 +372,7 @@ mod tests {
         lock(&stream.capture().unwrap().kept).resources.len()
     }
 
-    /// Each is a node of the graph, or rejected.
+    /// Each call adds a node to the graph, or is rejected.
     fn use_events(stream: &Stream, event: &GraphEvent) -> [Result<()>; 3] {
         [Event::timed().record(stream), event.record(stream), event.wait(stream)]
     }
@@ -378,7 +381,7 @@ mod tests {
     fn a_capture_keeps_nothing_for_a_node_that_is_refused() {
         let device = Device::emulated(Emulated::new());
         let event = GraphEvent::new(&device).unwrap();
-        // One capture that is over, and one that is open with a closed stream.
+        // A capture that is over, and an open capture with a closed stream.
         let mut streams = Vec::new();
         let (_graph, ()) = Graph::capture(&device, |capture| {
             use_events(capture.stream(), &event).into_iter().collect::<Result<()>>()?;

@@ -1,9 +1,9 @@
 //! [`Completed`]: the future of a ticket.
 //!
-//! It combines the protocol ([`completion`](super::completion)) with the device. A poll registers the waker first;
-//! then, if it is the front of its stream, it queries the device (work that is done needs no notification); then it
-//! arranges to [be notified](super::wait_strategy). It reports success only after the device has reported it: a signal
-//! that came too early, or a device that faulted meanwhile, never counts as success.
+//! It combines the protocol ([`completion`](super::completion)) with the device. A poll first registers the waker. If
+//! the future is the front of its stream, the poll then queries the device (completed work needs no notification) and
+//! otherwise arranges to [be notified](super::wait_strategy). The future reports success only after the device has
+//! reported it: a signal that comes too early, or a device that has faulted since, never counts as success.
 
 use std::{
     fmt,
@@ -20,11 +20,11 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Resolves when the work up to a ticket is done, or with the error of the device that was lost.
 ///
-/// Of several futures that wait on one stream, the one with the earliest ticket polls the device for all. Do not keep
-/// one of them unpolled while others wait: the others may then be notified up to 50 ms late.
+/// Of several futures that wait on one stream, the one with the earliest ticket polls the device for all. Do not leave
+/// one of them unpolled while others wait: the others may be notified up to 50 ms late.
 ///
 /// # Cancel safety
-/// Dropping the future removes its waker and does nothing else: it does not block, and the work goes on.
+/// Dropping the future removes its waker and has no other effect: it does not block, and the work continues.
 #[must_use = "futures do nothing unless awaited"]
 pub struct Completed {
     ticket: Ticket,
@@ -37,7 +37,7 @@ impl Completed {
         Self { ticket, slot: WaiterSlot::default(), strategy: WaitStrategy::default() }
     }
 
-    /// The ticket it waits for.
+    /// The ticket that the future waits for.
     pub fn ticket(&self) -> &Ticket {
         &self.ticket
     }
@@ -49,8 +49,8 @@ impl Stream {
     pub fn completed(&self) -> Completed {
         let mut ticket = self.ticket();
         if self.capture().is_none() {
-            // The mark is recorded now, not at the first poll, which would include later work. An error is reported by
-            // the poll.
+            // The mark is recorded now: a mark that is recorded at the first poll would include later work. The poll
+            // reports an error.
             let _ = ticket.commit();
         }
         Completed::new(ticket)
@@ -61,24 +61,24 @@ impl Stream {
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault; [`Usage`](ErrorKind::Usage) for a stream under capture, and
-    /// in a host function, in a waker that a device thread calls, and in destructors that run there: see
+    /// in a host function, in a waker that a device thread calls, and in a destructor that runs on such a thread: see
     /// [`CompletionMode`](super::CompletionMode).
     pub fn synchronize_blocking(&self) -> Result<()> {
         // In a forked child process no worker thread exists that could complete the work.
         self.0.device.check_process()?;
-        self.0.not_captured()?;
-        self.may_wait("all of its work")?;
+        self.0.check_not_captured()?;
+        self.check_may_block("all of its work")?;
         let ticket = self.ticket();
         self.0.streams.observe(self.0.backend.stream_synchronize(self.0.raw))?;
         self.0.completion.advance(ticket.number());
-        ticket.sound()
+        ticket.check_taint()
     }
 }
 
 impl Ticket {
-    /// Resolves when the work is done. If no stream and no event has waited for the ticket, it may also wait for work
-    /// that is enqueued before the first poll; [`Stream::completed`] and an [`Event`](super::Event) mark their point at
-    /// once.
+    /// Resolves when the work up to this ticket is done. If no stream and no event has waited for the ticket, the
+    /// future may also wait for work that is enqueued before its first poll. [`Stream::completed`] and
+    /// [`Event`](super::Event) mark their point at once.
     pub fn completed(&self) -> Completed {
         Completed::new(self.clone())
     }
@@ -95,7 +95,7 @@ impl Future for Completed {
             match stream.0.completion.poll(&mut this.slot, number, cx.waker()) {
                 Progress::Passed => {
                     this.strategy.end();
-                    return Poll::Ready(stream.sound(number));
+                    return Poll::Ready(stream.check_taint(number));
                 }
                 Progress::Failed => {
                     this.strategy.end();
@@ -106,7 +106,7 @@ impl Future for Completed {
                     }));
                 }
                 Progress::Wait { front } => {
-                    stream.0.not_captured()?;
+                    stream.0.check_not_captured()?;
                     // Marked at once: an event recorded later would cover later work, too.
                     this.ticket.commit()?;
                     let stream = this.ticket.stream();

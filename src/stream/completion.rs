@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!   wake(n)      a hint: a host callback or an alarm reports that n may have passed. Wakes all waiters up to n, which
-//!                then query the device themselves.
+//!                query the device themselves.
 //!   advance(n)   confirmed: the device reported that n has passed. Resolves all waiters up to n, wakes the next front.
 //!   fail()       the device is lost. Every pending waiter fails.
 //!
@@ -18,9 +18,9 @@
 //! ```
 //!
 //! Guarantees: a waiter that got `Wait` is woken by the first later `wake`, `advance` or `fail` that concerns it. As
-//! long as there are waiters, one has been informed that it is the front, or is being woken to be informed. A waiter
-//! that is dropped is removed, and if it was the front the next one is woken. A false hint costs a query; a hint that
-//! comes twice or never does no harm, since the completion monitor polls the stream on a timer.
+//! long as there are waiters, one of them knows that it is the front or is being woken to find out. A waiter that is
+//! dropped is removed; if it was the front, the next waiter is woken. A false hint costs a query; a hint that comes
+//! twice or never does no harm, since the completion monitor polls the stream on a timer.
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, WakeList, assert_may_wake, discard, lock};
 use std::{collections::BTreeMap, task::Waker};
@@ -57,21 +57,21 @@ struct State {
 /// mostly the only one, is stored separately.
 #[derive(Debug)]
 struct Waiters {
-    lowest: Option<(Key, WaiterEntry)>,
+    lowest: Option<(WaiterKey, WaiterEntry)>,
     /// All waiters above the lowest; empty if there is no lowest.
-    others: BTreeMap<Key, WaiterEntry>,
+    others: BTreeMap<WaiterKey, WaiterEntry>,
     next: u64,
 }
 
 /// The ticket, and a number unique among the waiters.
-type Key = (u64, u64);
+type WaiterKey = (u64, u64);
 
 /// A waiter's waker. Taken when it is woken.
 type WaiterEntry = Option<Waker>;
 
 /// A waiter's key in the list, while it is registered.
 #[derive(Debug, Default)]
-pub(crate) struct WaiterSlot(Option<Key>);
+pub(crate) struct WaiterSlot(Option<WaiterKey>);
 
 impl Completion {
     pub(crate) fn new() -> Self {
@@ -96,7 +96,7 @@ impl Completion {
         !lock(&self.state).waiters.is_empty()
     }
 
-    /// Polls for `ticket`. Unless that is settled, `waker` is stored under `slot` until `leave`.
+    /// Polls for `ticket`. If the ticket has neither passed nor failed, `waker` is stored under `slot` until `leave`.
     pub(crate) fn poll(&self, slot: &mut WaiterSlot, ticket: u64, waker: &Waker) -> Progress {
         if self.passed() >= ticket {
             self.leave(slot).wake();
@@ -137,7 +137,7 @@ impl Completion {
         }
     }
 
-    /// Notes that a callback for `ticket` is pending. False if one already is: then do not start another.
+    /// Notes that a callback for `ticket` is pending. False if one already is: the caller must not start another.
     pub(crate) fn arm(&self, ticket: u64) -> bool {
         let mut state = lock(&self.state);
         let at = state.armed.binary_search(&ticket);
@@ -160,7 +160,7 @@ impl Completion {
         let left = Self::remove(&mut state, slot);
         let passed = self.passed();
         let woken = match &left {
-            // It was the front, and its ticket has not passed.
+            // The waiter was the front, and its ticket has not passed.
             Some(((ticket, _), _)) if *ticket > passed => state.waiters.wake_front_from(*ticket, passed),
             _ => None,
         };
@@ -169,7 +169,7 @@ impl Completion {
         woken.into_iter().collect()
     }
 
-    fn remove(state: &mut State, slot: &mut WaiterSlot) -> Option<(Key, WaiterEntry)> {
+    fn remove(state: &mut State, slot: &mut WaiterSlot) -> Option<(WaiterKey, WaiterEntry)> {
         let key = slot.0.take()?;
         state.waiters.remove(key).map(|kept| (key, kept))
     }
@@ -183,7 +183,7 @@ impl Completion {
         woken.wake();
     }
 
-    /// Confirmed: all tickets up to `ticket` have passed. False if that was known.
+    /// Confirmed: all tickets up to `ticket` have passed. False if this was known already.
     pub(crate) fn advance(&self, ticket: u64) -> bool {
         assert_may_wake();
         if self.passed.fetch_max(ticket, Ordering::AcqRel) >= ticket {
@@ -223,7 +223,7 @@ impl Waiters {
         self.lowest.is_none()
     }
 
-    fn insert(&mut self, ticket: u64, kept: WaiterEntry) -> Key {
+    fn insert(&mut self, ticket: u64, kept: WaiterEntry) -> WaiterKey {
         let key = (ticket, self.next);
         self.next += 1;
         if self.lowest.is_none() {
@@ -237,7 +237,7 @@ impl Waiters {
     // A lone waiter reaches none of the `cold` functions: inlined, they would lengthen its path.
     #[cold]
     #[inline(never)]
-    fn insert_beside(&mut self, key: Key, kept: WaiterEntry) {
+    fn insert_beside(&mut self, key: WaiterKey, kept: WaiterEntry) {
         let above = match &mut self.lowest {
             Some(lowest) if key < lowest.0 => std::mem::replace(lowest, (key, kept)),
             _ => (key, kept),
@@ -246,7 +246,7 @@ impl Waiters {
     }
 
     #[inline]
-    fn get_mut(&mut self, key: Key) -> Option<&mut WaiterEntry> {
+    fn get_mut(&mut self, key: WaiterKey) -> Option<&mut WaiterEntry> {
         match &mut self.lowest {
             Some(lowest) if lowest.0 == key => Some(&mut lowest.1),
             _ => Self::other(&mut self.others, key),
@@ -255,12 +255,12 @@ impl Waiters {
 
     #[cold]
     #[inline(never)]
-    fn other(others: &mut BTreeMap<Key, WaiterEntry>, key: Key) -> Option<&mut WaiterEntry> {
+    fn other(others: &mut BTreeMap<WaiterKey, WaiterEntry>, key: WaiterKey) -> Option<&mut WaiterEntry> {
         others.get_mut(&key)
     }
 
     #[inline]
-    fn remove(&mut self, key: Key) -> Option<WaiterEntry> {
+    fn remove(&mut self, key: WaiterKey) -> Option<WaiterEntry> {
         match self.lowest.take_if(|lowest| lowest.0 == key) {
             Some((_, kept)) => {
                 if !self.others.is_empty() {
@@ -280,7 +280,7 @@ impl Waiters {
 
     #[cold]
     #[inline(never)]
-    fn remove_other(&mut self, key: Key) -> Option<WaiterEntry> {
+    fn remove_other(&mut self, key: WaiterKey) -> Option<WaiterEntry> {
         self.others.remove(&key)
     }
 
@@ -296,7 +296,7 @@ impl Waiters {
 
     #[cold]
     #[inline(never)]
-    fn front_of(others: &mut BTreeMap<Key, WaiterEntry>, passed: u64) -> Option<(u64, &mut WaiterEntry)> {
+    fn front_of(others: &mut BTreeMap<WaiterKey, WaiterEntry>, passed: u64) -> Option<(u64, &mut WaiterEntry)> {
         others.range_mut((passed.checked_add(1)?, 0)..).next().map(|(key, kept)| (key.0, kept))
     }
 

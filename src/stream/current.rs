@@ -1,7 +1,7 @@
-//! The current stream: for functions that do not get one as an argument.
+//! The current stream, for functions that do not get a stream as an argument.
 //!
-//! A scope sets it, for a closure or for a future; scopes nest, and the innermost applies. A future keeps its stream on
-//! every thread that polls it; a task that it spawns has none.
+//! A scope sets the current stream for a closure or for a future. Scopes nest, and the innermost applies. A future
+//! keeps its current stream on every thread that polls it; a task that it spawns has none.
 
 use std::{
     cell::RefCell,
@@ -18,7 +18,7 @@ thread_local! {
     static CURRENT: ManuallyDrop<RefCell<Option<Stream>>> = const { ManuallyDrop::new(RefCell::new(None)) };
 }
 
-/// Sets the current stream until this is dropped.
+/// A guard that sets the current stream until it is dropped.
 struct Scope(Option<Stream>);
 
 impl Scope {
@@ -74,7 +74,7 @@ impl Stream {
     /// Runs a future with this as the [current](Self::current) stream.
     ///
     /// # Cancel safety
-    /// That of the future.
+    /// The same as that of the future.
     pub async fn scoped<F: Future>(&self, future: F) -> F::Output {
         let future = pin!(Some(future));
         let mut scoped = Scoped { stream: self, future };

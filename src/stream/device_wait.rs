@@ -1,4 +1,4 @@
-//! Order between streams: work of one waits, on the device, for work of others.
+//! Order between streams: work on one stream waits, on the device, for work on other streams.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use crate::{
     sync::{Deferred, assert_may_wake, lock},
 };
 
-/// With more upstream devices than this, a wait checks which of them are no longer needed.
+/// With more upstream devices than this, a wait removes those that are no longer needed.
 const MANY_UPSTREAM: usize = 16;
 
 impl Stream {
@@ -26,9 +26,9 @@ impl Stream {
         self.wait(&other.ticket())
     }
 
-    /// Work enqueued here from now on waits, on the device, for each of these points: for all that was enqueued into a
-    /// [`Stream`] before this call, for a [`Ticket`] and no later work. This stream itself and `None` may be among them
-    /// and are skipped. The default stream is joined only if it is listed (see [`Stream::default_of`]).
+    /// Work enqueued here from now on waits, on the device, for each of these points: for a [`Stream`], all work that
+    /// was enqueued before this call; for a [`Ticket`], no later work. `None` and points of this stream itself are
+    /// skipped. The default stream is joined only if it is listed (see [`Stream::default_of`]).
     ///
     /// Work on buffers and envelopes is ordered without this call.
     ///
@@ -45,30 +45,30 @@ impl Stream {
     ///
     /// # Errors
     /// [`Usage`](crate::ErrorKind::Usage) if a device has a different backend;
-    /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault. The points before the failing one have been joined
-    /// by then.
+    /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault. The points before the failing one have been joined.
     pub fn join<P: Point>(&self, points: impl IntoIterator<Item = P>) -> Result<()> {
         points.into_iter().filter_map(|point| point.ticket()).try_for_each(|ticket| self.wait(&ticket))
     }
 
-    /// Orders work enqueued from now on after `ticket`, so that it may read what that wrote. Issues no call to the
-    /// device if the order is already implied. An error if the ticket is known to be tainted by the loss of another
-    /// device.
+    /// Orders work enqueued from now on after `ticket`, so that it can read the data that the ticket's work wrote.
+    /// Makes no call to the device if the order is already implied. Fails if the ticket is known to be tainted by the
+    /// loss of another device.
     #[inline]
     pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
         self.wait_and(ticket, true)
     }
 
-    /// The same for work that is being prepared, where `ticket` may be one of this stream. A ticket that is known to be
-    /// tainted is no error: it taints the new work. `outlives`: the memory that the ticket wrote survives the loss of
-    /// its device.
+    /// Like [`wait`](Self::wait), for work that is being prepared, where `ticket` may belong to this stream. A ticket
+    /// that is known to be tainted is no error, but taints the new work. `outlives` is true if the memory that the
+    /// ticket's work wrote survives the loss of the ticket's device.
     #[inline]
     pub(crate) fn wait_to_read(&self, ticket: &Ticket, outlives: bool) -> Result<()> {
-        let waited = if self.is(ticket.stream()) { ticket.check_known() } else { self.wait_and(ticket, true) };
+        let waited = if self.is(ticket.stream()) { ticket.check_known_taint() } else { self.wait_and(ticket, true) };
         waited.or_else(|error| self.read_tainted(ticket, outlives, error))
     }
 
-    /// The same for work that does not read what the ticket wrote: whether that is tainted does not matter.
+    /// Like [`wait`](Self::wait), for work that does not read the data that the ticket's work wrote: whether the ticket
+    /// is tainted does not matter.
     #[inline]
     pub(crate) fn wait_until_over(&self, ticket: &Ticket) -> Result<()> {
         self.wait_and(ticket, false)
@@ -81,10 +81,10 @@ impl Stream {
             return Ok(());
         }
         if reads {
-            ticket.check_known()?;
+            ticket.check_known_taint()?;
         }
         if ticket.has_passed() {
-            // Checked again: a loss may have been noted meanwhile.
+            // Checked again: a loss may have been noted since.
             let may_be_tainted = inner.device != other.device || ticket.stream().may_be_tainted_by();
             return if reads && may_be_tainted { self.order_after_passed(ticket) } else { Ok(()) };
         }
@@ -97,8 +97,8 @@ impl Stream {
         let _later = Deferred::new();
         let mut order = lock(&inner.order);
         if order.clock.reached(other.id) >= ticket.number() {
-            // The stream has waited for this before. If that device is lost, work enqueued since then is tainted, and
-            // so is what would be read now.
+            // The stream has waited for this ticket before. If the ticket's device is lost, work enqueued since then is
+            // tainted, and so is the data that would be read now.
             return if reads && inner.device != other.device { other.device.check() } else { Ok(()) };
         }
         if !inner.device.copies_with(&other.device) {
@@ -111,20 +111,20 @@ impl Stream {
         let mark = match ticket.marked() {
             Some(mark) => mark,
             None => {
-                // Takes one order lock after the other, never both.
+                // Acquires one order lock after the other, never both.
                 drop(order);
                 late = ticket.stream().mark_for_wait(ticket.number())?;
                 order = lock(&inner.order);
                 &late
             }
         };
-        // Each device is checked once. If a lost one has tainted the ticket, this is an error; one that is lost from
-        // now on is noted later.
+        // Each device is checked once. If a lost device has tainted the ticket, the wait fails. A loss from now on is
+        // noted later.
         let mut upstream: SmallVec<[Device; 1]> = mark.upstream.iter().filter_map(WeakDevice::upgrade).collect();
         upstream.retain(|device| !device.is_lost());
         if reads && upstream.len() < mark.upstream.len() {
             drop(order);
-            ticket.check_known()?;
+            ticket.check_known_taint()?;
             order = lock(&inner.order);
         }
         inner.device.check()?;
@@ -138,7 +138,7 @@ impl Stream {
             // Either device may be the lost one.
             return inner.streams.observe(other.streams.observe(Err(error)));
         }
-        // An order through another device holds only while that device lives: see `memory::access::Uses`.
+        // An order through another device holds only while that device lives: see `memory::uses::Uses`.
         if inner.device == other.device {
             order.clock.merge(&mark.clock);
         }
@@ -146,7 +146,7 @@ impl Stream {
         if mutants::is(Mutant::PresentClock) {
             order.clock.reach(other.id, other.issued.load(Ordering::Acquire));
         }
-        // A wait has a ticket, too: work ordered after this stream now is ordered after what this waits for.
+        // A wait has a ticket, too: work that is ordered after this stream from now on is also ordered after `ticket`.
         order.issued += 1;
         inner.issued.store(order.issued, Ordering::Release);
         let issued = order.issued;
@@ -154,9 +154,9 @@ impl Stream {
         let are_many = order.upstream.len() > MANY_UPSTREAM && inner.capture.is_none();
         drop(order);
         if are_many {
-            // The results are for waiters: ignored here.
+            // Waiters get the errors, so they are ignored here.
             let mut last = self.ticket();
-            let _ = last.recheck().and_then(|()| last.sound());
+            let _ = last.query_progress().and_then(|()| last.check_taint());
         }
         Ok(())
     }

@@ -1,12 +1,13 @@
-//! A raw stream of the device, with its owner.
+//! [`DriverStream`]: a raw stream of the device, with its owner.
 //!
-//! Several [`Stream`](super::Stream)s may refer to one raw stream, one after the other or at once: a pool reuses it under another
-//! name, and the default stream is shared by all. Its operations run in order in any case, so an order between those
-//! `Stream`s that is not tracked here costs a redundant wait, never a race.
+//! Several [`Stream`](super::Stream)s may refer to one raw stream, one after the other or at once: a pool reuses it
+//! under another name, and all handles of the default stream share it. The operations of a raw stream run in order in
+//! any case, so an untracked order between these `Stream`s costs a redundant wait, never a race.
 //!
-//! A [`DriverStream`] counts what fills the driver's queue (its [`Backlog`]), so there is one for as long as the device has the
-//! stream. That of the default stream lives as long as the device, and handles with and without the race checker share
-//! it. That of another library's stream is looked up by the raw stream, until its work is done.
+//! A [`DriverStream`] counts the work in the driver's queue (its [`Backlog`]), so it must exist as long as the device
+//! has the stream. The `DriverStream` of the default stream lives as long as the device, and handles with and without
+//! the race checker share it. The backlog of another library's stream is kept, and found by the raw stream, until its
+//! work is done.
 
 #[cfg(feature = "cuda")]
 use std::any::Any;
@@ -27,19 +28,19 @@ use crate::{
 pub(crate) struct DriverStream {
     backend: Arc<dyn Backend>,
     pub(crate) raw: RawStream,
-    /// As requested; the device clamps it.
+    /// The requested priority, which the device clamps.
     pub(crate) priority: i32,
     /// The pending work, where the driver's queue is bounded.
     backlog: Option<Arc<Backlog>>,
-    owner: Owner,
+    owner: StreamOwner,
 }
 
-enum Owner {
-    /// Created here, and destroyed with this.
+enum StreamOwner {
+    /// Created by wakeline, and destroyed with the `DriverStream`.
     Here,
     /// The device's own default stream.
     Device,
-    /// Another library's, which may destroy it once this is dropped.
+    /// Another library's stream, which the library may destroy once this is dropped.
     #[cfg(feature = "cuda")]
     Other(#[allow(dead_code, reason = "only kept alive")] Arc<dyn Any + Send + Sync>),
 }
@@ -50,20 +51,20 @@ impl DriverStream {
         device.check()?;
         device.check_process()?;
         let raw = device.backend().stream_create(spec)?;
-        Ok(Arc::new(Self::of(device.backend().clone(), raw, spec.priority, Owner::Here)))
+        Ok(Arc::new(Self::of(device.backend().clone(), raw, spec.priority, StreamOwner::Here)))
     }
 
-    /// The device's default stream: the same at every call, so that its pending work stays known after all handles are
-    /// dropped.
+    /// The device's default stream: the same value at every call, so that the pending work stays known after all
+    /// handles are dropped.
     pub(super) fn default_of(device: &Device) -> Arc<Self> {
-        device
-            .unchecked()
-            .extension(|device| Arc::new(Self::of(device.backend().clone(), RawStream::DEFAULT, 0, Owner::Device)))
+        device.unchecked().extension(|device| {
+            Arc::new(Self::of(device.backend().clone(), RawStream::DEFAULT, 0, StreamOwner::Device))
+        })
     }
 
-    /// A stream of a capture.
+    /// Creates the stream of a capture.
     pub(crate) fn captured(recorder: &Arc<Recorder>, raw: RawStream) -> Arc<Self> {
-        Arc::new(Self::of(recorder.clone(), raw, 0, Owner::Here))
+        Arc::new(Self::of(recorder.clone(), raw, 0, StreamOwner::Here))
     }
 
     /// Another library's stream, which `owner` keeps alive.
@@ -71,11 +72,11 @@ impl DriverStream {
     pub(crate) fn of_other(device: &Device, raw: RawStream, owner: Arc<dyn Any + Send + Sync>) -> Arc<Self> {
         let device = device.unchecked();
         let backend = device.backend().clone();
-        let backlog = device.extension(|_| Arc::<Others>::default()).backlog_of(raw, &*backend);
-        Arc::new(Self { backend, raw, priority: 0, backlog, owner: Owner::Other(owner) })
+        let backlog = device.extension(|_| Arc::<ForeignBacklogs>::default()).backlog_of(raw, &*backend);
+        Arc::new(Self { backend, raw, priority: 0, backlog, owner: StreamOwner::Other(owner) })
     }
 
-    fn of(backend: Arc<dyn Backend>, raw: RawStream, priority: i32, owner: Owner) -> Self {
+    fn of(backend: Arc<dyn Backend>, raw: RawStream, priority: i32, owner: StreamOwner) -> Self {
         let backlog = Backlog::of(&*backend);
         Self { backend, raw, priority, backlog, owner }
     }
@@ -91,12 +92,12 @@ impl DriverStream {
         &*self.backend
     }
 
-    /// True if others may enqueue into it, unseen by wakeline.
+    /// True if code outside of wakeline may enqueue into the stream.
     pub(crate) fn is_shared(&self) -> bool {
-        !matches!(self.owner, Owner::Here)
+        !matches!(self.owner, StreamOwner::Here)
     }
 
-    /// Sets the name that tools show.
+    /// Sets the stream's name that tools show.
     pub(crate) fn rename(&self, name: &str) {
         self.backend.stream_rename(self.raw, name);
     }
@@ -105,30 +106,30 @@ impl DriverStream {
 impl Drop for DriverStream {
     fn drop(&mut self) {
         match (&self.owner, &self.backlog) {
-            // Kept for the next handle of the same stream.
+            // The backlog is kept for the next handle of the same stream.
             #[cfg(feature = "cuda")]
-            (Owner::Other(_), Some(backlog)) => backlog.mark_end(&*self.backend, self.raw),
+            (StreamOwner::Other(_), Some(backlog)) => backlog.mark_end(&*self.backend, self.raw),
             (_, Some(backlog)) => backlog.close(&*self.backend),
             (_, None) => {}
         }
-        if let Owner::Here = self.owner {
+        if let StreamOwner::Here = self.owner {
             self.backend.stream_destroy(self.raw);
         }
     }
 }
 
-/// The backlogs of other libraries' streams: one for each raw stream, however many handles it has, kept after the last
-/// of them until the work is done.
+/// The backlogs of other libraries' streams: one for each raw stream, however many handles it has. A backlog is kept
+/// after the last handle is dropped, until the work is done.
 #[cfg(feature = "cuda")]
-struct Others(Mutex<Vec<(RawStream, Arc<Backlog>)>>);
+struct ForeignBacklogs(Mutex<Vec<(RawStream, Arc<Backlog>)>>);
 
 #[cfg(feature = "cuda")]
-impl Others {
+impl ForeignBacklogs {
     fn backlog_of(&self, raw: RawStream, backend: &dyn Backend) -> Option<Arc<Backlog>> {
         let _later = Deferred::new();
         let mut all = lock(&self.0);
         let over = |(_, backlog): &mut (RawStream, Arc<Backlog>)| {
-            // This list holds one.
+            // One reference is in this list.
             Arc::strong_count(backlog) == 1 && backlog.is_over(backend)
         };
         all.extract_if(.., over).for_each(|(_, backlog)| backlog.close(backend));
@@ -142,7 +143,7 @@ impl Others {
 }
 
 #[cfg(feature = "cuda")]
-impl Default for Others {
+impl Default for ForeignBacklogs {
     fn default() -> Self {
         Self(Mutex::at(Level::OtherStreams, Vec::new()))
     }
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
     use crate::device::{Emulated, backend::RawStream};
 
-    fn pending(others: &Others, raw: RawStream) -> Option<Arc<Backlog>> {
+    fn pending(others: &ForeignBacklogs, raw: RawStream) -> Option<Arc<Backlog>> {
         lock(&others.0).iter().find(|(of, _)| *of == raw).map(|(_, backlog)| backlog.clone())
     }
 
@@ -172,13 +173,13 @@ mod tests {
         let spec = StreamSpec { name: "theirs".into(), priority: 0, non_blocking: true };
         let raw = plain.backend().stream_create(&spec).unwrap();
         let handle = |device: &Device| DriverStream::of_other(device, raw, Arc::new(()));
-        let others = plain.extension(|_| Arc::<Others>::default());
+        let others = plain.extension(|_| Arc::<ForeignBacklogs>::default());
         let (go, wait) = mpsc::channel::<()>();
         plain.backend().host_function(raw, &mut Some(Box::new(move || _ = wait.recv()))).unwrap();
         for round in 0..20 {
             let driver_stream = handle(if round % 2 == 0 { &plain } else { &checked });
             let (backlog, backend) = driver_stream.backlog().unwrap();
-            backlog.reserve().unwrap().taken(backend, raw);
+            backlog.reserve().unwrap().fill(backend, raw);
             assert_eq!(format!("{backlog:?}"), format!("Backlog {{ enqueued: {}, max: 48, .. }}", round + 1));
         }
         drop(go);

@@ -24,13 +24,13 @@ use crate::{
     sync::{Deferred, Discarded, MutexGuard, assert_may_wake, assert_unlocked, discard, lock},
 };
 
-/// For work that reads no memory: losses noted before it do not taint it.
+/// The number of losses for work that reads no memory: losses do not taint such work.
 const READS_NOTHING: u64 = u64::MAX;
 
-/// A permit to enqueue one operation, with what was known when it was issued.
+/// A permit to enqueue one operation.
 pub(crate) struct EnqueuePermit<'a> {
     pub(super) room: QueueSlot<'a>,
-    /// The number of losses that the stream had noted.
+    /// The number of losses that the stream had noted when the permit was issued.
     pub(crate) losses: u64,
 }
 
@@ -43,11 +43,11 @@ impl<'a> EnqueuePermit<'a> {
 
 impl Stream {
     /// Enqueues a host function. It runs when the work before it is done, on a thread of the driver, and blocks this
-    /// stream until it returns. It must not call into wakeline or the driver, and must not wait. What it captures
-    /// should hold no `Buffer`, no `Envelope` and nothing that belongs to a graph: these would be dropped on the
-    /// driver's thread, where CUDA permits no calls, so that their driver resources would leak. A call there that would
-    /// wait for the device, and on CUDA every call that needs the driver, returns a [`Usage`](crate::ErrorKind::Usage) error.
-    /// If the device is lost, the function is dropped without being called.
+    /// stream until it returns. It must not call into wakeline or the driver, and must not wait. It should capture no
+    /// `Buffer`, no `Envelope` and nothing that belongs to a graph: these would be dropped on the driver's thread,
+    /// where CUDA permits no calls, so that their driver resources would leak. On that thread a call that would wait
+    /// for the device, and on CUDA every call that needs the driver, returns a [`Usage`](crate::ErrorKind::Usage)
+    /// error. If the device is lost, the function is dropped without being called.
     ///
     /// # Errors
     /// [`DeviceLost`](crate::ErrorKind::DeviceLost) after a fault.
@@ -67,7 +67,7 @@ impl Stream {
         ticket.map(drop)
     }
 
-    /// As [`host_function`](Self::host_function), for a function that can be called more than once: in a
+    /// Like [`host_function`](Self::host_function), for a function that can be called more than once: in a
     /// [graph](crate::graph) it is called at every launch.
     ///
     /// # Errors
@@ -83,8 +83,8 @@ impl Stream {
         ticket.map(drop)
     }
 
-    /// The ticket of the latest work. If other libraries enqueue into the stream too, unseen, a new ticket after their
-    /// work.
+    /// The ticket of the latest work. If code outside of wakeline may enqueue into the stream, this issues a new
+    /// ticket, which includes that work.
     pub fn ticket(&self) -> Ticket {
         if self.0.driver_stream.is_shared()
             && let Ok(ticket) = self.enqueue_point(|_, _| Ok(()))
@@ -94,25 +94,25 @@ impl Stream {
         Ticket::new(self.clone(), self.0.issued.load(Ordering::Acquire))
     }
 
-    /// Blocks the thread while this stream's queue is full, then takes the locks that are held across an
-    /// [`enqueue`](Self::enqueue), so that a thread that needs one of these locks does not wait for the device. Call it
-    /// with no lock held. `locks` may block, and may be called more than once.
+    /// Blocks the thread while this stream's queue is full, then acquires the locks that are held across an
+    /// [`enqueue`](Self::enqueue), so that a thread that needs one of these locks does not wait for the device. Called
+    /// with no lock held. `locks` acquires the locks; it may block, and may be called more than once.
     #[inline]
     pub(crate) fn make_room<L>(&self, mut locks: impl FnMut() -> L) -> Result<(EnqueuePermit<'_>, L)> {
         assert_unlocked();
         let Some((backlog, backend)) = self.0.driver_stream.backlog() else {
             let taken = locks();
-            return Ok((EnqueuePermit::new(QueueSlot::ENDLESS, self), taken));
+            return Ok((EnqueuePermit::new(QueueSlot::UNBOUNDED, self), taken));
         };
         loop {
-            // The locks come first: a thread that has reserved a slot may wait for short locks only, and `locks` may
-            // wait for a thread that needs a slot.
+            // The locks come first: a thread that has reserved a slot must wait only for locks that are held briefly,
+            // and `locks` may wait for a thread that needs a slot.
             let taken = locks();
             if let Some(room) = backlog.reserve() {
                 return Ok((EnqueuePermit::new(room, self), taken));
             }
             drop(taken);
-            let goes_on = || self.may_wait("room in its queue").and_then(|()| self.0.device.check_process());
+            let goes_on = || self.check_may_block("room in its queue").and_then(|()| self.0.device.check_process());
             if !backlog.wait(backend, goes_on)? {
                 let taken = locks();
                 return Ok((EnqueuePermit::new(backlog.reserve_beyond(), self), taken));
@@ -120,20 +120,20 @@ impl Stream {
         }
     }
 
-    /// A permit to enqueue one operation that reads nothing, unless this stream's queue is full. With `query`, the
-    /// device is queried first. Never blocks: meant for a drop.
+    /// A permit to enqueue one operation that reads no memory; `None` if this stream's queue is full. With `query`, the
+    /// device is queried first. Never blocks: meant for destructors.
     pub(crate) fn room_if_any(&self, query: bool) -> Option<EnqueuePermit<'_>> {
         let room = match self.0.driver_stream.backlog() {
             Some((backlog, backend)) if query => backlog.reserve_if_passed(backend)?,
             Some((backlog, _)) => backlog.reserve()?,
-            None => QueueSlot::ENDLESS,
+            None => QueueSlot::UNBOUNDED,
         };
         Some(EnqueuePermit { room, losses: READS_NOTHING })
     }
 
-    /// An error on a thread that the device depends on.
+    /// Fails on a thread that the device depends on.
     #[cold]
-    pub(super) fn may_wait(&self, what: &str) -> Result<()> {
+    pub(super) fn check_may_block(&self, what: &str) -> Result<()> {
         DeviceThread::may_wait(|| format!("stream `{}` of {} would wait for {what}", self.name(), self.device()))
     }
 
@@ -147,7 +147,7 @@ impl Stream {
         self.enqueue_as(permit, None, work)
     }
 
-    /// The same for a launch.
+    /// Like [`enqueue`](Self::enqueue), for a launch.
     #[inline]
     pub(crate) fn enqueue_launch(
         &self,
@@ -166,19 +166,19 @@ impl Stream {
         work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>,
     ) -> Result<Ticket> {
         let ticket = self.enqueue_locked(permit.losses, launched, work)?;
-        permit.room.taken(self.0.driver_stream.backend(), self.0.raw);
+        permit.room.fill(self.0.driver_stream.backend(), self.0.raw);
         Ok(ticket)
     }
 
-    /// The same for an operation that takes no slot in the device's queue and reads no memory written before: events,
-    /// host functions, nothing at all. Never blocks.
+    /// Like [`enqueue`](Self::enqueue), for an operation that takes no slot in the driver's queue and reads no memory:
+    /// an event, a host function, or nothing. Never blocks.
     #[inline]
     pub(crate) fn enqueue_point(&self, work: impl FnOnce(&dyn Backend, RawStream) -> Result<()>) -> Result<Ticket> {
         self.enqueue_locked(READS_NOTHING, None, work)
     }
 
-    /// Enqueues under the order lock. `losses`: how many losses were noted before the work was found to read nothing
-    /// tainted.
+    /// Enqueues under the order lock. `losses` is the number of losses that were noted before the work was found to
+    /// read no tainted memory.
     fn enqueue_locked(
         &self,
         losses: u64,
@@ -211,8 +211,8 @@ impl Stream {
         Ok(self.issue(order, 0, losses))
     }
 
-    /// The ticket of work that a user function enqueued without the order lock. Also issued if the device was lost
-    /// meanwhile.
+    /// Issues the ticket of work that a user function enqueued without the order lock, even if the device has been lost
+    /// since.
     pub(crate) fn ticket_after_work(&self, count: u64, losses: u64) -> Ticket {
         assert_may_wake();
         let _later = Deferred::new();
@@ -241,19 +241,19 @@ impl Stream {
         if count > 0
             && let Some((backlog, backend)) = inner.driver_stream.backlog()
         {
-            backlog.grew(backend, inner.raw, count);
+            backlog.add_enqueued(backend, inner.raw, count);
         }
         Ticket::new(self.clone(), number)
     }
 
-    /// An operator's run begins: work enqueued from now on is timed.
+    /// Begins an operator's run: work enqueued from now on is timed.
     pub(crate) fn begin_run(&self) {
         let _later = Deferred::new();
         let mut order = lock(&self.0.order);
         order.meter.get_or_insert_with(|| Meter::new(&self.0.backend)).begin_run();
     }
 
-    /// Work that does not go through [`enqueue`](Self::enqueue) is about to be enqueued.
+    /// Called before work is enqueued that does not go through [`enqueue`](Self::enqueue).
     pub(crate) fn begin_work(&self) {
         let _later = Deferred::new();
         if let Some(meter) = &mut lock(&self.0.order).meter {
@@ -271,7 +271,7 @@ impl Stream {
         }
     }
 
-    /// What the runs took; reports once. Never blocks: runs that are not done are not measured.
+    /// Takes the device time of the runs so far. Never blocks: runs that are not done count as missed.
     pub(crate) fn device_time(&self) -> Option<DeviceTime> {
         let meter = lock(&self.0.order).meter.take();
         meter.map(|mut meter| meter.sums())

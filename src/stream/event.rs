@@ -1,8 +1,7 @@
 //! [`Event`]: a named point in a stream's work; [`Timer`]: the device's time between two points.
 //!
-//! A record is a [`Ticket`] that is marked at once, so that a wait for it covers no later work; a timed one also has a
-//! device event, created for each record. A record is never moved while it is waited for: earlier waiters keep the old
-//! one.
+//! A record is a [`Ticket`] that is marked at once, so that a wait for it covers no later work. A timed record also has
+//! a device event of its own. A record is never moved while a waiter holds it: earlier waiters keep the old record.
 
 use std::{
     fmt,
@@ -22,7 +21,7 @@ use crate::{
 
 /// A point in a stream's work: recorded on one stream, waited for by others and by the host.
 ///
-/// Work on buffers and envelopes is ordered without events; this is for work that wakeline does not track, and for
+/// Work on buffers and envelopes is ordered without events. Use an event for work that wakeline does not track, and for
 /// timing.
 ///
 /// ```
@@ -37,7 +36,7 @@ use crate::{
 /// main.fill(&mut buffer, 0)?;
 /// end.record(&main)?;
 /// end.wait(&side)?;                       // later work on `side` is ordered after the fill
-/// (&end).await?;                          // and so does this task
+/// (&end).await?;                          // this task waits for it, too
 /// println!("{:?}", end.since(&begin).await?);
 /// # Ok::<(), wakeline::Error>(())
 /// # }).unwrap();
@@ -69,8 +68,8 @@ impl Event {
         Self { timed: true, ..Self::new() }
     }
 
-    /// Records the stream's current end, in place of the previous record. Earlier waits keep the record that they wait
-    /// for.
+    /// Records the stream's current end, in place of the previous record. Earlier waits keep waiting for the previous
+    /// record.
     ///
     /// In a capture the record is a point in the capture's work, and ends with the capture. Only [`since`](Self::since)
     /// refers to the graph's launches; to wait for a point within them, use a [`GraphEvent`](crate::graph::GraphEvent).
@@ -87,7 +86,8 @@ impl Event {
             let raw = stream.streams().observe(device.backend().event_create(true))?;
             let clock = Arc::new(TimedEvent { device: device.clone(), raw });
             if let Some(capture) = stream.capture() {
-                // A node records it at each launch. Kept before the node exists: another thread may end the capture.
+                // A node records the event at each launch. It is kept before the node exists, as another thread may end
+                // the capture.
                 capture.keep(clock.clone());
             }
             let ticket = stream.enqueue_point(|backend, stream| backend.event_record(raw, stream));
@@ -99,8 +99,8 @@ impl Event {
         };
         record.ticket.commit()?;
         let mut last = lock(&self.record);
-        // Another thread may have made a later record meanwhile: within one stream a record does not go backwards. What
-        // is replaced is dropped after the lock.
+        // Another thread may have made a later record since: within one stream a record does not go backwards. The
+        // replaced record is dropped after the lock is released.
         let is_later = |known: &mut Record| {
             known.ticket.stream().is(record.ticket.stream()) && known.ticket.number() > record.ticket.number()
         };
@@ -109,9 +109,9 @@ impl Event {
         Ok(())
     }
 
-    /// Records it without another mark. False if it needs one.
+    /// Moves the record without another mark. False if a new mark is needed.
     fn move_to_end(&self, stream: &Stream) -> Result<bool> {
-        // A record may wake a simulation.
+        // Recording may wake a simulation.
         let later = Deferred::new();
         let moved = lock(&self.record).as_mut().map_or(Ok(false), |record| record.ticket.move_to_end(stream));
         drop(later);
@@ -128,20 +128,20 @@ impl Event {
         self.last().map_or(Ok(()), |record| stream.wait(&record.ticket))
     }
 
-    /// Queries the device whether the recorded work is done. Also true if nothing is recorded.
+    /// True if the recorded work is done, or if nothing is recorded. Queries the device.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault, unless the work is known to have been done before.
     pub fn query(&self) -> Result<bool> {
         let Some(mut record) = self.last() else { return Ok(true) };
-        let done = record.ticket.look()?;
+        let done = record.ticket.query()?;
         if done {
-            record.ticket.sound()?;
+            record.ticket.check_taint()?;
         }
         Ok(done)
     }
 
-    /// Resolves when the currently recorded work is done; at once if nothing is recorded. `(&event).await` does the
+    /// Resolves when the work of the current record is done; at once if nothing is recorded. `(&event).await` does the
     /// same.
     ///
     /// # Errors
@@ -224,7 +224,7 @@ impl Default for Event {
     }
 }
 
-/// Another event with the same record; the two are recorded independently from then on.
+/// Creates an event with the same record. From then on, the two are recorded independently.
 impl Clone for Event {
     fn clone(&self) -> Self {
         Self { timed: self.timed, record: Mutex::at(Level::EventRecord, self.last()) }
@@ -268,7 +268,7 @@ impl Timer {
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn start(stream: &Stream) -> Result<Self> {
         // The graph's nodes would record events that are destroyed with the timer.
-        stream.0.not_captured()?;
+        stream.0.check_not_captured()?;
         let backend = stream.device().backend();
         let streams = stream.streams();
         let from = streams.observe(backend.event_create(true))?;
@@ -314,7 +314,7 @@ mod tests {
     use crate::{
         Buffer,
         device::{Emulated, Faults},
-        stream::{completion::WaiterSlot, mark::Mark, order::NEAR},
+        stream::{completion::WaiterSlot, mark::Mark, order::MAX_UNMARKED},
     };
 
     /// Notes whether the event can be queried when it is woken.
@@ -353,7 +353,7 @@ mod tests {
         let (go, wait) = mpsc::channel::<()>();
         stream.host_function(move || _ = wait.recv()).unwrap();
         let event = Event::new();
-        let many = 20 * NEAR;
+        let many = 20 * MAX_UNMARKED;
         for _ in 0..many {
             stream.host_function(|| ()).unwrap();
             event.record(&stream).unwrap();
@@ -361,8 +361,8 @@ mod tests {
         let last = stream.ticket().number();
         assert_eq!(event.ticket().unwrap().number(), last);
         let marks: Vec<_> = lock(&stream.0.order).marks.iter().map(|mark: &Arc<Mark>| mark.ticket).collect();
-        assert!(marks.len() as u64 <= many / NEAR + 2, "{marks:?}");
-        assert!(marks.windows(2).all(|two| two[1] - two[0] <= NEAR + 1), "{marks:?}");
+        assert!(marks.len() as u64 <= many / MAX_UNMARKED + 2, "{marks:?}");
+        assert!(marks.windows(2).all(|two| two[1] - two[0] <= MAX_UNMARKED + 1), "{marks:?}");
         // An earlier holder keeps the old record.
         let old = event.ticket();
         stream.host_function(|| ()).unwrap();

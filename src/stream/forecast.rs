@@ -1,14 +1,15 @@
-//! What to query of a stream, and when: [`Forecast`] predicts when its next work will be done, [`Stride`] how many marks
-//! have passed already.
+//! When to query a stream, and for which mark: [`Forecast`] predicts when the stream's next work will be done,
+//! [`Stride`] how many marks have passed already.
 //!
 //! A stream's work tends to take as long as before. For each mark that was waited for, the duration is measured from
-//! when the stream could begin with it (the end of the one before, or the start of the wait if that is later) to its
-//! end. A moving average and its mean deviation are kept; a prediction is as good as the deviation is small.
+//! when the stream could begin with the mark's work (the end of the previous mark's work, or the start of the wait if
+//! that is later) to its end. A moving average and its mean deviation are kept; the smaller the deviation, the better
+//! the prediction.
 //!
-//! An end is detected some time after the last query that found the work not done. If that gap is long, the work may
+//! The end of work is detected some time after the last query that found it not done. If this gap is long, the work may
 //! have ended at any moment in it. If the work took longer than expected, the sleeper was woken by a callback, which
-//! comes soon after the end: the whole duration is used. If it may have taken less, the average is reduced, more each
-//! time, so that the next query comes earlier: an average that is too high would never be detected otherwise.
+//! comes soon after the end: the whole duration is used. If it might have taken less, the average is reduced, by more
+//! each time, so that the next query comes earlier: otherwise an average that is too high would never be detected.
 
 use std::{
     sync::atomic::{AtomicI32, Ordering},
@@ -17,16 +18,16 @@ use std::{
 
 /// The weight of a new sample: 1/4.
 const WEIGHT: f64 = 0.25;
-/// Deviation relative to the mean above which no prediction is made.
-const HOPELESS: f64 = 0.5;
+/// The deviation, relative to the mean, above which no prediction is made.
+const MAX_RELATIVE_DEVIATION: f64 = 0.5;
 /// An end is detected in time if the last query before it was at most this many seconds, or this fraction of the
 /// duration, earlier.
 const IN_TIME: (f64, f64) = (30e-6, 0.02);
-/// How much the average is reduced at first, in seconds.
-const PULL: f64 = 250e-6;
+/// The first reduction of the average, in seconds.
+const FIRST_REDUCTION: f64 = 250e-6;
 
-/// The limit of marks counted between two ends: many marks that were not waited for need not take as long as those that
-/// were, and a sleeper that is woken too early only queries once more.
+/// The maximum number of marks counted between two ends: marks that were not waited for may take less time than marks
+/// that were, and a sleeper that is woken too early only queries once more.
 const MAX_MARKS: u64 = 32;
 
 /// The durations of a stream's earlier work.
@@ -34,21 +35,21 @@ const MAX_MARKS: u64 = 32;
 pub(super) struct Forecast {
     /// The last end that was detected in time, and the number of its mark.
     last: Option<(Instant, u64)>,
-    known: Option<Known>,
+    known: Option<Estimate>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct Estimate {
     /// Seconds from one mark to the next.
     mean: f64,
     deviation: f64,
-    /// How long the last one took.
+    /// The last duration.
     last: f64,
-    /// How many ends in a row may have come before they were detected.
+    /// The number of consecutive ends that might have come before they were detected.
     late: i32,
 }
 
-impl Known {
+impl Estimate {
     fn new(took: f64) -> Self {
         Self { mean: took, deviation: took / 8.0, last: took, late: 0 }
     }
@@ -67,14 +68,14 @@ impl Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Expected {
     pub(super) at: Instant,
-    /// How far off the prediction usually is.
+    /// The usual error of the prediction.
     pub(super) spread: Duration,
 }
 
 impl Forecast {
     /// When the mark with this number will be done, for a waiter since `began`.
     pub(super) fn expect(&self, number: u64, began: Instant) -> Option<Expected> {
-        let known = self.known.filter(|known| known.deviation <= HOPELESS * known.mean)?;
+        let known = self.known.filter(|known| known.deviation <= MAX_RELATIVE_DEVIATION * known.mean)?;
         let (start, marks) = self.start(number, began);
         let at = start + Duration::from_secs_f64(known.mean * marks);
         Some(Expected { at, spread: Duration::from_secs_f64(known.deviation) })
@@ -88,18 +89,18 @@ impl Forecast {
         let in_time = last_pending.is_some() && longest - shortest <= IN_TIME.0.max(IN_TIME.1 * longest);
         self.last = in_time.then_some((now, number));
         self.known = Some(match self.known {
-            // The first may come from a callback: late, but not by much.
-            None => Known::new(longest),
+            // The first end may be reported by a callback, which is late, but not by much.
+            None => Estimate::new(longest),
             Some(known) if in_time || known.mean < shortest => known.learn(longest),
             Some(known) => {
                 let longest = known.mean.min(longest);
-                let mean = (longest - PULL * 2.0_f64.powi(known.late.min(8))).max(longest / 2.0);
-                Known { mean, late: known.late + 1, ..known }
+                let mean = (longest - FIRST_REDUCTION * 2.0_f64.powi(known.late.min(8))).max(longest / 2.0);
+                Estimate { mean, late: known.late + 1, ..known }
             }
         });
     }
 
-    /// When the stream could begin with the work before this mark, and how many marks that spans.
+    /// When the stream could begin with the work before this mark, and the number of marks that this work spans.
     fn start(&self, number: u64, began: Instant) -> (Instant, f64) {
         match self.last {
             Some((end, last)) if end > began && last < number => (end, (number - last).min(MAX_MARKS) as f64),
@@ -108,16 +109,16 @@ impl Forecast {
     }
 }
 
-/// How far beyond a passed mark a stream is queried.
+/// The number of marks beyond a passed mark at which a stream is queried.
 ///
-/// Each query costs a driver call, some 4,400 cycles of a lock that all calls of a device share (measured on an H200).
-/// A task that is behind the device finds each mark passed; a task that keeps up finds that no further mark has. So the
-/// stride doubles if the mark that far ahead has passed, too, and halves if not; if not even the next mark has passed,
-/// none is queried for a while.
+/// Each query costs a driver call, which holds a lock shared by all calls to a device for some 4,400 cycles (measured
+/// on an H200). A task that is behind the device finds each mark passed; a task that keeps up finds that no further
+/// mark has passed. So the stride doubles if the mark at that distance has passed, too, and halves if it has not; if
+/// not even the next mark has passed, no further mark is queried for a while.
 #[derive(Debug)]
 pub(super) struct Stride(AtomicI32);
 
-/// How many marks are found passed before the next one is queried again.
+/// How many marks must be found passed before a further mark is queried again.
 const PAUSE: i32 = 15;
 
 const MAX_STRIDE: i32 = 32;
@@ -127,9 +128,9 @@ impl Stride {
         Self(AtomicI32::new(1))
     }
 
-    /// A mark has passed. Returns how many marks ahead to query, if any.
+    /// Called when a mark has passed. Returns how many marks ahead to query, if any.
     pub(super) fn next(&self) -> Option<usize> {
-        // Only a heuristic: of two concurrent changes one may be lost.
+        // This is a heuristic: one of two concurrent changes may be lost.
         let stride = self.0.load(Ordering::Relaxed);
         if stride <= 0 {
             self.0.store(stride + 1, Ordering::Relaxed);
@@ -137,7 +138,7 @@ impl Stride {
         usize::try_from(stride).ok().filter(|stride| *stride > 0)
     }
 
-    /// Notes whether that mark has passed.
+    /// Notes whether the mark that was queried ahead has passed.
     pub(super) fn found(&self, passed: bool) {
         let stride = self.0.load(Ordering::Relaxed).max(1);
         let next = match passed {

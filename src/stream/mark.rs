@@ -1,9 +1,9 @@
-//! [`Mark`]: an event behind a ticket, with what the stream was ordered after when it was recorded.
+//! [`Mark`]: an event behind a ticket, with a snapshot of the stream's order from when it was recorded.
 //!
-//! A waiter for a ticket holds the ticket's mark and does not need the stream: no lock of one stream is taken for work
-//! on another. Marks are shared (`Arc`) and come from a pool of their stream. A mark is reused only when no ticket
-//! holds it, so an event is never recorded again while a waiter uses it, and no generation number is needed. Waits that
-//! are already enqueued on the device keep their record (`cuStreamWaitEvent` captures it).
+//! A waiter for a ticket holds the ticket's mark and does not need the stream: work on one stream acquires no lock of
+//! another. Marks are shared (`Arc`) and come from a pool of their stream. A mark is reused only when no ticket holds
+//! it, so an event is never recorded again while a waiter uses it, and no generation number is needed. Waits that are
+//! already enqueued on the device keep the record (`cuStreamWaitEvent` captures it).
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
@@ -17,12 +17,12 @@ use crate::{
     error::Result,
 };
 
-/// For each other stream, the ticket up to which one stream is ordered after it. A lower bound: a missing entry costs a
-/// wait that was implied already, never order. Sorted by stream, so that two clocks merge in one pass.
+/// For each other stream, the ticket up to which one stream is ordered after it. The clock is a lower bound: a missing
+/// entry costs a redundant wait, never an order. Entries are sorted by stream, so that two clocks merge in one pass.
 #[derive(Clone, Debug, Default)]
 pub(super) struct VectorClock(SmallVec<[(u64, u64); 8]>);
 
-/// The limit of entries. Beyond it, entries of the oldest streams are removed first.
+/// The maximum number of entries. Entries of the oldest streams are removed first.
 const MAX_ENTRIES: usize = 8;
 
 impl VectorClock {
@@ -74,11 +74,12 @@ impl VectorClock {
 /// A recorded point of a stream.
 pub(crate) struct Mark {
     pub(super) ticket: u64,
-    /// Its sequence number among the marks of its stream.
+    /// The sequence number among the marks of the stream.
     pub(super) number: u64,
     pub(super) event: RawEvent,
     pub(super) clock: VectorClock,
-    /// Other devices whose work this is ordered after, directly or not. The stream keeps those that are still needed.
+    /// Other devices whose work the mark is ordered after, directly or not. The stream keeps the devices that are still
+    /// needed alive.
     pub(super) upstream: SmallVec<[WeakDevice; 1]>,
     backend: Arc<dyn Backend>,
 }
@@ -88,23 +89,23 @@ pub(crate) struct Mark {
 /// The pool starts with some marks and doubles when it runs out: creating a mark is the only call on a message's path
 /// that blocks other threads (see `device/cuda/gate.rs`).
 #[derive(Debug, Default)]
-pub(super) struct Spares {
-    /// Marks that may be free.
+pub(super) struct MarkPool {
+    /// Marks that are probably free.
     idle: VecDeque<Arc<Mark>>,
-    /// Marks that a ticket still held at the last check: events and memory may hold theirs for long.
+    /// Marks that a ticket still held at the last check: events and memory may hold marks for long.
     held: VecDeque<Arc<Mark>>,
     made: usize,
 }
 
-impl Spares {
+impl MarkPool {
     /// The initial number of marks.
     const FIRST: usize = 16;
 
-    /// How many held marks each call checks: more than one, so that marks return faster than they are taken.
+    /// The number of held marks that each call checks: more than one, so that marks return faster than they are taken.
     const CHECKS: usize = 2;
 
-    /// A mark that no ticket holds; its event is not yet recorded for this use. However many marks are held, a call
-    /// checks few: each once when it returns, and then [`CHECKS`](Self::CHECKS) in turn.
+    /// Takes a mark that no ticket holds. Its event is not yet recorded for the new use. A call checks few marks,
+    /// however many are held: each mark once after its return, and then [`CHECKS`](Self::CHECKS) held marks in turn.
     pub(super) fn take(&mut self) -> Option<Arc<Mark>> {
         for _ in 0..self.held.len().min(Self::CHECKS) {
             let mut mark = self.held.pop_front()?;
@@ -128,7 +129,7 @@ impl Spares {
         for _ in 0..self.made.max(Self::FIRST) {
             let event = backend.event_create(false)?;
             self.made += 1;
-            // In front: they are known to be free.
+            // At the front, as they are known to be free.
             self.idle.push_front(Arc::new(Mark {
                 ticket: 0,
                 number: 0,
@@ -151,7 +152,7 @@ impl Mark {
         clock: &VectorClock,
         upstream: impl Iterator<Item = WeakDevice>,
     ) {
-        let Some(mark) = Arc::get_mut(this) else { unreachable!("`Spares::take` returns only free marks") };
+        let Some(mark) = Arc::get_mut(this) else { unreachable!("`MarkPool::take` returns only free marks") };
         (mark.ticket, mark.number) = (ticket, number);
         mark.clock.set(clock);
         mark.upstream.clear();
@@ -185,7 +186,7 @@ mod tests {
     }
 
     proptest! {
-        /// Never more than both knew, and, if no entry was removed, never less.
+        /// A merged clock never claims more than the two clocks and, if no entry was removed, never less.
         #[test]
         fn a_merge_knows_what_both_knew(a in vec((0..50_u64, 1..9_u64), 0..40), b in vec((0..50_u64, 1..9_u64), 0..40)) {
             let (a, b) = (clock(&a), clock(&b));
@@ -205,20 +206,20 @@ mod tests {
     fn marks_that_are_held_for_long_are_not_replaced_again_and_again() {
         let device = Device::emulated(Emulated::new());
         let backend = device.backend();
-        let (mut spares, mut held) = (Spares::default(), Vec::new());
+        let (mut pool, mut held) = (MarkPool::default(), Vec::new());
         for turn in 0..10_000 {
             let mark = loop {
-                match spares.take() {
+                match pool.take() {
                     Some(mark) => break mark,
-                    None => spares.grow(backend).unwrap(),
+                    None => pool.grow(backend).unwrap(),
                 }
             };
             if turn < 400 {
                 held.push(mark.clone());
             }
-            spares.put(mark);
+            pool.put(mark);
         }
-        assert!(spares.made <= 1024, "{} for one at a time", spares.made);
+        assert!(pool.made <= 1024, "{} for one at a time", pool.made);
     }
 
     /// Marks that are held for long are not checked at each take; once they are free they are reused.
@@ -226,31 +227,31 @@ mod tests {
     fn a_take_checks_few_held_marks() {
         let device = Device::emulated(Emulated::new());
         let backend = device.backend();
-        let (mut spares, mut held) = (Spares::default(), Vec::new());
-        let take = |spares: &mut Spares| loop {
-            match spares.take() {
+        let (mut pool, mut held) = (MarkPool::default(), Vec::new());
+        let take = |pool: &mut MarkPool| loop {
+            match pool.take() {
                 Some(mark) => break mark,
-                None => spares.grow(backend).unwrap(),
+                None => pool.grow(backend).unwrap(),
             }
         };
         for _ in 0..1000 {
-            let mark = take(&mut spares);
+            let mark = take(&mut pool);
             held.push(mark.clone());
-            spares.put(mark);
+            pool.put(mark);
         }
         // Each is checked once, and not again.
-        let made = spares.made;
+        let made = pool.made;
         for round in 0..made + 100 {
-            let mark = take(&mut spares);
-            spares.put(mark);
+            let mark = take(&mut pool);
+            pool.put(mark);
             if round < made {
                 continue;
             }
-            let passed_over = spares.idle.iter().filter(|mark| Arc::strong_count(mark) > 1).count();
-            assert_eq!(passed_over, 0, "of {} that are looked at", spares.idle.len());
+            let passed_over = pool.idle.iter().filter(|mark| Arc::strong_count(mark) > 1).count();
+            assert_eq!(passed_over, 0, "of {} that are looked at", pool.idle.len());
         }
         held.clear();
-        let all: Vec<_> = (0..made).map(|_| take(&mut spares)).collect();
-        assert_eq!((all.len(), spares.made), (made, made), "no mark is created");
+        let all: Vec<_> = (0..made).map(|_| take(&mut pool)).collect();
+        assert_eq!((all.len(), pool.made), (made, made), "no mark is created");
     }
 }

@@ -1,16 +1,17 @@
-//! Measures how long a device works for each run of an operator.
+//! [`Meter`]: measures the device time of each run of an operator.
 //!
 //! A run's work is a number of operations on its stream, with waits for other streams between them. Timed events
-//! enclose the operations, not the waits, so that a run is not charged for pending work on another operator's stream:
+//! enclose the operations but not the waits, so that a run is not charged for pending work on another operator's
+//! stream:
 //!
 //! ```text
 //!   begin_run     wait   launch   launch   wait   copy   end_run
 //!                       [ span of the run ]      [ span ]
 //! ```
 //!
-//! Recorded spans are read back later, once the device is known to have passed them, and are never waited for. There is
-//! room for a fixed number of spans; if the device is so far behind that all are in use, a run is not measured, and is
-//! counted as missed. Events are reused: after the first ones are created, a run allocates nothing.
+//! Recorded spans are read back later, once the device is known to have passed them; they are never waited for. The
+//! number of spans is fixed: if the device is so far behind that all are in use, a run is not measured and counts as
+//! missed. Events are reused: once enough exist, a run allocates nothing.
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Duration};
 
@@ -34,7 +35,7 @@ pub struct DeviceTime {
 }
 
 impl DeviceTime {
-    /// The average of a run; zero if none was measured.
+    /// The average device time of a run; zero if none was measured.
     pub fn mean(&self) -> Duration {
         if self.runs == 0 { Duration::ZERO } else { self.total.div_f64(self.runs as f64) }
     }
@@ -54,7 +55,7 @@ pub(super) struct Meter {
 
 #[derive(Clone, Copy)]
 enum Phase {
-    /// Between two runs, or in one that is not measured.
+    /// Between two runs, or in a run that is not measured.
     Off,
     /// The next operation begins a span.
     Armed,
@@ -69,7 +70,7 @@ struct Span {
 }
 
 impl Meter {
-    /// The limit of spans: events of a few hundred bytes each.
+    /// The maximum number of spans. Their events take a few hundred bytes each.
     const MAX_SPANS: usize = 128;
 
     pub(super) fn new(backend: &Arc<dyn Backend>) -> Box<Self> {
@@ -93,7 +94,7 @@ impl Meter {
         self.sums.missed += u64::from(self.spans.len() >= Self::MAX_SPANS);
     }
 
-    /// True if it has recorded anything in the stream.
+    /// Ends the run. True if the run has recorded spans in the stream.
     pub(super) fn end_run(&mut self, stream: RawStream) -> bool {
         let spans = self.spans.len();
         self.end_span(stream);
@@ -140,7 +141,7 @@ impl Meter {
         backend.event_record(event, stream).map(|()| event).inspect_err(|_| self.idle.push(event))
     }
 
-    /// A call has failed; users of the device get the error from their own calls.
+    /// Stops measuring this run, as a call failed. Users of the device get the error from their own calls.
     fn give_up(&mut self) {
         self.phase = Phase::Off;
         self.sums.missed += 1;
@@ -152,7 +153,7 @@ impl Meter {
             match backend.event_query(span.to) {
                 Ok(true) => {}
                 Ok(false) => return,
-                Err(_) => return self.lose(),
+                Err(_) => return self.discard_spans(),
             }
             match backend.event_elapsed(span.from, span.to) {
                 Ok(took) => {
@@ -161,7 +162,7 @@ impl Meter {
                         self.add(run, took);
                     }
                 }
-                Err(_) => return self.lose(),
+                Err(_) => return self.discard_spans(),
             }
         }
     }
@@ -176,7 +177,7 @@ impl Meter {
         }
     }
 
-    /// The run that was read has no more spans.
+    /// Adds the run that was read back, as it has no more spans.
     fn close(&mut self) {
         if let Some((_, took)) = self.reading.take() {
             self.sums.runs += 1;
@@ -185,8 +186,8 @@ impl Meter {
         }
     }
 
-    /// No more times can be read from the device.
-    fn lose(&mut self) {
+    /// Counts the remaining spans as missed: their times cannot be read.
+    fn discard_spans(&mut self) {
         let begun = self.spans.front().map(|span| span.run);
         if self.reading.is_some_and(|(run, _)| Some(run) != begun) {
             self.close();
@@ -206,7 +207,7 @@ impl Meter {
         if self.spans.is_empty() {
             self.close();
         } else {
-            self.lose();
+            self.discard_spans();
         }
         self.sums
     }

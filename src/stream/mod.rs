@@ -16,13 +16,13 @@
 //! the mark, never the other stream's current clock.
 //!
 //! Order is transitive only through streams of one device. A device guarantees the order of its work only while it
-//! lives: when it is lost, waits for its work end, even if the work that it was waiting for on a third device has not
-//! passed. A wait for a stream of another device therefore merges no snapshot, and memory keeps earlier uses on other
-//! devices (`memory::uses::Uses`).
+//! lives: when it is lost, waits for its work end, even if that work was itself waiting for work on a third device that
+//! has not passed. A wait for a stream of another device therefore merges no snapshot, and memory keeps earlier uses on
+//! other devices (`memory::uses::Uses`).
 //!
-//! The loss of another device taints tickets, too: see `stream/taint.rs`.
+//! The loss of another device taints tickets, too: see `taint.rs`.
 //!
-//! # The way of a completion
+//! # The path of a completion
 //!
 //! ```text
 //!   enqueue           Stream::enqueue (enqueue.rs) ── under the lock on Order (order.rs) ──> Ticket (stream.rs)
@@ -30,9 +30,9 @@
 //!   mark              Ticket::commit ── an event is recorded behind the ticket ──> Mark (mark.rs)
 //!                         │ at once in `Stream::completed`, at the first poll in `Ticket::completed`
 //!   register          Completed (completed.rs) ── polled: waker and ticket ──> Completion (completion.rs)
-//!                         │ the waiter with the lowest ticket is the front: it goes on
+//!                         │ the waiter with the lowest ticket is the front, and continues
 //!   query             StreamInner::query (stream.rs): has the mark's event passed? ── yes ────────────┐
-//!                         │ no: WaitStrategy (wait_strategy.rs) chooses who queries next              │
+//!                         │ no: WaitStrategy (wait_strategy.rs) chooses the next source              │
 //!                         ├── POLL: the task itself, polled again ────────> query ────────────────────┤
 //!                         ├── SCAN: CompletionMonitor (monitor.rs) ───────> query ────────────────────┤
 //!                         ├── SLEEP: its alarm ──> Completion::wake ──> Completed ──> query ──────────┤

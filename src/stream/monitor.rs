@@ -1,18 +1,18 @@
-//! The completion monitor of a device: a thread that runs while there are waiters, and polls where waiting tasks do
-//! not.
+//! The completion monitor of a device: a thread that runs while there are waiters, and polls the streams that no
+//! waiting task polls.
 //!
 //! - **Alarms**: it wakes a task shortly before its work is expected to end.
-//! - **Scans**: where many tasks wait, it queries their events in turn, until each is done or overdue.
+//! - **Scans**: if many tasks wait, it queries their events in turn until each is done or overdue.
 //! - **The tick**: a callback may never come. After a kernel that traps, the driver runs nothing that was enqueued
 //!   behind it, not even host functions (measured on an H200: half a second later none of it had run, and the fault
 //!   showed only because the event was queried). So while anything waits, each of its streams is queried every
 //!   [`INTERVAL`]: a fault then fails every pending future, and a lost notification costs at most one interval. The
 //!   same tick sweeps memory that was parked until its uses are over.
 //!
-//! The thread sleeps until the next alarm or tick unless it scans. Without waiters there is no thread: it ends at a
-//! tick that finds nothing to do, and is spawned again when needed. A device that is run by the
-//! [`Simulation`](crate::device::Simulation) whose task waits has no thread at all: the simulation's loop runs the tick
-//! in virtual time, without alarms and scans.
+//! Unless it scans, the thread sleeps until the next alarm or tick. Without waiters there is no thread: it ends at a
+//! tick that finds nothing to do, and is spawned again when needed. A device that a
+//! [`Simulation`](crate::device::Simulation) runs has no such thread: the simulation's loop runs the tick in virtual
+//! time, without alarms and scans.
 
 use std::{
     collections::BTreeMap,
@@ -33,8 +33,8 @@ use crate::{
     thread_name::thread_name,
 };
 
-/// How often a stream with waiters is queried. A query costs 1.25 us on an H200; the driver itself takes about 590 ms
-/// to notice a trap.
+/// The interval at which a stream with waiters is queried. A query costs 1.25 us on an H200; the driver itself takes
+/// about 590 ms to report a trap.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Called at each tick until it returns false.
@@ -49,7 +49,7 @@ pub(crate) struct CompletionMonitor {
 struct Shared {
     name: String,
     list: Mutex<List>,
-    /// The list has changed: lets a thread that scans avoid locking it.
+    /// True if the list has changed: lets a scanning thread avoid locking it.
     changed: AtomicBool,
     wake_up: Condvar,
     scanning: AtomicBool,
@@ -57,18 +57,18 @@ struct Shared {
 
 #[derive(Default)]
 struct List {
-    /// The streams that are queried at every tick, and whether the tick runs.
+    /// The streams that are queried at every tick, and whether the ticks run.
     streams: WatchList<Weak<dyn Monitored>>,
     sweeps: Vec<Sweep>,
     alarms: BTreeMap<AlarmKey, (Arc<Completion>, u64)>,
     next_alarm: u64,
     scans: Vec<Scan>,
-    /// Until when the thread sleeps; `None` while it is awake.
+    /// The time until which the thread sleeps; `None` while it is awake.
     asleep: Option<Instant>,
     closed: bool,
 }
 
-/// A stream, as its monitor sees it: the monitor is used by streams, and does not know them.
+/// A stream, as the monitor sees it. This keeps the monitor independent of streams, which use it.
 pub(super) trait Monitored: Send + Sync {
     /// Queries the device for the stream's progress. After a fault, fails its waiters.
     fn poll_progress(&self);
@@ -76,23 +76,23 @@ pub(super) trait Monitored: Send + Sync {
     /// True if the stream is to be polled at the next tick; false if it has no waiters.
     fn is_still_watched(&self) -> bool;
 
-    /// No tick can run: the next waiter starts it again.
+    /// Called if no tick can run. The next waiter starts the ticks again.
     fn unwatch(&self);
 
-    /// Queries the mark of a scan. False once the scan is over: the mark has passed, or is left to a callback.
+    /// Queries the mark of a scan. False once the scan is over: the mark has passed, or a callback takes over.
     fn poll_scan(&self, scan: &mut ScanProgress) -> bool;
 }
 
 /// The time, and a number unique among the alarms.
 type AlarmKey = (Instant, u64);
 
-/// An alarm that is set. Dropping this cancels it.
+/// A pending alarm, cancelled on drop.
 pub(super) struct WakeAlarm {
     shared: Weak<Shared>,
     key: AlarmKey,
 }
 
-/// A mark that is queried all the time.
+/// A mark that the monitor queries continuously.
 pub(super) struct Scan {
     pub(super) stream: Arc<dyn Monitored>,
     pub(super) progress: ScanProgress,
@@ -118,21 +118,21 @@ impl CompletionMonitor {
         Self { backend: device.backend().clone(), shared: Arc::new(shared) }
     }
 
-    /// Polls the stream at every tick from now on, as long as it has waiters.
+    /// Polls the stream at every tick as long as it has waiters.
     pub(super) fn watch(&self, stream: Weak<dyn Monitored>) {
         let mut list = lock(&self.shared.list);
         list.streams.add(stream);
         self.begin(list);
     }
 
-    /// Calls `sweep` at every tick from now on, until it returns false.
+    /// Calls `sweep` at every tick until it returns false.
     pub(crate) fn sweep(&self, sweep: Sweep) {
         let mut list = lock(&self.shared.list);
         list.sweeps.push(sweep);
         self.begin(list);
     }
 
-    /// Wakes the waiters of `ticket` at that time, unless the returned alarm is dropped before. `None` if no thread
+    /// Wakes the waiters of `ticket` at time `at`, unless the returned alarm is dropped before. `None` if no thread
     /// could be spawned.
     pub(super) fn alarm(&self, at: Instant, completion: Arc<Completion>, ticket: u64) -> Option<WakeAlarm> {
         let mut list = lock(&self.shared.list);
@@ -145,17 +145,17 @@ impl CompletionMonitor {
         if early {
             self.shared.wake_up.notify_one();
         }
-        // If no tick can run, the drop of this cancels it.
+        // If no tick can run, dropping the alarm cancels it.
         let alarm = WakeAlarm { shared: Arc::downgrade(&self.shared), key };
         begun.then_some(alarm)
     }
 
-    /// True while it scans for any waiter.
+    /// True while the monitor scans.
     pub(super) fn scans(&self) -> bool {
         self.shared.scanning.load(Ordering::Relaxed)
     }
 
-    /// Queries the mark until it is done; once overdue, the mark is left to a callback. False if no thread could be
+    /// Queries a mark until it has passed. If it is overdue, a callback takes over. False if no thread could be
     /// spawned.
     pub(super) fn scan(&self, scan: Scan) -> bool {
         let mut list = lock(&self.shared.list);
@@ -170,7 +170,7 @@ impl CompletionMonitor {
         begun
     }
 
-    /// Starts the tick, unless it runs. False if that fails.
+    /// Starts the ticks unless they run already. False if this fails.
     fn begin(&self, mut list: MutexGuard<'_, List>) -> bool {
         if !list.streams.begin() {
             return true;
@@ -198,7 +198,7 @@ impl CompletionMonitor {
         let mut list = lock(&self.shared.list);
         // The next waiter tries again.
         let unwatched = list.streams.abandon();
-        // What they hold is not dropped under the lock.
+        // Dropped after the lock is released.
         let gone = (std::mem::take(&mut list.alarms), std::mem::take(&mut list.scans));
         drop(list);
         drop(gone);
@@ -221,7 +221,7 @@ impl Shared {
                 tick = now + INTERVAL;
             }
             if !scans.is_empty() && now < next && !self.changed.load(Ordering::Acquire) {
-                // A scan whose query panics is removed: its waiter was woken and queries the device itself.
+                // A scan whose query panics is removed: its waiter was woken, and queries the device itself.
                 scans.retain_mut(|scan| caught(|| scan.stream.poll_scan(&mut scan.progress)).unwrap_or(false));
                 continue;
             }
@@ -252,9 +252,9 @@ impl Shared {
         }
     }
 
-    /// One tick. False if nothing is left to watch: the ticks end then.
+    /// Runs one tick. False if nothing is left to do, so that the ticks end.
     fn tick(&self, scanning: bool) -> bool {
-        // In a simulation, its loop calls this.
+        // In a simulation, the simulation's loop calls this.
         let _device = DeviceThread::enter();
         let (streams, mut sweeps) = {
             let mut list = lock(&self.list);
@@ -268,7 +268,7 @@ impl Shared {
                 kept.push(stream);
             }
         }
-        // A sweep that panicked is called again: its memory still has to be swept.
+        // A sweep that panicked is called again, since its memory still has to be swept.
         sweeps.retain_mut(|sweep| caught(sweep).unwrap_or(true));
         let mut list = lock(&self.list);
         list.sweeps.append(&mut sweeps);
@@ -277,7 +277,7 @@ impl Shared {
     }
 }
 
-/// Contains a panic of a waker, or of the destructor of wrapped user memory, so that the other streams and memory are
+/// Contains a panic of a waker or of the destructor of wrapped user memory, so that other streams and other memory are
 /// still served.
 fn caught<R>(work: impl FnOnce() -> R) -> Option<R> {
     let mut done = None;
@@ -326,7 +326,7 @@ mod tests {
         device::{Device, Emulated},
     };
 
-    /// A loop that selects between a stream's work and something else begins a wait in each round.
+    /// A loop that selects between a stream's work and another future begins a wait in each round.
     #[test]
     fn dropping_a_wait_cancels_its_alarm() {
         let device = Device::emulated(Emulated::new());

@@ -1,4 +1,4 @@
-//! [`Order`]: what changes with each enqueue, under the stream's lock.
+//! [`Order`]: the state of a stream that changes with each enqueue, under the stream's lock.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +12,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    mark::{Mark, Spares, VectorClock},
+    mark::{Mark, MarkPool, VectorClock},
     meter::Meter,
 };
 use crate::{
@@ -28,36 +28,36 @@ use crate::{
 pub(super) struct Order {
     pub(super) issued: u64,
     pub(super) clock: VectorClock,
-    /// Oldest first; marks that have passed are recycled.
+    /// The marks, oldest first. Marks that have passed are recycled.
     pub(super) marks: VecDeque<Arc<Mark>>,
-    /// How many marks were ever recorded.
+    /// The number of marks recorded so far.
     marked: u64,
-    spares: Spares,
-    /// Set where an operator's runs are timed.
+    pool: MarkPool,
+    /// Set if an operator's runs on this stream are timed.
     pub(super) meter: Option<Box<Meter>>,
     /// Other devices that this stream is ordered after, directly or not, and whose work is not yet known to be valid.
     pub(super) upstream: SmallVec<[Upstream; 1]>,
     /// The tickets that were tainted by the loss of such a device, oldest first.
     pub(super) tainted: Vec<Tainted>,
-    pub(super) launches: Launches,
+    pub(super) launches: RecentLaunches,
 }
 
-/// What is known of lost devices, readable without the lock.
+/// The losses of upstream devices, readable without the lock.
 #[derive(Default)]
 pub(super) struct LossState {
     /// Set once the stream has waited for another device whose work is not yet known to be valid.
     pub(super) has_upstream_work: AtomicBool,
-    /// How many losses of such devices the stream has noted.
+    /// The number of losses of upstream devices that the stream has noted.
     pub(super) count: AtomicU64,
 }
 
-/// Another device, kept until its work is known to be valid: it may still fault.
+/// Another device, kept until its work is known to be valid, since it may still fault.
 #[derive(Clone)]
 pub(super) struct Upstream {
     pub(super) device: Device,
     /// The first ticket that is ordered after the device's work.
     pub(super) from: u64,
-    /// If the device has not faulted once this ticket has passed, its work that this stream waited for is valid.
+    /// If the device has not faulted when this ticket has passed, the work that this stream waited for is valid.
     pub(super) until: u64,
 }
 
@@ -68,32 +68,32 @@ pub(super) struct Tainted {
     device: Device,
 }
 
-/// With more spans of tainted tickets than this, the two closest are merged, including the tickets between them.
+/// With more spans of tainted tickets than this, the two closest spans are merged, including the tickets between them.
 pub(super) const MAX_TAINTED_SPANS: usize = 256;
 
-/// The limit of tickets without a mark that re-recording a mark may leave.
-pub(super) const NEAR: u64 = 64;
+/// The maximum number of consecutive tickets without a mark after a mark was recorded again.
+pub(super) const MAX_UNMARKED: u64 = 64;
 
 impl Order {
     pub(super) fn new(backend: &Arc<dyn Backend>) -> Result<Self> {
-        let mut spares = Spares::default();
-        spares.grow(backend)?;
+        let mut pool = MarkPool::default();
+        pool.grow(backend)?;
         Ok(Self {
             issued: 0,
             clock: VectorClock::default(),
             marks: VecDeque::new(),
             marked: 0,
-            spares,
+            pool,
             meter: None,
             upstream: SmallVec::new(),
             tainted: Vec::new(),
-            launches: Launches::default(),
+            launches: RecentLaunches::default(),
         })
     }
 
-    /// Without polling, marks pile up until no spare is left. The device is then queried for its progress, which may
-    /// raise `passed`. If it has not passed half of the marks, the pool grows: recycling one mark at a time would need
-    /// a query each time.
+    /// Records a new mark. If no task polls, marks accumulate until the pool is empty. The device is then queried for
+    /// its progress, which may raise `passed`. If it has not passed half of the marks, the pool grows: recycling one
+    /// mark at a time would need a query each time.
     pub(super) fn new_mark(
         &mut self,
         backend: &Arc<dyn Backend>,
@@ -102,7 +102,7 @@ impl Order {
     ) -> Result<Arc<Mark>> {
         self.forget(*passed);
         let mut mark = loop {
-            if let Some(mark) = self.spares.take() {
+            if let Some(mark) = self.pool.take() {
                 break mark;
             }
             if let Some(middle) = self.marks.get(self.marks.len() / 2)
@@ -111,7 +111,7 @@ impl Order {
                 *passed = middle.ticket;
             }
             if !self.forget(*passed) {
-                self.spares.grow(backend)?;
+                self.pool.grow(backend)?;
             }
         };
         backend.event_record(mark.event, stream)?;
@@ -120,25 +120,25 @@ impl Order {
         Ok(mark)
     }
 
-    /// Sets a mark that was recorded just now.
+    /// Sets the fields of a mark that was just recorded.
     pub(super) fn set_mark(&mut self, mark: &mut Arc<Mark>) {
         self.marked += 1;
         let upstream = self.upstream.iter().map(|upstream| upstream.device.downgrade());
         Mark::set(mark, self.issued, self.marked, &self.clock, upstream);
     }
 
-    /// Recycles the marks up to this ticket. False if there are none.
+    /// Recycles the marks up to ticket `passed`. False if there are none.
     fn forget(&mut self, passed: u64) -> bool {
         if self.marks.front().is_none_or(|mark| mark.ticket > passed) {
             return false;
         }
         let done = self.marks.partition_point(|mark| mark.ticket <= passed);
-        self.marks.drain(..done).for_each(|mark| self.spares.put(mark));
+        self.marks.drain(..done).for_each(|mark| self.pool.put(mark));
         true
     }
 
-    /// Upstream devices that are known to be lost have tainted what was enqueued since the stream was ordered after
-    /// them, and nothing later. Call this within a [`Deferred`](crate::sync::Deferred) scope.
+    /// Notes upstream devices that are known to be lost: they have tainted the work that was enqueued since the stream
+    /// was ordered after them, but not later work. Called within a [`Deferred`](crate::sync::Deferred) scope.
     #[cold]
     pub(super) fn note_losses(&mut self, losses: &LossState) {
         let mut at = 0;
@@ -155,11 +155,11 @@ impl Order {
         }
     }
 
-    /// Taints what was enqueued from this ticket on, and what is being prepared now.
+    /// Taints the work that was enqueued from ticket `from` on, and the work that is being prepared now.
     pub(super) fn note_loss(&mut self, losses: &LossState, from: u64, device: Device) {
         match self.tainted.last_mut() {
             Some(last) if last.device == device && last.to + 1 >= from => {
-                // Work being prepared may have noted the loss first, for itself alone.
+                // Work that was being prepared may have noted the loss first, for itself alone.
                 (last.from, last.to) = (last.from.min(from), last.to.max(self.issued));
             }
             _ => self.tainted.push(Tainted { from, to: self.issued, device }),
@@ -176,7 +176,7 @@ impl Order {
         losses.count.fetch_add(1, Ordering::Release);
     }
 
-    /// A loss was noted while this work was being prepared.
+    /// Taints a ticket because a loss was noted while its work was being prepared.
     #[cold]
     pub(super) fn taint(&mut self, number: u64) {
         if let Some(last) = self.tainted.last_mut() {
@@ -184,7 +184,7 @@ impl Order {
         }
     }
 
-    /// The lost device that has tainted a ticket, as far as is known.
+    /// The lost device that is known to have tainted a ticket.
     pub(super) fn tainted_by(&self, number: u64) -> Option<&Device> {
         if mutants::is(Mutant::FaultUnheard) {
             return None;
@@ -197,7 +197,7 @@ impl Order {
     }
 }
 
-/// How many launches are remembered.
+/// The number of launches that are remembered.
 const REMEMBERED: usize = 4;
 
 /// What was launched.
@@ -209,12 +209,12 @@ pub(crate) enum Launched {
 
 /// A ring of the latest launches, each different from its predecessor, with the ticket of its last repetition.
 #[derive(Debug, Default)]
-pub(super) struct Launches {
+pub(super) struct RecentLaunches {
     last: [Option<(u64, Launched)>; REMEMBERED],
     newest: usize,
 }
 
-impl Launches {
+impl RecentLaunches {
     #[inline]
     pub(super) fn note(&mut self, ticket: u64, launched: Launched) {
         if self.last[self.newest].is_some_and(|(_, newest)| newest != launched) {
@@ -227,16 +227,16 @@ impl Launches {
     pub(super) fn after(&self, passed: u64) -> impl fmt::Display + use<> {
         let oldest_first = (1..=REMEMBERED).filter_map(|at| self.last[(self.newest + at) % REMEMBERED]);
         let open: Vec<_> = oldest_first.filter(|(ticket, _)| *ticket > passed).map(|(_, launched)| launched).collect();
-        Unfinished(open)
+        UnfinishedLaunches(open)
     }
 }
 
-struct Unfinished(Vec<Launched>);
+struct UnfinishedLaunches(Vec<Launched>);
 
-impl fmt::Display for Unfinished {
+impl fmt::Display for UnfinishedLaunches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((first, others)) = self.0.split_first() else { return Ok(()) };
-        // If all that are remembered are unfinished, there may be earlier ones.
+        // If all remembered launches are unfinished, earlier ones may be unfinished, too.
         let before = if self.0.len() == REMEMBERED { ".., " } else { "" };
         write!(f, " ({before}{first}")?;
         others.iter().try_for_each(|other| write!(f, ", {other}"))?;
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn launches_that_may_not_be_done_are_named_oldest_first() {
-        let mut launches = Launches::default();
+        let mut launches = RecentLaunches::default();
         assert_eq!(launches.after(0).to_string(), "");
         launches.note(1, Kernel("a"));
         assert_eq!(launches.after(0).to_string(), " (kernel `a`)");

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A returned stream may still have work in flight: the next user's work is ordered after it, as always within a
-//! stream. So returning one waits for nothing, and clones of a returned [`Stream`] stay usable; they then share it with
-//! the next user.
+//! stream. So a return never waits, and clones of a returned [`Stream`] stay usable; they share the stream with the
+//! next user.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
@@ -20,13 +20,14 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-/// The limit of streams that are created in advance. Others are created on demand.
+/// The maximum number of streams that are created in advance. Others are created on demand.
 const MAX_RESERVED: usize = 1 << 16;
 
-/// Streams of one device with one priority, created on demand and reused. A cheap handle: clones are the same pool.
+/// Streams of one device with one priority, created on demand and reused. A cheap handle: clones refer to the same
+/// pool.
 ///
 /// An operator takes its stream from the pool that was set with [`Added::streams`](crate::flow::Added::streams), or
-/// else from the device's [default pool](StreamPool::default_of).
+/// otherwise from the device's [default pool](StreamPool::default_of).
 ///
 /// ```
 /// use wakeline::{StreamPool, device::{Device, Emulated}};
@@ -45,7 +46,7 @@ pub struct StreamPool {
     pool: Arc<PoolState>,
 }
 
-/// The contents of the pool. Holds no device, since the device may hold this.
+/// The contents of the pool. Holds no device, since the device may hold the pool.
 struct PoolState {
     name: String,
     priority: i32,
@@ -73,8 +74,8 @@ pub struct StreamPoolBuilder {
     maximum: Option<usize>,
 }
 
-/// A stream of a pool, returned when this is dropped. Clones of the [`Stream`] behind it may outlive that; they then
-/// share it with the next user.
+/// A stream of a pool, which is returned to the pool on drop. Clones of the [`Stream`] may outlive this; they share the
+/// stream with the next user.
 pub struct PooledStream {
     stream: Stream,
     pool: Arc<PoolState>,
@@ -120,7 +121,7 @@ impl StreamPool {
         self.take_as(&self.pool.name)?.ok_or_else(|| self.used_up())
     }
 
-    /// As [`take`](Self::take), under another name; `None` if the maximum is in use.
+    /// Like [`take`](Self::take), under another name; `None` if the maximum is in use.
     pub(crate) fn take_as(&self, name: &str) -> Result<Option<PooledStream>> {
         self.device.check()?;
         let pool = &self.pool;
@@ -175,7 +176,7 @@ impl StreamPool {
         self.pool.priority.clamp(*range.start(), *range.end())
     }
 
-    /// The limit of streams, if one was set.
+    /// The maximum number of streams, if one was set.
     pub fn maximum(&self) -> Option<usize> {
         self.pool.maximum
     }
@@ -224,7 +225,7 @@ impl StreamPoolBuilder {
         self
     }
 
-    /// Sets the limit of streams. An operator that finds all of them in use gets no stream of its own.
+    /// Sets the maximum number of streams. An operator that finds all of them in use gets no stream of its own.
     pub fn maximum(mut self, count: usize) -> Self {
         self.maximum = Some(count);
         self

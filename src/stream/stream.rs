@@ -1,8 +1,8 @@
 //! [`Stream`] and [`Ticket`]: ordered work on a device, and a point in it.
 //!
-//! This file has what a stream is and how its progress is queried: a [`Mark`] is recorded behind a ticket, its event is
-//! queried, and what has passed is passed on to the [`Completion`]. What is done with a stream is in
-//! `enqueue.rs`, `device_wait.rs` and `completed.rs`.
+//! This file defines a stream and the queries of its progress: a [`Mark`] is recorded behind a ticket, its event is
+//! queried, and the result is reported to the [`Completion`]. The operations on a stream are in `enqueue.rs`,
+//! `device_wait.rs` and `completed.rs`.
 
 use std::{
     fmt,
@@ -19,7 +19,7 @@ use super::{
     driver_stream::DriverStream,
     forecast::{Forecast, Stride},
     mark::Mark,
-    order::{LossState, NEAR, Order},
+    order::{LossState, MAX_UNMARKED, Order},
     watch::WatchFlag,
 };
 use crate::{
@@ -32,7 +32,7 @@ use crate::{
     sync::{Deferred, Level, Mutex, assert_may_wake, lock},
 };
 
-/// A queue of work on one device. A cheap handle: clones are the same stream.
+/// A queue of work on one device. A cheap handle: clones refer to the same stream.
 ///
 /// ```
 /// use wakeline::{Stream, device::{Device, Emulated}};
@@ -50,7 +50,7 @@ pub struct Stream(pub(super) Arc<StreamInner>);
 
 pub(super) struct StreamInner {
     pub(super) device: Device,
-    /// The device's; the recorder's for a captured stream.
+    /// The device's backend; the recorder for a captured stream.
     pub(super) backend: Arc<dyn Backend>,
     pub(super) streams: Arc<Streams>,
     /// The capture that the stream belongs to, if any.
@@ -67,11 +67,11 @@ pub(super) struct StreamInner {
     /// Shared with callbacks. Callbacks run on the driver's thread, where no stream may be destroyed, so a callback
     /// must not hold the last reference to a stream.
     pub(super) completion: Arc<Completion>,
-    /// Carries the host functions that signal completion; on the stream itself they would delay its work.
+    /// The stream for host functions that signal completion. On the stream itself they would delay its work.
     pub(super) side: OnceLock<RawStream>,
     /// Predicts how long the stream's work takes.
     pub(super) forecast: Mutex<Forecast>,
-    /// Whether the completion monitor polls the stream.
+    /// Set while the completion monitor polls the stream.
     pub(super) watched: WatchFlag,
     /// A [`CompletionMode`](super::CompletionMode), as a number.
     pub(super) mode: AtomicU8,
@@ -88,10 +88,10 @@ impl Stream {
         Self::named(device, "stream")
     }
 
-    /// A new stream with a name, which logs show and which errors use to list the work that was lost.
+    /// A new stream with a name, which logs show and which errors use to list the lost work.
     ///
     /// # Errors
-    /// As [`Stream::new`].
+    /// Those of [`Stream::new`].
     pub fn named(device: &Device, name: impl Into<String>) -> Result<Self> {
         Self::with_priority(device, name.into(), 0)
     }
@@ -102,15 +102,15 @@ impl Stream {
         Self::over(device, name, driver_stream)
     }
 
-    /// The device's legacy default stream, which a CUDA program without streams uses: the same at every call. Tickets
-    /// and tracking work as with any other stream.
+    /// The device's legacy default stream, which a CUDA program without streams uses. Every call returns the same
+    /// stream. Tickets and tracking work as with any other stream.
     ///
-    /// It waits for all streams of the device that were not created as non-blocking, and those wait for it. wakeline's
-    /// own are non-blocking unless a [`StreamPool`](super::StreamPool) was built otherwise.
+    /// It waits for all streams of the device that were not created as non-blocking, and these wait for it. wakeline's
+    /// own streams are non-blocking unless a [`StreamPool`](super::StreamPool) was built otherwise.
     ///
-    /// Other users of the default stream in the process are not tracked. All work that is in it at the time of a wait
-    /// ([`wait_for`](Self::wait_for), [`join`](Self::join), [`completed`](Self::completed)) is waited for, regardless
-    /// of its origin.
+    /// Other users of the default stream in the process are not tracked. A wait ([`wait_for`](Self::wait_for),
+    /// [`join`](Self::join), [`completed`](Self::completed)) covers all work that is in the stream at that time,
+    /// regardless of its origin.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for the host, which has none; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -133,14 +133,14 @@ impl Stream {
         Ok(stream)
     }
 
-    /// A stream over this one of the driver.
+    /// Creates a stream over a stream of the driver.
     pub(crate) fn over(device: &Device, name: String, driver_stream: Arc<DriverStream>) -> Result<Self> {
         let stream = Self::create(device, name, driver_stream, device.backend().clone(), None)?;
-        stream.0.streams.enter(&stream);
+        stream.0.streams.register(&stream);
         Ok(stream)
     }
 
-    /// A stream of a capture, over this one of its recorder.
+    /// Creates a stream of a capture over a stream of its recorder.
     pub(super) fn captured(capture: &Arc<Capture>, name: String, driver_stream: Arc<DriverStream>) -> Result<Self> {
         let backend = capture.recorder().clone();
         Self::create(capture.device(), name, driver_stream, backend, Some(capture.clone()))
@@ -220,9 +220,9 @@ impl Stream {
         self.0.id
     }
 
-    /// Whether work enqueued here from now on is ordered after a ticket, as far as is known now: the ticket is one of
-    /// this stream, it has passed, or the device was made to wait for it.
-    pub(crate) fn past(&self) -> impl Fn(&Ticket) -> bool + use<> {
+    /// Returns a function that is true for a ticket if work enqueued here from now on is known to be ordered after it:
+    /// the ticket belongs to this stream, it has passed, or the stream has waited for it.
+    pub(crate) fn ordered_after(&self) -> impl Fn(&Ticket) -> bool + use<> {
         let (own, clock) = (self.0.id, lock(&self.0.order).clock.clone());
         move |ticket| {
             let stream = ticket.stream().0.id;
@@ -241,7 +241,7 @@ impl Stream {
         self.0.capture.as_ref()
     }
 
-    /// The first mark at or after a ticket, recorded now if there is none. It may cover later work, never less.
+    /// The first mark at or after a ticket, recorded now if there is none. It may cover later work, but never less.
     pub(super) fn mark(&self, number: u64) -> Result<Arc<Mark>> {
         assert_may_wake();
         let inner = &*self.0;
@@ -273,11 +273,11 @@ impl Stream {
         Ok(mark)
     }
 
-    /// Records a mark again, at the stream's current end, if it is the latest and the caller is its only other holder:
-    /// an event that is recorded repeatedly needs no further marks. False if it cannot.
+    /// Records a mark again, at the stream's current end, if the mark is the latest and the caller is its only other
+    /// holder: an event that is recorded repeatedly needs no further marks. False if that is not possible.
     ///
-    /// A search for an earlier mark then finds a later one, so one mark in [`NEAR`] tickets stays. The caller must pass
-    /// an error to `observe`, once it has released its lock.
+    /// A search for the earlier mark then finds a later one, so at least one mark in [`MAX_UNMARKED`] tickets stays.
+    /// The caller must pass an error to `observe` once it has released its lock.
     pub(super) fn move_mark(&self, mark: &mut Arc<Mark>) -> Result<bool> {
         assert_may_wake();
         let inner = &*self.0;
@@ -293,7 +293,7 @@ impl Stream {
         };
         // One reference here, one in the order.
         let is_its_own = Arc::strong_count(mark) == 2 && order.marks.back().is_some_and(|last| Arc::ptr_eq(last, mark));
-        if !is_its_own || order.issued.saturating_sub(before) > NEAR {
+        if !is_its_own || order.issued.saturating_sub(before) > MAX_UNMARKED {
             return Ok(false);
         }
         if mark.ticket == order.issued {
@@ -308,14 +308,14 @@ impl Stream {
 }
 
 impl StreamInner {
-    /// Queries the device whether a mark of this stream has passed. An error means that the device is lost.
+    /// True if a mark of this stream has passed. Queries the device; an error means that the device is lost.
     pub(super) fn query(&self, mark: &Mark) -> Result<bool> {
         assert_may_wake();
         if self.completion.passed() >= mark.ticket {
             return Ok(true);
         }
         self.device.check()?;
-        self.not_captured()?;
+        self.check_not_captured()?;
         let mut passed = self.streams.observe(self.backend.event_query(mark.event))?;
         passed |= mutants::is(Mutant::EarlyCompletion);
         if passed {
@@ -324,8 +324,8 @@ impl StreamInner {
         Ok(passed)
     }
 
-    /// As [`query`](Self::query), for the first query of a wait. If the mark has passed, a task that queries mark by mark
-    /// is behind the device, so this queries a mark further on as well; the marks between then need no query.
+    /// Like [`query`](Self::query), for the first query of a wait. If the mark has passed, the task is probably behind
+    /// the device, so this queries a later mark as well; if that has passed, too, the marks in between need no query.
     pub(super) fn query_first(&self, mark: &Mark) -> Result<bool> {
         let known = self.completion.passed() >= mark.ticket;
         if known || !self.query(mark)? {
@@ -360,14 +360,14 @@ impl StreamInner {
     }
 }
 
-/// It may hold the last handle of a device, its own or an upstream one. Dropping that may drop user functions and wake
-/// a simulation; both are deferred to the end of a [`Deferred`] scope. A function that drops tickets under a lock must
-/// open such a scope first.
+/// A stream may hold the last handle of a device, its own or an upstream device. Dropping the handle may drop user
+/// functions and wake a simulation; both are deferred to the end of a [`Deferred`] scope. A function that drops tickets
+/// under a lock must open a `Deferred` scope first.
 impl Drop for StreamInner {
     fn drop(&mut self) {
         assert_may_wake();
         if self.capture.is_none() && self.order.get_mut().issued > self.completion.passed() {
-            self.streams.leave(&self.device, self.raw, Capture::may_query_device());
+            self.streams.note_dropped(&self.device, self.raw, Capture::may_query_device());
         }
         let backend = self.device.backend();
         if let Some(side) = self.side.get() {
@@ -409,14 +409,15 @@ impl Ticket {
         self.stream.0.completion.passed() >= self.number
     }
 
-    /// A point of the same stream that never passes: on a lost device it represents all work that may still run.
+    /// A point of the same stream that never passes: on a lost device it represents all work that might still be
+    /// running.
     pub(crate) fn never(&self) -> Self {
         Self::new(self.stream.clone(), u64::MAX)
     }
 
     /// The same point without its mark, which can be found through the stream.
     #[inline]
-    pub(crate) fn point(&self) -> Self {
+    pub(crate) fn unmarked(&self) -> Self {
         Self::new(self.stream.clone(), self.number)
     }
 
@@ -437,8 +438,9 @@ impl Ticket {
         Ok(())
     }
 
-    /// Becomes its stream's current end, marked, if it belongs to `stream` and its mark can be recorded again, having
-    /// no other holder. Otherwise returns false and changes nothing. The caller must pass an error to `observe`.
+    /// Moves the ticket and its mark to the stream's current end, if the ticket belongs to `stream` and its mark can be
+    /// recorded again, having no other holder. Otherwise returns false and changes nothing. The caller must pass an
+    /// error to `observe`.
     pub(super) fn move_to_end(&mut self, stream: &Stream) -> Result<bool> {
         let Some(mark) = self.mark.as_mut().filter(|_| self.stream.is(stream)) else { return Ok(false) };
         let moved = stream.move_mark(mark)?;
@@ -448,14 +450,14 @@ impl Ticket {
         Ok(moved)
     }
 
-    /// Its mark, if it was committed.
+    /// The ticket's mark, if it was committed.
     #[inline]
     pub(super) fn marked(&self) -> Option<&Arc<Mark>> {
         self.mark.as_ref()
     }
 
-    /// Queries the device whether the work is done.
-    pub(crate) fn look(&mut self) -> Result<bool> {
+    /// True if the work is done. Queries the device.
+    pub(crate) fn query(&mut self) -> Result<bool> {
         if self.has_passed() {
             return Ok(true);
         }
@@ -466,14 +468,14 @@ impl Ticket {
         }
     }
 
-    /// Queries the stream's progress up to here, so that earlier tickets are known to have passed, too.
-    pub(crate) fn recheck(&mut self) -> Result<()> {
+    /// Queries the stream's progress up to this ticket, so that earlier tickets are known to have passed, too.
+    pub(crate) fn query_progress(&mut self) -> Result<()> {
         self.commit()?;
         self.stream.0.query_progress()
     }
 }
 
-/// The same stream.
+/// Two handles are equal if they refer to the same stream.
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
         self.is(other)

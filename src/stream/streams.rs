@@ -1,4 +1,4 @@
-//! State shared by all streams of one device: the completion monitor, and the handling of a fault.
+//! [`Streams`]: the state shared by all streams of one device, with its completion monitor and the handling of a fault.
 
 use std::{
     fmt,
@@ -26,10 +26,10 @@ pub(crate) struct Streams {
     pub(super) fault_watch: FaultWatch,
     /// The number of tasks that poll for their work.
     pub(super) pollers: AtomicUsize,
-    /// Those of them that count against the limit.
+    /// The number of polling tasks that count against the limit.
     pub(super) poll_slots: AtomicUsize,
     /// Events at the ends of streams that were dropped with work in flight.
-    left: Mutex<Vec<RawEvent>>,
+    end_events: Mutex<Vec<RawEvent>>,
 }
 
 impl Streams {
@@ -50,7 +50,7 @@ impl Streams {
                 fault_watch: FaultWatch::new(),
                 pollers: AtomicUsize::new(0),
                 poll_slots: AtomicUsize::new(0),
-                left: Mutex::default(),
+                end_events: Mutex::default(),
             })
         })
     }
@@ -59,8 +59,8 @@ impl Streams {
         &self.monitor
     }
 
-    /// Called by a task that waits for other tasks and is [notified](crate::device::LossObserver) of a loss: as long as
-    /// it waits and work is in flight, the device is queried at every tick. Call this after the waiter has registered.
+    /// Called by a task that waits for other tasks and is [notified](crate::device::LossObserver) of a loss, after it
+    /// has registered: as long as it waits and work is in flight, the device is queried at every tick.
     pub(crate) fn waiter_added(device: &Device) {
         if device.is_host() {
             return;
@@ -71,7 +71,7 @@ impl Streams {
         }
     }
 
-    /// Work was enqueued while tasks wait and no tick runs for them.
+    /// Called when work was enqueued while tasks wait and no tick runs for them.
     #[cold]
     pub(super) fn work_added(self: &Arc<Self>) {
         if self.fault_watch.work_added() {
@@ -100,29 +100,30 @@ impl Streams {
             let issued = lock(&stream.0.order).issued;
             if issued > stream.0.completion.passed() {
                 // The query itself handles a loss; after any other error the stream is queried again.
-                let _ = Ticket::new(stream.clone(), issued).recheck();
+                let _ = Ticket::new(stream.clone(), issued).query_progress();
                 has_work |= issued > stream.0.completion.passed();
             }
         }
         discard(live);
-        let mut left = std::mem::take(&mut *lock(&self.left));
+        let mut left = std::mem::take(&mut *lock(&self.end_events));
         left.retain(|event| !self.observe(self.is_over(*event)).unwrap_or_default());
         has_work |= !left.is_empty();
-        lock(&self.left).append(&mut left);
+        lock(&self.end_events).append(&mut left);
         has_work
     }
 
-    /// The last handle of this stream is being dropped, and its work is not known to be done. Memory in use keeps its
-    /// stream alive; this covers work that uses no memory. `may_query`: the device may be queried on this thread.
+    /// Called when the last handle of a stream is dropped and its work is not known to be done. Memory in use keeps its
+    /// stream alive; this covers work that uses no memory. `may_query` is true if the device may be queried on this
+    /// thread.
     #[cold]
-    pub(super) fn leave(self: &Arc<Self>, device: &Device, stream: RawStream, may_query: bool) {
+    pub(super) fn note_dropped(self: &Arc<Self>, device: &Device, stream: RawStream, may_query: bool) {
         let is_left = !device.is_lost() && device.check_process().is_ok();
         if !is_left || (may_query && self.backend.stream_query(stream).unwrap_or_default()) {
             return;
         }
-        // Two at each call: there are never more than were in flight at a time.
+        // Two at each call, so that there are never more events than streams in flight at a time.
         let oldest: Vec<_> = {
-            let mut left = lock(&self.left);
+            let mut left = lock(&self.end_events);
             let count = if may_query { left.len().min(2) } else { 0 };
             left.drain(..count).collect()
         };
@@ -131,7 +132,7 @@ impl Streams {
             still.push(event);
             self.backend.event_record(event, stream)
         });
-        let mut left = lock(&self.left);
+        let mut left = lock(&self.end_events);
         left.append(&mut still);
         let is_armed = self.fault_watch.is_armed();
         drop(left);
@@ -144,7 +145,7 @@ impl Streams {
         }
     }
 
-    /// Whether the work before this event of [`left`](Self::left) is done. If so, destroys the event.
+    /// True if the work before this event of [`end_events`](Self::end_events) is done. If so, destroys the event.
     fn is_over(&self, event: RawEvent) -> Result<bool> {
         let is_over = self.backend.event_query(event)?;
         if is_over {
@@ -153,17 +154,17 @@ impl Streams {
         Ok(is_over)
     }
 
-    pub(super) fn enter(&self, stream: &Stream) {
+    pub(super) fn register(&self, stream: &Stream) {
         let mut live = lock(&self.live);
         live.retain(|stream| stream.strong_count() > 0);
         live.push(Arc::downgrade(&stream.0));
     }
 
-    /// Passes a result on. If this device is lost, everything that waits for it fails first, and from then on the error
-    /// names all streams whose work was not known to be done.
+    /// Returns `result`. If this device is lost, all waiters for the device fail first, and the returned error names
+    /// all streams whose work was not known to be done.
     ///
-    /// A call that involves another device as well (a wait, a copy, a launch of a graph that waits) also fails if that
-    /// one is lost. So the error alone decides nothing: this device is queried.
+    /// A call that involves another device as well (a wait, a copy, a launch of a graph that waits) also fails if the
+    /// other device is lost. So the error alone does not decide: this device is queried.
     pub(crate) fn observe<T>(&self, result: Result<T>) -> Result<T> {
         assert_may_wake();
         result.map_err(|error| self.failed(error))
@@ -177,12 +178,12 @@ impl Streams {
         }
         // The last query decides; it makes no driver call if the loss is already known.
         if error.is_device_lost() && self.backend.make_current().is_err_and(|own| own.is_device_lost()) {
-            return self.lose(error);
+            return self.set_lost(error);
         }
         error
     }
 
-    fn lose(&self, error: Error) -> Error {
+    fn set_lost(&self, error: Error) -> Error {
         let Some(device) = self.device.upgrade() else { return error };
         if let Some(known) = device.lost() {
             return known;
@@ -191,7 +192,7 @@ impl Streams {
         let unfinished: Vec<String> = live
             .iter()
             .filter_map(|stream| {
-                // Under the lock: work that fails at once may be known to have failed before it has its ticket.
+                // Under the lock: work that fails at once may be known to have failed before it gets its ticket.
                 let (order, passed) = (lock(&stream.0.order), stream.0.completion.passed());
                 (order.issued > passed).then(|| format!("`{}`{}", stream.name(), order.launches.after(passed)))
             })
@@ -207,11 +208,12 @@ impl Streams {
         .because(error);
         let is_first = device.set_lost(loss);
         discard(live);
-        // Read again: a stream created meanwhile may already have waiters.
+        // Read again: a stream that was created since may already have waiters.
         let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
         live.iter().for_each(|stream| stream.0.completion.fail());
         discard(live);
-        // The callbacks take locks of their own: they run at the end, if this is called with a lock held.
+        // The callbacks acquire locks of their own. If this is called with a lock held, they run at the end of the
+        // `Deferred` scope.
         let lost = device.clone();
         later("a device-loss callback panicked", move || lost.notify_lost());
         if is_first {
@@ -227,7 +229,7 @@ impl Streams {
 
 impl Drop for Streams {
     fn drop(&mut self) {
-        self.left.get_mut().drain(..).for_each(|event| self.backend.event_destroy(event));
+        self.end_events.get_mut().drain(..).for_each(|event| self.backend.event_destroy(event));
     }
 }
 

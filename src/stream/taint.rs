@@ -1,8 +1,8 @@
-//! Tainted work: what was enqueued after work of another device that was then lost, until the loss was known.
+//! Tainted work: work that was enqueued after work of another device that was then lost, before the loss was known.
 //!
-//! When a device is lost, waits for its work on other devices end as if that work were done. What is enqueued behind
-//! such a wait runs, but its results are invalid. So a stream records which devices it is ordered after, and since
-//! when:
+//! When a device is lost, waits for its work on other devices end as if the work were done. Work that is enqueued
+//! behind such a wait runs, but its results are invalid. So a stream records which devices it is ordered after, and
+//! since which ticket:
 //!
 //! ```text
 //!   wait for A ──> upstream: A, from this ticket ──┬── after the wait, A is queried and has not faulted: forgotten
@@ -52,15 +52,15 @@ impl Stream {
         lock(&self.0.order).note_losses(&self.0.losses);
     }
 
-    /// Whether the stream is ordered after work of another device that is lost or may yet turn out to be.
+    /// True if the stream is ordered after work of another device that is lost or may yet turn out to be lost.
     #[inline]
     pub(super) fn may_be_tainted_by(&self) -> bool {
         self.0.losses.has_upstream_work.load(Ordering::Acquire) || self.0.losses.count.load(Ordering::Acquire) > 0
     }
 
-    /// The error of the lost device that has tainted a ticket of this stream. Queries no device.
+    /// Fails if a ticket of this stream is known to be tainted. Queries no device.
     #[cold]
-    fn check_tainted(&self, number: u64) -> Result<()> {
+    fn check_known_taint(&self, number: u64) -> Result<()> {
         // The device stays in the order: no handle is dropped here, where locks may be held.
         lock(&self.0.order).tainted_by(number).map_or(Ok(()), Device::check)
     }
@@ -70,10 +70,11 @@ impl Stream {
         lock(&self.0.order).tainted_by(number).is_some()
     }
 
-    /// Work ordered after another device's work is invalid if that device faulted: the wait ended, but the work did
-    /// not. So those devices are queried before the ticket is reported as done.
+    /// Fails if a ticket of this stream is tainted. Work that is ordered after another device's work is invalid if that
+    /// device faulted: the wait ended, but the other work did not complete. So the upstream devices are queried before
+    /// the ticket is reported as done.
     #[inline]
-    pub(super) fn sound(&self, number: u64) -> Result<()> {
+    pub(super) fn check_taint(&self, number: u64) -> Result<()> {
         if self.may_be_tainted_by() { self.query_upstream(number) } else { Ok(()) }
     }
 
@@ -82,10 +83,10 @@ impl Stream {
         if mutants::is(Mutant::FaultUnheard) {
             return Ok(());
         }
-        // Read before the devices are queried: what has passed by then is either tainted, or never will be.
+        // Read before the devices are queried: a ticket that has passed by then is either tainted or never will be.
         let passed = self.0.completion.passed();
         let order = lock(&self.0.order);
-        // Both lists under one lock: a loss that is noted moves from one to the other.
+        // Both lists are read under one lock: a loss that is noted moves from one to the other.
         order.tainted_by(number).map_or(Ok(()), Device::check)?;
         let upstream = order.upstream.clone();
         drop(order);
@@ -103,12 +104,12 @@ impl Stream {
         }
         if !healthy.is_empty() {
             let mut order = lock(&self.0.order);
-            // Entries that were added meanwhile stay.
+            // Entries that were added since stay.
             let is_healthy = |known: &Upstream| {
                 let is_same = |queried: &&Upstream| queried.device == known.device && queried.from == known.from;
                 known.until <= passed && healthy.iter().any(is_same)
             };
-            // The copies are dropped below: none of them is the last handle here.
+            // The copies are dropped below, so no last handle is dropped here.
             order.upstream.retain(|known| !is_healthy(known));
             if order.upstream.is_empty() {
                 self.0.losses.has_upstream_work.store(false, Ordering::Release);
@@ -119,9 +120,9 @@ impl Stream {
         sound
     }
 
-    /// Called when work being prepared reads what `ticket` wrote, and [`wait_to_read`](Self::wait_to_read) got an
-    /// error. The new work is tainted if `ticket` is known to be tainted, or if it was done on a device that has since
-    /// been lost, unless its memory `outlives` the loss. Otherwise returns the error.
+    /// Called when work that is being prepared reads data that `ticket` wrote, and [`wait_to_read`](Self::wait_to_read)
+    /// got an error. The new work is tainted if `ticket` is known to be tainted, or if it completed on a device that
+    /// has been lost since, unless its memory `outlives` the loss. Otherwise returns the error.
     #[cold]
     pub(super) fn read_tainted(&self, ticket: &Ticket, outlives: bool, error: Error) -> Result<()> {
         let (inner, other) = (&*self.0, &*ticket.stream().0);
@@ -141,7 +142,8 @@ impl Stream {
         self.wait_until_over(ticket)
     }
 
-    /// Work enqueued here from ticket `from` on is ordered after work of other devices, up to a wait with ticket `until`.
+    /// Records that work enqueued here from ticket `from` on is ordered after work of other devices, up to a wait with
+    /// ticket `until`.
     pub(super) fn order_after(
         &self,
         order: &mut Order,
@@ -164,8 +166,8 @@ impl Stream {
         }
     }
 
-    /// A ticket of another stream has passed, and its result is read here. No wait is needed, but this stream is now
-    /// also ordered after what the ticket was ordered after on other devices.
+    /// Called when work here reads the result of a ticket of another stream that has passed. No wait is needed, but
+    /// this stream is now also ordered after the work on other devices that the ticket was ordered after.
     #[cold]
     pub(super) fn order_after_passed(&self, ticket: &Ticket) -> Result<()> {
         let (inner, other) = (&*self.0, &*ticket.stream().0);
@@ -173,8 +175,8 @@ impl Stream {
             other.device.check()?;
         }
         let upstream = lock(&other.order).upstream.clone();
-        // After that read: a loss that was noted meanwhile is found here.
-        let known = ticket.check_known();
+        // Checked after the list is read: a loss that was noted in between is found here.
+        let known = ticket.check_known_taint();
         if known.is_ok() {
             let before = |upstream: &&Upstream| upstream.from <= ticket.number();
             let devices = upstream.iter().filter(before).map(|upstream| upstream.device.clone());
@@ -193,39 +195,41 @@ impl Ticket {
         self.has_passed() && !self.stream().has_upstream() && !self.is_tainted()
     }
 
-    /// The same for work that reads nothing that the ticket wrote: the ticket has passed, and whether it is tainted is
-    /// known; or it [has ended](Self::has_ended) with its device.
+    /// Like [`is_settled`](Self::is_settled), for work that does not read the data that the ticket wrote: the ticket
+    /// has passed and it is known whether it is tainted, or it [has ended](Self::has_ended) with its device.
     pub(crate) fn is_over(&self) -> bool {
         (self.has_passed() && (!self.stream().has_upstream() || self.is_tainted())) || self.has_ended()
     }
 
-    /// True once its device is lost and no longer runs: its results are invalid, and it accesses no memory.
+    /// True once the ticket's device is lost and no longer runs: the work's results are invalid, and it accesses no
+    /// memory.
     #[inline]
     pub(crate) fn has_ended(&self) -> bool {
         self.stream().device().has_ended()
     }
 
-    /// True if it no longer accesses memory: it has passed, or [has ended](Self::has_ended). Queries only lost devices.
+    /// True if the work no longer accesses memory: the ticket has passed or [has ended](Self::has_ended). Queries only
+    /// lost devices.
     #[inline]
     pub(crate) fn is_done(&self) -> bool {
         self.has_passed() || self.has_ended()
     }
 
-    /// Whether it is known to be tainted.
+    /// True if the ticket is known to be tainted.
     #[inline]
     pub(crate) fn is_tainted(&self) -> bool {
         self.stream().may_be_tainted_by() && self.stream().is_tainted(self.number())
     }
 
-    /// An error if this is known to be tainted by another device's loss. Queries no device.
+    /// Fails if the ticket is known to be tainted by another device's loss. Queries no device.
     #[inline]
-    pub(crate) fn check_known(&self) -> Result<()> {
-        if self.stream().may_be_tainted_by() { self.stream().check_tainted(self.number()) } else { Ok(()) }
+    pub(crate) fn check_known_taint(&self) -> Result<()> {
+        if self.stream().may_be_tainted_by() { self.stream().check_known_taint(self.number()) } else { Ok(()) }
     }
 
-    /// An error if this is tainted by another device's fault; queries those devices.
-    pub(crate) fn sound(&self) -> Result<()> {
-        self.stream().sound(self.number())
+    /// Fails if the ticket is tainted by another device's fault. Queries the upstream devices.
+    pub(crate) fn check_taint(&self) -> Result<()> {
+        self.stream().check_taint(self.number())
     }
 }
 
@@ -264,9 +268,9 @@ mod tests {
         let (permit, ()) = stream.make_room(|| ()).unwrap();
         let next = stream.enqueue(permit, |_, _| Ok(())).unwrap();
         stream.synchronize_blocking().unwrap();
-        assert!(prepared.sound().is_err() && next.sound().is_ok());
+        assert!(prepared.check_taint().is_err() && next.check_taint().is_ok());
         // It is in the same span as the other one, although it reads nothing.
-        assert!(noted.sound().is_err());
+        assert!(noted.check_taint().is_err());
     }
 
     /// The device is lost while a user function enqueues work, which may still run.
@@ -299,7 +303,7 @@ mod tests {
         let (permit, ()) = stream.make_room(|| ()).unwrap();
         let next = stream.enqueue(permit, |_, _| Ok(())).unwrap();
         stream.synchronize_blocking().unwrap();
-        assert!(early.sound().is_err() && prepared.sound().is_err() && next.sound().is_ok());
+        assert!(early.check_taint().is_err() && prepared.check_taint().is_err() && next.check_taint().is_ok());
     }
 
     /// A stream is ordered after one device after another that is lost: what it keeps of them is bounded.
@@ -314,8 +318,10 @@ mod tests {
             tainted.extend(work);
             let sound = stream.enqueue_point(|_, _| Ok(())).unwrap();
             stream.synchronize_blocking().unwrap();
-            assert!(sound.sound().is_ok() && sound.is_settled(), "round {round}");
-            assert!(tainted.iter().all(|ticket| ticket.sound().is_err() && !ticket.is_settled() && ticket.is_over()));
+            assert!(sound.check_taint().is_ok() && sound.is_settled(), "round {round}");
+            assert!(
+                tainted.iter().all(|ticket| ticket.check_taint().is_err() && !ticket.is_settled() && ticket.is_over())
+            );
             let order = lock(&stream.0.order);
             assert!(order.tainted.len() <= MAX_TAINTED_SPANS && order.upstream.is_empty());
         }

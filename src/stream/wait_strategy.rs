@@ -1,7 +1,8 @@
-//! How a waiter is notified of the end of its work: the sources of notification, and when each is used.
+//! [`WaitStrategy`]: how a waiter is notified of the end of its work. Describes the sources of notification, and when
+//! each is used.
 //!
 //! Only the front of a stream's waiters ([`completion`](super::completion)) uses a source. It has just queried its
-//! event, and the work is not done:
+//! event and found the work not done:
 //!
 //! ```text
 //!                    end far away            alarm
@@ -13,14 +14,14 @@
 //! ```
 //!
 //! - **POLL**: the waiting task queries its event each time it is polled, and schedules itself again, behind the other
-//!   tasks of its worker; a task that polls alone queries for some microseconds at a time. Nothing detects an end
-//!   sooner.
+//!   tasks of its worker; a task that polls alone queries for some microseconds at a time. No other source detects an
+//!   end sooner.
 //! - **SCAN**: so many tasks poll that their workers would do little else. The device's [completion
 //!   monitor](super::monitor) queries the events for them, on its own thread.
 //! - **SLEEP**: an alarm of the completion monitor wakes the task shortly before the end that the
 //!   [forecast](super::forecast) predicts.
 //! - **CALLED**: a host function on a side stream, behind a wait for the event; on the work's own stream it would delay
-//!   that. It needs no polling, but comes late.
+//!   later work. It needs no polling, but comes late.
 //!
 //! # Measurements
 //!
@@ -36,10 +37,10 @@
 //! | `Adaptive` | 6 (12), 1.3 | 7 (15), 1.2 | 17 (47), 0.3 | 17 (31), 0.1 |
 //! | `LowLatency` | 6 (11), 1.2 | 7 (13), 1.2 | 7 (16), 1.2 | 7 (17), 1.2 |
 //!
-//! A thread that sleeps takes hundreds of microseconds to wake, whatever wakes it. So the task that is to resume must
-//! be awake when its work ends, and a scanner cannot replace it. The 10 us that `Adaptive` loses at 1 and 5 ms it loses
-//! at the next launch, not here (a launch takes 12 us in place of 3 on a worker that did not launch last); from the end
-//! to the waiter it takes 4.5 us, as constant polling does.
+//! A sleeping thread takes hundreds of microseconds to wake, whatever wakes it. So the task that is to resume must be
+//! awake when its work ends, and a scanner cannot replace it. `Adaptive` loses the 10 us at 1 and 5 ms at the next
+//! launch, not here (a launch takes 12 us instead of 3 on a worker that did not make the last launch); the notification
+//! takes 4.5 us, the same as with constant polling.
 //!
 //! Thousands of awaits a second, and microseconds of processor time for each; `... -- many`:
 //!
@@ -75,11 +76,11 @@ use crate::{
     sync::{MutexGuard, lock, wake_again},
 };
 
-/// How many tasks of one device poll at once.
+/// The maximum number of tasks per device that poll at once.
 const MAX_POLLERS: usize = 64;
-/// How long before the expected end a sleeper is woken: two threads have to wake, one after the other. A quarter of the
-/// work's duration, within these bounds: with 250 us before an end at 5 ms, one in a hundred came 190 us late, with 500
-/// us 50.
+/// The bounds of the lead with which a sleeper is woken before the expected end: two threads have to wake, one after
+/// the other. The lead is a quarter of the work's duration within these bounds. With a lead of 250 us before an end at
+/// 5 ms, one wakeup in a hundred was 190 us late; with 500 us, 50 us late.
 const LEAD: (Duration, Duration) = (Duration::from_micros(250), Duration::from_micros(500));
 /// How long a task that polls alone queries repeatedly before it yields to its worker.
 const BURST: Duration = Duration::from_micros(8);
@@ -100,12 +101,12 @@ const BURST: Duration = Duration::from_micros(8);
 /// A waker is called on the thread that detects the completion: that of a polling task, the device's completion
 /// monitor, or, from a host function, a worker or the driver's thread. The wakers of runtimes are safe on each: they
 /// schedule a task and return. A waker that runs its task at once, inside `wake`, runs it on that thread, and the
-/// device waits for it as for a host function. Therefore no call of wakeline blocks on the device's own threads:
+/// device waits for it as for a host function. Therefore no wakeline call blocks on the device's own threads:
 /// enqueueing into a stream whose queue is full, [`synchronize_blocking`](crate::Stream::synchronize_blocking) and
 /// [`Kernel::load_blocking`](crate::kernel::Kernel::load_blocking) return a [`Usage`](crate::ErrorKind::Usage) error
 /// there. On the driver's callback thread CUDA permits no calls at all: every call that needs the driver is a `Usage`
-/// error there, and what is dropped there is leaked until the process ends. Let such a waker wake a runtime's task, and
-/// enqueue in that task.
+/// error there, and driver resources that are dropped there are leaked until the process ends. Such a waker should wake
+/// a task of a runtime, which then enqueues the work.
 ///
 /// ```
 /// use wakeline::{Flow, Stream, device::{Device, Emulated}, stream::CompletionMode};
@@ -121,7 +122,7 @@ const BURST: Duration = Duration::from_micros(8);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CompletionMode {
-    /// Polls when the end is near, sleeps before.
+    /// Sleeps while the predicted end is far away, then polls.
     #[default]
     Adaptive,
     /// Polls as long as there are waiters: the lowest latency, but it may keep a core busy.
@@ -145,7 +146,7 @@ impl Stream {
         self.0.mode.store(mode as u8, Ordering::Relaxed);
     }
 
-    /// Has the completion monitor poll the stream as long as it has waiters. Call this after the waiter has registered.
+    /// Makes the completion monitor poll the stream as long as it has waiters. Called after a waiter has registered.
     pub(super) fn watch(&self) {
         if self.0.watched.is_on() || !self.0.watched.start() {
             return;
@@ -160,7 +161,7 @@ impl StreamInner {
         lock(&self.forecast)
     }
 
-    /// Arranges a callback for when the mark has passed, on a side stream behind a wait for the mark.
+    /// Enqueues a callback on a side stream, behind a wait for the mark.
     fn request_callback(&self, mark: &Mark) -> Result<()> {
         if !self.completion.arm(mark.ticket) {
             return Ok(());
@@ -195,16 +196,16 @@ impl StreamInner {
 impl Monitored for StreamInner {
     fn poll_progress(&self) {
         match self.query_progress() {
-            // All registered waiters have been failed; this covers those that registered meanwhile.
+            // All registered waiters have been failed. This covers waiters that have registered since.
             Err(error) if error.is_device_lost() => self.completion.fail(),
-            // Any other error, for example because the stream is being captured: it is queried again.
+            // After any other error, for example because the stream is being captured, it is queried again.
             Err(error) => tracing::warn!(stream = self.name, %error, "cannot query the progress of a stream"),
             Ok(()) => {}
         }
     }
 
     fn is_still_watched(&self) -> bool {
-        // A waiter registers first, and starts the watch after that.
+        // A waiter first registers, and then starts the watch.
         let has_waiters = || self.completion.has_waiters();
         has_waiters() || self.watched.stop(has_waiters)
     }
@@ -228,7 +229,7 @@ impl Monitored for StreamInner {
                 true
             }
             _ => {
-                // If no callback can be arranged, the tick covers it.
+                // If no callback can be enqueued, the tick notifies the waiter.
                 let _ = self.request_callback(&scan.mark);
                 false
             }
@@ -241,15 +242,15 @@ pub(super) struct WaitStrategy {
     began: Option<Instant>,
     /// When the work was last found not done.
     last_pending: Option<Instant>,
-    state: State,
+    source: NotifySource,
 }
 
 #[derive(Debug, Default)]
-enum State {
+enum NotifySource {
     #[default]
     None,
     Poll {
-        /// Until when; `None`: to the end.
+        /// When to stop polling; `None` to poll to the end.
         until: Option<Instant>,
         _slot: PollSlot,
     },
@@ -264,7 +265,7 @@ enum State {
 #[derive(Debug)]
 struct PollSlot {
     streams: Arc<Streams>,
-    /// Whether it counts against the limit.
+    /// True if it counts against the limit.
     limited: bool,
 }
 
@@ -287,12 +288,12 @@ impl Drop for PollSlot {
 }
 
 impl WaitStrategy {
-    /// Queries the device, and if the work is not done arranges for `waker` to be called when it is, or before. True if
-    /// the work is done.
+    /// Queries the device. True if the work is done; if not, `waker` will be called when it is done or earlier.
     pub(super) fn arrange(&mut self, stream: &Stream, mark: &Arc<Mark>, waker: &Waker) -> Result<bool> {
         let now = Instant::now();
         let began = *self.began.get_or_insert(now);
-        let alone = matches!(self.state, State::Poll { .. }) && stream.streams().pollers.load(Ordering::Relaxed) <= 1;
+        let alone =
+            matches!(self.source, NotifySource::Poll { .. }) && stream.streams().pollers.load(Ordering::Relaxed) <= 1;
         loop {
             let querying = Instant::now();
             let is_done =
@@ -317,26 +318,28 @@ impl WaitStrategy {
             Some(_) => CompletionMode::Quiet,
             None => stream.completion_mode(),
         };
-        if matches!(self.state, State::None) {
-            // In a forked child process no worker would ever signal the end.
+        if matches!(self.source, NotifySource::None) {
+            // In a forked child process, no worker would signal the end.
             stream.device().check_process()?;
         }
         let now = self.last_pending.unwrap_or(began);
-        match (&self.state, mode) {
-            (State::Scan | State::Called, _) => return Ok(()),
+        match (&self.source, mode) {
+            (NotifySource::Scan | NotifySource::Called, _) => return Ok(()),
             (_, CompletionMode::Quiet) => return self.call(stream, mark),
-            (State::Poll { .. }, CompletionMode::LowLatency) => {}
+            (NotifySource::Poll { .. }, CompletionMode::LowLatency) => {}
             (_, CompletionMode::LowLatency) => {
                 if let Some(slot) = PollSlot::take(stream.streams(), None) {
-                    self.state = State::Poll { until: None, _slot: slot };
+                    self.source = NotifySource::Poll { until: None, _slot: slot };
                 }
             }
-            (State::Sleep { until, .. }, _) if now < *until => return Ok(()),
-            (State::Poll { until, .. }, _) if until.is_none_or(|until| now < until) => {}
-            (State::Poll { .. }, _) => return self.call(stream, mark),
-            (State::None | State::Sleep { .. }, _) => return self.choose(stream, mark, waker, began, now),
+            (NotifySource::Sleep { until, .. }, _) if now < *until => return Ok(()),
+            (NotifySource::Poll { until, .. }, _) if until.is_none_or(|until| now < until) => {}
+            (NotifySource::Poll { .. }, _) => return self.call(stream, mark),
+            (NotifySource::None | NotifySource::Sleep { .. }, _) => {
+                return self.choose(stream, mark, waker, began, now);
+            }
         }
-        if matches!(self.state, State::Poll { .. }) {
+        if matches!(self.source, NotifySource::Poll { .. }) {
             wake_again(waker);
         }
         Ok(())
@@ -356,7 +359,7 @@ impl WaitStrategy {
                     let Some(alarm) = monitor.alarm(from, stream.0.completion.clone(), mark.ticket) else {
                         return self.call(stream, mark);
                     };
-                    self.state = State::Sleep { until: from, _alarm: alarm };
+                    self.source = NotifySource::Sleep { until: from, _alarm: alarm };
                     return Ok(());
                 }
                 at.max(now) + lead
@@ -366,22 +369,22 @@ impl WaitStrategy {
         if !monitor.scans()
             && let Some(slot) = PollSlot::take(stream.streams(), Some(MAX_POLLERS))
         {
-            self.state = State::Poll { until: Some(until), _slot: slot };
+            self.source = NotifySource::Poll { until: Some(until), _slot: slot };
             wake_again(waker);
             return Ok(());
         }
-        self.state = State::Scan;
+        self.source = NotifySource::Scan;
         let progress = ScanProgress { mark: mark.clone(), began, until, last_pending: now };
         let scan = Scan { stream: stream.0.clone(), progress };
         if monitor.scan(scan) { Ok(()) } else { self.call(stream, mark) }
     }
 
     fn call(&mut self, stream: &Stream, mark: &Arc<Mark>) -> Result<()> {
-        self.state = State::Called;
+        self.source = NotifySource::Called;
         stream.0.request_callback(mark)
     }
 
     pub(super) fn end(&mut self) {
-        self.state = State::None;
+        self.source = NotifySource::None;
     }
 }

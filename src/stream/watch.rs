@@ -1,5 +1,5 @@
-//! What the completion monitor checks at every tick: [`WatchFlag`], the flag of a stream or a heap; [`WatchList`], the
-//! streams of a device and whether the tick runs at all; and [`FaultWatch`], whether a device is polled for faults.
+//! The state of the completion monitor's checks: [`WatchFlag`], whether a stream or a heap is checked; [`WatchList`],
+//! the streams of a device and whether the ticks run; and [`FaultWatch`], whether a device is polled for faults.
 //!
 //! ```text
 //!   WatchFlag         there is something to check: start        nothing is left: stop
@@ -15,17 +15,18 @@
 //!                                             armed
 //! ```
 //!
-//! What is checked, a waiter or memory that is in use, is kept under a lock of its own. It is first added under that
-//! lock, then `start` is called; `stop` first clears the flag, then checks under the lock. So whichever takes the lock
-//! later sees the other, and exactly one of them continues: what is watched is listed once.
+//! The subject of a check, a waiter or parked memory, is under a lock of its own. It is first added under this lock,
+//! and then `start` is called; `stop` first clears the flag, and then checks under the lock. So whichever acquires the
+//! lock later sees the other, and exactly one of them continues: each stream or heap is listed once.
 //!
 //! The thread for which `begin` returns true runs the ticks. A stream that is added during a tick is listed at once,
-//! and `finish` sees it under the lock under which it decides to end.
+//! and `finish` sees it under the same lock under which it decides whether to end.
 //!
-//! A `FaultWatch` is for tasks that wait for other tasks (for memory or chunks) and are only notified of a loss. A fault
-//! arises from work in flight: while there is none, the ticks end although tasks wait, and the next enqueue restarts
-//! them. Waiters and work are each added under a lock of their own before `waiter_added` or `is_armed` is called, and a tick
-//! changes the state before its second check under that lock: again, whichever is later sees the other.
+//! A `FaultWatch` is for tasks that wait for other tasks (for memory or chunks) and are only notified of a loss. A
+//! fault arises from work in flight: while there is none, the ticks end although tasks wait, and the next enqueue
+//! restarts them. Waiters and work are each added under a lock of their own before `waiter_added` or `is_armed` is
+//! called, and a tick changes the state before its second check under that lock. So again, whichever comes later sees
+//! the other.
 //!
 //! This file does not use the device: `tests/loom/monitor.rs` and `tests/loom/memory.rs` include it unchanged.
 
@@ -40,28 +41,28 @@ impl WatchFlag {
         Self(AtomicBool::new(false))
     }
 
-    /// Called after adding something to check. A `false` is current if read under the lock; a `true` may be about to be
-    /// cleared, by a `stop` that will see what was added.
+    /// Called after a subject to check was added. A `false` that is read under the lock is current; a `true` may be
+    /// about to be cleared, by a `stop` that will see the added subject.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 
-    /// There is something to check. True if the caller must have it checked at every tick.
+    /// Sets the flag: there is something to check. True if the caller must register the check with the monitor.
     #[must_use]
     pub(crate) fn start(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// A tick has found nothing to check. True if it must continue nevertheless: `is_needed` reports that something was
-    /// added, and no other thread has called `start`.
+    /// Clears the flag: a tick has found nothing to check. True if the checks must continue nevertheless, since
+    /// `is_needed` reports an addition and no other thread has called `start`.
     #[must_use]
     pub(crate) fn stop(&self, is_needed: impl FnOnce() -> bool) -> bool {
         self.0.store(false, Ordering::Release);
         is_needed() && self.start()
     }
 
-    /// No tick can run: the next addition starts it again.
+    /// Clears the flag as no tick can run. The next addition starts the checks again.
     pub(crate) fn forget(&self) {
         self.0.store(false, Ordering::Release);
     }
@@ -80,7 +81,7 @@ impl FaultWatch {
         Self(AtomicUsize::new(Self::OFF))
     }
 
-    /// Called by a waiter that has registered. True if the caller must start the tick.
+    /// Called by a waiter that has registered. True if the caller must start the ticks.
     #[inline]
     #[must_use]
     pub(crate) fn waiter_added(&self) -> bool {
@@ -93,13 +94,13 @@ impl FaultWatch {
         self.0.load(Ordering::Relaxed) == Self::ARMED
     }
 
-    /// Work was enqueued. True if the caller must start the tick.
+    /// Called after work was enqueued. True if the caller must start the ticks.
     #[must_use]
     pub(crate) fn work_added(&self) -> bool {
         self.begin(Self::ARMED)
     }
 
-    /// One tick. True if another one follows.
+    /// Runs one tick. True if another one must follow.
     #[must_use]
     pub(crate) fn tick(&self, waits: impl Fn() -> bool, works: impl Fn() -> bool) -> bool {
         if !waits() {
@@ -136,25 +137,25 @@ impl<S> WatchList<S> {
         self.streams.push(stream);
     }
 
-    /// There is something to do at a tick. True if the caller must run the ticks.
+    /// Notes that there is something to do at a tick. True if the caller must run the ticks.
     #[must_use]
     pub(crate) fn begin(&mut self) -> bool {
         !std::mem::replace(&mut self.ticking, true)
     }
 
-    /// The caller cannot run the ticks. The streams are no longer watched.
+    /// Called if the ticks cannot run. Returns the streams, which are no longer watched.
     pub(crate) fn abandon(&mut self) -> Vec<S> {
         self.ticking = false;
         std::mem::take(&mut self.streams)
     }
 
-    /// A tick begins: takes the streams, to be checked with the lock released.
+    /// Begins a tick: takes the streams, to be checked with the lock released.
     pub(crate) fn take(&mut self) -> Vec<S> {
         std::mem::take(&mut self.streams)
     }
 
-    /// The tick is over. True if another one follows: streams are left or were added meanwhile, or `more` reports other
-    /// work.
+    /// Ends a tick. True if another one must follow: streams are left or were added during the tick, or `more` reports
+    /// other work.
     #[must_use]
     pub(crate) fn finish(&mut self, mut left: Vec<S>, more: bool) -> bool {
         self.streams.append(&mut left);

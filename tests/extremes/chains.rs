@@ -64,7 +64,7 @@ fn chains_of_causes_may_be_of_any_length() {
             Error::new(ErrorKind::Operator, "a retry failed").because(last)
         }
         let wrapped = |last: Error| retry(std::io::Error::other(last).into());
-        let again = |last: Error| retry(last.again());
+        let again = |last: Error| retry(last.clone());
         let cases: [fn(Error) -> Error; 3] = [retry, wrapped, again];
         for next in cases {
             let first = Error::from(std::io::Error::other("the first failure"));

@@ -11,7 +11,7 @@ mod watch;
 
 use std::{future::poll_fn, task::Poll};
 
-use self::wait_queue::{Hunger, WaitQueue, WaitSlot};
+use self::wait_queue::{WaitQueue, WaitSlot, WaiterCount};
 use self::watch::WatchFlag;
 use crate::sync::model;
 use futures::task::noop_waker_ref;
@@ -26,7 +26,7 @@ use loom::{
 
 /// Blocks of one size.
 struct Heap {
-    hunger: Hunger,
+    waiters: WaiterCount,
     wait_queue: WaitQueue,
     swept: WatchFlag,
     blocks: Mutex<Blocks>,
@@ -44,7 +44,7 @@ struct Blocks {
 impl Heap {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            hunger: Hunger::new(),
+            waiters: WaiterCount::new(),
             wait_queue: WaitQueue::new(),
             swept: WatchFlag::new(),
             blocks: Mutex::default(),
@@ -54,7 +54,7 @@ impl Heap {
 
     /// As in `Ledger::tell`.
     fn tell(&self) {
-        if self.hunger.is_any() {
+        if self.waiters.is_any() {
             self.wait_queue.first().wake();
         }
     }
@@ -69,7 +69,7 @@ impl Heap {
     fn free_bound(&self) {
         let mut blocks = self.blocks.lock().unwrap();
         blocks.bound += 1;
-        let has_to_tell = !self.swept.is_on() || self.hunger.is_any();
+        let has_to_tell = !self.swept.is_on() || self.waiters.is_any();
         drop(blocks);
         if has_to_tell {
             if self.swept.start() {
@@ -123,7 +123,7 @@ impl Heap {
     }
 
     fn poll_alloc(&self, who: u32, place: &mut WaitSlot, waker: &std::task::Waker) -> Poll<()> {
-        if !self.wait_queue.join(&self.hunger, place, waker) {
+        if !self.wait_queue.join(&self.waiters, place, waker) {
             return Poll::Pending;
         }
         loop {
@@ -137,7 +137,7 @@ impl Heap {
     }
 
     fn leave(&self, place: &mut WaitSlot) {
-        if self.wait_queue.leave(&self.hunger, place) {
+        if self.wait_queue.leave(&self.waiters, place) {
             self.wait_queue.first().wake();
         }
     }
@@ -154,7 +154,7 @@ fn memory_freed_while_a_task_joins_wakes_it() {
             };
             heap.alloc_when_free(1);
             frees.join().unwrap();
-            assert!(!heap.hunger.is_any());
+            assert!(!heap.waiters.is_any());
         });
     }
 }
@@ -179,7 +179,7 @@ fn the_first_task_wakes_the_next_when_it_leaves() {
         let mut served = heap.blocks.lock().unwrap().served.clone();
         served.sort_unstable();
         assert_eq!(served, [1, 2]);
-        assert!(!heap.hunger.is_any() && heap.wait_queue.is_empty());
+        assert!(!heap.waiters.is_any() && heap.wait_queue.is_empty());
     });
 }
 
@@ -207,7 +207,7 @@ fn a_loss_wakes_every_task_in_line() {
     model(3, || {
         let heap = Heap::new();
         let mut first = WaitSlot::default();
-        assert!(heap.wait_queue.join(&heap.hunger, &mut first, noop_waker_ref()));
+        assert!(heap.wait_queue.join(&heap.waiters, &mut first, noop_waker_ref()));
         let lost = Arc::new(AtomicBool::new(false));
         let next = {
             let (heap, lost) = (heap.clone(), lost.clone());
@@ -215,16 +215,16 @@ fn a_loss_wakes_every_task_in_line() {
                 let mut place = WaitSlot::default();
                 // As in `Heap::alloc_when_free`.
                 block_on(poll_fn(|cx| {
-                    assert!(!heap.wait_queue.join(&heap.hunger, &mut place, cx.waker()));
+                    assert!(!heap.wait_queue.join(&heap.waiters, &mut place, cx.waker()));
                     if lost.load(Ordering::SeqCst) { Poll::Ready(()) } else { Poll::Pending }
                 }));
-                assert!(heap.wait_queue.leave(&heap.hunger, &mut place));
+                assert!(heap.wait_queue.leave(&heap.waiters, &mut place));
             })
         };
         lost.store(true, Ordering::SeqCst);
         heap.wait_queue.wake_all();
         next.join().unwrap();
-        assert!(heap.wait_queue.leave(&heap.hunger, &mut first));
+        assert!(heap.wait_queue.leave(&heap.waiters, &mut first));
     });
 }
 
@@ -241,12 +241,12 @@ fn a_condition_is_woken_when_the_line_is_empty() {
         heap.free();
         let mut place = WaitSlot::default();
         block_on(poll_fn(|cx| {
-            heap.wait_queue.watch(&heap.hunger, &mut place, cx.waker());
+            heap.wait_queue.watch(&heap.waiters, &mut place, cx.waker());
             if heap.wait_queue.is_empty() && heap.take(2) { Poll::Ready(()) } else { Poll::Pending }
         }));
-        assert!(!heap.wait_queue.leave(&heap.hunger, &mut place));
+        assert!(!heap.wait_queue.leave(&heap.waiters, &mut place));
         wait_queue.join().unwrap();
-        assert!(!heap.hunger.is_any());
+        assert!(!heap.waiters.is_any());
     });
 }
 

@@ -8,7 +8,7 @@ mod use_lock;
 
 use std::cell::Cell;
 
-use self::use_lock::{UseLock, UseLocks};
+use self::use_lock::{UseLock, UseLockGuard};
 use crate::sync::model;
 use loom::{
     sync::{Arc, Mutex, atomic::AtomicUsize},
@@ -29,7 +29,7 @@ struct Stream {
 }
 
 struct Device {
-    turns: UseLocks,
+    turns: UseLock,
     /// The memory that launches use.
     exec: Mutex<usize>,
     /// Memory 0 is lent to the thread of `external`.
@@ -42,7 +42,7 @@ struct Device {
 impl Device {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            turns: UseLocks {
+            turns: UseLock {
                 lock: Mutex::new(()),
                 lent: AtomicUsize::new(0),
                 returned: crate::sync::Condvar(loom::sync::Condvar::new()),
@@ -54,14 +54,14 @@ impl Device {
         })
     }
 
-    fn use_lock(&self) -> UseLock<'_> {
-        self.turns.take(|mine| MINE.with(|kept| kept.replace(mine)))
+    fn use_lock(&self) -> UseLockGuard<'_> {
+        self.turns.acquire(|mine| MINE.with(|kept| kept.replace(mine)))
     }
 
     /// For memory that may be lent to another thread.
-    fn turn_at(&self, memory: impl Fn() -> usize) -> UseLock<'_> {
+    fn turn_at(&self, memory: impl Fn() -> usize) -> UseLockGuard<'_> {
         let is_lent = || memory() == 0 && *self.lent.lock().unwrap();
-        self.turns.take_when(|mine| MINE.with(|kept| kept.replace(mine)), is_lent)
+        self.turns.acquire_when(|mine| MINE.with(|kept| kept.replace(mine)), is_lent)
     }
 
     /// As another library's work that writes memory 0, enqueued by a function that runs without the lock.
@@ -75,7 +75,7 @@ impl Device {
         self.note(0, ticket);
         let use_lock = self.use_lock();
         *self.lent.lock().unwrap() = false;
-        self.turns.give_back();
+        self.turns.take_back();
         drop(use_lock);
         ticket
     }

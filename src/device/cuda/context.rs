@@ -77,7 +77,7 @@ impl Context {
     /// Retains the primary context of the device with this ordinal.
     pub(super) fn open(driver: &'static Driver, ordinal: usize) -> Result<Self> {
         if let Some(error) = lock(&LOST).get(&ordinal) {
-            return Err(error.again());
+            return Err(error.clone());
         }
         let name = format!("cuda:{ordinal}");
         let unusable = |code: Code, call: &str| {
@@ -143,7 +143,7 @@ impl Context {
     #[inline]
     pub(super) fn enter(&self) -> Result<&'static Driver> {
         if let Some(error) = self.lost.get() {
-            return Err(error.again());
+            return Err(error.clone());
         }
         host::may_call_driver()?;
         // SAFETY: `raw` is the primary context that `primary` keeps alive.
@@ -159,7 +159,7 @@ impl Context {
     #[inline]
     pub(super) fn lightly(&self, stream: Option<RawStream>, call: impl Fn(&'static Driver) -> Code) -> Result<Code> {
         match self.lost.get() {
-            Some(error) => return Err(error.again()),
+            Some(error) => return Err(error.clone()),
             None if stream == Some(RawStream::DEFAULT) => return self.enter().map(call),
             None => host::may_call_driver()?,
         }
@@ -233,11 +233,11 @@ impl Context {
             );
             Error::new(ErrorKind::DeviceLost, text).at(self.name.clone())
         });
-        lock(&LOST).entry(self.ordinal).or_insert_with(|| error.again());
+        lock(&LOST).entry(self.ordinal).or_insert_with(|| error.clone());
         if first {
             // After `lost` is set, so that a function that is enqueued concurrently is either dropped here or sees the
             // loss. On a separate thread: the caller may hold locks that a user's destructor needs.
-            let (owner, loss_handlers, fault) = (self.owner, self.loss_handlers.clone(), error.again());
+            let (owner, loss_handlers, fault) = (self.owner, self.loss_handlers.clone(), error.clone());
             let thread = thread::Builder::new().name(format!("{} is lost", self.name));
             let notified = thread.spawn(move || {
                 // The wakers of all streams are called here, one after the other.
@@ -245,14 +245,14 @@ impl Context {
                 // A task may wait for work that no further call will query, and the result that reported the fault may
                 // have been ignored, as when an event is destroyed.
                 let loss_handlers = std::mem::take(&mut *lock(&loss_handlers));
-                loss_handlers.iter().for_each(|handler| handler(fault.again()));
+                loss_handlers.iter().for_each(|handler| handler(fault.clone()));
                 host::drop_all(owner);
             });
             if notified.is_err() {
                 host::drop_all(owner);
             }
         }
-        error.again()
+        error.clone()
     }
 
     /// See [`Backend::when_lost`](crate::device::backend::Backend::when_lost).

@@ -294,7 +294,7 @@ impl Driver {
     /// The driver, loaded and initialised at the first call. [`NoDevice`](ErrorKind::NoDevice) if that fails.
     pub(super) fn get() -> Result<&'static Driver> {
         static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
-        DRIVER.get_or_init(Driver::load).as_ref().map_err(Error::again)
+        DRIVER.get_or_init(Driver::load).as_ref().map_err(Error::clone)
     }
 
     pub(super) fn is_installed() -> bool {

@@ -167,7 +167,7 @@ pub(super) fn launch(cx: &Context, stream: CUstream, function: &mut Option<HostF
     // After a fault that is not reported yet, the driver accepts functions and never calls them. The thread that
     // observes the fault drops them. If it did so between `enter` and `insert`, it missed this one.
     let result = match cx.lost() {
-        Some(error) => Err(error.again()),
+        Some(error) => Err(error.clone()),
         None => cx.check(code, "cuLaunchHostFunc"),
     };
     if result.is_err() {
@@ -190,7 +190,7 @@ impl Repeated {
         let made = Self::of(cx.owner, function);
         // A thread that observed a fault before the insertion has not dropped it.
         match cx.lost() {
-            Some(error) => Err(error.again()),
+            Some(error) => Err(error.clone()),
             None => Ok(made),
         }
     }

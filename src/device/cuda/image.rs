@@ -67,7 +67,7 @@ pub(super) fn of(def: &'static KernelDef, arch: u32) -> Result<Image> {
     };
     match slot.get_or_init(|| make(def, arch)) {
         Ok(image) => Ok(image.clone()),
-        Err(error) => Err(error.again()),
+        Err(error) => Err(error.clone()),
     }
 }
 

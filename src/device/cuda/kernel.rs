@@ -105,7 +105,7 @@ impl Kernels {
                     attempts.remove(&number);
                 }
             }
-            return Err(error.again());
+            return Err(error.clone());
         }
         self.loaded
             .get(number)

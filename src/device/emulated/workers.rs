@@ -125,7 +125,7 @@ impl Engine {
     /// Reports that all devices are lost with this error.
     pub(super) fn notify_loss(&self, error: &Error) {
         let handlers = std::mem::take(&mut *lock(&self.loss_handlers));
-        handlers.into_iter().for_each(|(_, tell)| _ = contained("a loss handler panicked", || tell(error.again())));
+        handlers.into_iter().for_each(|(_, tell)| _ = contained("a loss handler panicked", || tell(error.clone())));
     }
 
     /// Whether a fault has ended the device and the work that it had begun is over.

@@ -27,7 +27,7 @@ use crate::{
     hub::{RawEnvelope, pool::Pool},
     memory::{
         Memory,
-        execution::{Given, Opening},
+        execution::{LaunchMemory, Opening},
         transfer,
     },
     operator::{AnyPort, erased::PortEnds},
@@ -293,7 +293,7 @@ fn fed(captured: CapturedInput, written: bool, end: usize) -> Result<InputMemory
 impl Replay {
     /// An operator has dropped memory that the graph uses: its next run would use other memory, or none.
     pub(super) fn is_stale(&self) -> bool {
-        self.exec.graph().is_left_alone()
+        self.exec.graph().is_sole_owner()
     }
 
     /// Returns an error if the rows of an output have another length than in the graph of another bucket: then they are
@@ -352,15 +352,15 @@ impl Replay {
                 None => false,
             });
         }
-        let mut given = SmallVec::<[Given<'_>; 2]>::new();
+        let mut given = SmallVec::<[LaunchMemory<'_>; 2]>::new();
         for (input, message) in messages.iter_mut().enumerate() {
             let goes_on = |made: &OutputMemory| matches!(made.from, Source::Input(of) if of == input);
             let written = self.outputs.iter().zip(&written).any(|(made, written)| *written && goes_on(made));
             let memory = message.as_mut().ok_or_else(missing)?.memory_mut();
-            given.push(Given { memory, read: read[input], written });
+            given.push(LaunchMemory { memory, read: read[input], written });
         }
         for (blank, written) in blanks.iter_mut().zip(&written) {
-            given.extend(blank.as_mut().map(|blank| Given {
+            given.extend(blank.as_mut().map(|blank| LaunchMemory {
                 memory: blank.memory_mut(),
                 read: false,
                 written: *written,

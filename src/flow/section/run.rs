@@ -22,7 +22,7 @@ use crate::{
     flow::drive::{Ended, HubToCreate, Member, blamed, operator},
     graph::Graph,
     hub::RawEnvelope,
-    memory::memory_passes,
+    memory::wait_for_reusable_memory,
     operator::{
         AllPorts, Blank, Flushed, SectionContext,
         attend::attended,
@@ -85,7 +85,7 @@ pub(in crate::flow) async fn task(
     let outcome = caught(attended(&node, &device, running.run())).await;
     // Before its ports are closed, so that an operator that loses a message because of that finds the reason.
     if let Err(error) = &outcome {
-        control.fail(blamed(&control, error.again(), &place(&name)));
+        control.fail(blamed(&control, error.clone(), &place(&name)));
     }
     let mut members = running.end();
     for member in &mut members {
@@ -241,7 +241,7 @@ impl Running {
         loop {
             match capture(&mut self.members, &self.plan, &self.interior, shape) {
                 Err(error) if error.is_out_of_memory() => {
-                    if !memory_passes(&self.plan.device).await {
+                    if !wait_for_reusable_memory(&self.plan.device).await {
                         return Err(error);
                     }
                 }

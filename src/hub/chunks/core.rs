@@ -505,7 +505,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         let known = {
             let places = &lock(&self.inner).places;
             let device = places.all.get(place).and_then(|place| place.device.lost());
-            device.or_else(|| places.lost.get().map(Error::again))
+            device.or_else(|| places.lost.get().cloned())
         };
         let cause = known.unwrap_or_else(|| Error::new(ErrorKind::DeviceLost, "its device is lost"));
         cause.at(format!("hub `{}`: the only copy of chunk {number} is lost", self.name))
@@ -553,7 +553,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     }
 
     pub(super) fn check(&self) -> Result<()> {
-        self.failed.get().map_or(Ok(()), |error| Err(error.again()))
+        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     fn at(&self, place: LocationId) -> String {

@@ -1,16 +1,17 @@
 //! Open ends of a graph: copy nodes, one end of which is set for each launch.
 //!
-//! A small copy on a stream costs the host more than a launch of a graph: on an H200 (driver 580.159.04) a copy in, a
-//! launch and a copy out take 8.2 us, and a launch of a graph with both as nodes, each set to another end, 2.2; the
-//! device is done 1.6 us sooner (bench `graph`, `copies`). So the copies into a graph and out of it are nodes, too.
+//! A small copy on a stream costs the host more than a graph launch: on an H200 (driver 580.159.04) a copy in, a launch
+//! and a copy out take 8.2 us; a launch of a graph that contains both copies as nodes, with newly set ends, takes 2.2
+//! us, and the device is done 1.6 us sooner (bench `graph`, `copies`). So the copies into a graph and out of it are
+//! nodes, too.
 //!
 //! ```text
-//!   captured    from within to within: both ends are in the graph's memory, until the outer end is set
-//!   set         the outer end is memory that the next launch will be given; or the node is disabled
-//!   launched    with that memory: it is ordered with all other uses of it, as a copy on a stream is
+//!   captured    both ends are in the graph's memory until the outer end is set
+//!   set         the outer end is memory that is passed to the next launch; or the node is disabled
+//!   launched    the launch is ordered with all other uses of the outer memory, like a copy on a stream
 //! ```
 //!
-//! The graph does not keep the memory at an open end. So a launch must be given all of it, or is an error.
+//! The graph does not keep the memory at its open ends. A launch that is not given all of this memory is an error.
 
 use crate::{
     device::{
@@ -24,18 +25,18 @@ use crate::{
     stream::{Stream, Ticket, capture::Capture},
 };
 
-/// A node of a capture that will be an open end of the graph.
+/// A captured copy node that becomes an open end of the graph.
 pub(crate) struct Opening {
     node: usize,
-    way: Way,
+    direction: Direction,
     within: Address,
     bytes: usize,
-    /// Its place in the capture.
+    /// Its ticket in the capture.
     ticket: Ticket,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Direction {
     In,
     Out,
 }
@@ -44,7 +45,7 @@ impl Opening {
     /// Copies from the outer end to this memory, before all later uses of it.
     pub(crate) fn into(recorder: &Recorder, stream: &Stream, memory: &mut Memory, bytes: usize) -> Result<Self> {
         memory.before_write(stream)?;
-        let opening = Self::new(recorder, stream, Way::In, memory, bytes)?;
+        let opening = Self::new(recorder, stream, Direction::In, memory, bytes)?;
         memory.note_write(&opening.ticket);
         Ok(opening)
     }
@@ -52,19 +53,19 @@ impl Opening {
     /// Copies from this memory to the outer end.
     pub(crate) fn out_of(recorder: &Recorder, stream: &Stream, memory: &Memory, bytes: usize) -> Result<Self> {
         memory.before_read(stream)?;
-        let opening = Self::new(recorder, stream, Way::Out, memory, bytes)?;
+        let opening = Self::new(recorder, stream, Direction::Out, memory, bytes)?;
         memory.note_read(&opening.ticket);
         Ok(opening)
     }
 
-    /// Whether the capture writes this memory after the node.
+    /// True if the capture writes this memory after the node.
     pub(crate) fn is_written_after(&self, capture: &Capture) -> Result<bool> {
         let last = graphs::of(capture)?.last_write(self.within);
         let own = &self.ticket;
         Ok(last.is_some_and(|last| !last.stream().is(own.stream()) || last.number() != own.number()))
     }
 
-    fn new(recorder: &Recorder, stream: &Stream, way: Way, memory: &Memory, bytes: usize) -> Result<Self> {
+    fn new(recorder: &Recorder, stream: &Stream, direction: Direction, memory: &Memory, bytes: usize) -> Result<Self> {
         let within = memory.address()?;
         if stream.capture().is_none() || bytes == 0 || bytes > memory.bytes() {
             let text =
@@ -72,14 +73,14 @@ impl Opening {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         // SAFETY: the memory is at least that long, and the callers note the ticket in it, so that the graph keeps it.
-        // The copy does not run as captured: before a launch the outer end is set, or the node is disabled
+        // The copy never runs as captured: before a launch the outer end is set or the node is disabled
         // (`Execution::launch_with`). Another exec of the same graph has no open ends, and copies each byte onto
         // itself.
         let ticket = stream.enqueue_point(|backend, raw| unsafe {
             backend.copy(raw, Endpoint::Device(within), Endpoint::Device(within), bytes as u64)
         })?;
         match recorder.end_of(stream.raw())[..] {
-            [node] => Ok(Self { node, way, within, bytes, ticket }),
+            [node] => Ok(Self { node, direction, within, bytes, ticket }),
             _ => Err(Error::new(ErrorKind::Usage, "the captured copy is not a single node")),
         }
     }
@@ -88,16 +89,16 @@ impl Opening {
 /// An open end of an exec.
 pub(super) struct OpenEnd {
     raw: RawNode,
-    way: Way,
+    direction: Direction,
     within: Address,
-    /// At most.
+    /// The maximum number of bytes.
     bytes: usize,
     on: bool,
     outer: Option<(Endpoint, usize)>,
 }
 
 /// Memory that a launch reads or writes at its open ends.
-pub(crate) struct Given<'a> {
+pub(crate) struct LaunchMemory<'a> {
     pub(crate) memory: &'a mut Memory,
     pub(crate) read: bool,
     pub(crate) written: bool,
@@ -107,10 +108,17 @@ impl OpenEnd {
     pub(super) fn new(recorder: &Recorder, opening: &Opening) -> Result<Self> {
         let state = recorder.state();
         let raw = raw_of(&state, opening.node).map_err(|refused| Error::new(ErrorKind::Usage, refused.why))?.0;
-        Ok(Self { raw, way: opening.way, within: opening.within, bytes: opening.bytes, on: true, outer: None })
+        Ok(Self {
+            raw,
+            direction: opening.direction,
+            within: opening.within,
+            bytes: opening.bytes,
+            on: true,
+            outer: None,
+        })
     }
 
-    /// Sets the outer end. True if the node copies these bytes from now on; if not, it is disabled.
+    /// Sets the outer end. True if the node copies `bytes` bytes from now on; otherwise the node is disabled.
     pub(super) fn set(&mut self, device: &Device, exec: RawExec, memory: &Memory, bytes: usize) -> Result<bool> {
         let fits = (1..=self.bytes.min(memory.bytes())).contains(&bytes) && memory.is_at(device);
         let place = memory.endpoint();
@@ -120,33 +128,33 @@ impl OpenEnd {
         let backend = device.backend();
         self.outer = None;
         if fits {
-            let (to, from) = match self.way {
-                Way::In => (Endpoint::Device(self.within), place),
-                Way::Out => (place, Endpoint::Device(self.within)),
+            let (to, from) = match self.direction {
+                Direction::In => (Endpoint::Device(self.within), place),
+                Direction::Out => (place, Endpoint::Device(self.within)),
             };
             let copy = NodeWork::Copy { to, from, bytes: bytes as u64 };
-            // SAFETY: both ends are at least that long. The inner one is kept by the graph's `GraphMemory`. The outer
-            // one is used only by launches that are given it.
+            // SAFETY: both ends are at least that long. The graph's `GraphMemory` keeps the inner end. Only launches
+            // that are given the outer end use it.
             let set = unsafe { backend.exec_set(exec, self.raw, &copy) }?;
-            let on = set.is_ok() && (self.on || wrong(backend.exec_enable(exec, self.raw, true)?)?);
+            let on = set.is_ok() && (self.on || accepted(backend.exec_enable(exec, self.raw, true)?)?);
             if on {
                 (self.on, self.outer) = (true, Some((place, bytes)));
                 return Ok(true);
             }
         }
         if self.on {
-            wrong(backend.exec_enable(exec, self.raw, false)?)?;
+            accepted(backend.exec_enable(exec, self.raw, false)?)?;
             self.on = false;
         }
         Ok(false)
     }
 
-    /// Whether a launch that is given this memory may copy as the end was set.
-    pub(super) fn is_covered(&self, given: &[Given<'_>]) -> Result<()> {
-        let covers = |given: &Given<'_>| {
-            let used = match self.way {
-                Way::In => given.read,
-                Way::Out => given.written,
+    /// Fails unless `given` contains the memory that the end was set to.
+    pub(super) fn check_given(&self, given: &[LaunchMemory<'_>]) -> Result<()> {
+        let covers = |given: &LaunchMemory<'_>| {
+            let used = match self.direction {
+                Direction::In => given.read,
+                Direction::Out => given.written,
             };
             used && self.outer.is_some_and(|(at, bytes)| at == given.memory.endpoint() && bytes <= given.memory.bytes())
         };
@@ -157,11 +165,11 @@ impl OpenEnd {
     }
 }
 
-fn wrong(refused: Result<(), Refused>) -> Result<bool> {
+fn accepted(refused: Result<(), Refused>) -> Result<bool> {
     refused.map(|()| true).map_err(|refused| Error::new(ErrorKind::Usage, refused.why))
 }
 
-/// The driver's node, if there is exactly one.
+/// The driver's node, if it is a single one.
 pub(super) fn raw_of(state: &RecorderState, node: usize) -> Result<(RawNode, Kind), Refused> {
     match state.ir.get(node).map(|node| (node.kind, &*node.raw)) {
         Some((kind, [raw])) if kind != Kind::External => Ok((*raw, kind)),
@@ -222,12 +230,12 @@ mod tests {
         host.host_slice().unwrap().to_vec()
     }
 
-    fn reads(memory: &mut Memory) -> Given<'_> {
-        Given { memory, read: true, written: false }
+    fn reads(memory: &mut Memory) -> LaunchMemory<'_> {
+        LaunchMemory { memory, read: true, written: false }
     }
 
-    fn writes(memory: &mut Memory) -> Given<'_> {
-        Given { memory, read: false, written: true }
+    fn writes(memory: &mut Memory) -> LaunchMemory<'_> {
+        LaunchMemory { memory, read: false, written: true }
     }
 
     fn half(first: u8) -> Vec<u8> {
@@ -247,7 +255,7 @@ mod tests {
         let (stream, exec) = (Stream::new(&device).unwrap(), halves(&device));
         let exec = exec.execution();
         let (mut from, mut to, mut other) = (filled(&stream, 1), filled(&stream, 2), filled(&stream, 3));
-        let refused = |given: &mut [Given<'_>]| {
+        let refused = |given: &mut [LaunchMemory<'_>]| {
             let error = exec.launch_with(&stream, given).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage);
             assert!(error.to_string().contains("not given the memory of an open end"), "{error}");
@@ -378,7 +386,7 @@ mod tests {
         assert!(exec.set_open_end(0, &message, BYTES).unwrap() && exec.set_open_end(1, &message, BYTES).unwrap());
         let held = graph_memory(&other);
         let before = copied(&other, &message);
-        exec.launch_with(&stream, &mut [Given { memory: &mut message, read: true, written: true }]).unwrap();
+        exec.launch_with(&stream, &mut [LaunchMemory { memory: &mut message, read: true, written: true }]).unwrap();
         let after = copied(&other, &message);
         drop(held);
         other.synchronize_blocking().unwrap();

@@ -218,7 +218,7 @@ impl CudaBackend {
         // Libraries may make other contexts current.
         let entered = self.cx.enter();
         if let Some(lost) = self.cx.lost() {
-            return Err(lost.again());
+            return Err(lost.clone());
         }
         let ends = entered.and_then(|_| self.ends(stream));
         let mut captured = ptr::null_mut();

@@ -332,7 +332,7 @@ impl<W> Machine<W> {
 impl<W> Machine<W> {
     pub(super) fn alive(&self, device: DeviceId) -> Result<()> {
         match self.devices.get(&device) {
-            Some(Device { lost: Some(error), .. }) => Err(error.again()),
+            Some(Device { lost: Some(error), .. }) => Err(error.clone()),
             _ => Ok(()),
         }
     }

@@ -232,7 +232,7 @@ impl Drop for Simulation {
         discard(waker);
         let error = Error::new(ErrorKind::DeviceLost, "its simulation is over");
         let dropped: Vec<_> = self.core.engine.with(|machine| {
-            machine.devices().into_iter().flat_map(|device| machine.fail(device, error.again())).collect()
+            machine.devices().into_iter().flat_map(|device| machine.fail(device, error.clone())).collect()
         });
         discard_all(dropped);
         self.core.engine.notify_loss(&error);

@@ -1,4 +1,5 @@
-//! [`Memory`]: a piece of memory and its recorded uses; [`Owned`], its owner; and [`Origin`], where it returns to.
+//! [`Memory`]: a piece of memory and its recorded uses; [`Owned`], its owner; and [`Origin`], the source that it
+//! returns to.
 
 use std::{
     fmt,
@@ -19,44 +20,45 @@ use crate::{
     sync::{Mutex, MutexGuard, lock},
 };
 
-/// Larger requests are refused: no address space is as large, and sums of such numbers could overflow.
+/// The maximum size of a request. No address space is larger, and sums of larger numbers could overflow.
 pub(crate) const MAX_BYTES: usize = (isize::MAX as usize) >> 15;
 
-/// Untyped memory and its recorded uses: [`Owned`], or in the free lists of its heap while streams may still use it.
+/// Untyped memory and its recorded uses: [`Owned`], or in the free lists of its heap while streams might still be using
+/// it.
 pub(crate) struct Memory {
     pub(super) device: Device,
     pub(super) location: Location,
-    /// As requested.
+    /// The requested size.
     pub(super) bytes: usize,
     /// The size of its block.
     pub(super) size: u64,
     /// The id of the stream that it was allocated for, 0 for none.
     pub(super) stream: u64,
-    /// The user's own memory, which must not be written.
+    /// True for memory of the user that must not be written.
     pub(super) read_only: bool,
     pub(super) uses: Mutex<Uses>,
-    /// If graphs use the memory too: its uses are recorded there.
+    /// Set once graphs use the memory too; from then on its uses are recorded here.
     pub(super) shared: OnceLock<Arc<SharedUses>>,
-    /// Copies from devices on their way to it, where no device copies to it directly (see [`host`](super::host)), oldest
-    /// first. Allocated at the first one.
+    /// For staged memory (see [`host`](super::host)): copies from devices that are not yet transferred to it, oldest
+    /// first. Allocated at the first copy.
     pub(super) arrivals: OnceLock<Box<Mutex<Arrivals>>>,
-    /// The account that it is charged to.
+    /// The account that the memory is charged to.
     account: Option<Arc<Account>>,
-    /// Where it returns to. `None` while it does.
+    /// The origin that the memory returns to. Taken on return.
     pub(super) origin: Option<Arc<dyn Origin>>,
 }
 
 pub(super) type Arrivals = SmallVec<[Arc<Owned>; 1]>;
 
-/// Where memory came from, and where it returns to.
+/// The source of a piece of memory, to which the memory returns.
 pub(super) trait Origin: Send + Sync {
     /// Takes memory back that its owner has dropped. Never blocks.
     fn take_back(self: Arc<Self>, memory: Box<Memory>);
 
-    /// An operator of this flow owns memory from here.
+    /// An operator of this flow now owns memory of this origin.
     fn own(&self, _flow: usize, _bytes: u64) {}
 
-    /// It has dropped the memory.
+    /// The operator has dropped the memory.
     fn disown(&self, _flow: usize, _bytes: u64) {}
 }
 
@@ -69,7 +71,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// `size`: of its block. `stream`: the id of the stream that it is for, 0 for none.
+    /// `stream` is the id of the stream that the memory was allocated for, 0 for none.
     pub(super) fn owned(
         device: Device,
         location: Location,
@@ -102,13 +104,13 @@ impl Memory {
         self.bytes
     }
 
-    /// The size of its block, and the bytes that were requested.
+    /// The size of its block and the requested size.
     #[inline]
     pub(super) fn extent(&self) -> Extent {
         Extent { size: self.size, bytes: self.bytes as u64 }
     }
 
-    /// Charges it to this account from now on.
+    /// Charges the memory to this account from now on.
     pub(super) fn charge(&mut self, account: &Arc<Account>) {
         account.charge(self.bytes as u64);
         if let Some(origin) = &self.origin {
@@ -136,7 +138,7 @@ impl Memory {
         if self.is_host() { "the host" } else { self.device.name() }
     }
 
-    /// True if `device` uses it without a copy.
+    /// True if `device` can use the memory without a copy.
     #[inline]
     pub(crate) fn is_at(&self, device: &Device) -> bool {
         if self.is_host() { device.is_host() } else { self.device == *device }
@@ -154,7 +156,7 @@ impl Memory {
         }
     }
 
-    /// One end of a copy. It may be written through only in the order that `uses` maintains.
+    /// One end of a copy. The memory may be written through it only in the order that `uses` maintains.
     pub(super) fn endpoint(&self) -> Endpoint {
         self.location.endpoint()
     }
@@ -164,7 +166,7 @@ impl Memory {
         self.read_only
     }
 
-    pub(super) fn writable(&self) -> Result<()> {
+    pub(super) fn check_writable(&self) -> Result<()> {
         if self.read_only {
             let text = "this memory is read-only (`Buffer::wrap_read_only`): copy it to a buffer first";
             return Err(Error::new(ErrorKind::Usage, text));
@@ -185,7 +187,7 @@ impl Memory {
         let uses = lock(&self.uses);
         match self.shared.get() {
             None => uses,
-            // It was set meanwhile.
+            // It was set in between.
             Some(shared) => {
                 drop(uses);
                 lock(&shared.uses)
@@ -193,32 +195,33 @@ impl Memory {
         }
     }
 
-    /// As `uses()`, with exclusive access: lock-free unless graphs use the memory.
+    /// Like [`uses`](Self::uses), with exclusive access: lock-free unless graphs use the memory.
     #[inline]
-    pub(super) fn own_uses(&mut self) -> OwnUses<'_> {
+    pub(super) fn uses_mut(&mut self) -> UsesMut<'_> {
         match self.shared.get() {
-            None => OwnUses::Own(self.uses.get_mut()),
-            Some(shared) => OwnUses::Shared(lock(&shared.uses)),
+            None => UsesMut::Own(self.uses.get_mut()),
+            Some(shared) => UsesMut::Shared(lock(&shared.uses)),
         }
     }
 
-    /// The contents are not needed from now on: the memory is about to be handed out again.
+    /// The contents are no longer needed: the memory is about to be handed out again.
     #[inline]
     pub(crate) fn discard_contents(&mut self) {
         if self.is_staged() {
             return self.forget_arrivals();
         }
-        self.own_uses().discard_contents();
+        self.uses_mut().discard_contents();
     }
 
-    /// Discards its contents, and what is on its way to it. Nothing accesses it.
+    /// Discards the contents of staged memory and its arrivals. Nothing accesses the memory.
     pub(super) fn forget_arrivals(&mut self) {
-        // Neither is dropped under a lock.
-        let uses = std::mem::take(&mut *self.own_uses());
+        // Dropped without a lock.
+        let uses = std::mem::take(&mut *self.uses_mut());
         drop((uses, std::mem::take(&mut self.arrivals)));
     }
 
-    /// Its uses as shared with graphs. Created at the first call; from then on its uses are recorded there.
+    /// The uses that the memory shares with graphs. Created at the first call; from then on all uses are recorded
+    /// there.
     pub(super) fn shared_uses(&self) -> &Arc<SharedUses> {
         if let Some(shared) = self.shared.get() {
             return shared;
@@ -227,7 +230,7 @@ impl Memory {
         self.shared.get_or_init(|| Arc::new(SharedUses::new(self.location, self.bytes, std::mem::take(&mut *uses))))
     }
 
-    /// Gives it back to its origin, after its owner has dropped it. Never blocks.
+    /// Returns the memory to its origin, after its owner has dropped it. Never blocks.
     pub(super) fn give_back(mut self: Box<Self>) {
         if self.account.is_some() {
             self.discharge();
@@ -237,7 +240,8 @@ impl Memory {
         }
     }
 
-    /// Returns memory that came back to `origin`, unless graphs use it: then it comes back again after the last of them.
+    /// Returns the memory unless graphs use it. If they do, it returns to `origin` again after the last of these
+    /// graphs.
     #[inline]
     pub(super) fn unless_shared(self: Box<Self>, origin: &Arc<impl Origin + 'static>) -> Option<Box<Self>> {
         match self.shared.get() {
@@ -263,10 +267,10 @@ impl Memory {
     }
 }
 
-/// An owned piece of memory. When dropped, it is returned to where it came from.
+/// An owned piece of memory. When dropped, it returns to its origin.
 ///
-/// It is one pointer. The same box goes to the free list of its heap, with its last uses, and comes back from there, so
-/// that reuse needs no host allocation either.
+/// It is one pointer. The box goes to the free list of its heap, with its last uses, and is reused from there, so that
+/// reuse needs no host allocation.
 pub(crate) struct Owned(ManuallyDrop<Box<Memory>>);
 
 impl Owned {
@@ -307,13 +311,13 @@ impl fmt::Debug for Owned {
     }
 }
 
-/// Exclusive access to the uses.
-pub(super) enum OwnUses<'a> {
+/// Exclusive access to the uses of a piece of memory.
+pub(super) enum UsesMut<'a> {
     Own(&'a mut Uses),
     Shared(MutexGuard<'a, Uses>),
 }
 
-impl Deref for OwnUses<'_> {
+impl Deref for UsesMut<'_> {
     type Target = Uses;
 
     #[inline]
@@ -325,7 +329,7 @@ impl Deref for OwnUses<'_> {
     }
 }
 
-impl DerefMut for OwnUses<'_> {
+impl DerefMut for UsesMut<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut Uses {
         match self {
