@@ -25,7 +25,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Discarded;
 
 /// The alignment of every allocation, and so the largest one of elements.
-pub(crate) const MOST_ALIGNMENT: usize = 256;
+pub(crate) const MAX_ALIGNMENT: usize = 256;
 
 /// An address in a device's memory, never a host pointer. Addresses of all devices of a process are distinct.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -138,16 +138,16 @@ pub struct KernelDef {
     /// The arguments are those of the declaration, in order; each slice is valid for its length, aligned for its type,
     /// and, if written, not accessed by anything else for the duration of the call.
     pub body: unsafe fn(&[BodyArg]),
-    /// [`Known::new`].
-    pub known: Known,
+    /// [`KernelNumber::new`].
+    pub number: KernelNumber,
 }
 
 /// A kernel's number in the process, by which a device looks up its data for the kernel. Assigned at first use.
 #[derive(Debug, Default)]
 #[doc(hidden)]
-pub struct Known(OnceLock<usize>);
+pub struct KernelNumber(OnceLock<usize>);
 
-impl Known {
+impl KernelNumber {
     /// No number yet.
     pub const fn new() -> Self {
         Self(OnceLock::new())
@@ -155,7 +155,7 @@ impl Known {
 
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the emulated device looks nothing up"))]
     #[inline]
-    pub(crate) fn number(&self) -> usize {
+    pub(crate) fn get(&self) -> usize {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         *self.0.get_or_init(|| NEXT.fetch_add(1, Ordering::Relaxed))
     }
@@ -234,10 +234,10 @@ pub struct Scalar {
 
 impl Scalar {
     /// The largest size, in bytes.
-    pub(crate) const MOST: usize = 64;
+    pub(crate) const MAX_BYTES: usize = 64;
 
     pub(crate) fn new(value: &[u8]) -> Self {
-        let mut bytes = [0; Self::MOST];
+        let mut bytes = [0; Self::MAX_BYTES];
         bytes[..value.len()].copy_from_slice(value);
         Self { bytes, size: value.len() }
     }
@@ -254,7 +254,7 @@ impl fmt::Debug for Scalar {
 pub(crate) enum Arg<'a> {
     /// A slice in this device's memory. The device code gets a pointer and a 64-bit length in elements.
     Slice { address: Address, len: u64, bytes: u64, write: bool },
-    /// A scalar's bytes, at an address that is aligned for its type: at most [`Scalar::MOST`] bytes.
+    /// A scalar's bytes, at an address that is aligned for its type: at most [`Scalar::MAX_BYTES`] bytes.
     Scalar(&'a [u8]),
 }
 
@@ -334,7 +334,7 @@ pub(crate) enum GraphCondition {
 
 /// What [`Backend::graph_external`] has added.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Recorded {
+pub(crate) struct ExternalNodes {
     /// A node that depends on all of the work depends on these.
     pub(crate) ends: SmallVec<[RawNode; 2]>,
     pub(crate) nodes: usize,
@@ -367,7 +367,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
 
     fn memory(&self) -> Result<MemoryInfo>;
 
-    /// Allocates device memory, aligned to [`MOST_ALIGNMENT`], for any stream. `bytes` is not zero. May block briefly.
+    /// Allocates device memory, aligned to [`MAX_ALIGNMENT`], for any stream. `bytes` is not zero. May block briefly.
     fn alloc(&self, bytes: u64) -> Result<Address>;
 
     /// Frees memory. Never waits for the device.
@@ -409,7 +409,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Allocates page-locked host memory, initialised, aligned to [`MOST_ALIGNMENT`]. `bytes` is not zero. May block.
+    /// Allocates page-locked host memory, initialised, aligned to [`MAX_ALIGNMENT`]. `bytes` is not zero. May block.
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>>;
 
     /// Frees host memory. Never waits for the device.
@@ -546,7 +546,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         graph: RawGraph,
         after: &[RawNode],
         external: ExternalWork<'_>,
-    ) -> Result<Recorded> {
+    ) -> Result<ExternalNodes> {
         let _ = (graph, after, external);
         Err(no_graphs(self.name()))
     }
@@ -603,7 +603,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Sets the parameters of one node of the exec's graph for later launches, to work of the same kind. A host
-    /// function is kept until [`callback_over`](Self::callback_over), or as long as the exec.
+    /// function is kept until [`release_callback`](Self::release_callback), or as long as the exec.
     ///
     /// # Safety
     /// As for [`graph_add`](Self::graph_add).
@@ -619,14 +619,14 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Reports that no launch calls this function of [`exec_set`](Self::exec_set) any more.
-    fn callback_over(&self, function: &HostCallback) {
+    fn release_callback(&self, function: &HostCallback) {
         let _ = function;
     }
 
     /// Registers a function to be called, on a thread of its own, when the device has a fault that no call may have
     /// reported, such as one that is found when an event is destroyed. Earlier faults are not reported.
-    fn when_lost(&self, tell: LossHandler) {
-        let _ = tell;
+    fn when_lost(&self, handler: LossHandler) {
+        let _ = handler;
     }
 
     /// True once a fault has ended the device and none of its work touches memory any more. False where that is not

@@ -5,13 +5,13 @@
 use std::{alloc, ptr::NonNull, sync::OnceLock, time::Duration};
 
 use super::backend::{
-    Address, Backend, Endpoint, HostFunction, KernelDef, Launch, MOST_ALIGNMENT, MemoryInfo, Pattern, RawEvent,
+    Address, Backend, Endpoint, HostFunction, KernelDef, Launch, MAX_ALIGNMENT, MemoryInfo, Pattern, RawEvent,
     RawStream, StreamSpec,
 };
 use crate::error::{Error, ErrorKind, Result};
 
 #[derive(Debug)]
-pub(super) struct Host;
+pub(super) struct HostBackend;
 
 /// Bytes of the machine's memory, or the process's limit if that is lower; `None` where the system reports neither.
 pub(crate) fn host_memory() -> Option<u64> {
@@ -33,11 +33,11 @@ fn none<T>(what: &str) -> Result<T> {
 }
 
 fn layout(bytes: usize) -> Result<alloc::Layout> {
-    alloc::Layout::from_size_align(bytes, MOST_ALIGNMENT)
+    alloc::Layout::from_size_align(bytes, MAX_ALIGNMENT)
         .map_err(|_| Error::new(ErrorKind::OutOfMemory, format!("{bytes} bytes exceed the address space")))
 }
 
-impl Backend for Host {
+impl Backend for HostBackend {
     fn name(&self) -> &str {
         "host"
     }

@@ -78,7 +78,7 @@ pub struct Device(Arc<Inner>);
 
 struct Inner {
     backend: Arc<dyn Backend>,
-    kind: Kind,
+    kind: DeviceKind,
     /// The device works only in the process that opened it, not in a fork of it.
     of_process: bool,
     id: u64,
@@ -88,7 +88,7 @@ struct Inner {
     lost: OnceLock<Error>,
     /// The device is lost and runs nothing any more. Never reset.
     ended: AtomicBool,
-    listeners: Mutex<Vec<Weak<dyn LossObserver>>>,
+    observers: Mutex<Vec<Weak<dyn LossObserver>>>,
     /// Cleared only by a test hook: buffers then no longer order the streams that use them.
     tracked: AtomicBool,
     extensions: Extensions,
@@ -115,7 +115,7 @@ type Extensions = [OnceLock<(TypeId, Arc<dyn Any + Send + Sync>)>; 8];
 static ANY_LOST: AtomicBool = AtomicBool::new(false);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum DeviceKind {
     Host,
     Cuda,
     /// All emulated devices share one engine.
@@ -125,15 +125,15 @@ enum Kind {
 }
 
 impl Device {
-    fn open(backend: Arc<dyn Backend>, kind: Kind, of_process: bool) -> Self {
+    fn open(backend: Arc<dyn Backend>, kind: DeviceKind, of_process: bool) -> Self {
         Self::over(backend, kind, of_process, None)
     }
 
     /// Opens a handle: for new hardware, or with the race checker over the hardware of the handle `unchecked`.
-    fn over(backend: Arc<dyn Backend>, kind: Kind, of_process: bool, unchecked: Option<Device>) -> Self {
+    fn over(backend: Arc<dyn Backend>, kind: DeviceKind, of_process: bool, unchecked: Option<Device>) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        let checked = kind != Kind::Host
+        let checked = kind != DeviceKind::Host
             && std::env::var_os(CHECK_VARIABLE).is_some_and(|value| !value.is_empty() && value != "0");
         let backend = if checked { check::checked(backend) } else { backend };
         Self(Arc::new(Inner {
@@ -144,7 +144,7 @@ impl Device {
             unchecked,
             lost: OnceLock::new(),
             ended: AtomicBool::new(false),
-            listeners: Mutex::default(),
+            observers: Mutex::default(),
             tracked: AtomicBool::new(true),
             extensions: Extensions::default(),
         }))
@@ -187,7 +187,7 @@ impl Device {
                 return Ok(device.clone());
             }
             process::enter()?;
-            let device = Self::open(cuda::open(n)?, Kind::Cuda, true);
+            let device = Self::open(cuda::open(n)?, DeviceKind::Cuda, true);
             opened.push((n, device.clone()));
             Ok(device)
         }
@@ -208,7 +208,7 @@ impl Device {
     /// A new emulated device with its own memory, whose streams run immediately, on the CPU. See [`Emulated`].
     pub fn emulated(config: Emulated) -> Self {
         let here = process::enter();
-        let device = Self::open(emulated::open(config), Kind::Emulated, true);
+        let device = Self::open(emulated::open(config), DeviceKind::Emulated, true);
         if let Err(forked) = here {
             device.set_lost(forked.at(device.name()));
         }
@@ -217,13 +217,13 @@ impl Device {
 
     /// A new emulated device without threads: the simulation's loop runs it. See [`Simulation`].
     pub fn simulated(simulation: &Simulation, config: Emulated) -> Self {
-        Self::open(simulation.device(config), Kind::Simulated(simulation.engine_id()), false)
+        Self::open(simulation.device(config), DeviceKind::Simulated(simulation.engine_id()), false)
     }
 
     /// The host: the device of operators that were given no other. It has memory but no streams.
     pub fn host() -> Self {
         static HOST: OnceLock<Device> = OnceLock::new();
-        HOST.get_or_init(|| Self::open(Arc::new(host::Host), Kind::Host, false)).clone()
+        HOST.get_or_init(|| Self::open(Arc::new(host::HostBackend), DeviceKind::Host, false)).clone()
     }
 
     /// The same hardware with the race checker. Two accesses to one buffer that nothing orders become an error,
@@ -241,7 +241,7 @@ impl Device {
     /// ```
     #[must_use]
     pub fn race_checked(self) -> Self {
-        if self.0.kind == Kind::Host || self.0.backend.is_checked() {
+        if self.0.kind == DeviceKind::Host || self.0.backend.is_checked() {
             return self;
         }
         let backend = check::checked(self.0.backend.clone());
@@ -265,17 +265,17 @@ impl Device {
     /// True for the host.
     #[inline]
     pub fn is_host(&self) -> bool {
-        self.0.kind == Kind::Host
+        self.0.kind == DeviceKind::Host
     }
 
     /// True for a CUDA GPU.
     pub fn is_cuda(&self) -> bool {
-        self.0.kind == Kind::Cuda
+        self.0.kind == DeviceKind::Cuda
     }
 
     /// True for an emulated device.
     pub fn is_emulated(&self) -> bool {
-        matches!(self.0.kind, Kind::Emulated | Kind::Simulated(_))
+        matches!(self.0.kind, DeviceKind::Emulated | DeviceKind::Simulated(_))
     }
 
     /// The priorities that its streams can have; lower is more urgent. `-5..=0` on most GPUs, `0..=0` on the host,
@@ -299,11 +299,11 @@ impl Device {
     /// device, where that is not known.
     #[inline]
     pub(crate) fn has_ended(&self) -> bool {
-        self.is_lost() && self.has_ended_since()
+        self.is_lost() && self.query_ended()
     }
 
     #[cold]
-    fn has_ended_since(&self) -> bool {
+    fn query_ended(&self) -> bool {
         let has_ended = self.0.ended.load(Ordering::Acquire) || self.0.backend.has_ended();
         if has_ended {
             self.0.ended.store(true, Ordering::Release);
@@ -346,29 +346,29 @@ impl Device {
 
     /// Registers a waiter that is notified once, when the device is lost. Check the device after this call to miss no
     /// loss.
-    pub(crate) fn on_loss(&self, whom: Weak<dyn LossObserver>) {
-        let mut listeners = lock(&self.0.listeners);
-        listeners.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&whom));
-        listeners.push(whom);
+    pub(crate) fn on_loss(&self, observer: Weak<dyn LossObserver>) {
+        let mut observers = lock(&self.0.observers);
+        observers.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&observer));
+        observers.push(observer);
     }
 
     pub(crate) fn has_waiters(&self) -> bool {
-        let listeners: Vec<_> = lock(&self.0.listeners).iter().filter_map(Weak::upgrade).collect();
-        let has_waiters = listeners.iter().any(|listener| listener.has_waiters());
+        let observers: Vec<_> = lock(&self.0.observers).iter().filter_map(Weak::upgrade).collect();
+        let has_waiters = observers.iter().any(|observer| observer.has_waiters());
         // Any of these may be the last reference.
-        discard_all(listeners);
+        discard_all(observers);
         has_waiters
     }
 
     /// Notifies all registered waiters of the device's loss.
     pub(crate) fn notify_lost(&self) {
-        let listeners = std::mem::take(&mut *lock(&self.0.listeners));
-        let listeners: Vec<_> = listeners.iter().filter_map(Weak::upgrade).collect();
-        let _held: Vec<_> = listeners.iter().map(|listener| listener.hold()).collect();
-        for listener in listeners {
-            listener.device_lost();
+        let observers = std::mem::take(&mut *lock(&self.0.observers));
+        let observers: Vec<_> = observers.iter().filter_map(Weak::upgrade).collect();
+        let _held: Vec<_> = observers.iter().map(|observer| observer.hold()).collect();
+        for observer in observers {
+            observer.device_lost();
             // This may be the last reference to it, and it may hold messages of the user's.
-            discard(listener);
+            discard(observer);
         }
     }
 
@@ -416,13 +416,13 @@ impl Device {
     #[inline]
     pub(crate) fn extension<T: Any + Send + Sync>(&self, make: impl FnOnce(&Self) -> Arc<T>) -> Arc<T> {
         let mut make = Some(make);
-        for place in &self.0.extensions {
-            let (of, kept) = place.get_or_init(|| match make.take() {
+        for slot in &self.0.extensions {
+            let (of, value) = slot.get_or_init(|| match make.take() {
                 Some(make) => (TypeId::of::<T>(), make(self) as Arc<dyn Any + Send + Sync>),
                 None => unreachable!("`make` is called for one slot only, which is then returned"),
             });
             if *of == TypeId::of::<T>()
-                && let Ok(found) = kept.clone().downcast::<T>()
+                && let Ok(found) = value.clone().downcast::<T>()
             {
                 return found;
             }
@@ -516,9 +516,9 @@ mod tests {
     #[test]
     fn all_are_held_while_they_are_notified_of_a_loss() {
         let (device, calls) = (Device::emulated(Emulated::new()), Arc::default());
-        let listeners = [(); 2].map(|()| Arc::new(Listener(Arc::clone(&calls))));
-        for listener in &listeners {
-            let weak: Weak<dyn LossObserver> = Arc::downgrade(listener) as Weak<dyn LossObserver>;
+        let observers = [(); 2].map(|()| Arc::new(Listener(Arc::clone(&calls))));
+        for observer in &observers {
+            let weak: Weak<dyn LossObserver> = Arc::downgrade(observer) as Weak<dyn LossObserver>;
             device.on_loss(weak);
         }
         device.notify_lost();

@@ -26,7 +26,7 @@ use std::{
     },
 };
 
-pub(crate) use calls::is_called_once;
+pub(crate) use calls::one_shot_error;
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
@@ -35,8 +35,8 @@ use super::{
         Address, Backend, Endpoint, GraphCondition, HostCallback, NodeWork, RawEvent, RawGraph, RawNode, RawStream,
     },
     graph_ir::{GraphIr, Kind, NodeSet},
-    touched::Touch,
-    work_item::{Note, WorkItem},
+    touched::TouchedRange,
+    work_item::{WorkCollector, WorkItem},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -64,16 +64,16 @@ pub(crate) struct RecorderState {
     /// The driver is capturing into this graph or into another one below the same root.
     capturing: Arc<AtomicBool>,
     handles: u64,
-    streams: FxHashMap<RawStream, Lane>,
+    streams: FxHashMap<RawStream, RecordedStream>,
     events: FxHashMap<RawEvent, NodeSet>,
     label: Option<Arc<str>>,
     /// Copies between host and device in other libraries' work: the node, the direction, the number of bytes.
-    pub(crate) foreign: Vec<(usize, &'static str, u64)>,
+    pub(crate) external_copies: Vec<(usize, &'static str, u64)>,
     /// If set, work does not become a node; it is stored here.
-    note: Option<Note>,
+    collector: Option<WorkCollector>,
 }
 
-struct Lane {
+struct RecordedStream {
     name: String,
     at: NodeSet,
     closed: bool,
@@ -121,8 +121,8 @@ impl Recorder {
                     streams: FxHashMap::default(),
                     events: FxHashMap::default(),
                     label: None,
-                    foreign: Vec::new(),
-                    note: None,
+                    external_copies: Vec::new(),
+                    collector: None,
                 },
             ),
         })
@@ -176,7 +176,7 @@ impl Recorder {
     pub(crate) fn close(&self) -> Result<()> {
         let mut state = self.state();
         state.open = false;
-        state.check_spoiled()?;
+        state.check_poisoned()?;
         if state.capturing.load(Ordering::Acquire) {
             let text = "another thread still captures another library's work into the graph: wait for it before the \
                         capture ends";
@@ -201,7 +201,7 @@ impl Recorder {
     }
 
     /// The driver's capture into the graph has ended.
-    fn captured(&self) {
+    fn capture_ended(&self) {
         let mut root = self;
         while let Some(outer) = &root.within {
             root = outer;
@@ -220,54 +220,54 @@ impl Recorder {
         let mut state = self.state();
         state.handles += 1;
         let stream = RawStream(state.handles);
-        state.streams.insert(stream, Lane { name: name.into(), at: after, closed: false });
+        state.streams.insert(stream, RecordedStream { name: name.into(), at: after, closed: false });
         stream
     }
 
     /// Makes enqueues into a stream an error. Its end can still be waited for.
     pub(crate) fn close_stream(&self, stream: RawStream) {
-        if let Some(lane) = self.state().streams.get_mut(&stream) {
-            lane.closed = true;
+        if let Some(stream_end) = self.state().streams.get_mut(&stream) {
+            stream_end.closed = true;
         }
     }
 
     /// Makes the stream's next node depend on this node.
-    pub(crate) fn go_on_after(&self, stream: RawStream, node: usize) {
-        self.state().come_to(stream, node);
+    pub(crate) fn continue_after(&self, stream: RawStream, node: usize) {
+        self.state().advance(stream, node);
     }
 
     /// The nodes that the stream's next node would depend on.
     pub(crate) fn end_of(&self, stream: RawStream) -> NodeSet {
-        self.state().streams.get(&stream).map(|lane| lane.at.clone()).unwrap_or_default()
+        self.state().streams.get(&stream).map(|stream_end| stream_end.at.clone()).unwrap_or_default()
     }
 
     /// Streams whose last work is not ordered before the end of `stream`, each with the name of that work.
     pub(crate) fn unjoined(&self, stream: RawStream) -> Vec<(String, String)> {
         let state = self.state();
-        let end = state.streams.get(&stream).map(|lane| lane.at.clone()).unwrap_or_default();
+        let end = state.streams.get(&stream).map(|stream_end| stream_end.at.clone()).unwrap_or_default();
         let joined = |node: usize| end.iter().any(|&last| last == node || state.ir.comes_after(last, node));
         let name = |node: usize| state.ir.get(node).map(|node| node.name.clone()).unwrap_or_default();
         let mut streams: Vec<_> = state.streams.iter().collect();
         streams.sort_unstable_by_key(|(stream, _)| **stream);
-        let open = streams.into_iter().filter_map(|(_, lane)| {
-            lane.at.iter().find(|&&node| !joined(node)).map(|&node| (lane.name.clone(), name(node)))
+        let open = streams.into_iter().filter_map(|(_, stream_end)| {
+            stream_end.at.iter().find(|&&node| !joined(node)).map(|&node| (stream_end.name.clone(), name(node)))
         });
         open.collect()
     }
 
-    /// A recorder that adds nothing to this graph. It stores one piece of work for [`take_noted`](Self::take_noted).
-    pub(crate) fn noting(self: &Arc<Self>) -> Arc<Self> {
+    /// A recorder that adds nothing to this graph. It stores one piece of work for [`take_collected`](Self::take_collected).
+    pub(crate) fn collecting(self: &Arc<Self>) -> Arc<Self> {
         let graph = self.state().graph;
-        let noting = Self::over(&self.inner, graph, Some(self.clone()));
-        noting.state().note = Some(Note::default());
-        noting
+        let collecting = Self::over(&self.inner, graph, Some(self.clone()));
+        collecting.state().collector = Some(WorkCollector::default());
+        collecting
     }
 
     /// The work stored, if any. Fails if there was more than one piece, even if the caller ignored the error then.
-    pub(crate) fn take_noted(&self) -> Result<Option<WorkItem>, &'static str> {
+    pub(crate) fn take_collected(&self) -> Result<Option<WorkItem>, &'static str> {
         // A callback in it is dropped outside the lock.
-        let note = self.state().note.take().unwrap_or_default();
-        note.work_item()
+        let collector = self.state().collector.take().unwrap_or_default();
+        collector.work_item()
     }
 
     /// Adds a node that depends on these nodes, independent of any stream.
@@ -330,7 +330,7 @@ impl Recorder {
     }
 
     /// Adds a node that `make` creates on the device.
-    pub(crate) fn added(
+    pub(crate) fn add_with(
         &self,
         after: NodeSet,
         kind: Kind,
@@ -360,13 +360,13 @@ impl Recorder {
             GraphCondition::If => "if",
             GraphCondition::While => "while",
         };
-        let node = self.added(after, Kind::Conditional, name.into(), |backend, graph, before| {
+        let node = self.add_with(after, Kind::Conditional, name.into(), |backend, graph, before| {
             // SAFETY: the same contract.
             let (node, within) = unsafe { backend.graph_add_conditional(graph, before, when, flag) }?;
             body = Some(within);
             Ok(node)
         })?;
-        let flag = Touch::new(Endpoint::Device(flag), 4, false);
+        let flag = TouchedRange::new(Endpoint::Device(flag), 4, false);
         self.state().ir.set_touched(node, [flag].into_iter().collect());
         body.map(|body| (node, body)).ok_or_else(|| Error::new(ErrorKind::Driver, "a conditional node without a body"))
     }
@@ -376,14 +376,14 @@ impl Recorder {
     unsafe fn enqueue(&self, stream: RawStream, work: &NodeWork<'_>) -> Result<()> {
         let mut state = self.state();
         state.check()?;
-        if let Some(note) = &mut state.note {
-            return note.add(&self.inner, work);
+        if let Some(collector) = &mut state.collector {
+            return collector.add(&self.inner, work);
         }
         let after = state.end_to_add(stream)?;
         // Under the same lock, so that nothing is added to a stream after it was closed.
         // SAFETY: the same contract.
         let node = unsafe { self.add_in(&mut state, after, work) }?;
-        state.come_to(stream, node);
+        state.advance(stream, node);
         Ok(())
     }
 }
@@ -395,7 +395,7 @@ impl RecorderState {
                         time may add to it";
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        self.check_spoiled()?;
+        self.check_poisoned()?;
         if self.open && !self.ended.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -403,27 +403,27 @@ impl RecorderState {
         Err(Error::new(ErrorKind::Usage, text))
     }
 
-    fn check_spoiled(&self) -> Result<()> {
+    fn check_poisoned(&self) -> Result<()> {
         self.poisoned.map_or(Ok(()), |why| Err(Error::new(ErrorKind::Usage, why)))
     }
 
-    fn lane(&self, stream: RawStream) -> Result<NodeSet> {
-        let lane = self.streams.get(&stream).map(|lane| lane.at.clone());
-        lane.ok_or_else(|| Error::new(ErrorKind::Usage, "a stream that does not belong to this capture"))
+    fn stream_end(&self, stream: RawStream) -> Result<NodeSet> {
+        let stream_end = self.streams.get(&stream).map(|stream_end| stream_end.at.clone());
+        stream_end.ok_or_else(|| Error::new(ErrorKind::Usage, "a stream that does not belong to this capture"))
     }
 
-    /// Like [`lane`](Self::lane), for adding a node: fails if the stream is closed.
+    /// Like [`stream_end`](Self::stream_end), for adding a node: fails if the stream is closed.
     fn end_to_add(&self, stream: RawStream) -> Result<NodeSet> {
-        if self.streams.get(&stream).is_some_and(|lane| lane.closed) {
+        if self.streams.get(&stream).is_some_and(|stream_end| stream_end.closed) {
             let text = "a stream of a node that was added: use the stream that is passed to the next node";
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        self.lane(stream)
+        self.stream_end(stream)
     }
 
-    fn come_to(&mut self, stream: RawStream, node: usize) {
-        if let Some(lane) = self.streams.get_mut(&stream) {
-            lane.at = smallvec![node];
+    fn advance(&mut self, stream: RawStream, node: usize) {
+        if let Some(stream_end) = self.streams.get_mut(&stream) {
+            stream_end.at = smallvec![node];
         }
     }
 }

@@ -26,7 +26,7 @@ impl DeviceThread {
         Self { before: IS_ONE.replace(true), _of_thread: PhantomData }
     }
 
-    pub(crate) fn is_one() -> bool {
+    pub(crate) fn is_current() -> bool {
         IS_ONE.get()
     }
 
@@ -36,7 +36,7 @@ impl DeviceThread {
     /// [`Usage`](ErrorKind::Usage).
     #[inline]
     pub(crate) fn may_wait(what: impl FnOnce() -> String) -> Result<()> {
-        if Self::is_one() { Err(Self::may_not(&what())) } else { Ok(()) }
+        if Self::is_current() { Err(Self::may_not(&what())) } else { Ok(()) }
     }
 
     #[cold]

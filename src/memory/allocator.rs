@@ -9,7 +9,7 @@ use super::{
     heap::{Heap, Kind, Request},
 };
 use crate::{
-    device::{Device, backend::MOST_ALIGNMENT},
+    device::{Device, backend::MAX_ALIGNMENT},
     error::{Error, ErrorKind, Result},
     stream::Stream,
 };
@@ -256,7 +256,7 @@ impl fmt::Debug for Allocator {
 const MAX_PIECES: usize = 1 << 20;
 
 /// The least that a piece takes.
-const MIN_BYTES: u64 = MOST_ALIGNMENT as u64;
+const MIN_BYTES: u64 = MAX_ALIGNMENT as u64;
 
 /// For less than this, the host's memory size is not queried.
 const SMALL: u64 = 1 << 30;

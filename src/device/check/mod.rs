@@ -27,8 +27,8 @@
 //! One race state serves all devices of the process; see [`race_state`]. Its lock is never held while other
 //! code is called, so neither a driver that blocks nor a host function that runs immediately can deadlock with it.
 
-mod clock;
 mod graph;
+mod happens_before;
 mod race_state;
 mod report;
 mod shadow;
@@ -53,16 +53,16 @@ use std::{
 };
 
 use self::{
-    clock::{Clock, Component},
-    graph::Graphs,
-    race_state::{Key, RaceState, Region, Side, Touch, Touches, race_state},
+    graph::CheckedGraphs,
+    happens_before::{Component, HappensBefore},
+    race_state::{RaceState, Region, Side, StreamKey, Touch, Touches, race_state},
     shadow::AccessKind,
 };
 use super::{
     backend::{
-        Address, Arg, Backend, Endpoint, ExternalWork, GraphCondition, HostCallback, HostFunction, KernelDef, Launch,
-        LossHandler, MemoryInfo, NodeWork, Pattern, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
-        StreamSpec,
+        Address, Arg, Backend, Endpoint, ExternalNodes, ExternalWork, GraphCondition, HostCallback, HostFunction,
+        KernelDef, Launch, LossHandler, MemoryInfo, NodeWork, Pattern, RawEvent, RawExec, RawGraph, RawNode, RawStream,
+        Refused, StreamSpec,
     },
     emulated::simulation::SimulationHandle,
     human,
@@ -73,43 +73,43 @@ use crate::sync::Mutex;
 /// Wraps a device in the race checker, unless it is wrapped already.
 pub(crate) fn checked(inner: Arc<dyn Backend>) -> Arc<dyn Backend> {
     // Two checkers would track the same streams under two names.
-    if inner.is_checked() { inner } else { Arc::new(Checked::new(inner)) }
+    if inner.is_checked() { inner } else { Arc::new(CheckedBackend::new(inner)) }
 }
 
 /// See the [module](self).
-struct Checked {
+struct CheckedBackend {
     inner: Arc<dyn Backend>,
     id: u64,
     name: Arc<str>,
     numbers: AtomicU64,
-    graphs: Mutex<Graphs>,
+    graphs: Mutex<CheckedGraphs>,
     /// The device's addresses and handles are never reused.
     remembers: bool,
 }
 
-impl fmt::Debug for Checked {
+impl fmt::Debug for CheckedBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Checked").field(&self.inner).finish()
     }
 }
 
-impl Drop for Checked {
+impl Drop for CheckedBackend {
     fn drop(&mut self) {
         race_state().remove_device(self.id);
     }
 }
 
-impl Checked {
+impl CheckedBackend {
     fn new(inner: Arc<dyn Backend>) -> Self {
         let name = Arc::<str>::from(inner.name());
         let mut race_state = race_state();
-        let id = race_state.fresh();
+        let id = race_state.new_id();
         race_state.add_stream((id, RawStream(0)), &name, "default", false);
         let remembers = !inner.reuses_handles();
         Self { inner, id, name, numbers: AtomicU64::new(0), graphs: Mutex::default(), remembers }
     }
 
-    fn key(&self, stream: RawStream) -> Key {
+    fn key(&self, stream: RawStream) -> StreamKey {
         (self.id, stream)
     }
 
@@ -123,7 +123,7 @@ impl Checked {
     }
 
     /// Adds a call that touches no memory. Returns the stream's past after it.
-    fn call(&self, stream: RawStream) -> Result<Clock> {
+    fn call(&self, stream: RawStream) -> Result<HappensBefore> {
         self.with(stream, |race_state, component| race_state.call(component).map(|(clock, _)| clock.clone()))
     }
 
@@ -138,12 +138,12 @@ impl Checked {
     fn access(
         &self,
         stream: RawStream,
-        what: AccessKind,
+        kind: AccessKind,
         touches: &Touches,
         forward: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let (component, tick) = self.with(stream, |race_state, component| {
-            race_state.access(component, what, touches).map(|tick| (component, tick))
+            race_state.access(component, kind, touches).map(|tick| (component, tick))
         })?;
         forward().inspect_err(|_| race_state().undo(component, tick, touches))
     }
@@ -171,7 +171,7 @@ impl Checked {
         let Some(region) = region else { return freed };
         match freed {
             Err(_) => race_state().add_region(side, start, region),
-            Ok(()) if self.remembers && side == Side::Device => race_state().bury(start, &region),
+            Ok(()) if self.remembers && side == Side::Device => race_state().remember_freed(start, &region),
             Ok(()) => {}
         }
         freed
@@ -192,7 +192,7 @@ fn touch(arg: &Arg<'_>) -> Option<Touch> {
     }
 }
 
-impl Backend for Checked {
+impl Backend for CheckedBackend {
     fn name(&self) -> &str {
         &self.name
     }
@@ -447,7 +447,7 @@ impl Backend for Checked {
         graph: RawGraph,
         after: &[RawNode],
         external: ExternalWork<'_>,
-    ) -> Result<Recorded> {
+    ) -> Result<ExternalNodes> {
         self.add_external(graph, after, external, |external| {
             // SAFETY: guaranteed by the caller.
             unsafe { self.inner.graph_external(graph, after, external) }
@@ -512,12 +512,12 @@ impl Backend for Checked {
         Ok(outcome)
     }
 
-    fn callback_over(&self, function: &HostCallback) {
-        self.watched(function).iter().for_each(|watched| self.inner.callback_over(watched));
+    fn release_callback(&self, function: &HostCallback) {
+        self.watched(function).iter().for_each(|watched| self.inner.release_callback(watched));
     }
 
-    fn when_lost(&self, tell: LossHandler) {
-        self.inner.when_lost(tell);
+    fn when_lost(&self, handler: LossHandler) {
+        self.inner.when_lost(handler);
     }
 
     fn has_ended(&self) -> bool {

@@ -15,14 +15,14 @@ use std::{collections::BTreeMap, ops::Range};
 
 use smallvec::SmallVec;
 
-use super::clock::Component;
+use super::happens_before::Component;
 
 /// One access: the stream, the number of the call in it, and the kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) component: Component,
     pub(super) tick: u64,
-    pub(super) what: AccessKind,
+    pub(super) kind: AccessKind,
     /// It is a node of a graph that the call launched.
     pub(super) in_graph: bool,
 }
@@ -119,7 +119,7 @@ impl Shadow {
         }
     }
 
-    pub(super) fn strip(&mut self, bytes: &Range<u64>, component: Component, tick: u64) {
+    pub(super) fn remove_access(&mut self, bytes: &Range<u64>, component: Component, tick: u64) {
         let other = |stamp: &Stamp| (stamp.component, stamp.tick) != (component, tick);
         let mut empty: SmallVec<[u64; 4]> = SmallVec::new();
         for (start, segment) in self.segments.range_mut(bytes.clone()) {
@@ -193,7 +193,7 @@ impl Shadow {
         let mut last: Option<(u64, &Segment, u64)> = None;
         for (start, segment) in self.segments.range(left..=bytes.end) {
             match &mut last {
-                Some((_, before, end)) if *end == *start && before.says_as(segment) => {
+                Some((_, before, end)) if *end == *start && before.has_same_accesses(segment) => {
                     *end = segment.end;
                     gone.push(*start);
                 }
@@ -223,7 +223,7 @@ impl Segment {
         self.write.is_none() && self.reads.is_empty()
     }
 
-    fn says_as(&self, other: &Segment) -> bool {
+    fn has_same_accesses(&self, other: &Segment) -> bool {
         self.write == other.write && self.reads == other.reads
     }
 }

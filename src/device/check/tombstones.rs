@@ -13,17 +13,17 @@ use std::{
     sync::Arc,
 };
 
-use super::race_state::Key;
+use super::race_state::StreamKey;
 use crate::device::backend::RawEvent;
 
 /// How many entries of each kind are remembered.
-const MOST: usize = 1024;
+const MAX_REMEMBERED: usize = 1024;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Tombstones {
     memory: BoundedMap<u64, Freed>,
-    streams: BoundedMap<Key, Arc<str>>,
+    streams: BoundedMap<StreamKey, Arc<str>>,
     events: BoundedMap<RawEvent, ()>,
 }
 
@@ -34,7 +34,7 @@ struct Freed {
     description: String,
 }
 
-/// A map of the latest [`MOST`] entries, which never change.
+/// A map of the latest [`MAX_REMEMBERED`] entries, which never change.
 #[derive(Debug)]
 struct BoundedMap<K, V> {
     all: BTreeMap<K, V>,
@@ -48,11 +48,11 @@ impl<K, V> Default for BoundedMap<K, V> {
 }
 
 impl<K: Copy + Ord, V> BoundedMap<K, V> {
-    fn note(&mut self, key: K, value: V) {
+    fn insert(&mut self, key: K, value: V) {
         if self.all.insert(key, value).is_none() {
             self.order.push_back(key);
         }
-        if self.order.len() > MOST
+        if self.order.len() > MAX_REMEMBERED
             && let Some(oldest) = self.order.pop_front()
         {
             self.all.remove(&oldest);
@@ -65,15 +65,15 @@ impl Tombstones {
     pub(super) fn free(&mut self, start: u64, bytes: u64, which: &str) {
         let thread = std::thread::current();
         let by = thread.name().map_or_else(|| "a thread".into(), |name| format!("thread `{name}`"));
-        self.memory.note(start, Freed { bytes, description: format!("{which}, which {by} has freed") });
+        self.memory.insert(start, Freed { bytes, description: format!("{which}, which {by} has freed") });
     }
 
-    pub(super) fn end_stream(&mut self, key: Key, name: &Arc<str>) {
-        self.streams.note(key, name.clone());
+    pub(super) fn end_stream(&mut self, key: StreamKey, name: &Arc<str>) {
+        self.streams.insert(key, name.clone());
     }
 
     pub(super) fn end_event(&mut self, event: RawEvent) {
-        self.events.note(event, ());
+        self.events.insert(event, ());
     }
 
     /// A description of the memory that was at this address, if any, and of the thread that freed it.
@@ -82,7 +82,7 @@ impl Tombstones {
         (start - base < freed.bytes).then_some(&*freed.description)
     }
 
-    pub(super) fn stream(&self, key: Key) -> Option<&Arc<str>> {
+    pub(super) fn stream(&self, key: StreamKey) -> Option<&Arc<str>> {
         self.streams.all.get(&key)
     }
 

@@ -1,7 +1,7 @@
 //! A device's context, and the meaning of the driver's result codes.
 //!
 //! Every call has three steps: `enter`, which fails if the device is lost and makes its context current on this thread
-//! (or, on a message's path, `lightly`, which leaves the current context unchanged); the driver; `check`. All of it is
+//! (or, on a message's path, `call_without_context`, which leaves the current context unchanged); the driver; `check`. All of it is
 //! free of locks and of allocation as long as nothing fails.
 //!
 //! ```text
@@ -37,7 +37,7 @@ use cudarc::driver::{
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::{
-    driver::{Code, Driver, Handle},
+    driver::{Code, Driver, DriverHandle},
     host,
 };
 use crate::{
@@ -58,9 +58,9 @@ pub(super) struct Context {
     pub(super) name: String,
     pub(super) device: CUdevice,
     /// Identifies this opening of the device, as the owner of host functions.
-    pub(super) owner: host::Owner,
+    pub(super) owner: host::FunctionOwner,
     ordinal: usize,
-    raw: Handle<CUctx_st>,
+    raw: DriverHandle<CUctx_st>,
     primary: Arc<CudaContext>,
     lost: OnceLock<Error>,
     /// Called once with the fault.
@@ -117,12 +117,12 @@ impl Context {
         // SAFETY: cudarc's tracking creates events that order accesses to its own slices. There are none yet, and
         // wakeline orders all accesses itself.
         unsafe { primary.disable_event_tracking() };
-        let raw = Handle::new(primary.cu_ctx());
+        let raw = DriverHandle::new(primary.cu_ctx());
         Ok(Self {
             driver,
             name,
             device,
-            owner: host::Owner::new(),
+            owner: host::FunctionOwner::new(),
             ordinal,
             raw,
             primary,
@@ -157,7 +157,11 @@ impl Context {
     /// asks for one, the call is repeated with it. The default stream is that of the current context, so it needs
     /// `enter`.
     #[inline]
-    pub(super) fn lightly(&self, stream: Option<RawStream>, call: impl Fn(&'static Driver) -> Code) -> Result<Code> {
+    pub(super) fn call_without_context(
+        &self,
+        stream: Option<RawStream>,
+        call: impl Fn(&'static Driver) -> Code,
+    ) -> Result<Code> {
         match self.lost.get() {
             Some(error) => return Err(error.again()),
             None if stream == Some(RawStream::DEFAULT) => return self.enter().map(call),
@@ -190,9 +194,9 @@ impl Context {
         let what = self.driver.describe(code);
         match kind(code) {
             // The driver's "unknown" code is a fault if it persists.
-            _ if code == Code::UNKNOWN && self.is_faulty() => self.lose(&what, call),
+            _ if code == Code::UNKNOWN && self.is_faulty() => self.mark_lost(&what, call),
             // A call that also uses another device (a wait, a copy, a graph launch) may report that device's fault.
-            ErrorKind::DeviceLost if self.is_faulty() => self.lose(&what, call),
+            ErrorKind::DeviceLost if self.is_faulty() => self.mark_lost(&what, call),
             ErrorKind::DeviceLost => {
                 let text =
                     format!("{what}, reported by {call}: another device that the call uses is lost, this one is not");
@@ -212,7 +216,7 @@ impl Context {
     /// True if a fault has ended this context. A fault persists, and `cuMemGetInfo`, which uses only the current
     /// context, returns its code from then on, even if no other call has reported it yet (H200, driver 580.159.04:
     /// traps, illegal and misaligned addresses, assertions). The context is made current first: after a call by
-    /// [`lightly`](Self::lightly) another device's context may be current.
+    /// [`call_without_context`](Self::call_without_context) another device's context may be current.
     #[cold]
     fn is_faulty(&self) -> bool {
         if self.lost.get().is_some() {
@@ -223,7 +227,7 @@ impl Context {
         !current.is_success() || self.memory_info().is_err()
     }
 
-    fn lose(&self, what: &str, call: &str) -> Error {
+    fn mark_lost(&self, what: &str, call: &str) -> Error {
         let mut first = false;
         let error = self.lost.get_or_init(|| {
             first = true;

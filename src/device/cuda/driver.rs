@@ -47,9 +47,9 @@ impl Code {
     }
 }
 
-pub(super) struct Handle<T>(*mut T);
+pub(super) struct DriverHandle<T>(*mut T);
 
-impl<T> Handle<T> {
+impl<T> DriverHandle<T> {
     pub(super) fn new(raw: *mut T) -> Self {
         Self(raw)
     }
@@ -59,7 +59,7 @@ impl<T> Handle<T> {
     }
 }
 
-impl<T> fmt::Debug for Handle<T> {
+impl<T> fmt::Debug for DriverHandle<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:p}", self.0)
     }
@@ -68,9 +68,9 @@ impl<T> fmt::Debug for Handle<T> {
 // SAFETY: the pointer is never dereferenced here. It is an opaque handle for the driver, whose functions may be called
 // with one handle from any thread (contexts, streams, events, modules, functions and pools are all documented or used
 // as free-threaded; graphs, which are not, are not kept in this type, but as numbers).
-unsafe impl<T> Send for Handle<T> {}
+unsafe impl<T> Send for DriverHandle<T> {}
 // SAFETY: as above.
-unsafe impl<T> Sync for Handle<T> {}
+unsafe impl<T> Sync for DriverHandle<T> {}
 
 /// The address of a library's symbol. Not generic over the function's type, which would make 90 copies of it.
 pub(super) fn symbol(library: &libloading::Library, name: &str) -> Option<*const ()> {
@@ -79,7 +79,7 @@ pub(super) fn symbol(library: &libloading::Library, name: &str) -> Option<*const
 }
 
 /// Defines a struct of function pointers, and how to load it from a library. The caller's scope provides `bindings`,
-/// the module with cudarc's bindings of the same functions, and `Answer`, their return type.
+/// the module with cudarc's bindings of the same functions, and `RawResult`, their return type.
 macro_rules! table {
     (
         $(#[$meta:meta])*
@@ -96,8 +96,8 @@ macro_rules! table {
         }
 
         // The compiler's proof that the signatures above are those of cudarc's bindings.
-        $(const _: unsafe fn($($arg),*) -> Answer = bindings::$symbol;)*
-        $(const _: unsafe fn($($opt_arg),*) -> Answer = bindings::$opt_symbol;)*
+        $(const _: unsafe fn($($arg),*) -> RawResult = bindings::$symbol;)*
+        $(const _: unsafe fn($($opt_arg),*) -> RawResult = bindings::$opt_symbol;)*
 
         impl $Table {
             /// Looks up all functions. The error is the name of a missing one.
@@ -126,7 +126,7 @@ macro_rules! table {
 }
 pub(super) use table;
 
-type Answer = bindings::CUresult;
+type RawResult = bindings::CUresult;
 
 table! {
     struct Functions;

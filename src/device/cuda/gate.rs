@@ -1,4 +1,4 @@
-//! [`Gate`]: gives priority to the few calls that need the context exclusively.
+//! [`ContextGate`]: gives priority to the few calls that need the context exclusively.
 //!
 //! The driver guards a context with a reader-writer lock that prefers readers: launches share it, and creating or
 //! destroying a stream or an event acquires it exclusively. If eight threads launch in a loop, one of them always holds
@@ -15,42 +15,42 @@ use std::{
 };
 
 #[derive(Debug, Default)]
-pub(super) struct Gate {
+pub(super) struct ContextGate {
     /// The numbers of exclusive calls that have begun and that have ended.
-    come: AtomicUsize,
-    gone: AtomicUsize,
+    begun: AtomicUsize,
+    ended: AtomicUsize,
 }
 
 /// Launches wait while it exists.
-pub(super) struct Alone<'a>(&'a Gate);
+pub(super) struct ExclusiveCall<'a>(&'a ContextGate);
 
-impl Gate {
+impl ContextGate {
     /// Announces an exclusive call, which must take only microseconds once it has the context.
-    pub(super) fn alone(&self) -> Alone<'_> {
-        self.come.fetch_add(1, Ordering::Relaxed);
-        Alone(self)
+    pub(super) fn exclusive(&self) -> ExclusiveCall<'_> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        ExclusiveCall(self)
     }
 
     /// Waits for pending exclusive calls. Called before a launch.
     #[inline]
-    pub(super) fn pass(&self) {
-        let come = self.come.load(Ordering::Relaxed);
-        if self.gone.load(Ordering::Relaxed) != come {
-            self.wait(come);
+    pub(super) fn wait_for_exclusive(&self) {
+        let begun = self.begun.load(Ordering::Relaxed);
+        if self.ended.load(Ordering::Relaxed) != begun {
+            self.wait(begun);
         }
     }
 
     /// Waits until as many exclusive calls have ended as had begun.
     #[cold]
-    fn wait(&self, come: usize) {
+    fn wait(&self, begun: usize) {
         /// Some microseconds. After that, yield: the thread of the exclusive call may have been preempted, perhaps by
         /// this one.
         const SPINS: u32 = 1000;
         /// A launch that blocks on a full channel also blocks the exclusive call. Other launches then continue after
         /// some hundredths of a second.
-        const MOST: u32 = 20_000;
-        for spin in 0..MOST {
-            if self.gone.load(Ordering::Relaxed).wrapping_sub(come) <= usize::MAX / 2 {
+        const MAX_SPINS: u32 = 20_000;
+        for spin in 0..MAX_SPINS {
+            if self.ended.load(Ordering::Relaxed).wrapping_sub(begun) <= usize::MAX / 2 {
                 return;
             }
             if spin < SPINS {
@@ -62,8 +62,8 @@ impl Gate {
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for ExclusiveCall<'_> {
     fn drop(&mut self) {
-        self.0.gone.fetch_add(1, Ordering::Relaxed);
+        self.0.ended.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -55,9 +55,9 @@ impl Image {
     }
 }
 
-type Slot = Arc<OnceLock<Result<Image>>>;
+type CompiledImage = Arc<OnceLock<Result<Image>>>;
 
-static IMAGES: Mutex<Option<HashMap<(usize, u32), Slot>>> = Mutex::new(None);
+static IMAGES: Mutex<Option<HashMap<(usize, u32), CompiledImage>>> = Mutex::new(None);
 
 /// The kernel's code for `sm_<arch>`, compiled if necessary.
 pub(super) fn of(def: &'static KernelDef, arch: u32) -> Result<Image> {

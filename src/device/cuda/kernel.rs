@@ -24,9 +24,9 @@ use smallvec::SmallVec;
 
 use super::{
     context::Context,
-    driver::{Code, Driver, Handle},
+    driver::{Code, Driver, DriverHandle},
     image,
-    table::Table,
+    kernel_table::KernelTable,
 };
 use crate::{
     device::{
@@ -46,7 +46,7 @@ type Sizes = SmallVec<[usize; 16]>;
 pub(super) struct Kernels {
     /// `90` for `sm_90`.
     arch: u32,
-    loaded: Table<Loaded>,
+    loaded: KernelTable<Loaded>,
     /// The outcome of each load, or a load in progress, by the kernel's number.
     attempts: Mutex<HashMap<usize, Attempt>>,
 }
@@ -55,8 +55,8 @@ type Attempt = Arc<OnceLock<Result<()>>>;
 
 #[derive(Debug)]
 struct Loaded {
-    module: Handle<CUmod_st>,
-    function: Handle<CUfunc_st>,
+    module: DriverHandle<CUmod_st>,
+    function: DriverHandle<CUfunc_st>,
     /// `None` if the driver does not report them (before CUDA 12.4).
     sizes: Option<Sizes>,
     /// The dynamic shared memory that launches may use at present.
@@ -67,7 +67,7 @@ struct Loaded {
 
 impl Kernels {
     pub(super) fn new(arch: u32) -> Self {
-        Self { arch, loaded: Table::new(), attempts: Mutex::at(Level::DriverObjects, HashMap::new()) }
+        Self { arch, loaded: KernelTable::new(), attempts: Mutex::at(Level::DriverObjects, HashMap::new()) }
     }
 
     pub(super) fn load(&self, cx: &Context, def: &'static KernelDef) -> Result<()> {
@@ -77,7 +77,7 @@ impl Kernels {
     /// The loaded kernel. Loads it if necessary.
     #[inline]
     fn find(&self, cx: &Context, def: &'static KernelDef) -> Result<&Loaded> {
-        let number = def.known.number();
+        let number = def.number.get();
         match self.loaded.get(number) {
             Some(loaded) => Ok(loaded),
             None => self.find_or_load(cx, def, number),
@@ -244,8 +244,8 @@ impl Loaded {
         driver: &Driver,
         def: &KernelDef,
         arch: u32,
-        module: &Handle<CUmod_st>,
-    ) -> Result<(Handle<CUfunc_st>, Option<Sizes>)> {
+        module: &DriverHandle<CUmod_st>,
+    ) -> Result<(DriverHandle<CUfunc_st>, Option<Sizes>)> {
         let name = CString::new(def.name).map_err(|_| image::error(def, "has a NUL byte in its name"))?;
         let mut function = ptr::null_mut();
         // SAFETY: a loaded module and a terminated name; `function` outlives the call, which writes one handle.
@@ -274,7 +274,7 @@ impl Loaded {
                 }
             }
         });
-        Ok((Handle::new(function), sizes))
+        Ok((DriverHandle::new(function), sizes))
     }
 
     /// Allows launches to use this much dynamic shared memory.
@@ -338,7 +338,7 @@ fn failed(cx: &Context, launch: &Launch<'_>, code: Code, call: &str) -> Error {
     ))
 }
 
-fn load_module(cx: &Context, driver: &Driver, def: &KernelDef, image: &image::Image) -> Result<Handle<CUmod_st>> {
+fn load_module(cx: &Context, driver: &Driver, def: &KernelDef, image: &image::Image) -> Result<DriverHandle<CUmod_st>> {
     // The log of the driver's compiler, for PTX.
     let mut log = vec![0_u8; 16 * 1024];
     let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
@@ -356,7 +356,7 @@ fn load_module(cx: &Context, driver: &Driver, def: &KernelDef, image: &image::Im
         )
     };
     if code.is_success() {
-        return Ok(Handle::new(module));
+        return Ok(DriverHandle::new(module));
     }
     let error = cx.fail(code, "cuModuleLoadDataEx");
     if error.kind() != ErrorKind::Driver {

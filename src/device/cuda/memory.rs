@@ -7,7 +7,7 @@
 //! freed memory (its release threshold is unlimited), so the next allocation is cheap as well. It returns memory to the
 //! driver when an allocation fails and when the device is closed.
 //!
-//! Stream-ordered allocations ([`Memory::alloc_on`]) have a second pool. To reuse their memory, the driver may make one
+//! Stream-ordered allocations ([`DriverMemory::alloc_on`]) have a second pool. To reuse their memory, the driver may make one
 //! user's stream wait for another's. In the first pool that would be the private stream, and allocations would wait for
 //! it.
 //!
@@ -16,7 +16,7 @@
 //!
 //! If a device has no pools, `cuMemAlloc` and `cuMemFree` are used instead, and nothing is stream-ordered.
 //!
-//! Memory of a pool is accessible only from its own device until [`Memory::let_in`] grants other devices access.
+//! Memory of a pool is accessible only from its own device until [`DriverMemory::grant_access`] grants other devices access.
 
 use std::{ffi::c_uint, mem, ptr};
 
@@ -28,7 +28,7 @@ use cudarc::driver::sys::{
 
 use super::{
     context::Context,
-    driver::{Code, Driver, Handle},
+    driver::{Code, Driver, DriverHandle},
     stream,
 };
 use crate::{
@@ -37,21 +37,21 @@ use crate::{
 };
 
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct DriverMemory {
     /// `None` if the device has no pools.
     pooled: Option<Pooled>,
 }
 
 #[derive(Debug)]
 struct Pooled {
-    pool: Handle<CUmemPoolHandle_st>,
+    pool: DriverHandle<CUmemPoolHandle_st>,
     /// The pool of allocations on users' streams.
-    ordered: Handle<CUmemPoolHandle_st>,
+    ordered: DriverHandle<CUmemPoolHandle_st>,
     /// Carries only allocations and frees of `pool`.
-    stream: Handle<CUstream_st>,
+    stream: DriverHandle<CUstream_st>,
 }
 
-impl Memory {
+impl DriverMemory {
     /// The driver's pools round sizes up to multiples of this.
     pub(super) const GRANULARITY: u64 = 512;
 
@@ -76,12 +76,12 @@ impl Memory {
     pub(super) fn alloc(&self, cx: &Context, bytes: u64) -> Result<Address> {
         let driver = cx.enter()?;
         let mut address = 0;
-        let mut code = self.ask(driver, &mut address, bytes);
+        let mut code = self.try_alloc(driver, &mut address, bytes);
         if code == Code::OUT_OF_MEMORY && self.trim(cx)? {
-            code = self.ask(driver, &mut address, bytes);
+            code = self.try_alloc(driver, &mut address, bytes);
         }
         if code.is_success() {
-            self.settle(cx, driver)?;
+            self.synchronize(cx, driver)?;
             return Ok(Address(address));
         }
         if code == Code::OUT_OF_MEMORY || is_beyond(cx, code, bytes) {
@@ -90,7 +90,7 @@ impl Memory {
         Err(cx.fail(code, if self.pooled.is_some() { "cuMemAllocFromPoolAsync" } else { "cuMemAlloc" }))
     }
 
-    fn ask(&self, driver: &Driver, address: &mut u64, bytes: u64) -> Code {
+    fn try_alloc(&self, driver: &Driver, address: &mut u64, bytes: u64) -> Code {
         match &self.pooled {
             // SAFETY: the pool and the stream live as long as `self`; `address` outlives the call.
             Some(Pooled { pool, stream, .. }) => unsafe {
@@ -102,7 +102,7 @@ impl Memory {
     }
 
     /// Waits until the allocations and frees so far have taken effect. Short, as nothing else is in that stream.
-    fn settle(&self, cx: &Context, driver: &Driver) -> Result<()> {
+    fn synchronize(&self, cx: &Context, driver: &Driver) -> Result<()> {
         let Some(Pooled { stream, .. }) = &self.pooled else { return Ok(()) };
         // SAFETY: the stream lives as long as `self`.
         cx.check(unsafe { (driver.stream_synchronize)(stream.raw()) }, "cuStreamSynchronize")
@@ -113,7 +113,7 @@ impl Memory {
     pub(super) fn trim(&self, cx: &Context) -> Result<bool> {
         let Some(Pooled { pool, ordered, .. }) = &self.pooled else { return Ok(false) };
         let driver = cx.enter()?;
-        self.settle(cx, driver)?;
+        self.synchronize(cx, driver)?;
         for pool in [pool, ordered] {
             // SAFETY: the pool lives as long as `self`; trimming does not affect memory that is allocated from it.
             cx.check(unsafe { (driver.mem_pool_trim_to)(pool.raw(), 0) }, "cuMemPoolTrimTo")?;
@@ -155,12 +155,12 @@ impl Memory {
         let mut address = 0;
         // SAFETY: the pool lives as long as `self`, the stream is the caller's and live, and `address` outlives the
         // call.
-        let ask = |address: &mut u64| unsafe {
+        let try_alloc = |address: &mut u64| unsafe {
             (driver.mem_alloc_from_pool_async)(address, bytes as usize, pool.raw(), stream(on))
         };
-        let mut code = ask(&mut address);
+        let mut code = try_alloc(&mut address);
         if code == Code::OUT_OF_MEMORY && self.trim(cx)? {
-            code = ask(&mut address);
+            code = try_alloc(&mut address);
         }
         match code {
             Code::OUT_OF_MEMORY => Err(self.exhausted(cx, bytes)),
@@ -188,7 +188,7 @@ impl Memory {
     /// The memory that is not in use: free in the driver, or kept by the pools for later allocations.
     pub(super) fn info(&self, cx: &Context) -> Result<MemoryInfo> {
         let driver = cx.enter()?;
-        self.settle(cx, driver)?;
+        self.synchronize(cx, driver)?;
         let (free, total) = cx.memory_info().map_err(|code| cx.fail(code, "cuMemGetInfo"))?;
         let kept = self.usage(cx).map_or(0, |(reserved, used)| reserved.saturating_sub(used));
         Ok(MemoryInfo { free: free.saturating_add(kept).min(total), total })
@@ -225,7 +225,7 @@ impl Memory {
     }
 
     /// Grants `other` access to this memory, including later allocations, so that copies between the two are direct.
-    pub(super) fn let_in(&self, cx: &Context, other: CUdevice) -> Result<()> {
+    pub(super) fn grant_access(&self, cx: &Context, other: CUdevice) -> Result<()> {
         let Some(Pooled { pool, ordered, .. }) = &self.pooled else { return Ok(()) };
         let driver = cx.enter()?;
         let access =
@@ -261,7 +261,7 @@ pub(super) fn pool_props(device: CUdevice) -> CUmemPoolProps {
 }
 
 /// Creates a pool that keeps freed memory.
-fn make_pool(cx: &Context, driver: &Driver) -> Result<Handle<CUmemPoolHandle_st>> {
+fn make_pool(cx: &Context, driver: &Driver) -> Result<DriverHandle<CUmemPoolHandle_st>> {
     let props = pool_props(cx.device);
     let mut pool = ptr::null_mut();
     // SAFETY: both outlive the call, which reads `props` and writes a handle to `pool`.
@@ -281,27 +281,27 @@ fn make_pool(cx: &Context, driver: &Driver) -> Result<Handle<CUmemPoolHandle_st>
         // SAFETY: made above, and nothing was allocated from it.
         let _ = unsafe { (driver.mem_pool_destroy)(pool) };
     }
-    set.map(|()| Handle::new(pool))
+    set.map(|()| DriverHandle::new(pool))
 }
 
-fn make_stream(cx: &Context, driver: &Driver) -> Result<Handle<CUstream_st>> {
+fn make_stream(cx: &Context, driver: &Driver) -> Result<DriverHandle<CUstream_st>> {
     let mut stream = ptr::null_mut();
     // SAFETY: `stream` outlives the call, which writes one handle.
     let code = unsafe { (driver.stream_create)(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint, 0) };
     cx.check(code, "cuStreamCreateWithPriority")?;
-    Ok(Handle::new(stream))
+    Ok(DriverHandle::new(stream))
 }
 
 fn location(device: CUdevice) -> CUmemLocation {
     /// The layout in every version of CUDA. From 13.2 on, cudarc has a union in place of the ordinal.
     #[repr(C)]
-    struct Location {
+    struct OrdinalLocation {
         kind: CUmemLocationType,
         id: CUdevice,
     }
-    let location = Location { kind: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device };
+    let location = OrdinalLocation { kind: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device };
     // SAFETY: the same C struct; its size is checked at compile time.
-    unsafe { mem::transmute::<Location, CUmemLocation>(location) }
+    unsafe { mem::transmute::<OrdinalLocation, CUmemLocation>(location) }
 }
 
 /// True if the size exceeds the device's memory: some drivers call such sizes an invalid value.

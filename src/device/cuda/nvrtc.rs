@@ -21,7 +21,7 @@ use cudarc::nvrtc::sys::{self as bindings, nvrtcProgram};
 
 use super::driver::{Code, table};
 
-type Answer = bindings::nvrtcResult;
+type RawResult = bindings::nvrtcResult;
 
 table! {
     struct Functions;

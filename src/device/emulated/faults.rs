@@ -58,55 +58,60 @@ impl Faults {
     }
 }
 
-/// A device's progress through its [`Faults`]. Each query counts one call, and returns whether that call is to fail.
+/// A device's progress through its [`Faults`]. Each method counts one call, and returns whether that call is to fail.
+/// Calls of a kind for which no fault is planned always succeed and are not counted.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct FaultPlan {
     faults: Faults,
-    counts: Mutex<Counts>,
+    counts: Mutex<CallCounts>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct CallCounts {
     kernels: FxHashMap<&'static str, u64>,
     allocations: u64,
     copies: u64,
     functions: u64,
 }
 
-impl Plan {
+impl FaultPlan {
     pub(super) fn new(faults: Faults) -> Self {
         Self { faults, counts: Mutex::default() }
     }
 
-    /// True if no fault is planned: then it does not matter when the copies of a graph are counted.
+    /// True if no fault is planned, so that no call is counted.
     pub(super) fn is_empty(&self) -> bool {
         let Faults { kernels, allocations, copies, functions } = &self.faults;
         kernels.is_empty() && allocations.is_empty() && copies.is_empty() && functions.is_empty()
     }
 
-    pub(super) fn kernel(&self, name: &'static str) -> bool {
-        // The only count that costs a lookup, so skip it if no kernel fault is planned.
-        if self.faults.kernels.is_empty() {
+    pub(super) fn next_kernel_fails(&self, name: &'static str) -> bool {
+        let planned = &self.faults.kernels;
+        if planned.is_empty() {
             return false;
         }
-        let nth = count(lock(&self.counts).kernels.entry(name).or_default());
-        self.faults.kernels.iter().any(|(planned, at)| planned == name && *at == nth)
+        let nth = increment(lock(&self.counts).kernels.entry(name).or_default());
+        planned.iter().any(|(kernel, at)| kernel == name && *at == nth)
     }
 
-    pub(super) fn allocation(&self) -> bool {
-        self.faults.allocations.contains(&count(&mut lock(&self.counts).allocations))
+    pub(super) fn next_allocation_fails(&self) -> bool {
+        self.next_fails(&self.faults.allocations, |counts| &mut counts.allocations)
     }
 
-    pub(super) fn copy(&self) -> bool {
-        self.faults.copies.contains(&count(&mut lock(&self.counts).copies))
+    pub(super) fn next_copy_fails(&self) -> bool {
+        self.next_fails(&self.faults.copies, |counts| &mut counts.copies)
     }
 
-    pub(super) fn function(&self) -> bool {
-        self.faults.functions.contains(&count(&mut lock(&self.counts).functions))
+    pub(super) fn next_function_is_lost(&self) -> bool {
+        self.next_fails(&self.faults.functions, |counts| &mut counts.functions)
+    }
+
+    fn next_fails(&self, planned: &[u64], count: impl FnOnce(&mut CallCounts) -> &mut u64) -> bool {
+        !planned.is_empty() && planned.contains(&increment(count(&mut lock(&self.counts))))
     }
 }
 
-fn count(number: &mut u64) -> u64 {
-    *number += 1;
-    *number
+fn increment(count: &mut u64) -> u64 {
+    *count += 1;
+    *count
 }

@@ -19,10 +19,10 @@
 
 mod device;
 mod faults;
-mod full;
 mod graph;
 mod machine;
 mod memory;
+mod queue_limit;
 pub(crate) mod simulation;
 mod work;
 mod workers;
@@ -44,7 +44,7 @@ use super::backend::Backend;
 use crate::sync::lock;
 
 /// The largest number of threads of one device.
-const MOST_WORKERS: usize = 256;
+const MAX_WORKERS: usize = 256;
 
 /// The configuration of an emulated device.
 ///
@@ -79,7 +79,7 @@ impl Emulated {
     /// workers. A simulated device has none.
     #[must_use]
     pub fn workers(mut self, workers: usize) -> Self {
-        self.workers = workers.clamp(1, MOST_WORKERS);
+        self.workers = workers.clamp(1, MAX_WORKERS);
         self
     }
 
@@ -120,7 +120,7 @@ pub(crate) fn open(config: Emulated) -> Arc<dyn Backend> {
     static OPENED: AtomicU64 = AtomicU64::new(0);
     let number = OPENED.fetch_add(1, Ordering::Relaxed);
     let engine = workers::threaded();
-    device::Device::open(config, engine, format!("emulated:{number}"))
+    device::EmulatedDevice::open(config, engine, format!("emulated:{number}"))
 }
 
 /// A number that is unique in this process and differs from CUDA handles. Numbers are in the order of creation.

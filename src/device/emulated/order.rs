@@ -28,7 +28,7 @@ static MIX: KernelDef = KernelDef {
             *to = to.wrapping_mul(5).wrapping_add(from.wrapping_mul(3)).wrapping_add(scalar.bytes[0]);
         }
     },
-    known: Known::new(),
+    number: KernelNumber::new(),
 };
 
 const BYTES: u64 = 32;

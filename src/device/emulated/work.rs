@@ -14,12 +14,12 @@ use smallvec::SmallVec;
 
 use super::{
     graph::Sequence,
-    memory::{FRESH, Memory, Reach, reach},
+    memory::{EmulatedMemory, FRESH, Resolved, resolve},
 };
 use crate::{
     device::{
         backend::{
-            Address, Arg, BodyArg, Emulation, Endpoint, HostFunction, KernelDef, Launch, MOST_ALIGNMENT, Pattern,
+            Address, Arg, BodyArg, Emulation, Endpoint, HostFunction, KernelDef, Launch, MAX_ALIGNMENT, Pattern,
         },
         human,
         work_item::OwnedArg,
@@ -58,23 +58,23 @@ pub(super) enum Work {
     },
     Free {
         address: Address,
-        memory: Arc<Memory>,
+        memory: Arc<EmulatedMemory>,
     },
     Host(HostFunction),
     Graph(Box<Sequence>),
     /// A host function that a planned fault skips.
-    Lost,
+    SkippedHost,
 }
 
 impl Work {
     /// Whether it takes a place in a driver's queue. A driver has no call that [recycles](Self::Recycle).
-    pub(super) fn takes_a_place(&self) -> bool {
-        !matches!(self, Self::Host(_) | Self::Recycle { .. } | Self::Lost)
+    pub(super) fn occupies_queue(&self) -> bool {
+        !matches!(self, Self::Host(_) | Self::Recycle { .. } | Self::SkippedHost)
     }
 
     /// Whether it touches memory. A host function touches only memory that its user gave it.
     pub(super) fn touches_memory(&self) -> bool {
-        !matches!(self, Self::Host(_) | Self::Lost)
+        !matches!(self, Self::Host(_) | Self::SkippedHost)
     }
 }
 
@@ -135,17 +135,17 @@ impl Work {
             Work::Kernel { kernel, .. } => Description::Kernel(kernel.name),
             Work::External { name, .. } => Description::External(name),
             Work::Free { .. } => Description::Free,
-            Work::Host(_) | Work::Lost => Description::Host,
+            Work::Host(_) | Work::SkippedHost => Description::Host,
             Work::Graph(sequence) => Description::Graph { steps: sequence.len() },
         }
     }
 
-    /// Runs the work on this thread. Work that may run for ever checks whether the device is still `going`.
+    /// Runs the work on this thread. Work that may run for ever checks whether the device is still `is_alive`.
     ///
     /// # Safety
     /// It is this work's turn, and what the caller that enqueued it guaranteed still holds: host memory is valid,
     /// arguments are those that the kernel declares, and nothing else accesses what it writes.
-    pub(super) unsafe fn run(self, going: &dyn Fn() -> bool) -> Result<(), Fault> {
+    pub(super) unsafe fn run(self, is_alive: &dyn Fn() -> bool) -> Result<(), Fault> {
         match self {
             // SAFETY: guaranteed by the caller.
             Work::Copy { to, from, bytes, planned } => unsafe { copy(to, from, bytes, planned) },
@@ -168,17 +168,17 @@ impl Work {
                 Ok(())
             }
             // SAFETY: guaranteed by the caller.
-            Work::Graph(sequence) => unsafe { sequence.run(going) },
-            Work::Lost => Ok(()),
+            Work::Graph(sequence) => unsafe { sequence.run(is_alive) },
+            Work::SkippedHost => Ok(()),
         }
     }
 }
 
-fn find(place: Endpoint, bytes: u64) -> Result<(*mut u8, Option<Reach>), Fault> {
+fn resolve_end(place: Endpoint, bytes: u64) -> Result<(*mut u8, Option<Resolved>), Fault> {
     match place {
         Endpoint::Host(pointer) => Ok((pointer, None)),
         Endpoint::Device(address) => {
-            let found = reach(address, bytes).map_err(Fault)?;
+            let found = resolve(address, bytes).map_err(Fault)?;
             Ok((found.start, Some(found)))
         }
     }
@@ -190,8 +190,8 @@ unsafe fn copy(to: Endpoint, from: Endpoint, bytes: u64, planned: bool) -> Resul
     if planned {
         return Err(Fault("a planned fault".into()));
     }
-    let (to, _to) = find(to, bytes)?;
-    let (from, _from) = find(from, bytes)?;
+    let (to, _to) = resolve_end(to, bytes)?;
+    let (from, _from) = resolve_end(from, bytes)?;
     // SAFETY: device ends are inside their blocks, which `_to` and `_from` keep alive; host ends are valid and not
     // accessed otherwise, as the caller that enqueued this guaranteed. `copy` allows the two to overlap.
     unsafe { std::ptr::copy(from, to, bytes as usize) };
@@ -201,7 +201,7 @@ unsafe fn copy(to: Endpoint, from: Endpoint, bytes: u64, planned: bool) -> Resul
 /// # Safety
 /// As [`Work::run`].
 unsafe fn fill(to: Address, pattern: Pattern, bytes: u64) -> Result<(), Fault> {
-    let found = reach(to, bytes).map_err(Fault)?;
+    let found = resolve(to, bytes).map_err(Fault)?;
     if bytes == 0 {
         return Ok(());
     }
@@ -221,13 +221,13 @@ fn launch(args: &[OwnedArg], planned: bool, run: impl FnOnce(&[BodyArg])) -> Res
     if planned {
         return Err(Fault("trapped: a planned fault".into()));
     }
-    let mut held: SmallVec<[Reach; 8]> = SmallVec::new();
+    let mut held: SmallVec<[Resolved; 8]> = SmallVec::new();
     let mut body: SmallVec<[BodyArg; 8]> = SmallVec::new();
     for (index, arg) in args.iter().enumerate() {
         body.push(match arg {
             OwnedArg::Scalar(scalar) => BodyArg::Scalar(*scalar),
             OwnedArg::Slice { address, len, bytes, .. } => {
-                let found = reach(*address, *bytes).map_err(|what| Fault(format!("argument {index}: {what}")))?;
+                let found = resolve(*address, *bytes).map_err(|what| Fault(format!("argument {index}: {what}")))?;
                 let align = alignment(*len, *bytes);
                 if !found.start.addr().is_multiple_of(align) {
                     return Err(Fault(format!("argument {index}: {address:?} is not aligned to {align} bytes")));
@@ -242,11 +242,11 @@ fn launch(args: &[OwnedArg], planned: bool, run: impl FnOnce(&[BodyArg])) -> Res
 }
 
 /// The largest alignment that elements of this size can have: the largest power of two that divides it, up to
-/// [`MOST_ALIGNMENT`], which also limits elements ([`Plain::FITS`](crate::memory::Plain)).
+/// [`MAX_ALIGNMENT`], which also limits elements ([`Plain::FITS`](crate::memory::Plain)).
 fn alignment(len: u64, bytes: u64) -> usize {
     match bytes.checked_div(len) {
         None | Some(0) => 1,
-        Some(size) => 1 << size.trailing_zeros().min(MOST_ALIGNMENT.ilog2()),
+        Some(size) => 1 << size.trailing_zeros().min(MAX_ALIGNMENT.ilog2()),
     }
 }
 
@@ -254,10 +254,10 @@ fn alignment(len: u64, bytes: u64) -> usize {
 pub(super) fn check_launch(launch: &Launch<'_>) -> Result<()> {
     /// The limit of a block on the largest GPUs, 227 KiB (CUDA C++ Programming Guide, technical specifications, compute
     /// capability 9.0).
-    const MOST_SHARED: u32 = 227 << 10;
+    const MAX_SHARED: u32 = 227 << 10;
     let Launch { grid, block, shared_bytes, args, .. } = *launch;
-    if shared_bytes > MOST_SHARED {
-        let message = format!("{shared_bytes} bytes of shared memory per block: at most {MOST_SHARED}");
+    if shared_bytes > MAX_SHARED {
+        let message = format!("{shared_bytes} bytes of shared memory per block: at most {MAX_SHARED}");
         return Err(Error::new(ErrorKind::Driver, message));
     }
     let threads = block.iter().try_fold(1_u32, |all, n| all.checked_mul(*n));
@@ -303,7 +303,7 @@ pub(super) fn check_fill(to: Address, pattern: Pattern, bytes: u64) -> Result<()
 }
 
 /// The error for another library's work without a replacement.
-pub(super) fn no_stand_in() -> Error {
+pub(super) fn no_emulation() -> Error {
     let message = "this device is emulated and runs no CUDA work: provide a replacement with `.emulated(..)`";
     Error::new(ErrorKind::Usage, message)
 }

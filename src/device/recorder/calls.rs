@@ -5,17 +5,17 @@ use std::{ptr::NonNull, sync::atomic::Ordering, time::Duration};
 use super::{
     super::{
         backend::{
-            Address, Backend, Endpoint, ExternalWork, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo,
-            NodeWork, Pattern, RawEvent, RawStream, Recorded, StreamSpec,
+            Address, Backend, Endpoint, ExternalNodes, ExternalWork, HostCallback, HostFunction, KernelDef, Launch,
+            MemoryInfo, NodeWork, Pattern, RawEvent, RawStream, StreamSpec,
         },
         graph_ir::{Kind, NodeSet},
-        touched::touched_as,
+        touched::touched_by_args,
     },
     Recorder,
 };
 use crate::error::{Error, ErrorKind, Result};
 
-pub(crate) fn is_called_once() -> Error {
+pub(crate) fn one_shot_error() -> Error {
     let text = "a host function that can be called once, in a capture: each launch of the graph would call it again; \
                 use `host_callback`";
     Error::new(ErrorKind::Usage, text)
@@ -95,7 +95,7 @@ impl Backend for Recorder {
     fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let mut state = self.state();
         state.check()?;
-        let at = state.lane(stream)?;
+        let at = state.stream_end(stream)?;
         match state.events.get_mut(&event) {
             Some(mark) => *mark = at,
             None => {
@@ -124,10 +124,10 @@ impl Backend for Recorder {
             // SAFETY: a wait touches no memory; the caller that enqueued it keeps the event alive.
             return unsafe { self.enqueue(stream, &NodeWork::Wait(event)) };
         };
-        let at = state.lane(stream)?;
+        let at = state.stream_end(stream)?;
         let joined = state.ir.last_of(at.into_iter().chain(mark));
-        if let Some(lane) = state.streams.get_mut(&stream) {
-            lane.at = joined;
+        if let Some(stream_end) = state.streams.get_mut(&stream) {
+            stream_end.at = joined;
         }
         Ok(())
     }
@@ -154,27 +154,28 @@ impl Backend for Recorder {
     unsafe fn external(&self, stream: RawStream, external: ExternalWork<'_>) -> Result<()> {
         let mut state = self.state();
         state.check()?;
-        if let Some(note) = &mut state.note {
-            return note.refuse("work of another library cannot be set: capture it again and update the whole exec");
+        if let Some(collector) = &mut state.collector {
+            return collector
+                .refuse("work of another library cannot be set: capture it again and update the whole exec");
         }
         let (after, graph, label) = (state.end_to_add(stream)?, state.graph, state.label.clone());
         let before = state.ir.raw_of(&after);
         state.capturing.store(true, Ordering::Release);
         drop(state);
-        let (name, touched) = (external.name, touched_as(external.args));
+        let (name, touched) = (external.name, touched_by_args(external.args));
         // SAFETY: the same contract. While `capturing` is set, nothing else is added to the graph.
         let recorded = unsafe { self.inner.graph_external(graph, &before, external) };
-        self.captured();
+        self.capture_ended();
         let mut state = self.state();
-        let Recorded { ends, nodes, host_copies } = recorded?;
+        let ExternalNodes { ends, nodes, host_copies } = recorded?;
         if nodes == 0 {
             return Ok(());
         }
         let raw = ends.into_iter().collect();
         let node = state.ir.add(raw, Kind::External, name.into(), label, after);
         state.ir.set_touched(node, touched);
-        state.foreign.extend(host_copies.into_iter().map(|(way, bytes)| (node, way, bytes)));
-        state.come_to(stream, node);
+        state.external_copies.extend(host_copies.into_iter().map(|(way, bytes)| (node, way, bytes)));
+        state.advance(stream, node);
         Ok(())
     }
 
@@ -184,7 +185,7 @@ impl Backend for Recorder {
     }
 
     fn host_function(&self, _stream: RawStream, _function: &mut Option<HostFunction>) -> Result<()> {
-        Err(is_called_once())
+        Err(one_shot_error())
     }
 
     fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {

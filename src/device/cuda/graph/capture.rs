@@ -25,8 +25,8 @@ use smallvec::SmallVec;
 use super::{CudaBackend, Nodes, graph, node, nodes, raw_node};
 use crate::{
     device::{
-        backend::{ExternalWork, RawGraph, RawNode, Recorded},
-        cuda::driver::{Code, Driver, Handle},
+        backend::{ExternalNodes, ExternalWork, RawGraph, RawNode},
+        cuda::driver::{Code, Driver, DriverHandle},
     },
     error::{Error, ErrorKind, Result},
 };
@@ -44,12 +44,12 @@ const UNIFIED_MEMORY: u32 = 4;
 
 /// Features of captured nodes that not every graph may have.
 #[derive(Default)]
-struct Rare {
+struct CapturedFeatures {
     memory: bool,
     conditions: bool,
 }
 
-const SPOILED: &str = "work that could not be captured could not be removed from it";
+const POISONED: &str = "work that could not be captured could not be removed from it";
 
 /// The predecessors of the next node of a stream.
 type Ends = SmallVec<[RawNode; 2]>;
@@ -62,13 +62,13 @@ impl CudaBackend {
         raw: RawGraph,
         after: &[RawNode],
         external: ExternalWork<'_>,
-    ) -> Result<Recorded> {
-        let (call, mut recorded, mut has) = (external.call, Recorded::default(), Rare::default());
-        let look = |captured: &[CUgraphNode]| self.survey(captured, &mut recorded, &mut has);
-        let ends = self.capture(raw, &nodes(after), |stream| call(stream.cast()), look);
+    ) -> Result<ExternalNodes> {
+        let (call, mut recorded, mut has) = (external.call, ExternalNodes::default(), CapturedFeatures::default());
+        let inspect = |captured: &[CUgraphNode]| self.inspect_nodes(captured, &mut recorded, &mut has);
+        let ends = self.capture(raw, &nodes(after), |stream| call(stream.cast()), inspect);
         recorded.ends = ends.map_err(|error| error.at(format!("external work `{}`", external.name)))?;
-        let mut book = self.graphs.book();
-        let graph = book.graph(raw);
+        let mut records = self.graphs.records();
+        let graph = records.graph(raw);
         graph.memory |= has.memory;
         graph.conditions |= has.conditions;
         Ok(recorded)
@@ -87,11 +87,11 @@ impl CudaBackend {
             let text = format!("{name} was captured as {count} nodes");
             Error::new(ErrorKind::Driver, text).at(self.cx.name.clone())
         };
-        let look = |nodes: &[CUgraphNode]| match nodes {
+        let inspect = |nodes: &[CUgraphNode]| match nodes {
             [_] => self.cx.check(code.get(), name),
             _ => Err(other(nodes.len())),
         };
-        let ends = self.capture(raw, &after, |stream| code.set(call(stream)), look);
+        let ends = self.capture(raw, &after, |stream| code.set(call(stream)), inspect);
         self.cx.check(code.get(), name)?;
         match ends?.as_slice() {
             [end] if !after.contains(&node(*end)) => Ok(*end),
@@ -99,29 +99,29 @@ impl CudaBackend {
         }
     }
 
-    /// Passes a capturing stream to `call`, and the added nodes to `look`. If either fails, nothing was added or the
+    /// Passes a capturing stream to `call`, and the added nodes to `inspect`. If either fails, nothing was added or the
     /// graph is spoiled.
     fn capture(
         &self,
         raw: RawGraph,
         after: &Nodes,
         call: impl FnOnce(CUstream),
-        look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
+        inspect: impl FnOnce(&[CUgraphNode]) -> Result<()>,
     ) -> Result<Ends> {
         let driver = self.cx.enter()?;
         let into = driver.stream_begin_capture_to_graph.zip(driver.stream_get_capture_info);
-        let memory = self.graphs.book().graph(raw).memory;
+        let memory = self.graphs.records().graph(raw).memory;
         let stream = self.capturing_stream(driver)?;
         let captured = match into {
-            Some(_) if !memory => self.capture_into(driver, raw, after, stream.raw(), call, look),
-            _ => self.capture_child(driver, raw, after, stream.raw(), call, look),
+            Some(_) if !memory => self.capture_into(driver, raw, after, stream.raw(), call, inspect),
+            _ => self.capture_child(driver, raw, after, stream.raw(), call, inspect),
         };
         match &captured {
             Ok(_) => self.graphs.idle().push(stream),
             // After a fault it is leaked like everything else.
             Err(error) if error.is_device_lost() => {}
             Err(_) => {
-                let _alone = self.gate.alone();
+                let _alone = self.gate.exclusive();
                 // SAFETY: created by `capturing_stream`, and not shared; if the capture has not ended, this ends it.
                 let _ = unsafe { (driver.stream_destroy)(stream.raw()) };
             }
@@ -136,7 +136,7 @@ impl CudaBackend {
         after: &Nodes,
         stream: CUstream,
         call: impl FnOnce(CUstream),
-        look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
+        inspect: impl FnOnce(&[CUgraphNode]) -> Result<()>,
     ) -> Result<Ends> {
         let Some(begin) = driver.stream_begin_capture_to_graph else { return Ok(Ends::new()) };
         let before: HashSet<CUgraphNode> = self.nodes_of(graph(raw))?.into_iter().collect();
@@ -150,7 +150,7 @@ impl CudaBackend {
             nodes.retain(|node| !before.contains(node));
             Ok(nodes)
         };
-        let result = captured.and(ends).and_then(|ends| added().and_then(|nodes| look(&nodes)).map(|()| ends));
+        let result = captured.and(ends).and_then(|ends| added().and_then(|nodes| inspect(&nodes)).map(|()| ends));
         if let Err(error) = &result
             && !error.is_device_lost()
         {
@@ -161,8 +161,8 @@ impl CudaBackend {
                 })
             });
             if let Err(second) = taken_out {
-                crate::sync::log(move || tracing::warn!(error = %second, "a graph: {SPOILED}"));
-                self.poison(raw, SPOILED);
+                crate::sync::log(move || tracing::warn!(error = %second, "a graph: {POISONED}"));
+                self.poison(raw, POISONED);
             }
         }
         result
@@ -176,7 +176,7 @@ impl CudaBackend {
         after: &Nodes,
         stream: CUstream,
         call: impl FnOnce(CUstream),
-        look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
+        inspect: impl FnOnce(&[CUgraphNode]) -> Result<()>,
     ) -> Result<Ends> {
         // SAFETY: a stream of this context that is not capturing.
         let code = unsafe { (driver.stream_begin_capture)(stream, MODE) };
@@ -192,7 +192,7 @@ impl CudaBackend {
             if nodes.is_empty() {
                 return Ok(after.iter().copied().map(raw_node).collect());
             }
-            look(&nodes)?;
+            inspect(&nodes)?;
             let mut node = ptr::null_mut();
             // SAFETY: a live graph and as many nodes of it as the count passed, and another live graph, which is
             // copied; `node` outlives the call.
@@ -228,16 +228,16 @@ impl CudaBackend {
     }
 
     /// An idle or new stream for a capture.
-    fn capturing_stream(&self, driver: &Driver) -> Result<Handle<CUstream_st>> {
+    fn capturing_stream(&self, driver: &Driver) -> Result<DriverHandle<CUstream_st>> {
         if let Some(stream) = self.graphs.idle().pop() {
             return Ok(stream);
         }
         let mut stream = ptr::null_mut();
-        let _alone = self.gate.alone();
+        let _alone = self.gate.exclusive();
         // SAFETY: `stream` outlives the call, which writes one handle.
         let code = unsafe { (driver.stream_create)(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32, 0) };
         self.cx.check(code, "cuStreamCreateWithPriority")?;
-        Ok(Handle::new(stream))
+        Ok(DriverHandle::new(stream))
     }
 
     /// The predecessors of the next node of a capturing stream.
@@ -268,7 +268,12 @@ impl CudaBackend {
     }
 
     /// Counts nodes, including those of children, and notes copies between host and device and rare features.
-    fn survey(&self, nodes: &[CUgraphNode], recorded: &mut Recorded, has: &mut Rare) -> Result<()> {
+    fn inspect_nodes(
+        &self,
+        nodes: &[CUgraphNode],
+        recorded: &mut ExternalNodes,
+        has: &mut CapturedFeatures,
+    ) -> Result<()> {
         let driver = self.cx.enter()?;
         for &node in nodes {
             let kind = self.kind_of(node)?;
@@ -277,7 +282,7 @@ impl CudaBackend {
                 // SAFETY: a child graph's node; `child` outlives the call, which writes one handle.
                 let code = unsafe { (driver.graph_child_node_get_graph)(node, &mut child) };
                 self.cx.check(code, "cuGraphChildGraphNodeGetGraph")?;
-                self.survey(&self.nodes_of(child)?, recorded, has)?;
+                self.inspect_nodes(&self.nodes_of(child)?, recorded, has)?;
                 continue;
             }
             recorded.nodes += 1;

@@ -17,11 +17,11 @@ use cudarc::driver::sys::{
     CUDA_CONDITIONAL_NODE_PARAMS, CUgraphConditionalNodeType, CUgraphNode, CUgraphNodeParams, CUgraphNodeType,
 };
 
-use super::{CudaBackend, Graph, graph, node, raw_graph, raw_node};
+use super::{CudaBackend, CudaGraph, graph, node, raw_graph, raw_node};
 use crate::{
     device::backend::{
-        Address, Arg, BodyArg, GraphCondition, KernelDef, KernelSource, Known, Launch, NodeWork, Prototype, RawGraph,
-        RawNode,
+        Address, Arg, BodyArg, GraphCondition, KernelDef, KernelNumber, KernelSource, Launch, NodeWork, Prototype,
+        RawGraph, RawNode,
     },
     error::{Error, ErrorKind, Result},
 };
@@ -36,12 +36,12 @@ pub(super) struct Conditional {
     pub(super) node: RawNode,
     pub(super) body: RawGraph,
     /// Set for a loop.
-    pub(super) again: Option<Again>,
+    pub(super) loop_setter: Option<LoopSetter>,
 }
 
 /// The last node of a loop's body, which sets the condition again.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Again {
+pub(super) struct LoopSetter {
     handle: u64,
     flag: Address,
     /// `None` if it was not added yet.
@@ -55,7 +55,7 @@ static SET: KernelDef = KernelDef {
     source: KernelSource::Ptx(PTX),
     prototype,
     body: none,
-    known: Known::new(),
+    number: KernelNumber::new(),
 };
 
 fn prototype() -> Prototype {
@@ -144,12 +144,12 @@ impl CudaBackend {
         // SAFETY: the driver has written a pointer to an array of as many graphs as requested, one, which lives as long
         // as the node.
         let body = raw_graph(unsafe { params.__bindgen_anon_1.conditional.phGraph_out.read() });
-        let again = (when == GraphCondition::While).then_some(Again { handle, flag, node: None });
-        let mut book = self.graphs.book();
-        book.graphs.insert(body, Graph { within: true, ..Graph::default() });
-        let graph = book.graph(raw);
+        let loop_setter = (when == GraphCondition::While).then_some(LoopSetter { handle, flag, node: None });
+        let mut records = self.graphs.records();
+        records.graphs.insert(body, CudaGraph { within: true, ..CudaGraph::default() });
+        let graph = records.graph(raw);
         graph.conditions = true;
-        graph.conditionals.push(Conditional { node: raw_node(added), body, again });
+        graph.conditionals.push(Conditional { node: raw_node(added), body, loop_setter });
         Ok((raw_node(added), body))
     }
 
@@ -167,35 +167,35 @@ impl CudaBackend {
     /// Adds to each loop in the graph, at any depth, the kernel that sets its condition after all nodes of its body.
     /// Moves a kernel after which nodes were added.
     pub(super) fn finish(&self, raw: RawGraph) -> Result<()> {
-        self.check_unspoiled(raw)?;
-        let loops: Vec<(RawGraph, RawGraph, Again)> = {
-            let book = self.graphs.book();
-            let graphs = book.all(raw).into_iter().filter_map(|raw| Some((raw, book.graphs.get(&raw)?)));
+        self.check_not_poisoned(raw)?;
+        let loops: Vec<(RawGraph, RawGraph, LoopSetter)> = {
+            let records = self.graphs.records();
+            let graphs = records.all(raw).into_iter().filter_map(|raw| Some((raw, records.graphs.get(&raw)?)));
             let all = graphs.flat_map(|(raw, graph)| graph.conditionals.iter().map(move |inner| (raw, inner)));
-            all.filter_map(|(raw, inner)| inner.again.map(|again| (raw, inner.body, again))).collect()
+            all.filter_map(|(raw, inner)| inner.loop_setter.map(|loop_setter| (raw, inner.body, loop_setter))).collect()
         };
-        for (outer, body, again) in loops {
+        for (outer, body, loop_setter) in loops {
             let leaves = self.leaves(body)?;
-            if leaves.as_slice() == again.node.as_slice() && again.node.is_some() {
+            if leaves.as_slice() == loop_setter.node.as_slice() && loop_setter.node.is_some() {
                 continue;
             }
-            if let Some(old) = again.node {
-                self.note_again(outer, body, None);
+            if let Some(old) = loop_setter.node {
+                self.set_loop_setter(outer, body, None);
                 self.remove_node(body, old)?;
             }
             let leaves = self.leaves(body)?;
             // SAFETY: the caller that added the condition guaranteed that the flag is valid.
-            let setter = unsafe { self.add_setter(body, &leaves, again.handle, again.flag) }?;
-            self.note_again(outer, body, Some(setter));
+            let setter = unsafe { self.add_setter(body, &leaves, loop_setter.handle, loop_setter.flag) }?;
+            self.set_loop_setter(outer, body, Some(setter));
         }
         Ok(())
     }
 
-    fn note_again(&self, outer: RawGraph, body: RawGraph, setter: Option<RawNode>) {
-        let mut book = self.graphs.book();
-        let inner = book.graph(outer).conditionals.iter_mut().find(|inner| inner.body == body);
-        if let Some(again) = inner.and_then(|inner| inner.again.as_mut()) {
-            again.node = setter;
+    fn set_loop_setter(&self, outer: RawGraph, body: RawGraph, setter: Option<RawNode>) {
+        let mut records = self.graphs.records();
+        let inner = records.graph(outer).conditionals.iter_mut().find(|inner| inner.body == body);
+        if let Some(loop_setter) = inner.and_then(|inner| inner.loop_setter.as_mut()) {
+            loop_setter.node = setter;
         }
     }
 

@@ -15,7 +15,7 @@ use cudarc::driver::sys::{
 };
 
 use super::{
-    CudaBackend, Exec,
+    CudaBackend, CudaExec,
     conditional::CAN_BE_THERE,
     exec, graph, node,
     node::{copy, fill},
@@ -27,7 +27,7 @@ use crate::{
         cuda::{
             driver::{Code, Driver},
             event,
-            host::Repeated,
+            host::GraphCallback,
             peers, stream,
         },
     },
@@ -42,12 +42,12 @@ type Changed = Result<Result<(), Refused>>;
 
 impl CudaBackend {
     pub(in super::super) fn instantiate(&self, raw: RawGraph) -> Result<RawExec> {
-        self.check_whole(raw)?;
+        self.check_not_body(raw)?;
         self.finish(raw)?;
         let driver = self.cx.enter()?;
         let (memory, second) = {
-            let mut book = self.graphs.book();
-            let graph = book.graph(raw);
+            let mut records = self.graphs.records();
+            let graph = records.graph(raw);
             (graph.memory, graph.is_single().filter(|_| graph.execs > 0))
         };
         if let Some(what) = second {
@@ -63,7 +63,7 @@ impl CudaBackend {
             result_out: CUgraphInstantiateResult::CUDA_GRAPH_INSTANTIATE_SUCCESS,
         });
         let mut ask = || {
-            let _alone = self.gate.alone();
+            let _alone = self.gate.exclusive();
             // SAFETY: a live graph; both results outlive the call.
             unsafe { (driver.graph_instantiate)(&mut made, graph(raw), params.as_mut_ptr()) }
         };
@@ -80,7 +80,7 @@ impl CudaBackend {
             return Err(self.not_instantiated(raw, code, result, node));
         }
         let raw_exec = RawExec(made.expose_provenance() as u64);
-        self.graphs.book().exec_made(raw_exec, raw);
+        self.graphs.records().add_exec(raw_exec, raw);
         Ok(raw_exec)
     }
 
@@ -111,28 +111,28 @@ impl CudaBackend {
     pub(in super::super) unsafe fn destroy_exec(&self, raw: RawExec) {
         // Removed first, as the driver may reuse the handle once it has destroyed the exec. The guard is dropped at the
         // end of the statement: the entry runs user code when it is dropped, at the end.
-        let ended = self.graphs.book().execs.remove(&raw);
+        let ended = self.graphs.records().execs.remove(&raw);
         if let Ok(driver) = self.cx.enter() {
             self.destroy_raw_exec(driver, raw, &ended);
         }
         // Only now may a graph with one exec at a time have another.
-        let graph = ended.as_ref().and_then(|ended| Some((ended.of, self.graphs.book().exec_gone(ended.of)?)));
+        let graph = ended.as_ref().and_then(|ended| Some((ended.of, self.graphs.records().exec_destroyed(ended.of)?)));
         if let Some((graph, _)) = &graph {
             self.destroy(*graph);
         }
     }
 
-    fn destroy_raw_exec(&self, driver: &Driver, raw: RawExec, ended: &Option<Exec>) {
-        for memory in ended.iter().flat_map(|ended| &ended.kept) {
+    fn destroy_raw_exec(&self, driver: &Driver, raw: RawExec, ended: &Option<CudaExec>) {
+        for memory in ended.iter().flat_map(|ended| &ended.unfreed) {
             // SAFETY: memory of the last launch, which is done. If there was no launch, the driver refuses the call.
             if let Err(error) = unsafe { self.memory.free(&self.cx, *memory) } {
                 crate::sync::log(move || tracing::debug!(%error, "memory that no node frees was not freed"));
             }
         }
-        let alone = self.gate.alone();
+        let exclusive = self.gate.exclusive();
         // SAFETY: created by `instantiate`; its owner calls this once and no longer uses it.
         let destroyed = self.cx.check(unsafe { (driver.exec_destroy)(exec(raw)) }, "cuGraphExecDestroy");
-        drop(alone);
+        drop(exclusive);
         if let Err(error) = destroyed {
             crate::sync::log(move || tracing::warn!(%error, "an exec of a graph was not destroyed"));
         }
@@ -140,7 +140,7 @@ impl CudaBackend {
 
     pub(in super::super) fn upload(&self, raw: RawExec, at: RawStream) -> Result<()> {
         let driver = self.cx.enter()?;
-        self.gate.pass();
+        self.gate.wait_for_exclusive();
         // SAFETY: a live exec and a live stream of this context.
         let mut code = unsafe { (driver.exec_upload)(exec(raw), stream(at)) };
         if code == Code::OUT_OF_MEMORY && self.memory.trim(&self.cx)? {
@@ -155,7 +155,7 @@ impl CudaBackend {
     #[inline]
     pub(in super::super) unsafe fn launch_exec(&self, raw: RawExec, at: RawStream) -> Result<()> {
         let driver = self.cx.enter()?;
-        self.gate.pass();
+        self.gate.wait_for_exclusive();
         // SAFETY: a live exec and a live stream of this context. The caller guarantees the memory that the nodes use.
         let mut code = unsafe { (driver.exec_launch)(exec(raw), stream(at)) };
         if code == Code::OUT_OF_MEMORY && self.memory.trim(&self.cx)? {
@@ -233,19 +233,19 @@ impl CudaBackend {
             }
             NodeWork::Host(function) => {
                 let known = {
-                    let book = self.graphs.book();
-                    let functions = book.execs.get(&raw).map(|exec| &exec.set);
+                    let records = self.graphs.records();
+                    let functions = records.execs.get(&raw).map(|exec| &exec.set);
                     functions.and_then(|functions| functions.iter().find(|known| known.is(function)).cloned())
                 };
                 let function = match known {
                     Some(known) => known,
-                    None => Repeated::new(&self.cx, function)?,
+                    None => GraphCallback::new(&self.cx, function)?,
                 };
                 let params = function.node();
                 // SAFETY: above; the function may be called with this or any number, at any time.
                 let code = unsafe { (driver.exec_set_host)(exec, node, &params) };
                 if code.is_success() {
-                    self.graphs.book().exec_calls(raw, vec![function]);
+                    self.graphs.records().add_exec_functions(raw, vec![function]);
                 }
                 (code, "cuGraphExecHostNodeSetParams", "the node is not a host function")
             }
@@ -254,9 +254,9 @@ impl CudaBackend {
                 // SAFETY: above; the child is a live graph, which is copied.
                 let code = unsafe { (driver.exec_set_child)(exec, node, graph(*child)) };
                 if code.is_success() {
-                    let mut book = self.graphs.book();
-                    let functions = book.functions(*child);
-                    book.exec_calls(raw, functions);
+                    let mut records = self.graphs.records();
+                    let functions = records.functions(*child);
+                    records.add_exec_functions(raw, functions);
                 }
                 (code, "cuGraphExecChildGraphNodeSetParams", "the child must have the same nodes in the same order")
             }

@@ -40,7 +40,7 @@ pub(super) type EventId = u64;
 
 /// Passed once the stream has passed its `number`th entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Point {
+pub(super) struct StreamPoint {
     pub(super) stream: StreamId,
     pub(super) number: u64,
 }
@@ -49,15 +49,15 @@ pub(super) struct Point {
 #[derive(Debug)]
 pub(super) struct Machine<W> {
     // Trees: in the order of creation, which a seed relies upon, and of no size once they are empty.
-    devices: BTreeMap<DeviceId, Device>,
-    streams: BTreeMap<StreamId, Stream<W>>,
-    events: BTreeMap<EventId, Event>,
-    /// Devices that got a runnable stream, or ended, since the last call of [`news`](Self::news).
-    news: Vec<DeviceId>,
+    devices: BTreeMap<DeviceId, DeviceState>,
+    streams: BTreeMap<StreamId, StreamQueue<W>>,
+    events: BTreeMap<EventId, EventState>,
+    /// Devices that got a runnable stream, or ended, since the last call of [`changed`](Self::changed).
+    changed: Vec<DeviceId>,
 }
 
 #[derive(Debug)]
-struct Device {
+struct DeviceState {
     legacy: StreamId,
     /// The streams that are ordered with the legacy default stream, without that stream.
     blocking: BTreeSet<StreamId>,
@@ -72,15 +72,15 @@ struct Device {
 type Rank = (i32, u64);
 
 #[derive(Debug)]
-struct Stream<W> {
+struct StreamQueue<W> {
     device: DeviceId,
     name: Arc<str>,
     priority: i32,
-    queue: VecDeque<Entry<W>>,
+    queue: VecDeque<QueueEntry<W>>,
     enqueued: u64,
     passed: u64,
-    state: State,
-    touches: bool,
+    state: RunState,
+    touching_memory: bool,
     /// Destroyed: removed when its work is done.
     closing: bool,
     /// The streams to check again when a number is passed.
@@ -88,7 +88,7 @@ struct Stream<W> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum RunState {
     Idle,
     Parked,
     Runnable(Rank),
@@ -96,51 +96,51 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Entry<W> {
-    after: SmallVec<[Point; 1]>,
-    what: What<W>,
+struct QueueEntry<W> {
+    after: SmallVec<[StreamPoint; 1]>,
+    kind: EntryKind<W>,
 }
 
 #[derive(Debug)]
-enum What<W> {
+enum EntryKind<W> {
     Wait,
     Record(EventId),
     Work(W),
 }
 
 #[derive(Debug)]
-struct Event {
+struct EventState {
     device: DeviceId,
     timed: bool,
-    mark: Option<(Point, Option<Duration>)>,
+    mark: Option<(StreamPoint, Option<Duration>)>,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Around {
+pub(super) struct LaunchEvents {
     pub(super) waits: Vec<EventId>,
     pub(super) records: Vec<EventId>,
 }
 
 /// The entry that a stream has begun.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Begun<W> {
+pub(super) enum StartedEntry<W> {
     /// A wait that is over: it only needs to be finished.
     Waited,
     /// An event was recorded: the same.
-    Recorded,
+    ExternalNodes,
     /// Run this, then finish.
     Work(W),
 }
 
 impl<W> Default for Machine<W> {
     fn default() -> Self {
-        Self { devices: BTreeMap::new(), streams: BTreeMap::new(), events: BTreeMap::new(), news: Vec::new() }
+        Self { devices: BTreeMap::new(), streams: BTreeMap::new(), events: BTreeMap::new(), changed: Vec::new() }
     }
 }
 
 impl<W> Machine<W> {
     pub(super) fn add_device(&mut self, device: DeviceId, legacy: StreamId) {
-        let fresh = Device {
+        let fresh = DeviceState {
             legacy,
             blocking: BTreeSet::new(),
             runnable: BTreeMap::new(),
@@ -150,7 +150,7 @@ impl<W> Machine<W> {
             retired: false,
         };
         self.devices.insert(device, fresh);
-        self.streams.insert(legacy, Stream::new(device, "default".into(), 0));
+        self.streams.insert(legacy, StreamQueue::new(device, "default".into(), 0));
     }
 
     /// Removes a device, with its streams and events, when its work is done. No more calls are made for it.
@@ -166,7 +166,7 @@ impl<W> Machine<W> {
     }
 
     pub(super) fn is_running(&self) -> bool {
-        self.streams.values().any(|stream| stream.state == State::Running)
+        self.streams.values().any(|stream| stream.state == RunState::Running)
     }
 
     /// All devices that are not removed.
@@ -187,13 +187,13 @@ impl<W> Machine<W> {
         priority: i32,
         non_blocking: bool,
     ) -> Result<()> {
-        self.alive(device)?;
+        self.check_alive(device)?;
         let Some(owner) = self.devices.get_mut(&device) else { return Err(unknown("device", device)) };
         owner.streams += 1;
         if !non_blocking {
             owner.blocking.insert(stream);
         }
-        self.streams.insert(stream, Stream::new(device, name, priority));
+        self.streams.insert(stream, StreamQueue::new(device, name, priority));
         Ok(())
     }
 
@@ -220,13 +220,13 @@ impl<W> Machine<W> {
         if device.retired && device.streams == 0 {
             self.devices.remove(&gone.device);
             // A thread that waits for the end of the device must check again.
-            self.news.push(gone.device);
+            self.changed.push(gone.device);
         }
     }
 
     pub(super) fn add_event(&mut self, device: DeviceId, event: EventId, timed: bool) -> Result<()> {
-        self.alive(device)?;
-        self.events.insert(event, Event { device, timed, mark: None });
+        self.check_alive(device)?;
+        self.events.insert(event, EventState { device, timed, mark: None });
         Ok(())
     }
 
@@ -237,7 +237,7 @@ impl<W> Machine<W> {
 
 impl<W> Machine<W> {
     pub(super) fn enqueue(&mut self, device: DeviceId, stream: StreamId, work: W) -> Result<()> {
-        self.push(device, stream, SmallVec::new(), What::Work(work)).map(drop)
+        self.push(device, stream, SmallVec::new(), EntryKind::Work(work)).map(drop)
     }
 
     /// Enqueues work after a point of any stream and the last records of events, followed by records of other events.
@@ -246,27 +246,27 @@ impl<W> Machine<W> {
         &mut self,
         device: DeviceId,
         stream: StreamId,
-        last: Option<Point>,
-        around: &Around,
+        last: Option<StreamPoint>,
+        events: &LaunchEvents,
         work: &mut Option<W>,
-    ) -> Result<Point> {
+    ) -> Result<StreamPoint> {
         self.accepts(device, stream)?;
-        if around.records.iter().any(|event| self.events.get(event).is_none_or(|event| event.device != device)) {
+        if events.records.iter().any(|event| self.events.get(event).is_none_or(|event| event.device != device)) {
             return Err(Error::new(ErrorKind::Driver, "a graph records a destroyed event or another device's"));
         }
-        let mut after: SmallVec<[Point; 1]> = last.into_iter().collect();
-        for event in &around.waits {
+        let mut after: SmallVec<[StreamPoint; 1]> = last.into_iter().collect();
+        for event in &events.waits {
             let event = self.events.get(event).ok_or_else(|| unknown("event", *event))?;
-            self.alive(event.device)?;
+            self.check_alive(event.device)?;
             after.extend(event.mark.map(|(point, _)| point));
         }
         after.retain(|point| !self.is_passed(*point));
         let Some(work) = work.take() else { return Err(Error::new(ErrorKind::Driver, "there is nothing to launch")) };
-        let number = self.push(device, stream, after, What::Work(work))?;
-        for event in &around.records {
+        let number = self.push(device, stream, after, EntryKind::Work(work))?;
+        for event in &events.records {
             self.record(device, *event, stream)?;
         }
-        Ok(Point { stream, number })
+        Ok(StreamPoint { stream, number })
     }
 
     pub(super) fn record(&mut self, device: DeviceId, event: EventId, stream: StreamId) -> Result<()> {
@@ -274,37 +274,37 @@ impl<W> Machine<W> {
         if owner != device {
             return Err(Error::new(ErrorKind::Driver, "an event can only be recorded on a stream of its own device"));
         }
-        let number = self.push(device, stream, SmallVec::new(), What::Record(event))?;
+        let number = self.push(device, stream, SmallVec::new(), EntryKind::Record(event))?;
         if let Some(event) = self.events.get_mut(&event) {
-            event.mark = Some((Point { stream, number }, None));
+            event.mark = Some((StreamPoint { stream, number }, None));
         }
         Ok(())
     }
 
     /// Makes a stream wait for an event's last record, even if the event is recorded again or destroyed afterwards.
     pub(super) fn wait(&mut self, device: DeviceId, stream: StreamId, event: EventId) -> Result<()> {
-        self.alive(device)?;
-        self.mine(device, stream)?;
+        self.check_alive(device)?;
+        self.check_stream(device, stream)?;
         let event = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
-        self.alive(event.device)?;
+        self.check_alive(event.device)?;
         let open = event.mark.map(|(point, _)| point).filter(|point| !self.is_passed(*point));
         // On the legacy default stream even a wait that is already over counts as work: it waits for all blocking
         // streams, and they for it (CUDA C++ Programming Guide, legacy default stream).
         if open.is_none() && self.devices.get(&device).is_none_or(|device| device.legacy != stream) {
             return Ok(());
         }
-        self.push(device, stream, open.into_iter().collect(), What::Wait).map(drop)
+        self.push(device, stream, open.into_iter().collect(), EntryKind::Wait).map(drop)
     }
 
     fn push(
         &mut self,
         device: DeviceId,
         stream: StreamId,
-        mut after: SmallVec<[Point; 1]>,
-        what: What<W>,
+        mut after: SmallVec<[StreamPoint; 1]>,
+        kind: EntryKind<W>,
     ) -> Result<u64> {
-        self.alive(device)?;
-        self.mine(device, stream)?;
+        self.check_alive(device)?;
+        self.check_stream(device, stream)?;
         let owner = &self.devices[&device];
         // The legacy default stream waits for all blocking streams, and they for it.
         if stream == owner.legacy {
@@ -314,25 +314,25 @@ impl<W> Machine<W> {
         }
         let Some(target) = self.streams.get_mut(&stream) else { return Err(unknown("stream", stream)) };
         target.enqueued += 1;
-        target.queue.push_back(Entry { after, what });
+        target.queue.push_back(QueueEntry { after, kind });
         let number = target.enqueued;
-        if target.state == State::Idle {
-            self.settle(stream);
+        if target.state == RunState::Idle {
+            self.update_state(stream);
         }
         Ok(number)
     }
 
     /// The end of a stream, if it has work pending.
-    fn tail(&self, stream: StreamId) -> Option<Point> {
+    fn tail(&self, stream: StreamId) -> Option<StreamPoint> {
         let found = self.streams.get(&stream)?;
-        (found.passed < found.enqueued).then_some(Point { stream, number: found.enqueued })
+        (found.passed < found.enqueued).then_some(StreamPoint { stream, number: found.enqueued })
     }
 }
 
 impl<W> Machine<W> {
-    pub(super) fn alive(&self, device: DeviceId) -> Result<()> {
+    pub(super) fn check_alive(&self, device: DeviceId) -> Result<()> {
         match self.devices.get(&device) {
-            Some(Device { lost: Some(error), .. }) => Err(error.again()),
+            Some(DeviceState { lost: Some(error), .. }) => Err(error.again()),
             _ => Ok(()),
         }
     }
@@ -344,31 +344,31 @@ impl<W> Machine<W> {
     }
 
     pub(super) fn touches_memory_on(&self, device: DeviceId) -> bool {
-        self.streams.values().any(|stream| stream.device == device && stream.touches)
+        self.streams.values().any(|stream| stream.device == device && stream.touching_memory)
     }
 
     /// Whether work may be enqueued, for a caller that must not lose it.
     pub(super) fn accepts(&self, device: DeviceId, stream: StreamId) -> Result<()> {
-        self.alive(device)?;
-        self.mine(device, stream)
+        self.check_alive(device)?;
+        self.check_stream(device, stream)
     }
 
-    fn mine(&self, device: DeviceId, stream: StreamId) -> Result<()> {
+    fn check_stream(&self, device: DeviceId, stream: StreamId) -> Result<()> {
         match self.streams.get(&stream) {
             Some(found) if found.device == device && (!found.closing || self.devices[&device].retired) => Ok(()),
             _ => Err(unknown("stream", stream)),
         }
     }
 
-    pub(super) fn is_passed(&self, point: Point) -> bool {
+    pub(super) fn is_passed(&self, point: StreamPoint) -> bool {
         self.streams.get(&point.stream).is_none_or(|stream| stream.passed >= point.number)
     }
 
     /// The points at which all work of a stream is done; for the legacy default stream, of all blocking streams too.
-    pub(super) fn ends(&self, device: DeviceId, stream: StreamId) -> Result<SmallVec<[Point; 1]>> {
-        self.alive(device)?;
-        self.mine(device, stream)?;
-        let mut ends: SmallVec<[Point; 1]> = self.tail(stream).into_iter().collect();
+    pub(super) fn ends(&self, device: DeviceId, stream: StreamId) -> Result<SmallVec<[StreamPoint; 1]>> {
+        self.check_alive(device)?;
+        self.check_stream(device, stream)?;
+        let mut ends: SmallVec<[StreamPoint; 1]> = self.tail(stream).into_iter().collect();
         let owner = &self.devices[&device];
         if stream == owner.legacy {
             ends.extend(owner.blocking.iter().filter_map(|other| self.tail(*other)));
@@ -382,14 +382,14 @@ impl<W> Machine<W> {
 
     /// True if an event's last record is passed, or it was never recorded.
     pub(super) fn is_recorded(&self, device: DeviceId, event: EventId) -> Result<bool> {
-        self.alive(device)?;
+        self.check_alive(device)?;
         let event = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
-        self.alive(event.device)?;
+        self.check_alive(event.device)?;
         Ok(event.mark.is_none_or(|(point, _)| self.is_passed(point)))
     }
 
     pub(super) fn elapsed(&self, device: DeviceId, from: EventId, to: EventId) -> Result<Duration> {
-        self.alive(device)?;
+        self.check_alive(device)?;
         let time = |event: EventId| {
             let found = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
             match found.mark {
@@ -409,8 +409,9 @@ impl<W> Machine<W> {
     /// How many entries of this kind a stream has still to begin.
     pub(super) fn pending(&self, stream: StreamId, is: impl Fn(&W) -> bool) -> usize {
         let queue = self.streams.get(&stream).map(|stream| &stream.queue);
-        queue
-            .map_or(0, |queue| queue.iter().filter(|entry| matches!(&entry.what, What::Work(work) if is(work))).count())
+        queue.map_or(0, |queue| {
+            queue.iter().filter(|entry| matches!(&entry.kind, EntryKind::Work(work) if is(work))).count()
+        })
     }
 
     fn streams_of(&self, device: DeviceId) -> Vec<StreamId> {
@@ -442,12 +443,12 @@ impl<W> Machine<W> {
     }
 
     /// Devices that got a runnable stream, or ended, since the last call, once for each time that this happened.
-    pub(super) fn news(&mut self) -> Vec<DeviceId> {
-        std::mem::take(&mut self.news)
+    pub(super) fn changed(&mut self) -> Vec<DeviceId> {
+        std::mem::take(&mut self.changed)
     }
 }
 
-impl<W> Stream<W> {
+impl<W> StreamQueue<W> {
     fn new(device: DeviceId, name: String, priority: i32) -> Self {
         Self {
             device,
@@ -456,18 +457,18 @@ impl<W> Stream<W> {
             queue: VecDeque::new(),
             enqueued: 0,
             passed: 0,
-            state: State::Idle,
-            touches: false,
+            state: RunState::Idle,
+            touching_memory: false,
             closing: false,
             waiters: BTreeMap::new(),
         }
     }
 }
 
-impl<W> Stream<W> {
+impl<W> StreamQueue<W> {
     /// True if it has no pending or running work; on a lost device, if nothing there runs.
     fn is_done(&self) -> bool {
-        self.state == State::Idle && self.passed == self.enqueued
+        self.state == RunState::Idle && self.passed == self.enqueued
     }
 }
 

@@ -3,8 +3,8 @@
 //! A [`Simulation`] owns emulated devices without workers, and the tasks that use them. It runs inside whatever tokio
 //! runtime awaits it, so timers are tokio's own. On a runtime whose clock is paused (`#[tokio::test(start_paused =
 //! true)]`) time is virtual and a run depends on its seed alone, unless it uses page-locked memory of
-//! [`Device::host`](crate::Device::host), which a thread reclaims in real time. On another executor the simulation's
-//! own ticks come from an [`alarm`].
+//! [`EmulatedDevice::host`](crate::EmulatedDevice::host), which a thread reclaims in real time. On another executor the simulation's
+//! own ticks come from an [`timer`].
 //!
 //! ```text
 //!            ┌────────────────────────────────────────────────────────────────────┐
@@ -22,9 +22,9 @@
 //! [log](Simulation::log) is the same line by line. Tasks are polled outside tokio's cooperative budget, as the time
 //! when that is exhausted depends on what else the thread did.
 
-mod alarm;
-mod line;
+mod log_line;
 mod task;
+mod timer;
 mod wakeup;
 
 #[cfg(test)]
@@ -51,15 +51,15 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-pub(super) use self::line::LogLine;
+pub(super) use self::log_line::LogLine;
 #[allow(unused_imports, reason = "the error of a `Task`")]
 pub use self::task::{Task, Unfinished};
 use self::{
-    alarm::Alarm,
-    task::{Body, Entry, TaskId, TaskWaker},
+    task::{TaskEntry, TaskFuture, TaskId, TaskWaker},
+    timer::SimulationTimer,
     wakeup::{LoopPoll, Wakeup},
 };
-use super::{Emulated, device::Device, lock, machine::StreamId, workers::Engine};
+use super::{Emulated, device::EmulatedDevice, lock, machine::StreamId, workers::Engine};
 use crate::{
     clock,
     device::backend::Backend,
@@ -77,12 +77,12 @@ const BURST: usize = 256;
 /// Every order that tasks and streams can take is the order of some seed, and a test that fails with a seed fails with
 /// it every time. Run it on a runtime of one thread whose clock is paused: `#[tokio::test(start_paused = true)]`.
 pub struct Simulation {
-    core: Arc<Core>,
+    core: Arc<SimulationCore>,
     seed: u64,
 }
 
 /// The state of a simulation, shared with its devices and tasks.
-pub(super) struct Core {
+pub(super) struct SimulationCore {
     engine: Arc<Engine>,
     started: OnceLock<Instant>,
     /// The latest time that was read, in nanoseconds.
@@ -94,7 +94,7 @@ pub(super) struct Core {
 struct State {
     random: StdRng,
     log: Vec<LogLine>,
-    tasks: BTreeMap<TaskId, Entry>,
+    tasks: BTreeMap<TaskId, TaskEntry>,
     ready: BTreeSet<TaskId>,
     ticks: Vec<Tick>,
     next_task: TaskId,
@@ -109,11 +109,11 @@ struct Tick {
     interval: Duration,
     due: Instant,
     /// With the runtime in which the loop was polled last.
-    sleep: Option<(runtime::Id, Body)>,
+    sleep: Option<(runtime::Id, TaskFuture)>,
     call: Box<dyn FnMut() -> bool + Send>,
 }
 
-enum Step {
+enum SimulationStep {
     Root,
     Task(TaskId),
     Stream(StreamId),
@@ -144,7 +144,7 @@ impl Simulation {
             running: false,
             over: false,
         };
-        let core = Arc::new_cyclic(|core| Core {
+        let core = Arc::new_cyclic(|core| SimulationCore {
             engine: Arc::new(Engine::simulated(core.clone())),
             started: OnceLock::new(),
             latest: AtomicU64::new(0),
@@ -165,7 +165,7 @@ impl Simulation {
         let name = format!("simulated:{}", state.devices);
         state.devices += 1;
         drop(state);
-        Device::open(config, self.core.engine.clone(), name)
+        EmulatedDevice::open(config, self.core.engine.clone(), name)
     }
 
     /// A number that no other simulation has while a device of this one lives.
@@ -188,10 +188,10 @@ impl Simulation {
     /// Dropping it stops everything where it is; the tasks continue in the next run.
     pub async fn run<F: Future>(&self, future: F) -> F::Output {
         let mut root = pin!(unconstrained(future));
-        let mut running = Running::new(&self.core);
+        let mut running = RunGuard::new(&self.core);
         self.core.restart_ticks();
         self.core.make_ready(ROOT);
-        std::future::poll_fn(|cx| self.core.poll(cx, root.as_mut(), &mut running.alarm)).await
+        std::future::poll_fn(|cx| self.core.poll(cx, root.as_mut(), &mut running.timer)).await
     }
 
     /// All steps so far, one line each.
@@ -208,7 +208,7 @@ impl Simulation {
     /// The names of the tasks that are not done, in the order of spawning: to diagnose a hang, or to check that nothing
     /// is left.
     pub fn unfinished(&self) -> Vec<String> {
-        lock(&self.core.state).tasks.iter().map(|(id, entry)| entry.line(*id).to_string()).collect()
+        lock(&self.core.state).tasks.iter().map(|(id, entry)| entry.log_line(*id).to_string()).collect()
     }
 
     /// Spawns a task beside the future of [`run`](Self::run). Its turns are chosen by the same seed, which those of
@@ -248,7 +248,7 @@ impl fmt::Debug for Simulation {
     }
 }
 
-impl fmt::Debug for Core {
+impl fmt::Debug for SimulationCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Core").finish_non_exhaustive()
     }
@@ -256,7 +256,7 @@ impl fmt::Debug for Core {
 
 #[derive(Clone, Debug)]
 pub(crate) struct SimulationHandle {
-    core: Arc<Core>,
+    core: Arc<SimulationCore>,
 }
 
 impl SimulationHandle {
@@ -269,7 +269,7 @@ impl SimulationHandle {
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        let (entry, slot) = Entry::new(name.into(), future);
+        let (entry, slot) = TaskEntry::new(name.into(), future);
         let mut state = lock(&self.core.state);
         let id = state.next_task;
         state.next_task += 1;
@@ -290,31 +290,31 @@ impl SimulationHandle {
     pub(crate) fn on_idle_every(&self, interval: Duration, call: Box<dyn FnMut() -> bool + Send>) {
         let tick = Tick { interval, due: clock::now() + interval, sleep: None, call };
         lock(&self.core.state).ticks.push(tick);
-        self.core.stir();
+        self.core.notify();
     }
 }
 
-impl Core {
+impl SimulationCore {
     fn poll<F: Future>(
         self: &Arc<Self>,
         cx: &mut Context<'_>,
         mut root: Pin<&mut F>,
-        alarm: &mut Option<Alarm>,
+        timer: &mut Option<SimulationTimer>,
     ) -> Poll<F::Output> {
         let polling = PollGuard::new(self, cx);
         let waker = Waker::from(Arc::new(TaskWaker::new(ROOT, self)));
         for _ in 0..BURST {
             match self.choose(Some(&polling.in_loop)) {
-                Some(Step::Root) => {
-                    self.note(LogLine::Root);
+                Some(SimulationStep::Root) => {
+                    self.log_step(LogLine::Root);
                     if let Poll::Ready(output) = root.as_mut().poll(&mut Context::from_waker(&waker)) {
                         lock(&self.state).ready.remove(&ROOT);
                         return Poll::Ready(output);
                     }
                 }
-                Some(Step::Task(id)) => self.poll_task(id),
-                Some(Step::Stream(stream)) => self.step_stream(stream),
-                None if self.poll_ticks(cx, alarm) => {}
+                Some(SimulationStep::Task(id)) => self.poll_task(id),
+                Some(SimulationStep::Stream(stream)) => self.step_stream(stream),
+                None if self.poll_ticks(cx, timer) => {}
                 None if polling.in_loop.may_sleep() => return Poll::Pending,
                 None => {}
             }
@@ -324,7 +324,7 @@ impl Core {
     }
 
     /// Chooses the next step by the seed: any step for the loop, only a stream's for other callers.
-    fn choose(&self, in_loop: Option<&LoopPoll<'_>>) -> Option<Step> {
+    fn choose(&self, in_loop: Option<&LoopPoll<'_>>) -> Option<SimulationStep> {
         // First of all: changes from now on may be missed by the checks below.
         in_loop.inspect(|in_loop| in_loop.observe());
         let streams = self.engine.with(|machine| machine.all_runnable());
@@ -335,20 +335,20 @@ impl Core {
         }
         let choice = state.random.random_range(0..ready + streams.len());
         if let Some(stream) = choice.checked_sub(ready) {
-            return Some(Step::Stream(streams[stream]));
+            return Some(SimulationStep::Stream(streams[stream]));
         }
         let id = state.ready.iter().nth(choice).copied()?;
         state.ready.remove(&id);
-        Some(if id == ROOT { Step::Root } else { Step::Task(id) })
+        Some(if id == ROOT { SimulationStep::Root } else { SimulationStep::Task(id) })
     }
 
     fn step_stream(&self, stream: StreamId) {
-        self.engine.step_one(stream, || self.now(), |line| self.note(line));
+        self.engine.step_one(stream, || self.now(), |log_line| self.log_step(log_line));
     }
 
     /// Runs one entry of some stream, for a call that waits. False if no stream is runnable.
     pub(super) fn step_streams(&self) -> bool {
-        let Some(Step::Stream(stream)) = self.choose(None) else { return false };
+        let Some(SimulationStep::Stream(stream)) = self.choose(None) else { return false };
         self.step_stream(stream);
         true
     }
@@ -356,9 +356,9 @@ impl Core {
     fn poll_task(self: &Arc<Self>, id: TaskId) {
         let mut state = lock(&self.state);
         let Some(entry) = state.tasks.get_mut(&id) else { return };
-        let (body, line) = (entry.body.take(), entry.line(id));
+        let (body, log_line) = (entry.body.take(), entry.log_line(id));
         let aborted = entry.aborted;
-        state.log.push(line);
+        state.log.push(log_line);
         drop(state);
         let Some(mut body) = body else { return };
         let waker = Waker::from(Arc::new(TaskWaker::new(id, self)));
@@ -394,12 +394,12 @@ impl Core {
     }
 
     /// Calls the ticks that are due, and arranges a wakeup for the next one. True if one was called.
-    fn poll_ticks(self: &Arc<Self>, cx: &mut Context<'_>, alarm: &mut Option<Alarm>) -> bool {
+    fn poll_ticks(self: &Arc<Self>, cx: &mut Context<'_>, timer: &mut Option<SimulationTimer>) -> bool {
         let mut called = false;
         let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
         let mut taken = TicksGuard { core: self, ticks: std::mem::take(&mut lock(&self.state).ticks) };
         // The old runtime may not be driven any more.
-        let elsewhere = |sleep: &mut (runtime::Id, Body)| Some(sleep.0) != runtime;
+        let elsewhere = |sleep: &mut (runtime::Id, TaskFuture)| Some(sleep.0) != runtime;
         discard_all(taken.ticks.iter_mut().filter_map(|tick| tick.sleep.take_if(elsewhere)).collect::<Vec<_>>());
         taken.ticks.retain_mut(|tick| {
             if !tick.is_due(cx, runtime) {
@@ -412,33 +412,33 @@ impl Core {
         });
         if runtime.is_none() {
             let next = taken.ticks.iter().filter(|tick| tick.sleep.is_none()).map(|tick| tick.due).min();
-            self.set_alarm(alarm, next.map(Instant::into_std));
+            self.set_timer(timer, next.map(Instant::into_std));
         }
         called
     }
 
-    fn set_alarm(self: &Arc<Self>, alarm: &mut Option<Alarm>, at: Option<std::time::Instant>) {
-        if alarm.is_none() && at.is_some() {
-            match Alarm::new(Arc::downgrade(self)) {
-                Ok(made) => *alarm = Some(made),
+    fn set_timer(self: &Arc<Self>, timer: &mut Option<SimulationTimer>, at: Option<std::time::Instant>) {
+        if timer.is_none() && at.is_some() {
+            match SimulationTimer::new(Arc::downgrade(self)) {
+                Ok(made) => *timer = Some(made),
                 // The next poll retries.
                 Err(error) => log(move || {
                     tracing::error!(%error, "could not start a simulation's timer thread: a fault may go unnoticed");
                 }),
             }
         }
-        if let Some(alarm) = alarm {
-            alarm.set(at);
+        if let Some(timer) = timer {
+            timer.set(at);
         }
     }
 
     /// A random number from the seed, for a caller that chooses an order itself.
-    pub(super) fn draw(&self) -> u64 {
+    pub(super) fn random_seed(&self) -> u64 {
         lock(&self.state).random.random()
     }
 
-    fn note(&self, line: LogLine) {
-        lock(&self.state).log.push(line);
+    fn log_step(&self, log_line: LogLine) {
+        lock(&self.state).log.push(log_line);
     }
 
     /// The time on tokio's clock since the first call. It never goes back, even outside a runtime whose clock is
@@ -462,7 +462,7 @@ impl Core {
             state.ready.insert(id);
         }
         drop(state);
-        self.stir();
+        self.notify();
     }
 
     fn abort(&self, id: TaskId) {
@@ -473,7 +473,7 @@ impl Core {
     }
 
     /// Reports a change: the loop looks for work again, unless it is going to anyway.
-    pub(super) fn stir(&self) {
+    pub(super) fn notify(&self) {
         self.wakeup.notify();
     }
 }
@@ -490,7 +490,7 @@ impl Tick {
 
 /// The ticks, while they are polled. If the clone of the caller's waker panics, they are put back for the next poll.
 struct TicksGuard<'a> {
-    core: &'a Core,
+    core: &'a SimulationCore,
     ticks: Vec<Tick>,
 }
 
@@ -503,21 +503,21 @@ impl Drop for TicksGuard<'_> {
     }
 }
 
-struct Running<'a> {
-    core: &'a Core,
+struct RunGuard<'a> {
+    core: &'a SimulationCore,
     /// The source of ticks where there is no runtime.
-    alarm: Option<Alarm>,
+    timer: Option<SimulationTimer>,
 }
 
-impl<'a> Running<'a> {
-    fn new(core: &'a Core) -> Self {
+impl<'a> RunGuard<'a> {
+    fn new(core: &'a SimulationCore) -> Self {
         let before = std::mem::replace(&mut lock(&core.state).running, true);
         assert!(!before, "a simulation runs one future at a time");
-        Self { core, alarm: None }
+        Self { core, timer: None }
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunGuard<'_> {
     fn drop(&mut self) {
         lock(&self.core.state).running = false;
     }
@@ -530,7 +530,7 @@ struct PollGuard<'a> {
 }
 
 impl<'a> PollGuard<'a> {
-    fn new(core: &'a Arc<Core>, cx: &Context<'_>) -> Self {
+    fn new(core: &'a Arc<SimulationCore>, cx: &Context<'_>) -> Self {
         let in_loop = core.wakeup.begin(cx.waker().clone());
         let before = CURRENT.with(|current| current.replace(Some(SimulationHandle { core: core.clone() })));
         Self { in_loop, before }

@@ -17,28 +17,28 @@ use std::{
 
 use tokio::task::coop::unconstrained;
 
-use super::{Core, LogLine, lock};
+use super::{LogLine, SimulationCore, lock};
 use crate::{
     error::catch_panic,
     sync::{Mutex, discard, wake},
 };
 
 pub(super) type TaskId = u64;
-pub(super) type Body = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type TaskFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-pub(super) struct Entry {
+pub(super) struct TaskEntry {
     name: Arc<str>,
     /// `None` while it is polled.
-    pub(super) body: Option<Body>,
+    pub(super) body: Option<TaskFuture>,
     pub(super) aborted: bool,
 }
 
-impl Entry {
-    pub(super) fn new<F>(name: String, future: F) -> (Self, Arc<Slot<F::Output>>)
+impl TaskEntry {
+    pub(super) fn new<F>(name: String, future: F) -> (Self, Arc<OutputSlot<F::Output>>)
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        let slot = Arc::new(Slot::default());
+        let slot = Arc::new(OutputSlot::default());
         let end = AbortOnDrop(slot.clone());
         let body = async move {
             let output = catch_panic(unconstrained(future)).await;
@@ -47,13 +47,13 @@ impl Entry {
         (Self { name: name.into(), body: Some(Box::pin(body)), aborted: false }, slot)
     }
 
-    pub(super) fn line(&self, id: TaskId) -> LogLine {
+    pub(super) fn log_line(&self, id: TaskId) -> LogLine {
         LogLine::Task { id, name: self.name.clone(), aborted: self.aborted }
     }
 }
 
 /// A task's result, and the waker of the task that awaits it.
-pub(super) struct Slot<T: 'static>(Mutex<State<T>>);
+pub(super) struct OutputSlot<T: 'static>(Mutex<State<T>>);
 
 struct State<T: 'static> {
     end: Option<Result<T, Unfinished>>,
@@ -69,13 +69,13 @@ impl<T: 'static> Drop for State<T> {
     }
 }
 
-impl<T: 'static> Default for Slot<T> {
+impl<T: 'static> Default for OutputSlot<T> {
     fn default() -> Self {
         Self(Mutex::new(State { end: None, over: false, waker: None }))
     }
 }
 
-impl<T: 'static> Slot<T> {
+impl<T: 'static> OutputSlot<T> {
     fn put(&self, end: Result<T, Unfinished>) {
         let mut state = lock(&self.0);
         if state.over {
@@ -90,7 +90,7 @@ impl<T: 'static> Slot<T> {
 }
 
 /// Part of a task's body: if the body is dropped unfinished, this marks the slot aborted.
-struct AbortOnDrop<T: 'static>(Arc<Slot<T>>);
+struct AbortOnDrop<T: 'static>(Arc<OutputSlot<T>>);
 
 impl<T: 'static> Drop for AbortOnDrop<T> {
     fn drop(&mut self) {
@@ -133,12 +133,12 @@ impl std::error::Error for Unfinished {}
 /// Dropping it detaches the task.
 pub struct Task<T: 'static> {
     id: TaskId,
-    slot: Arc<Slot<T>>,
-    core: Weak<Core>,
+    slot: Arc<OutputSlot<T>>,
+    core: Weak<SimulationCore>,
 }
 
 impl<T: 'static> Task<T> {
-    pub(super) fn new(id: TaskId, slot: Arc<Slot<T>>, core: &Arc<Core>) -> Self {
+    pub(super) fn new(id: TaskId, slot: Arc<OutputSlot<T>>, core: &Arc<SimulationCore>) -> Self {
         Self { id, slot, core: Arc::downgrade(core) }
     }
 
@@ -180,11 +180,11 @@ impl<T: 'static> fmt::Debug for Task<T> {
 
 pub(super) struct TaskWaker {
     id: TaskId,
-    core: Weak<Core>,
+    core: Weak<SimulationCore>,
 }
 
 impl TaskWaker {
-    pub(super) fn new(id: TaskId, core: &Arc<Core>) -> Self {
+    pub(super) fn new(id: TaskId, core: &Arc<SimulationCore>) -> Self {
         Self { id, core: Arc::downgrade(core) }
     }
 }

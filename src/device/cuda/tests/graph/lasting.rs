@@ -63,7 +63,7 @@ fn a_host_function_that_was_replaced_is_released() {
     bench.set(exec, node, &NodeWork::Host(Arc::clone(&two))).unwrap();
     bench.launch(exec);
     // The caller that set it reports that no launch calls it any more.
-    bench.backend().callback_over(&one);
+    bench.backend().release_callback(&one);
     drop((one, two));
     assert_eq!([&called, &first, &second].map(|counter| count(counter)), [0, 1, 1]);
     assert_eq!([&called, &first, &second].map(Arc::strong_count), [2, 1, 2]);

@@ -15,32 +15,32 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct QueueLimit {
-    most: u64,
+    max: u64,
     /// The number of calls that wait for room.
     waiting: AtomicUsize,
 }
 
 impl QueueLimit {
-    pub(super) fn new(most: u64) -> Self {
-        Self { most, waiting: AtomicUsize::new(0) }
+    pub(super) fn new(max: u64) -> Self {
+        Self { max, waiting: AtomicUsize::new(0) }
     }
 
-    pub(super) fn most(&self) -> u64 {
-        self.most
+    pub(super) fn max(&self) -> u64 {
+        self.max
     }
 
     pub(super) fn wait(&self, pending: impl Fn() -> usize) {
-        if (pending() as u64) < self.most {
+        if (pending() as u64) < self.max {
             return;
         }
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        while pending() as u64 >= self.most {
+        while pending() as u64 >= self.max {
             thread::sleep(PAUSE);
         }
         self.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 
-    pub(super) fn alone(&self) {
+    pub(super) fn wait_exclusive(&self) {
         while self.waiting.load(Ordering::Acquire) > 0 {
             thread::sleep(PAUSE);
         }
