@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 #[derive(Debug)]
 pub(super) struct HostBackend;
 
-/// Bytes of the machine's memory, or the process's limit if that is lower; `None` where the system reports neither.
+/// The bytes of the machine's memory, or the process's limit if that is lower; `None` if the system reports neither.
 pub(crate) fn host_memory() -> Option<u64> {
     static BYTES: OnceLock<Option<u64>> = OnceLock::new();
     *BYTES.get_or_init(|| {

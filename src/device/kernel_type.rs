@@ -27,7 +27,7 @@
     label = "a kernel takes numbers, and plain types that implement `KernelType`"
 )]
 pub unsafe trait KernelType: bytemuck::Pod + Send + Sync + 'static {
-    /// Its name in CUDA C++.
+    /// The type's name in CUDA C++.
     const CUDA: &'static str;
     /// A declaration that the name needs before its use, if any.
     const DECLARE: &'static str = "";

@@ -1,7 +1,7 @@
 //! A backend that runs nothing: work enqueued into its streams becomes nodes of a graph.
 //!
 //! A stream is represented by the nodes that its next node depends on, an event by those of the stream at the record,
-//! and a wait joins the two sets. So the branches of the graph are as parallel as the streams were.
+//! and a wait joins the two sets. The branches of the graph are therefore as parallel as the streams were.
 //!
 //! ```text
 //!   launch on a           node 0                     a: [0]
@@ -14,7 +14,7 @@
 //! The driver's own capture is used only for other libraries' work: an unsuitable call on any thread makes it fail, and
 //! it does not report which node belongs to which caller.
 //!
-//! Recorded work never completes: queries return false.
+//! Recorded work never completes, so queries return false.
 
 mod calls;
 
@@ -46,7 +46,7 @@ use crate::{
 /// See the [module](self).
 pub(crate) struct Recorder {
     inner: Arc<dyn Backend>,
-    /// The recorder of the graph that this one is part of. That graph owns the driver's graph.
+    /// The recorder of the outer graph, if this graph is nested. The outer graph owns the driver's graph.
     within: Option<Arc<Self>>,
     state: Mutex<RecorderState>,
 }
@@ -61,7 +61,7 @@ pub(crate) struct RecorderState {
     /// The driver's graph is being destroyed. Shared with the recorders of nested graphs.
     ended: Arc<AtomicBool>,
     bodies: Vec<Weak<Recorder>>,
-    /// The driver is capturing into this graph or into another one below the same root.
+    /// The driver is capturing into this graph or into another graph with the same root.
     capturing: Arc<AtomicBool>,
     handles: u64,
     streams: FxHashMap<RawStream, RecordedStream>,
@@ -69,7 +69,7 @@ pub(crate) struct RecorderState {
     label: Option<Arc<str>>,
     /// Copies between host and device in other libraries' work: the node, the direction, the number of bytes.
     pub(crate) external_copies: Vec<(usize, &'static str, u64)>,
-    /// If set, work does not become a node; it is stored here.
+    /// If set, work is stored here and does not become a node.
     collector: Option<WorkCollector>,
 }
 
@@ -84,7 +84,7 @@ impl Recorder {
         Ok(Self::over(inner, inner.graph_create()?, None))
     }
 
-    /// A recorder for the graph within a node of `outer`. It records nothing if `outer` is already incomplete.
+    /// A recorder for the body of a node of `outer`. It records nothing if `outer` is already incomplete.
     pub(crate) fn within(outer: &Arc<Self>, graph: RawGraph) -> Arc<Self> {
         let within = Self::over(&outer.inner, graph, Some(outer.clone()));
         let mut state = outer.state();
@@ -133,8 +133,8 @@ impl Recorder {
         lock(&self.state)
     }
 
-    /// Like [`state`](Self::state), while the recorder of a graph that this becomes a node of, or is compared with, is
-    /// locked.
+    /// Like [`state`](Self::state), for a caller that has locked another recorder: that of a graph which this graph is
+    /// added to or compared with.
     #[track_caller]
     pub(crate) fn child_state(&self) -> MutexGuard<'_, RecorderState> {
         self.state.lock_as(Level::ChildRecorder)
@@ -161,14 +161,14 @@ impl Recorder {
         self.within.is_some()
     }
 
-    /// Stops recording, here and into graphs within this one, and makes [`close`](Self::close) fail.
+    /// Stops recording into this graph and the graphs within it, and makes [`close`](Self::close) fail.
     pub(crate) fn poison(&self, why: &'static str) {
         let mut state = self.state();
         state.open = false;
         state.poisoned.get_or_insert(why);
         let bodies = std::mem::take(&mut state.bodies);
         drop(state);
-        // Another thread may be adding a conditional through a builder that was moved out of its closure.
+        // Another thread might be adding a conditional through a builder that was moved out of its closure.
         bodies.iter().filter_map(Weak::upgrade).for_each(|body| body.poison(why));
     }
 
@@ -185,7 +185,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Ends the graph. If the driver is capturing into it, its graph is destroyed when that has ended.
+    /// Ends the graph. If the driver is capturing into it, the driver's graph is destroyed when the capture has ended.
     pub(crate) fn retire(&self) {
         let mut state = self.state();
         state.open = false;
@@ -215,7 +215,7 @@ impl Recorder {
         }
     }
 
-    /// A stream whose first node depends on these nodes.
+    /// Adds a stream whose first node depends on these nodes.
     pub(crate) fn stream(&self, name: &str, after: NodeSet) -> RawStream {
         let mut state = self.state();
         state.handles += 1;
@@ -224,7 +224,7 @@ impl Recorder {
         stream
     }
 
-    /// Makes enqueues into a stream an error. Its end can still be waited for.
+    /// Makes enqueuing into the stream an error. Other streams can still wait for its end.
     pub(crate) fn close_stream(&self, stream: RawStream) {
         if let Some(stream_end) = self.state().streams.get_mut(&stream) {
             stream_end.closed = true;
@@ -241,7 +241,7 @@ impl Recorder {
         self.state().streams.get(&stream).map(|stream_end| stream_end.at.clone()).unwrap_or_default()
     }
 
-    /// Streams whose last work is not ordered before the end of `stream`, each with the name of that work.
+    /// The streams whose last work is not ordered before the end of `stream`, each with the name of that work.
     pub(crate) fn unjoined(&self, stream: RawStream) -> Vec<(String, String)> {
         let state = self.state();
         let end = state.streams.get(&stream).map(|stream_end| stream_end.at.clone()).unwrap_or_default();
@@ -263,24 +263,24 @@ impl Recorder {
         collecting
     }
 
-    /// The work stored, if any. Fails if there was more than one piece, even if the caller ignored the error then.
+    /// Takes the stored work, if any. Fails if more than one piece was enqueued, even if that call's error was ignored.
     pub(crate) fn take_collected(&self) -> Result<Option<WorkItem>, &'static str> {
-        // A callback in it is dropped outside the lock.
+        // Callbacks of the collector are dropped outside the lock.
         let collector = self.state().collector.take().unwrap_or_default();
         collector.work_item()
     }
 
-    /// Adds a node that depends on these nodes, independent of any stream.
+    /// Adds a node that depends on these nodes, outside any stream.
     ///
     /// # Safety
-    /// As [`Backend::graph_add`].
+    /// The contract of [`Backend::graph_add`].
     pub(crate) unsafe fn add(&self, after: NodeSet, work: &NodeWork<'_>) -> Result<usize> {
         // SAFETY: the same contract.
         unsafe { self.add_in(&mut self.state(), after, work) }
     }
 
     /// # Safety
-    /// As [`Backend::graph_add`].
+    /// The contract of [`Backend::graph_add`].
     unsafe fn add_in(&self, state: &mut RecorderState, after: NodeSet, work: &NodeWork<'_>) -> Result<usize> {
         state.check()?;
         let before = state.ir.raw_of(&after);
@@ -302,7 +302,7 @@ impl Recorder {
         unsafe { self.add(after, &NodeWork::Host(function)) }
     }
 
-    /// Makes `after` depend on `before` too. Returns false if that would create a cycle.
+    /// Makes `after` depend on `before` too. Returns false, and changes nothing, if that would create a cycle.
     pub(crate) fn order(&self, before: usize, after: usize) -> Result<bool> {
         let mut state = self.state();
         state.check()?;
@@ -348,7 +348,7 @@ impl Recorder {
     /// Adds a conditional node with a nested graph.
     ///
     /// # Safety
-    /// As [`Backend::graph_add_conditional`].
+    /// The contract of [`Backend::graph_add_conditional`].
     pub(crate) unsafe fn add_conditional(
         &self,
         after: NodeSet,
@@ -372,7 +372,7 @@ impl Recorder {
     }
 
     /// # Safety
-    /// As [`Backend::graph_add`].
+    /// The contract of [`Backend::graph_add`].
     unsafe fn enqueue(&self, stream: RawStream, work: &NodeWork<'_>) -> Result<()> {
         let mut state = self.state();
         state.check()?;
@@ -380,7 +380,7 @@ impl Recorder {
             return collector.add(&self.inner, work);
         }
         let after = state.end_to_add(stream)?;
-        // Under the same lock, so that nothing is added to a stream after it was closed.
+        // Under the same lock, so that nothing is added to a closed stream.
         // SAFETY: the same contract.
         let node = unsafe { self.add_in(&mut state, after, work) }?;
         state.advance(stream, node);

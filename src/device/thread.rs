@@ -1,16 +1,16 @@
 //! [`DeviceThread`]: marks a thread that a device, or its completion monitor, depends on.
 //!
-//! Wakers and host functions run where the end of work is found: on a worker of an emulated device, on the thread of
-//! the GPU driver's callbacks, or on the completion monitor's thread. A call that waits for a device there may wait for
-//! work that only this thread can do, or delay the timers and scans of all others. So where another thread would wait,
-//! a call on such a thread returns an error.
+//! Wakers and host functions run on the thread that finds out that work has completed: a worker of an emulated device,
+//! the GPU driver's callback thread, or the completion monitor's thread. A call that waits for a device on such a
+//! thread might wait for work that only this thread can do, or delay the timers and scans of all streams. So a call
+//! that would wait returns an error there.
 
 use std::{cell::Cell, marker::PhantomData, thread};
 
 use crate::error::{Error, ErrorKind, Result};
 
 thread_local! {
-    /// Has no destructor, so that it is usable in destructors that run at the thread's end.
+    /// It has no destructor, so it is usable in destructors that run when the thread ends.
     static IS_ONE: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -1,5 +1,5 @@
-//! [`Touched`]: the bytes that a node of a graph reads and writes, so that a node that is given other work can be
-//! checked against the nodes that no edge orders with it.
+//! [`Touched`]: the bytes that a graph node reads and writes. When a node's work is changed, it is checked against the
+//! nodes that are not ordered with it.
 
 use smallvec::SmallVec;
 
@@ -7,7 +7,7 @@ use super::backend::{Address, Arg, Endpoint, NodeWork};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TouchedRange {
-    /// In host memory. Host addresses and device addresses may coincide.
+    /// In host memory. A host address can equal a device address.
     host: bool,
     start: u64,
     bytes: u64,
@@ -36,12 +36,12 @@ impl TouchedRange {
     }
 }
 
-/// Whether both touch the same bytes and at least one writes them.
+/// True if both access the same bytes and at least one of them writes.
 pub(crate) fn clash(one: &[TouchedRange], other: &[TouchedRange]) -> bool {
     one.iter().any(|one| other.iter().any(|other| one.clashes(other)))
 }
 
-/// The bytes that the work itself touches, without those of a nested graph.
+/// The bytes that the work itself accesses, without those of a nested graph.
 pub(crate) fn touched_by(work: &NodeWork<'_>) -> Touched {
     match work {
         NodeWork::Kernel(launch) => touched_by_args(launch.args),

@@ -1,7 +1,7 @@
-//! [`WorkItem`]: one piece of work by value, to be passed to the backend later; and [`OwnedArg`], an argument by value.
+//! [`WorkItem`]: a piece of work by value, to be passed to the backend later. [`OwnedArg`]: an argument by value.
 //!
 //! Enqueued work borrows its arguments from the call. The new work of an exec's node comes from a user's closure and is
-//! passed on only after that has returned; until then it is stored here.
+//! passed to the backend only after the closure has returned. Until then it is stored here.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// See the [module](self).
 pub(crate) struct WorkItem {
-    /// The device whose nodes may be set to this work. It is notified when a host function is dropped here, which is
-    /// kept until no launch calls it any more.
+    /// The device of the node. It keeps a host function until no launch calls it any more, and is notified when this
+    /// value is dropped.
     device: Arc<dyn Backend>,
     /// A kernel's arguments are in `args`.
     work: NodeWork<'static>,
@@ -68,7 +68,7 @@ impl WorkItem {
         Self { device: device.clone(), work, args }
     }
 
-    /// Calls `take` with the work in the form that a [`Backend`] takes.
+    /// Calls `take` with the work in the form in which a [`Backend`] accepts it.
     pub(crate) fn with<R>(&self, take: impl FnOnce(&NodeWork<'_>) -> R) -> R {
         match self.work {
             NodeWork::Kernel(launch) => {
@@ -100,7 +100,7 @@ impl Drop for WorkItem {
     }
 }
 
-/// Collects the new work of an exec's node: exactly one piece.
+/// Collects the new work of an exec's node. Only one piece of work is allowed.
 #[derive(Default)]
 pub(super) struct WorkCollector {
     work_item: Option<WorkItem>,

@@ -1,8 +1,8 @@
 //! Vector clocks: for each stream, the calls that are known to happen before something.
 //!
-//! A component is one stream of one device; a handle that the driver reuses is another component. A clock is a lower
-//! bound: an absent entry means nothing is known. Most clocks have an entry or two, as what the host has seen is left
-//! out (see [`race_state`](super::race_state)).
+//! A component is one stream on one device; a handle that the driver reuses is a new component. A clock is a lower
+//! bound: no entry means that nothing is known. Most clocks have an entry or two, as work that the host has observed to
+//! be done is left out (see [`race_state`](super::race_state)).
 
 use smallvec::SmallVec;
 

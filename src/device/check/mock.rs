@@ -1,6 +1,7 @@
-//! A mock device for tests of the checker: it accepts every call, runs nothing, and answers queries as set by the test.
+//! A mock device for tests of the checker. It accepts every call, runs nothing, and answers queries as the test has
+//! set.
 //!
-//! The checker's result must not depend on timing, so most of its tests run where nothing runs.
+//! The checker's result must not depend on timing, so most of its tests use a device that runs nothing.
 
 use std::{
     ptr::NonNull,

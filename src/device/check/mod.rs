@@ -3,8 +3,8 @@
 //! Two accesses to the same bytes, one of them a write, must be ordered by their stream, by an event that one stream
 //! recorded and the other waits for, or by the host, which observed the completion of one before it enqueued the other.
 //! The checker keeps vector clocks for the streams and, for each allocation, the accesses that still matter. An access
-//! that is not ordered after an earlier one is refused, **before** it is forwarded, with an error that names both and
-//! the absent ordering.
+//! that is not ordered after a conflicting earlier one is refused **before** it is forwarded, with an error that names
+//! both accesses and the missing ordering.
 //!
 //! ```text
 //!   alloc, alloc_host            a region to watch           free, free_host      nothing may be in flight there
@@ -19,13 +19,13 @@
 //! Besides order it checks existence: a call that uses memory that was [freed](tombstones) or
 //! [never written](written), or a stream or an event that was destroyed, is refused as well.
 //!
-//! It does not use the framework's own tracking, so it can find errors there. It reports no false alarm for memory from
-//! `alloc` and `alloc_host`, with any stream, device or order of calls. It does not check other memory (a user's `Vec`:
-//! a copy may be done with it when the call returns, which no call shows). The host counts as one observer: races
-//! between its threads are Rust's to prevent.
+//! It does not use the framework's own tracking, so it can find errors in it. It reports no false positive for memory
+//! from `alloc` and `alloc_host`, whatever the streams, devices and order of calls. It does not check other memory,
+//! such as a user's `Vec`: the copy might have finished when its call returns, which no call shows. The host counts as
+//! one observer: preventing races between host threads is Rust's task.
 //!
-//! One race state serves all devices of the process; see [`race_state`]. Its lock is never held while other
-//! code is called, so neither a driver that blocks nor a host function that runs immediately can deadlock with it.
+//! All devices of the process share one race state; see [`race_state`]. Its lock is not held while other code is
+//! called, so neither a driver that blocks nor a host function that runs at once can deadlock with it.
 
 mod graph;
 mod happens_before;
@@ -83,13 +83,13 @@ struct CheckedBackend {
     name: Arc<str>,
     numbers: AtomicU64,
     graphs: Mutex<CheckedGraphs>,
-    /// The device's addresses and handles are never reused.
+    /// True if the device never reuses addresses and handles.
     remembers: bool,
 }
 
 impl fmt::Debug for CheckedBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Checked").field(&self.inner).finish()
+        f.debug_tuple("CheckedBackend").field(&self.inner).finish()
     }
 }
 
@@ -113,7 +113,7 @@ impl CheckedBackend {
         (self.id, stream)
     }
 
-    /// Calls `ask` with a stream's component. Fails if the stream was destroyed.
+    /// Calls `ask` with the race state and a stream's component. Fails if the stream was destroyed.
     fn with<R>(&self, stream: RawStream, ask: impl FnOnce(&mut RaceState, Component) -> Result<R>) -> Result<R> {
         let mut race_state = race_state();
         let asked =
@@ -122,13 +122,12 @@ impl CheckedBackend {
         asked.or_else(|found| self.refuse(found))
     }
 
-    /// Adds a call that touches no memory. Returns the stream's past after it.
+    /// Adds a call that accesses no memory. Returns the stream's past after the call.
     fn call(&self, stream: RawStream) -> Result<HappensBefore> {
         self.with(stream, |race_state, component| race_state.call(component).map(|(clock, _)| clock.clone()))
     }
 
-    /// Returns the error that was found, unless the device is lost: then nothing is in flight, and the loss is the
-    /// error.
+    /// Returns the error that was found. If the device is lost, nothing is in flight, and the loss is the error.
     fn refuse<T>(&self, error: Error) -> Result<T> {
         self.inner.memory()?;
         Err(error.at(&*self.name))
@@ -157,7 +156,7 @@ impl CheckedBackend {
         Region::new(self.id, self.name.clone(), self.numbers.fetch_add(1, Ordering::Relaxed) + 1, bytes)
     }
 
-    /// Removes a region before its memory is freed: afterwards the address may already have another owner.
+    /// Removes a region before its memory is freed: afterwards the address might already have another owner.
     fn release(&self, side: Side, start: u64, forward: impl FnOnce() -> Result<()>) -> Result<()> {
         let removed = race_state().remove_region(side, start);
         let region = match removed {
@@ -235,7 +234,7 @@ impl Backend for CheckedBackend {
         let touches = Touches::from_iter([place(Endpoint::Device(address), bytes, true)]);
         self.with(stream, |race_state, component| {
             race_state.add_region(Side::Device, address.0, self.region(bytes));
-            // It exists from this point of the stream on.
+            // The memory exists from this point in the stream on.
             race_state.access(component, AccessKind::Allocation, &touches)
         })?;
         Ok(address)
@@ -245,7 +244,7 @@ impl Backend for CheckedBackend {
         let bytes = race_state().size_of(Side::Device, address.0).unwrap_or(0);
         let touches = Touches::from_iter([place(Endpoint::Device(address), bytes, true)]);
         self.access(stream, AccessKind::Free, &touches, || {
-            // Removed before the memory is freed: afterwards the address may already have another owner.
+            // Removed before the memory is freed: afterwards the address might already have another owner.
             let region = race_state().take_region(Side::Device, address.0);
             // SAFETY: guaranteed by the caller.
             let freed = unsafe { self.inner.free_on(stream, address) };
@@ -259,7 +258,7 @@ impl Backend for CheckedBackend {
 
     unsafe fn recycle(&self, stream: Option<RawStream>, address: Address, bytes: u64) -> Result<()> {
         let Some(stream) = stream else {
-            // It is no longer in use: its history is that of new memory.
+            // The memory is no longer in use, so its history is cleared.
             let renewed = race_state().renew_region(Side::Device, address.0);
             return match renewed {
                 // SAFETY: guaranteed by the caller.
@@ -303,7 +302,7 @@ impl Backend for CheckedBackend {
     }
 
     fn stream_destroy(&self, stream: RawStream) {
-        // Before the driver may reuse the handle.
+        // Removed before the driver can reuse the handle.
         if stream != RawStream(0) {
             race_state().remove_stream(self.key(stream), self.remembers);
         }
@@ -311,7 +310,7 @@ impl Backend for CheckedBackend {
     }
 
     fn stream_query(&self, stream: RawStream) -> Result<bool> {
-        // The end before the query: work that is enqueued meanwhile may not be done.
+        // The end is read before the query: work that is enqueued concurrently might not be done.
         let end = self.with(stream, |race_state, component| race_state.end(component, false))?;
         let done = self.inner.stream_query(stream)?;
         if done {

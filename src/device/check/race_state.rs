@@ -1,11 +1,12 @@
-//! The race checker's state: one universe for all devices of the process.
+//! The race checker's state, shared by all devices of the process.
 //!
-//! There is only one, because events, host memory and copies may concern several devices. Its lock is the innermost of
-//! all: no backend and no user code is called under it.
+//! There is one state, as events, host memory and copies can involve several devices. Its lock is a leaf: neither a
+//! backend nor user code is called while it is held.
 //!
-//! The host is one observer. Work that it has seen done comes before everything that is enqueued later, on any stream,
-//! so it is kept in a single clock of the host's. An access is **known** to a new call if that clock or the stream's own
-//! contains it. The streams' clocks thus hold only what was ordered on the device and not seen by the host yet.
+//! The host is one observer. Work that the host has observed to be done comes before everything that is enqueued later,
+//! on any stream, so it is stored in a single clock, the host's. An access is **known** to a new call if the host's
+//! clock or the stream's own clock includes it. The streams' clocks therefore contain only work that was ordered on the
+//! device and that the host has not observed yet.
 
 use std::{
     borrow::Cow,
@@ -60,15 +61,15 @@ pub(super) type Touches = SmallVec<[Touch; 4]>;
 #[derive(Debug)]
 pub(super) struct RaceState {
     next: Component,
-    /// What the host has seen done.
+    /// The work that the host has observed to be done.
     host: HappensBefore,
     streams: FxHashMap<StreamKey, Component>,
     pub(super) stream_states: FxHashMap<Component, StreamState>,
-    /// Destroyed streams whose end the host has not seen.
+    /// Destroyed streams whose end the host has not observed.
     pub(super) retired: FxHashSet<Component>,
-    /// The number of those that triggers a cleanup.
+    /// The number of `retired` streams above which a cleanup starts.
     retired_limit: usize,
-    /// For each event its device, and the clock of its last record.
+    /// For each event, its device and the clock of its last record.
     events: FxHashMap<RawEvent, (u64, Option<Arc<HappensBefore>>)>,
     pub(super) regions: Regions,
     /// The clock at the end of each exec's last launch.
@@ -84,7 +85,7 @@ pub(super) struct StreamState {
     /// Ordered with the legacy default stream.
     blocking: bool,
     tick: u64,
-    /// What the next call comes after, including the stream's own calls.
+    /// The calls that the stream's next call comes after, including the stream's own.
     clock: HappensBefore,
     /// For a legacy default stream: the ends of blocking streams that were destroyed after its last call.
     inherited: HappensBefore,
@@ -99,27 +100,28 @@ pub(super) struct Region {
     bytes: u64,
     shadow: Shadow,
     pub(super) written: Written,
-    /// It belongs to a graph, and no launch has allocated it, or one has freed it.
+    /// The memory belongs to a graph, and no launch has allocated it, or a launch has freed it.
     pub(super) unallocated: bool,
     borrowed: Borrowed,
 }
 
-/// When the host last borrowed memory, in terms of [`borrows`]: 0 for never.
+/// The values of [`borrows`] at the host's last borrows of a region; 0 for never.
 #[derive(Clone, Copy, Debug, Default)]
 struct Borrowed {
     shared: u64,
     exclusive: u64,
 }
 
-/// How many times the host has borrowed memory of any device.
+/// The number of times that the host has borrowed memory, on all devices.
 static BORROWS: AtomicU64 = AtomicU64::new(0);
 
-/// The number of borrows so far. An access of a graph that is recorded with it ends earlier borrows of the same memory.
+/// The number of borrows so far. A graph's access that is recorded with this number ends earlier borrows of the same
+/// memory.
 pub(super) fn borrows() -> u64 {
     BORROWS.load(Ordering::Relaxed)
 }
 
-/// How many destroyed streams may be remembered before all regions are searched for their accesses.
+/// The number of destroyed streams that are remembered before all regions are searched for their accesses.
 const MAX_RETIRED: usize = if cfg!(test) { 2 } else { 64 };
 
 static RACE_STATE: LazyLock<Mutex<RaceState>> = LazyLock::new(|| Mutex::new(RaceState::new()));
@@ -180,7 +182,7 @@ impl RaceState {
         }
     }
 
-    /// `remember`: the handle is never reused.
+    /// `remember` is set if the handle is never reused.
     pub(super) fn remove_stream(&mut self, key: StreamKey, remember: bool) {
         let Some(component) = self.streams.remove(&key) else { return };
         if let (true, Some(state)) = (remember, self.stream_states.get(&component)) {
@@ -189,8 +191,7 @@ impl RaceState {
         self.retire(component);
     }
 
-    /// The component of a stream. A stream that was not created here, but by another library, counts as an ordinary
-    /// one.
+    /// The component of a stream. A stream that another library created counts as an ordinary one.
     pub(super) fn stream(&mut self, key: StreamKey, device_name: &Arc<str>) -> Result<Component> {
         if let Some(component) = self.streams.get(&key) {
             return Ok(*component);
@@ -206,7 +207,7 @@ impl RaceState {
         self.events.insert(event, (device, None));
     }
 
-    /// `remember`: the handle is never reused.
+    /// `remember` is set if the handle is never reused.
     pub(super) fn remove_event(&mut self, event: RawEvent, remember: bool) {
         if self.events.remove(&event).is_some() && remember {
             self.tombstones.end_event(event);
@@ -230,12 +231,12 @@ impl RaceState {
         self.regions.get(&(side, start)).map(|region| region.bytes)
     }
 
-    /// Removes memory, even if work may still touch it.
+    /// Removes memory, even if work might still access it.
     pub(super) fn take_region(&mut self, side: Side, start: u64) -> Option<Region> {
         self.regions.remove(&(side, start))
     }
 
-    /// Removes memory that is about to be freed. Fails if work may still touch it, or if it was freed before.
+    /// Removes memory that is about to be freed. Fails if work might still access it, or if it was freed before.
     pub(super) fn remove_region(&mut self, side: Side, start: u64) -> Result<Option<Region>> {
         self.is_idle(side, start, "freed")?;
         let removed = self.regions.remove(&(side, start));
@@ -245,12 +246,12 @@ impl RaceState {
         Ok(removed)
     }
 
-    /// Records that memory was freed whose address is never reused.
+    /// Records that memory was freed. Its address is never reused.
     pub(super) fn remember_freed(&mut self, start: u64, region: &Region) {
         self.tombstones.free(start, region.bytes, &region.describe(Side::Device));
     }
 
-    /// Makes memory new, as it has another owner from now on. Fails if work may still touch it.
+    /// Resets memory for a new owner. Fails if work might still access it.
     pub(super) fn renew_region(&mut self, side: Side, start: u64) -> Result<()> {
         self.is_idle(side, start, "reused")?;
         if let Some(region) = self.regions.get_mut(&(side, start)) {
@@ -285,7 +286,8 @@ impl RaceState {
         self.events.retain(|_, (owner, _)| *owner != device);
         self.regions.retain(|_, region| region.device != device);
         self.execs.retain(|(owner, _), _| *owner != device);
-        // Its accesses to other devices' memory still count; without any, its streams are forgotten at once.
+        // The device's accesses to other devices' memory still count. If there are none, its streams are forgotten at
+        // once.
         self.collect_retired();
     }
 }
@@ -302,7 +304,7 @@ impl RaceState {
         Ok((&state.clock, state.tick))
     }
 
-    /// Adds a call into a stream that touches memory. If it races, it is refused and nothing changes.
+    /// Adds a call that accesses memory into a stream. If the call races, it is refused and nothing changes.
     pub(super) fn access(&mut self, component: Component, kind: AccessKind, touches: &Touches) -> Result<u64> {
         let before = self.before(component)?;
         let new = Stamp { component, tick: 0, kind, in_graph: false };
@@ -325,7 +327,7 @@ impl RaceState {
         conflict.map_or(Ok(()), |conflict| Err(self.race(new, touch, region, &conflict)))
     }
 
-    /// Fails if the memory does not exist, or if what is read was never written.
+    /// Fails if the memory does not exist, or if none of the bytes to be read was ever written.
     pub(super) fn check_contents(&self, new: &Stamp, touch: &Touch) -> Result<()> {
         let Some((region, bytes)) = self.region(touch) else { return self.check_not_freed(new, touch) };
         if region.unallocated && !new.kind.is_new() {
@@ -337,7 +339,7 @@ impl RaceState {
         Ok(())
     }
 
-    /// Records the accesses of a call with this clock.
+    /// Records the accesses of a call whose clock is `clock`.
     pub(super) fn mark(&mut self, stamp: Stamp, touches: &Touches, clock: &HappensBefore) {
         let Self { regions, stream_states, host, .. } = self;
         let known = |stamp: &Stamp| {
@@ -352,7 +354,7 @@ impl RaceState {
         }
     }
 
-    /// Marks what the call writes as written; for a copy, as far as its source is.
+    /// Marks the bytes that the call writes as written; for a copy, only those whose source bytes are.
     pub(super) fn write(&mut self, kind: AccessKind, touches: &Touches) {
         let held = match (kind, touches.first()) {
             (AccessKind::Copy(_), Some(from)) => self.region(from).map(|(region, bytes)| {
@@ -414,8 +416,8 @@ impl RaceState {
         }
     }
 
-    /// Fails if the host may still borrow memory that a launch is about to use: it has borrowed it since the node was
-    /// added. `since` is the value of [`borrows`] at that time.
+    /// Fails if the host might still borrow memory that a launch is about to use, as it has borrowed the memory since
+    /// the node was added. `since` is the value of [`borrows`] when the node was added.
     pub(super) fn check_not_borrowed(&self, new: &Stamp, touch: &Touch, since: u64) -> Result<()> {
         let Some((region, bytes)) = self.region(touch).filter(|_| touch.side == Side::Host) else { return Ok(()) };
         let Borrowed { shared, exclusive } = region.borrowed;
@@ -460,8 +462,8 @@ impl RaceState {
         self.stream_states.insert(component, state);
     }
 
-    /// The clock at the end of all work that is in a stream now. `whole`: for the legacy default stream, including all
-    /// blocking streams.
+    /// The clock at the end of all work that is now in a stream. `whole` is set to include all blocking streams for the
+    /// legacy default stream.
     pub(super) fn end(&self, component: Component, whole: bool) -> Result<HappensBefore> {
         if whole {
             return self.before(component).map(Cow::into_owned);
@@ -469,7 +471,7 @@ impl RaceState {
         self.stream_states.get(&component).map(|state| state.clock.clone()).ok_or_else(unknown)
     }
 
-    /// Records that the host has seen this done.
+    /// Records that the host has observed the calls in `clock` to be done.
     pub(super) fn observe(&mut self, clock: &HappensBefore) {
         self.host.merge(clock, |component, _| self.stream_states.contains_key(&component));
         let ended: SmallVec<[Component; 4]> = self.retired.iter().copied().filter(|c| self.is_ended(*c)).collect();
@@ -478,7 +480,8 @@ impl RaceState {
         }
     }
 
-    /// Records that a lost device runs nothing any more. Work on other devices that its calls came after may still run.
+    /// Records that a lost device runs no work any more. Work on other devices that its calls came after might still be
+    /// running.
     pub(super) fn observe_end(&mut self, device: u64) {
         let mut ends = HappensBefore::default();
         let of_device = self.stream_states.iter().filter(|(_, state)| state.device == device);
@@ -486,8 +489,8 @@ impl RaceState {
         self.observe(&ends);
     }
 
-    /// What a call into a stream comes after: the stream's own past and, between the legacy default stream and the
-    /// blocking ones, the past of the other side.
+    /// The calls that a new call into a stream comes after: the stream's own past and, between the legacy default
+    /// stream and the blocking streams, the past of the other side.
     pub(super) fn before(&self, component: Component) -> Result<Cow<'_, HappensBefore>> {
         let state = self.stream_states.get(&component).ok_or_else(unknown)?;
         let legacy = self.streams.get(&(state.device, RawStream(0))).copied();
@@ -523,7 +526,7 @@ impl RaceState {
             .is_none_or(|state| state.tick == 0 || self.host.includes(component, state.tick))
     }
 
-    /// Handles the destruction of a stream. Its past counts until the host has seen its end.
+    /// Handles the destruction of a stream. Its past counts until the host has observed its end.
     fn retire(&mut self, component: Component) {
         if self.is_ended(component) {
             return self.forget(component);
@@ -541,7 +544,7 @@ impl RaceState {
         }
     }
 
-    /// Forgets destroyed streams whose end the host has not seen, but of which no region has an access either.
+    /// Forgets destroyed streams whose end the host has not observed, if no region has an access of theirs.
     fn collect_retired(&mut self) {
         let mut traces = FxHashSet::default();
         let Self { regions, stream_states, host, .. } = self;
@@ -558,7 +561,7 @@ impl RaceState {
         self.retired_limit = (self.retired.len() * 2).max(MAX_RETIRED);
     }
 
-    /// Removes a stream whose work is all ordered before everything from now on.
+    /// Removes a stream all of whose work is ordered before every later call.
     fn forget(&mut self, component: Component) {
         self.stream_states.remove(&component);
         self.retired.remove(&component);
@@ -577,7 +580,7 @@ impl RaceState {
     }
 }
 
-/// Never happens: the caller has looked up the component under the same lock.
+/// Not reached: the caller has looked up the component under the same lock.
 fn unknown() -> Error {
     Error::new(ErrorKind::Usage, "internal error: a stream is unknown to the race checker (please report)")
 }
@@ -599,12 +602,12 @@ impl Region {
         Self { written: Written::all(self.bytes), ..self }
     }
 
-    /// For memory of a graph, which launches allocate.
+    /// For memory of a graph, which its launches allocate.
     pub(super) fn unallocated(self) -> Self {
         Self { unallocated: true, ..self }
     }
 
-    /// The part of the allocation that is touched. An access past its end is for the device to report.
+    /// The part of the allocation that is accessed. The device reports an access past the end.
     fn part(&self, touch: &Touch, base: u64) -> Option<Range<u64>> {
         let start = touch.start.checked_sub(base)?;
         let end = start.saturating_add(touch.bytes).min(self.bytes);

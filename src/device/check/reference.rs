@@ -1,9 +1,9 @@
-//! The checker compared with brute force.
+//! Compares the checker with brute force.
 //!
-//! Random programs of calls are made on the checker and into a plain graph: a node for each call, an edge for each
-//! thing that orders two of them, and a search for every question. The two must agree on every call: race or no race.
-//! The programs include small CUDA graphs. The device is a mock that runs nothing and answers as the program says,
-//! since the checker's verdicts must not depend on timing.
+//! Random programs of calls are run on the checker and on a plain graph, which has a node for each call and an edge for
+//! each ordering, and is searched for every decision. Both must agree for every call on whether it races. The programs
+//! include small CUDA graphs. The device is a mock that runs nothing and answers as the program says, since the
+//! checker's decisions must not depend on timing.
 
 use std::{
     ptr::NonNull,
@@ -104,7 +104,7 @@ struct Comparison {
     functions: Vec<Vec<CallId>>,
     execs: Vec<ModelExec>,
     races: usize,
-    /// A call has failed: the accesses that it might have replaced are forgotten, so races may be missed from now on.
+    /// A call has failed: accesses that it might have replaced are forgotten, so races might be missed from now on.
     failed: bool,
 }
 
@@ -118,7 +118,7 @@ const KINDS: [(usize, StreamKind); 6] = [
     (1, StreamKind::Blocking),
 ];
 
-/// Memory that was written, which the host has seen: whether memory was written does not matter in these tests.
+/// Allocates memory and fills it, as unwritten memory is not the subject of these tests.
 fn written(device: &Arc<dyn Backend>) -> Address {
     let spec = StreamSpec { name: "first".into(), priority: 0, non_blocking: true };
     let (memory, first) = (device.alloc(BYTES).unwrap(), device.stream_create(&spec).unwrap());
@@ -194,7 +194,7 @@ impl Comparison {
         self.accesses.iter().filter(with).any(|old| !self.graph.reaches(old.by, node))
     }
 
-    /// Compares the checker's verdict with the graph's. True if the call went through.
+    /// Compares the checker's decision with the graph's. True if the call was accepted.
     fn agree(&mut self, race: bool, got: &Result<()>) -> bool {
         match got {
             Err(error) if error.is_race() => {
@@ -238,8 +238,8 @@ impl Comparison {
         Arg::Slice { address, len: bytes, bytes, write: access.write }
     }
 
-    /// An exec of a graph of three nodes with these accesses, without those that race in it. `edges`: from the first to
-    /// the second, from the first to the third, from the second to the third.
+    /// An exec of a graph of three nodes with these accesses, without the nodes that race in it. `edges` are from the
+    /// first to the second, from the first to the third, and from the second to the third.
     fn exec(&mut self, device: usize, list: [ModelAccess; 3], edges: [bool; 3]) -> ModelExec {
         let backend = self.devices[device].clone();
         let raw = backend.graph_create().unwrap();
@@ -424,7 +424,7 @@ impl Comparison {
                 }
             }
             31 | 32 => {
-                // Three nodes: their edges, and what each touches.
+                // Three nodes with their edges and their accesses.
                 let list =
                     [(b, 1), (c, 2), (d, 4)].map(|(n, write)| access(of_device(n / 64), range(n), e & write != 0));
                 let edges = [e & 8 != 0, e & 16 != 0, e & 32 != 0];
@@ -458,7 +458,7 @@ proptest! {
         program.into_iter().for_each(|step| comparison.step(step));
     }
 
-    /// A call that the device refuses may hide a race, but never causes one.
+    /// A call that the device refuses can hide a race, but never causes one.
     #[test]
     fn refused_calls_make_no_races(program in prop::collection::vec((any::<[u8; 6]>(), any::<u8>()), 1..120)) {
         let mut comparison = Comparison::new();

@@ -1,4 +1,4 @@
-//! The checker's messages: which call accessed which bytes, and which ordering is absent.
+//! The checker's messages: which call accessed which bytes, and which ordering is missing.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::{
 use crate::error::{Error, ErrorKind, Result};
 
 impl RaceState {
-    /// Fails if the memory was freed.
+    /// Fails if the memory has been freed.
     pub(super) fn check_not_freed(&self, new: &Stamp, touch: &Touch) -> Result<()> {
         let freed = self.tombstones.memory(touch.start).filter(|_| touch.side == Side::Device);
         freed.map_or(Ok(()), |freed| {
@@ -20,7 +20,7 @@ impl RaceState {
         })
     }
 
-    /// The error for memory of a graph that does not exist outside its launches.
+    /// The error for accessing a graph's memory while no launch has allocated it.
     pub(super) fn unallocated(&self, new: &Stamp, touch: &Touch, region: &Region) -> Error {
         let message = format!(
             "{} {} {}, which exists only within a launch of its graph, between the nodes that allocate and free it",
@@ -76,7 +76,7 @@ impl RaceState {
         Error::new(ErrorKind::Race, message)
     }
 
-    /// ``kernel `uppercase` on stream `upper` ``, with its device if `other` is on another one.
+    /// ``kernel `uppercase` on stream `upper` ``, followed by the device if `other` is on another device.
     pub(super) fn describe(&self, stamp: &Stamp, other: Option<Component>) -> String {
         let graph = if stamp.in_graph { " of a graph" } else { "" };
         let mut text = format!("{}{graph} on stream {}", stamp.kind.describe(), self.describe_stream(stamp.component));

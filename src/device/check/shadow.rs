@@ -1,7 +1,7 @@
 //! The last accesses to the bytes of one allocation.
 //!
-//! The bytes are divided into segments; each has its last write and the reads since. An access is forgotten as soon as
-//! it cannot affect a later check:
+//! The bytes are divided into segments. Each segment stores its last write and the reads since. An access is forgotten
+//! as soon as it cannot affect a later check:
 //!
 //! - a write replaces all accesses in its range: it was checked to come after all of them, so an access that comes
 //!   after the write comes after them too;
@@ -17,13 +17,13 @@ use smallvec::SmallVec;
 
 use super::happens_before::Component;
 
-/// One access: the stream, the number of the call in it, and the kind of work.
+/// One access: the stream, the number of the call in the stream, and the kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) component: Component,
     pub(super) tick: u64,
     pub(super) kind: AccessKind,
-    /// It is a node of a graph that the call launched.
+    /// The access is by a node of a graph that the call launched.
     pub(super) in_graph: bool,
 }
 
@@ -31,14 +31,14 @@ pub(super) struct Stamp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AccessKind {
     Kernel(&'static str),
-    /// With its direction.
+    /// The copy's direction.
     Copy(&'static str),
     Fill,
     /// The memory exists from then on.
     Allocation,
     /// The memory does not exist from then on.
     Free,
-    /// The memory gets a new owner.
+    /// The memory has a new owner from then on.
     Recycling,
     /// The flag of a conditional node.
     Condition,
@@ -47,7 +47,7 @@ pub(super) enum AccessKind {
 }
 
 impl AccessKind {
-    /// Whether the memory has a new owner afterwards and is unwritten.
+    /// True if the memory has a new owner afterwards and is unwritten.
     pub(super) fn is_new(self) -> bool {
         matches!(self, Self::Allocation | Self::Recycling)
     }
@@ -64,9 +64,9 @@ pub(super) struct Conflict {
 /// The accesses to one allocation that still matter.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
-    /// By first byte; they do not overlap.
+    /// The segments by their first byte; they do not overlap.
     segments: BTreeMap<u64, Segment>,
-    /// The number of segments that triggers a cleanup.
+    /// The number of segments above which a cleanup starts.
     limit: usize,
 }
 
@@ -78,8 +78,8 @@ struct Segment {
 }
 
 impl Shadow {
-    /// The first earlier access to `bytes` that conflicts with an access of this kind and is not `known` to come before
-    /// it.
+    /// The first earlier access to `bytes` that conflicts with a read, or a write if `write` is set, and is not `known`
+    /// to come before it.
     pub(super) fn conflict(&self, bytes: &Range<u64>, write: bool, known: impl Fn(&Stamp) -> bool) -> Option<Conflict> {
         for (start, segment) in self.touching(bytes) {
             let reads = segment.reads.iter().filter(|_| write).map(|stamp| (stamp, false));

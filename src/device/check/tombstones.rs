@@ -1,11 +1,11 @@
-//! What no longer exists: memory that was freed, streams and events that were destroyed.
+//! [`Tombstones`]: memory that was freed, streams and events that were destroyed.
 //!
-//! A call that uses one of these is refused, whatever the timing was, with an error that says what was used and which
-//! thread freed it. This works only on the emulated device, where addresses and handles are never reused. On a GPU
-//! nothing is remembered, as the driver or another library may reuse them; compute-sanitizer is the tool there.
+//! A call that uses one of these is refused, whatever the timing, with an error that names the object and, for memory,
+//! the thread that freed it. This works only on the emulated device, where addresses and handles are never reused. On a
+//! GPU nothing is remembered, as the driver or another library can reuse them; use compute-sanitizer there.
 //!
-//! A stream may be destroyed with work in it. The memory that the work touches stays watched until the host has seen
-//! its end, or that of something ordered after it. Without such an order, a later use or free of the memory is an
+//! A stream can be destroyed with work in it. The accesses of that work are remembered until the host has observed the
+//! end of the work, or of other work ordered after it. Without such an order, a later use or free of the memory is an
 //! error.
 
 use std::{
@@ -16,7 +16,7 @@ use std::{
 use super::race_state::StreamKey;
 use crate::device::backend::RawEvent;
 
-/// How many entries of each kind are remembered.
+/// The number of entries of each kind that are remembered.
 const MAX_REMEMBERED: usize = 1024;
 
 /// See the module.
@@ -30,7 +30,7 @@ pub(super) struct Tombstones {
 #[derive(Debug)]
 struct Freed {
     bytes: u64,
-    /// Which memory it was, and which thread freed it.
+    /// The memory, and the thread that freed it.
     description: String,
 }
 

@@ -8,9 +8,9 @@
 //! | `graph/conditional.rs` | conditional nodes, whose bodies run depending on a flag |
 //! | `graph/exec.rs` | instantiation, launches, changes |
 //!
-//! Graphs, nodes and execs are the driver's handles, as numbers, in the backend's interface. For each graph and exec a
-//! [`GraphRecords`] stores what the driver does not: the host functions that its nodes call, the graphs within it, and whether
-//! it is spoiled. Launches do not access it.
+//! Graphs, nodes and execs are the driver's handles, as numbers, in the backend's interface. For each graph and exec,
+//! [`GraphRecords`] stores data that the driver does not: the host functions that its nodes call, the graphs within it,
+//! and whether it is poisoned. Launches do not access these records.
 //!
 //! ```text
 //!   graph:  created ──▶ released by its owner ──▶ destroyed     not before its last exec: to change an exec, the driver
@@ -18,16 +18,16 @@
 //!   exec:   created ──▶ destroyed                               after its launches, by the backend's contract
 //! ```
 //!
-//! **Host functions.** A graph owns those of its nodes and of its children; the caller that updates an exec from it
-//! keeps it while launches run its nodes. An exec owns those that its nodes were set to individually. It is not known
-//! here which ones a running launch still calls, so they are released when the caller that set them says so, or with
-//! the exec. A function that is set twice is kept once.
+//! **Host functions.** A graph owns the functions of its nodes and of its children; a caller that updates an exec from
+//! a graph keeps that graph while launches run its nodes. An exec owns the functions that its nodes were set to
+//! individually. Which of them a running launch still calls is not known here, so they are released when the caller
+//! that set them asks for it, or with the exec. A function that is set twice is stored once.
 //!
 //! **Memory** that a node allocates and no node frees still exists after a launch. The driver frees it before the next
-//! launch, but not when the exec is destroyed: that is done here.
+//! launch, but not when the exec is destroyed: it is freed here then.
 //!
-//! **Failed undo.** The driver may refuse to remove nodes that were added by failed work. The graph is spoiled then,
-//! and neither it nor any graph that contains it can be launched.
+//! **Failed undo.** The driver can refuse to remove nodes that were added by failed work. Such a graph is poisoned, and
+//! neither it nor any graph that contains it can be launched.
 
 mod capture;
 mod conditional;
@@ -76,15 +76,15 @@ struct GraphRecords {
 struct CudaGraph {
     functions: Vec<Arc<GraphCallback>>,
     conditionals: Vec<Conditional>,
-    /// It is the body of a node of another graph, and is destroyed with that.
+    /// It is the body of a node of another graph, and is destroyed with the other graph.
     within: bool,
     /// It has nodes that allocate or free memory, so that no node can be removed.
     memory: bool,
     /// It has conditional nodes, added here or by another library.
     conditions: bool,
-    /// Memory that its nodes allocate and none frees.
+    /// Memory that its nodes allocate and none of them frees.
     unfreed: Vec<Address>,
-    /// Why it cannot be used any more.
+    /// The reason why the graph cannot be used any more.
     poisoned: Option<&'static str>,
     execs: usize,
     ended: bool,
@@ -99,14 +99,14 @@ struct CudaExec {
 }
 
 impl CudaGraph {
-    /// The reason, if any, why it has only one exec at a time and cannot be a child: for a second exec
+    /// The reason, if any, why the graph can have only one exec at a time and cannot be a child: for a second exec
     /// `cuGraphInstantiate` returns "not supported" (801), and `cuGraphAddChildGraphNode` refuses such a child.
     fn is_single(&self) -> Option<&'static str> {
         if self.memory { Some("makes memory") } else { self.conditions.then_some("has conditions") }
     }
 }
 
-/// Graphs removed from the book. They own user code, so they are dropped with no lock held.
+/// Graphs removed from the records. They own users' closures, so they are dropped with no lock held.
 type RemovedGraphs = Vec<CudaGraph>;
 
 impl GraphRecords {
@@ -157,7 +157,7 @@ impl GraphRecords {
         self.execs.insert(exec, CudaExec { of, set: Vec::new(), unfreed });
     }
 
-    /// Notes functions that nodes of the exec were set to.
+    /// Records functions that nodes of the exec were set to.
     fn add_exec_functions(&mut self, exec: RawExec, functions: Vec<Arc<GraphCallback>>) {
         let Some(exec) = self.execs.get_mut(&exec) else { return };
         for function in functions {
@@ -172,7 +172,7 @@ impl GraphRecords {
         self.execs.values_mut().flat_map(|exec| exec.set.extract_if(.., |known| known.is(function))).collect()
     }
 
-    /// Notes that the driver has destroyed an exec of this graph. Only then may a graph with one exec at a time have
+    /// Records that the driver has destroyed an exec of this graph. Only then can a graph with one exec at a time have
     /// another. Returns the graph's entries if it is to be destroyed now.
     fn exec_destroyed(&mut self, of: RawGraph) -> Option<RemovedGraphs> {
         let graph = self.graphs.get_mut(&of)?;
@@ -220,7 +220,7 @@ impl CudaGraphs {
     }
 }
 
-/// Handles are numbers in the backend's interface. These functions convert from and to the driver's types.
+/// Handles are numbers in the backend's interface. These functions convert to and from the driver's types.
 fn graph(raw: RawGraph) -> CUgraph {
     ptr::with_exposed_provenance_mut(raw.0 as usize)
 }
@@ -354,7 +354,8 @@ impl CudaBackend {
             (graph.conditionals.iter().any(|conditional| conditional.node == gone), graph.memory)
         };
         if is_conditional {
-            // Its handle would remain, and the driver does not instantiate a graph with a handle that no node uses.
+            // The condition's handle would remain, and the driver does not instantiate a graph with a handle that no
+            // node uses.
             return Err(self.usage("a condition cannot be removed from a graph: build the graph without it"));
         }
         if memory {
@@ -375,7 +376,7 @@ impl CudaBackend {
         self.cx.check(unsafe { (driver.graph_destroy_node)(gone) }, "cuGraphDestroyNode")
     }
 
-    /// Marks a graph from which nodes of failed work could not be removed.
+    /// Marks a graph as unusable.
     fn poison(&self, graph: RawGraph, why: &'static str) {
         self.graphs.records().graph(graph).poisoned = Some(why);
     }

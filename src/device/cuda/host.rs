@@ -1,7 +1,7 @@
 //! Host functions: Rust closures that a stream calls once, or that a graph calls at each launch.
 //!
 //! The driver receives a number, never a pointer: the key of an entry in a table of the process, which owns the closure
-//! until it is called. So nothing can dangle or leak, whatever the driver does:
+//! until it is called. So no closure can dangle or leak, whatever the driver does:
 //!
 //! ```text
 //!            enqueued                 the stream reaches it
@@ -15,8 +15,8 @@
 //!                          └────────────────────────────────▶ taken, dropped
 //! ```
 //!
-//! An entry is taken under the table's lock, and called and dropped outside it. A key has a generation: a key that the
-//! driver passes twice, or after its slot was reused, finds nothing. No panic unwinds into the driver.
+//! An entry is taken under the table's lock, and called and dropped outside the lock. A key has a generation: a key
+//! that the driver passes twice, or after its slot was reused, finds no entry. No panic unwinds into the driver.
 
 use std::{
     cell::Cell,
@@ -135,12 +135,12 @@ thread_local! {
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True while this thread belongs to the driver and runs a host function, which must not call the driver.
+/// True while this thread of the driver runs a host function, which must not call the driver.
 pub(super) fn on_callback_thread() -> bool {
     IN_CALLBACK.get()
 }
 
-/// Fails during a callback of the driver, which forbids calls there; some of them would deadlock.
+/// Fails during a callback of the driver, which forbids calls from callbacks; some calls would deadlock.
 ///
 /// # Errors
 /// [`Usage`](ErrorKind::Usage).
@@ -162,10 +162,10 @@ pub(super) fn launch(cx: &Context, stream: CUstream, function: &mut Option<HostF
     let Some(given) = function.take() else { return Ok(()) };
     let key = pending().insert(cx.owner, given);
     // SAFETY: the stream belongs to this context, as the backend's caller guarantees. `call` may be called with this or
-    // any number, any number of times, at any time in the process: it only looks it up.
+    // any number, any number of times, at any time in the process: it only looks the number up.
     let code = unsafe { (driver.launch_host_func)(stream, Some(call), key.to_user_data()) };
     // After a fault that is not reported yet, the driver accepts functions and never calls them. The thread that
-    // observes the fault drops them. If it did so between `enter` and `insert`, it missed this one.
+    // observes the fault drops them. If it did so between `enter` and `insert`, it missed this function.
     let result = match cx.lost() {
         Some(error) => Err(error.again()),
         None => cx.check(code, "cuLaunchHostFunc"),

@@ -1,4 +1,4 @@
-//! A kernel's code as the driver loads it, compiled once per process and architecture.
+//! A kernel's code in the form that the driver loads, compiled once per process and architecture.
 //!
 //! CUDA C++ is compiled after a prototype that is generated from the kernel's Rust signature:
 //!
@@ -16,8 +16,8 @@
 //! every `__global__` made `extern "C"`, to find out whether there is a conflict: if so, that is the error, also at the
 //! user's line.
 //!
-//! A kernel is identified by the address of its declaration. Concurrent loaders compile once: the others wait for the
-//! first. A failure is kept and returned again, without another attempt.
+//! A kernel is identified by the address of its declaration. Concurrent loads compile once: later ones wait for the
+//! first. A failure is stored and returned again, without another attempt.
 
 use std::{
     collections::HashMap,
@@ -99,7 +99,7 @@ fn is_binary(bytes: &[u8]) -> bool {
     bytes.len() >= 64 && (bytes.starts_with(b"\x7fELF") || bytes.starts_with(&0xba55_ed50_u32.to_le_bytes()))
 }
 
-/// An error of this kernel. `what` continues the sentence that begins with its name.
+/// An error of this kernel. `what` continues the sentence that begins with the kernel's name.
 pub(super) fn error(def: &KernelDef, what: &str) -> Error {
     Error::new(ErrorKind::Kernel, format!("`{}` (declared at {}) {what}", def.name, def.declared))
 }

@@ -1,13 +1,14 @@
 //! Kernels on one device: found by their declaration, launched with their arguments.
 //!
-//! A module holds the code of one kernel and stays loaded while the device is open. The first launch on a device loads
-//! it (through `image.rs`, which compiles) and enters it into the device's table, where later launches find it without
-//! a lock. Concurrent loaders load once. A kernel that cannot be compiled or found remains an error; a load that failed
-//! for lack of memory may be retried. A closed device drops its table, and loads kernels again when it is reopened.
+//! A module contains the code of one kernel and stays loaded while the device is open. The first launch on a device
+//! loads it (through `image.rs`, which compiles) and enters it into the device's table, where later launches find it
+//! without a lock. Concurrent launches load it once. A kernel that cannot be compiled or found remains an error; a load
+//! that failed for lack of memory can be retried. A closed device drops its table, and loads kernels again when it is
+//! reopened.
 //!
 //! Prototypes ensure that a CUDA C++ body agrees with its Rust signature. PTX and cubins compiled elsewhere are not
 //! checked in this way, and the driver would read past the arguments. So if the driver can report a function's
-//! parameters, a launch compares their sizes with those it passes, which are a few integers.
+//! parameters, a launch compares their sizes, a few integers, with the sizes that it passes.
 
 use std::{
     collections::HashMap,
@@ -59,7 +60,7 @@ struct Loaded {
     function: DriverHandle<CUfunc_st>,
     /// `None` if the driver does not report them (before CUDA 12.4).
     sizes: Option<Sizes>,
-    /// The dynamic shared memory that launches may use at present.
+    /// The dynamic shared memory that launches may currently use.
     shared_bytes: AtomicU32,
     /// Held while `shared_bytes` grows.
     growing: Mutex<()>,
@@ -87,11 +88,11 @@ impl Kernels {
     #[cold]
     fn find_or_load(&self, cx: &Context, def: &'static KernelDef, number: usize) -> Result<&Loaded> {
         cx.enter()?;
-        // Logs are deferred until the attempt has an outcome: a subscriber may launch this kernel.
+        // Logs are deferred until the attempt has an outcome, as a subscriber might launch this kernel.
         let _later = is_unlocked().then(Deferred::new);
         let attempt = self.attempts().entry(number).or_default().clone();
         let outcome = attempt.get_or_init(|| {
-            // The driver may wait for all work of the device.
+            // Loading can make the driver wait for all work on the device.
             let name = def.name;
             DeviceThread::may_wait(|| format!("kernel `{name}` would be loaded, which waits for {},", cx.name))?;
             self.loaded.set(number, Loaded::new(cx, def, self.arch)?);
@@ -100,7 +101,7 @@ impl Kernels {
         if let Err(error) = outcome {
             if error.kind() != ErrorKind::Kernel {
                 let mut attempts = self.attempts();
-                // Only this attempt: another loader may have begun a new one.
+                // Only this attempt: another thread might have begun a new one.
                 if attempts.get(&number).is_some_and(|there| Arc::ptr_eq(there, &attempt)) {
                     attempts.remove(&number);
                 }
@@ -144,7 +145,7 @@ impl Kernels {
     }
 
     /// # Safety
-    /// As [`Backend::launch`](crate::device::backend::Backend::launch).
+    /// The contract of [`Backend::launch`](crate::device::backend::Backend::launch).
     pub(super) unsafe fn launch(&self, cx: &Context, stream: CUstream, launch: &Launch<'_>) -> Result<()> {
         let mut prepared = self.prepare(cx, launch)?;
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
@@ -255,7 +256,7 @@ impl Loaded {
         }
         cx.check(code, "cuModuleGetFunction")?;
         if let Some(load) = driver.func_load {
-            // Loaded now and not at the first launch, as loading may have to wait for the device.
+            // Loaded now and not at the first launch, as loading can wait for the device.
             // SAFETY: a function of a loaded module.
             cx.check(unsafe { load(function) }, "cuFuncLoad")?;
         }

@@ -1,18 +1,17 @@
 //! Device memory: a private stream-ordered pool on the device.
 //!
-//! All allocations and frees are enqueued into one private stream, which carries nothing else. Nothing there waits for
-//! other work of the device, so an allocation waits for completion in place: this takes microseconds, and afterwards
-//! the memory may be used on any stream. A free is enqueued when no enqueued work accesses the memory any more (the
-//! backend's contract), so it takes effect at once, and never blocks the device as `cuMemFree` does. The pool keeps
-//! freed memory (its release threshold is unlimited), so the next allocation is cheap as well. It returns memory to the
-//! driver when an allocation fails and when the device is closed.
+//! All allocations and frees are enqueued into one private stream, which contains no other work. Nothing in this stream
+//! waits for other work on the device, so an allocation waits until it is complete: this takes microseconds, and
+//! afterwards the memory may be used on any stream. A free is enqueued when no enqueued work accesses the memory any
+//! more (the backend's contract), so it takes effect at once, and never blocks the device as `cuMemFree` does. The pool
+//! keeps freed memory (its release threshold is unlimited), so the next allocation is cheap as well. It returns memory
+//! to the driver when an allocation fails and when the device is closed.
 //!
-//! Stream-ordered allocations ([`DriverMemory::alloc_on`]) have a second pool. To reuse their memory, the driver may make one
-//! user's stream wait for another's. In the first pool that would be the private stream, and allocations would wait for
-//! it.
+//! Stream-ordered allocations ([`DriverMemory::alloc_on`]) have a second pool. To reuse their memory, the driver can
+//! make one user's stream wait for another's. In the first pool the private stream would wait, and allocations with it.
 //!
-//! Nodes of graphs that allocate memory use a pool of the driver, which also keeps freed memory: it is counted and
-//! trimmed with the others.
+//! Graph nodes that allocate memory use a pool of the driver, which also keeps freed memory. It is counted and trimmed
+//! with the other pools.
 //!
 //! If a device has no pools, `cuMemAlloc` and `cuMemFree` are used instead, and nothing is stream-ordered.
 //!
@@ -101,14 +100,15 @@ impl DriverMemory {
         }
     }
 
-    /// Waits until the allocations and frees so far have taken effect. Short, as nothing else is in that stream.
+    /// Waits until the allocations and frees so far have taken effect. This is short, as the stream contains no other
+    /// work.
     fn synchronize(&self, cx: &Context, driver: &Driver) -> Result<()> {
         let Some(Pooled { stream, .. }) = &self.pooled else { return Ok(()) };
         // SAFETY: the stream lives as long as `self`.
         cx.check(unsafe { (driver.stream_synchronize)(stream.raw()) }, "cuStreamSynchronize")
     }
 
-    /// Returns unused memory of the pools, including that of graphs, to the driver. False if there are no pools, so
+    /// Returns unused memory of the pools, including the graphs' pool, to the driver. False if there are no pools, so
     /// that a retry is pointless.
     pub(super) fn trim(&self, cx: &Context) -> Result<bool> {
         let Some(Pooled { pool, ordered, .. }) = &self.pooled else { return Ok(false) };
@@ -118,7 +118,7 @@ impl DriverMemory {
             // SAFETY: the pool lives as long as `self`; trimming does not affect memory that is allocated from it.
             cx.check(unsafe { (driver.mem_pool_trim_to)(pool.raw(), 0) }, "cuMemPoolTrimTo")?;
         }
-        // SAFETY: the device is this context's; memory that graphs use or may use is not affected.
+        // SAFETY: the device is this context's; memory that graphs use or can use is not affected.
         cx.check(unsafe { (driver.device_graph_mem_trim)(cx.device) }, "cuDeviceGraphMemTrim")?;
         Ok(true)
     }
@@ -136,7 +136,7 @@ impl DriverMemory {
     }
 
     /// # Safety
-    /// As [`Backend::free`](crate::device::backend::Backend::free).
+    /// The contract of [`Backend::free`](crate::device::backend::Backend::free).
     pub(super) unsafe fn free(&self, cx: &Context, address: Address) -> Result<()> {
         let driver = cx.enter()?;
         match &self.pooled {
@@ -170,10 +170,10 @@ impl DriverMemory {
     }
 
     /// # Safety
-    /// As [`Backend::free_on`](crate::device::backend::Backend::free_on).
+    /// The contract of [`Backend::free_on`](crate::device::backend::Backend::free_on).
     pub(super) unsafe fn free_on(&self, cx: &Context, on: RawStream, address: Address) -> Result<()> {
         let driver = cx.enter()?;
-        // SAFETY: it came from this pool, and by contract all work that may still access it precedes this in the
+        // SAFETY: it came from this pool, and by contract all work that might still access it precedes this call in the
         // stream.
         cx.check(unsafe { (driver.mem_free_async)(address.0, stream(on)) }, "cuMemFreeAsync")
     }
@@ -194,8 +194,8 @@ impl DriverMemory {
         Ok(MemoryInfo { free: free.saturating_add(kept).min(total), total })
     }
 
-    /// The bytes that the pools, including that of graphs, have reserved from the driver, and the allocated ones of
-    /// them.
+    /// The bytes that the pools, including the graphs' pool, have reserved from the driver, and the bytes that are
+    /// allocated from them.
     fn usage(&self, cx: &Context) -> Option<(u64, u64)> {
         let driver = cx.driver;
         let Pooled { pool, ordered, .. } = self.pooled.as_ref()?;
@@ -216,7 +216,8 @@ impl DriverMemory {
             };
             if code.is_success() { value } else { 0 }
         };
-        // In this order, memory that is freed and returned in between reads as not kept, rather than as kept.
+        // Read in this order, so that memory which is freed and returned in between does not count as kept by the
+        // pools.
         let reserved = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?
             + of_graphs(CUgraphMem_attribute::CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT);
         let used = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?
@@ -224,7 +225,8 @@ impl DriverMemory {
         Some((reserved, used))
     }
 
-    /// Grants `other` access to this memory, including later allocations, so that copies between the two are direct.
+    /// Grants `other` access to this memory, including later allocations, so that copies between the two devices are
+    /// direct.
     pub(super) fn grant_access(&self, cx: &Context, other: CUdevice) -> Result<()> {
         let Some(Pooled { pool, ordered, .. }) = &self.pooled else { return Ok(()) };
         let driver = cx.enter()?;

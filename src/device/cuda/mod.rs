@@ -1,8 +1,8 @@
 //! CUDA devices: the [`Backend`] over the driver, which is loaded at run time.
 //!
-//! A backend holds one device's primary context, which other CUDA libraries in the process share. While it exists,
-//! [`open`] returns the same backend; the drop of the last handle closes it and frees its resources. CUDA is needed
-//! neither to build nor to run: without a driver, [`open`] and [`device_count`] return an error.
+//! A backend owns a reference to one device's primary context, which other CUDA libraries in the process share. While
+//! the backend exists, [`open`] returns the same one; dropping the last handle closes it and frees its resources. CUDA
+//! is needed neither to build nor to run: without a driver, [`open`] and [`device_count`] return an error.
 //!
 //! | file | contents |
 //! |---|---|
@@ -22,8 +22,8 @@
 //! that the trait names wait for the device. Recording, waiting, querying, copying, filling and launching acquire no
 //! lock of this crate and do not allocate.
 //!
-//! Callers of the backend own the handles that they pass, by the trait's contract. SAFETY comments in this module rely on
-//! that where they call a stream, an event, a graph, a node or an exec live.
+//! By the trait's contract, callers of the backend own the handles that they pass. SAFETY comments in this module rely
+//! on this contract where they call a stream, an event, a graph, a node or an exec live.
 
 mod context;
 mod driver;
@@ -70,13 +70,14 @@ pub(crate) fn driver_present() -> bool {
     Driver::is_installed()
 }
 
-/// The number of CUDA devices visible to this process. [`NoDevice`](ErrorKind::NoDevice) if there is no driver.
+/// The number of CUDA devices visible to this process. Fails with [`NoDevice`](ErrorKind::NoDevice) if there is no
+/// driver.
 pub(crate) fn device_count() -> Result<usize> {
     Driver::get()?.device_count()
 }
 
-/// The device with this ordinal. Opens it if it is not open yet, which takes some tenths of a second.
-/// [`NoDevice`](ErrorKind::NoDevice) if there is none.
+/// The device with this ordinal. Opens it if it is not open yet, which takes some tenths of a second. Fails with
+/// [`NoDevice`](ErrorKind::NoDevice) if there is no such device.
 pub(crate) fn open(ordinal: usize) -> Result<Arc<CudaBackend>> {
     static OPEN: Mutex<FxHashMap<usize, Weak<CudaBackend>>> =
         Mutex::at(Level::Opening, FxHashMap::with_hasher(FxBuildHasher));
@@ -143,7 +144,7 @@ impl CudaBackend {
         let code = unsafe { (driver.ctx_get_stream_priority_range)(&mut least, &mut greatest) };
         cx.check(code, "cuCtxGetStreamPriorityRange")?;
         let memory = DriverMemory::open(&cx)?;
-        // Nothing fails from here on, so the `drop` undoes this registration.
+        // Nothing fails from here on, so `drop` will undo this registration.
         peers::register(&cx);
         let arch = u32::try_from(major * 10 + minor).unwrap_or(0);
         Ok(Self {
@@ -207,7 +208,7 @@ impl Backend for CudaBackend {
         unsafe { self.memory.free(&self.cx, address) }
     }
 
-    /// The driver does not report it. Measured: 1,021 on an H200 (driver 580.159.04), 1,024 on others.
+    /// The driver does not report the limit. Measured: 1,021 on an H200 (driver 580.159.04), 1,024 on other devices.
     fn queue_depth(&self) -> Option<u64> {
         Some(1000)
     }

@@ -1,9 +1,9 @@
 //! The CUDA C++ compiler, loaded when the first kernel needs it.
 //!
-//! NVRTC is a part of the CUDA toolkit, not of the driver: a machine may have a GPU and no compiler, and run
-//! precompiled kernels. So a missing library is an error of the kernel that needs it, not of the device. It is searched
-//! for under the names of CUDA 13 and 12, in the linker's search path and then in the toolkit that `CUDA_PATH` or
-//! `CUDA_HOME` names, or in `/usr/local/cuda`; that toolkit's headers are on the include path as well.
+//! NVRTC is part of the CUDA toolkit, not of the driver: a machine can have a GPU but no compiler, and run precompiled
+//! kernels. So a missing library is an error of the kernel that needs it, not of the device. It is searched for under
+//! the names of CUDA 13 and 12, in the linker's search path and then in the toolkit that `CUDA_PATH` or `CUDA_HOME`
+//! names, or in `/usr/local/cuda`; that toolkit's headers are on the include path as well.
 //!
 //! The result is machine code for the device's architecture or, if the compiler is older than the device, PTX for the
 //! newest earlier architecture that the compiler supports.
@@ -52,7 +52,7 @@ pub(super) struct Compiler {
 }
 
 impl Compiler {
-    /// The compiler, or the reason, in one line, why there is none.
+    /// The compiler. The error is a one-line reason why there is none.
     pub(super) fn get() -> Result<&'static Compiler, &'static str> {
         static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
         COMPILER.get_or_init(Compiler::load).as_ref().map_err(String::as_str)
@@ -66,7 +66,7 @@ impl Compiler {
                     .into(),
             );
         };
-        // Never unloaded, as the table below points into it.
+        // Never unloaded, as the table below points into the library.
         let library: &'static libloading::Library = Box::leak(Box::new(library));
         let functions = Functions::load(library).map_err(|symbol| {
             format!("NVRTC on this machine has no `{symbol}`: it is too old, install CUDA 12 or newer")
@@ -149,7 +149,7 @@ impl Compiler {
     }
 }
 
-/// A program of the compiler, destroyed on drop. It borrows its source and name, which NVRTC may read later.
+/// A program of the compiler, destroyed on drop. It borrows its source and name, which NVRTC can read until then.
 struct Program<'a> {
     compiler: &'a Compiler,
     raw: nvrtcProgram,

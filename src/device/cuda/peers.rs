@@ -1,10 +1,11 @@
 //! Copies between two CUDA devices of one process.
 //!
 //! With unified addressing `cuMemcpyAsync` determines both ends of a copy, but memory of a pool is accessible from
-//! another device only if the pool grants access. So when a device is opened, it and each open device grant each other
-//! access, if the hardware supports that ([`connect`]). If some pair does not, copies between devices must name the
-//! context of each end, and the driver routes the bytes through the host; only then is each copy checked for its
-//! devices ([`contexts`]). With one device, or devices that all access each other, the check costs one relaxed load.
+//! another device only if the pool grants access. So when a device is opened, it and every other open device grant each
+//! other access, if the hardware supports peer access ([`connect`]). If it does not for some pair, copies between
+//! devices must name the context of each end, and the driver routes the bytes through the host; only then are the
+//! devices of each copy looked up ([`contexts`]). With one device, or if all devices can access each other, the check
+//! costs one relaxed load.
 
 use std::{
     ffi::c_int,
@@ -28,7 +29,8 @@ use crate::{device::backend::Address, error::Result};
 /// Set once two devices without peer access have been open at the same time.
 static WITHOUT_PEER_ACCESS: AtomicBool = AtomicBool::new(false);
 
-/// The contexts of the open devices, each with its number of openings (briefly two while one opening follows another).
+/// The contexts of the open devices, each with the number of backends that use it (briefly two while a backend replaces
+/// another).
 static OPEN: RwLock<FxHashMap<CUdevice, (DriverHandle<CUctx_st>, usize)>> =
     RwLock::new(FxHashMap::with_hasher(FxBuildHasher));
 
@@ -47,7 +49,7 @@ pub(super) fn unregister(cx: &Context) {
     }
 }
 
-/// Grants two devices access to each other's memory, or notes that the hardware does not support it.
+/// Grants two devices access to each other's memory, or records that the hardware does not support peer access.
 pub(super) fn connect(a: (&Context, &DriverMemory), b: (&Context, &DriverMemory)) -> Result<()> {
     let reaches = |from: &Context, to: &Context| {
         let mut can: c_int = 0;
@@ -64,7 +66,7 @@ pub(super) fn connect(a: (&Context, &DriverMemory), b: (&Context, &DriverMemory)
     }
 }
 
-/// The contexts of the two ends of a copy, if the copy must name them.
+/// The contexts of both ends of a copy, if the copy must name them.
 #[inline]
 pub(super) fn contexts(driver: &Driver, to: Address, from: Address) -> Option<(CUcontext, CUcontext)> {
     if WITHOUT_PEER_ACCESS.load(Ordering::Relaxed) { look_up(driver, to, from) } else { None }

@@ -1,14 +1,14 @@
 //! Page-locked host memory, kept until the device is closed.
 //!
-//! `cuMemFreeHost` waits for all work of the device, including a host function that blocks, and meanwhile locks the
-//! driver's context: launches, copies, event records, and the creation and destruction of streams and events block on
-//! every thread (measured on an H200). So it is called neither by a drop nor by an ordinary allocation, and not by a
-//! background thread either. Freed blocks become spares. They do not accumulate:
+//! `cuMemFreeHost` waits for all work on the device, including host functions that block, and locks the driver's
+//! context while it waits: launches, copies, event records, and the creation and destruction of streams and events
+//! block on every thread (measured on an H200). So it is called neither by a drop, nor by an ordinary allocation, nor
+//! by a background thread. Freed blocks become spares. They do not accumulate:
 //!
 //! - sizes are rounded up to classes, so that few spares have a size that is never requested again;
-//! - if there are more than [`MAX_SPARE_BYTES`] bytes of spares, an allocation may use a larger one;
-//! - if the host is out of memory, an allocation may also use a larger one. If there is none, all spares are freed
-//!   before the allocation fails, which waits for the device.
+//! - if there are more than [`MAX_SPARE_BYTES`] bytes of spares, an allocation can use a larger one;
+//! - if the host is out of memory, an allocation can also use a larger one. If there is none, all spares are freed,
+//!   which waits for the device, and the allocation is retried.
 //!
 //! A flow that runs again also reuses its page-locked envelopes.
 
@@ -29,9 +29,9 @@ use crate::{
     sync::{Mutex, MutexGuard, lock, log},
 };
 
-/// With more bytes of spares than this, allocations may use larger spares.
+/// With more bytes of spares than this, an allocation can use a larger spare.
 const MAX_SPARE_BYTES: usize = 256 << 20;
-/// Size classes above this are multiples of it, at most eight per doubling; those below are powers of two.
+/// Size classes above this size are multiples of it, at most eight per doubling; size classes below are powers of two.
 const STEP: usize = 2 << 20;
 
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ struct PinnedBlock {
     bytes: usize,
 }
 
-// SAFETY: only the list owns a spare, and nothing is read or written through it.
+// SAFETY: only the list owns a block, and nothing is read or written through it.
 unsafe impl Send for PinnedBlock {}
 
 fn size_class(bytes: usize) -> usize {
@@ -65,8 +65,8 @@ fn size_class(bytes: usize) -> usize {
 }
 
 impl PinnedBlocks {
-    /// Takes the most recently used spare of this size. If there is none, and there are many spares or `any` is set,
-    /// takes the smallest larger one.
+    /// Takes the most recently used spare of this size. If there is none, takes the smallest larger spare, provided
+    /// that there are many spares or `any` is set.
     fn take(&mut self, bytes: usize, any: bool) -> Option<NonNull<u8>> {
         if let Some(at) = self.spares.iter().rposition(|spare| spare.bytes == bytes) {
             return Some(self.spares.remove(at).memory);
@@ -98,7 +98,7 @@ impl Pinned {
     pub(super) fn alloc(&self, cx: &Context, bytes: usize) -> Result<NonNull<u8>> {
         let driver = cx.enter()?;
         let bytes = size_class(bytes);
-        // Checked here, as drivers refuse such sizes with different codes.
+        // Checked here, as different drivers refuse such sizes with different codes.
         if host_memory().is_some_and(|most| bytes as u64 > most) {
             return Err(out_of_memory(cx, bytes));
         }
@@ -122,7 +122,7 @@ impl Pinned {
             let all = std::mem::take(&mut self.blocks().spares);
             free_spares(cx, driver, all)?;
         }
-        // Only the size can be an invalid value: some drivers report huge sizes so.
+        // Only the size can be an invalid value: this is how some drivers refuse huge sizes.
         if matches!(code, Code::OUT_OF_MEMORY | Code::INVALID_VALUE) {
             return Err(out_of_memory(cx, bytes));
         }
@@ -139,7 +139,7 @@ impl Pinned {
     /// Never waits.
     ///
     /// # Safety
-    /// As [`Backend::free_host`](crate::device::backend::Backend::free_host).
+    /// The contract of [`Backend::free_host`](crate::device::backend::Backend::free_host).
     pub(super) unsafe fn free(&self, memory: NonNull<u8>, bytes: usize) {
         self.blocks().put(memory, size_class(bytes));
     }

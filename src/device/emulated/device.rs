@@ -1,7 +1,8 @@
-//! The calls of an emulated device: [`Backend`], on top of the machine and the memory.
+//! The calls to an emulated device: [`Backend`], on top of the machine and the memory.
 //!
-//! A call is checked, turned into work and put into its stream; the engine decides about order and whether threads or a
-//! simulation run it. After a fault every call fails with that fault, so memory of a lost device is never reused.
+//! A call is checked, turned into work and enqueued into its stream. The engine decides in which order work runs;
+//! threads or a simulation run it. After a fault every call fails with that fault, so memory on a lost device is never
+//! reused.
 
 use std::{ptr::NonNull, sync::Arc, thread::JoinHandle, time::Duration};
 
@@ -51,8 +52,8 @@ pub(super) struct EmulatedDevice {
     skipped: Arc<SkippedFunctions>,
 }
 
-/// Host functions that a planned fault has skipped, kept for the life of the device. A worker drops them at its end, as
-/// the last handle of a device may be dropped where a destructor of the user's must not run or must not be waited for.
+/// Host functions that a planned fault has skipped, kept for the life of the device. A worker drops them when it ends:
+/// the last handle of a device might be dropped where a user's destructor must not run.
 #[derive(Default)]
 pub(super) struct SkippedFunctions(Mutex<Vec<HostFunction>>);
 
@@ -102,7 +103,7 @@ impl EmulatedDevice {
         self.enqueue_from(stream, &mut Some(work))
     }
 
-    /// If the machine refuses the work, it stays in `work`: it may be a user's, and must not be dropped under a lock.
+    /// If the machine refuses the work, it stays in `work`: a user's destructor must not run under a lock.
     fn enqueue_from(&self, stream: RawStream, work: &mut Option<Work>) -> Result<()> {
         let stream = self.stream(stream);
         let refused = self.engine.with(|machine| {
@@ -112,7 +113,7 @@ impl EmulatedDevice {
         refused.map_err(|error| self.at_device(error))
     }
 
-    /// Waits, as a driver does, until the stream's queue has room for one more.
+    /// Waits, like a driver, until the stream's queue has room for one more entry.
     pub(super) fn wait_for_room(&self, stream: RawStream) {
         let Some(queue_limit) = &self.queue_limit else { return };
         let stream = self.stream(stream);
@@ -120,7 +121,7 @@ impl EmulatedDevice {
         queue_limit.wait(|| self.engine.with(|machine| machine.pending(stream, Work::occupies_queue)));
     }
 
-    /// For a call that needs the context exclusively: waits, as in a driver, for the calls that wait for room.
+    /// Called where a driver needs its context exclusively: waits, like a driver, for the calls that wait for room.
     fn wait_exclusive(&self) {
         if let Some(queue_limit) = &self.queue_limit {
             queue_limit.wait_exclusive();
@@ -202,7 +203,7 @@ impl Backend for EmulatedDevice {
         let fill = Work::Recycle { address, bytes };
         match stream {
             Some(stream) => self.enqueue(stream, fill),
-            // SAFETY: no enqueued work touches it, and the caller has exclusive access.
+            // SAFETY: no enqueued work accesses the memory, and the caller has exclusive access.
             None => {
                 unsafe { fill.run(&|| true) }.map_err(|fault| self.at_device(Error::new(ErrorKind::Driver, fault.0)))
             }

@@ -1,7 +1,7 @@
-//! Planned faults: what a test makes fail, and when.
+//! Planned faults: the calls that a test makes fail.
 //!
-//! Calls are counted as they are **enqueued**, from 1, so that a plan hits the same call in whatever order the worker
-//! threads run. The call fails when it runs, as on a GPU: a trapped kernel is enqueued without an error.
+//! Calls are counted from 1 when they are **enqueued**, so that a plan hits the same call in whatever order the worker
+//! threads run. The call fails when its work runs, as on a GPU: a kernel that traps is enqueued without an error.
 
 use rustc_hash::FxHashMap;
 
@@ -10,9 +10,9 @@ use crate::sync::Mutex;
 
 /// The faults of an emulated device.
 ///
-/// Everything is counted from 1, in the order in which the calls are made: `Faults::new().trap_kernel("scale", 3)`
-/// traps the third launch of `scale`. A node of a graph counts once for each launch of the graph, in the order in which
-/// the nodes were added; within a conditional node, once for each time that it runs. The methods may be called several
+/// Calls are counted from 1, in the order in which they are made: `Faults::new().trap_kernel("scale", 3)` traps the
+/// third launch of `scale`. A graph node counts once for each launch of the graph, in the order in which the nodes were
+/// added; a node in the body of a conditional node counts each time that it runs. The methods can be called several
 /// times; all planned faults occur.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
@@ -35,7 +35,7 @@ impl Faults {
         self
     }
 
-    /// The `nth` allocation of device memory fails, as if none were left. The device continues to work.
+    /// The `nth` allocation of device memory fails as if no memory were left. The device continues to work.
     #[must_use]
     pub fn fail_alloc(mut self, nth: u64) -> Self {
         self.allocations.push(nth);
@@ -49,8 +49,8 @@ impl Faults {
         self
     }
 
-    /// The `nth` host function is never called, and no error is reported: the stream goes on past it, and the function
-    /// is dropped only with the device.
+    /// The `nth` host function is never called, and no error is reported: the stream skips it, and the function is
+    /// dropped with the device.
     #[must_use]
     pub fn lose_host_function(mut self, nth: u64) -> Self {
         self.functions.push(nth);

@@ -1,9 +1,9 @@
 //! The address space of the emulated devices.
 //!
-//! An address is never a valid host pointer: it is non-canonical on every machine this runs on, so code that uses it as
-//! a pointer crashes immediately. All devices of the process share one space, so a copy between two of them needs only
-//! two addresses. Addresses are never reused, and a gap follows each block, so that accesses to freed memory and past
-//! an end are detected.
+//! An address is never a valid host pointer: it is non-canonical on every supported machine, so code that uses it as a
+//! pointer crashes at once. All devices of the process share one address space, so a copy between two devices needs
+//! only two addresses. Addresses are never reused, and a gap follows each block, so that accesses to freed memory and
+//! past the end of a block are detected.
 //!
 //! ```text
 //!   address ──► SPACE: base ─► Block ──► host allocation, aligned to 256
@@ -11,8 +11,8 @@
 //!                                └─ counted by the Memory of the device it belongs to, against its capacity
 //! ```
 //!
-//! Fresh memory holds `0xAD`, released memory `0xDD`. An operation holds a reference to the block that it uses, so
-//! after a premature free it accesses stale memory, but never another owner's.
+//! Fresh memory is filled with `0xAD`, released memory with `0xDD`. An operation owns a reference to the block that it
+//! uses, so after a premature free it accesses stale memory, but never another owner's.
 
 use std::{
     alloc::{Layout, alloc, dealloc},
@@ -39,7 +39,7 @@ pub(super) const RELEASED: u8 = 0xDD;
 
 const ALIGN: u64 = MAX_ALIGNMENT as u64;
 const GAP: u64 = 4096;
-/// From this size on, an allocation is checked against the host's memory.
+/// Larger allocations are checked against the host's memory.
 const LARGE: usize = 1 << 30;
 
 static SPACE: RwLock<BTreeMap<u64, Arc<Mapping>>> = RwLock::new(BTreeMap::new());
@@ -59,7 +59,7 @@ struct HostBlock {
     layout: Layout,
 }
 
-// SAFETY: it owns its bytes; the streams order the accesses to them, as the unsafe calls of `Backend` demand.
+// SAFETY: it owns its bytes; streams order the accesses to them, as the contracts of `Backend` require.
 unsafe impl Send for HostBlock {}
 // SAFETY: as above; nothing here reads or writes the bytes through a shared reference.
 unsafe impl Sync for HostBlock {}
@@ -71,7 +71,7 @@ impl HostBlock {
             let text = format!("the host has no {} left for an emulated device", human::bytes(layout.size() as u64));
             Error::new(ErrorKind::OutOfMemory, text)
         };
-        // All of it is written below: if the system overcommits memory that it does not have, it kills the process.
+        // All bytes are written below: a system that overcommits its memory would kill the process.
         if layout.size() > LARGE && host_memory().is_some_and(|most| layout.size() as u64 > most) {
             return Err(refuse());
         }
@@ -85,8 +85,8 @@ impl HostBlock {
 
 impl Drop for HostBlock {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout and released only here. No operation is using it: each one holds
-        // a reference to the block, and the caller that freed host memory has guaranteed it.
+        // SAFETY: allocated in `new` with this layout and released only here. No operation is using it: each operation
+        // owns a reference to the block, and the caller that freed host memory has guaranteed it.
         unsafe {
             self.start.write_bytes(RELEASED, self.layout.size());
             dealloc(self.start.as_ptr(), self.layout);
@@ -94,17 +94,17 @@ impl Drop for HostBlock {
     }
 }
 
-/// The host bytes of an operation: a pointer, and the block that keeps it valid.
+/// The host bytes that an operation accesses: a pointer, and the block that keeps it valid.
 #[derive(Debug)]
 pub(super) struct Resolved {
     pub(super) start: *mut u8,
     _block: Option<Arc<Mapping>>,
 }
 
-/// Finds the host bytes behind `bytes` bytes at `address`. The error is a message.
+/// Finds the host bytes behind `bytes` bytes at `address`. The error is a message for the user.
 pub(super) fn resolve(address: Address, bytes: u64) -> Result<Resolved, String> {
     if bytes == 0 {
-        // Aligned for any type and never read: an empty slice must still not be null.
+        // Aligned for any type and never read; even the pointer of an empty slice must not be null.
         return Ok(Resolved { start: std::ptr::without_provenance_mut(ALIGN as usize), _block: None });
     }
     let space = SPACE.read().unwrap_or_else(PoisonError::into_inner);
@@ -124,7 +124,7 @@ pub(super) fn resolve(address: Address, bytes: u64) -> Result<Resolved, String> 
     Ok(Resolved { start, _block: Some(block.clone()) })
 }
 
-/// The memory of one device: its blocks in the address space, and the host memory that it allocated.
+/// The memory of one device: its blocks in the address space, and its page-locked host memory.
 #[derive(Debug)]
 pub(super) struct EmulatedMemory {
     capacity: u64,
@@ -134,7 +134,7 @@ pub(super) struct EmulatedMemory {
 #[derive(Debug, Default)]
 struct MemoryState {
     in_use: u64,
-    /// Base and size of all live device memory.
+    /// The sizes of all live blocks of device memory, by base address.
     blocks: BTreeMap<u64, u64>,
     /// Live host memory.
     host: BTreeMap<usize, HostBlock>,
@@ -149,7 +149,7 @@ impl EmulatedMemory {
         MemoryInfo { free: self.capacity - lock(&self.state).in_use, total: self.capacity }
     }
 
-    /// `planned`: the allocation fails even if there is room.
+    /// If `planned` is set, the allocation fails even if there is room.
     pub(super) fn alloc(&self, bytes: u64, planned: bool) -> Result<Address> {
         let mut state = lock(&self.state);
         if planned || bytes > self.capacity - state.in_use {
@@ -166,7 +166,7 @@ impl EmulatedMemory {
         let size = usize::try_from(bytes).ok().filter(|size| *size > 0);
         let layout = size.and_then(|size| Layout::from_size_align(size, ALIGN as usize).ok());
         let layout = layout.ok_or_else(|| cannot_allocate(bytes))?;
-        // First, so that a failed allocation uses up no addresses.
+        // Before an address is taken, so that a failed allocation uses up no addresses.
         let host = HostBlock::new(layout)?;
         let base = next_base(bytes)?;
         let block = Arc::new(Mapping { base, bytes, host });
@@ -215,8 +215,8 @@ impl EmulatedMemory {
     }
 }
 
-/// Memory of a graph: a reserved address, counted against the capacity for the life of this value. There is memory
-/// behind it only between the nodes of a launch that allocate and free it.
+/// Memory of a graph: a reserved range of addresses, counted against the capacity for the life of this value. There is
+/// memory behind it only between the nodes of a launch that allocate and free it.
 #[derive(Debug)]
 pub(super) struct ReservedRange {
     memory: Arc<EmulatedMemory>,
@@ -225,10 +225,10 @@ pub(super) struct ReservedRange {
 }
 
 impl ReservedRange {
-    /// `planned`: as for [`EmulatedMemory::alloc`].
+    /// For `planned` see [`EmulatedMemory::alloc`].
     pub(super) fn new(memory: &Arc<EmulatedMemory>, bytes: u64, planned: bool) -> Result<Self> {
         let Address(base) = memory.alloc(bytes, planned)?;
-        // Still counted by the device; only the bytes are released.
+        // The range still counts against the device's capacity; only the bytes are released.
         release(base);
         lock(&memory.state).blocks.remove(&base);
         Ok(Self { memory: memory.clone(), base, bytes })
@@ -260,7 +260,7 @@ impl Drop for ReservedRange {
 }
 
 impl Drop for EmulatedMemory {
-    /// Releases the device's memory. Host memory that was not freed is leaked, as a pointer to it may exist.
+    /// Releases the device's memory. Host memory that was not freed is leaked, as pointers to it might exist.
     fn drop(&mut self) {
         let state = self.state.get_mut();
         for base in state.blocks.keys() {

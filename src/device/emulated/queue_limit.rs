@@ -1,8 +1,8 @@
-//! A full queue, as a GPU's driver has it.
+//! [`QueueLimit`]: makes calls block while a stream's queue is full, like a GPU's driver.
 //!
-//! The driver guards a context with a lock that launches take shared and that other calls take exclusively. A launch
-//! that waits for room in its stream's queue keeps its share, so those calls wait too (measured on an H200, see
-//! `stream/backlog.rs`). Launches take precedence, as in the driver.
+//! The driver guards a context with a reader-writer lock: launches share it, and some other calls acquire it
+//! exclusively. A launch that waits for room in its stream's queue keeps the lock shared, so exclusive calls wait too
+//! (measured on an H200, see `stream/backlog.rs`). Launches take precedence, as in the driver.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},

@@ -1,8 +1,8 @@
 //! The work of an emulated device's streams, and how it is executed.
 //!
-//! Work owns what it needs: arguments are copied when it is enqueued. Addresses are looked up when it runs, as on a
-//! GPU, so an illegal one is a fault of the device at that time and not an error of the call. A kernel is its Rust
-//! body, called once for the whole launch; a panic in it is a trap.
+//! Work owns its arguments, which are copied when it is enqueued. As on a GPU, addresses are resolved when the work
+//! runs, so an illegal address is a device fault at that time and not an error of the call. A kernel is its Rust body,
+//! called once for the whole launch; a panic in the body is a trap.
 
 use std::{
     fmt,
@@ -49,7 +49,7 @@ pub(super) enum Work {
         args: Box<[OwnedArg]>,
         planned: bool,
     },
-    /// The replacement for another library's work.
+    /// The emulation of another library's work.
     External {
         name: &'static str,
         args: Box<[OwnedArg]>,
@@ -67,12 +67,12 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// Whether it takes a place in a driver's queue. A driver has no call that [recycles](Self::Recycle).
+    /// True if the work would occupy an entry in a driver's queue. A driver has no call that [recycles](Self::Recycle).
     pub(super) fn occupies_queue(&self) -> bool {
         !matches!(self, Self::Host(_) | Self::Recycle { .. } | Self::SkippedHost)
     }
 
-    /// Whether it touches memory. A host function touches only memory that its user gave it.
+    /// True if the work accesses memory that the device owns. A host function accesses only memory of its closure.
     pub(super) fn touches_memory(&self) -> bool {
         !matches!(self, Self::Host(_) | Self::SkippedHost)
     }
@@ -95,7 +95,7 @@ impl fmt::Debug for Work {
     }
 }
 
-/// A description of work for messages, the same in every run: without addresses.
+/// A description of work for messages. It contains no addresses, so it is the same in every run.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Description {
     Wait,
@@ -114,13 +114,13 @@ impl fmt::Display for Description {
         match self {
             Self::Wait => f.write_str("wait"),
             Self::Record => f.write_str("record"),
-            Self::Copy { direction, bytes } => write!(f, "copy {direction} of {bytes} bytes"),
-            Self::Fill { bytes } => write!(f, "fill of {bytes} bytes"),
+            Self::Copy { direction, bytes } => write!(f, "copy {direction} of {}", human::count(*bytes as usize, "byte")),
+            Self::Fill { bytes } => write!(f, "fill of {}", human::count(*bytes as usize, "byte")),
             Self::Kernel(name) => write!(f, "kernel `{name}`"),
             Self::External(name) => write!(f, "external work `{name}`"),
             Self::Free => f.write_str("free"),
             Self::Host => f.write_str("host function"),
-            Self::Graph { steps } => write!(f, "graph of {steps} steps"),
+            Self::Graph { steps } => write!(f, "graph of {}", human::count(*steps, "step")),
         }
     }
 }
@@ -140,11 +140,12 @@ impl Work {
         }
     }
 
-    /// Runs the work on this thread. Work that may run for ever checks whether the device is still `is_alive`.
+    /// Runs the work on this thread. Work that could run for ever stops when `is_alive` returns false.
     ///
     /// # Safety
-    /// It is this work's turn, and what the caller that enqueued it guaranteed still holds: host memory is valid,
-    /// arguments are those that the kernel declares, and nothing else accesses what it writes.
+    /// All work that must come before this work is done, and the guarantees of the caller that enqueued it still hold:
+    /// host memory is valid, arguments are those that the kernel declares, and nothing else accesses the memory that it
+    /// writes.
     pub(super) unsafe fn run(self, is_alive: &dyn Fn() -> bool) -> Result<(), Fault> {
         match self {
             // SAFETY: guaranteed by the caller.
@@ -157,7 +158,7 @@ impl Work {
             },
             Work::Kernel { kernel, args, planned } => {
                 launch(&args, planned, |body| {
-                    // SAFETY: guaranteed by the caller; `launch` has found the slices, and keeps them alive.
+                    // SAFETY: guaranteed by the caller; `launch` has resolved the slices, and keeps them alive.
                     unsafe { (kernel.body)(body) }
                 })
             }
@@ -185,7 +186,7 @@ fn resolve_end(place: Endpoint, bytes: u64) -> Result<(*mut u8, Option<Resolved>
 }
 
 /// # Safety
-/// As [`Work::run`].
+/// The contract of [`Work::run`].
 unsafe fn copy(to: Endpoint, from: Endpoint, bytes: u64, planned: bool) -> Result<(), Fault> {
     if planned {
         return Err(Fault("a planned fault".into()));
@@ -193,13 +194,13 @@ unsafe fn copy(to: Endpoint, from: Endpoint, bytes: u64, planned: bool) -> Resul
     let (to, _to) = resolve_end(to, bytes)?;
     let (from, _from) = resolve_end(from, bytes)?;
     // SAFETY: device ends are inside their blocks, which `_to` and `_from` keep alive; host ends are valid and not
-    // accessed otherwise, as the caller that enqueued this guaranteed. `copy` allows the two to overlap.
+    // accessed otherwise, as the caller that enqueued this guaranteed. `copy` allows the two ends to overlap.
     unsafe { std::ptr::copy(from, to, bytes as usize) };
     Ok(())
 }
 
 /// # Safety
-/// As [`Work::run`].
+/// The contract of [`Work::run`].
 unsafe fn fill(to: Address, pattern: Pattern, bytes: u64) -> Result<(), Fault> {
     let found = resolve(to, bytes).map_err(Fault)?;
     if bytes == 0 {
@@ -216,7 +217,8 @@ unsafe fn fill(to: Address, pattern: Pattern, bytes: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Calls a body with the arguments' host bytes: each slice is in a live block, kept alive for the call, and is aligned.
+/// Calls a body with the host bytes of its arguments. Each slice is aligned and in a live block, which is kept alive
+/// for the call.
 fn launch(args: &[OwnedArg], planned: bool, run: impl FnOnce(&[BodyArg])) -> Result<(), Fault> {
     if planned {
         return Err(Fault("trapped: a planned fault".into()));
@@ -241,7 +243,7 @@ fn launch(args: &[OwnedArg], planned: bool, run: impl FnOnce(&[BodyArg])) -> Res
     catch_unwind(AssertUnwindSafe(|| run(&body))).map_err(|panic| Fault(format!("trapped: {}", panic_message(panic))))
 }
 
-/// The largest alignment that elements of this size can have: the largest power of two that divides it, up to
+/// The largest alignment that elements of this size can have: the largest power of two that divides the size, up to
 /// [`MAX_ALIGNMENT`], which also limits elements ([`Plain::FITS`](crate::memory::Plain)).
 fn alignment(len: u64, bytes: u64) -> usize {
     match bytes.checked_div(len) {
@@ -252,8 +254,8 @@ fn alignment(len: u64, bytes: u64) -> usize {
 
 /// Refuses launches that no device supports.
 pub(super) fn check_launch(launch: &Launch<'_>) -> Result<()> {
-    /// The limit of a block on the largest GPUs, 227 KiB (CUDA C++ Programming Guide, technical specifications, compute
-    /// capability 9.0).
+    /// The shared memory limit of a block on the largest GPUs, 227 KiB (CUDA C++ Programming Guide, technical
+    /// specifications, compute capability 9.0).
     const MAX_SHARED: u32 = 227 << 10;
     let Launch { grid, block, shared_bytes, args, .. } = *launch;
     if shared_bytes > MAX_SHARED {
@@ -302,7 +304,7 @@ pub(super) fn check_fill(to: Address, pattern: Pattern, bytes: u64) -> Result<()
     Ok(())
 }
 
-/// The error for another library's work without a replacement.
+/// The error for another library's work that has no emulation.
 pub(super) fn no_emulation() -> Error {
     let message = "this device is emulated and runs no CUDA work: provide a replacement with `.emulated(..)`";
     Error::new(ErrorKind::Usage, message)

@@ -1,8 +1,8 @@
-//! The threads that run the work which the [machine](super::machine) makes runnable.
+//! The threads that run the work that the [machine](super::machine) makes runnable.
 //!
-//! All threaded devices of the process share one machine, so that a stream of one can wait for an event of another;
-//! each device has its own worker threads. A worker locks the machine to take and to finish work, never while it runs
-//! it. No thread waits for an event: it takes other work, or sleeps until there is some.
+//! All threaded devices of the process share one machine, so that a stream on one device can wait for an event of
+//! another; each device has its own worker threads. A worker locks the machine to take and to finish work, but not
+//! while the work runs. No worker waits for an event: it takes other work, or sleeps until there is some.
 //!
 //! ```text
 //!   call ──► machine ──► bell of the device ──► a worker: start ─ run ─ finish ──► machine ──► other bells
@@ -37,11 +37,11 @@ use crate::{
 /// A machine, and the threads that wait for it.
 pub(super) struct Engine {
     state: Mutex<EngineState>,
-    /// Notified when a point is passed, if a thread waits.
+    /// Notified when a stream passes a point, if a call waits.
     passed: Condvar,
-    /// If set, there are no threads: the simulation runs it.
+    /// If set, there are no threads: the simulation runs the machine.
     simulation: Option<Weak<SimulationCore>>,
-    /// Functions to call when the simulation ends.
+    /// The functions to call when the simulation ends.
     loss_handlers: Mutex<Vec<(DeviceId, LossHandler)>>,
 }
 
@@ -91,7 +91,7 @@ impl Engine {
         Self::new(Some(simulation))
     }
 
-    /// Changes the machine, and then notifies all waiting threads that the change concerns.
+    /// Changes the machine, and then wakes the threads that the change concerns.
     pub(super) fn with<R>(&self, change: impl FnOnce(&mut Machine<Work>) -> R) -> R {
         let mut state = lock(&self.state);
         let result = change(&mut state.machine);
@@ -107,7 +107,7 @@ impl Engine {
         result
     }
 
-    /// Wakes a simulation's loop after a change: it may be on another thread, asleep.
+    /// Wakes a simulation's loop after a change: the loop might be asleep on another thread.
     fn notify_simulation(&self) {
         if let Some(simulation) = self.simulation.as_ref().and_then(Weak::upgrade) {
             simulation.notify();
@@ -115,7 +115,7 @@ impl Engine {
     }
 
     /// See [`Backend::when_lost`](crate::device::backend::Backend::when_lost). A device with its own threads is lost
-    /// only by a fault of its work, which the streams notice.
+    /// only by a fault of its work, which its streams report.
     pub(super) fn when_lost(&self, device: DeviceId, handler: LossHandler) {
         if self.simulation.is_some() {
             lock(&self.loss_handlers).push((device, handler));
@@ -130,18 +130,18 @@ impl Engine {
             .for_each(|(_, handler)| _ = contained("a loss handler panicked", || handler(error.again())));
     }
 
-    /// Whether a fault has ended the device and the work that it had begun is over.
+    /// True if a fault has ended the device and none of its work is still running.
     pub(super) fn has_ended(&self, device: DeviceId) -> bool {
         lock(&self.state).machine.has_ended(device)
     }
 
-    /// The seed for the orders of a graph's launches: drawn from the simulation, if there is one.
+    /// The seed for the orders of a graph's launches, from the simulation if there is one.
     pub(super) fn random_seed(&self) -> u64 {
         self.simulation.as_ref().and_then(Weak::upgrade).map_or(0, |simulation| simulation.random_seed())
     }
 
-    /// Starts a device's workers, unless it is simulated. It works with fewer if the system refuses some; without any
-    /// it is lost.
+    /// Starts a device's workers, unless the device is simulated. If the system cannot start all of them, the device
+    /// works with fewer; with none it is lost.
     pub(super) fn spawn_workers(
         self: &Arc<Self>,
         device: DeviceId,
@@ -186,19 +186,19 @@ impl Engine {
         started
     }
 
-    /// Handles the drop of a device's last handle: the workers end once its work is done. They are not joined, as the
-    /// drop may happen under a lock, and a worker's thread-locals may have destructors of the user's.
+    /// Handles the drop of a device's last handle: the workers end once the device's work is done. They are not joined,
+    /// as the handle might be dropped under a lock, and a worker's thread-locals can have a user's destructors.
     pub(super) fn close_device(&self, device: DeviceId, workers: Vec<JoinHandle<()>>) {
         self.with(|machine| machine.retire(device));
         let handlers: Vec<_> = lock(&self.loss_handlers).extract_if(.., |(of, _)| *of == device).collect();
         drop(handlers);
         if is_fork() {
-            // The threads belong to the parent: the child has none to join.
+            // The threads belong to the parent process: there are none to join in the child.
             std::mem::forget(workers);
         }
     }
 
-    /// The number of threads that sleep in a call that waits.
+    /// The number of calls that sleep until work is done.
     #[cfg(test)]
     pub(super) fn waiting_calls(&self) -> usize {
         lock(&self.state).waiting_calls
@@ -219,7 +219,7 @@ impl Engine {
                 {
                     drop(state);
                     simulation.step_streams();
-                    // Its drop may take the lock.
+                    // Dropping the core can take the lock.
                     drop(simulation);
                     state = lock(&self.state);
                     continue;
@@ -231,8 +231,8 @@ impl Engine {
                     let message = format!("stream `{name}` waits for work that has not been enqueued");
                     return Err(Error::new(ErrorKind::Stalled, message));
                 }
-                // Another thread runs something (not this one, further up its stack), and notifies when it is done. The
-                // lock was held since the checks above, so no notification was missed.
+                // Another thread is running work (not this thread, further up its stack), and notifies when that is
+                // done. The lock was held since the checks above, so no notification was missed.
             }
             state.waiting_calls += 1;
             state = self.passed.wait(state);
@@ -240,7 +240,7 @@ impl Engine {
         }
     }
 
-    /// Runs one entry of a stream, for a simulation. `note` receives its description.
+    /// Runs one entry of a stream, for a simulation. `note` receives the entry's description.
     pub(super) fn step_one(&self, stream: StreamId, now: impl FnOnce() -> Duration, note: impl FnOnce(LogLine)) {
         let state = self.step(lock(&self.state), stream, now, |state, begun| {
             let device = state.machine.device_of(stream).and_then(|device| state.workers.get(&device));
@@ -280,7 +280,7 @@ impl Engine {
     ) -> MutexGuard<'a, EngineState> {
         let Some(begun) = state.machine.start(stream, now) else { return state };
         note(&state, &begun);
-        // In a simulation, for the time of this entry.
+        // A simulation's thread counts as the device's thread while the entry runs.
         let _device = DeviceThread::enter();
         let device = state.machine.device_of(stream);
         let mut dropped = Vec::new();
@@ -311,10 +311,10 @@ impl Engine {
         if notifies || !dropped.is_empty() {
             drop(state);
             if notifies {
-                // Streams that became runnable are for the loop to run, which may be another thread.
+                // The loop, which might be on another thread, runs streams that became runnable.
                 self.notify_simulation();
             }
-            // Destructors of the user's: outside the lock, and after all were notified of the fault.
+            // Runs users' destructors: outside the lock, and after all waiting threads were notified of the fault.
             discard_all(dropped);
             state = lock(&self.state);
         }
@@ -323,10 +323,10 @@ impl Engine {
 }
 
 impl EngineState {
-    /// Wakes a worker for each change, except for the `own` device of a worker that continues anyway. True if there was
+    /// Wakes a worker for each change, except on the `own` device of a worker that continues anyway. True if there was
     /// a change.
     fn notify_workers(&mut self, own: Option<DeviceId>) -> bool {
-        let changed = self.machine.changed();
+        let changed = self.machine.take_changed();
         for device in &changed {
             let device = *device;
             if self.machine.is_over(device) {

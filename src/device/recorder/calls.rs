@@ -99,7 +99,7 @@ impl Backend for Recorder {
         match state.events.get_mut(&event) {
             Some(mark) => *mark = at,
             None => {
-                // An event of the device: recorded at each launch.
+                // An event of the device, which is recorded at each launch.
                 drop(state);
                 // SAFETY: a record touches no memory; the caller that enqueued it keeps the event alive.
                 unsafe { self.enqueue(stream, &NodeWork::Record(event)) }?;

@@ -18,8 +18,8 @@ use crate::{
     sync::{Mutex, MutexGuard},
 };
 
-/// The launches for which a host function has not been called yet, the oldest first. The exec that calls it is not
-/// known, so a call counts for the oldest launch of each exec.
+/// The launches for which a host function has not been called yet, oldest first. The checker does not know which exec
+/// makes a call, so a call counts for the oldest launch of each exec.
 #[derive(Debug, Default)]
 pub(super) struct CallTracker(Mutex<VecDeque<(RawExec, HappensBefore)>>);
 
@@ -36,7 +36,7 @@ impl CallTracker {
         self.0.lock()
     }
 
-    /// Handles a call of the function: some launch has reached its node.
+    /// Handles a call to the function: a launch has reached its node.
     fn call(&self) {
         let mut oldest: FxHashMap<RawExec, HappensBefore> = FxHashMap::default();
         self.lock().retain(|(exec, clock)| {
@@ -81,8 +81,8 @@ impl CheckedLaunch {
 }
 
 impl RaceState {
-    /// Adds a launch as one call into a stream. It is refused, and nothing changes, if it races, uses memory that does
-    /// not exist, or reads what was never written.
+    /// Adds a launch as one call into a stream. If it races, uses memory that does not exist, or reads bytes that were
+    /// never written, it is refused and nothing changes.
     pub(super) fn launch(
         &mut self,
         component: Component,
@@ -115,7 +115,7 @@ impl RaceState {
         Ok((clock, tick))
     }
 
-    /// Applies node by node which memory exists and is written. On an error nothing changes.
+    /// Updates, node by node, which memory exists and is written. On an error nothing changes.
     fn carry_out(&mut self, new: &impl Fn(AccessKind) -> Stamp, accesses: &[NodeAccess]) -> Result<()> {
         let mut changed = Vec::new();
         let outcome = accesses.iter().try_for_each(|NodeAccess { kind, touches, .. }| {

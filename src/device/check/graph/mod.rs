@@ -1,10 +1,10 @@
 //! The checker's model of graphs: which bytes each node touches, and which nodes come before it.
 //!
-//! Two things can be wrong with a graph. Its **edges**: two nodes touch the same bytes, one writes, and neither depends
-//! on the other. That is found when the second is added, before the call is forwarded; for changed nodes of an exec, at
-//! the next launch, as its state between two changes never runs. And its **launch**: it is one call of its stream that
-//! touches all that its nodes touch, and must be ordered as any call; and what a node reads must have been written by an
-//! earlier node or call.
+//! A graph can have errors in its **edges**: two nodes access the same bytes, one writes, and neither depends on the
+//! other. This is found when the second node is added, before the call is forwarded; for changed nodes of an exec it is
+//! found at the next launch, as the exec's state between two changes never runs. A graph can also have errors in its
+//! **launch**, which is one call in its stream with all accesses of its nodes: it must be ordered like any call, and
+//! the bytes that a node reads must have been written by an earlier node or call.
 //!
 //! ```text
 //!   graph_add      ancestors of the node = its predecessors and their ancestors ──► every other node: a conflict?
@@ -16,11 +16,11 @@
 //!                  3. all accesses are those of the stream's call from now on
 //! ```
 //!
-//! The accesses of a child or a body are its node's; what a body may do counts as done. A launch is one tick of its
-//! stream's clock: an event or a host function within it counts as its end. So the checker may miss races with nodes
-//! beside those, but reports no false alarm.
+//! The accesses of a child or a body count as its node's, whether or not the body runs. A launch is one tick of its
+//! stream's clock: an event or a host function within it counts as its end. So the checker can miss races with nodes
+//! that are unordered with these, but reports no false positive.
 //!
-//! The lock of the graphs is never held together with the universe's, nor while the device or user code is called.
+//! The lock of the graphs is never held together with the race state's, nor while the device or user code is called.
 
 mod launch;
 mod nodes;
@@ -151,7 +151,7 @@ impl CheckedBackend {
     pub(super) fn forget_node(&self, graph: RawGraph, id: RawNode) {
         let mut graphs = self.graphs();
         let Some(nodes) = graphs.graphs.get_mut(&graph).map(|graph| &mut graph.nodes) else { return };
-        // A node that stands for several of the driver's still touches what the others touch.
+        // A node that represents several of the driver's still has the accesses of the others.
         let at = nodes.iter().position(|node| node.ids.contains(&id) && node.ids.len() == 1);
         let Some(gone) = at.map(|at| nodes.remove(at)) else { return };
         if let NodeAction::Conditional { body, .. } = gone.action {
@@ -191,7 +191,7 @@ impl CheckedBackend {
         })
     }
 
-    /// A node, checked against the other nodes for absent edges.
+    /// Creates a node and checks it against the other nodes for missing edges.
     fn check_node(&self, graph: RawGraph, after: &[RawNode], action: NodeAction) -> Result<Option<CheckedNode>> {
         let graphs = self.graphs();
         let node = graphs.node(graph, after, action);
@@ -320,7 +320,7 @@ impl CheckedBackend {
         Ok(outcome)
     }
 
-    /// The functions that the device calls in place of one that is over.
+    /// Takes the wrappers that the device calls in place of `function`, which is to be released.
     pub(super) fn watched(&self, function: &HostCallback) -> Vec<HostCallback> {
         let of = Arc::as_ptr(function).addr();
         self.graphs().set.extract_if(.., |(known, _)| *known == of).map(|(_, TrackedCallback(by))| by).collect()

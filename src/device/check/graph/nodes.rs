@@ -1,7 +1,7 @@
 //! The checker's data for a graph.
 //!
-//! Nodes are numbered as they are added, and numbers are never reused. The numbers before a node are a bit set, so that
-//! checking for an edge between two nodes is one lookup.
+//! Nodes are numbered in the order of addition, and numbers are never reused. The numbers of a node's predecessors are
+//! a bit set, so that checking whether two nodes are ordered is one lookup.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -21,16 +21,16 @@ use crate::device::backend::{Address, HostCallback, RawEvent, RawExec, RawGraph,
 pub(in super::super) struct CheckedGraphs {
     pub(super) graphs: FxHashMap<RawGraph, CheckedGraph>,
     pub(super) execs: FxHashMap<RawExec, CheckedExec>,
-    /// Functions that nodes of execs were set to, by address, and the wrappers that the device calls instead.
+    /// The functions that nodes of execs were set to, by address, each with the wrapper that the device calls instead.
     pub(super) set: Vec<(usize, TrackedCallback)>,
 }
 
-/// A wrapper that reports its calls.
+/// A wrapper of a callback that reports its calls to the checker.
 pub(super) struct TrackedCallback(pub(super) HostCallback);
 
 impl fmt::Debug for TrackedCallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Watched").finish_non_exhaustive()
+        f.debug_tuple("TrackedCallback").finish_non_exhaustive()
     }
 }
 
@@ -38,7 +38,7 @@ impl fmt::Debug for TrackedCallback {
 pub(super) struct CheckedGraph {
     pub(super) nodes: Vec<CheckedNode>,
     pub(super) numbers: usize,
-    /// The graph and the conditional node of which it is the body.
+    /// If this is a body: its outer graph and conditional node.
     pub(super) within: Option<(RawGraph, RawNode)>,
     pub(super) memory: Vec<Address>,
 }
@@ -53,10 +53,10 @@ pub(super) struct CheckedExec {
 
 #[derive(Clone, Debug)]
 pub(super) struct CheckedNode {
-    /// Several, if another library's work became several nodes.
+    /// The driver's nodes: several, if another library's work became several nodes.
     pub(super) ids: SmallVec<[RawNode; 1]>,
     pub(super) number: usize,
-    /// The numbers of the nodes that come before it.
+    /// The numbers of the nodes that come before this one.
     pub(super) before: Bits,
     pub(super) action: NodeAction,
     pub(super) enabled: bool,
@@ -78,7 +78,7 @@ pub(super) enum NodeAction {
     },
 }
 
-/// The memory that a node touches. A copy's source is first.
+/// The memory that a node accesses. A copy's source is first.
 #[derive(Clone, Debug)]
 pub(super) struct NodeAccess {
     pub(super) kind: AccessKind,
@@ -127,7 +127,7 @@ impl NodeAccess {
         Self { kind, touches: touches.into_iter().collect(), since: borrows() }
     }
 
-    /// The bytes that both touch, if one writes them.
+    /// The bytes that both access, if one writes them.
     fn conflict(&self, old: &NodeAccess) -> Option<NodeConflict> {
         self.touches.iter().find_map(|new| {
             old.touches.iter().filter(|old| old.side == new.side && (old.write || new.write)).find_map(|with| {
@@ -145,7 +145,7 @@ impl CheckedNode {
         self.number != other.number && !self.before.has(other.number) && !other.before.has(self.number)
     }
 
-    /// Whether it is this node, or the node is in its body.
+    /// True if `id` is this node or a node in its body.
     fn has(&self, id: RawNode) -> bool {
         self.ids.contains(&id)
             || matches!(&self.action, NodeAction::Conditional { within: Some(nodes), .. } if nodes.iter().any(|node| node.has(id)))
@@ -153,7 +153,7 @@ impl CheckedNode {
 }
 
 impl CheckedGraph {
-    /// Makes one node, and all that come after it, come after another.
+    /// Makes the node `after`, and all nodes that come after it, come after `before`.
     pub(super) fn order(&mut self, before: RawNode, after: RawNode) {
         let find = |id| self.nodes.iter().find(|node| node.ids.contains(&id));
         let Some((before, after)) = find(before).zip(find(after).map(|node| node.number)) else { return };
@@ -174,7 +174,7 @@ impl CheckedExec {
 }
 
 impl CheckedGraphs {
-    /// A node after others, not yet added. `None` if the graph is not known here.
+    /// Creates a node that comes after others, without adding it. `None` if the graph is unknown to the checker.
     pub(super) fn node(&self, graph: RawGraph, after: &[RawNode], action: NodeAction) -> Option<CheckedNode> {
         let graph = self.graphs.get(&graph)?;
         let mut before = Bits::default();
@@ -191,11 +191,11 @@ impl CheckedGraphs {
         graph.nodes.push(CheckedNode { ids: ids.into(), ..node });
     }
 
-    /// The conflict that a node would have if it were added, because an edge is absent.
+    /// The conflict that a node would have if it were added, because an edge is missing.
     pub(super) fn conflict(&self, graph: RawGraph, new: &CheckedNode) -> Option<NodeConflict> {
         let found = self.graphs.get(&graph)?;
         self.conflict_among(&found.nodes, new, &self.accesses(&new.action)).or_else(|| {
-            // The body's accesses are its node's and must be ordered too.
+            // The accesses of a body count as its node's, and must be ordered in the outer graph too.
             let (mut within, accesses) = (found.within, self.accesses(&new.action));
             while let Some((outer, node)) = within {
                 let outer = self.graphs.get(&outer)?;
@@ -209,7 +209,7 @@ impl CheckedGraphs {
         })
     }
 
-    /// The same for an exec that is about to be launched. Its state between two changes never runs.
+    /// The same for an exec that is about to be launched. The exec's state between two changes never runs.
     pub(super) fn exec_conflict(&self, exec: RawExec) -> Option<NodeConflict> {
         let CheckedExec { nodes, changed, .. } = self.execs.get(&exec)?;
         changed.iter().find_map(|id| self.conflict_in(nodes, *id))
@@ -274,7 +274,7 @@ impl CheckedGraphs {
         gone.memory
     }
 
-    /// Those of a graph's or an exec's addresses that no other uses.
+    /// The addresses in `memory` that no graph or exec uses any more.
     pub(super) fn orphans(&self, mut memory: Vec<Address>) -> Vec<Address> {
         let execs = self.execs.values().flat_map(|exec| &exec.memory);
         let kept: FxHashSet<_> = self.graphs.values().flat_map(|graph| &graph.memory).chain(execs).collect();
@@ -294,7 +294,7 @@ pub(super) fn find(nodes: &mut [CheckedNode], id: RawNode) -> Option<&mut Checke
     }
 }
 
-/// Makes an exec's nodes do what the same nodes of another graph do.
+/// Gives an exec's nodes the actions of the same nodes of another graph.
 pub(super) fn adopt(nodes: &mut [CheckedNode], new: Vec<CheckedNode>) {
     for (node, with) in nodes.iter_mut().zip(new) {
         match (&mut node.action, with.action) {

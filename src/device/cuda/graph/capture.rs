@@ -1,6 +1,6 @@
 //! Captures work that other libraries enqueue: the only nodes that wakeline does not add itself.
 //!
-//! A separate stream captures directly into the graph while the library's function runs. Then
+//! A separate stream captures directly into the graph while the library's function runs:
 //!
 //! ```text
 //!   success   the new nodes are the library's; later work comes after the stream's last ones
@@ -9,10 +9,10 @@
 //! ```
 //!
 //! If the driver cannot capture into a graph (before CUDA 12.3), or could not remove the added nodes (in a graph that
-//! allocates memory), the stream captures into a separate graph, which becomes a child of the other.
+//! allocates memory), the stream captures into a separate graph, which becomes a child of the given one.
 //!
-//! The capture is local to the calling thread: other threads may make calls that captures forbid. Of a library's work
-//! only copies between host and device are examined, since they read or write host memory at every launch.
+//! The capture is local to the calling thread, so other threads may make calls that captures forbid. Of a library's
+//! work, only copies between host and device are examined, since they access host memory at every launch.
 
 use std::{cell::Cell, collections::HashSet, mem::MaybeUninit, ptr};
 
@@ -56,7 +56,7 @@ type Ends = SmallVec<[RawNode; 2]>;
 
 impl CudaBackend {
     /// # Safety
-    /// As [`Backend::graph_external`](crate::device::backend::Backend::graph_external).
+    /// The contract of [`Backend::graph_external`](crate::device::backend::Backend::graph_external).
     pub(in super::super) unsafe fn capture_external(
         &self,
         raw: RawGraph,
@@ -74,7 +74,7 @@ impl CudaBackend {
         Ok(recorded)
     }
 
-    /// Adds a node for a call for which the driver has no function that adds a node.
+    /// Adds a node for a call that the driver can capture, but not add as a node directly.
     pub(super) fn capture_one(
         &self,
         raw: RawGraph,
@@ -100,7 +100,7 @@ impl CudaBackend {
     }
 
     /// Passes a capturing stream to `call`, and the added nodes to `inspect`. If either fails, nothing was added or the
-    /// graph is spoiled.
+    /// graph is poisoned.
     fn capture(
         &self,
         raw: RawGraph,
@@ -118,7 +118,7 @@ impl CudaBackend {
         };
         match &captured {
             Ok(_) => self.graphs.idle().push(stream),
-            // After a fault it is leaked like everything else.
+            // After a fault the stream is leaked, like all resources.
             Err(error) if error.is_device_lost() => {}
             Err(_) => {
                 let _alone = self.gate.exclusive();
@@ -211,11 +211,11 @@ impl CudaBackend {
         ends
     }
 
-    /// Passes a capturing stream to `call`, and ends the capture in any case except after a fault. Returns the
-    /// predecessors of the stream's next node, and the capture's own graph, if it has one.
+    /// Passes a capturing stream to `call`, and ends the capture except after a fault. Returns the predecessors of the
+    /// stream's next node, and the capture's own graph, if it has one.
     fn capture_call(&self, stream: CUstream, call: impl FnOnce(CUstream)) -> Result<(Result<Ends>, Result<CUgraph>)> {
         call(stream);
-        // Libraries may make other contexts current.
+        // The library might have made another context current.
         let entered = self.cx.enter();
         if let Some(lost) = self.cx.lost() {
             return Err(lost.again());
@@ -243,10 +243,11 @@ impl CudaBackend {
     /// The predecessors of the next node of a capturing stream.
     fn ends(&self, stream: CUstream) -> Result<Ends> {
         let Some(info) = self.cx.driver.stream_get_capture_info else { return Ok(Ends::new()) };
-        // The status is an enum of the driver, to which later versions may add variants, so it is read as a number.
+        // The status is an enum of the driver, to which later versions can add variants, so it is read as a number.
         let (mut status, mut id, mut graph) = (0_u32, 0_u64, ptr::null_mut());
         let (mut ends, mut count): (*const CUgraphNode, usize) = (ptr::null(), 0);
-        // Requested, since the call fails without it if edges are not plain. The plain edges used instead are stricter.
+        // Requested, since the call fails without it if edges are not plain. The plain edges that are used in their
+        // place are stricter.
         let mut edges: *const CUgraphEdgeData = ptr::null();
         // SAFETY: a live stream; all results outlive the call, which writes one of each.
         let code =
@@ -267,7 +268,8 @@ impl CudaBackend {
         }
     }
 
-    /// Counts nodes, including those of children, and notes copies between host and device and rare features.
+    /// Counts nodes, including those of children, and records copies between host and device, and features that not
+    /// every graph may have.
     fn inspect_nodes(
         &self,
         nodes: &[CUgraphNode],
@@ -356,7 +358,7 @@ fn is_host(driver: &Driver, kind: u32, address: u64) -> bool {
 const INVALIDATED: &str = "it made a call that cannot be captured: it waited for the device, queried completion, allocated \
                            or freed memory other than in stream order, or used the default stream";
 
-/// Describes a call that a capture does not allow, by the driver's code.
+/// Describes a call that captures do not allow, by the driver's code.
 fn forbidden(code: Code) -> Option<&'static str> {
     Some(match code.0 {
         900..=903 => INVALIDATED,

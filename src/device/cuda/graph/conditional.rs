@@ -1,15 +1,15 @@
 //! Conditional nodes, whose bodies run depending on a flag in device memory.
 //!
 //! The driver's conditional nodes read a value of their own, which only a kernel can set, by a function that the driver
-//! links into the kernel when it is loaded. So such a node comes after a kernel of one thread that reads the flag and
-//! sets the value. In a loop, the same kernel is also the last node of the body. It is added when the whole graph is
-//! instantiated, since only then the body is complete.
+//! links into the kernel when it is loaded. So a conditional node comes after a kernel of one thread, the setter, which
+//! reads the flag and sets the value. In a loop, the same kernel is also the last node of the body. It is added when
+//! the whole graph is instantiated, since only then is the body complete.
 //!
 //! ```text
 //!   ..after ──▶ set ──▶ node ──▶              while the flag is not 0:   everything ──▶ set
 //! ```
 //!
-//! The kernel is PTX, so that no compiler is needed.
+//! The setter is PTX, so that no compiler is needed.
 
 use std::ptr;
 
@@ -35,16 +35,16 @@ pub(super) const CAN_BE_THERE: &str = "a condition can contain kernels, fills, c
 pub(super) struct Conditional {
     pub(super) node: RawNode,
     pub(super) body: RawGraph,
-    /// Set for a loop.
+    /// The setter at the end of the body, if this is a loop.
     pub(super) loop_setter: Option<LoopSetter>,
 }
 
-/// The last node of a loop's body, which sets the condition again.
+/// The last node of a loop's body, which sets the condition for the next iteration.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoopSetter {
     handle: u64,
     flag: Address,
-    /// `None` if it was not added yet.
+    /// `None` if the node has not been added yet.
     node: Option<RawNode>,
 }
 
@@ -96,7 +96,7 @@ const PTX: &str = "
 
 impl CudaBackend {
     /// # Safety
-    /// As [`Backend::graph_add_conditional`](crate::device::backend::Backend::graph_add_conditional).
+    /// The contract of [`Backend::graph_add_conditional`](crate::device::backend::Backend::graph_add_conditional).
     pub(in super::super) unsafe fn add_conditional(
         &self,
         raw: RawGraph,
@@ -153,6 +153,7 @@ impl CudaBackend {
         Ok((raw_node(added), body))
     }
 
+    /// Adds the setter: a kernel that reads the flag and sets the condition.
     ///
     /// # Safety
     /// The flag is valid whenever the graph runs.
@@ -164,8 +165,8 @@ impl CudaBackend {
         unsafe { self.add_node(raw, after, &NodeWork::Kernel(launch)) }
     }
 
-    /// Adds to each loop in the graph, at any depth, the kernel that sets its condition after all nodes of its body.
-    /// Moves a kernel after which nodes were added.
+    /// Adds the setter to the body of each loop in the graph, at any depth, after all other nodes. If nodes were added
+    /// since, the setter is moved after them.
     pub(super) fn finish(&self, raw: RawGraph) -> Result<()> {
         self.check_not_poisoned(raw)?;
         let loops: Vec<(RawGraph, RawGraph, LoopSetter)> = {

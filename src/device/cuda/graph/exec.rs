@@ -1,11 +1,11 @@
 //! Instantiated graphs: launched, and changed between launches.
 //!
-//! Creating and destroying an exec use the context exclusively (see `gate.rs`): other launches wait meanwhile, and the
-//! gate lets them continue if it takes too long. Without the gate, an instantiation would wait for a moment without
-//! launches, which may never come.
+//! Creating and destroying an exec use the context exclusively (see `gate.rs`). Other launches wait, and the gate lets
+//! them continue if this takes too long. Without the gate, an instantiation would wait for a moment without launches,
+//! which might never come.
 //!
 //! A change that the driver refuses is not an error but a result ([`Refused`]), with the reason and, if known, the
-//! node. The exec is unchanged then.
+//! node. It leaves the exec unchanged.
 
 use std::{mem::MaybeUninit, ptr};
 
@@ -91,7 +91,7 @@ impl CudaBackend {
             return error;
         }
         let Some(why) = not_instantiable(result) else { return error };
-        // If it is not a node of this graph, it is one of a graph within it.
+        // A node that is not in this graph is in a graph within it.
         let which = self.nodes_of(graph(raw)).unwrap_or_default();
         let which = match which.iter().position(|&known| known == node) {
             _ if node.is_null() => String::new(),
@@ -107,15 +107,15 @@ impl CudaBackend {
     }
 
     /// # Safety
-    /// As [`Backend::exec_destroy`](crate::device::backend::Backend::exec_destroy).
+    /// The contract of [`Backend::exec_destroy`](crate::device::backend::Backend::exec_destroy).
     pub(in super::super) unsafe fn destroy_exec(&self, raw: RawExec) {
-        // Removed first, as the driver may reuse the handle once it has destroyed the exec. The guard is dropped at the
-        // end of the statement: the entry runs user code when it is dropped, at the end.
+        // Removed first, as the driver can reuse the handle once it has destroyed the exec. The guard is dropped at the
+        // end of the statement: the entry runs users' destructors when it is dropped, at the end of this function.
         let ended = self.graphs.records().execs.remove(&raw);
         if let Ok(driver) = self.cx.enter() {
             self.destroy_raw_exec(driver, raw, &ended);
         }
-        // Only now may a graph with one exec at a time have another.
+        // Only now can a graph with one exec at a time have another.
         let graph = ended.as_ref().and_then(|ended| Some((ended.of, self.graphs.records().exec_destroyed(ended.of)?)));
         if let Some((graph, _)) = &graph {
             self.destroy(*graph);
@@ -151,7 +151,7 @@ impl CudaBackend {
     }
 
     /// # Safety
-    /// As [`Backend::exec_launch`](crate::device::backend::Backend::exec_launch).
+    /// The contract of [`Backend::exec_launch`](crate::device::backend::Backend::exec_launch).
     #[inline]
     pub(in super::super) unsafe fn launch_exec(&self, raw: RawExec, at: RawStream) -> Result<()> {
         let driver = self.cx.enter()?;
@@ -166,7 +166,7 @@ impl CudaBackend {
     }
 
     /// # Safety
-    /// As [`Backend::exec_update`](crate::device::backend::Backend::exec_update).
+    /// The contract of [`Backend::exec_update`](crate::device::backend::Backend::exec_update).
     pub(in super::super) unsafe fn update_exec(&self, raw: RawExec, from: RawGraph) -> Changed {
         self.finish(from)?;
         let driver = self.cx.enter()?;
@@ -189,7 +189,7 @@ impl CudaBackend {
     }
 
     /// # Safety
-    /// As [`Backend::exec_set`](crate::device::backend::Backend::exec_set).
+    /// The contract of [`Backend::exec_set`](crate::device::backend::Backend::exec_set).
     pub(in super::super) unsafe fn set_node(&self, raw: RawExec, of: RawNode, work: &NodeWork<'_>) -> Changed {
         let driver = self.cx.enter()?;
         let (exec, node, context) = (exec(raw), node(of), self.cx.raw());

@@ -1,10 +1,10 @@
-//! A node for each kind of work of a stream.
+//! Adds a node for each kind of work that a stream can have.
 //!
 //! The conversion of a copy, a fill or a kernel to the driver's parameters is used when a node is added and when it is
 //! changed in an exec. The driver copies all parameters during the call. Copies and fills of 0 bytes are empty nodes.
 //!
-//! Memory that a node allocates has its address from when the node is added, and is backed while a launch is between
-//! that node and the one that frees it. It is accessible only from its own device.
+//! Memory that a node allocates gets its address when the node is added. It exists during a launch, from that node to
+//! the node that frees it. It is accessible only from its own device.
 
 use std::{mem::MaybeUninit, ptr};
 
@@ -95,7 +95,7 @@ pub(super) fn describe(work: &NodeWork<'_>) -> String {
 
 impl CudaBackend {
     /// # Safety
-    /// As [`Backend::graph_add`](crate::device::backend::Backend::graph_add).
+    /// The contract of [`Backend::graph_add`](crate::device::backend::Backend::graph_add).
     pub(in super::super) unsafe fn add_node(
         &self,
         raw: RawGraph,
@@ -237,7 +237,7 @@ impl CudaBackend {
         Err(self.place(graph, error.at(format!("graph node, {}", describe(work)))))
     }
 
-    /// Adds advice on the supported nodes to the error of a node within a condition.
+    /// Adds advice on the supported nodes to the error of a node in the body of a conditional node.
     pub(super) fn place(&self, graph: RawGraph, error: Error) -> Error {
         let within = self.graphs.records().graphs.get(&graph).is_some_and(|graph| graph.within);
         if within && error.kind() == ErrorKind::Driver { error.advise(super::conditional::CAN_BE_THERE) } else { error }

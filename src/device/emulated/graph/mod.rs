@@ -7,12 +7,12 @@
 //!
 //! A node's work is checked when it is added ([`nodes`]), as if it were enqueued. A launch is one entry of its stream,
 //! after the entry of the exec's previous launch, so that an exec never overlaps itself, and after the records of the
-//! events that it waits for. Its events are recorded **right behind it**, when all of the graph is done; a GPU records
-//! them as soon as the node is reached.
+//! events that it waits for. Its events are recorded **right behind the launch**, when the whole graph is done; a GPU
+//! records an event as soon as its node is reached.
 //!
-//! A memory node's address is fixed, and counted against the device's memory, until the graph and its exec are
-//! destroyed; a GPU counts the memory at the launch. There is memory behind it only between the nodes that allocate and
-//! free it: an access outside is a fault.
+//! The address of a memory node is fixed, and its memory counts against the device's capacity, until the graph and its
+//! exec are destroyed; a GPU counts the memory at the launch. There is memory behind the address only between the nodes
+//! that allocate and free it: an access at another time is a fault.
 //!
 //! A user's functions are dropped outside the lock of the table.
 
@@ -64,7 +64,7 @@ struct EmulatedGraph {
 struct EmulatedExec {
     of: RawGraph,
     /// Shared with launches that have not begun.
-    program: Arc<ExecSnapshot>,
+    snapshot: Arc<ExecSnapshot>,
     order_seed: OrderSeed,
     last: Option<StreamPoint>,
 }
@@ -73,7 +73,7 @@ struct EmulatedExec {
 struct ExecSnapshot {
     nodes: Vec<EmulatedNode>,
     events: LaunchEvents,
-    /// It allocates memory that it does not free, so the next launch cannot allocate it again.
+    /// The nodes allocate memory that none of them frees, so it cannot be allocated again by a second launch.
     leaves_memory: bool,
 }
 
@@ -92,7 +92,7 @@ impl EmulatedGraphs {
         self.execs.get_mut(&exec).ok_or_else(|| usage_error(format!("no such exec on this device: {}", exec.0)))
     }
 
-    /// Fails if a node cannot be added after these.
+    /// Fails if a node cannot be added to the graph after the nodes `after`.
     fn accepts(&self, graph: RawGraph, after: &[RawNode]) -> Result<()> {
         let nodes = &self.graph(graph)?.nodes;
         match after.iter().find(|id| position(nodes, **id).is_none()) {
@@ -112,7 +112,7 @@ impl EmulatedGraphs {
         Ok(id)
     }
 
-    /// The nodes of a graph as they are now, with the bodies of its conditional nodes.
+    /// The current nodes of a graph, including the bodies of its conditional nodes.
     fn snapshot(&self, graph: RawGraph) -> Result<Vec<EmulatedNode>> {
         let mut nodes = self.graph(graph)?.nodes.clone();
         for node in &mut nodes {
@@ -139,13 +139,13 @@ impl EmulatedGraph {
         self.nodes.iter().any(|node| node.work.is_memory())
     }
 
-    /// The reason why it has only one exec at a time and cannot be a child, as on a GPU.
+    /// The reason, if any, why the graph can have only one exec at a time and cannot be a child, as on a GPU.
     fn single_exec_reason(&self) -> Option<&'static str> {
         let has_conditions = || self.nodes.iter().any(|node| matches!(node.work, OwnedNodeWork::Conditional { .. }));
         if self.has_memory() { Some("makes memory") } else { has_conditions().then_some("has conditions") }
     }
 
-    /// The memory at this address, if it is not freed yet and `after` depends on its allocation.
+    /// The memory at this address. Fails if it was freed before, or if `after` does not depend on its allocation.
     fn allocation_to_free(&self, address: Address, after: &[RawNode]) -> Result<Arc<ReservedRange>> {
         let made = self.nodes.iter().find_map(|node| match &node.work {
             OwnedNodeWork::Alloc(memory) if memory.address() == address => Some((node.id, memory.clone())),
@@ -179,12 +179,12 @@ impl EmulatedGraph {
 
 impl ExecSnapshot {
     fn new(nodes: Vec<EmulatedNode>) -> Self {
-        let mut program = Self { nodes, events: LaunchEvents::default(), leaves_memory: false };
-        program.changed();
-        program
+        let mut snapshot = Self { nodes, events: LaunchEvents::default(), leaves_memory: false };
+        snapshot.changed();
+        snapshot
     }
 
-    /// Called after a change of the nodes, and not at each launch, as a launch blocks launches on all devices.
+    /// Called after a change to the nodes and not at each launch, as a launch blocks launches on all devices.
     fn changed(&mut self) {
         self.events = LaunchEvents::default();
         events(&self.nodes, &mut self.events.waits, &mut self.events.records);
@@ -195,9 +195,9 @@ impl ExecSnapshot {
 }
 
 impl EmulatedExec {
-    /// The program of later launches: earlier ones keep theirs.
-    fn program(&mut self) -> &mut ExecSnapshot {
-        Arc::make_mut(&mut self.program)
+    /// The snapshot for later launches; earlier launches keep theirs.
+    fn snapshot_mut(&mut self) -> &mut ExecSnapshot {
+        Arc::make_mut(&mut self.snapshot)
     }
 }
 
@@ -268,7 +268,7 @@ impl EmulatedDevice {
         let ExternalWork { name, args, emulated, .. } = work;
         let body = emulated.ok_or_else(no_emulation)?;
         let work = OwnedNodeWork::External { name, args: own_args(args), body };
-        // If it is refused, it is dropped outside the lock.
+        // If the node is refused, a user's closure is dropped outside the lock.
         let kept = work.clone();
         let node = lock(&self.graphs).push(graph, after, work);
         drop(kept);
@@ -323,7 +323,7 @@ impl EmulatedDevice {
         Ok(())
     }
 
-    /// Makes a task by value, after the checks of the call that would enqueue it.
+    /// Copies a node's work, after the checks of the call that would enqueue it.
     fn owned_work(&self, graphs: &EmulatedGraphs, work: &NodeWork<'_>) -> Result<OwnedNodeWork> {
         Ok(match work {
             NodeWork::Kernel(launch) => {
@@ -379,11 +379,11 @@ impl EmulatedDevice {
                 "a graph that {what} has one exec at a time: drop the existing one first"
             )));
         }
-        let program = Arc::new(ExecSnapshot::new(graphs.snapshot(graph)?));
+        let snapshot = Arc::new(ExecSnapshot::new(graphs.snapshot(graph)?));
         let exec = RawExec(fresh_id());
         graphs
             .execs
-            .insert(exec, EmulatedExec { of: graph, program, order_seed: OrderSeed { seed, run: 0 }, last: None });
+            .insert(exec, EmulatedExec { of: graph, snapshot, order_seed: OrderSeed { seed, run: 0 }, last: None });
         Ok(exec)
     }
 
@@ -392,7 +392,7 @@ impl EmulatedDevice {
         drop(gone);
     }
 
-    /// There is nothing to upload: only checks the arguments.
+    /// Only checks the arguments, as there is nothing to upload.
     pub(super) fn upload(&self, exec: RawExec, stream: RawStream) -> Result<()> {
         lock(&self.graphs).exec(exec)?;
         let stream = self.stream(stream);
@@ -403,12 +403,12 @@ impl EmulatedDevice {
         self.check_alive()?;
         let mut graphs = lock(&self.graphs);
         let exec = graphs.exec(exec)?;
-        if exec.last.is_some() && exec.program.leaves_memory {
+        if exec.last.is_some() && exec.snapshot.leaves_memory {
             return Err(usage_error("the previous launch has left memory that no node frees"));
         }
-        // Held by the exec too, so no user's value is dropped here.
-        let mut work = Some(Work::Graph(Box::new(Sequence::new(&exec.program, &self.fault_plan, exec.order_seed))));
-        let (stream, last, events) = (self.stream(stream), exec.last, &exec.program.events);
+        // The exec shares the snapshot, so no user's value is dropped here.
+        let mut work = Some(Work::Graph(Box::new(Sequence::new(&exec.snapshot, &self.fault_plan, exec.order_seed))));
+        let (stream, last, events) = (self.stream(stream), exec.last, &exec.snapshot.events);
         let launched = self.engine.with(|machine| machine.launch(self.id, stream, last, events, &mut work))?;
         exec.last = Some(launched);
         exec.order_seed.run += 1;
@@ -420,11 +420,11 @@ impl EmulatedDevice {
         let mut graphs = lock(&self.graphs);
         let mut new = graphs.snapshot(graph)?;
         let exec = graphs.exec(exec)?;
-        let refused = refusal(&exec.program.nodes, &new);
+        let refused = refusal(&exec.snapshot.nodes, &new);
         if refused.is_none() {
-            let program = exec.program();
-            replace_work(&mut program.nodes, &mut new);
-            program.changed();
+            let snapshot = exec.snapshot_mut();
+            replace_work(&mut snapshot.nodes, &mut new);
+            snapshot.changed();
         }
         drop(graphs);
         drop(new);
@@ -438,13 +438,13 @@ impl EmulatedDevice {
         }
         let mut graphs = lock(&self.graphs);
         let mut work = self.owned_work(&graphs, work)?;
-        let program = graphs.exec(exec)?.program();
-        let found = find(&mut program.nodes, node).ok_or_else(|| no_node(node))?;
+        let snapshot = graphs.exec(exec)?.snapshot_mut();
+        let found = find(&mut snapshot.nodes, node).ok_or_else(|| no_node(node))?;
         let refused = found.refuses(&work);
         if refused.is_none() {
             std::mem::swap(&mut found.work, &mut work);
             if matches!(work, OwnedNodeWork::Record(_) | OwnedNodeWork::Wait(_) | OwnedNodeWork::Child(_)) {
-                program.changed();
+                snapshot.changed();
             }
         }
         drop(graphs);
@@ -455,7 +455,7 @@ impl EmulatedDevice {
     pub(super) fn enable_node(&self, exec: RawExec, node: RawNode, enabled: bool) -> Result<Result<(), Refused>> {
         self.check_alive()?;
         let mut graphs = lock(&self.graphs);
-        let found = find(&mut graphs.exec(exec)?.program().nodes, node).ok_or_else(|| no_node(node))?;
+        let found = find(&mut graphs.exec(exec)?.snapshot_mut().nodes, node).ok_or_else(|| no_node(node))?;
         if !matches!(found.work, OwnedNodeWork::Kernel { .. } | OwnedNodeWork::Copy { .. } | OwnedNodeWork::Fill { .. })
         {
             let why = format!("only kernels, copies and fills can be disabled, and it is {}", found.work.kind());

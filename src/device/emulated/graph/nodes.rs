@@ -1,7 +1,8 @@
-//! The work of a graph's nodes by value, and by what it may be replaced.
+//! The work of a graph's nodes by value, and the rules for replacing it.
 //!
-//! The nodes of a graph, an exec and a child have the same form: a copy of the list is a snapshot. In an exec, a
-//! conditional node contains its body's nodes; in a graph, they are in the body's own graph until a snapshot is taken.
+//! The nodes of a graph, an exec and a child are stored in the same way: a copy of the list is a snapshot. In an exec,
+//! a conditional node contains its body's nodes; in a graph, they are in the body's own graph until a snapshot is
+//! taken.
 
 use std::sync::Arc;
 
@@ -99,7 +100,8 @@ impl OwnedNodeWork {
         }
     }
 
-    /// Why `new` cannot replace it in an exec. `whole`: the exec is updated with another graph, not a single node.
+    /// The reason, if any, why `new` cannot replace this work in an exec. `whole` is set if the whole exec is updated
+    /// and not a single node.
     fn refuses(&self, new: &OwnedNodeWork, whole: bool) -> Option<String> {
         match (self, new) {
             (OwnedNodeWork::Kernel { kernel, .. }, OwnedNodeWork::Kernel { kernel: new, .. }) => (!whole
@@ -137,14 +139,15 @@ impl EmulatedNode {
         }
     }
 
-    /// Why it cannot do `new` from now on.
+    /// The reason, if any, why `new` cannot replace the node's work.
     pub(super) fn refuses(&self, new: &OwnedNodeWork) -> Option<Refused> {
         let why = self.work.refuses(new, false)?;
         Some(Refused { node: Some(self.id), why })
     }
 }
 
-/// Why the nodes of an exec cannot be updated with those of another graph, if so. It names the other graph's node.
+/// The reason, if any, why an exec's nodes cannot be updated with those of another graph. It names the other graph's
+/// node.
 pub(super) fn refusal(nodes: &[EmulatedNode], new: &[EmulatedNode]) -> Option<Refused> {
     if nodes.len() != new.len() {
         let why = format!("its topology is another one: {} nodes instead of {}", new.len(), nodes.len());
@@ -169,8 +172,8 @@ pub(super) fn refusal(nodes: &[EmulatedNode], new: &[EmulatedNode]) -> Option<Re
     })
 }
 
-/// Makes the nodes of an exec do what the same nodes of another graph do. They keep their ids and whether they are
-/// enabled. Their old work is left in `new`, to be dropped where no lock is held.
+/// Gives an exec's nodes the work of the same nodes of another graph. They keep their ids and whether they are enabled.
+/// The old work is left in `new`, to be dropped where no lock is held.
 pub(super) fn replace_work(nodes: &mut [EmulatedNode], new: &mut [EmulatedNode]) {
     for (node, with) in nodes.iter_mut().zip(new) {
         if let (
@@ -197,7 +200,7 @@ pub(super) fn position(nodes: &[EmulatedNode], id: RawNode) -> Option<usize> {
         .ok()
 }
 
-/// Finds a node of a snapshot, also in the bodies of its conditional nodes.
+/// Finds a node in a snapshot or in the bodies of its conditional nodes.
 pub(super) fn find(nodes: &mut [EmulatedNode], id: RawNode) -> Option<&mut EmulatedNode> {
     if let Some(at) = position(nodes, id) {
         return nodes.get_mut(at);
@@ -208,7 +211,8 @@ pub(super) fn find(nodes: &mut [EmulatedNode], id: RawNode) -> Option<&mut Emula
     })
 }
 
-/// The events that a launch waits for and those that it records, also in children; conditional nodes have none.
+/// Collects the events that a launch waits for and those that it records, including in children; conditional nodes have
+/// none.
 pub(super) fn events(nodes: &[EmulatedNode], waits: &mut Vec<u64>, records: &mut Vec<u64>) {
     for node in nodes {
         match &node.work {

@@ -1,11 +1,11 @@
-//! One launch of an exec: its nodes one after the other, in an order that their edges allow.
+//! One launch of an exec: its nodes run one after another, in an order that their edges allow.
 //!
-//! A GPU runs unordered nodes at the same time. Here one thread runs them one by one, in another order at every launch,
-//! so that the lack of an edge becomes visible: of two consecutive launches the second makes the opposite choices. The
-//! order depends only on how often the exec was launched and, in a simulation, on its seed.
+//! A GPU runs unordered nodes at the same time. Here one thread runs them one by one, in a different order at every
+//! launch, so that a missing edge becomes visible: of two consecutive launches, the second makes the opposite choices.
+//! The order depends only on the number of the exec's launches and, in a simulation, on its seed.
 //!
-//! A child graph is its nodes between two empty ones. The body of a conditional node is ordered anew for each round.
-//! For planned faults, a node counts as a call at the launch; within a body, each time that it runs.
+//! A child graph becomes its nodes between two empty ones. The body of a conditional node is ordered anew for each
+//! iteration. For planned faults, a node counts as one call per launch; in a body, each time that it runs.
 
 use std::{collections::BTreeSet, ptr::from_mut, sync::Arc};
 
@@ -31,9 +31,11 @@ pub(in super::super) struct Sequence {
 }
 
 enum LaunchSteps {
-    /// For a device with planned faults.
+    /// Ordered by the launch itself, for a device with planned faults: the nodes are counted in the order of the
+    /// launches.
     Ordered(Vec<LaunchStep>),
-    /// Ordered when the launch runs, by the thread that runs it: the launching thread blocks launches on all devices.
+    /// Not ordered until the launch runs, on the thread that runs it: the launching thread blocks launches on all
+    /// devices.
     Unordered(Arc<ExecSnapshot>),
 }
 
@@ -44,7 +46,7 @@ enum LaunchStep {
     Conditional { when: GraphCondition, flag: Address, within: Vec<EmulatedNode> },
 }
 
-/// The source of choices: a seed, and how often it was used.
+/// The seed of the order, and the number of earlier launches that used it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OrderSeed {
     pub(super) seed: u64,
@@ -57,10 +59,10 @@ struct PlannedStep {
 }
 
 impl Sequence {
-    pub(super) fn new(program: &Arc<ExecSnapshot>, fault_plan: &Arc<FaultPlan>, order_seed: OrderSeed) -> Self {
+    pub(super) fn new(snapshot: &Arc<ExecSnapshot>, fault_plan: &Arc<FaultPlan>, order_seed: OrderSeed) -> Self {
         let steps = match fault_plan.is_empty() {
-            true => LaunchSteps::Unordered(program.clone()),
-            false => LaunchSteps::Ordered(ordered(&program.nodes, fault_plan, order_seed)),
+            true => LaunchSteps::Unordered(snapshot.clone()),
+            false => LaunchSteps::Ordered(ordered(&snapshot.nodes, fault_plan, order_seed)),
         };
         Self { steps, fault_plan: fault_plan.clone(), order_seed }
     }
@@ -68,19 +70,19 @@ impl Sequence {
     pub(in super::super) fn len(&self) -> usize {
         match &self.steps {
             LaunchSteps::Ordered(steps) => steps.len(),
-            LaunchSteps::Unordered(program) => count(&program.nodes),
+            LaunchSteps::Unordered(snapshot) => count(&snapshot.nodes),
         }
     }
 
-    /// Runs the steps, as long as the device is `is_alive`; a fault ends the launch.
+    /// Runs the steps until one faults or `is_alive` returns false.
     ///
     /// # Safety
-    /// As [`Work::run`].
+    /// The contract of [`Work::run`].
     pub(in super::super) unsafe fn run(self, is_alive: &dyn Fn() -> bool) -> Result<(), Fault> {
         let Self { steps, fault_plan, order_seed } = self;
         let steps = match steps {
             LaunchSteps::Ordered(steps) => steps,
-            LaunchSteps::Unordered(program) => ordered(&program.nodes, &fault_plan, order_seed),
+            LaunchSteps::Unordered(snapshot) => ordered(&snapshot.nodes, &fault_plan, order_seed),
         };
         for step in steps {
             if !is_alive() {
@@ -114,7 +116,7 @@ impl Sequence {
 }
 
 /// # Safety
-/// As [`Work::run`].
+/// The contract of [`Work::run`].
 unsafe fn is_flag_set(flag: Address) -> Result<bool, Fault> {
     let mut value = 0_u32;
     let to = Endpoint::Host(from_mut(&mut value).cast());
@@ -139,7 +141,7 @@ fn ordered(nodes: &[EmulatedNode], fault_plan: &FaultPlan, order_seed: OrderSeed
     order(planned, order_seed)
 }
 
-/// Appends nodes with their predecessors. Nodes without any come after `roots`.
+/// Appends nodes with their predecessors. Nodes without predecessors come after `roots`.
 fn lay_out(nodes: &[EmulatedNode], fault_plan: &FaultPlan, roots: &[usize], planned: &mut Vec<PlannedStep>) {
     let mut ends: FxHashMap<RawNode, usize> = FxHashMap::default();
     let mut firsts = Vec::with_capacity(nodes.len());
@@ -157,7 +159,7 @@ fn lay_out(nodes: &[EmulatedNode], fault_plan: &FaultPlan, roots: &[usize], plan
         }
         ends.insert(node.id, planned.len() - 1);
     }
-    // A node may depend on one that was added later.
+    // A node can depend on a node that was added later.
     for (node, first) in nodes.iter().zip(firsts) {
         let before = &mut planned[first].before;
         before.extend(node.after.iter().filter_map(|id| ends.get(id)));
@@ -215,7 +217,7 @@ fn order(planned: Vec<PlannedStep>, order_seed: OrderSeed) -> Vec<LaunchStep> {
         .collect();
     let mut steps: Vec<Option<LaunchStep>> = planned.into_iter().map(|position| position.step).collect();
     let mut ordered = Vec::with_capacity(steps.len());
-    // The second of two launches prefers what the first deferred.
+    // The second of two launches prefers the nodes that the first deferred.
     while let Some((_, at)) = if order_seed.run.is_multiple_of(2) { ready.pop_first() } else { ready.pop_last() } {
         ordered.extend(steps[at].take());
         for next in &then[at] {

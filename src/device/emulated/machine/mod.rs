@@ -1,13 +1,13 @@
 //! Streams and events as a state machine: no threads, no memory, no clock.
 //!
 //! It decides in which order work of any type `W` may run. Worker threads ([`workers`](super::workers)) or a seeded
-//! loop ([`simulation`](super::simulation)) take the next entry of a stream that may run ([`start`](Machine::start)),
-//! run it without locking the machine, and report its end ([`finish`](Machine::finish)).
+//! loop ([`simulation`](super::simulation)) take the next entry of a runnable stream ([`start`](Machine::start)), run
+//! it without locking the machine, and report its end ([`finish`](Machine::finish)).
 //!
 //! A stream counts the entries that were enqueued and those that it has passed, so a point in a stream is a number. All
-//! ordering between streams has one form: an entry may not start before certain points are passed. A wait is an entry
-//! with a point and no work; the legacy default stream is ordered with blocking streams by implicit points. Nothing
-//! blocks: a stream whose head must wait is parked, and the stream that passes the point makes it runnable.
+//! ordering between streams has one form: an entry must not start before certain points are passed. A wait is an entry
+//! with a point and no work; implicit points order the legacy default stream with the blocking streams. Nothing blocks:
+//! a stream whose first entry must wait is parked, and the stream that passes the point makes it runnable.
 //!
 //! ```text
 //!            enqueue              start               finish, nothing left
@@ -18,7 +18,7 @@
 //!      └──────────────► Parked ◄─────────────┘ finish, but the next must wait
 //! ```
 //!
-//! Guarantees: streams are in order; a point, once passed, stays passed; a stream that is destroyed with work pending
+//! Guarantees: streams run in order; a point, once passed, stays passed; a stream that is destroyed with pending work
 //! finishes it; a device that fails drops its work, answers every query with its fault, and delays no other device
 //! (points of its streams count as passed).
 
@@ -38,7 +38,7 @@ pub(super) type DeviceId = u64;
 pub(super) type StreamId = u64;
 pub(super) type EventId = u64;
 
-/// Passed once the stream has passed its `number`th entry.
+/// A point in a stream: passed once the stream has finished its `number`th entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StreamPoint {
     pub(super) stream: StreamId,
@@ -48,20 +48,20 @@ pub(super) struct StreamPoint {
 /// A set of devices whose streams can wait for each other's events.
 #[derive(Debug)]
 pub(super) struct Machine<W> {
-    // Trees: in the order of creation, which a seed relies upon, and of no size once they are empty.
+    // Trees iterate in the order of creation, which a seed relies on, and use no memory when empty.
     devices: BTreeMap<DeviceId, DeviceState>,
     streams: BTreeMap<StreamId, StreamQueue<W>>,
     events: BTreeMap<EventId, EventState>,
-    /// Devices that got a runnable stream, or ended, since the last call of [`changed`](Self::changed).
+    /// Devices that got a runnable stream, or ended, since the last call to [`take_changed`](Self::take_changed).
     changed: Vec<DeviceId>,
 }
 
 #[derive(Debug)]
 struct DeviceState {
     legacy: StreamId,
-    /// The streams that are ordered with the legacy default stream, without that stream.
+    /// The streams that are ordered with the legacy default stream.
     blocking: BTreeSet<StreamId>,
-    /// By urgency, then by the time for which they have been runnable.
+    /// Ordered by priority, then by the time at which they became runnable.
     runnable: BTreeMap<Rank, StreamId>,
     turns: u64,
     streams: usize,
@@ -81,7 +81,7 @@ struct StreamQueue<W> {
     passed: u64,
     state: RunState,
     touching_memory: bool,
-    /// Destroyed: removed when its work is done.
+    /// The stream was destroyed, and is removed when its work is done.
     closing: bool,
     /// The streams to check again when a number is passed.
     waiters: BTreeMap<u64, SmallVec<[StreamId; 2]>>,
@@ -121,14 +121,14 @@ pub(super) struct LaunchEvents {
     pub(super) records: Vec<EventId>,
 }
 
-/// The entry that a stream has begun.
+/// A stream's entry that was taken to run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum StartedEntry<W> {
-    /// A wait that is over: it only needs to be finished.
+    /// A wait that is over: call [`finish`](Machine::finish).
     Waited,
-    /// An event was recorded: the same.
+    /// An event that was recorded: call [`finish`](Machine::finish).
     ExternalNodes,
-    /// Run this, then finish.
+    /// Run this work, then call [`finish`](Machine::finish).
     Work(W),
 }
 
@@ -153,7 +153,7 @@ impl<W> Machine<W> {
         self.streams.insert(legacy, StreamQueue::new(device, "default".into(), 0));
     }
 
-    /// Removes a device, with its streams and events, when its work is done. No more calls are made for it.
+    /// Removes a device with its streams and events once its work is done. Called once, as the device's last call.
     pub(super) fn retire(&mut self, device: DeviceId) {
         let streams = self.streams_of(device);
         if let Some(device) = self.devices.get_mut(&device) {
@@ -174,7 +174,7 @@ impl<W> Machine<W> {
         self.devices.keys().copied().collect()
     }
 
-    /// True if a device is retired and its last stream was removed.
+    /// True if a device is retired and its last stream has been removed.
     pub(super) fn is_over(&self, device: DeviceId) -> bool {
         !self.devices.contains_key(&device)
     }
@@ -219,7 +219,7 @@ impl<W> Machine<W> {
         device.streams -= 1;
         if device.retired && device.streams == 0 {
             self.devices.remove(&gone.device);
-            // A thread that waits for the end of the device must check again.
+            // Workers that wait for the end of the device must check again.
             self.changed.push(gone.device);
         }
     }
@@ -240,8 +240,8 @@ impl<W> Machine<W> {
         self.push(device, stream, SmallVec::new(), EntryKind::Work(work)).map(drop)
     }
 
-    /// Enqueues work after a point of any stream and the last records of events, followed by records of other events.
-    /// The work is taken only if nothing is refused.
+    /// Enqueues a launch: work after a point of any stream and the last records of some events, followed by records of
+    /// other events. Takes the work only if nothing is refused.
     pub(super) fn launch(
         &mut self,
         device: DeviceId,
@@ -289,7 +289,7 @@ impl<W> Machine<W> {
         self.check_alive(event.device)?;
         let open = event.mark.map(|(point, _)| point).filter(|point| !self.is_passed(*point));
         // On the legacy default stream even a wait that is already over counts as work: it waits for all blocking
-        // streams, and they for it (CUDA C++ Programming Guide, legacy default stream).
+        // streams, and they wait for it (CUDA C++ Programming Guide, legacy default stream).
         if open.is_none() && self.devices.get(&device).is_none_or(|device| device.legacy != stream) {
             return Ok(());
         }
@@ -306,7 +306,7 @@ impl<W> Machine<W> {
         self.check_alive(device)?;
         self.check_stream(device, stream)?;
         let owner = &self.devices[&device];
-        // The legacy default stream waits for all blocking streams, and they for it.
+        // The legacy default stream waits for all blocking streams, and they wait for it.
         if stream == owner.legacy {
             after.extend(owner.blocking.iter().filter_map(|other| self.tail(*other)));
         } else if owner.blocking.contains(&stream) {
@@ -337,7 +337,8 @@ impl<W> Machine<W> {
         }
     }
 
-    /// Whether a fault has ended a device and nothing that still runs there touches memory. Nothing new begins there.
+    /// True if a fault has ended a device and no work that is still running there accesses memory. No more work starts
+    /// there.
     pub(super) fn has_ended(&self, device: DeviceId) -> bool {
         let is_lost = self.devices.get(&device).is_some_and(|device| device.lost.is_some());
         is_lost && !self.touches_memory_on(device)
@@ -347,7 +348,7 @@ impl<W> Machine<W> {
         self.streams.values().any(|stream| stream.device == device && stream.touching_memory)
     }
 
-    /// Whether work may be enqueued, for a caller that must not lose it.
+    /// Fails if the stream refuses work, for a caller that must not lose its work.
     pub(super) fn accepts(&self, device: DeviceId, stream: StreamId) -> Result<()> {
         self.check_alive(device)?;
         self.check_stream(device, stream)
@@ -380,7 +381,7 @@ impl<W> Machine<W> {
         self.events.get(&event).map(|event| event.device).ok_or_else(|| unknown("event", event))
     }
 
-    /// True if an event's last record is passed, or it was never recorded.
+    /// True if an event's last record is passed, or if the event was never recorded.
     pub(super) fn is_recorded(&self, device: DeviceId, event: EventId) -> Result<bool> {
         self.check_alive(device)?;
         let event = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
@@ -406,7 +407,7 @@ impl<W> Machine<W> {
         self.streams.get(&stream).map(|stream| &stream.name)
     }
 
-    /// How many entries of this kind a stream has still to begin.
+    /// The number of a stream's pending entries for which `is` returns true.
     pub(super) fn pending(&self, stream: StreamId, is: impl Fn(&W) -> bool) -> usize {
         let queue = self.streams.get(&stream).map(|stream| &stream.queue);
         queue.map_or(0, |queue| {
@@ -422,12 +423,12 @@ impl<W> Machine<W> {
         self.streams.get(&stream).map(|stream| stream.device)
     }
 
-    /// How many streams of a device may run.
+    /// The number of a device's runnable streams.
     pub(super) fn runnable(&self, device: DeviceId) -> usize {
         self.devices.get(&device).map_or(0, |device| device.runnable.len())
     }
 
-    /// The stream of a device that runs next.
+    /// The stream that a device runs next.
     pub(super) fn next(&self, device: DeviceId) -> Option<StreamId> {
         self.devices.get(&device)?.runnable.values().next().copied()
     }
@@ -442,8 +443,8 @@ impl<W> Machine<W> {
         streams
     }
 
-    /// Devices that got a runnable stream, or ended, since the last call, once for each time that this happened.
-    pub(super) fn changed(&mut self) -> Vec<DeviceId> {
+    /// Takes the devices that got a runnable stream, or ended, since the last call; a device is listed once per change.
+    pub(super) fn take_changed(&mut self) -> Vec<DeviceId> {
         std::mem::take(&mut self.changed)
     }
 }
@@ -466,7 +467,7 @@ impl<W> StreamQueue<W> {
 }
 
 impl<W> StreamQueue<W> {
-    /// True if it has no pending or running work; on a lost device, if nothing there runs.
+    /// True if the stream has no pending or running work; on a lost device, if none of the device's work is running.
     fn is_done(&self) -> bool {
         self.state == RunState::Idle && self.passed == self.enqueued
     }

@@ -1,7 +1,7 @@
 //! Execution: the transitions of the picture in [`machine`](super).
 //!
-//! Only [`update_state`](Machine::settle) decides between idle, parked and runnable. A parked stream is registered with the
-//! stream and number that it waits for, so passing a point costs time only for the streams that wait for it.
+//! Only [`update_state`](Machine::update_state) decides between idle, parked and runnable. A parked stream is registered
+//! with the stream and number that it waits for, so passing a point costs time only for the streams waiting for it.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::{DeviceId, EntryKind, EventState, Machine, RunState, StartedEntry, St
 use crate::error::Error;
 
 impl<W> Machine<W> {
-    /// Takes the next entry of a runnable stream. `now` is the time for a record.
+    /// Takes the next entry of a runnable stream. `now` returns the time for a record.
     pub(in super::super) fn start(
         &mut self,
         stream: StreamId,
@@ -60,8 +60,8 @@ impl<W> Machine<W> {
         self.update_state(stream);
     }
 
-    /// Ends a device with a fault. Returns its pending work, to be dropped where no lock is held. No stream of the
-    /// device passes any point before the work that has begun, which may touch memory, has ended.
+    /// Ends a device with a fault. Returns its pending work, to be dropped where no lock is held. Running work might
+    /// still access memory, so no stream of the device passes any point before it has ended.
     #[must_use]
     pub(in super::super) fn fail(&mut self, device: DeviceId, error: Error) -> Vec<W> {
         let mut dropped = Vec::new();
@@ -70,12 +70,12 @@ impl<W> Machine<W> {
             Some(failed) if failed.lost.is_none() => {
                 failed.lost = Some(error);
                 failed.runnable.clear();
-                // Threads that wait for its work must check again.
+                // Threads that wait for the device's work must check again.
                 self.changed.push(device);
             }
             _ => return dropped,
         }
-        // In the order of creation: the work's destructors may be users' code, whose order the seed determines.
+        // In the order of creation: destructors of the work can be users' code, whose order the seed must determine.
         for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
             dropped.extend(stream.queue.drain(..).filter_map(|entry| match entry.kind {
                 EntryKind::Work(work) => Some(work),
@@ -89,8 +89,8 @@ impl<W> Machine<W> {
         dropped
     }
 
-    /// Makes all streams of a lost device pass all entries, at once, as a point of one may stand for work on another.
-    /// Not while something runs that touches memory.
+    /// Makes all streams of a lost device pass all entries at once, as a point in one stream can stand for work in
+    /// another. Does nothing while work that accesses memory is running.
     fn pass_all(&mut self, device: DeviceId) {
         if self.touches_memory_on(device) {
             return;
@@ -101,7 +101,7 @@ impl<W> Machine<W> {
                 stream.passed = stream.enqueued;
             }
         }
-        // Only after the loop above has emptied all streams: those that are woken belong to other devices.
+        // After the loop above has emptied all streams, so that the streams woken here belong to other devices.
         for id in streams {
             self.wake(id);
             if self.streams.get(&id).is_some_and(|stream| stream.closing && stream.is_done()) {
@@ -110,7 +110,7 @@ impl<W> Machine<W> {
         }
     }
 
-    /// Checks the streams again that wait for what a stream has passed.
+    /// Checks again the streams that wait for a point that `stream` has passed.
     fn wake(&mut self, stream: StreamId) {
         let Some(passed) = self.streams.get_mut(&stream) else { return };
         if passed.waiters.is_empty() {

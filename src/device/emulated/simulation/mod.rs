@@ -2,9 +2,9 @@
 //!
 //! A [`Simulation`] owns emulated devices without workers, and the tasks that use them. It runs inside whatever tokio
 //! runtime awaits it, so timers are tokio's own. On a runtime whose clock is paused (`#[tokio::test(start_paused =
-//! true)]`) time is virtual and a run depends on its seed alone, unless it uses page-locked memory of
-//! [`EmulatedDevice::host`](crate::EmulatedDevice::host), which a thread reclaims in real time. On another executor the simulation's
-//! own ticks come from an [`timer`].
+//! true)]`) time is virtual and a run depends on its seed alone, unless it uses page-locked memory on
+//! [`Device::host`](crate::Device::host), which a thread reclaims in real time. On another executor the simulation's
+//! own ticks come from a [`timer`] thread.
 //!
 //! ```text
 //!            ┌────────────────────────────────────────────────────────────────────┐
@@ -19,8 +19,8 @@
 //! ```
 //!
 //! Every choice is made from lists in the order of creation, so the same seed makes the same run, and its
-//! [log](Simulation::log) is the same line by line. Tasks are polled outside tokio's cooperative budget, as the time
-//! when that is exhausted depends on what else the thread did.
+//! [log](Simulation::log) is the same line by line. Tasks are polled outside tokio's cooperative budget: when the
+//! budget runs out depends on the thread's other work.
 
 mod log_line;
 mod task;
@@ -69,13 +69,14 @@ use crate::{
 
 const ROOT: TaskId = 0;
 
-/// The number of steps before other tasks of the runtime get a turn.
+/// The number of steps after which the loop yields to other tasks of the runtime.
 const BURST: usize = 256;
 
 /// Emulated devices and tasks in one seeded order, with virtual time.
 ///
-/// Every order that tasks and streams can take is the order of some seed, and a test that fails with a seed fails with
-/// it every time. Run it on a runtime of one thread whose clock is paused: `#[tokio::test(start_paused = true)]`.
+/// Every possible order of tasks and streams is the order of some seed, and a test that fails with a seed fails with
+/// that seed every time. Run it on a runtime of one thread whose clock is paused: `#[tokio::test(start_paused =
+/// true)]`.
 pub struct Simulation {
     core: Arc<SimulationCore>,
     seed: u64,
@@ -104,11 +105,11 @@ struct State {
     over: bool,
 }
 
-/// A function that is called at intervals while nothing else happens.
+/// A function that is called at intervals while nothing else can run.
 struct Tick {
     interval: Duration,
     due: Instant,
-    /// With the runtime in which the loop was polled last.
+    /// The timer, and the runtime in which the loop was last polled.
     sleep: Option<(runtime::Id, TaskFuture)>,
     call: Box<dyn FnMut() -> bool + Send>,
 }
@@ -121,11 +122,11 @@ enum SimulationStep {
 
 thread_local! {
     /// `ManuallyDrop`: without a destructor it stays usable while the thread's other locals are destroyed, whose
-    /// destructors use it. Nothing leaks: [`PollGuard`] empties it.
+    /// destructors can use it. Nothing leaks: [`PollGuard`] empties it.
     static CURRENT: ManuallyDrop<RefCell<Option<SimulationHandle>>> = const { ManuallyDrop::new(RefCell::new(None)) };
 }
 
-/// The simulation that polls the calling task.
+/// The simulation that is polling the calling task.
 pub(crate) fn current() -> Option<SimulationHandle> {
     CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
 }
@@ -159,7 +160,7 @@ impl Simulation {
         self.seed
     }
 
-    /// A device that this simulation runs. Its default name counts from 0 in each simulation.
+    /// Opens a device that this simulation runs. The numbers in default names start at 0 in each simulation.
     pub(crate) fn device(&self, config: Emulated) -> Arc<dyn Backend> {
         let mut state = lock(&self.core.state);
         let name = format!("simulated:{}", state.devices);
@@ -168,24 +169,24 @@ impl Simulation {
         EmulatedDevice::open(config, self.core.engine.clone(), name)
     }
 
-    /// A number that no other simulation has while a device of this one lives.
+    /// A number that no other simulation has while a device of this simulation exists.
     pub(crate) fn engine_id(&self) -> usize {
         Arc::as_ptr(&self.core.engine).addr()
     }
 
-    /// Runs a future, the tasks that are spawned meanwhile and the devices, until the future is done. Tasks that are
-    /// not done by then continue in the next run, or end with the simulation.
+    /// Runs a future, the spawned tasks and the devices until the future is done. Tasks that are not done by then
+    /// continue in the next run, or end with the simulation.
     ///
-    /// It works on any executor. Outside a tokio runtime, time is real, and the tasks have no tokio timers. The
-    /// simulation's own timer, which it needs while a task waits for a stream, is then a thread, from the first such
-    /// wait to the end of the run.
+    /// It works on any executor. Outside a tokio runtime, time is real, and the tasks have no tokio timers. There, the
+    /// simulation's own timer, which it needs while a task waits for a stream, is a thread that lives from the first
+    /// such wait to the end of the run.
     ///
     /// # Panics
-    /// - If it is running already.
+    /// - If the simulation is already running.
     /// - In a tokio runtime without timers (`Builder::enable_time`), when nothing can run and a task has waited for a stream.
     ///
     /// # Cancel safety
-    /// Dropping it stops everything where it is; the tasks continue in the next run.
+    /// Dropping the future stops everything where it is; the tasks continue in the next run.
     pub async fn run<F: Future>(&self, future: F) -> F::Output {
         let mut root = pin!(unconstrained(future));
         let mut running = RunGuard::new(&self.core);
@@ -205,14 +206,14 @@ impl Simulation {
         lock(&self.core.state).log.len()
     }
 
-    /// The names of the tasks that are not done, in the order of spawning: to diagnose a hang, or to check that nothing
+    /// The names of the tasks that are not done, in the order of spawning, to diagnose a hang or to check that no task
     /// is left.
     pub fn unfinished(&self) -> Vec<String> {
         lock(&self.core.state).tasks.iter().map(|(id, entry)| entry.log_line(*id).to_string()).collect()
     }
 
-    /// Spawns a task beside the future of [`run`](Self::run). Its turns are chosen by the same seed, which those of
-    /// `tokio::spawn` are not. Dropping the returned handle detaches the task.
+    /// Spawns a task that runs beside the future of [`run`](Self::run). The seed decides when it is polled; it does not
+    /// for a task of `tokio::spawn`. Dropping the returned handle detaches the task.
     pub fn spawn<F>(&self, name: impl Into<String>, future: F) -> Task<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,
@@ -222,7 +223,7 @@ impl Simulation {
 }
 
 impl Drop for Simulation {
-    /// Drops its tasks and marks its devices lost.
+    /// Drops the simulation's tasks and marks its devices lost.
     fn drop(&mut self) {
         let mut state = lock(&self.core.state);
         state.over = true;
@@ -275,7 +276,7 @@ impl SimulationHandle {
         state.next_task += 1;
         if state.over {
             drop(state);
-            // It is never polled, and its handle reports that it was aborted.
+            // The task is never polled, and its handle reports that it was aborted.
             drop(entry);
         } else {
             state.tasks.insert(id, entry);
@@ -285,8 +286,8 @@ impl SimulationHandle {
         Task::new(id, slot, &self.core)
     }
 
-    /// Calls `call` every `interval` while nothing else happens, until it returns false. Meanwhile a simulation without
-    /// runnable work lets time pass.
+    /// Calls `call` every `interval` while nothing else can run, until it returns false. Until then, a simulation
+    /// without runnable work lets time pass.
     pub(crate) fn on_idle_every(&self, interval: Duration, call: Box<dyn FnMut() -> bool + Send>) {
         let tick = Tick { interval, due: clock::now() + interval, sleep: None, call };
         lock(&self.core.state).ticks.push(tick);
@@ -323,9 +324,9 @@ impl SimulationCore {
         Poll::Pending
     }
 
-    /// Chooses the next step by the seed: any step for the loop, only a stream's for other callers.
+    /// Chooses the next step by the seed: any step for the loop, only a stream's entry for other callers.
     fn choose(&self, in_loop: Option<&LoopPoll<'_>>) -> Option<SimulationStep> {
-        // First of all: changes from now on may be missed by the checks below.
+        // Before the checks: they might miss changes from now on.
         in_loop.inspect(|in_loop| in_loop.observe());
         let streams = self.engine.with(|machine| machine.all_runnable());
         let mut state = lock(&self.state);
@@ -381,7 +382,8 @@ impl SimulationCore {
         contained("a task panicked as it was dropped", || drop(body));
     }
 
-    /// Called before a run: timers belong to a runtime and times to its clock, and this runtime may be another one.
+    /// Called before a run: timers and times belong to a runtime and its clock, and the runtime of this run might be
+    /// another one.
     fn restart_ticks(&self) {
         let now = clock::now();
         let mut timers = Vec::new();
@@ -398,7 +400,7 @@ impl SimulationCore {
         let mut called = false;
         let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
         let mut taken = TicksGuard { core: self, ticks: std::mem::take(&mut lock(&self.state).ticks) };
-        // The old runtime may not be driven any more.
+        // The old runtime might no longer be driven.
         let elsewhere = |sleep: &mut (runtime::Id, TaskFuture)| Some(sleep.0) != runtime;
         discard_all(taken.ticks.iter_mut().filter_map(|tick| tick.sleep.take_if(elsewhere)).collect::<Vec<_>>());
         taken.ticks.retain_mut(|tick| {
@@ -472,14 +474,14 @@ impl SimulationCore {
         self.make_ready(id);
     }
 
-    /// Reports a change: the loop looks for work again, unless it is going to anyway.
+    /// Reports a change, so that the loop checks for work again.
     pub(super) fn notify(&self) {
         self.wakeup.notify();
     }
 }
 
 impl Tick {
-    /// `runtime`: the one that has the timers, if any.
+    /// `runtime` is the current tokio runtime, if any, whose timers are used.
     fn is_due(&mut self, cx: &mut Context<'_>, runtime: Option<runtime::Id>) -> bool {
         let due = self.due;
         let Some(runtime) = runtime else { return due <= clock::now() };
@@ -488,7 +490,7 @@ impl Tick {
     }
 }
 
-/// The ticks, while they are polled. If the clone of the caller's waker panics, they are put back for the next poll.
+/// Owns the ticks while they are polled. If cloning the caller's waker panics, they are put back for the next poll.
 struct TicksGuard<'a> {
     core: &'a SimulationCore,
     ticks: Vec<Tick>,
@@ -497,7 +499,7 @@ struct TicksGuard<'a> {
 impl Drop for TicksGuard<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.core.state);
-        // Ticks that were added meanwhile come last.
+        // Ticks that were added during the poll come last.
         self.ticks.append(&mut state.ticks);
         state.ticks = std::mem::take(&mut self.ticks);
     }
@@ -505,7 +507,7 @@ impl Drop for TicksGuard<'_> {
 
 struct RunGuard<'a> {
     core: &'a SimulationCore,
-    /// The source of ticks where there is no runtime.
+    /// The source of ticks outside a tokio runtime.
     timer: Option<SimulationTimer>,
 }
 
@@ -523,7 +525,7 @@ impl Drop for RunGuard<'_> {
     }
 }
 
-/// A guard for one poll of the loop: this thread is in the simulation.
+/// A guard for one poll of the loop, during which the simulation is the thread's current one.
 struct PollGuard<'a> {
     in_loop: LoopPoll<'a>,
     before: Option<SimulationHandle>,

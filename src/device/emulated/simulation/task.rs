@@ -52,7 +52,7 @@ impl TaskEntry {
     }
 }
 
-/// A task's result, and the waker of the task that awaits it.
+/// A task's result, and the waker of the task that is awaiting it.
 pub(super) struct OutputSlot<T: 'static>(Mutex<State<T>>);
 
 struct State<T: 'static> {
@@ -64,7 +64,7 @@ struct State<T: 'static> {
 impl<T: 'static> Drop for State<T> {
     fn drop(&mut self) {
         discard(self.waker.take());
-        // An output may hold the handle of another task, and so on.
+        // An output can own the handle of another task, and so on.
         discard(self.end.take());
     }
 }
@@ -89,7 +89,7 @@ impl<T: 'static> OutputSlot<T> {
     }
 }
 
-/// Part of a task's body: if the body is dropped unfinished, this marks the slot aborted.
+/// A part of a task's future. If the future is dropped unfinished, this marks the slot aborted.
 struct AbortOnDrop<T: 'static>(Arc<OutputSlot<T>>);
 
 impl<T: 'static> Drop for AbortOnDrop<T> {
@@ -98,12 +98,12 @@ impl<T: 'static> Drop for AbortOnDrop<T> {
     }
 }
 
-/// Why a task has no output.
+/// The reason why a task has no output.
 #[non_exhaustive]
 pub enum Unfinished {
-    /// It was aborted, or its simulation is over.
+    /// The task was aborted, or its simulation was dropped.
     Aborted,
-    /// It panicked with this payload.
+    /// The task panicked with this payload.
     Panicked(Box<dyn Any + Send>),
 }
 
@@ -142,14 +142,14 @@ impl<T: 'static> Task<T> {
         Self { id, slot, core: Arc::downgrade(core) }
     }
 
-    /// Ends the task at its next turn.
+    /// Aborts the task: it is dropped when it would next be polled.
     pub fn abort(&self) {
         if let Some(core) = self.core.upgrade() {
             core.abort(self.id);
         }
     }
 
-    /// True once it is done, has panicked, or was aborted.
+    /// True once the task is done, has panicked or was aborted.
     pub fn is_finished(&self) -> bool {
         lock(&self.slot.0).over
     }

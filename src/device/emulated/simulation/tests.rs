@@ -273,7 +273,7 @@ async fn a_trap_is_named_the_same_every_time() {
         device.stream_synchronize(on).unwrap_err().to_string()
     };
     assert_eq!(text(1).await, text(2).await);
-    assert!(text(1).await.starts_with("simulated:0: device lost: copy to host on stream `s` failed"));
+    assert!(text(1).await.starts_with("simulated:0: device lost: copy to host of 1 byte on stream `s` failed"));
 }
 
 /// Work that comes from a real thread while the loop sleeps wakes it.

@@ -1,6 +1,6 @@
 //! The timer of a simulation that runs on an executor without tokio timers.
 //!
-//! It is one thread, from the first time that a run needs it until the end of that run.
+//! It is one thread, which lives from the first time that a run needs it to the end of the run.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use crate::{
     sync::{Condvar, Mutex},
 };
 
-/// A timer, until it is dropped.
+/// A timer thread, which ends when this is dropped.
 pub(super) struct SimulationTimer(Arc<Shared>);
 
 struct Shared {
@@ -37,7 +37,7 @@ impl SimulationTimer {
         Ok(timer)
     }
 
-    /// Sets the time at which the loop is woken, or none, in place of the time that was set before.
+    /// Sets or clears the time at which the loop is woken, in place of the time that was set before.
     pub(super) fn set(&self, at: Option<Instant>) {
         let mut state = lock(&self.0.state);
         if state.at != at {
@@ -57,7 +57,7 @@ impl Drop for SimulationTimer {
 
 impl Shared {
     fn run(&self, core: &Weak<SimulationCore>) {
-        // The loop's waker may poll the simulation here.
+        // The loop's waker might poll the simulation on this thread.
         let _device = DeviceThread::enter();
         let mut state = lock(&self.state);
         while !state.over {
