@@ -167,7 +167,7 @@ impl Device {
         if cuda::driver_present() {
             return Self::cuda(0);
         }
-        logged(|| tracing::info!("no CUDA driver here: running on the emulated device"));
+        logged(|| tracing::info!("no CUDA driver is installed: running on the emulated device"));
         Ok(Self::emulated(Emulated::new()))
     }
 
@@ -477,7 +477,7 @@ impl FromStr for Device {
             Some(("cuda", n)) if n.parse::<usize>().is_ok() => Self::cuda(n.parse().unwrap_or_default()),
             _ => Err(Error::new(
                 ErrorKind::NoDevice,
-                format!("`{name}` names no device: write `cuda:0`, `cuda:1`, ..., `emulated` or `host`"),
+                format!("`{name}` is not a device: write `cuda:0`, `cuda:1`, ..., `emulated` or `host`"),
             )),
         }
     }

@@ -178,8 +178,8 @@ impl Recorder {
         state.open = false;
         state.check_poisoned()?;
         if state.capturing.load(Ordering::Acquire) {
-            let text = "another thread still captures another library's work into the graph: wait for it before the \
-                        capture ends";
+            let text = "another thread is still capturing another library's work into the graph: wait for that \
+                        thread before the capture ends";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         Ok(())
@@ -368,7 +368,12 @@ impl Recorder {
         })?;
         let flag = TouchedRange::new(Endpoint::Device(flag), 4, false);
         self.state().ir.set_touched(node, [flag].into_iter().collect());
-        body.map(|body| (node, body)).ok_or_else(|| Error::new(ErrorKind::Driver, "a conditional node without a body"))
+        body.map(|body| (node, body)).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Driver,
+                "internal error: the backend added a conditional node without a body (please report)",
+            )
+        })
     }
 
     /// # Safety
@@ -391,15 +396,15 @@ impl Recorder {
 impl RecorderState {
     fn check(&self) -> Result<()> {
         if self.capturing.load(Ordering::Acquire) {
-            let text = "another thread is capturing another library's work into the same graph: only one thread at a \
-                        time may add to it";
+            let text = "another thread is capturing another library's work into the same graph: let only one thread \
+                        at a time add to it";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.check_poisoned()?;
         if self.open && !self.ended.load(Ordering::Acquire) {
             return Ok(());
         }
-        let text = "its capture is over: work enqueued now would be in no graph; use another stream";
+        let text = "its capture is over, so no graph would contain this work: use another stream";
         Err(Error::new(ErrorKind::Usage, text))
     }
 
@@ -409,13 +414,15 @@ impl RecorderState {
 
     fn stream_end(&self, stream: RawStream) -> Result<NodeSet> {
         let stream_end = self.streams.get(&stream).map(|stream_end| stream_end.at.clone());
-        stream_end.ok_or_else(|| Error::new(ErrorKind::Usage, "a stream that does not belong to this capture"))
+        stream_end.ok_or_else(|| {
+            Error::new(ErrorKind::Usage, "the stream does not belong to this capture: use one of the capture's streams")
+        })
     }
 
     /// Like [`stream_end`](Self::stream_end), for adding a node: fails if the stream is closed.
     fn end_to_add(&self, stream: RawStream) -> Result<NodeSet> {
         if self.streams.get(&stream).is_some_and(|stream_end| stream_end.closed) {
-            let text = "a stream of a node that was added: use the stream that is passed to the next node";
+            let text = "the node of this stream was already added: use the stream that is passed for the next node";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.stream_end(stream)

@@ -111,7 +111,7 @@ pub(super) struct WorkCollector {
 impl WorkCollector {
     pub(super) fn add(&mut self, device: &Arc<dyn Backend>, work: &NodeWork<'_>) -> Result<()> {
         if self.work_item.is_some() {
-            return self.refuse("a node takes one piece of work, and this is a second one");
+            return self.refuse("a node can be set to only one piece of work, but a second one was enqueued");
         }
         self.work_item = Some(WorkItem::new(device, work));
         Ok(())

@@ -7,13 +7,13 @@
 //! both accesses and the missing ordering.
 //!
 //! ```text
-//!   alloc, alloc_host            a region to watch           free, free_host      nothing may be in flight there
+//!   alloc, alloc_host            a new region                free, free_host      nothing may be in flight in it
 //!   copy, fill, launch           accesses: checked, forwarded, and undone if the device refuses them
 //!   event_record                 the stream's past is stored with the event; a later record replaces it
 //!   stream_wait                  the stream's future comes after the event's past
 //!   graph_add                    two nodes that no edge orders: checked against each other
 //!   exec_launch                  its nodes' accesses, as one call of the stream, after the exec's previous launch
-//!   query, synchronize, a host function that runs            the host comes after that
+//!   query, synchronize, a host function that runs            the host comes after that work
 //! ```
 //!
 //! Besides order it checks existence: a call that uses memory that was [freed](tombstones) or

@@ -265,7 +265,7 @@ impl RaceState {
         let Some(region) = self.regions.get(&(side, start)) else { return Ok(()) };
         if let Some(conflict) = region.shadow.conflict(&(0..region.bytes), true, |stamp| self.is_seen(stamp)) {
             let message = format!(
-                "{} is {becomes} while {} may still {} bytes {:?} of it: first wait until {} has passed its call {}",
+                "{} is {becomes} while {} might still {} bytes {:?} of it: first wait until {} has passed its call {}",
                 region.describe(side),
                 self.describe(&conflict.with, None),
                 if conflict.writes { "write" } else { "read" },
@@ -427,7 +427,7 @@ impl RaceState {
         }
         let message = format!(
             "{} {} bytes {bytes:?} of {}, which the host has borrowed as `{}` since the node was added; nothing orders them: \
-             a launch of a graph may run while the slice is in use",
+             a launch of the graph might run while the slice is in use",
             self.describe(new, None),
             verb(touch.write),
             region.describe(touch.side),

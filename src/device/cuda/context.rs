@@ -201,7 +201,7 @@ impl Context {
             ErrorKind::DeviceLost if self.is_faulty() => self.mark_lost(&what, call),
             ErrorKind::DeviceLost => {
                 let text =
-                    format!("{what}, reported by {call}: another device that the call uses is lost, this one is not");
+                    format!("{what}, reported by {call}: another device that the call uses is lost, but not this one");
                 Error::new(ErrorKind::DeviceLost, text).at(self.name.clone())
             }
             ErrorKind::OutOfMemory => {

@@ -102,7 +102,7 @@ impl CudaGraph {
     /// The reason, if any, why the graph can have only one exec at a time and cannot be a child: for a second exec
     /// `cuGraphInstantiate` returns "not supported" (801), and `cuGraphAddChildGraphNode` refuses such a child.
     fn is_single(&self) -> Option<&'static str> {
-        if self.memory { Some("makes memory") } else { self.conditions.then_some("has conditions") }
+        if self.memory { Some("allocates memory") } else { self.conditions.then_some("has conditional nodes") }
     }
 }
 
@@ -356,10 +356,12 @@ impl CudaBackend {
         if is_conditional {
             // The condition's handle would remain, and the driver does not instantiate a graph with a handle that no
             // node uses.
-            return Err(self.usage("a condition cannot be removed from a graph: build the graph without it"));
+            return Err(self.usage("a conditional node cannot be removed from a graph: build the graph without it"));
         }
         if memory {
-            return Err(self.usage("nodes of a graph that makes memory or frees it cannot be removed"));
+            return Err(self.usage(
+                "nodes of a graph that allocates or frees memory cannot be removed: build the graph without them",
+            ));
         }
         let gone = node(gone);
         let after = self.dependents_of(gone)?;
@@ -400,7 +402,10 @@ impl CudaBackend {
     fn check_not_body(&self, graph: RawGraph) -> Result<()> {
         let within = self.graphs.records().graph(graph).within;
         match within {
-            true => Err(self.usage("the body of a conditional node can only run as a part of its graph")),
+            true => {
+                Err(self
+                    .usage("the body of a conditional node can run only as part of its graph: instantiate that graph"))
+            }
             false => Ok(()),
         }
     }

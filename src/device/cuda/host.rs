@@ -10,8 +10,8 @@
 //!                          └────────────────────────────────▶ taken, dropped
 //!
 //!            a node is added          a launch reaches it
-//!  (nothing) ────────▶ repeated(key) ───────────────────────▶ cloned, called, entry kept
-//!                          │ the last Repeated is dropped (with its graphs and execs), refused, device lost or closed
+//!  (nothing) ────────▶ callback(key) ───────────────────────▶ cloned, called, entry kept
+//!                          │ the last handle is dropped (with its graphs and execs), refused, device lost or closed
 //!                          └────────────────────────────────▶ taken, dropped
 //! ```
 //!
@@ -151,8 +151,8 @@ pub(super) fn may_call_driver() -> Result<()> {
 
 #[cold]
 fn forbidden() -> Error {
-    let text = "called by a host function or a waker on the driver's callback thread, where the driver permits no calls: \
-                let the waker wake a task of a runtime, and make the call in that task";
+    let text = "a host function or a waker made this call on the driver's callback thread, where the driver permits \
+                no calls: let the waker wake a task of a runtime, and make the call in that task";
     Error::new(ErrorKind::Usage, text)
 }
 

@@ -80,12 +80,16 @@ fn make(def: &KernelDef, arch: u32) -> Result<Image> {
             Ok(Image::new(&image))
         }
         KernelSource::Ptx(text) => match text.trim_end_matches('\0') {
-            text if text.contains('\0') => Err(error(def, "has a NUL byte in its PTX")),
+            text if text.contains('\0') => {
+                Err(error(def, &format!("cannot be loaded: its PTX ({}) contains a NUL byte", def.file)))
+            }
             text => Ok(Image::new(text.as_bytes())),
         },
         // The driver receives no length, so it must not be called with data that is not an image.
         KernelSource::Cubin(bytes) if is_binary(bytes) => Ok(Image::new(bytes)),
-        KernelSource::Cubin(_) => Err(error(def, "has a cubin that is neither a cubin nor a fat binary")),
+        KernelSource::Cubin(_) => {
+            Err(error(def, &format!("cannot be loaded: {} is neither a cubin nor a fat binary", def.file)))
+        }
         KernelSource::None => {
             let text = "has no CUDA body: it runs on the emulated device only; declare it with \
                         `#[kernel(unsafe(cuda = \"FILE.cu\"))]`";

@@ -247,7 +247,8 @@ impl Loaded {
         arch: u32,
         module: &DriverHandle<CUmod_st>,
     ) -> Result<(DriverHandle<CUfunc_st>, Option<Sizes>)> {
-        let name = CString::new(def.name).map_err(|_| image::error(def, "has a NUL byte in its name"))?;
+        let name =
+            CString::new(def.name).map_err(|_| image::error(def, "cannot be loaded: its name contains a NUL byte"))?;
         let mut function = ptr::null_mut();
         // SAFETY: a loaded module and a terminated name; `function` outlives the call, which writes one handle.
         let code = unsafe { (driver.module_get_function)(&mut function, module.raw(), name.as_ptr()) };
@@ -307,8 +308,8 @@ impl Loaded {
     fn disagrees(&self, launch: &Launch<'_>, sizes: &Sizes) -> Error {
         let passed: Sizes = passed_sizes(launch.args).collect();
         let text = format!(
-            "takes parameters of {sizes:?} bytes in {}, and its declaration passes {passed:?} (a slice is a pointer and \
-             a 64-bit length)",
+            "takes parameters of {sizes:?} bytes in {}, but its declaration passes {passed:?} (a slice is a pointer \
+             and a 64-bit length): make both agree",
             launch.kernel.file
         );
         image::error(launch.kernel, &text)
@@ -365,6 +366,6 @@ fn load_module(cx: &Context, driver: &Driver, def: &KernelDef, image: &image::Im
     }
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
     let log = String::from_utf8_lossy(&log[..end]);
-    let text = format!("does not load from {}: {}\n{}", def.file, driver.describe(code), log.trim_end());
+    let text = format!("cannot be loaded from {}: {}\n{}", def.file, driver.describe(code), log.trim_end());
     Err(image::error(def, text.trim_end()).at(cx.name.clone()))
 }

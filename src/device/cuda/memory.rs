@@ -180,7 +180,7 @@ impl DriverMemory {
 
     fn pools(&self, cx: &Context) -> Result<&Pooled> {
         self.pooled.as_ref().ok_or_else(|| {
-            let text = "the device has no memory pools for stream-ordered memory: use `Allocator::unbounded`";
+            let text = "the device has no memory pools, which stream-ordered memory needs: use `Allocator::unbounded`";
             Error::new(ErrorKind::Usage, text).at(cx.name.clone())
         })
     }

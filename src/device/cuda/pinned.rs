@@ -117,7 +117,7 @@ impl Pinned {
                 return Ok(memory);
             }
             DeviceThread::may_wait(|| {
-                format!("an allocation of page-locked memory would wait for all work of {}", cx.name)
+                format!("an allocation of page-locked memory would wait for all work on {}", cx.name)
             })?;
             let all = std::mem::take(&mut self.blocks().spares);
             free_spares(cx, driver, all)?;
@@ -127,8 +127,9 @@ impl Pinned {
             return Err(out_of_memory(cx, bytes));
         }
         cx.check(code, "cuMemHostAlloc")?;
-        let memory = NonNull::new(memory.cast::<u8>())
-            .ok_or_else(|| Error::new(ErrorKind::Driver, "cuMemHostAlloc gave no memory").at(cx.name.clone()))?;
+        let memory = NonNull::new(memory.cast::<u8>()).ok_or_else(|| {
+            Error::new(ErrorKind::Driver, "cuMemHostAlloc succeeded but returned no memory").at(cx.name.clone())
+        })?;
         // SAFETY: `bytes` bytes that were just allocated and are not shared yet.
         unsafe { memory.write_bytes(0, bytes) };
         let device = cx.name.clone();
@@ -155,8 +156,8 @@ impl Pinned {
 
 #[cold]
 fn out_of_memory(cx: &Context, bytes: usize) -> Error {
-    let has = host_memory().map(|most| format!(", which has {most} in all")).unwrap_or_default();
-    let text = format!("asked for {bytes} bytes of page-locked memory of the host{has}: allocate less, or free some");
+    let has = host_memory().map(|most| format!(", and the host has {most} bytes in total")).unwrap_or_default();
+    let text = format!("asked for {bytes} bytes of page-locked host memory{has}: allocate less, or free some");
     Error::new(ErrorKind::OutOfMemory, text).at(cx.name.clone())
 }
 

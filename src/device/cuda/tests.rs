@@ -224,7 +224,7 @@ fn kernels_that_do_not_load_report_the_reason() {
         (&SCALE_BROKEN, "scale.cu(3)"),
         (&SCALE_OVERLOAD, "scale.cu(2)"),
         (&SCALE_MISSPELT, "no function `scale` in scale.cu"),
-        (&SCALE_BAD_PTX, "does not load from scale.cu"),
+        (&SCALE_BAD_PTX, "cannot be loaded from scale.cu"),
     ] {
         for _ in 0..2 {
             let error = gpu.device.load(def).unwrap_err();

@@ -68,7 +68,8 @@ impl HostBlock {
     fn new(layout: Layout) -> Result<Self> {
         assert!(layout.size() > 0);
         let refuse = || {
-            let text = format!("the host has no {} left for an emulated device", human::bytes(layout.size() as u64));
+            let text =
+                format!("the host cannot allocate {} for an emulated device", human::bytes(layout.size() as u64));
             Error::new(ErrorKind::OutOfMemory, text)
         };
         // All bytes are written below: a system that overcommits its memory would kill the process.
@@ -115,7 +116,7 @@ pub(super) fn resolve(address: Address, bytes: u64) -> Result<Resolved, String> 
     let offset = address.0 - block.base;
     if bytes > block.bytes - offset {
         return Err(format!(
-            "illegal address: {bytes} bytes at offset {offset} of an allocation of {} bytes",
+            "illegal address {address:?}: {bytes} bytes at offset {offset} exceed the allocation of {} bytes",
             block.bytes
         ));
     }
@@ -156,7 +157,7 @@ impl EmulatedMemory {
             return Err(Error::new(
                 ErrorKind::OutOfMemory,
                 format!(
-                    "asked for {bytes} bytes, {} in use of {}{}",
+                    "asked for {bytes} bytes; {} of {} bytes are in use{}",
                     state.in_use,
                     self.capacity,
                     if planned { " (a planned fault)" } else { "" }
@@ -179,7 +180,10 @@ impl EmulatedMemory {
     pub(super) fn free(&self, address: Address) -> Result<()> {
         let mut state = lock(&self.state);
         let Some(bytes) = state.blocks.remove(&address.0) else {
-            return Err(Error::new(ErrorKind::Driver, format!("{address:?} is not the start of an allocation here")));
+            return Err(Error::new(
+                ErrorKind::Driver,
+                format!("cannot free {address:?}: no allocation on this device starts there"),
+            ));
         };
         state.in_use -= bytes;
         drop(state);
@@ -210,7 +214,10 @@ impl EmulatedMemory {
                 let message = format!("host memory of {} bytes was freed as {bytes} bytes", block.layout.size());
                 Err(Error::new(ErrorKind::Driver, message))
             }
-            None => Err(Error::new(ErrorKind::Driver, "host memory that was not allocated by this device")),
+            None => Err(Error::new(
+                ErrorKind::Driver,
+                "cannot free host memory that was not allocated by this device, or was freed before",
+            )),
         }
     }
 }
@@ -272,7 +279,7 @@ impl Drop for EmulatedMemory {
 
 #[cold]
 fn cannot_allocate(bytes: u64) -> Error {
-    let text = format!("asked for {bytes} bytes: an allocation has from 1 to {} bytes", isize::MAX);
+    let text = format!("asked for {bytes} bytes: an allocation has at least 1 and at most {} bytes", isize::MAX);
     Error::new(ErrorKind::OutOfMemory, text)
 }
 
@@ -282,7 +289,7 @@ fn next_base(bytes: u64) -> Result<u64> {
     NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_err(|_| {
         Error::new(
             ErrorKind::OutOfMemory,
-            "the emulated devices have used up their addresses: none is used twice in a process",
+            "the emulated devices of this process have used all addresses, which are never reused: start a new process",
         )
     })
 }

@@ -337,7 +337,10 @@ fn planned_faults_occur_as_planned() {
     // SAFETY: `byte` outlives the wait.
     unsafe { device.copy(work, Endpoint::Host(&mut byte), Endpoint::Device(memory), 1) }.unwrap();
     let error = device.stream_synchronize(work).unwrap_err();
-    assert!(error.is_device_lost() && error.to_string().contains("copy to host of 1 byte on stream `work` failed"), "{error}");
+    assert!(
+        error.is_device_lost() && error.to_string().contains("copy to host of 1 byte on stream `work` failed"),
+        "{error}"
+    );
 }
 
 #[test]

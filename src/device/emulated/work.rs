@@ -114,7 +114,9 @@ impl fmt::Display for Description {
         match self {
             Self::Wait => f.write_str("wait"),
             Self::Record => f.write_str("record"),
-            Self::Copy { direction, bytes } => write!(f, "copy {direction} of {}", human::count(*bytes as usize, "byte")),
+            Self::Copy { direction, bytes } => {
+                write!(f, "copy {direction} of {}", human::count(*bytes as usize, "byte"))
+            }
             Self::Fill { bytes } => write!(f, "fill of {}", human::count(*bytes as usize, "byte")),
             Self::Kernel(name) => write!(f, "kernel `{name}`"),
             Self::External(name) => write!(f, "external work `{name}`"),
@@ -259,12 +261,18 @@ pub(super) fn check_launch(launch: &Launch<'_>) -> Result<()> {
     const MAX_SHARED: u32 = 227 << 10;
     let Launch { grid, block, shared_bytes, args, .. } = *launch;
     if shared_bytes > MAX_SHARED {
-        let message = format!("{shared_bytes} bytes of shared memory per block: at most {MAX_SHARED}");
+        let message = format!("{shared_bytes} bytes of shared memory per block exceed the limit of {MAX_SHARED} bytes");
         return Err(Error::new(ErrorKind::Driver, message));
     }
     let threads = block.iter().try_fold(1_u32, |all, n| all.checked_mul(*n));
     if grid.contains(&0) || !threads.is_some_and(|n| (1..=1024).contains(&n)) {
-        return Err(Error::new(ErrorKind::Driver, format!("invalid launch: grid {grid:?}, block {block:?}")));
+        return Err(Error::new(
+            ErrorKind::Driver,
+            format!(
+                "invalid launch with grid {grid:?} and block {block:?}: every dimension must be at least 1, and a \
+                 block has at most 1024 threads"
+            ),
+        ));
     }
     // The bodies are Rust: a slice that one argument writes must not overlap another.
     let slices = || {
@@ -278,7 +286,9 @@ pub(super) fn check_launch(launch: &Launch<'_>) -> Result<()> {
     for (index, start, end, write) in slices() {
         for (other, from, to, writes) in slices().skip_while(|slice| slice.0 <= index) {
             if (write || writes) && start < to && from < end {
-                let message = format!("arguments {index} and {other} overlap, and one of them is written");
+                let message = format!(
+                    "arguments {index} and {other} overlap, and the kernel writes one of them: pass separate memory"
+                );
                 return Err(Error::new(ErrorKind::Usage, message));
             }
         }
@@ -298,7 +308,10 @@ pub(super) fn check_copy(bytes: u64) -> Result<()> {
 pub(super) fn check_fill(to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
     let width = pattern.width as u64;
     if !matches!(width, 1 | 2 | 4) || !to.0.is_multiple_of(width) || !bytes.is_multiple_of(width) {
-        let message = format!("invalid fill of {bytes} bytes at {to:?} with a pattern of {width} bytes");
+        let message = format!(
+            "invalid fill of {bytes} bytes at {to:?} with a pattern of {width} bytes: the pattern has 1, 2 or 4 \
+             bytes, which must divide both the length and the address"
+        );
         return Err(Error::new(ErrorKind::Driver, message));
     }
     Ok(())
@@ -306,6 +319,6 @@ pub(super) fn check_fill(to: Address, pattern: Pattern, bytes: u64) -> Result<()
 
 /// The error for another library's work that has no emulation.
 pub(super) fn no_emulation() -> Error {
-    let message = "this device is emulated and runs no CUDA work: provide a replacement with `.emulated(..)`";
+    let message = "this device is emulated and cannot run CUDA work: provide a replacement with `.emulated(..)`";
     Error::new(ErrorKind::Usage, message)
 }

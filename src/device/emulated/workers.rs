@@ -5,7 +5,7 @@
 //! while the work runs. No worker waits for an event: it takes other work, or sleeps until there is some.
 //!
 //! ```text
-//!   call ──► machine ──► bell of the device ──► a worker: start ─ run ─ finish ──► machine ──► other bells
+//!   call ──► machine ──► condvar of the device ──► a worker: start ─ run ─ finish ──► machine ──► other condvars
 //! ```
 //!
 //! A call that makes a stream runnable wakes one sleeping worker of its device, and a worker that leaves more work
@@ -228,7 +228,9 @@ impl Engine {
                     let name = state.machine.stream_name(stream).cloned();
                     drop(state);
                     let name = name.as_deref().unwrap_or("?");
-                    let message = format!("stream `{name}` waits for work that has not been enqueued");
+                    let message = format!(
+                        "stream `{name}` waits for work that has not been enqueued: enqueue the work before this call, or await the stream"
+                    );
                     return Err(Error::new(ErrorKind::Stalled, message));
                 }
                 // Another thread is running work (not this thread, further up its stack), and notifies when that is

@@ -16,8 +16,8 @@ use super::{
 use crate::error::{Error, ErrorKind, Result};
 
 pub(crate) fn one_shot_error() -> Error {
-    let text = "a host function that can be called once, in a capture: each launch of the graph would call it again; \
-                use `host_callback`";
+    let text = "each launch of a captured graph calls its host functions, but this host function can be called only \
+                once: use `host_callback`";
     Error::new(ErrorKind::Usage, text)
 }
 
@@ -48,13 +48,16 @@ impl Backend for Recorder {
     }
 
     fn alloc_on(&self, _stream: RawStream, _bytes: u64) -> Result<Address> {
-        let text = "stream-ordered memory in a capture: it would have another owner at the second launch; allocate \
-                    from another allocator, whose memory the graph keeps alive";
+        let text = "stream-ordered memory in a capture is not supported, as it could have another owner at the \
+                    second launch: use another allocator, whose memory the graph keeps alive";
         Err(Error::new(ErrorKind::Usage, text))
     }
 
     unsafe fn free_on(&self, _stream: RawStream, _address: Address) -> Result<()> {
-        Err(Error::new(ErrorKind::Usage, "stream-ordered memory cannot be freed in a capture"))
+        Err(Error::new(
+            ErrorKind::Usage,
+            "stream-ordered memory cannot be freed in a capture: drop it before the capture begins or after it ends",
+        ))
     }
 
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
@@ -77,7 +80,10 @@ impl Backend for Recorder {
     }
 
     fn stream_synchronize(&self, _stream: RawStream) -> Result<()> {
-        Err(Error::new(ErrorKind::Usage, "captured work does not run: wait for a launch of its graph instead"))
+        Err(Error::new(
+            ErrorKind::Usage,
+            "captured work does not run until its graph is launched: wait for a launch instead",
+        ))
     }
 
     fn event_create(&self, _timed: bool) -> Result<RawEvent> {
@@ -155,8 +161,9 @@ impl Backend for Recorder {
         let mut state = self.state();
         state.check()?;
         if let Some(collector) = &mut state.collector {
-            return collector
-                .refuse("work of another library cannot be set: capture it again and update the whole exec");
+            return collector.refuse(
+                "a node cannot be set to another library's work: capture the graph again and update the whole exec",
+            );
         }
         let (after, graph, label) = (state.end_to_add(stream)?, state.graph, state.label.clone());
         let before = state.ir.raw_of(&after);

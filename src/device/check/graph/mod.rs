@@ -1,4 +1,4 @@
-//! The checker's model of graphs: which bytes each node touches, and which nodes come before it.
+//! The checker's model of graphs: the bytes that each node accesses, and the nodes that come before it.
 //!
 //! A graph can have errors in its **edges**: two nodes access the same bytes, one writes, and neither depends on the
 //! other. This is found when the second node is added, before the call is forwarded; for changed nodes of an exec it is
@@ -13,7 +13,7 @@
 //!                  comes after: its stream's past, the exec's previous launch, the events that it waits for
 //!                  1. no access races with earlier calls of streams          nothing has changed if one does
 //!                  2. node by node, in the order of the edges: does the memory exist? was it written? is it now?
-//!                  3. all accesses are those of the stream's call from now on
+//!                  3. from now on, all of its accesses belong to the stream's call
 //! ```
 //!
 //! The accesses of a child or a body count as its node's, whether or not the body runs. A launch is one tick of its

@@ -49,7 +49,7 @@ struct CapturedFeatures {
     conditions: bool,
 }
 
-const POISONED: &str = "work that could not be captured could not be removed from it";
+const POISONED: &str = "it contains nodes of a failed capture, which the driver does not remove; build a new graph";
 
 /// The predecessors of the next node of a stream.
 type Ends = SmallVec<[RawNode; 2]>;
@@ -84,7 +84,7 @@ impl CudaBackend {
     ) -> Result<RawNode> {
         let code = Cell::new(Code::SUCCESS);
         let other = |count| {
-            let text = format!("{name} was captured as {count} nodes");
+            let text = format!("{name} was captured as {count} nodes instead of one");
             Error::new(ErrorKind::Driver, text).at(self.cx.name.clone())
         };
         let inspect = |nodes: &[CUgraphNode]| match nodes {
@@ -141,7 +141,7 @@ impl CudaBackend {
         let Some(begin) = driver.stream_begin_capture_to_graph else { return Ok(Ends::new()) };
         let before: HashSet<CUgraphNode> = self.nodes_of(graph(raw))?.into_iter().collect();
         // SAFETY: a stream of this context that is not capturing, a live graph, and as many nodes of it as the count
-        // passed; edges are plain. Only this thread uses the graph meanwhile.
+        // passed; edges are plain. Only this thread uses the graph during the capture.
         let code = unsafe { begin(stream, graph(raw), after.as_ptr(), ptr::null(), after.len(), MODE) };
         self.cx.check(code, "cuStreamBeginCaptureToGraph")?;
         let (ends, captured) = self.capture_call(stream, call)?;
@@ -161,7 +161,9 @@ impl CudaBackend {
                 })
             });
             if let Err(second) = taken_out {
-                crate::sync::log(move || tracing::warn!(error = %second, "a graph: {POISONED}"));
+                crate::sync::log(
+                    move || tracing::warn!(error = %second, "a graph cannot be used any more: {POISONED}"),
+                );
                 self.poison(raw, POISONED);
             }
         }
@@ -199,7 +201,7 @@ impl CudaBackend {
             let code =
                 unsafe { (driver.graph_add_child_node)(&mut node, graph(raw), after.as_ptr(), after.len(), captured) };
             self.cx.check(code, "cuGraphAddChildGraphNode").map_err(|error| {
-                error.advise("work that allocates memory cannot be captured here: give the library its workspace")
+                error.advise("work that allocates memory cannot be captured here: give the library a workspace")
             })?;
             Ok(Ends::from_elem(raw_node(node), 1))
         };

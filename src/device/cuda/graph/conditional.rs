@@ -27,8 +27,8 @@ use crate::{
 };
 
 /// Advice on the kinds of nodes that the driver supports in a body.
-pub(super) const CAN_BE_THERE: &str = "a condition can contain kernels, fills, copies of device and page-locked memory, \
-                                       empty nodes, children and conditions";
+pub(super) const CAN_BE_THERE: &str = "the body of a conditional node can contain kernels, fills, copies of device \
+                                       and page-locked memory, empty nodes, child graphs and conditional nodes";
 
 /// A conditional node and its body.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl CudaBackend {
     ) -> Result<(RawNode, RawGraph)> {
         let driver = self.cx.enter()?;
         let (Some(create), Some(add)) = (driver.graph_conditional_handle_create, driver.graph_add_node) else {
-            return Err(self.usage("conditions in graphs need a driver of CUDA 12.4 or newer"));
+            return Err(self.usage("conditional nodes need a driver for CUDA 12.4 or newer"));
         };
         // Before the handle is created: the driver does not instantiate a graph with a handle that no node uses.
         self.kernels.load(&self.cx, &SET).map_err(advised)?;
@@ -115,7 +115,7 @@ impl CudaBackend {
         let code = unsafe { create(&mut handle, graph(raw), self.cx.raw(), 0, 0) };
         self.cx.check(code, "cuGraphConditionalHandleCreate").map_err(advised)?;
         let poison = |error| {
-            self.poison(raw, "a condition was added to it only in part");
+            self.poison(raw, "adding a conditional node to it failed halfway; build a new graph");
             error
         };
         // SAFETY: the caller guarantees that the flag is valid.
@@ -216,7 +216,7 @@ impl CudaBackend {
 fn advised(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Driver | ErrorKind::Kernel => {
-            error.advise("conditions in graphs need a driver of CUDA 12.4 or newer, and a device that supports them")
+            error.advise("conditional nodes need a driver for CUDA 12.4 or newer, and a device that supports them")
         }
         _ => error,
     }

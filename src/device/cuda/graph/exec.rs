@@ -51,7 +51,7 @@ impl CudaBackend {
             (graph.memory, graph.is_single().filter(|_| graph.execs > 0))
         };
         if let Some(what) = second {
-            let text = format!("a graph that {what} has one exec at a time: drop the existing one first");
+            let text = format!("a graph that {what} can have only one exec at a time: drop the existing exec first");
             return Err(self.usage(&text));
         }
         let mut made = ptr::null_mut();
@@ -98,7 +98,7 @@ impl CudaBackend {
             Some(at) => format!("; it is node {} of {}, {}", at + 1, which.len(), self.kind_name(node)),
             None => format!("; it is {} of a graph within it ({CAN_BE_THERE})", self.kind_name(node)),
         };
-        self.usage(&format!("the graph is not instantiated: {why}{which} ({})", self.cx.driver.describe(code)))
+        self.usage(&format!("the graph cannot be instantiated: {why}{which} ({})", self.cx.driver.describe(code)))
     }
 
     /// A node's kind, for messages: `a kernel`.
@@ -176,7 +176,7 @@ impl CudaBackend {
             errorNode: ptr::null_mut(),
             errorFromNode: ptr::null_mut(),
         });
-        // SAFETY: a live exec and a live graph, used only by this thread meanwhile; `info` outlives the call. The
+        // SAFETY: a live exec and a live graph, used only by this thread during the call; `info` outlives the call. The
         // caller guarantees the memory that the nodes use.
         let code = unsafe { (driver.exec_update)(exec(raw), graph(from), info.as_mut_ptr()) };
         // SAFETY: initialised above; the enum is read as a number, the other is a pointer.
@@ -195,7 +195,7 @@ impl CudaBackend {
         let (exec, node, context) = (exec(raw), node(of), self.cx.raw());
         let refused = |why: &str| Ok(Err(Refused { node: Some(of), why: why.into() }));
         // SAFETY, for all calls below: a live exec and a node of the graph that it was made of, which lives as long as
-        // the exec, and no other call uses this exec meanwhile. Parameters outlive the call, which copies them. The
+        // the exec, and no other call uses this exec concurrently. Parameters outlive the call, which copies them. The
         // caller guarantees the memory that the node uses when it runs.
         let (code, call, rule) = match work {
             NodeWork::Kernel(launch) => {
@@ -204,7 +204,11 @@ impl CudaBackend {
                 // SAFETY: above; the function belongs to this context and stays loaded, and its parameters are correct
                 // and valid (`Prepared`).
                 let code = unsafe { (driver.exec_set_kernel)(exec, node, &params) };
-                (code, "cuGraphExecKernelNodeSetParams", "the node has another kernel, or the kernel differs too much")
+                (
+                    code,
+                    "cuGraphExecKernelNodeSetParams",
+                    "the node is not a kernel, or this kernel cannot replace the node's kernel",
+                )
             }
             NodeWork::Copy { bytes: 0, .. } | NodeWork::Fill { bytes: 0, .. } => {
                 return refused("a node cannot be set to do nothing: disable it instead");
@@ -299,21 +303,21 @@ impl CudaBackend {
 
 fn not_instantiable(result: u32) -> Option<&'static str> {
     Some(match result {
-        2 => "its nodes form a cycle, or one is at a place where it is not allowed",
-        3 => "one of its nodes is not supported there, or not on this device",
+        2 => "its nodes form a cycle, or one of them is not allowed where it is",
+        3 => "one of its nodes is not supported where it is, or not on this device",
         4 => "its nodes belong to several contexts",
-        5 => "one of its conditions has no node",
+        5 => "one of its condition handles is not used by any node",
         _ => return None,
     })
 }
 
 fn not_updatable(result: u32) -> Option<&'static str> {
     Some(match result {
-        2 => "there are other nodes, or other edges between them",
+        2 => "the graph has other nodes, or other edges between them",
         3 => "a node is of another kind",
-        4 | 7 => "a node has another kernel that differs too much",
+        4 | 7 => "a node has a different kernel, which cannot replace the old one",
         5 => "a parameter changed that cannot change: the kind of memory at an end of a copy, or the device of memory",
-        6 => "a node cannot be updated, such as one that makes memory or frees it",
+        6 => "a node cannot be updated, such as one that allocates or frees memory",
         8 => "an attribute of a node changed that cannot change",
         _ => return None,
     })
@@ -329,10 +333,10 @@ fn kind_name(kind: u32) -> &'static str {
         5 => "an empty node",
         6 => "a wait for an event",
         7 => "a record of an event",
-        10 => "one that makes memory",
-        11 => "one that frees memory",
-        13 => "a condition",
-        _ => "one of another kind",
+        10 => "an allocation",
+        11 => "a free",
+        13 => "a conditional node",
+        _ => "a node of another kind",
     }
 }
 
@@ -364,9 +368,9 @@ mod tests {
         for (kind, name) in [
             (Kind::CU_GRAPH_NODE_TYPE_MEMCPY, "a copy"),
             (Kind::CU_GRAPH_NODE_TYPE_GRAPH, "a child graph"),
-            (Kind::CU_GRAPH_NODE_TYPE_MEM_FREE, "one that frees memory"),
-            (Kind::CU_GRAPH_NODE_TYPE_CONDITIONAL, "a condition"),
-            (Kind::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, "one of another kind"),
+            (Kind::CU_GRAPH_NODE_TYPE_MEM_FREE, "a free"),
+            (Kind::CU_GRAPH_NODE_TYPE_CONDITIONAL, "a conditional node"),
+            (Kind::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, "a node of another kind"),
         ] {
             assert_eq!(kind_name(kind as u32), name);
         }

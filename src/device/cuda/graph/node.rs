@@ -109,7 +109,7 @@ impl CudaBackend {
         let to = &raw mut node;
         let context = self.cx.raw();
         // SAFETY, for all calls below: a live graph and as many nodes of it as the count passed; no other call uses
-        // this graph meanwhile. `node` outlives the call, which writes one handle, and so do the parameters, which it
+        // this graph concurrently. `node` outlives the call, which writes one handle, and so do the parameters, which it
         // copies. The caller guarantees the memory that the node uses when it runs.
         if let NodeWork::Copy { to: Endpoint::Device(into), from: Endpoint::Device(from), bytes } = work
             && *bytes > 0

@@ -96,7 +96,7 @@ impl EmulatedGraphs {
     fn accepts(&self, graph: RawGraph, after: &[RawNode]) -> Result<()> {
         let nodes = &self.graph(graph)?.nodes;
         match after.iter().find(|id| position(nodes, **id).is_none()) {
-            Some(stranger) => Err(usage_error(format!("node {} is not of this graph", stranger.0))),
+            Some(stranger) => Err(usage_error(format!("node {} does not belong to this graph", stranger.0))),
             None => Ok(()),
         }
     }
@@ -105,7 +105,7 @@ impl EmulatedGraphs {
         self.accepts(graph, after)?;
         let Some(graph) = self.graphs.get_mut(&graph) else { return Err(usage_error("no such graph")) };
         if graph.is_body && !work.may_be_conditional() {
-            return Err(usage_error(format!("{} cannot be within a conditional node", work.kind())));
+            return Err(usage_error(format!("{} cannot be in the body of a conditional node", work.kind())));
         }
         let id = RawNode(fresh_id());
         graph.nodes.push(EmulatedNode::new(id, after, work));
@@ -142,7 +142,7 @@ impl EmulatedGraph {
     /// The reason, if any, why the graph can have only one exec at a time and cannot be a child, as on a GPU.
     fn single_exec_reason(&self) -> Option<&'static str> {
         let has_conditions = || self.nodes.iter().any(|node| matches!(node.work, OwnedNodeWork::Conditional { .. }));
-        if self.has_memory() { Some("makes memory") } else { has_conditions().then_some("has conditions") }
+        if self.has_memory() { Some("allocates memory") } else { has_conditions().then_some("has conditional nodes") }
     }
 
     /// The memory at this address. Fails if it was freed before, or if `after` does not depend on its allocation.
@@ -249,7 +249,9 @@ impl EmulatedDevice {
     ) -> Result<(RawNode, RawGraph)> {
         self.check_alive()?;
         if !flag.0.is_multiple_of(4) {
-            return Err(usage_error(format!("the flag of a condition at {flag:?} is not an aligned `u32`")));
+            return Err(usage_error(format!(
+                "the flag of a conditional node at {flag:?} is not aligned: it is a `u32`, at an address that 4 divides"
+            )));
         }
         let body = RawGraph(fresh_id());
         let mut graphs = lock(&self.graphs);
@@ -281,7 +283,7 @@ impl EmulatedDevice {
         graphs.accepts(graph, &[before, after])?;
         if graphs.graph(graph)?.comes_after(&[before], after) {
             return Err(usage_error(format!(
-                "node {} already comes before node {}: this makes a cycle",
+                "node {} already comes before node {}: the new edge would create a cycle",
                 after.0, before.0
             )));
         }
@@ -299,14 +301,16 @@ impl EmulatedDevice {
         let mut gone = Vec::new();
         let mut graphs = lock(&self.graphs);
         if graphs.graph(graph)?.has_memory() {
-            return Err(usage_error("nodes of a graph that makes memory cannot be removed"));
+            return Err(usage_error(
+                "nodes of a graph that allocates or frees memory cannot be removed: build the graph without them",
+            ));
         }
         let nodes = graphs.graphs.get_mut(&graph).map(|graph| &mut graph.nodes);
         let Some((nodes, at)) = nodes.and_then(|nodes| {
             let at = position(nodes, node)?;
             Some((nodes, at))
         }) else {
-            return Err(usage_error(format!("node {} is not of this graph", node.0)));
+            return Err(usage_error(format!("node {} does not belong to this graph", node.0)));
         };
         let removed = nodes.remove(at);
         for other in nodes {
@@ -370,13 +374,15 @@ impl EmulatedDevice {
         let mut graphs = lock(&self.graphs);
         let found = graphs.graph(graph)?;
         if found.is_body {
-            return Err(usage_error("the body of a conditional node can run only as part of its graph"));
+            return Err(usage_error(
+                "the body of a conditional node can run only as part of its graph: instantiate that graph",
+            ));
         }
         if let Some(what) = found.single_exec_reason()
             && graphs.execs.values().any(|exec| exec.of == graph)
         {
             return Err(usage_error(format!(
-                "a graph that {what} has one exec at a time: drop the existing one first"
+                "a graph that {what} can have only one exec at a time: drop the existing exec first"
             )));
         }
         let snapshot = Arc::new(ExecSnapshot::new(graphs.snapshot(graph)?));
@@ -404,7 +410,9 @@ impl EmulatedDevice {
         let mut graphs = lock(&self.graphs);
         let exec = graphs.exec(exec)?;
         if exec.last.is_some() && exec.snapshot.leaves_memory {
-            return Err(usage_error("the previous launch has left memory that no node frees"));
+            return Err(usage_error(
+                "the graph cannot be launched again: the previous launch allocated memory that no node frees; add a node that frees it",
+            ));
         }
         // The exec shares the snapshot, so no user's value is dropped here.
         let mut work = Some(Work::Graph(Box::new(Sequence::new(&exec.snapshot, &self.fault_plan, exec.order_seed))));
@@ -458,7 +466,7 @@ impl EmulatedDevice {
         let found = find(&mut graphs.exec(exec)?.snapshot_mut().nodes, node).ok_or_else(|| no_node(node))?;
         if !matches!(found.work, OwnedNodeWork::Kernel { .. } | OwnedNodeWork::Copy { .. } | OwnedNodeWork::Fill { .. })
         {
-            let why = format!("only kernels, copies and fills can be disabled, and it is {}", found.work.kind());
+            let why = format!("only kernels, copies and fills can be disabled, but this node is {}", found.work.kind());
             return Ok(Err(Refused { node: Some(node), why }));
         }
         found.enabled = enabled;
@@ -467,7 +475,7 @@ impl EmulatedDevice {
 }
 
 fn no_node(node: RawNode) -> Error {
-    usage_error(format!("node {} is not of the graph that this exec was made of", node.0))
+    usage_error(format!("node {} does not belong to the graph that this exec was instantiated from", node.0))
 }
 
 fn usage_error(message: impl Into<String>) -> Error {

@@ -150,7 +150,7 @@ impl EmulatedNode {
 /// node.
 pub(super) fn refusal(nodes: &[EmulatedNode], new: &[EmulatedNode]) -> Option<Refused> {
     if nodes.len() != new.len() {
-        let why = format!("its topology is another one: {} nodes instead of {}", new.len(), nodes.len());
+        let why = format!("its topology is different: {} nodes instead of {}", new.len(), nodes.len());
         return Some(Refused { node: None, why });
     }
     let planned = |nodes: &[EmulatedNode], of: &EmulatedNode| -> SmallVec<[usize; 2]> {
@@ -161,7 +161,7 @@ pub(super) fn refusal(nodes: &[EmulatedNode], new: &[EmulatedNode]) -> Option<Re
     nodes.iter().zip(new).find_map(|(node, with)| {
         let refused = |why| Refused { node: Some(with.id), why };
         if planned(nodes, node) != planned(new, with) {
-            return Some(refused("its topology is another one: it comes after other nodes".into()));
+            return Some(refused("its topology is different: it depends on other nodes than before".into()));
         }
         node.work.refuses(&with.work, true).map(refused).or_else(|| match (&node.work, &with.work) {
             (OwnedNodeWork::Conditional { within, .. }, OwnedNodeWork::Conditional { within: new, .. }) => {

@@ -252,7 +252,10 @@ impl<W> Machine<W> {
     ) -> Result<StreamPoint> {
         self.accepts(device, stream)?;
         if events.records.iter().any(|event| self.events.get(event).is_none_or(|event| event.device != device)) {
-            return Err(Error::new(ErrorKind::Driver, "a graph records a destroyed event or another device's"));
+            return Err(Error::new(
+                ErrorKind::Driver,
+                "the graph records an event that was destroyed or belongs to another device",
+            ));
         }
         let mut after: SmallVec<[StreamPoint; 1]> = last.into_iter().collect();
         for event in &events.waits {
@@ -394,9 +397,14 @@ impl<W> Machine<W> {
         let time = |event: EventId| {
             let found = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
             match found.mark {
-                _ if !found.timed => Err(Error::new(ErrorKind::Driver, "the event was created without timing")),
+                _ if !found.timed => {
+                    Err(Error::new(ErrorKind::Driver, "the event was created without timing, so it has no time"))
+                }
                 Some((point, Some(time))) if self.is_passed(point) => Ok(time),
-                _ => Err(Error::new(ErrorKind::Driver, "the work before the event is not done")),
+                _ => Err(Error::new(
+                    ErrorKind::Driver,
+                    "the time between two events is not known until the device has reached both",
+                )),
             }
         };
         let (from, to) = (time(from)?, time(to)?);
@@ -474,5 +482,5 @@ impl<W> StreamQueue<W> {
 }
 
 fn unknown(what: &str, id: u64) -> Error {
-    Error::new(ErrorKind::Driver, format!("no such {what} on this device: {id}"))
+    Error::new(ErrorKind::Driver, format!("{what} {id} does not exist on this device, or was destroyed"))
 }

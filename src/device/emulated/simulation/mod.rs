@@ -231,7 +231,7 @@ impl Drop for Simulation {
         drop(state);
         discard_all(tasks.into_values());
         discard(waker);
-        let error = Error::new(ErrorKind::DeviceLost, "its simulation is over");
+        let error = Error::new(ErrorKind::DeviceLost, "the simulation of this device was dropped");
         let dropped: Vec<_> = self.core.engine.with(|machine| {
             machine.devices().into_iter().flat_map(|device| machine.fail(device, error.again())).collect()
         });
@@ -425,7 +425,7 @@ impl SimulationCore {
                 Ok(made) => *timer = Some(made),
                 // The next poll retries.
                 Err(error) => log(move || {
-                    tracing::error!(%error, "could not start a simulation's timer thread: a fault may go unnoticed");
+                    tracing::error!(%error, "could not start a simulation's timer thread: device faults might go unnoticed");
                 }),
             }
         }
@@ -514,7 +514,7 @@ struct RunGuard<'a> {
 impl<'a> RunGuard<'a> {
     fn new(core: &'a SimulationCore) -> Self {
         let before = std::mem::replace(&mut lock(&core.state).running, true);
-        assert!(!before, "a simulation runs one future at a time");
+        assert!(!before, "`Simulation::run` was called while the simulation was running: it runs one future at a time");
         Self { core, timer: None }
     }
 }

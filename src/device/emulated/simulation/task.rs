@@ -119,7 +119,7 @@ impl fmt::Debug for Unfinished {
 impl fmt::Display for Unfinished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Unfinished::Aborted => "the task was aborted, or its simulation is over",
+            Unfinished::Aborted => "the task was aborted, or its simulation was dropped",
             Unfinished::Panicked(_) => "the task panicked",
         })
     }

@@ -105,7 +105,8 @@ fn a_fault_in_a_node_is_the_devices_and_names_the_node() {
     let text = error.to_string();
     assert!(error.is_device_lost() && taken(&after).is_empty());
     assert!(
-        text.contains("graph of 2 steps on stream `work` failed") && text.contains("kernel `BOOM`: trapped: out of cheese"),
+        text.contains("graph of 2 steps on stream `work` failed")
+            && text.contains("kernel `BOOM`: trapped: out of cheese"),
         "{text}"
     );
     assert!(start(&device, exec, work).unwrap_err().is_device_lost());
