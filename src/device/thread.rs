@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 thread_local! {
     /// It has no destructor, so it is usable in destructors that run when the thread ends.
-    static IS_ONE: Cell<bool> = const { Cell::new(false) };
+    static IS_DEVICE_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
 /// While a guard lives, its thread counts as a device's thread. Guards nest.
@@ -23,11 +23,11 @@ pub(crate) struct DeviceThread {
 
 impl DeviceThread {
     pub(crate) fn enter() -> Self {
-        Self { before: IS_ONE.replace(true), _of_thread: PhantomData }
+        Self { before: IS_DEVICE_THREAD.replace(true), _of_thread: PhantomData }
     }
 
     pub(crate) fn is_current() -> bool {
-        IS_ONE.get()
+        IS_DEVICE_THREAD.get()
     }
 
     /// Returns an error on a device's thread. Check this before a call waits for a device. `what` describes the wait.
@@ -36,11 +36,11 @@ impl DeviceThread {
     /// [`Usage`](ErrorKind::Usage).
     #[inline]
     pub(crate) fn may_wait(what: impl FnOnce() -> String) -> Result<()> {
-        if Self::is_current() { Err(Self::may_not(&what())) } else { Ok(()) }
+        if Self::is_current() { Err(Self::would_wait_error(&what())) } else { Ok(()) }
     }
 
     #[cold]
-    fn may_not(what: &str) -> Error {
+    fn would_wait_error(what: &str) -> Error {
         let thread = thread::current();
         let text = format!(
             "{what} on thread `{}`, which calls the device's wakers and host functions: a call that waits on it can \
@@ -53,6 +53,6 @@ impl DeviceThread {
 
 impl Drop for DeviceThread {
     fn drop(&mut self) {
-        IS_ONE.set(self.before);
+        IS_DEVICE_THREAD.set(self.before);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A component is one stream on one device; a handle that the driver reuses is a new component. A clock is a lower
 //! bound: no entry means that nothing is known. Most clocks have an entry or two, as work that the host has observed to
-//! be done is left out (see [`race_state`](super::race_state)).
+//! be done is left out (see [`race_state`](mod@super::race_state)).
 
 use smallvec::SmallVec;
 

@@ -24,8 +24,8 @@
 //! such as a user's `Vec`: the copy might have finished when its call returns, which no call shows. The host counts as
 //! one observer: preventing races between host threads is Rust's task.
 //!
-//! All devices of the process share one race state; see [`race_state`]. Its lock is not held while other code is
-//! called, so neither a driver that blocks nor a host function that runs at once can deadlock with it.
+//! All devices of the process share one race state: see [`race_state`](mod@race_state). Its lock is not held while
+//! other code is called, so neither a driver that blocks nor a host function that runs at once can deadlock with it.
 
 mod graph;
 mod happens_before;

@@ -263,7 +263,7 @@ impl RaceState {
 
     fn is_idle(&self, side: Side, start: u64, becomes: &str) -> Result<()> {
         let Some(region) = self.regions.get(&(side, start)) else { return Ok(()) };
-        if let Some(conflict) = region.shadow.conflict(&(0..region.bytes), true, |stamp| self.is_seen(stamp)) {
+        if let Some(conflict) = region.shadow.conflict(&(0..region.bytes), true, |stamp| self.is_observed(stamp)) {
             let message = format!(
                 "{} is {becomes} while {} might still {} bytes {:?} of it: first wait until {} has passed its call {}",
                 region.describe(side),
@@ -322,7 +322,7 @@ impl RaceState {
     /// Fails if a new access is not ordered after an earlier one.
     pub(super) fn check_ordered(&self, new: &Stamp, before: &HappensBefore, touch: &Touch) -> Result<()> {
         let Some((region, bytes)) = self.region(touch) else { return Ok(()) };
-        let known = |stamp: &Stamp| self.is_seen(stamp) || before.includes(stamp.component, stamp.tick);
+        let known = |stamp: &Stamp| self.is_observed(stamp) || before.includes(stamp.component, stamp.tick);
         let conflict = region.shadow.conflict(&bytes, touch.write, known);
         conflict.map_or(Ok(()), |conflict| Err(self.race(new, touch, region, &conflict)))
     }
@@ -390,7 +390,7 @@ impl RaceState {
     /// Checks an access by the host itself, now.
     pub(super) fn host_access(&mut self, touch: &Touch) -> Result<()> {
         let Some((region, bytes)) = self.region(touch) else { return Ok(()) };
-        let Some(conflict) = region.shadow.conflict(&bytes, touch.write, |stamp| self.is_seen(stamp)) else {
+        let Some(conflict) = region.shadow.conflict(&bytes, touch.write, |stamp| self.is_observed(stamp)) else {
             return Ok(());
         };
         let message = format!(
@@ -514,7 +514,7 @@ impl RaceState {
         Ok(clock)
     }
 
-    fn is_seen(&self, stamp: &Stamp) -> bool {
+    fn is_observed(&self, stamp: &Stamp) -> bool {
         !self.stream_states.contains_key(&stamp.component) || self.host.includes(stamp.component, stamp.tick)
     }
 }

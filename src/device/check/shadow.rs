@@ -97,8 +97,8 @@ impl Shadow {
         if bytes.is_empty() {
             return;
         }
-        self.cut(bytes.start);
-        self.cut(bytes.end);
+        self.split_at(bytes.start);
+        self.split_at(bytes.end);
         if write {
             let replaced: SmallVec<[u64; 4]> = self.segments.range(bytes.clone()).map(|(start, _)| *start).collect();
             for start in replaced {
@@ -159,7 +159,7 @@ impl Shadow {
     }
 
     /// Splits the segment that contains `at`, so that one starts there.
-    fn cut(&mut self, at: u64) {
+    fn split_at(&mut self, at: u64) {
         let Some((_, left)) = self.segments.range_mut(..at).next_back() else { return };
         if left.end > at {
             let right = left.clone();

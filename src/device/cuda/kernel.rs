@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// The dynamic shared memory that a launch may use without a change of the function's attribute.
-const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
+const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
 
 type Sizes = SmallVec<[usize; 16]>;
 
@@ -123,7 +123,7 @@ impl Kernels {
     pub(super) fn prepare<'a>(&'a self, cx: &Context, launch: &'a Launch<'_>) -> Result<Prepared<'a>> {
         let loaded = self.find(cx, launch.kernel)?;
         cx.enter()?;
-        if launch.shared_bytes > PLAIN_SHARED_BYTES {
+        if launch.shared_bytes > DEFAULT_SHARED_BYTES {
             loaded.grow_shared(cx, launch)?;
         }
         let mut params: SmallVec<[*mut c_void; 16]> = SmallVec::new();
@@ -139,7 +139,7 @@ impl Kernels {
         if let Some(sizes) = &loaded.sizes
             && !passed_sizes(launch.args).eq(sizes.iter().copied())
         {
-            return Err(loaded.disagrees(launch, sizes));
+            return Err(loaded.wrong_parameters(launch, sizes));
         }
         Ok(Prepared { loaded, launch, params })
     }
@@ -227,7 +227,7 @@ impl Loaded {
                 module,
                 function,
                 sizes,
-                shared_bytes: AtomicU32::new(PLAIN_SHARED_BYTES),
+                shared_bytes: AtomicU32::new(DEFAULT_SHARED_BYTES),
                 growing: Mutex::at(Level::DriverObjects, ()),
             }),
             Err(error) => {
@@ -305,7 +305,7 @@ impl Loaded {
     }
 
     #[cold]
-    fn disagrees(&self, launch: &Launch<'_>, sizes: &Sizes) -> Error {
+    fn wrong_parameters(&self, launch: &Launch<'_>, sizes: &Sizes) -> Error {
         let passed: Sizes = passed_sizes(launch.args).collect();
         let text = format!(
             "takes parameters of {sizes:?} bytes in {}, but its declaration passes {passed:?} (a slice is a pointer \

@@ -203,8 +203,8 @@ impl Backend for EmulatedDevice {
         let fill = Work::Recycle { address, bytes };
         match stream {
             Some(stream) => self.enqueue(stream, fill),
-            // SAFETY: no enqueued work accesses the memory, and the caller has exclusive access.
             None => {
+                // SAFETY: no enqueued work accesses the memory, and the caller has exclusive access.
                 unsafe { fill.run(&|| true) }.map_err(|fault| self.at_device(Error::new(ErrorKind::Driver, fault.0)))
             }
         }

@@ -18,7 +18,7 @@
 //! ```
 //!
 //! To add here, with the files to change:
-//! - a call: `../backend.rs`, `device.rs`, `work.rs` if it enqueues work, `../cuda/mod.rs`; forward it in `../check/mod.rs`
+//! - a call: `../backend.rs`, `device.rs`, `../cuda/mod.rs`, `work.rs` if it enqueues; forwarded by `../{check,recorder}`
 //! - a graph node: also `graph/mod.rs`, `graph/nodes.rs` and `graph/run.rs`, and `../check/graph/` for its accesses
 //! - a fault: `faults.rs` (`Faults`, `FaultPlan`), its call in `device.rs`, its node in `graph/run.rs`, the failure in `work.rs`
 //! - a counter: a field in `device.rs`; to read it, a method of `Backend` as above, and one of `Device` in `../mod.rs`

@@ -104,7 +104,7 @@ impl RaceState {
                 self.check_ordered(&new(access.kind), &before, touch)
             })?;
         }
-        self.carry_out(&new, &launch.accesses)?;
+        self.apply(&new, &launch.accesses)?;
         self.order_after(component, &past);
         let (clock, tick) = self.call(component)?;
         let clock = clock.clone();
@@ -116,7 +116,7 @@ impl RaceState {
     }
 
     /// Updates, node by node, which memory exists and is written. On an error nothing changes.
-    fn carry_out(&mut self, new: &impl Fn(AccessKind) -> Stamp, accesses: &[NodeAccess]) -> Result<()> {
+    fn apply(&mut self, new: &impl Fn(AccessKind) -> Stamp, accesses: &[NodeAccess]) -> Result<()> {
         let mut changed = Vec::new();
         let outcome = accesses.iter().try_for_each(|NodeAccess { kind, touches, .. }| {
             touches.iter().try_for_each(|touch| self.check_contents(&new(*kind), touch))?;

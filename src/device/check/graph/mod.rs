@@ -33,7 +33,7 @@ use std::sync::Arc;
 pub(super) use self::nodes::{CheckedGraphs, NodeConflict};
 use self::{
     launch::CheckedLaunch,
-    nodes::{CheckedExec, CheckedGraph, CheckedNode, NodeAccess, NodeAction, TrackedCallback, adopt, find},
+    nodes::{CheckedExec, CheckedGraph, CheckedNode, NodeAccess, NodeAction, TrackedCallback, find, replace_actions},
 };
 use super::{
     CheckedBackend, place,
@@ -286,7 +286,7 @@ impl CheckedBackend {
             let mut graphs = self.graphs();
             let new = graphs.snapshot(graph);
             if let Some(exec) = graphs.execs.get_mut(&exec) {
-                adopt(&mut exec.nodes, new);
+                replace_actions(&mut exec.nodes, new);
             }
         }
         Ok(outcome)

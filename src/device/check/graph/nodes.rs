@@ -295,7 +295,7 @@ pub(super) fn find(nodes: &mut [CheckedNode], id: RawNode) -> Option<&mut Checke
 }
 
 /// Gives an exec's nodes the actions of the same nodes of another graph.
-pub(super) fn adopt(nodes: &mut [CheckedNode], new: Vec<CheckedNode>) {
+pub(super) fn replace_actions(nodes: &mut [CheckedNode], new: Vec<CheckedNode>) {
     for (node, with) in nodes.iter_mut().zip(new) {
         match (&mut node.action, with.action) {
             (
@@ -303,7 +303,7 @@ pub(super) fn adopt(nodes: &mut [CheckedNode], new: Vec<CheckedNode>) {
                 NodeAction::Conditional { flag: new_flag, within: Some(new), .. },
             ) => {
                 *flag = new_flag;
-                adopt(nodes, new);
+                replace_actions(nodes, new);
             }
             (action, new) => *action = new,
         }

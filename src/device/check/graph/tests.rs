@@ -534,7 +534,7 @@ fn a_launch_beside_a_slice_of_the_hosts_is_a_race() {
     let error = start(&device, writes, work).unwrap_err();
     let wanted = format!(
         "{0}: race: copy to host of a graph on stream `work` writes bytes 0..64 of pinned host memory #2 ({0}, 64 B), which \
-         the host has borrowed as `&[_]` since the node was added; nothing orders them: a launch of a graph may run while \
+         the host has borrowed as `&[_]` since the node was added; nothing orders them: a launch of the graph might run while \
          the slice is in use",
         device.name()
     );

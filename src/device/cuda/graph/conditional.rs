@@ -48,13 +48,13 @@ pub(super) struct LoopSetter {
     node: Option<RawNode>,
 }
 
-static SET: KernelDef = KernelDef {
+static SETTER: KernelDef = KernelDef {
     name: "wakeline_set_condition",
     file: "conditional.rs",
     declared: concat!(file!(), ":", line!()),
     source: KernelSource::Ptx(PTX),
     prototype,
-    body: none,
+    body: unused_body,
     number: KernelNumber::new(),
 };
 
@@ -64,7 +64,7 @@ fn prototype() -> Prototype {
 }
 
 /// Never called: the emulated device reads flags itself.
-fn none(_: &[BodyArg]) {}
+fn unused_body(_: &[BodyArg]) {}
 
 /// `cudaGraphSetConditional(handle, *flag != 0)`. The function is provided by the driver, not by a library.
 const PTX: &str = "
@@ -109,7 +109,7 @@ impl CudaBackend {
             return Err(self.usage("conditional nodes need a driver for CUDA 12.4 or newer"));
         };
         // Before the handle is created: the driver does not instantiate a graph with a handle that no node uses.
-        self.kernels.load(&self.cx, &SET).map_err(advised)?;
+        self.kernels.load(&self.cx, &SETTER).map_err(advised)?;
         let mut handle = 0;
         // SAFETY: a live graph, and its context; `handle` outlives the call, which writes one number.
         let code = unsafe { create(&mut handle, graph(raw), self.cx.raw(), 0, 0) };
@@ -159,7 +159,7 @@ impl CudaBackend {
     /// The flag is valid whenever the graph runs.
     unsafe fn add_setter(&self, raw: RawGraph, after: &[RawNode], handle: u64, flag: Address) -> Result<RawNode> {
         let args = [Arg::Scalar(bytemuck::bytes_of(&handle)), Arg::Scalar(bytemuck::bytes_of(&flag.0))];
-        let launch = Launch { kernel: &SET, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
+        let launch = Launch { kernel: &SETTER, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
         // SAFETY: the arguments are the kernel's: a handle of this graph or of its outer graph, and an address that the
         // caller guarantees to be valid.
         unsafe { self.add_node(raw, after, &NodeWork::Kernel(launch)) }

@@ -137,12 +137,12 @@ fn count(nodes: &[EmulatedNode]) -> usize {
 
 fn ordered(nodes: &[EmulatedNode], fault_plan: &FaultPlan, order_seed: OrderSeed) -> Vec<LaunchStep> {
     let mut planned = Vec::new();
-    lay_out(nodes, fault_plan, &[], &mut planned);
+    flatten(nodes, fault_plan, &[], &mut planned);
     order(planned, order_seed)
 }
 
 /// Appends nodes with their predecessors. Nodes without predecessors come after `roots`.
-fn lay_out(nodes: &[EmulatedNode], fault_plan: &FaultPlan, roots: &[usize], planned: &mut Vec<PlannedStep>) {
+fn flatten(nodes: &[EmulatedNode], fault_plan: &FaultPlan, roots: &[usize], planned: &mut Vec<PlannedStep>) {
     let mut ends: FxHashMap<RawNode, usize> = FxHashMap::default();
     let mut firsts = Vec::with_capacity(nodes.len());
     for node in nodes {
@@ -153,7 +153,7 @@ fn lay_out(nodes: &[EmulatedNode], fault_plan: &FaultPlan, roots: &[usize], plan
         let step = if node.enabled { step(&node.work, fault_plan) } else { None };
         planned.push(PlannedStep { before: Vec::new(), step });
         if let OwnedNodeWork::Child(children) = &node.work {
-            lay_out(children, fault_plan, &[first], planned);
+            flatten(children, fault_plan, &[first], planned);
             let before = (first..planned.len()).collect();
             planned.push(PlannedStep { before, step: None });
         }
@@ -203,10 +203,10 @@ fn step(work: &OwnedNodeWork, fault_plan: &FaultPlan) -> Option<LaunchStep> {
 fn order(planned: Vec<PlannedStep>, order_seed: OrderSeed) -> Vec<LaunchStep> {
     let mut random = StdRng::seed_from_u64(order_seed.seed.wrapping_add(order_seed.run / 2));
     let ranks: Vec<u64> = planned.iter().map(|_| random.random()).collect();
-    let mut left: Vec<usize> = planned.iter().map(|position| position.before.len()).collect();
-    let mut then: Vec<Vec<usize>> = planned.iter().map(|_| Vec::new()).collect();
-    for (at, position) in planned.iter().enumerate() {
-        position.before.iter().for_each(|before| then[*before].push(at));
+    let mut left: Vec<usize> = planned.iter().map(|entry| entry.before.len()).collect();
+    let mut successors: Vec<Vec<usize>> = planned.iter().map(|_| Vec::new()).collect();
+    for (at, entry) in planned.iter().enumerate() {
+        entry.before.iter().for_each(|before| successors[*before].push(at));
     }
     let mut ready: BTreeSet<(u64, usize)> = left
         .iter()
@@ -215,12 +215,12 @@ fn order(planned: Vec<PlannedStep>, order_seed: OrderSeed) -> Vec<LaunchStep> {
         .filter(|(_, (left, _))| **left == 0)
         .map(|(at, (_, rank))| (*rank, at))
         .collect();
-    let mut steps: Vec<Option<LaunchStep>> = planned.into_iter().map(|position| position.step).collect();
+    let mut steps: Vec<Option<LaunchStep>> = planned.into_iter().map(|entry| entry.step).collect();
     let mut ordered = Vec::with_capacity(steps.len());
     // The second of two launches prefers the nodes that the first deferred.
     while let Some((_, at)) = if order_seed.run.is_multiple_of(2) { ready.pop_first() } else { ready.pop_last() } {
         ordered.extend(steps[at].take());
-        for next in &then[at] {
+        for next in &successors[at] {
             left[*next] -= 1;
             if left[*next] == 0 {
                 ready.insert((ranks[*next], *next));

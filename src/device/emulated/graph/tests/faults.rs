@@ -48,7 +48,7 @@ fn a_condition_is_evaluated_when_its_node_is_reached() {
     assert_eq!(read(&device, work, flag, 4), [0; 4]);
     // What a body cannot contain, and calls that a body does not support.
     let error = add(&device, body, &[], &NodeWork::Host(Arc::new(|| ()))).unwrap_err();
-    assert!(error.to_string().contains("a host function cannot be within"), "{error}");
+    assert!(error.to_string().contains("a host function cannot be in the body"), "{error}");
     assert!(device.graph_add_alloc(body, &[], 8).is_err());
     assert!(device.graph_instantiate(body).is_err());
     device.graph_destroy(body);

@@ -415,7 +415,7 @@ fn memory_that_a_launch_does_not_free_prevents_the_next_launch() {
     let exec = device.graph_instantiate(graph).unwrap();
     run(&device, exec, work).unwrap();
     assert_eq!(read(&device, work, memory, 8), [5; 8]);
-    assert!(start(&device, exec, work).unwrap_err().to_string().contains("left memory"));
+    assert!(start(&device, exec, work).unwrap_err().to_string().contains("that no node frees"));
     destroy(&device, exec);
     device.graph_destroy(graph);
     assert_eq!(device.memory().unwrap().free, device.memory().unwrap().total);
@@ -428,7 +428,7 @@ fn wrong_nodes_are_errors_of_the_call() {
     let (graph, other) = (device.graph_create().unwrap(), device.graph_create().unwrap());
     let node = add(&device, graph, &[], &NodeWork::Empty).unwrap();
     let error = add(&device, other, &[node], &NodeWork::Empty).unwrap_err();
-    assert!(error.kind() == ErrorKind::Usage && error.to_string().contains("not of this graph"), "{error}");
+    assert!(error.kind() == ErrorKind::Usage && error.to_string().contains("does not belong to this graph"), "{error}");
     let wide = NodeWork::Fill { to: memory, pattern: Pattern { width: 4, bits: 0 }, bytes: 6 };
     assert_eq!(add(&device, graph, &[], &wide).unwrap_err().kind(), ErrorKind::Driver);
     let overlapping = [bytes(memory, 8)[0], bytes(Address(memory.0 + 7), 1)[0]];
