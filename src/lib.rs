@@ -142,7 +142,7 @@ pub mod prelude {
 pub mod __private {
     pub use crate::{
         condition::{EventField, Readiness},
-        device::backend::{BodyArg, KernelDef, KernelSource, Known, Prototype},
+        device::backend::{BodyArg, KernelDef, KernelNumber, KernelSource, Prototype},
         hub::{
             EventNames, RawEnvelope,
             carried::{Carried, OfAnything, OfContainer},

@@ -58,7 +58,7 @@ on_both!(a_graph_with_conditions_has_one_exec_at_a_time, async |device: Device| 
     let exec = graph.instantiate().unwrap();
     let second = graph.instantiate().unwrap_err();
     assert_eq!(second.kind(), ErrorKind::Usage, "{second}");
-    assert!(second.to_string().contains("has conditions has one exec at a time"), "{second}");
+    assert!(second.to_string().contains("has conditional nodes can have only one exec at a time"), "{second}");
     exec.launch(&stream).unwrap();
     assert_eq!(data.to_vec(&stream).await.unwrap(), [1; 64]);
     // The next exec, once the launches of the first are done.
@@ -74,7 +74,7 @@ on_both!(a_graph_with_conditions_is_no_child, async |device: Device| {
     let mut outer = Graph::builder(&device).unwrap();
     let refused = outer.child(&[], &inner).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Usage, "{refused}");
-    assert!(refused.to_string().contains("has conditions cannot be a child"), "{refused}");
+    assert!(refused.to_string().contains("has conditional nodes cannot be a child"), "{refused}");
     // No node was added.
     assert!(outer.build().unwrap().nodes().is_empty());
 });
@@ -89,7 +89,7 @@ on_both!(a_graph_that_allocates_has_one_exec_and_is_no_child, async |device: Dev
     for refused in [second.map(drop), child.map(drop)] {
         let refused = refused.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Usage, "{refused}");
-        assert!(refused.to_string().contains("a graph that makes memory"), "{refused}");
+        assert!(refused.to_string().contains("a graph that allocates memory"), "{refused}");
     }
 });
 

@@ -1,11 +1,12 @@
 //! The interface between the framework and the hardware.
 //!
-//! A [`Backend`] only enqueues: it never waits for the device unless a call says so. There are two,
-//! [`cuda`](super::cuda) and [`emulated`](super::emulated); the race checker ([`check`](super::check)) wraps either.
+//! A [`Backend`] only enqueues: no call waits for the device unless its documentation says so. [`cuda`](super::cuda)
+//! and [`emulated`](super::emulated) are the devices that run work; the race checker ([`check`](super::check)) wraps
+//! either.
 //!
-//! Handles are plain numbers, so that a backend can decorate another; the layers above own streams, events and buffers.
-//! Every call that touches memory states which bytes it reads and writes, so that the checker derives order from these
-//! calls alone, never from the tracker that it checks.
+//! Handles are plain numbers, so that one backend can wrap another; the layers above own streams, events and buffers.
+//! Every call that accesses memory states which bytes it reads and writes, so that the checker derives order from these
+//! calls alone, never from the tracking that it checks.
 
 use std::{
     ffi::c_void,
@@ -24,8 +25,8 @@ use super::{KernelType, emulated::simulation::SimulationHandle};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Discarded;
 
-/// The alignment of every allocation, and so the largest one of elements.
-pub(crate) const MOST_ALIGNMENT: usize = 256;
+/// The alignment of every allocation, and therefore the maximum alignment of an element.
+pub(crate) const MAX_ALIGNMENT: usize = 256;
 
 /// An address in a device's memory, never a host pointer. Addresses of all devices of a process are distinct.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,16 +65,16 @@ pub(crate) struct RawExec(pub(crate) u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
-    /// Host memory. Copies are asynchronous only if it is page-locked ([`Backend::alloc_host`]).
+    /// Host memory. A copy is asynchronous only if the memory is page-locked ([`Backend::alloc_host`]).
     Host(*mut u8),
     /// Memory of this device or, on one end of a copy, of another device of the same kind.
     Device(Address),
 }
 
-// SAFETY: a place is a number until a backend copies from or to it. The caller that enqueues the copy guarantees (the
-// calls are unsafe) that the memory stays valid until the copy is done, on whatever thread that happens.
+// SAFETY: an endpoint is a number until a backend copies from or to it. The caller that enqueues the copy guarantees
+// (the calls are unsafe) that the memory stays valid until the copy is done, on whatever thread that happens.
 unsafe impl Send for Endpoint {}
-// SAFETY: as above; nothing is read or written through a shared place.
+// SAFETY: as above; nothing is read or written through a shared endpoint.
 unsafe impl Sync for Endpoint {}
 
 /// The pattern of a fill: the low `width` bytes of `bits`. `width` is 1, 2 or 4, and divides the address and the
@@ -86,7 +87,7 @@ pub(crate) struct Pattern {
 
 #[derive(Clone, Debug)]
 pub(crate) struct StreamSpec {
-    /// For logs and the checker's reports.
+    /// For logs and for the race checker's reports.
     pub(crate) name: String,
     /// Lower is more urgent, as in CUDA; clamped to the device's range.
     pub(crate) priority: i32,
@@ -98,9 +99,9 @@ pub(crate) struct StreamSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
-    /// Not in use by any process, as the driver reports it.
+    /// The bytes that no process uses, as reported by the driver.
     pub free: u64,
-    /// The device's total.
+    /// The device's total memory.
     pub total: u64,
 }
 
@@ -114,7 +115,7 @@ pub enum KernelSource {
     Ptx(&'static str),
     /// Machine code for one architecture, compiled beforehand.
     Cubin(&'static [u8]),
-    /// None: the kernel runs on the emulated device only.
+    /// No device code: the kernel runs on the emulated device only.
     None,
 }
 
@@ -125,12 +126,12 @@ pub struct KernelDef {
     pub name: &'static str,
     /// The device code's file, as written in the attribute; for the compiler's log.
     pub file: &'static str,
-    /// Where it was declared: `file.rs:line`.
+    /// The place of the declaration: `file.rs:line`.
     pub declared: &'static str,
     /// The device code.
     pub source: KernelSource,
-    /// The C++ declaration for the Rust signature, without `extern "C" __global__`: declarations of the types that it
-    /// needs and then `void name(const float* x, unsigned long long x_len, float a)`.
+    /// The C++ declaration for the Rust signature, without `extern "C" __global__`: first declarations of the types
+    /// that it needs, then `void name(const float* x, unsigned long long x_len, float a)`.
     pub prototype: fn() -> Prototype,
     /// The Rust body.
     ///
@@ -138,16 +139,16 @@ pub struct KernelDef {
     /// The arguments are those of the declaration, in order; each slice is valid for its length, aligned for its type,
     /// and, if written, not accessed by anything else for the duration of the call.
     pub body: unsafe fn(&[BodyArg]),
-    /// [`Known::new`].
-    pub known: Known,
+    /// [`KernelNumber::new`].
+    pub number: KernelNumber,
 }
 
-/// A kernel's number in the process, by which a device looks up its data for the kernel. Assigned at first use.
+/// A kernel's number, unique in the process, by which a device looks up its data for the kernel. Assigned at first use.
 #[derive(Debug, Default)]
 #[doc(hidden)]
-pub struct Known(OnceLock<usize>);
+pub struct KernelNumber(OnceLock<usize>);
 
-impl Known {
+impl KernelNumber {
     /// No number yet.
     pub const fn new() -> Self {
         Self(OnceLock::new())
@@ -155,7 +156,7 @@ impl Known {
 
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the emulated device looks nothing up"))]
     #[inline]
-    pub(crate) fn number(&self) -> usize {
+    pub(crate) fn get(&self) -> usize {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         *self.0.get_or_init(|| NEXT.fetch_add(1, Ordering::Relaxed))
     }
@@ -171,7 +172,7 @@ impl fmt::Debug for KernelDef {
 #[derive(Clone, Debug)]
 #[doc(hidden)]
 pub struct Prototype {
-    /// Declarations of user types that must precede it (`struct Point;`), or nothing.
+    /// Declarations of user types that must precede the function (`struct Point;`); empty if there are none.
     pub types: String,
     /// `void name(const float* x, unsigned long long x_len, float a)`
     pub function: String,
@@ -234,10 +235,10 @@ pub struct Scalar {
 
 impl Scalar {
     /// The largest size, in bytes.
-    pub(crate) const MOST: usize = 64;
+    pub(crate) const MAX_BYTES: usize = 64;
 
     pub(crate) fn new(value: &[u8]) -> Self {
-        let mut bytes = [0; Self::MOST];
+        let mut bytes = [0; Self::MAX_BYTES];
         bytes[..value.len()].copy_from_slice(value);
         Self { bytes, size: value.len() }
     }
@@ -254,7 +255,7 @@ impl fmt::Debug for Scalar {
 pub(crate) enum Arg<'a> {
     /// A slice in this device's memory. The device code gets a pointer and a 64-bit length in elements.
     Slice { address: Address, len: u64, bytes: u64, write: bool },
-    /// A scalar's bytes, at an address that is aligned for its type: at most [`Scalar::MOST`] bytes.
+    /// A scalar's bytes, at an address that is aligned for its type: at most [`Scalar::MAX_BYTES`] bytes.
     Scalar(&'a [u8]),
 }
 
@@ -270,31 +271,31 @@ pub(crate) struct Launch<'a> {
 pub(crate) struct ExternalWork<'a> {
     /// For messages.
     pub(crate) name: &'static str,
-    /// All memory that it touches; no scalars.
+    /// All memory that the work accesses, without scalars.
     pub(crate) args: &'a [Arg<'a>],
     /// Enqueues the work, given the driver's handle of the stream. Called at most once.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no device here has a driver"))]
     pub(crate) call: &'a mut dyn FnMut(*mut c_void),
-    /// What the emulated device runs instead.
+    /// The body that the emulated device runs instead.
     pub(crate) emulated: Option<Emulation>,
 }
 
-/// A body that stands in for external work on the emulated device; run again at each launch of a graph.
+/// The body that replaces external work on the emulated device. In a graph it runs at each launch.
 pub(crate) type Emulation = Arc<dyn Fn(&[BodyArg]) + Send + Sync + 'static>;
 
-/// A host function. It runs on a thread of the backend's, must not call the device and must not wait.
+/// A host function. It runs on a thread of the backend, and must neither call the device nor wait.
 pub(crate) type HostFunction = Box<dyn FnOnce() + Send + 'static>;
 
 /// A host function that is called at each launch of a graph.
 pub(crate) type HostCallback = Arc<dyn Fn() + Send + Sync + 'static>;
 
-/// Wraps a user's function. The drop of its last handle contains a panic of its captured values.
+/// Wraps a user's function. When the last handle is dropped, a panic in a destructor of a captured value is contained.
 pub(crate) fn host_callback(function: impl Fn() + Send + Sync + 'static) -> HostCallback {
     let function = Discarded::new(function);
     Arc::new(move || function.get().into_iter().for_each(|function| function()))
 }
 
-/// What a backend calls with the fault that ended its device.
+/// A function that a backend calls with the fault that ended its device.
 pub(crate) type LossHandler = Box<dyn Fn(Error) + Send + Sync>;
 
 /// The work of a node of a graph.
@@ -319,33 +320,34 @@ pub(crate) enum NodeWork<'a> {
     Record(RawEvent),
     /// Waits for the event's last record before the launch.
     Wait(RawEvent),
-    /// Frees memory that a node of [`Backend::graph_add_alloc`] has allocated.
+    /// Frees memory allocated by a node that [`Backend::graph_add_alloc`] added.
     Free(Address),
 }
 
-/// When the graph within a conditional node runs.
+/// The condition under which the body of a conditional node runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GraphCondition {
     /// Once, if the flag is not 0 when the node is reached.
     If,
-    /// Repeatedly, as long as the flag is not 0 before each round.
+    /// Repeatedly, as long as the flag is not 0 before an iteration.
     While,
 }
 
-/// What [`Backend::graph_external`] has added.
+/// The nodes that [`Backend::graph_external`] added.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Recorded {
-    /// A node that depends on all of the work depends on these.
+pub(crate) struct ExternalNodes {
+    /// The nodes that a successor of the whole work must depend on.
     pub(crate) ends: SmallVec<[RawNode; 2]>,
     pub(crate) nodes: usize,
-    /// Copies between host and device among them: the direction, as in `host to device`, and the number of bytes.
+    /// The copies between host and device among these nodes: the direction, such as `host to device`, and the number of
+    /// bytes.
     pub(crate) host_copies: SmallVec<[(&'static str, u64); 1]>,
 }
 
-/// The change of an exec was refused.
+/// The reason why a change to an exec was refused.
 #[derive(Clone, Debug)]
 pub(crate) struct Refused {
-    /// The node that caused it.
+    /// The node that caused the refusal, if known.
     pub(crate) node: Option<RawNode>,
     /// The reason, for messages: `its topology is another one`.
     pub(crate) why: String,
@@ -367,40 +369,42 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
 
     fn memory(&self) -> Result<MemoryInfo>;
 
-    /// Allocates device memory, aligned to [`MOST_ALIGNMENT`], for any stream. `bytes` is not zero. May block briefly.
+    /// Allocates device memory, aligned to [`MAX_ALIGNMENT`] and usable on any stream. `bytes` is not zero. May block
+    /// briefly.
     fn alloc(&self, bytes: u64) -> Result<Address>;
 
     /// Frees memory. Never waits for the device.
     ///
     /// # Safety
-    /// It came from [`alloc`](Self::alloc) of this backend, and no enqueued work may still touch it.
+    /// The memory came from [`alloc`](Self::alloc) of this backend, and no enqueued work still accesses it.
     unsafe fn free(&self, address: Address) -> Result<()>;
 
-    /// [`alloc`](Self::alloc) rounds up to multiples of this size.
+    /// The size to multiples of which [`alloc`](Self::alloc) rounds up.
     fn granularity(&self) -> u64 {
         1
     }
 
-    /// Allocates device memory for work that is enqueued into this stream later, or ordered after that. Never waits.
+    /// Allocates device memory for work that is enqueued into this stream later, or is ordered after such work. Never
+    /// waits.
     ///
     /// # Errors
-    /// Also while memory that was freed by [`free_on`](Self::free_on) is still in use.
+    /// Can fail while memory freed by [`free_on`](Self::free_on) is still in use.
     fn alloc_on(&self, stream: RawStream, bytes: u64) -> Result<Address>;
 
-    /// Frees memory once the work that is in this stream now is done.
+    /// Frees memory once the work that is now in this stream is done.
     ///
     /// # Safety
-    /// It came from [`alloc_on`](Self::alloc_on) of this backend, and no enqueued work may still touch it, except work
-    /// that is ordered before this point of the stream.
+    /// The memory came from [`alloc_on`](Self::alloc_on) of this backend, and no enqueued work still accesses it,
+    /// except work that is ordered before this point in the stream.
     unsafe fn free_on(&self, stream: RawStream, address: Address) -> Result<()>;
 
-    /// Whether [`recycle`](Self::recycle) must be called when memory is reused.
+    /// True if [`recycle`](Self::recycle) must be called when memory is reused.
     fn wants_recycled(&self) -> bool {
         false
     }
 
-    /// Gives memory to a new owner: its contents become invalid, and it is filled as fresh memory is. In stream order;
-    /// without a stream immediately, and then no enqueued work touches the memory.
+    /// Gives memory to a new owner: its contents become invalid, and it is filled like fresh memory. This happens in
+    /// stream order or, if no stream is given, at once; in that case no enqueued work may access the memory.
     ///
     /// # Safety
     /// The memory is valid for `bytes` until the call has taken effect.
@@ -409,24 +413,24 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Allocates page-locked host memory, initialised, aligned to [`MOST_ALIGNMENT`]. `bytes` is not zero. May block.
+    /// Allocates page-locked host memory, initialised, aligned to [`MAX_ALIGNMENT`]. `bytes` is not zero. May block.
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>>;
 
     /// Frees host memory. Never waits for the device.
     ///
     /// # Safety
-    /// It came from [`alloc_host`](Self::alloc_host) of this backend with this many bytes, and no enqueued work may
-    /// still touch it.
+    /// The memory came from [`alloc_host`](Self::alloc_host) of this backend with the same `bytes`, and no enqueued
+    /// work still accesses it.
     unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()>;
 
-    /// The least and the most urgent priority that a stream can have: 0 and -5, say.
+    /// The least and the most urgent priority that a stream can have, such as 0 and -5.
     fn stream_priorities(&self) -> (i32, i32) {
         (0, 0)
     }
 
     fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream>;
 
-    /// Renames a stream, as it has another user.
+    /// Renames a stream that was handed to another user.
     fn stream_rename(&self, stream: RawStream, name: &str) {
         let _ = (stream, name);
     }
@@ -443,20 +447,21 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Creates an event, which measures time if `timed`.
     fn event_create(&self, timed: bool) -> Result<RawEvent>;
 
-    /// Destroys an event. Waits and host functions that were enqueued behind it still take effect.
+    /// Destroys an event. Waits and host functions that were enqueued behind the event still take effect.
     fn event_destroy(&self, event: RawEvent);
 
-    /// Records the event at the present end of the stream.
+    /// Records the event at the current end of the stream.
     fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()>;
 
-    /// True if the work before the last record is done, or if it was never recorded. Never waits. Reports a fault.
+    /// True if the work before the event's last record is done, or if the event was never recorded. Never waits.
+    /// Reports a fault.
     fn event_query(&self, event: RawEvent) -> Result<bool>;
 
-    /// The time on the device between two timed events whose work is done.
+    /// The time on the device between two timed events that the device has reached.
     fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration>;
 
-    /// Work enqueued into `stream` from now on waits for the event's last record. The event may be another device's
-    /// of the same kind.
+    /// Makes work that is enqueued into `stream` from now on wait for the event's last record. The event may belong to
+    /// another device of the same kind.
     fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()>;
 
     /// Enqueues a copy of `bytes` bytes.
@@ -471,7 +476,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// The memory is valid for `bytes` until the fill is done.
     unsafe fn fill(&self, stream: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()>;
 
-    /// Compiles and loads a kernel, once per process. Slow and blocking: not for a worker of a runtime.
+    /// Compiles and loads a kernel, once per process. Slow and blocking, so not for a runtime's worker thread.
     fn load(&self, kernel: &'static KernelDef) -> Result<()>;
 
     /// Enqueues a kernel, and loads it first if necessary.
@@ -480,12 +485,12 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// The arguments are those of the declaration and valid until the kernel is done.
     unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()>;
 
-    /// Lets another library enqueue work, with the device current, or enqueues what stands in for it. If it fails,
-    /// nothing was enqueued and `call` was not called.
+    /// Lets another library enqueue work, with this device current, or enqueues the emulation in its place. If this
+    /// fails, nothing was enqueued and `call` was not called.
     ///
     /// # Safety
-    /// The work goes into this stream and touches no device memory but the arguments, each of them valid until the work
-    /// is done. The emulation takes the arguments as they are.
+    /// The work is enqueued into this stream and accesses no device memory but the arguments, which are valid until it
+    /// is done. The emulation accepts these arguments.
     unsafe fn external(&self, stream: RawStream, external: ExternalWork<'_>) -> Result<()> {
         let _ = stream;
         let message = format!("external work `{}`: {} does not run external work", external.name, self.name());
@@ -505,25 +510,26 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Adds a node that depends on the nodes `after` of the same graph.
     ///
     /// # Safety
-    /// As for the call that enqueues the same work, for as long as an exec of the graph, or of one of which it is a
-    /// child, may be launched or runs.
+    /// The contract of the call that enqueues the same work, for as long as an exec of the graph, or of a graph with
+    /// this one as a child, can be launched or is running.
     unsafe fn graph_add(&self, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
         let _ = (graph, after, work);
         Err(no_graphs(self.name()))
     }
 
     /// Adds a node that allocates memory when it runs, at an address that is fixed now. Only nodes that depend on this
-    /// one use the memory, and one of them may free it ([`NodeWork::Free`]). Such a graph has one exec at a time.
+    /// one may use the memory, and one of them may free it ([`NodeWork::Free`]). Such a graph can have one exec at a
+    /// time.
     fn graph_add_alloc(&self, graph: RawGraph, after: &[RawNode], bytes: u64) -> Result<(RawNode, Address)> {
         let _ = (graph, after, bytes);
         Err(no_graphs(self.name()))
     }
 
-    /// Adds a node that owns an empty graph, which runs depending on a flag, a `u32` in this device's memory. A graph
-    /// with such a node has one exec at a time.
+    /// Adds a conditional node with an empty graph as its body. A flag, a `u32` in this device's memory, decides
+    /// whether the body runs. A graph with such a node can have one exec at a time.
     ///
     /// # Safety
-    /// The flag is valid, as the memory that a kernel node uses must be.
+    /// The flag is valid for as long as memory used by a kernel node must be.
     unsafe fn graph_add_conditional(
         &self,
         graph: RawGraph,
@@ -535,23 +541,23 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         Err(no_graphs(self.name()))
     }
 
-    /// Like [`external`](Self::external), but adds the work as nodes that depend on the nodes `after`. If it fails,
-    /// either nothing was added, or the graph is unusable and its instantiation fails: a driver does not remove what a
-    /// broken capture has added.
+    /// Like [`external`](Self::external), but adds the work as nodes that depend on the nodes `after`. If this fails,
+    /// either nothing was added, or the graph is unusable and its instantiation fails, as a driver does not remove the
+    /// nodes that a failed capture added.
     ///
     /// # Safety
-    /// As for [`external`](Self::external) and [`graph_add`](Self::graph_add).
+    /// The contracts of [`external`](Self::external) and [`graph_add`](Self::graph_add).
     unsafe fn graph_external(
         &self,
         graph: RawGraph,
         after: &[RawNode],
         external: ExternalWork<'_>,
-    ) -> Result<Recorded> {
+    ) -> Result<ExternalNodes> {
         let _ = (graph, after, external);
         Err(no_graphs(self.name()))
     }
 
-    /// Makes `after` depend on `before` too. The caller ensures that this makes no cycle.
+    /// Makes `after` depend on `before` too. The caller ensures that this does not create a cycle.
     fn graph_order(&self, graph: RawGraph, before: RawNode, after: RawNode) -> Result<()> {
         let _ = (graph, before, after);
         Err(no_graphs(self.name()))
@@ -583,7 +589,7 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         Err(no_graphs(self.name()))
     }
 
-    /// Enqueues a launch. Launches of one exec run one after the other, even on different streams.
+    /// Enqueues a launch. Launches of one exec run one after another, even on different streams.
     ///
     /// # Safety
     /// The memory that its nodes use is valid until the launch is done.
@@ -592,21 +598,22 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         Err(no_graphs(self.name()))
     }
 
-    /// Makes later launches do what an instantiation of this graph would do. The graph must have the same nodes in the
-    /// same order; their parameters may differ.
+    /// Makes later launches do the work of this graph. It must have the same nodes as the exec's graph, in the same
+    /// order; their parameters may differ.
     ///
     /// # Safety
-    /// As for [`graph_add`](Self::graph_add). The graph stays until the launches that do its work are done.
+    /// The contract of [`graph_add`](Self::graph_add). The graph is not destroyed before the launches that do its work
+    /// are done.
     unsafe fn exec_update(&self, exec: RawExec, graph: RawGraph) -> Result<Result<(), Refused>> {
         let _ = (exec, graph);
         Err(no_graphs(self.name()))
     }
 
     /// Sets the parameters of one node of the exec's graph for later launches, to work of the same kind. A host
-    /// function is kept until [`callback_over`](Self::callback_over), or as long as the exec.
+    /// function is kept until [`release_callback`](Self::release_callback), or as long as the exec.
     ///
     /// # Safety
-    /// As for [`graph_add`](Self::graph_add).
+    /// The contract of [`graph_add`](Self::graph_add).
     unsafe fn exec_set(&self, exec: RawExec, node: RawNode, work: &NodeWork<'_>) -> Result<Result<(), Refused>> {
         let _ = (exec, node, work);
         Err(no_graphs(self.name()))
@@ -618,24 +625,24 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         Err(no_graphs(self.name()))
     }
 
-    /// Reports that no launch calls this function of [`exec_set`](Self::exec_set) any more.
-    fn callback_over(&self, function: &HostCallback) {
+    /// Releases a function that was passed to [`exec_set`](Self::exec_set) and that no launch calls any more.
+    fn release_callback(&self, function: &HostCallback) {
         let _ = function;
     }
 
-    /// Registers a function to be called, on a thread of its own, when the device has a fault that no call may have
-    /// reported, such as one that is found when an event is destroyed. Earlier faults are not reported.
-    fn when_lost(&self, tell: LossHandler) {
-        let _ = tell;
+    /// Registers a function to be called, on a separate thread, when the device has a fault. No call might have
+    /// reported the fault, such as one that is found when an event is destroyed. Earlier faults are not reported.
+    fn when_lost(&self, handler: LossHandler) {
+        let _ = handler;
     }
 
-    /// True once a fault has ended the device and none of its work touches memory any more. False where that is not
-    /// known: a driver reports a fault of one kernel while others may still run.
+    /// True once a fault has ended the device and no work on it accesses memory any more. False if that is not known: a
+    /// driver reports the fault of one kernel while others might still be running.
     fn has_ended(&self) -> bool {
         false
     }
 
-    /// The simulation that polls the calling task, if it runs this device.
+    /// The simulation that is polling the calling task, if it runs this device.
     fn simulation(&self) -> Option<SimulationHandle> {
         None
     }
@@ -645,25 +652,26 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Enqueues a host function and takes it out of `function`. It is called once, or never if the device is lost, and
-    /// dropped in either case. A panic in it is contained and logged. If the call is refused, the function stays in
-    /// `function`: its captured values may call back into the device when dropped, so the caller drops it after
-    /// releasing its locks.
+    /// Enqueues a host function and takes it out of `function`. The function is called once, or never if the device is
+    /// lost, and dropped in either case. A panic in it is contained and logged. If the call is refused, the function
+    /// stays in `function`, so that the caller can drop it after releasing its locks: destructors of captured values
+    /// might call the device.
     fn host_function(&self, stream: RawStream, function: &mut Option<HostFunction>) -> Result<()>;
 
-    /// Like [`host_function`](Self::host_function), for one that can be called again, as happens if this is recorded
+    /// Like [`host_function`](Self::host_function), for a function that can be called again, as it is when recorded
     /// into a graph. The caller keeps a handle until it has released its locks.
     fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {
         self.host_function(stream, &mut Some(Box::new(move || function())))
     }
 
-    /// How many kernels, copies, fills and graph launches a stream accepts before the call that enqueues one more waits
-    /// for the device and delays other callers; `None` if no call waits. Events, waits and host functions do not count.
+    /// The number of kernels, copies, fills and graph launches that can be pending in a stream before a call that
+    /// enqueues one more waits for the device and delays other callers; `None` if no call waits. Events, waits and host
+    /// functions do not count.
     fn queue_depth(&self) -> Option<u64> {
         None
     }
 
-    /// True if addresses of freed memory and handles of destroyed streams and events may be reused.
+    /// True if the backend can reuse addresses of freed memory and handles of destroyed streams and events.
     fn reuses_handles(&self) -> bool {
         false
     }
@@ -672,15 +680,16 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// The host itself touches memory of [`alloc_host`](Self::alloc_host) now. Used by the race checker only.
+    /// Reports that the host itself now accesses memory from [`alloc_host`](Self::alloc_host). Used by the race checker
+    /// only.
     fn host_access(&self, memory: *const u8, bytes: usize, write: bool) -> Result<()> {
         let _ = (memory, bytes, write);
         Ok(())
     }
 
-    /// The host borrows such memory, as `&mut [u8]` if `exclusive`. The end of the borrow is not reported: it is proved
-    /// by a node of a graph that is added later and uses the memory in a way that the borrow would not allow. A launch
-    /// of a node that was added before the borrow may run beside it. Used by the race checker only.
+    /// Reports that the host borrows such memory, as `&mut [u8]` if `exclusive`. The end of the borrow is not reported:
+    /// it is proved by a later added graph node that uses the memory in a way that the borrow would not allow. A launch
+    /// of a node that was added before the borrow might run while the borrow exists. Used by the race checker only.
     fn host_borrow(&self, memory: *const u8, bytes: usize, exclusive: bool) {
         let _ = (memory, bytes, exclusive);
     }

@@ -1,8 +1,8 @@
-//! The host's model of a graph: its nodes with their names, and which node depends on which.
+//! The host's model of a graph: its nodes with their names, and their dependencies.
 //!
 //! The nodes are divided into chains. Each node of a chain depends on the one before it, so the set of all nodes that a
-//! node depends on is described by one position in each chain. A stream of a capture makes about one chain, and nodes
-//! share these positions until chains join:
+//! node depends on is described by one position in each chain. A captured stream makes about one chain, and nodes share
+//! these positions until chains join:
 //!
 //! ```text
 //!   chain 0    a ──> b ──────────> e ──> f        e, f: chain 1 up to d
@@ -41,24 +41,24 @@ pub(crate) struct IrNode {
     /// The owner.
     pub(crate) label: Option<Arc<str>>,
     pub(crate) after: NodeSet,
-    /// The position in the graph's chains, see the [module](self).
+    /// The node's chain. See the [module](self).
     chain: usize,
     place: usize,
-    /// All nodes that this one depends on, directly or not.
-    clock: Clock,
+    /// All nodes that this one depends on, directly or indirectly.
+    clock: ChainClock,
     /// The clock of nodes that depend on this one alone, created for the first of them.
-    next: Option<Clock>,
+    next: Option<ChainClock>,
     /// A digest of sizes, shapes and values, without addresses.
     pub(crate) digest: u64,
-    /// The bytes that the node touches, without those of a graph within it.
+    /// The bytes that the node accesses, without those of a graph within it.
     pub(crate) touched: Touched,
     /// The operands, if it is a copy.
-    pub(crate) copies: Option<Copies>,
+    pub(crate) copies: Option<CopyOperands>,
     pub(crate) removed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Copies {
+pub(crate) struct CopyOperands {
     pub(crate) to: Endpoint,
     pub(crate) from: Endpoint,
     pub(crate) bytes: u64,
@@ -78,7 +78,7 @@ pub enum Kind {
     Fill,
     /// A host function.
     Host,
-    /// Nothing: it joins its predecessors.
+    /// No work: it joins its predecessors.
     Empty,
     /// Another graph as a whole.
     Child,
@@ -90,7 +90,7 @@ pub enum Kind {
     Alloc,
     /// Frees such memory.
     Free,
-    /// A graph that runs depending on a flag.
+    /// A graph that runs if, or while, a flag is set.
     Conditional,
     /// Work of another library: possibly several of the driver's nodes.
     External,
@@ -127,7 +127,7 @@ pub(crate) fn name_of(work: &NodeWork<'_>) -> String {
     }
 }
 
-/// A digest that is equal for two captures of the same code, unless the host took different decisions.
+/// A digest that is equal for two captures of the same code, unless the host made different decisions.
 fn digest_of(work: &NodeWork<'_>) -> u64 {
     let mut digest = DefaultHasher::new();
     match work {
@@ -141,7 +141,7 @@ fn digest_of(work: &NodeWork<'_>) -> u64 {
             }
         }
         NodeWork::Fill { pattern, bytes, .. } => (pattern.width, pattern.bits, bytes).hash(&mut digest),
-        // The others differ in their names only.
+        // Other work differs only in its name.
         _ => {}
     }
     digest.finish()
@@ -159,7 +159,7 @@ impl GraphIr {
         self.nodes[node].digest = digest_of(work);
         self.nodes[node].touched = touched_by(work);
         if let NodeWork::Copy { to, from, bytes } = *work {
-            self.nodes[node].copies = Some(Copies { to, from, bytes });
+            self.nodes[node].copies = Some(CopyOperands { to, from, bytes });
         }
         node
     }
@@ -170,8 +170,8 @@ impl GraphIr {
         }
     }
 
-    /// Whether the two are not ordered.
-    pub(crate) fn are_apart(&self, one: usize, other: usize) -> bool {
+    /// True if neither node depends on the other.
+    pub(crate) fn are_unordered(&self, one: usize, other: usize) -> bool {
         one != other && !self.comes_after(one, other) && !self.comes_after(other, one)
     }
 
@@ -183,7 +183,7 @@ impl GraphIr {
         label: Option<Arc<str>>,
         after: NodeSet,
     ) -> usize {
-        let (chain, place, clock) = self.come_after(&after);
+        let (chain, place, clock) = self.place_after(&after);
         self.nodes.push(IrNode {
             raw,
             kind,
@@ -203,20 +203,20 @@ impl GraphIr {
     }
 
     /// The chain, place and clock of a new node that depends on these nodes.
-    fn come_after(&mut self, after: &[usize]) -> (usize, usize, Clock) {
+    fn place_after(&mut self, after: &[usize]) -> (usize, usize, ChainClock) {
         let is_last = |ir: &Self, chain: usize, place: usize| ir.chains[chain] == place + 1;
-        // It continues the chain of a predecessor that is the last of its chain.
-        let goes_on = after.iter().copied().find(|at| is_last(self, self.nodes[*at].chain, self.nodes[*at].place));
-        let mut others: NodeSet = after.iter().copied().filter(|at| Some(*at) != goes_on).collect();
-        others.retain(|at| goes_on.is_none_or(|last| !self.comes_after(last, *at)));
-        let clock = match (goes_on, &*others) {
-            (None, []) => Clock::default(),
+        // The node continues the chain of a predecessor that is the last of its chain,
+        let continued = after.iter().copied().find(|at| is_last(self, self.nodes[*at].chain, self.nodes[*at].place));
+        let mut others: NodeSet = after.iter().copied().filter(|at| Some(*at) != continued).collect();
+        others.retain(|at| continued.is_none_or(|last| !self.comes_after(last, *at)));
+        let clock = match (continued, &*others) {
+            (None, []) => ChainClock::default(),
             (Some(last), []) => self.nodes[last].clock.clone(),
             (None, [one]) => self.clock_after(*one),
-            _ => self.clock_of_join(goes_on, &others),
+            _ => self.clock_of_join(continued, &others),
         };
-        // Or any chain whose last node it depends on, so that repeated forks and joins need few chains.
-        let chain = goes_on
+        // or else any chain whose last node it depends on, so that repeated forks and joins need few chains.
+        let chain = continued
             .map(|at| self.nodes[at].chain)
             .or_else(|| clock.iter().find(|(chain, place)| is_last(self, *chain, *place)).map(|(chain, _)| *chain));
         let chain = chain.unwrap_or_else(|| {
@@ -227,16 +227,16 @@ impl GraphIr {
         (chain, self.chains[chain] - 1, clock)
     }
 
-    /// The clock of a node that depends on this one alone, in another chain.
-    fn clock_after(&mut self, at: usize) -> Clock {
+    /// The clock of a node in another chain that depends on this one alone.
+    fn clock_after(&mut self, at: usize) -> ChainClock {
         let node = &mut self.nodes[at];
         let (chain, place, clock) = (node.chain, node.place, &node.clock);
         node.next.get_or_insert_with(|| latest(clock.iter().copied().chain([(chain, place)]))).clone()
     }
 
-    /// The clock of a node that depends on all of these, in the chain of the first.
-    fn clock_of_join(&self, goes_on: Option<usize>, others: &[usize]) -> Clock {
-        let nodes = || goes_on.iter().chain(others).map(|at| &self.nodes[*at]);
+    /// The clock of a node that depends on all of these nodes, in the chain of the first.
+    fn clock_of_join(&self, continued: Option<usize>, others: &[usize]) -> ChainClock {
+        let nodes = || continued.iter().chain(others).map(|at| &self.nodes[*at]);
         // Clocks that are shared are visited once.
         let clocks: FxHashMap<_, _> = nodes().map(|node| (node.clock.as_ptr(), &node.clock)).collect();
         let shared = clocks.values().flat_map(|clock| clock.iter().copied());
@@ -252,7 +252,7 @@ impl GraphIr {
         self.nodes.iter().enumerate().filter(|(_, node)| !node.removed)
     }
 
-    /// Whether `node` depends on `before`, directly or not.
+    /// True if `node` depends on `before`, directly or indirectly.
     pub(crate) fn comes_after(&self, node: usize, before: usize) -> bool {
         let (Some(node), Some(before)) = (self.nodes.get(node), self.get(before)) else { return false };
         match node.chain == before.chain {
@@ -261,7 +261,7 @@ impl GraphIr {
         }
     }
 
-    /// The nodes without those that another of them depends on.
+    /// The given nodes without those that another one of them depends on.
     pub(crate) fn last_of(&self, nodes: impl IntoIterator<Item = usize>) -> NodeSet {
         let mut last = NodeSet::new();
         for node in nodes {
@@ -274,19 +274,19 @@ impl GraphIr {
         last
     }
 
-    /// The driver's nodes that a successor of these depends on.
+    /// The driver's nodes that a successor of the given nodes must depend on.
     pub(crate) fn raw_of(&self, nodes: &[usize]) -> SmallVec<[RawNode; 4]> {
         nodes.iter().flat_map(|&node| self.nodes[node].raw.iter().copied()).collect()
     }
 
-    /// Makes `after` depend on `before` too. The caller has checked that this makes no cycle.
+    /// Makes `after` depend on `before` too. The caller has checked that this does not create a cycle.
     pub(crate) fn order(&mut self, before: usize, after: usize) {
         if !self.nodes[after].after.contains(&before) {
             self.nodes[after].after.push(before);
         }
         let gained = self.clock_after(before);
         // Nodes that shared a clock share the new one.
-        let mut known: FxHashMap<*const (usize, usize), (Clock, Clock)> = FxHashMap::default();
+        let mut known: FxHashMap<*const (usize, usize), (ChainClock, ChainClock)> = FxHashMap::default();
         for at in 0..self.nodes.len() {
             if at == after || self.comes_after(at, after) {
                 let node = &mut self.nodes[at];
@@ -316,15 +316,15 @@ impl GraphIr {
     }
 }
 
-/// What a node depends on, in each chain but its own: the chain, and the last place in it that the node depends on.
-/// Sorted by chain. Nodes with equal clocks share them.
-type Clock = Arc<[(usize, usize)]>;
+/// The dependencies of a node in each chain but its own: the chain, and the last place in that chain that the node
+/// depends on. Sorted by chain. Nodes with equal clocks share one.
+type ChainClock = Arc<[(usize, usize)]>;
 
-fn place_in(clock: &Clock, chain: usize) -> Option<usize> {
+fn place_in(clock: &ChainClock, chain: usize) -> Option<usize> {
     clock.binary_search_by_key(&chain, |(chain, _)| *chain).ok().map(|at| clock[at].1)
 }
 
-fn latest(places: impl Iterator<Item = (usize, usize)>) -> Clock {
+fn latest(places: impl Iterator<Item = (usize, usize)>) -> ChainClock {
     let mut places: Vec<_> = places.collect();
     places.sort_unstable_by(|one, other| other.cmp(one));
     places.dedup_by_key(|(chain, _)| *chain);
@@ -387,7 +387,7 @@ mod tests {
                 last = ends.collect();
             }
             assert!(layers.comes_after(layers.nodes.len() - 1, 0));
-            assert!(layers.are_apart(last[0], last[1]));
+            assert!(layers.are_unordered(last[0], last[1]));
             let known = known(&layers);
             assert!(known <= 4 * NODES, "{wide} wide, {joins}: {known} for {NODES} nodes");
         }

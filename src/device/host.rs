@@ -5,15 +5,15 @@
 use std::{alloc, ptr::NonNull, sync::OnceLock, time::Duration};
 
 use super::backend::{
-    Address, Backend, Endpoint, HostFunction, KernelDef, Launch, MOST_ALIGNMENT, MemoryInfo, Pattern, RawEvent,
+    Address, Backend, Endpoint, HostFunction, KernelDef, Launch, MAX_ALIGNMENT, MemoryInfo, Pattern, RawEvent,
     RawStream, StreamSpec,
 };
 use crate::error::{Error, ErrorKind, Result};
 
 #[derive(Debug)]
-pub(super) struct Host;
+pub(super) struct HostBackend;
 
-/// Bytes of the machine's memory, or the process's limit if that is lower; `None` where the system reports neither.
+/// The bytes of the machine's memory, or the process's limit if that is lower; `None` if the system reports neither.
 pub(crate) fn host_memory() -> Option<u64> {
     static BYTES: OnceLock<Option<u64>> = OnceLock::new();
     *BYTES.get_or_init(|| {
@@ -28,16 +28,16 @@ pub(crate) fn host_memory() -> Option<u64> {
     })
 }
 
-fn none<T>(what: &str) -> Result<T> {
+fn unsupported<T>(what: &str) -> Result<T> {
     Err(Error::new(ErrorKind::Usage, format!("the host has no {what}: choose a device, such as `Device::first()`")))
 }
 
 fn layout(bytes: usize) -> Result<alloc::Layout> {
-    alloc::Layout::from_size_align(bytes, MOST_ALIGNMENT)
+    alloc::Layout::from_size_align(bytes, MAX_ALIGNMENT)
         .map_err(|_| Error::new(ErrorKind::OutOfMemory, format!("{bytes} bytes exceed the address space")))
 }
 
-impl Backend for Host {
+impl Backend for HostBackend {
     fn name(&self) -> &str {
         "host"
     }
@@ -51,23 +51,23 @@ impl Backend for Host {
     }
 
     fn memory(&self) -> Result<MemoryInfo> {
-        none("device memory")
+        unsupported("device memory")
     }
 
     fn alloc(&self, _bytes: u64) -> Result<Address> {
-        none("device memory")
+        unsupported("device memory")
     }
 
     unsafe fn free(&self, _address: Address) -> Result<()> {
-        none("device memory")
+        unsupported("device memory")
     }
 
     fn alloc_on(&self, _stream: RawStream, _bytes: u64) -> Result<Address> {
-        none("device memory")
+        unsupported("device memory")
     }
 
     unsafe fn free_on(&self, _stream: RawStream, _address: Address) -> Result<()> {
-        none("device memory")
+        unsupported("device memory")
     }
 
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
@@ -85,58 +85,58 @@ impl Backend for Host {
     }
 
     fn stream_create(&self, _spec: &StreamSpec) -> Result<RawStream> {
-        none("streams")
+        unsupported("streams")
     }
 
     fn stream_destroy(&self, _stream: RawStream) {}
 
     fn stream_query(&self, _stream: RawStream) -> Result<bool> {
-        none("streams")
+        unsupported("streams")
     }
 
     fn stream_synchronize(&self, _stream: RawStream) -> Result<()> {
-        none("streams")
+        unsupported("streams")
     }
 
     fn event_create(&self, _timed: bool) -> Result<RawEvent> {
-        none("events")
+        unsupported("events")
     }
 
     fn event_destroy(&self, _event: RawEvent) {}
 
     fn event_record(&self, _event: RawEvent, _stream: RawStream) -> Result<()> {
-        none("streams")
+        unsupported("streams")
     }
 
     fn event_query(&self, _event: RawEvent) -> Result<bool> {
-        none("events")
+        unsupported("events")
     }
 
     fn event_elapsed(&self, _from: RawEvent, _to: RawEvent) -> Result<Duration> {
-        none("events")
+        unsupported("events")
     }
 
     fn stream_wait(&self, _stream: RawStream, _event: RawEvent) -> Result<()> {
-        none("streams")
+        unsupported("streams")
     }
 
     unsafe fn copy(&self, _stream: RawStream, _to: Endpoint, _from: Endpoint, _bytes: u64) -> Result<()> {
-        none("streams")
+        unsupported("streams")
     }
 
     unsafe fn fill(&self, _stream: RawStream, _to: Address, _pattern: Pattern, _bytes: u64) -> Result<()> {
-        none("streams")
+        unsupported("streams")
     }
 
     fn load(&self, _kernel: &'static KernelDef) -> Result<()> {
-        none("kernels")
+        unsupported("kernels")
     }
 
     unsafe fn launch(&self, _stream: RawStream, _launch: &Launch<'_>) -> Result<()> {
-        none("streams")
+        unsupported("streams")
     }
 
     fn host_function(&self, _stream: RawStream, _function: &mut Option<HostFunction>) -> Result<()> {
-        none("streams")
+        unsupported("streams")
     }
 }

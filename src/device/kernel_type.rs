@@ -1,7 +1,7 @@
 //! The types of kernel arguments.
 
 /// A type with a name in CUDA C++. It is either an argument by value, of at most 64 bytes and an alignment of at most
-/// 16, or the element of a slice, whose size and alignment are limited as for [`Plain`](crate::memory::Plain).
+/// 16, or the element of a slice, with the size and alignment limits of [`Plain`](crate::memory::Plain).
 ///
 /// # Safety
 /// [`CUDA`](Self::CUDA) names a C++ type of the same size, alignment and layout.
@@ -27,7 +27,7 @@
     label = "a kernel takes numbers, and plain types that implement `KernelType`"
 )]
 pub unsafe trait KernelType: bytemuck::Pod + Send + Sync + 'static {
-    /// Its name in CUDA C++.
+    /// The type's name in CUDA C++.
     const CUDA: &'static str;
     /// A declaration that the name needs before its use, if any.
     const DECLARE: &'static str = "";

@@ -1,4 +1,4 @@
-//! Devices: the interface to the hardware and its implementations.
+//! Devices: the interface to the hardware, and its implementations.
 //!
 //! A [`Device`] is a CUDA GPU, the emulated device, or the host. It is a cheap handle: clones are the same device, and
 //! so are two [`Device::cuda(0)`](Device::cuda) in one process.
@@ -51,7 +51,7 @@ use crate::{
 
 /// Chooses the device of [`Device::first`]: `cuda:1`, `emulated`.
 const DEVICE_VARIABLE: &str = "WAKELINE_DEVICE";
-/// Set to anything but `0`: every device opened from then on has the race checker on.
+/// If set to anything but `0`, every device that is opened has the race checker.
 const CHECK_VARIABLE: &str = "WAKELINE_RACE_CHECK";
 
 /// A GPU, the emulated device, or the host.
@@ -78,62 +78,62 @@ pub struct Device(Arc<Inner>);
 
 struct Inner {
     backend: Arc<dyn Backend>,
-    kind: Kind,
+    kind: DeviceKind,
     /// The device works only in the process that opened it, not in a fork of it.
     of_process: bool,
     id: u64,
     /// The handle without the race checker, if this one adds it.
     unchecked: Option<Device>,
-    /// Set once, by the first to notice the fault.
+    /// Set once, by the first caller to notice the fault.
     lost: OnceLock<Error>,
     /// The device is lost and runs nothing any more. Never reset.
     ended: AtomicBool,
-    listeners: Mutex<Vec<Weak<dyn LossObserver>>>,
+    observers: Mutex<Vec<Weak<dyn LossObserver>>>,
     /// Cleared only by a test hook: buffers then no longer order the streams that use them.
     tracked: AtomicBool,
     extensions: Extensions,
 }
 
-/// Something at which tasks wait for others, which may never deliver once a device is lost.
+/// An object on which tasks wait for other tasks, whose results might never come once a device is lost.
 pub(crate) trait LossObserver: Send + Sync {
     fn device_lost(&self);
 
-    /// Called before the first waiter is notified; the value returned is dropped after the last. Meanwhile a flow that
-    /// waits there counts as running, as some of its operators may not be notified yet.
+    /// Called before the first waiter is notified; the returned value is dropped after the last one is. While it
+    /// exists, a flow with waiters here counts as running, as some of its operators might not be notified yet.
     fn hold(&self) -> Box<dyn Any> {
         Box::new(())
     }
 
-    /// Whether a task waits there. Takes the lock under which waiters register.
+    /// True if a task waits here. Takes the lock under which waiters register.
     fn has_waiters(&self) -> bool;
 }
 
-/// What the layers above store for each device (streams, memory). Each takes the first free slot and never releases it,
-/// so that lookups need no lock.
+/// The data that the layers above (streams, memory) store for each device. Each layer takes the first free slot and
+/// never releases it, so that lookups need no lock.
 type Extensions = [OnceLock<(TypeId, Arc<dyn Any + Send + Sync>)>; 8];
 
 static ANY_LOST: AtomicBool = AtomicBool::new(false);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum DeviceKind {
     Host,
     Cuda,
-    /// All emulated devices share one engine.
+    /// All emulated devices of the process share one engine.
     Emulated,
     /// The devices of one simulation share one engine, which this number identifies.
     Simulated(usize),
 }
 
 impl Device {
-    fn open(backend: Arc<dyn Backend>, kind: Kind, of_process: bool) -> Self {
+    fn open(backend: Arc<dyn Backend>, kind: DeviceKind, of_process: bool) -> Self {
         Self::over(backend, kind, of_process, None)
     }
 
     /// Opens a handle: for new hardware, or with the race checker over the hardware of the handle `unchecked`.
-    fn over(backend: Arc<dyn Backend>, kind: Kind, of_process: bool, unchecked: Option<Device>) -> Self {
+    fn over(backend: Arc<dyn Backend>, kind: DeviceKind, of_process: bool, unchecked: Option<Device>) -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        let checked = kind != Kind::Host
+        let checked = kind != DeviceKind::Host
             && std::env::var_os(CHECK_VARIABLE).is_some_and(|value| !value.is_empty() && value != "0");
         let backend = if checked { check::checked(backend) } else { backend };
         Self(Arc::new(Inner {
@@ -144,14 +144,14 @@ impl Device {
             unchecked,
             lost: OnceLock::new(),
             ended: AtomicBool::new(false),
-            listeners: Mutex::default(),
+            observers: Mutex::default(),
             tracked: AtomicBool::new(true),
             extensions: Extensions::default(),
         }))
     }
 
-    /// The first CUDA GPU, or, where there is no driver, an emulated device; `WAKELINE_DEVICE=cuda:1`, `emulated` or
-    /// `host` in the environment selects another one. Falling back to the emulated device is logged at each call, as a `tracing`
+    /// The first CUDA GPU or, if no driver is installed, a new emulated device. `WAKELINE_DEVICE=cuda:1`, `emulated` or
+    /// `host` in the environment selects another device. Each fallback to the emulated device is logged as a `tracing`
     /// event.
     ///
     /// # Errors
@@ -167,15 +167,15 @@ impl Device {
         if cuda::driver_present() {
             return Self::cuda(0);
         }
-        logged(|| tracing::info!("no CUDA driver here: running on the emulated device"));
+        logged(|| tracing::info!("no CUDA driver is installed: running on the emulated device"));
         Ok(Self::emulated(Emulated::new()))
     }
 
     /// The `n`-th CUDA GPU, counted from 0. Every call returns the same device.
     ///
     /// # Errors
-    /// [`NoDevice`](ErrorKind::NoDevice) where there is no driver, no such GPU, or wakeline was built without its
-    /// feature `cuda`.
+    /// [`NoDevice`](ErrorKind::NoDevice) if no driver is installed, if there is no such GPU, or if wakeline was built
+    /// without its feature `cuda`.
     pub fn cuda(n: usize) -> Result<Self> {
         #[cfg(feature = "cuda")]
         {
@@ -187,7 +187,7 @@ impl Device {
                 return Ok(device.clone());
             }
             process::enter()?;
-            let device = Self::open(cuda::open(n)?, Kind::Cuda, true);
+            let device = Self::open(cuda::open(n)?, DeviceKind::Cuda, true);
             opened.push((n, device.clone()));
             Ok(device)
         }
@@ -195,7 +195,7 @@ impl Device {
         Err(Error::new(ErrorKind::NoDevice, format!("cuda:{n}: wakeline was built without its feature `cuda`")))
     }
 
-    /// The number of CUDA GPUs that this process sees; 0 where there is no driver.
+    /// The number of CUDA GPUs that this process sees; 0 if no driver is installed.
     pub fn cuda_count() -> usize {
         #[cfg(feature = "cuda")]
         {
@@ -208,7 +208,7 @@ impl Device {
     /// A new emulated device with its own memory, whose streams run immediately, on the CPU. See [`Emulated`].
     pub fn emulated(config: Emulated) -> Self {
         let here = process::enter();
-        let device = Self::open(emulated::open(config), Kind::Emulated, true);
+        let device = Self::open(emulated::open(config), DeviceKind::Emulated, true);
         if let Err(forked) = here {
             device.set_lost(forked.at(device.name()));
         }
@@ -217,23 +217,23 @@ impl Device {
 
     /// A new emulated device without threads: the simulation's loop runs it. See [`Simulation`].
     pub fn simulated(simulation: &Simulation, config: Emulated) -> Self {
-        Self::open(simulation.device(config), Kind::Simulated(simulation.engine_id()), false)
+        Self::open(simulation.device(config), DeviceKind::Simulated(simulation.engine_id()), false)
     }
 
-    /// The host: the device of operators that were given no other. It has memory but no streams.
+    /// The host: the default device of an operator. It has memory but no streams.
     pub fn host() -> Self {
         static HOST: OnceLock<Device> = OnceLock::new();
-        HOST.get_or_init(|| Self::open(Arc::new(host::Host), Kind::Host, false)).clone()
+        HOST.get_or_init(|| Self::open(Arc::new(host::HostBackend), DeviceKind::Host, false)).clone()
     }
 
-    /// The same hardware with the race checker. Two accesses to one buffer that nothing orders become an error,
-    /// [`Race`](ErrorKind::Race), before the second is enqueued, whatever their timing was. Use of freed memory, and a
-    /// read of bytes none of which was ever written, become [`InvalidMemory`](ErrorKind::InvalidMemory). Two nodes of a
-    /// graph that no edge orders are reported when the second is added or, if one was changed, at the launch; a launch
-    /// is checked like any other call. The checker costs a lock and some bookkeeping per call.
+    /// The same hardware with the race checker. If two accesses to one buffer are unordered, the second is refused with
+    /// [`Race`](ErrorKind::Race) before it is enqueued, whatever the timing. Using freed memory, or reading bytes of
+    /// which none was ever written, is refused with [`InvalidMemory`](ErrorKind::InvalidMemory). Two unordered nodes of
+    /// a graph are reported when the second is added or, if one was changed, at the launch; a launch is checked like
+    /// any other call. The checker costs a lock and some bookkeeping per call.
     ///
-    /// Use the device that this returns for everything. `WAKELINE_RACE_CHECK=1` in the environment does the same for
-    /// every device of the process.
+    /// Use the device that this returns for everything. `WAKELINE_RACE_CHECK=1` in the environment turns the checker on
+    /// for every device of the process.
     ///
     /// ```
     /// use wakeline::device::{Device, Emulated};
@@ -241,7 +241,7 @@ impl Device {
     /// ```
     #[must_use]
     pub fn race_checked(self) -> Self {
-        if self.0.kind == Kind::Host || self.0.backend.is_checked() {
+        if self.0.kind == DeviceKind::Host || self.0.backend.is_checked() {
             return self;
         }
         let backend = check::checked(self.0.backend.clone());
@@ -265,27 +265,27 @@ impl Device {
     /// True for the host.
     #[inline]
     pub fn is_host(&self) -> bool {
-        self.0.kind == Kind::Host
+        self.0.kind == DeviceKind::Host
     }
 
     /// True for a CUDA GPU.
     pub fn is_cuda(&self) -> bool {
-        self.0.kind == Kind::Cuda
+        self.0.kind == DeviceKind::Cuda
     }
 
     /// True for an emulated device.
     pub fn is_emulated(&self) -> bool {
-        matches!(self.0.kind, Kind::Emulated | Kind::Simulated(_))
+        matches!(self.0.kind, DeviceKind::Emulated | DeviceKind::Simulated(_))
     }
 
-    /// The priorities that its streams can have; lower is more urgent. `-5..=0` on most GPUs, `0..=0` on the host,
-    /// which has no streams.
+    /// The priorities that streams on this device can have; lower is more urgent. `-5..=0` on most GPUs, `0..=0` on the
+    /// host, which has no streams.
     pub fn stream_priorities(&self) -> RangeInclusive<i32> {
         let (least, greatest) = self.0.backend.stream_priorities();
         greatest..=least
     }
 
-    /// The error that ended the device, if one has.
+    /// The error with which the device was lost, if it was.
     pub fn lost(&self) -> Option<Error> {
         self.0.lost.get().cloned()
     }
@@ -295,15 +295,15 @@ impl Device {
         self.0.lost.get().is_some()
     }
 
-    /// True once the device is lost and none of its work touches memory any more, or ever will. Always false for a CUDA
-    /// device, where that is not known.
+    /// True once the device is lost and no work on it accesses memory any more. Always false for a CUDA device, whose
+    /// driver does not report this.
     #[inline]
     pub(crate) fn has_ended(&self) -> bool {
-        self.is_lost() && self.has_ended_since()
+        self.is_lost() && self.query_ended()
     }
 
     #[cold]
-    fn has_ended_since(&self) -> bool {
+    fn query_ended(&self) -> bool {
         let has_ended = self.0.ended.load(Ordering::Acquire) || self.0.backend.has_ended();
         if has_ended {
             self.0.ended.store(true, Ordering::Release);
@@ -319,8 +319,8 @@ impl Device {
         }
     }
 
-    /// Fails in a fork of the process that opened the device, and marks the device lost there. Makes a system call: not
-    /// for the path of an enqueue.
+    /// Fails in a fork of the process that opened the device, and marks the device lost there. Makes a system call, so
+    /// it is not called on the enqueue path.
     pub(crate) fn check_process(&self) -> Result<()> {
         if !self.0.of_process {
             return Ok(());
@@ -338,37 +338,37 @@ impl Device {
         ANY_LOST.load(Ordering::Relaxed)
     }
 
-    /// Records the device's loss; the first error stays. True if it was this one.
+    /// Records the device's loss. Returns true if this was the first error, which is the one kept.
     pub(crate) fn set_lost(&self, error: Error) -> bool {
         ANY_LOST.store(true, Ordering::Relaxed);
         self.0.lost.set(error).is_ok()
     }
 
-    /// Registers a waiter that is notified once, when the device is lost. Check the device after this call to miss no
-    /// loss.
-    pub(crate) fn on_loss(&self, whom: Weak<dyn LossObserver>) {
-        let mut listeners = lock(&self.0.listeners);
-        listeners.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&whom));
-        listeners.push(whom);
+    /// Registers an observer that is notified once, when the device is lost. Check the device after this call, as it
+    /// might have been lost before.
+    pub(crate) fn on_loss(&self, observer: Weak<dyn LossObserver>) {
+        let mut observers = lock(&self.0.observers);
+        observers.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&observer));
+        observers.push(observer);
     }
 
     pub(crate) fn has_waiters(&self) -> bool {
-        let listeners: Vec<_> = lock(&self.0.listeners).iter().filter_map(Weak::upgrade).collect();
-        let has_waiters = listeners.iter().any(|listener| listener.has_waiters());
-        // Any of these may be the last reference.
-        discard_all(listeners);
+        let observers: Vec<_> = lock(&self.0.observers).iter().filter_map(Weak::upgrade).collect();
+        let has_waiters = observers.iter().any(|observer| observer.has_waiters());
+        // Any of these might be the last reference.
+        discard_all(observers);
         has_waiters
     }
 
-    /// Notifies all registered waiters of the device's loss.
+    /// Notifies all registered observers of the device's loss.
     pub(crate) fn notify_lost(&self) {
-        let listeners = std::mem::take(&mut *lock(&self.0.listeners));
-        let listeners: Vec<_> = listeners.iter().filter_map(Weak::upgrade).collect();
-        let _held: Vec<_> = listeners.iter().map(|listener| listener.hold()).collect();
-        for listener in listeners {
-            listener.device_lost();
-            // This may be the last reference to it, and it may hold messages of the user's.
-            discard(listener);
+        let observers = std::mem::take(&mut *lock(&self.0.observers));
+        let observers: Vec<_> = observers.iter().filter_map(Weak::upgrade).collect();
+        let _held: Vec<_> = observers.iter().map(|observer| observer.hold()).collect();
+        for observer in observers {
+            observer.device_lost();
+            // This might be the last reference, and the observer can own a user's messages.
+            discard(observer);
         }
     }
 
@@ -382,15 +382,15 @@ impl Device {
         &self.0.backend
     }
 
-    /// Whether both are handles of the same hardware, so that a stream of one can access memory of the other by
+    /// True if both are handles to the same hardware, so that a stream on one can access memory on the other by
     /// address.
     #[inline]
     pub(crate) fn shares_hardware_with(&self, other: &Self) -> bool {
         self.unchecked() == other.unchecked()
     }
 
-    /// Whether copies run directly between memories of the two: both are GPUs, or one engine runs both. Each simulation
-    /// has its own engine, in which streams and events of others are unknown.
+    /// True if the two devices copy directly between their memories: both are GPUs, or one engine runs both. Each
+    /// simulation has its own engine, which does not know the streams and events of other engines.
     #[inline]
     pub(crate) fn copies_with(&self, other: &Self) -> bool {
         self == other || self.is_host() || other.is_host() || self.0.kind == other.0.kind
@@ -401,11 +401,11 @@ impl Device {
         self.0.tracked.load(Ordering::Relaxed)
     }
 
-    /// A test hook: buffers of this device no longer order its streams that use them, so that the race checker has
-    /// something to find. Streams of other handles, which the checker may not see, are still ordered.
+    /// A test hook: buffers on this device no longer order the device's streams that use them, so that the race checker
+    /// has something to find. Streams of other handles, which the checker might not see, are still ordered.
     ///
     /// # Panics
-    /// Without the race checker: safe code would race undetected.
+    /// If the device has no race checker: safe code would race undetected.
     #[doc(hidden)]
     pub fn switch_tracking_off(&self) {
         assert!(self.0.backend.is_checked(), "switching the tracking off requires the race checker");
@@ -416,13 +416,13 @@ impl Device {
     #[inline]
     pub(crate) fn extension<T: Any + Send + Sync>(&self, make: impl FnOnce(&Self) -> Arc<T>) -> Arc<T> {
         let mut make = Some(make);
-        for place in &self.0.extensions {
-            let (of, kept) = place.get_or_init(|| match make.take() {
+        for slot in &self.0.extensions {
+            let (of, value) = slot.get_or_init(|| match make.take() {
                 Some(make) => (TypeId::of::<T>(), make(self) as Arc<dyn Any + Send + Sync>),
                 None => unreachable!("`make` is called for one slot only, which is then returned"),
             });
             if *of == TypeId::of::<T>()
-                && let Ok(found) = kept.clone().downcast::<T>()
+                && let Ok(found) = value.clone().downcast::<T>()
             {
                 return found;
             }
@@ -477,7 +477,7 @@ impl FromStr for Device {
             Some(("cuda", n)) if n.parse::<usize>().is_ok() => Self::cuda(n.parse().unwrap_or_default()),
             _ => Err(Error::new(
                 ErrorKind::NoDevice,
-                format!("`{name}` names no device: write `cuda:0`, `cuda:1`, ..., `emulated` or `host`"),
+                format!("`{name}` is not a device: write `cuda:0`, `cuda:1`, ..., `emulated` or `host`"),
             )),
         }
     }
@@ -512,13 +512,13 @@ mod tests {
         }
     }
 
-    /// A flow may wait at several objects: it is idle only once all of them are notified.
+    /// A flow can wait on several objects: it is idle only once all of them are notified.
     #[test]
     fn all_are_held_while_they_are_notified_of_a_loss() {
         let (device, calls) = (Device::emulated(Emulated::new()), Arc::default());
-        let listeners = [(); 2].map(|()| Arc::new(Listener(Arc::clone(&calls))));
-        for listener in &listeners {
-            let weak: Weak<dyn LossObserver> = Arc::downgrade(listener) as Weak<dyn LossObserver>;
+        let observers = [(); 2].map(|()| Arc::new(Listener(Arc::clone(&calls))));
+        for observer in &observers {
+            let weak: Weak<dyn LossObserver> = Arc::downgrade(observer) as Weak<dyn LossObserver>;
             device.on_loss(weak);
         }
         device.notify_lost();

@@ -1,7 +1,7 @@
-//! The process that devices belong to: no device works in a fork of it.
+//! The process that owns the devices: no device works in a fork of it.
 //!
 //! A fork copies the memory of a process and one of its threads. The driver refuses to work in the child, and the
-//! threads of an emulated device do not exist there, so waiting for them would never end. The first device to be opened
+//! threads of an emulated device do not exist there, so waiting for them would never end. Opening the first device
 //! therefore records the process id, and calls in another process fail.
 //!
 //! The check costs a system call, `getpid` (0.5 us in the container that this was built in). It is made where a device

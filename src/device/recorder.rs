@@ -1,7 +1,7 @@
 //! A backend that runs nothing: work enqueued into its streams becomes nodes of a graph.
 //!
 //! A stream is represented by the nodes that its next node depends on, an event by those of the stream at the record,
-//! and a wait joins the two sets. So the branches of the graph are as parallel as the streams were.
+//! and a wait joins the two sets. The branches of the graph are therefore as parallel as the streams were.
 //!
 //! ```text
 //!   launch on a           node 0                     a: [0]
@@ -14,7 +14,7 @@
 //! The driver's own capture is used only for other libraries' work: an unsuitable call on any thread makes it fail, and
 //! it does not report which node belongs to which caller.
 //!
-//! Recorded work never completes: queries return false.
+//! Recorded work never completes, so queries return false.
 
 mod calls;
 
@@ -26,7 +26,7 @@ use std::{
     },
 };
 
-pub(crate) use calls::is_called_once;
+pub(crate) use calls::one_shot_error;
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
@@ -35,8 +35,8 @@ use super::{
         Address, Backend, Endpoint, GraphCondition, HostCallback, NodeWork, RawEvent, RawGraph, RawNode, RawStream,
     },
     graph_ir::{GraphIr, Kind, NodeSet},
-    touched::Touch,
-    work_item::{Note, WorkItem},
+    touched::TouchedRange,
+    work_item::{WorkCollector, WorkItem},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -46,7 +46,7 @@ use crate::{
 /// See the [module](self).
 pub(crate) struct Recorder {
     inner: Arc<dyn Backend>,
-    /// The recorder of the graph that this one is part of. That graph owns the driver's graph.
+    /// The recorder of the outer graph, if this graph is nested. The outer graph owns the driver's graph.
     within: Option<Arc<Self>>,
     state: Mutex<RecorderState>,
 }
@@ -61,19 +61,19 @@ pub(crate) struct RecorderState {
     /// The driver's graph is being destroyed. Shared with the recorders of nested graphs.
     ended: Arc<AtomicBool>,
     bodies: Vec<Weak<Recorder>>,
-    /// The driver is capturing into this graph or into another one below the same root.
+    /// The driver is capturing into this graph or into another graph with the same root.
     capturing: Arc<AtomicBool>,
     handles: u64,
-    streams: FxHashMap<RawStream, Lane>,
+    streams: FxHashMap<RawStream, RecordedStream>,
     events: FxHashMap<RawEvent, NodeSet>,
     label: Option<Arc<str>>,
     /// Copies between host and device in other libraries' work: the node, the direction, the number of bytes.
-    pub(crate) foreign: Vec<(usize, &'static str, u64)>,
-    /// If set, work does not become a node; it is stored here.
-    note: Option<Note>,
+    pub(crate) external_copies: Vec<(usize, &'static str, u64)>,
+    /// If set, work is stored here and does not become a node.
+    collector: Option<WorkCollector>,
 }
 
-struct Lane {
+struct RecordedStream {
     name: String,
     at: NodeSet,
     closed: bool,
@@ -84,7 +84,7 @@ impl Recorder {
         Ok(Self::over(inner, inner.graph_create()?, None))
     }
 
-    /// A recorder for the graph within a node of `outer`. It records nothing if `outer` is already incomplete.
+    /// A recorder for the body of a node of `outer`. It records nothing if `outer` is already incomplete.
     pub(crate) fn within(outer: &Arc<Self>, graph: RawGraph) -> Arc<Self> {
         let within = Self::over(&outer.inner, graph, Some(outer.clone()));
         let mut state = outer.state();
@@ -121,8 +121,8 @@ impl Recorder {
                     streams: FxHashMap::default(),
                     events: FxHashMap::default(),
                     label: None,
-                    foreign: Vec::new(),
-                    note: None,
+                    external_copies: Vec::new(),
+                    collector: None,
                 },
             ),
         })
@@ -133,8 +133,8 @@ impl Recorder {
         lock(&self.state)
     }
 
-    /// Like [`state`](Self::state), while the recorder of a graph that this becomes a node of, or is compared with, is
-    /// locked.
+    /// Like [`state`](Self::state), for a caller that has locked another recorder: that of a graph which this graph is
+    /// added to or compared with.
     #[track_caller]
     pub(crate) fn child_state(&self) -> MutexGuard<'_, RecorderState> {
         self.state.lock_as(Level::ChildRecorder)
@@ -161,14 +161,14 @@ impl Recorder {
         self.within.is_some()
     }
 
-    /// Stops recording, here and into graphs within this one, and makes [`close`](Self::close) fail.
+    /// Stops recording into this graph and the graphs within it, and makes [`close`](Self::close) fail.
     pub(crate) fn poison(&self, why: &'static str) {
         let mut state = self.state();
         state.open = false;
         state.poisoned.get_or_insert(why);
         let bodies = std::mem::take(&mut state.bodies);
         drop(state);
-        // Another thread may be adding a conditional through a builder that was moved out of its closure.
+        // Another thread might be adding a conditional through a builder that was moved out of its closure.
         bodies.iter().filter_map(Weak::upgrade).for_each(|body| body.poison(why));
     }
 
@@ -176,16 +176,16 @@ impl Recorder {
     pub(crate) fn close(&self) -> Result<()> {
         let mut state = self.state();
         state.open = false;
-        state.check_spoiled()?;
+        state.check_poisoned()?;
         if state.capturing.load(Ordering::Acquire) {
-            let text = "another thread still captures another library's work into the graph: wait for it before the \
-                        capture ends";
+            let text = "another thread is still capturing another library's work into the graph: wait for that \
+                        thread before the capture ends";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         Ok(())
     }
 
-    /// Ends the graph. If the driver is capturing into it, its graph is destroyed when that has ended.
+    /// Ends the graph. If the driver is capturing into it, the driver's graph is destroyed when the capture has ended.
     pub(crate) fn retire(&self) {
         let mut state = self.state();
         state.open = false;
@@ -201,7 +201,7 @@ impl Recorder {
     }
 
     /// The driver's capture into the graph has ended.
-    fn captured(&self) {
+    fn capture_ended(&self) {
         let mut root = self;
         while let Some(outer) = &root.within {
             root = outer;
@@ -215,72 +215,72 @@ impl Recorder {
         }
     }
 
-    /// A stream whose first node depends on these nodes.
+    /// Adds a stream whose first node depends on these nodes.
     pub(crate) fn stream(&self, name: &str, after: NodeSet) -> RawStream {
         let mut state = self.state();
         state.handles += 1;
         let stream = RawStream(state.handles);
-        state.streams.insert(stream, Lane { name: name.into(), at: after, closed: false });
+        state.streams.insert(stream, RecordedStream { name: name.into(), at: after, closed: false });
         stream
     }
 
-    /// Makes enqueues into a stream an error. Its end can still be waited for.
+    /// Makes enqueuing into the stream an error. Other streams can still wait for its end.
     pub(crate) fn close_stream(&self, stream: RawStream) {
-        if let Some(lane) = self.state().streams.get_mut(&stream) {
-            lane.closed = true;
+        if let Some(stream_end) = self.state().streams.get_mut(&stream) {
+            stream_end.closed = true;
         }
     }
 
     /// Makes the stream's next node depend on this node.
-    pub(crate) fn go_on_after(&self, stream: RawStream, node: usize) {
-        self.state().come_to(stream, node);
+    pub(crate) fn continue_after(&self, stream: RawStream, node: usize) {
+        self.state().advance(stream, node);
     }
 
     /// The nodes that the stream's next node would depend on.
     pub(crate) fn end_of(&self, stream: RawStream) -> NodeSet {
-        self.state().streams.get(&stream).map(|lane| lane.at.clone()).unwrap_or_default()
+        self.state().streams.get(&stream).map(|stream_end| stream_end.at.clone()).unwrap_or_default()
     }
 
-    /// Streams whose last work is not ordered before the end of `stream`, each with the name of that work.
+    /// The streams whose last work is not ordered before the end of `stream`, each with the name of that work.
     pub(crate) fn unjoined(&self, stream: RawStream) -> Vec<(String, String)> {
         let state = self.state();
-        let end = state.streams.get(&stream).map(|lane| lane.at.clone()).unwrap_or_default();
+        let end = state.streams.get(&stream).map(|stream_end| stream_end.at.clone()).unwrap_or_default();
         let joined = |node: usize| end.iter().any(|&last| last == node || state.ir.comes_after(last, node));
         let name = |node: usize| state.ir.get(node).map(|node| node.name.clone()).unwrap_or_default();
         let mut streams: Vec<_> = state.streams.iter().collect();
         streams.sort_unstable_by_key(|(stream, _)| **stream);
-        let open = streams.into_iter().filter_map(|(_, lane)| {
-            lane.at.iter().find(|&&node| !joined(node)).map(|&node| (lane.name.clone(), name(node)))
+        let open = streams.into_iter().filter_map(|(_, stream_end)| {
+            stream_end.at.iter().find(|&&node| !joined(node)).map(|&node| (stream_end.name.clone(), name(node)))
         });
         open.collect()
     }
 
-    /// A recorder that adds nothing to this graph. It stores one piece of work for [`take_noted`](Self::take_noted).
-    pub(crate) fn noting(self: &Arc<Self>) -> Arc<Self> {
+    /// A recorder that adds nothing to this graph. It stores one piece of work for [`take_collected`](Self::take_collected).
+    pub(crate) fn collecting(self: &Arc<Self>) -> Arc<Self> {
         let graph = self.state().graph;
-        let noting = Self::over(&self.inner, graph, Some(self.clone()));
-        noting.state().note = Some(Note::default());
-        noting
+        let collecting = Self::over(&self.inner, graph, Some(self.clone()));
+        collecting.state().collector = Some(WorkCollector::default());
+        collecting
     }
 
-    /// The work stored, if any. Fails if there was more than one piece, even if the caller ignored the error then.
-    pub(crate) fn take_noted(&self) -> Result<Option<WorkItem>, &'static str> {
-        // A callback in it is dropped outside the lock.
-        let note = self.state().note.take().unwrap_or_default();
-        note.work_item()
+    /// Takes the stored work, if any. Fails if more than one piece was enqueued, even if that call's error was ignored.
+    pub(crate) fn take_collected(&self) -> Result<Option<WorkItem>, &'static str> {
+        // Callbacks of the collector are dropped outside the lock.
+        let collector = self.state().collector.take().unwrap_or_default();
+        collector.work_item()
     }
 
-    /// Adds a node that depends on these nodes, independent of any stream.
+    /// Adds a node that depends on these nodes, outside any stream.
     ///
     /// # Safety
-    /// As [`Backend::graph_add`].
+    /// The contract of [`Backend::graph_add`].
     pub(crate) unsafe fn add(&self, after: NodeSet, work: &NodeWork<'_>) -> Result<usize> {
         // SAFETY: the same contract.
         unsafe { self.add_in(&mut self.state(), after, work) }
     }
 
     /// # Safety
-    /// As [`Backend::graph_add`].
+    /// The contract of [`Backend::graph_add`].
     unsafe fn add_in(&self, state: &mut RecorderState, after: NodeSet, work: &NodeWork<'_>) -> Result<usize> {
         state.check()?;
         let before = state.ir.raw_of(&after);
@@ -302,7 +302,7 @@ impl Recorder {
         unsafe { self.add(after, &NodeWork::Host(function)) }
     }
 
-    /// Makes `after` depend on `before` too. Returns false if that would create a cycle.
+    /// Makes `after` depend on `before` too. Returns false, and changes nothing, if that would create a cycle.
     pub(crate) fn order(&self, before: usize, after: usize) -> Result<bool> {
         let mut state = self.state();
         state.check()?;
@@ -330,7 +330,7 @@ impl Recorder {
     }
 
     /// Adds a node that `make` creates on the device.
-    pub(crate) fn added(
+    pub(crate) fn add_with(
         &self,
         after: NodeSet,
         kind: Kind,
@@ -348,7 +348,7 @@ impl Recorder {
     /// Adds a conditional node with a nested graph.
     ///
     /// # Safety
-    /// As [`Backend::graph_add_conditional`].
+    /// The contract of [`Backend::graph_add_conditional`].
     pub(crate) unsafe fn add_conditional(
         &self,
         after: NodeSet,
@@ -360,30 +360,35 @@ impl Recorder {
             GraphCondition::If => "if",
             GraphCondition::While => "while",
         };
-        let node = self.added(after, Kind::Conditional, name.into(), |backend, graph, before| {
+        let node = self.add_with(after, Kind::Conditional, name.into(), |backend, graph, before| {
             // SAFETY: the same contract.
             let (node, within) = unsafe { backend.graph_add_conditional(graph, before, when, flag) }?;
             body = Some(within);
             Ok(node)
         })?;
-        let flag = Touch::new(Endpoint::Device(flag), 4, false);
+        let flag = TouchedRange::new(Endpoint::Device(flag), 4, false);
         self.state().ir.set_touched(node, [flag].into_iter().collect());
-        body.map(|body| (node, body)).ok_or_else(|| Error::new(ErrorKind::Driver, "a conditional node without a body"))
+        body.map(|body| (node, body)).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Driver,
+                "internal error: the backend added a conditional node without a body (please report)",
+            )
+        })
     }
 
     /// # Safety
-    /// As [`Backend::graph_add`].
+    /// The contract of [`Backend::graph_add`].
     unsafe fn enqueue(&self, stream: RawStream, work: &NodeWork<'_>) -> Result<()> {
         let mut state = self.state();
         state.check()?;
-        if let Some(note) = &mut state.note {
-            return note.add(&self.inner, work);
+        if let Some(collector) = &mut state.collector {
+            return collector.add(&self.inner, work);
         }
         let after = state.end_to_add(stream)?;
-        // Under the same lock, so that nothing is added to a stream after it was closed.
+        // Under the same lock, so that nothing is added to a closed stream.
         // SAFETY: the same contract.
         let node = unsafe { self.add_in(&mut state, after, work) }?;
-        state.come_to(stream, node);
+        state.advance(stream, node);
         Ok(())
     }
 }
@@ -391,39 +396,41 @@ impl Recorder {
 impl RecorderState {
     fn check(&self) -> Result<()> {
         if self.capturing.load(Ordering::Acquire) {
-            let text = "another thread is capturing another library's work into the same graph: only one thread at a \
-                        time may add to it";
+            let text = "another thread is capturing another library's work into the same graph: let only one thread \
+                        at a time add to it";
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        self.check_spoiled()?;
+        self.check_poisoned()?;
         if self.open && !self.ended.load(Ordering::Acquire) {
             return Ok(());
         }
-        let text = "its capture is over: work enqueued now would be in no graph; use another stream";
+        let text = "its capture is over, so no graph would contain this work: use another stream";
         Err(Error::new(ErrorKind::Usage, text))
     }
 
-    fn check_spoiled(&self) -> Result<()> {
+    fn check_poisoned(&self) -> Result<()> {
         self.poisoned.map_or(Ok(()), |why| Err(Error::new(ErrorKind::Usage, why)))
     }
 
-    fn lane(&self, stream: RawStream) -> Result<NodeSet> {
-        let lane = self.streams.get(&stream).map(|lane| lane.at.clone());
-        lane.ok_or_else(|| Error::new(ErrorKind::Usage, "a stream that does not belong to this capture"))
+    fn stream_end(&self, stream: RawStream) -> Result<NodeSet> {
+        let stream_end = self.streams.get(&stream).map(|stream_end| stream_end.at.clone());
+        stream_end.ok_or_else(|| {
+            Error::new(ErrorKind::Usage, "the stream does not belong to this capture: use one of the capture's streams")
+        })
     }
 
-    /// Like [`lane`](Self::lane), for adding a node: fails if the stream is closed.
+    /// Like [`stream_end`](Self::stream_end), for adding a node: fails if the stream is closed.
     fn end_to_add(&self, stream: RawStream) -> Result<NodeSet> {
-        if self.streams.get(&stream).is_some_and(|lane| lane.closed) {
-            let text = "a stream of a node that was added: use the stream that is passed to the next node";
+        if self.streams.get(&stream).is_some_and(|stream_end| stream_end.closed) {
+            let text = "the node of this stream was already added: use the stream that is passed for the next node";
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        self.lane(stream)
+        self.stream_end(stream)
     }
 
-    fn come_to(&mut self, stream: RawStream, node: usize) {
-        if let Some(lane) = self.streams.get_mut(&stream) {
-            lane.at = smallvec![node];
+    fn advance(&mut self, stream: RawStream, node: usize) {
+        if let Some(stream_end) = self.streams.get_mut(&stream) {
+            stream_end.at = smallvec![node];
         }
     }
 }

@@ -1,17 +1,17 @@
 //! [`DeviceThread`]: marks a thread that a device, or its completion monitor, depends on.
 //!
-//! Wakers and host functions run where the end of work is found: on a worker of an emulated device, on the thread of
-//! the GPU driver's callbacks, or on the completion monitor's thread. A call that waits for a device there may wait for
-//! work that only this thread can do, or delay the timers and scans of all others. So where another thread would wait,
-//! a call on such a thread returns an error.
+//! Wakers and host functions run on the thread that finds out that work has completed: a worker of an emulated device,
+//! the GPU driver's callback thread, or the completion monitor's thread. A call that waits for a device on such a
+//! thread might wait for work that only this thread can do, or delay the timers and scans of all streams. So a call
+//! that would wait returns an error there.
 
 use std::{cell::Cell, marker::PhantomData, thread};
 
 use crate::error::{Error, ErrorKind, Result};
 
 thread_local! {
-    /// Has no destructor, so that it is usable in destructors that run at the thread's end.
-    static IS_ONE: Cell<bool> = const { Cell::new(false) };
+    /// It has no destructor, so it is usable in destructors that run when the thread ends.
+    static IS_DEVICE_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
 /// While a guard lives, its thread counts as a device's thread. Guards nest.
@@ -23,11 +23,11 @@ pub(crate) struct DeviceThread {
 
 impl DeviceThread {
     pub(crate) fn enter() -> Self {
-        Self { before: IS_ONE.replace(true), _of_thread: PhantomData }
+        Self { before: IS_DEVICE_THREAD.replace(true), _of_thread: PhantomData }
     }
 
-    pub(crate) fn is_one() -> bool {
-        IS_ONE.get()
+    pub(crate) fn is_current() -> bool {
+        IS_DEVICE_THREAD.get()
     }
 
     /// Returns an error on a device's thread. Check this before a call waits for a device. `what` describes the wait.
@@ -36,11 +36,11 @@ impl DeviceThread {
     /// [`Usage`](ErrorKind::Usage).
     #[inline]
     pub(crate) fn may_wait(what: impl FnOnce() -> String) -> Result<()> {
-        if Self::is_one() { Err(Self::may_not(&what())) } else { Ok(()) }
+        if Self::is_current() { Err(Self::would_wait_error(&what())) } else { Ok(()) }
     }
 
     #[cold]
-    fn may_not(what: &str) -> Error {
+    fn would_wait_error(what: &str) -> Error {
         let thread = thread::current();
         let text = format!(
             "{what} on thread `{}`, which calls the device's wakers and host functions: a call that waits on it can \
@@ -53,6 +53,6 @@ impl DeviceThread {
 
 impl Drop for DeviceThread {
     fn drop(&mut self) {
-        IS_ONE.set(self.before);
+        IS_DEVICE_THREAD.set(self.before);
     }
 }

@@ -1,14 +1,14 @@
 //! A clock for statistics: cheap to read, converted to time at the end.
 //!
-//! A run of an operator may take 50 ns, and reading the system clock twice costs about as much again. On x86-64 the
-//! processor's time-stamp counter is read instead; it runs at a constant rate on every processor that CUDA supports.
-//! The length of its ticks follows from a span measured with both clocks, the whole run of the flow. On other
-//! architectures a tick is a nanosecond of the system clock. Use it for statistics only: two cores may disagree by some
+//! A run of an operator can take as little as 50 ns, and reading the system clock twice costs about as much. On x86-64
+//! the processor's time-stamp counter is read instead; it runs at a constant rate on every processor that CUDA
+//! supports. The length of its ticks follows from a span measured with both clocks, the whole run of the flow. On other
+//! architectures a tick is a nanosecond of the system clock. Use it for statistics only: two cores can disagree by some
 //! ticks.
 
 use std::time::{Duration, Instant};
 
-/// A moment.
+/// A point in time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticks(u64);
 
@@ -50,7 +50,7 @@ impl TickClock {
         self.began.elapsed()
     }
 
-    /// How long so many ticks of the span since `start` were.
+    /// The duration of `ticks` ticks, by the average length of a tick since `start`.
     pub(crate) fn duration(&self, ticks: u64) -> Duration {
         let span = Ticks::now().since(self.ticks).max(1);
         self.elapsed().mul_f64(ticks as f64 / span as f64)

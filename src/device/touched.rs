@@ -1,13 +1,13 @@
-//! [`Touched`]: the bytes that a node of a graph reads and writes, so that a node that is given other work can be
-//! checked against the nodes that no edge orders with it.
+//! [`Touched`]: the bytes that a graph node reads and writes. When a node's work is changed, it is checked against the
+//! nodes that are not ordered with it.
 
 use smallvec::SmallVec;
 
 use super::backend::{Address, Arg, Endpoint, NodeWork};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Touch {
-    /// In host memory. Host addresses and device addresses may coincide.
+pub(crate) struct TouchedRange {
+    /// In host memory. A host address can equal a device address.
     host: bool,
     start: u64,
     bytes: u64,
@@ -15,9 +15,9 @@ pub(crate) struct Touch {
 }
 
 /// See the [module](self).
-pub(crate) type Touched = SmallVec<[Touch; 2]>;
+pub(crate) type Touched = SmallVec<[TouchedRange; 2]>;
 
-impl Touch {
+impl TouchedRange {
     pub(crate) fn new(place: Endpoint, bytes: u64, write: bool) -> Self {
         let (host, start) = match place {
             Endpoint::Host(start) => (true, start.addr() as u64),
@@ -36,19 +36,21 @@ impl Touch {
     }
 }
 
-/// Whether both touch the same bytes and at least one writes them.
-pub(crate) fn clash(one: &[Touch], other: &[Touch]) -> bool {
+/// True if both access the same bytes and at least one of them writes.
+pub(crate) fn clash(one: &[TouchedRange], other: &[TouchedRange]) -> bool {
     one.iter().any(|one| other.iter().any(|other| one.clashes(other)))
 }
 
-/// The bytes that the work itself touches, without those of a nested graph.
+/// The bytes that the work itself accesses, without those of a nested graph.
 pub(crate) fn touched_by(work: &NodeWork<'_>) -> Touched {
     match work {
-        NodeWork::Kernel(launch) => touched_as(launch.args),
+        NodeWork::Kernel(launch) => touched_by_args(launch.args),
         NodeWork::Copy { to, from, bytes } => {
-            [Touch::new(*from, *bytes, false), Touch::new(*to, *bytes, true)].into_iter().collect()
+            [TouchedRange::new(*from, *bytes, false), TouchedRange::new(*to, *bytes, true)].into_iter().collect()
         }
-        NodeWork::Fill { to, bytes, .. } => [Touch::new(Endpoint::Device(*to), *bytes, true)].into_iter().collect(),
+        NodeWork::Fill { to, bytes, .. } => {
+            [TouchedRange::new(Endpoint::Device(*to), *bytes, true)].into_iter().collect()
+        }
         NodeWork::Host(_)
         | NodeWork::Empty
         | NodeWork::Child(_)
@@ -58,9 +60,9 @@ pub(crate) fn touched_by(work: &NodeWork<'_>) -> Touched {
     }
 }
 
-pub(crate) fn touched_as(args: &[Arg<'_>]) -> Touched {
+pub(crate) fn touched_by_args(args: &[Arg<'_>]) -> Touched {
     let touched = args.iter().filter_map(|arg| match *arg {
-        Arg::Slice { address, bytes, write, .. } => Some(Touch::new(Endpoint::Device(address), bytes, write)),
+        Arg::Slice { address, bytes, write, .. } => Some(TouchedRange::new(Endpoint::Device(address), bytes, write)),
         Arg::Scalar(_) => None,
     });
     touched.collect()
@@ -72,8 +74,9 @@ mod tests {
 
     #[test]
     fn a_write_and_another_access_of_the_same_bytes_clash() {
-        let at = |start, bytes, write| Touch::new(Endpoint::Device(Address(start)), bytes, write);
-        let host = |start: usize, write| Touch::new(Endpoint::Host(std::ptr::without_provenance_mut(start)), 8, write);
+        let at = |start, bytes, write| TouchedRange::new(Endpoint::Device(Address(start)), bytes, write);
+        let host =
+            |start: usize, write| TouchedRange::new(Endpoint::Host(std::ptr::without_provenance_mut(start)), 8, write);
         for (one, other, expected) in [
             (at(0, 8, true), at(7, 1, false), true),
             (at(0, 8, true), at(8, 1, false), false),

@@ -1,7 +1,7 @@
-//! [`WorkItem`]: one piece of work by value, to be passed to the backend later; and [`OwnedArg`], an argument by value.
+//! [`WorkItem`]: a piece of work by value, to be passed to the backend later. [`OwnedArg`]: an argument by value.
 //!
 //! Enqueued work borrows its arguments from the call. The new work of an exec's node comes from a user's closure and is
-//! passed on only after that has returned; until then it is stored here.
+//! passed to the backend only after the closure has returned. Until then it is stored here.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// See the [module](self).
 pub(crate) struct WorkItem {
-    /// The device whose nodes may be set to this work. It is notified when a host function is dropped here, which is
-    /// kept until no launch calls it any more.
+    /// The device of the node. It keeps a host function until no launch calls it any more, and is notified when this
+    /// value is dropped.
     device: Arc<dyn Backend>,
     /// A kernel's arguments are in `args`.
     work: NodeWork<'static>,
@@ -29,7 +29,7 @@ pub(super) enum OwnedArg {
     Scalar(Scalar),
 }
 
-pub(super) fn hold(args: &[Arg<'_>]) -> Box<[OwnedArg]> {
+pub(super) fn own_args(args: &[Arg<'_>]) -> Box<[OwnedArg]> {
     let held = args.iter().map(|arg| match *arg {
         Arg::Slice { address, len, bytes, write } => OwnedArg::Slice { address, len, bytes, write },
         Arg::Scalar(value) => OwnedArg::Scalar(Scalar::new(value)),
@@ -52,8 +52,8 @@ impl WorkItem {
     fn new(device: &Arc<dyn Backend>, work: &NodeWork<'_>) -> Self {
         let mut args: Box<[OwnedArg]> = Box::default();
         let work = match work {
-            NodeWork::Kernel(Launch { kernel, grid, block, shared_bytes, args: lent }) => {
-                args = hold(lent);
+            NodeWork::Kernel(Launch { kernel, grid, block, shared_bytes, args: borrowed }) => {
+                args = own_args(borrowed);
                 NodeWork::Kernel(Launch { kernel, grid: *grid, block: *block, shared_bytes: *shared_bytes, args: &[] })
             }
             NodeWork::Copy { to, from, bytes } => NodeWork::Copy { to: *to, from: *from, bytes: *bytes },
@@ -68,7 +68,7 @@ impl WorkItem {
         Self { device: device.clone(), work, args }
     }
 
-    /// Calls `take` with the work in the form that a [`Backend`] takes.
+    /// Calls `take` with the work in the form in which a [`Backend`] accepts it.
     pub(crate) fn with<R>(&self, take: impl FnOnce(&NodeWork<'_>) -> R) -> R {
         match self.work {
             NodeWork::Kernel(launch) => {
@@ -95,23 +95,23 @@ impl WorkItem {
 impl Drop for WorkItem {
     fn drop(&mut self) {
         if let NodeWork::Host(function) = &self.work {
-            self.device.callback_over(function);
+            self.device.release_callback(function);
         }
     }
 }
 
-/// Collects the new work of an exec's node: exactly one piece.
+/// Collects the new work of an exec's node. Only one piece of work is allowed.
 #[derive(Default)]
-pub(super) struct Note {
+pub(super) struct WorkCollector {
     work_item: Option<WorkItem>,
     /// The error, if other work was enqueued too.
-    wrong: Option<&'static str>,
+    error: Option<&'static str>,
 }
 
-impl Note {
+impl WorkCollector {
     pub(super) fn add(&mut self, device: &Arc<dyn Backend>, work: &NodeWork<'_>) -> Result<()> {
         if self.work_item.is_some() {
-            return self.refuse("a node takes one piece of work, and this is a second one");
+            return self.refuse("a node can be set to only one piece of work, but a second one was enqueued");
         }
         self.work_item = Some(WorkItem::new(device, work));
         Ok(())
@@ -119,11 +119,11 @@ impl Note {
 
     /// Makes [`work_item`](Self::work_item) fail, whatever is added later.
     pub(super) fn refuse(&mut self, text: &'static str) -> Result<()> {
-        self.wrong.get_or_insert(text);
+        self.error.get_or_insert(text);
         Err(Error::new(ErrorKind::Usage, text))
     }
 
     pub(super) fn work_item(self) -> Result<Option<WorkItem>, &'static str> {
-        self.wrong.map_or(Ok(self.work_item), Err)
+        self.error.map_or(Ok(self.work_item), Err)
     }
 }

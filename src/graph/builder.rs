@@ -161,7 +161,7 @@ impl Builder {
         capture.keep(graph.0.clone());
         let at = execution::add_child(recorder, after, &graph.0.recorder)?;
         (*levels, *nested_nodes) = (levels_with.max(*levels), nodes_with);
-        recorder.go_on_after(stream.raw(), at);
+        recorder.continue_after(stream.raw(), at);
         let ticket = stream.enqueue_point(|_, _| Ok(()))?;
         graph_memories.iter().for_each(|other| graph_memory.note_all_of(other, &ticket));
         children.push((graph.clone(), at));
@@ -289,7 +289,7 @@ impl Builder {
         let mut inner = Builder { sketch: Sketch::over(capture.device(), within.clone()) };
         inner.sketch.depth = self.sketch.depth + 1;
         inner.sketch.outer_nested_nodes = self.sketch.outer_nested_nodes.saturating_add(self.sketch.nested_nodes);
-        recorder.go_on_after(stream.raw(), at);
+        recorder.continue_after(stream.raw(), at);
         // Declared after the builder, so that it is dropped first.
         let mut open = OpenBody { outer: recorder.clone(), within, complete: false };
         let id = inner.sketch.id;

@@ -20,8 +20,8 @@ use crate::{
     device::{
         Device,
         backend::{Address, Endpoint},
-        graph_ir::Copies,
-        touched::{Touch, clash},
+        graph_ir::CopyOperands,
+        touched::{TouchedRange, clash},
     },
     error::{Error, ErrorKind, Result},
     memory::{DeviceSlice, Plain, graph_memory::GraphMemory},
@@ -90,12 +90,12 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
             .ir
             .all()
             .filter_map(|(at, node)| {
-                let Copies { to, from, bytes } = node.copies?;
+                let CopyOperands { to, from, bytes } = node.copies?;
                 Some((at, node.label.clone(), to, from, bytes as usize))
             })
             .collect();
         let name = |at: usize| state.ir.get(at).map(|node| node.name.clone()).unwrap_or_default();
-        let foreign: Vec<_> = state.foreign.iter().map(|&(at, way, bytes)| (name(at), way, bytes)).collect();
+        let foreign: Vec<_> = state.external_copies.iter().map(|&(at, way, bytes)| (name(at), way, bytes)).collect();
         (copies, foreign)
     };
     let wrong = |text: String| Err(Error::new(ErrorKind::Usage, text));
@@ -146,7 +146,7 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
                  it to the device, or make the copy on the host"
             ));
         };
-        check_not_used_before(sketch, at, input, Touch::new(Endpoint::Device(to), bytes as u64, true))?;
+        check_not_used_before(sketch, at, input, TouchedRange::new(Endpoint::Device(to), bytes as u64, true))?;
         let (offset, graph_memory) = (from.start - inputs[input].start, Arc::downgrade(&sketch.graph_memory));
         taken.push((at, InputCopy { input, offset, bytes, to, device: sketch.capture.device().clone(), graph_memory }));
     }
@@ -157,7 +157,7 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
 
 /// Fails if a node uses the destination of an input's copy without coming after the copy, since the removed copy is
 /// made before all nodes.
-fn check_not_used_before(sketch: &Sketch, copy: usize, input: usize, to: Touch) -> Result<()> {
+fn check_not_used_before(sketch: &Sketch, copy: usize, input: usize, to: TouchedRange) -> Result<()> {
     let state = sketch.recorder.state();
     let first = state
         .ir

@@ -125,7 +125,7 @@ impl Exec {
     pub fn set(&self, node: Node, work: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
         let at = self.find(node)?;
         let recorder = &self.graph.0.recorder;
-        let sketch = Sketch::over(self.execution.device(), recorder.noting());
+        let sketch = Sketch::over(self.execution.device(), recorder.collecting());
         let stream = sketch.capture.stream("set", Default::default())?;
         {
             let _in = sketch.capture.enter();
@@ -134,7 +134,7 @@ impl Exec {
         // Collects the uses outside of the exec that `work` must come after: once the node is set, launches come after
         // these uses.
         sketch.end();
-        let work_item = sketch.recorder.take_noted().map_err(|why| self.not_changed(at, why))?;
+        let work_item = sketch.recorder.take_collected().map_err(|why| self.not_changed(at, why))?;
         let Some(work_item) = work_item else { return Err(self.not_changed(at, "nothing was enqueued for it")) };
         let graph_memories = std::iter::once(sketch.graph_memory.clone()).collect();
         let mut with = NodeResources { graph_memories, kept: sketch.capture.take_kept(), work_item: Some(work_item) };
@@ -180,7 +180,7 @@ impl Exec {
         let base = changes.base.as_ref().unwrap_or(&self.graph);
         let its = base.node_indices();
         let apart = |(place, other): (usize, usize)| {
-            let apart = self.graph.0.recorder.state().ir.are_apart(at, other);
+            let apart = self.graph.0.recorder.state().ir.are_unordered(at, other);
             apart.then_some((other, *its.get(place)?))
         };
         let mut others = self.graph.node_indices().into_iter().enumerate().filter_map(apart);

@@ -9,7 +9,7 @@ use super::{
     heap::{Heap, HeapKind, Request},
 };
 use crate::{
-    device::{Device, backend::MOST_ALIGNMENT},
+    device::{Device, backend::MAX_ALIGNMENT},
     error::{Error, ErrorKind, Result},
     stream::Stream,
 };
@@ -262,7 +262,7 @@ impl fmt::Debug for Allocator {
 const MAX_PIECES: usize = 1 << 20;
 
 /// The minimum size of a piece.
-const MIN_BYTES: u64 = MOST_ALIGNMENT as u64;
+const MIN_BYTES: u64 = MAX_ALIGNMENT as u64;
 
 /// Below this size, the host's memory size is not queried.
 const SMALL: u64 = 1 << 30;

@@ -404,12 +404,12 @@ pub(crate) fn add_alloc<T: Plain>(
     }
     let mut address = Address(0);
     let name = format!("allocation of {bytes} bytes");
-    let at = recorder.added(recorder.end_of(stream.raw()), Kind::Alloc, name, |backend, graph, before| {
+    let at = recorder.add_with(recorder.end_of(stream.raw()), Kind::Alloc, name, |backend, graph, before| {
         let (node, made) = backend.graph_add_alloc(graph, before, bytes as u64)?;
         address = made;
         Ok(node)
     })?;
-    recorder.go_on_after(stream.raw(), at);
+    recorder.continue_after(stream.raw(), at);
     let (location, extent) = (Location::Device(address), Extent { size: bytes as u64, bytes: bytes as u64 });
     let mut memory = Memory::owned(stream.device().clone(), location, extent, 0, Arc::new(NodeOrigin));
     memory.shared = Arc::new(SharedUses::of_node(location, bytes)).into();

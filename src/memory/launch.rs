@@ -52,7 +52,10 @@ impl<'a> Call<'a> {
     pub fn scalar<T: KernelType>(&mut self, value: &'a T) {
         const {
             assert!(size_of::<T>() > 0, "a scalar argument of size 0: C++ has no such types");
-            assert!(size_of::<T>() <= Scalar::MOST && align_of::<T>() <= 16, "a scalar argument has at most 64 bytes");
+            assert!(
+                size_of::<T>() <= Scalar::MAX_BYTES && align_of::<T>() <= 16,
+                "a scalar argument has at most 64 bytes"
+            );
         };
         self.args.push(Argument::Scalar(bytemuck::bytes_of(value)));
     }

@@ -1,7 +1,7 @@
 //! [`Plain`]: the types of elements, and casts between bytes and elements.
 
 use crate::{
-    device::backend::MOST_ALIGNMENT,
+    device::backend::MAX_ALIGNMENT,
     error::{Error, ErrorKind, Result},
 };
 
@@ -36,7 +36,7 @@ pub trait Plain: bytemuck::Pod + Send + Sync + 'static {
     const FITS: () = {
         assert!(size_of::<Self>() > 0, "elements of size 0 are not supported");
         assert!(
-            align_of::<Self>() <= MOST_ALIGNMENT,
+            align_of::<Self>() <= MAX_ALIGNMENT,
             "the elements of device memory have an alignment of at most 256 bytes"
         );
     };

@@ -55,7 +55,7 @@ impl Stream {
         if self.capture().is_some() {
             // Before the stream's lock is taken: a rejected function is dropped without it.
             discard(function);
-            return Err(recorder::is_called_once());
+            return Err(recorder::one_shot_error());
         }
         let function = Discarded::new(function);
         let call = move || function.take().into_iter().for_each(|function| function());

@@ -87,7 +87,7 @@ on_both!(work_that_a_graph_cannot_hold_is_an_error_that_names_the_operator, asyn
 
     let calls = forwarding(|_, cx| async { cx.stream()?.host_function(|| {}) }.boxed());
     let error = refused(&device, false, calls).await;
-    assert!(error.contains("a host function that can be called once"), "{error}");
+    assert!(error.contains("this host function can be called only once"), "{error}");
 
     let pool = Allocator::stream_ordered(&device);
     let allocates = forwarding(move |_, cx| {

@@ -92,7 +92,7 @@ impl Launcher<'_> {
                 source: #source,
                 prototype: __wakeline_prototype,
                 body: __wakeline_body,
-                known: ::wakeline::__private::Known::new(),
+                number: ::wakeline::__private::KernelNumber::new(),
             };
 
             ::wakeline::__private::inventory::submit! { ::wakeline::__private::Registered(&__WAKELINE_KERNEL) }

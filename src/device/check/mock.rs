@@ -1,6 +1,7 @@
-//! A mock device for tests of the checker: it accepts every call, runs nothing, and answers queries as set by the test.
+//! A mock device for tests of the checker. It accepts every call, runs nothing, and answers queries as the test has
+//! set.
 //!
-//! The checker's result must not depend on timing, so most of its tests run where nothing runs.
+//! The checker's result must not depend on timing, so most of its tests use a device that runs nothing.
 
 use std::{
     ptr::NonNull,
@@ -30,7 +31,7 @@ impl std::fmt::Debug for Function {
 }
 
 /// The start of a range of `size` numbers that no other test uses.
-fn fresh(size: u64) -> u64 {
+fn new_id(size: u64) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 61);
     NEXT.fetch_add(size.next_multiple_of(4096) + 4096, Ordering::Relaxed)
 }
@@ -43,10 +44,10 @@ impl MockBackend {
 
 impl Backend for MockBackend {
     fn name(&self) -> &str {
-        "paper:0"
+        "mock:0"
     }
     fn description(&self) -> String {
-        "paper".into()
+        "mock".into()
     }
     fn make_current(&self) -> Result<()> {
         Ok(())
@@ -55,7 +56,7 @@ impl Backend for MockBackend {
         Ok(MemoryInfo { free: 0, total: 0 })
     }
     fn alloc(&self, bytes: u64) -> Result<Address> {
-        Ok(Address(fresh(bytes)))
+        Ok(Address(new_id(bytes)))
     }
     unsafe fn free(&self, _: Address) -> Result<()> {
         self.taken()
@@ -69,13 +70,13 @@ impl Backend for MockBackend {
     }
 
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
-        Ok(NonNull::new(std::ptr::without_provenance_mut(fresh(bytes as u64) as usize)).unwrap())
+        Ok(NonNull::new(std::ptr::without_provenance_mut(new_id(bytes as u64) as usize)).unwrap())
     }
     unsafe fn free_host(&self, _: NonNull<u8>, _: usize) -> Result<()> {
         self.taken()
     }
     fn stream_create(&self, _: &StreamSpec) -> Result<RawStream> {
-        Ok(RawStream(fresh(1)))
+        Ok(RawStream(new_id(1)))
     }
     fn stream_destroy(&self, _: RawStream) {}
     fn stream_query(&self, _: RawStream) -> Result<bool> {
@@ -85,7 +86,7 @@ impl Backend for MockBackend {
         Ok(())
     }
     fn event_create(&self, _: bool) -> Result<RawEvent> {
-        Ok(RawEvent(fresh(1)))
+        Ok(RawEvent(new_id(1)))
     }
     fn event_destroy(&self, _: RawEvent) {}
     fn event_record(&self, _: RawEvent, _: RawStream) -> Result<()> {
@@ -113,13 +114,13 @@ impl Backend for MockBackend {
         self.taken()
     }
     fn graph_create(&self) -> Result<RawGraph> {
-        Ok(RawGraph(fresh(1)))
+        Ok(RawGraph(new_id(1)))
     }
     unsafe fn graph_add(&self, _: RawGraph, _: &[RawNode], _: &NodeWork<'_>) -> Result<RawNode> {
-        self.taken().map(|()| RawNode(fresh(1)))
+        self.taken().map(|()| RawNode(new_id(1)))
     }
     fn graph_instantiate(&self, _: RawGraph) -> Result<RawExec> {
-        Ok(RawExec(fresh(1)))
+        Ok(RawExec(new_id(1)))
     }
     unsafe fn exec_launch(&self, _: RawExec, _: RawStream) -> Result<()> {
         self.taken()
@@ -138,7 +139,7 @@ pub(super) fn kernel() -> &'static KernelDef {
         source: KernelSource::None,
         prototype: || Prototype { types: String::new(), function: String::new() },
         body: |_| (),
-        known: crate::device::backend::Known::new(),
+        number: crate::device::backend::KernelNumber::new(),
     };
     &KERNEL
 }

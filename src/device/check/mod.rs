@@ -3,32 +3,32 @@
 //! Two accesses to the same bytes, one of them a write, must be ordered by their stream, by an event that one stream
 //! recorded and the other waits for, or by the host, which observed the completion of one before it enqueued the other.
 //! The checker keeps vector clocks for the streams and, for each allocation, the accesses that still matter. An access
-//! that is not ordered after an earlier one is refused, **before** it is forwarded, with an error that names both and
-//! the absent ordering.
+//! that is not ordered after a conflicting earlier one is refused **before** it is forwarded, with an error that names
+//! both accesses and the missing ordering.
 //!
 //! ```text
-//!   alloc, alloc_host            a region to watch           free, free_host      nothing may be in flight there
+//!   alloc, alloc_host            a new region                free, free_host      nothing may be in flight in it
 //!   copy, fill, launch           accesses: checked, forwarded, and undone if the device refuses them
 //!   event_record                 the stream's past is stored with the event; a later record replaces it
 //!   stream_wait                  the stream's future comes after the event's past
 //!   graph_add                    two nodes that no edge orders: checked against each other
 //!   exec_launch                  its nodes' accesses, as one call of the stream, after the exec's previous launch
-//!   query, synchronize, a host function that runs            the host comes after that
+//!   query, synchronize, a host function that runs            the host comes after that work
 //! ```
 //!
 //! Besides order it checks existence: a call that uses memory that was [freed](tombstones) or
 //! [never written](written), or a stream or an event that was destroyed, is refused as well.
 //!
-//! It does not use the framework's own tracking, so it can find errors there. It reports no false alarm for memory from
-//! `alloc` and `alloc_host`, with any stream, device or order of calls. It does not check other memory (a user's `Vec`:
-//! a copy may be done with it when the call returns, which no call shows). The host counts as one observer: races
-//! between its threads are Rust's to prevent.
+//! It does not use the framework's own tracking, so it can find errors in it. It reports no false positive for memory
+//! from `alloc` and `alloc_host`, whatever the streams, devices and order of calls. It does not check other memory,
+//! such as a user's `Vec`: the copy might have finished when its call returns, which no call shows. The host counts as
+//! one observer: preventing races between host threads is Rust's task.
 //!
-//! One race state serves all devices of the process; see [`race_state`]. Its lock is never held while other
-//! code is called, so neither a driver that blocks nor a host function that runs immediately can deadlock with it.
+//! All devices of the process share one race state: see [`race_state`](mod@race_state). Its lock is not held while
+//! other code is called, so neither a driver that blocks nor a host function that runs at once can deadlock with it.
 
-mod clock;
 mod graph;
+mod happens_before;
 mod race_state;
 mod report;
 mod shadow;
@@ -53,16 +53,16 @@ use std::{
 };
 
 use self::{
-    clock::{Clock, Component},
-    graph::Graphs,
-    race_state::{Key, RaceState, Region, Side, Touch, Touches, race_state},
+    graph::CheckedGraphs,
+    happens_before::{Component, HappensBefore},
+    race_state::{RaceState, Region, Side, StreamKey, Touch, Touches, race_state},
     shadow::AccessKind,
 };
 use super::{
     backend::{
-        Address, Arg, Backend, Endpoint, ExternalWork, GraphCondition, HostCallback, HostFunction, KernelDef, Launch,
-        LossHandler, MemoryInfo, NodeWork, Pattern, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
-        StreamSpec,
+        Address, Arg, Backend, Endpoint, ExternalNodes, ExternalWork, GraphCondition, HostCallback, HostFunction,
+        KernelDef, Launch, LossHandler, MemoryInfo, NodeWork, Pattern, RawEvent, RawExec, RawGraph, RawNode, RawStream,
+        Refused, StreamSpec,
     },
     emulated::simulation::SimulationHandle,
     human,
@@ -73,47 +73,47 @@ use crate::sync::Mutex;
 /// Wraps a device in the race checker, unless it is wrapped already.
 pub(crate) fn checked(inner: Arc<dyn Backend>) -> Arc<dyn Backend> {
     // Two checkers would track the same streams under two names.
-    if inner.is_checked() { inner } else { Arc::new(Checked::new(inner)) }
+    if inner.is_checked() { inner } else { Arc::new(CheckedBackend::new(inner)) }
 }
 
 /// See the [module](self).
-struct Checked {
+struct CheckedBackend {
     inner: Arc<dyn Backend>,
     id: u64,
     name: Arc<str>,
     numbers: AtomicU64,
-    graphs: Mutex<Graphs>,
-    /// The device's addresses and handles are never reused.
+    graphs: Mutex<CheckedGraphs>,
+    /// True if the device never reuses addresses and handles.
     remembers: bool,
 }
 
-impl fmt::Debug for Checked {
+impl fmt::Debug for CheckedBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Checked").field(&self.inner).finish()
+        f.debug_tuple("CheckedBackend").field(&self.inner).finish()
     }
 }
 
-impl Drop for Checked {
+impl Drop for CheckedBackend {
     fn drop(&mut self) {
         race_state().remove_device(self.id);
     }
 }
 
-impl Checked {
+impl CheckedBackend {
     fn new(inner: Arc<dyn Backend>) -> Self {
         let name = Arc::<str>::from(inner.name());
         let mut race_state = race_state();
-        let id = race_state.fresh();
+        let id = race_state.new_id();
         race_state.add_stream((id, RawStream(0)), &name, "default", false);
         let remembers = !inner.reuses_handles();
         Self { inner, id, name, numbers: AtomicU64::new(0), graphs: Mutex::default(), remembers }
     }
 
-    fn key(&self, stream: RawStream) -> Key {
+    fn key(&self, stream: RawStream) -> StreamKey {
         (self.id, stream)
     }
 
-    /// Calls `ask` with a stream's component. Fails if the stream was destroyed.
+    /// Calls `ask` with the race state and a stream's component. Fails if the stream was destroyed.
     fn with<R>(&self, stream: RawStream, ask: impl FnOnce(&mut RaceState, Component) -> Result<R>) -> Result<R> {
         let mut race_state = race_state();
         let asked =
@@ -122,13 +122,12 @@ impl Checked {
         asked.or_else(|found| self.refuse(found))
     }
 
-    /// Adds a call that touches no memory. Returns the stream's past after it.
-    fn call(&self, stream: RawStream) -> Result<Clock> {
+    /// Adds a call that accesses no memory. Returns the stream's past after the call.
+    fn call(&self, stream: RawStream) -> Result<HappensBefore> {
         self.with(stream, |race_state, component| race_state.call(component).map(|(clock, _)| clock.clone()))
     }
 
-    /// Returns the error that was found, unless the device is lost: then nothing is in flight, and the loss is the
-    /// error.
+    /// Returns the error that was found. If the device is lost, nothing is in flight, and the loss is the error.
     fn refuse<T>(&self, error: Error) -> Result<T> {
         self.inner.memory()?;
         Err(error.at(&*self.name))
@@ -138,12 +137,12 @@ impl Checked {
     fn access(
         &self,
         stream: RawStream,
-        what: AccessKind,
+        kind: AccessKind,
         touches: &Touches,
         forward: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let (component, tick) = self.with(stream, |race_state, component| {
-            race_state.access(component, what, touches).map(|tick| (component, tick))
+            race_state.access(component, kind, touches).map(|tick| (component, tick))
         })?;
         forward().inspect_err(|_| race_state().undo(component, tick, touches))
     }
@@ -157,7 +156,7 @@ impl Checked {
         Region::new(self.id, self.name.clone(), self.numbers.fetch_add(1, Ordering::Relaxed) + 1, bytes)
     }
 
-    /// Removes a region before its memory is freed: afterwards the address may already have another owner.
+    /// Removes a region before its memory is freed: afterwards the address might already have another owner.
     fn release(&self, side: Side, start: u64, forward: impl FnOnce() -> Result<()>) -> Result<()> {
         let removed = race_state().remove_region(side, start);
         let region = match removed {
@@ -171,7 +170,7 @@ impl Checked {
         let Some(region) = region else { return freed };
         match freed {
             Err(_) => race_state().add_region(side, start, region),
-            Ok(()) if self.remembers && side == Side::Device => race_state().bury(start, &region),
+            Ok(()) if self.remembers && side == Side::Device => race_state().remember_freed(start, &region),
             Ok(()) => {}
         }
         freed
@@ -192,7 +191,7 @@ fn touch(arg: &Arg<'_>) -> Option<Touch> {
     }
 }
 
-impl Backend for Checked {
+impl Backend for CheckedBackend {
     fn name(&self) -> &str {
         &self.name
     }
@@ -235,7 +234,7 @@ impl Backend for Checked {
         let touches = Touches::from_iter([place(Endpoint::Device(address), bytes, true)]);
         self.with(stream, |race_state, component| {
             race_state.add_region(Side::Device, address.0, self.region(bytes));
-            // It exists from this point of the stream on.
+            // The memory exists from this point in the stream on.
             race_state.access(component, AccessKind::Allocation, &touches)
         })?;
         Ok(address)
@@ -245,7 +244,7 @@ impl Backend for Checked {
         let bytes = race_state().size_of(Side::Device, address.0).unwrap_or(0);
         let touches = Touches::from_iter([place(Endpoint::Device(address), bytes, true)]);
         self.access(stream, AccessKind::Free, &touches, || {
-            // Removed before the memory is freed: afterwards the address may already have another owner.
+            // Removed before the memory is freed: afterwards the address might already have another owner.
             let region = race_state().take_region(Side::Device, address.0);
             // SAFETY: guaranteed by the caller.
             let freed = unsafe { self.inner.free_on(stream, address) };
@@ -259,7 +258,7 @@ impl Backend for Checked {
 
     unsafe fn recycle(&self, stream: Option<RawStream>, address: Address, bytes: u64) -> Result<()> {
         let Some(stream) = stream else {
-            // It is no longer in use: its history is that of new memory.
+            // The memory is no longer in use, so its history is cleared.
             let renewed = race_state().renew_region(Side::Device, address.0);
             return match renewed {
                 // SAFETY: guaranteed by the caller.
@@ -303,7 +302,7 @@ impl Backend for Checked {
     }
 
     fn stream_destroy(&self, stream: RawStream) {
-        // Before the driver may reuse the handle.
+        // Removed before the driver can reuse the handle.
         if stream != RawStream(0) {
             race_state().remove_stream(self.key(stream), self.remembers);
         }
@@ -311,7 +310,7 @@ impl Backend for Checked {
     }
 
     fn stream_query(&self, stream: RawStream) -> Result<bool> {
-        // The end before the query: work that is enqueued meanwhile may not be done.
+        // The end is read before the query: work that is enqueued concurrently might not be done.
         let end = self.with(stream, |race_state, component| race_state.end(component, false))?;
         let done = self.inner.stream_query(stream)?;
         if done {
@@ -447,7 +446,7 @@ impl Backend for Checked {
         graph: RawGraph,
         after: &[RawNode],
         external: ExternalWork<'_>,
-    ) -> Result<Recorded> {
+    ) -> Result<ExternalNodes> {
         self.add_external(graph, after, external, |external| {
             // SAFETY: guaranteed by the caller.
             unsafe { self.inner.graph_external(graph, after, external) }
@@ -512,12 +511,12 @@ impl Backend for Checked {
         Ok(outcome)
     }
 
-    fn callback_over(&self, function: &HostCallback) {
-        self.watched(function).iter().for_each(|watched| self.inner.callback_over(watched));
+    fn release_callback(&self, function: &HostCallback) {
+        self.watched(function).iter().for_each(|watched| self.inner.release_callback(watched));
     }
 
-    fn when_lost(&self, tell: LossHandler) {
-        self.inner.when_lost(tell);
+    fn when_lost(&self, handler: LossHandler) {
+        self.inner.when_lost(handler);
     }
 
     fn has_ended(&self) -> bool {

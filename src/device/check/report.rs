@@ -1,27 +1,27 @@
-//! The checker's messages: which call accessed which bytes, and which ordering is absent.
+//! The checker's messages: which call accessed which bytes, and which ordering is missing.
 
 use std::ops::Range;
 
 use super::{
-    clock::Component,
     graph::NodeConflict,
+    happens_before::Component,
     race_state::{RaceState, Region, Side, Touch},
     shadow::{AccessKind, Conflict, Stamp},
 };
 use crate::error::{Error, ErrorKind, Result};
 
 impl RaceState {
-    /// Fails if the memory was freed.
-    pub(super) fn is_there(&self, new: &Stamp, touch: &Touch) -> Result<()> {
-        let freed = self.gone.memory(touch.start).filter(|_| touch.side == Side::Device);
+    /// Fails if the memory has been freed.
+    pub(super) fn check_not_freed(&self, new: &Stamp, touch: &Touch) -> Result<()> {
+        let freed = self.tombstones.memory(touch.start).filter(|_| touch.side == Side::Device);
         freed.map_or(Ok(()), |freed| {
             let call = self.describe(new, None);
             Err(Error::new(ErrorKind::InvalidMemory, format!("{call} {} {freed}", verb(touch.write))))
         })
     }
 
-    /// The error for memory of a graph that does not exist outside its launches.
-    pub(super) fn away(&self, new: &Stamp, touch: &Touch, region: &Region) -> Error {
+    /// The error for accessing a graph's memory while no launch has allocated it.
+    pub(super) fn unallocated(&self, new: &Stamp, touch: &Touch, region: &Region) -> Error {
         let message = format!(
             "{} {} {}, which exists only within a launch of its graph, between the nodes that allocate and free it",
             self.describe(new, None),
@@ -51,16 +51,16 @@ impl RaceState {
             region.describe(touch.side),
             self.describe(&conflict.with, Some(component)),
             verb(conflict.writes),
-            self.describe_line(component),
-            self.describe_line(conflict.with.component),
+            self.describe_stream(component),
+            self.describe_stream(conflict.with.component),
             conflict.with.tick,
         );
         Error::new(ErrorKind::Race, message)
     }
 
     /// The error for two nodes of one graph that no edge orders.
-    pub(super) fn unordered(&self, clash: &NodeConflict) -> Error {
-        let NodeConflict { new, old, bytes } = clash;
+    pub(super) fn unordered(&self, conflict: &NodeConflict) -> Error {
+        let NodeConflict { new, old, bytes } = conflict;
         let touch = Touch { start: bytes.start, bytes: bytes.end - bytes.start, ..new.1 };
         let bytes = match self.region(&touch) {
             Some((region, bytes)) => format!("bytes {bytes:?} of {}", region.describe(touch.side)),
@@ -76,11 +76,12 @@ impl RaceState {
         Error::new(ErrorKind::Race, message)
     }
 
-    /// ``kernel `uppercase` on stream `upper` ``, with its device if `other` is on another one.
+    /// ``kernel `uppercase` on stream `upper` ``, followed by the device if `other` is on another device.
     pub(super) fn describe(&self, stamp: &Stamp, other: Option<Component>) -> String {
         let graph = if stamp.in_graph { " of a graph" } else { "" };
-        let mut text = format!("{}{graph} on stream {}", stamp.what.describe(), self.describe_line(stamp.component));
-        let device = |component: &Component| self.lines.get(component).map(|line| (line.device, &line.device_name));
+        let mut text = format!("{}{graph} on stream {}", stamp.kind.describe(), self.describe_stream(stamp.component));
+        let device =
+            |component: &Component| self.stream_states.get(component).map(|state| (state.device, &state.device_name));
         if let (Some((mine, name)), Some((theirs, _))) = (device(&stamp.component), other.as_ref().and_then(device))
             && mine != theirs
         {
@@ -89,9 +90,9 @@ impl RaceState {
         text
     }
 
-    pub(super) fn describe_line(&self, component: Component) -> String {
+    pub(super) fn describe_stream(&self, component: Component) -> String {
         let destroyed = if self.retired.contains(&component) { " (destroyed since)" } else { "" };
-        self.lines.get(&component).map_or_else(|| "?".into(), |line| format!("`{}`{destroyed}", line.name))
+        self.stream_states.get(&component).map_or_else(|| "?".into(), |state| format!("`{}`{destroyed}", state.name))
     }
 }
 

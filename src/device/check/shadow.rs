@@ -1,7 +1,7 @@
 //! The last accesses to the bytes of one allocation.
 //!
-//! The bytes are divided into segments; each has its last write and the reads since. An access is forgotten as soon as
-//! it cannot affect a later check:
+//! The bytes are divided into segments. Each segment stores its last write and the reads since. An access is forgotten
+//! as soon as it cannot affect a later check:
 //!
 //! - a write replaces all accesses in its range: it was checked to come after all of them, so an access that comes
 //!   after the write comes after them too;
@@ -15,15 +15,15 @@ use std::{collections::BTreeMap, ops::Range};
 
 use smallvec::SmallVec;
 
-use super::clock::Component;
+use super::happens_before::Component;
 
-/// One access: the stream, the number of the call in it, and the kind of work.
+/// One access: the stream, the number of the call in the stream, and the kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) component: Component,
     pub(super) tick: u64,
-    pub(super) what: AccessKind,
-    /// It is a node of a graph that the call launched.
+    pub(super) kind: AccessKind,
+    /// The access is by a node of a graph that the call launched.
     pub(super) in_graph: bool,
 }
 
@@ -31,14 +31,14 @@ pub(super) struct Stamp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AccessKind {
     Kernel(&'static str),
-    /// With its direction.
+    /// The copy's direction.
     Copy(&'static str),
     Fill,
     /// The memory exists from then on.
     Allocation,
     /// The memory does not exist from then on.
     Free,
-    /// The memory gets a new owner.
+    /// The memory has a new owner from then on.
     Recycling,
     /// The flag of a conditional node.
     Condition,
@@ -47,7 +47,7 @@ pub(super) enum AccessKind {
 }
 
 impl AccessKind {
-    /// Whether the memory has a new owner afterwards and is unwritten.
+    /// True if the memory has a new owner afterwards and is unwritten.
     pub(super) fn is_new(self) -> bool {
         matches!(self, Self::Allocation | Self::Recycling)
     }
@@ -64,9 +64,9 @@ pub(super) struct Conflict {
 /// The accesses to one allocation that still matter.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
-    /// By first byte; they do not overlap.
+    /// The segments by their first byte; they do not overlap.
     segments: BTreeMap<u64, Segment>,
-    /// The number of segments that triggers a cleanup.
+    /// The number of segments above which a cleanup starts.
     limit: usize,
 }
 
@@ -78,8 +78,8 @@ struct Segment {
 }
 
 impl Shadow {
-    /// The first earlier access to `bytes` that conflicts with an access of this kind and is not `known` to come before
-    /// it.
+    /// The first earlier access to `bytes` that conflicts with a read, or a write if `write` is set, and is not `known`
+    /// to come before it.
     pub(super) fn conflict(&self, bytes: &Range<u64>, write: bool, known: impl Fn(&Stamp) -> bool) -> Option<Conflict> {
         for (start, segment) in self.touching(bytes) {
             let reads = segment.reads.iter().filter(|_| write).map(|stamp| (stamp, false));
@@ -97,8 +97,8 @@ impl Shadow {
         if bytes.is_empty() {
             return;
         }
-        self.cut(bytes.start);
-        self.cut(bytes.end);
+        self.split_at(bytes.start);
+        self.split_at(bytes.end);
         if write {
             let replaced: SmallVec<[u64; 4]> = self.segments.range(bytes.clone()).map(|(start, _)| *start).collect();
             for start in replaced {
@@ -119,7 +119,7 @@ impl Shadow {
         }
     }
 
-    pub(super) fn strip(&mut self, bytes: &Range<u64>, component: Component, tick: u64) {
+    pub(super) fn remove_access(&mut self, bytes: &Range<u64>, component: Component, tick: u64) {
         let other = |stamp: &Stamp| (stamp.component, stamp.tick) != (component, tick);
         let mut empty: SmallVec<[u64; 4]> = SmallVec::new();
         for (start, segment) in self.segments.range_mut(bytes.clone()) {
@@ -159,7 +159,7 @@ impl Shadow {
     }
 
     /// Splits the segment that contains `at`, so that one starts there.
-    fn cut(&mut self, at: u64) {
+    fn split_at(&mut self, at: u64) {
         let Some((_, left)) = self.segments.range_mut(..at).next_back() else { return };
         if left.end > at {
             let right = left.clone();
@@ -193,7 +193,7 @@ impl Shadow {
         let mut last: Option<(u64, &Segment, u64)> = None;
         for (start, segment) in self.segments.range(left..=bytes.end) {
             match &mut last {
-                Some((_, before, end)) if *end == *start && before.says_as(segment) => {
+                Some((_, before, end)) if *end == *start && before.has_same_accesses(segment) => {
                     *end = segment.end;
                     gone.push(*start);
                 }
@@ -223,7 +223,7 @@ impl Segment {
         self.write.is_none() && self.reads.is_empty()
     }
 
-    fn says_as(&self, other: &Segment) -> bool {
+    fn has_same_accesses(&self, other: &Segment) -> bool {
         self.write == other.write && self.reads == other.reads
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::Ordering, mpsc};
 
 use super::{
-    Checked, checked,
+    CheckedBackend, checked,
     mock::{MockBackend, kernel},
     race_state::{Side, race_state},
 };
@@ -23,7 +23,7 @@ pub(super) fn device() -> Arc<dyn Backend> {
 fn watched() -> (u64, Arc<dyn Backend>) {
     let mock = MockBackend::default();
     mock.answer.store(true, Ordering::Relaxed);
-    let device = Checked::new(Arc::new(mock));
+    let device = CheckedBackend::new(Arc::new(mock));
     (device.id, Arc::new(device))
 }
 

@@ -1,11 +1,11 @@
-//! What no longer exists: memory that was freed, streams and events that were destroyed.
+//! [`Tombstones`]: memory that was freed, streams and events that were destroyed.
 //!
-//! A call that uses one of these is refused, whatever the timing was, with an error that says what was used and which
-//! thread freed it. This works only on the emulated device, where addresses and handles are never reused. On a GPU
-//! nothing is remembered, as the driver or another library may reuse them; compute-sanitizer is the tool there.
+//! A call that uses one of these is refused, whatever the timing, with an error that names the object and, for memory,
+//! the thread that freed it. This works only on the emulated device, where addresses and handles are never reused. On a
+//! GPU nothing is remembered, as the driver or another library can reuse them; use compute-sanitizer there.
 //!
-//! A stream may be destroyed with work in it. The memory that the work touches stays watched until the host has seen
-//! its end, or that of something ordered after it. Without such an order, a later use or free of the memory is an
+//! A stream can be destroyed with work in it. The accesses of that work are remembered until the host has observed the
+//! end of the work, or of other work ordered after it. Without such an order, a later use or free of the memory is an
 //! error.
 
 use std::{
@@ -13,28 +13,28 @@ use std::{
     sync::Arc,
 };
 
-use super::race_state::Key;
+use super::race_state::StreamKey;
 use crate::device::backend::RawEvent;
 
-/// How many entries of each kind are remembered.
-const MOST: usize = 1024;
+/// The number of entries of each kind that are remembered.
+const MAX_REMEMBERED: usize = 1024;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Tombstones {
     memory: BoundedMap<u64, Freed>,
-    streams: BoundedMap<Key, Arc<str>>,
+    streams: BoundedMap<StreamKey, Arc<str>>,
     events: BoundedMap<RawEvent, ()>,
 }
 
 #[derive(Debug)]
 struct Freed {
     bytes: u64,
-    /// Which memory it was, and which thread freed it.
+    /// The memory, and the thread that freed it.
     description: String,
 }
 
-/// A map of the latest [`MOST`] entries, which never change.
+/// A map of the latest [`MAX_REMEMBERED`] entries, which never change.
 #[derive(Debug)]
 struct BoundedMap<K, V> {
     all: BTreeMap<K, V>,
@@ -48,11 +48,11 @@ impl<K, V> Default for BoundedMap<K, V> {
 }
 
 impl<K: Copy + Ord, V> BoundedMap<K, V> {
-    fn note(&mut self, key: K, value: V) {
+    fn insert(&mut self, key: K, value: V) {
         if self.all.insert(key, value).is_none() {
             self.order.push_back(key);
         }
-        if self.order.len() > MOST
+        if self.order.len() > MAX_REMEMBERED
             && let Some(oldest) = self.order.pop_front()
         {
             self.all.remove(&oldest);
@@ -65,15 +65,15 @@ impl Tombstones {
     pub(super) fn free(&mut self, start: u64, bytes: u64, which: &str) {
         let thread = std::thread::current();
         let by = thread.name().map_or_else(|| "a thread".into(), |name| format!("thread `{name}`"));
-        self.memory.note(start, Freed { bytes, description: format!("{which}, which {by} has freed") });
+        self.memory.insert(start, Freed { bytes, description: format!("{which}, which {by} has freed") });
     }
 
-    pub(super) fn end_stream(&mut self, key: Key, name: &Arc<str>) {
-        self.streams.note(key, name.clone());
+    pub(super) fn end_stream(&mut self, key: StreamKey, name: &Arc<str>) {
+        self.streams.insert(key, name.clone());
     }
 
     pub(super) fn end_event(&mut self, event: RawEvent) {
-        self.events.note(event, ());
+        self.events.insert(event, ());
     }
 
     /// A description of the memory that was at this address, if any, and of the thread that freed it.
@@ -82,7 +82,7 @@ impl Tombstones {
         (start - base < freed.bytes).then_some(&*freed.description)
     }
 
-    pub(super) fn stream(&self, key: Key) -> Option<&Arc<str>> {
+    pub(super) fn stream(&self, key: StreamKey) -> Option<&Arc<str>> {
         self.streams.all.get(&key)
     }
 

@@ -1,9 +1,9 @@
-//! Which bytes of an allocation have been written.
+//! [`Written`]: the bytes of an allocation that have been written.
 //!
-//! Fresh and reused device memory is unwritten. A fill, a copy, or a kernel that is given bytes to write makes them
-//! written; a copy also copies which bytes of its source are unwritten. A read of bytes **none of which** was ever
-//! written is refused. Some of them may be unwritten: the end of an envelope that is not full, padding, arguments that
-//! a kernel does not touch. So memory need not be cleared for the checker.
+//! Fresh and reused device memory is unwritten. A fill, a copy or a kernel makes the bytes that it is given to write
+//! written; if bytes of a copy's source are unwritten, so are their copies. A read of bytes **none of which** was ever
+//! written is refused. Some of the bytes may be unwritten: the end of an envelope that is not full, padding, arguments
+//! that a kernel does not access. So memory need not be cleared for the checker.
 //!
 //! Page-locked host memory is initialised when it is allocated: it is always written.
 

@@ -1,8 +1,8 @@
 //! A device's context, and the meaning of the driver's result codes.
 //!
 //! Every call has three steps: `enter`, which fails if the device is lost and makes its context current on this thread
-//! (or, on a message's path, `lightly`, which leaves the current context unchanged); the driver; `check`. All of it is
-//! free of locks and of allocation as long as nothing fails.
+//! (or, on a message's path, `call_without_context`, which leaves the current context unchanged); the driver's
+//! function; `check`. Unless something fails, none of them locks or allocates.
 //!
 //! ```text
 //!           a call returns the code of a fault
@@ -11,14 +11,14 @@
 //!
 //! **After a fault.** The driver reports a fault late and only when called: a kernel's trap is reported half a second
 //! later by the next call, such as a query, and from then on by every call on the context. The process cannot recover:
-//! the primary context cannot be retained again even after a reset. So the first code that means a fault is kept, and
-//! from then on every call on this device fails with it immediately, on all threads, without calling the driver; `open`
+//! the primary context cannot be retained again even after a reset. So the first code that means a fault is stored, and
+//! from then on every call on this device fails with it at once, on all threads, without calling the driver; `open`
 //! fails as well. Host functions that were enqueued and will never be called are dropped at once, on a separate thread.
 //! The device's resources (memory, streams, events, modules, the context itself) are leaked: the process should report
 //! the error and exit, and be started again.
 //!
-//! Whether other devices of the process are lost as well depends on the driver. With a kernel's fault they are: calls
-//! on their contexts return its code too, including calls that use nothing of the faulty device (two H200s, driver
+//! Whether other devices of the process are lost as well depends on the driver. After a kernel's fault they are: calls
+//! on their contexts return its code too, including calls that do not involve the faulty device (two H200s, driver
 //! 580.159.04; the driver's documentation of `CUDA_ERROR_LAUNCH_FAILED`: "This leaves the process in an inconsistent
 //! state"). The result of a call that uses two devices does not say which of them failed, so a context counts as lost
 //! only if calls that use no other context fail ([`is_faulty`](Context::is_faulty)).
@@ -37,7 +37,7 @@ use cudarc::driver::{
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::{
-    driver::{Code, Driver, Handle},
+    driver::{Code, Driver, DriverHandle},
     host,
 };
 use crate::{
@@ -58,12 +58,12 @@ pub(super) struct Context {
     pub(super) name: String,
     pub(super) device: CUdevice,
     /// Identifies this opening of the device, as the owner of host functions.
-    pub(super) owner: host::Owner,
+    pub(super) owner: host::FunctionOwner,
     ordinal: usize,
-    raw: Handle<CUctx_st>,
+    raw: DriverHandle<CUctx_st>,
     primary: Arc<CudaContext>,
     lost: OnceLock<Error>,
-    /// Called once with the fault.
+    /// The functions to call, once, with the fault.
     loss_handlers: Arc<Mutex<Vec<LossHandler>>>,
 }
 
@@ -117,12 +117,12 @@ impl Context {
         // SAFETY: cudarc's tracking creates events that order accesses to its own slices. There are none yet, and
         // wakeline orders all accesses itself.
         unsafe { primary.disable_event_tracking() };
-        let raw = Handle::new(primary.cu_ctx());
+        let raw = DriverHandle::new(primary.cu_ctx());
         Ok(Self {
             driver,
             name,
             device,
-            owner: host::Owner::new(),
+            owner: host::FunctionOwner::new(),
             ordinal,
             raw,
             primary,
@@ -139,7 +139,8 @@ impl Context {
         self.raw.raw()
     }
 
-    /// Begins a call: fails at once if the device is lost; otherwise makes its context current on the calling thread.
+    /// Begins a call: fails at once if the device is lost, and otherwise makes its context current on the calling
+    /// thread.
     #[inline]
     pub(super) fn enter(&self) -> Result<&'static Driver> {
         if let Some(error) = self.lost.get() {
@@ -154,10 +155,14 @@ impl Context {
 
     /// Makes a call that is known to need no current context: `cuEventQuery`, and `cuEventRecord` and
     /// `cuStreamWaitEvent` on a created stream (tested on a thread without a context, driver 580.159.04). If a driver
-    /// asks for one, the call is repeated with it. The default stream is that of the current context, so it needs
-    /// `enter`.
+    /// requires a current context, the call is repeated with one. The default stream belongs to the current context, so
+    /// it needs `enter`.
     #[inline]
-    pub(super) fn lightly(&self, stream: Option<RawStream>, call: impl Fn(&'static Driver) -> Code) -> Result<Code> {
+    pub(super) fn call_without_context(
+        &self,
+        stream: Option<RawStream>,
+        call: impl Fn(&'static Driver) -> Code,
+    ) -> Result<Code> {
         match self.lost.get() {
             Some(error) => return Err(error.clone()),
             None if stream == Some(RawStream::DEFAULT) => return self.enter().map(call),
@@ -174,7 +179,7 @@ impl Context {
         if code.is_success() { Ok(()) } else { Err(self.fail(code, call)) }
     }
 
-    /// Ends a query: true if done, false if not ready.
+    /// Converts the result of a query: true if the work is done, false if it is not.
     #[inline]
     pub(super) fn check_ready(&self, code: Code, call: &str) -> Result<bool> {
         match code {
@@ -189,13 +194,14 @@ impl Context {
     pub(super) fn fail(&self, code: Code, call: &str) -> Error {
         let what = self.driver.describe(code);
         match kind(code) {
-            // The driver's "unknown" code is a fault if it persists.
-            _ if code == Code::UNKNOWN && self.is_faulty() => self.lose(&what, call),
-            // A call that also uses another device (a wait, a copy, a graph launch) may report that device's fault.
-            ErrorKind::DeviceLost if self.is_faulty() => self.lose(&what, call),
+            // The code "unknown" is a fault if it persists.
+            _ if code == Code::UNKNOWN && self.is_faulty() => self.mark_lost(&what, call),
+            // A call that also uses another device (a wait, a copy, a graph launch) can report the other device's
+            // fault.
+            ErrorKind::DeviceLost if self.is_faulty() => self.mark_lost(&what, call),
             ErrorKind::DeviceLost => {
                 let text =
-                    format!("{what}, reported by {call}: another device that the call uses is lost, this one is not");
+                    format!("{what}, reported by {call}: another device that the call uses is lost, but not this one");
                 Error::new(ErrorKind::DeviceLost, text).at(self.name.clone())
             }
             ErrorKind::OutOfMemory => {
@@ -211,8 +217,8 @@ impl Context {
 
     /// True if a fault has ended this context. A fault persists, and `cuMemGetInfo`, which uses only the current
     /// context, returns its code from then on, even if no other call has reported it yet (H200, driver 580.159.04:
-    /// traps, illegal and misaligned addresses, assertions). The context is made current first: after a call by
-    /// [`lightly`](Self::lightly) another device's context may be current.
+    /// traps, illegal and misaligned addresses, assertions). The context is made current first: after
+    /// [`call_without_context`](Self::call_without_context), another device's context might be current.
     #[cold]
     fn is_faulty(&self) -> bool {
         if self.lost.get().is_some() {
@@ -223,7 +229,7 @@ impl Context {
         !current.is_success() || self.memory_info().is_err()
     }
 
-    fn lose(&self, what: &str, call: &str) -> Error {
+    fn mark_lost(&self, what: &str, call: &str) -> Error {
         let mut first = false;
         let error = self.lost.get_or_init(|| {
             first = true;
@@ -235,15 +241,15 @@ impl Context {
         });
         lock(&LOST).entry(self.ordinal).or_insert_with(|| error.clone());
         if first {
-            // After `lost` is set, so that a function that is enqueued concurrently is either dropped here or sees the
-            // loss. On a separate thread: the caller may hold locks that a user's destructor needs.
+            // After `lost` is set, so that a function that is enqueued concurrently is either dropped here or fails
+            // with the loss. On a separate thread, as the caller can hold locks that a user's destructor needs.
             let (owner, loss_handlers, fault) = (self.owner, self.loss_handlers.clone(), error.clone());
             let thread = thread::Builder::new().name(format!("{} is lost", self.name));
             let notified = thread.spawn(move || {
                 // The wakers of all streams are called here, one after the other.
                 let _device = DeviceThread::enter();
-                // A task may wait for work that no further call will query, and the result that reported the fault may
-                // have been ignored, as when an event is destroyed.
+                // A task might be waiting for work that no further call will query, and the result that reported the
+                // fault might have been ignored, such as when an event is destroyed.
                 let loss_handlers = std::mem::take(&mut *lock(&loss_handlers));
                 loss_handlers.iter().for_each(|handler| handler(fault.clone()));
                 host::drop_all(owner);
@@ -272,7 +278,7 @@ impl Context {
         if code.is_success() { Ok((free as u64, total as u64)) } else { Err(code) }
     }
 
-    /// Keeps the context for ever: after a fault, or where the driver must not be called.
+    /// Leaks the context, after a fault or where the driver must not be called.
     pub(super) fn leak(&self) {
         mem::forget(Arc::clone(&self.primary));
     }

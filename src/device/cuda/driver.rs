@@ -1,12 +1,11 @@
 //! The driver's functions, looked up once and called directly.
 //!
 //! cudarc looks up each function at its first call and panics if it is missing, and reads every result as a Rust enum
-//! of the codes of CUDA 12.8. Neither is acceptable here: an old driver must be an error, and a new one may return a
+//! of the codes of CUDA 12.8. Neither is acceptable here: an old driver must be an error, and a new driver can return a
 //! code that the enum does not have, which would be undefined behaviour. So this table looks up all functions once,
 //! reports which one is missing, and keeps results as plain numbers ([`Code`]). A call is one load and one jump.
 //!
-//! The signatures are repeated here, but not trusted: the compiler compares each with cudarc's binding of the same
-//! name.
+//! The signatures are repeated here, and the compiler compares each with cudarc's binding of the same name.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ushort, c_void},
@@ -28,7 +27,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
 };
 
-/// The result code of a call of the driver or of the compiler: any number, 0 for success.
+/// The result code of a call to the driver or to the compiler: any number, 0 for success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(super) struct Code(pub(super) u32);
@@ -47,9 +46,9 @@ impl Code {
     }
 }
 
-pub(super) struct Handle<T>(*mut T);
+pub(super) struct DriverHandle<T>(*mut T);
 
-impl<T> Handle<T> {
+impl<T> DriverHandle<T> {
     pub(super) fn new(raw: *mut T) -> Self {
         Self(raw)
     }
@@ -59,7 +58,7 @@ impl<T> Handle<T> {
     }
 }
 
-impl<T> fmt::Debug for Handle<T> {
+impl<T> fmt::Debug for DriverHandle<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:p}", self.0)
     }
@@ -67,10 +66,10 @@ impl<T> fmt::Debug for Handle<T> {
 
 // SAFETY: the pointer is never dereferenced here. It is an opaque handle for the driver, whose functions may be called
 // with one handle from any thread (contexts, streams, events, modules, functions and pools are all documented or used
-// as free-threaded; graphs, which are not, are not kept in this type, but as numbers).
-unsafe impl<T> Send for Handle<T> {}
+// as thread-safe; graphs, which are not, are not stored in this type, but as numbers).
+unsafe impl<T> Send for DriverHandle<T> {}
 // SAFETY: as above.
-unsafe impl<T> Sync for Handle<T> {}
+unsafe impl<T> Sync for DriverHandle<T> {}
 
 /// The address of a library's symbol. Not generic over the function's type, which would make 90 copies of it.
 pub(super) fn symbol(library: &libloading::Library, name: &str) -> Option<*const ()> {
@@ -79,7 +78,7 @@ pub(super) fn symbol(library: &libloading::Library, name: &str) -> Option<*const
 }
 
 /// Defines a struct of function pointers, and how to load it from a library. The caller's scope provides `bindings`,
-/// the module with cudarc's bindings of the same functions, and `Answer`, their return type.
+/// the module with cudarc's bindings of the same functions, and `RawResult`, their return type.
 macro_rules! table {
     (
         $(#[$meta:meta])*
@@ -96,8 +95,8 @@ macro_rules! table {
         }
 
         // The compiler's proof that the signatures above are those of cudarc's bindings.
-        $(const _: unsafe fn($($arg),*) -> Answer = bindings::$symbol;)*
-        $(const _: unsafe fn($($opt_arg),*) -> Answer = bindings::$opt_symbol;)*
+        $(const _: unsafe fn($($arg),*) -> RawResult = bindings::$symbol;)*
+        $(const _: unsafe fn($($opt_arg),*) -> RawResult = bindings::$opt_symbol;)*
 
         impl $Table {
             /// Looks up all functions. The error is the name of a missing one.
@@ -126,7 +125,7 @@ macro_rules! table {
 }
 pub(super) use table;
 
-type Answer = bindings::CUresult;
+type RawResult = bindings::CUresult;
 
 table! {
     struct Functions;
@@ -139,7 +138,7 @@ table! {
         device_can_access_peer = cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
         primary_ctx_retain = cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
         primary_ctx_release = cuDevicePrimaryCtxRelease_v2(CUdevice);
-        // Never called here, but cudarc's `CudaContext` calls it, and would panic without it.
+        // Never called here, but by cudarc's `CudaContext`, which would panic without it.
         _ctx_get_current = cuCtxGetCurrent(*mut CUcontext);
         ctx_set_current = cuCtxSetCurrent(CUcontext);
         ctx_synchronize = cuCtxSynchronize();
@@ -240,7 +239,7 @@ table! {
         device_graph_mem_trim = cuDeviceGraphMemTrim(CUdevice);
         device_get_graph_mem_attribute = cuDeviceGetGraphMemAttribute(CUdevice, CUgraphMem_attribute, *mut c_void);
     }
-    // The names stand for other signatures in the headers of CUDA 13: cudarc binds these only for older versions.
+    // These names have other signatures in the headers of CUDA 13: cudarc binds these only for older versions.
     renamed {
         event_elapsed_time = cuEventElapsedTime(*mut f32, CUevent, CUevent);
         graph_add_dependencies = cuGraphAddDependencies(CUgraph, *const CUgraphNode, *const CUgraphNode, usize);
@@ -291,7 +290,8 @@ impl fmt::Debug for Driver {
 }
 
 impl Driver {
-    /// The driver, loaded and initialised at the first call. [`NoDevice`](ErrorKind::NoDevice) if that fails.
+    /// The driver, loaded and initialised at the first call. Fails with [`NoDevice`](ErrorKind::NoDevice) if there is
+    /// none.
     pub(super) fn get() -> Result<&'static Driver> {
         static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
         DRIVER.get_or_init(Driver::load).as_ref().map_err(Error::clone)
@@ -319,7 +319,7 @@ impl Driver {
                  use the emulated device (WAKELINE_DEVICE=emulated)"
             ))
         };
-        // Not in the table, because these two take any number, including ones that cudarc's enum does not have.
+        // Not in the table, because these two accept any number, including codes that cudarc's enum does not have.
         type Text = unsafe extern "C" fn(u32, *mut *const c_char) -> Code;
         let text = |symbol: &'static str| {
             // SAFETY: `CUresult cuGetErrorName(CUresult, const char **)` and the same for its text; a C enum of

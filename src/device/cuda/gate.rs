@@ -1,13 +1,13 @@
-//! [`Gate`]: gives priority to the few calls that need the context exclusively.
+//! [`ContextGate`]: gives priority to the few calls that need the context exclusively.
 //!
 //! The driver guards a context with a reader-writer lock that prefers readers: launches share it, and creating or
 //! destroying a stream or an event acquires it exclusively. If eight threads launch in a loop, one of them always holds
-//! it: on an H200 `cuEventCreate` then took 320 ms, `cuEventCreate` and `cuEventDestroy` together 2.3 s, and a flow
-//! that started while others ran could hardly create its streams (uncontended, such a call takes 0.2 us). Limiting the
-//! number of launching threads would cost more than it gains: eight launch 1.8 times as much as three.
+//! the lock: on an H200 `cuEventCreate` then took 320 ms, `cuEventCreate` and `cuEventDestroy` together 2.3 s, and a
+//! flow that started while others ran could hardly create its streams (uncontended, such a call takes 0.2 us). Limiting
+//! the number of launching threads would cost more than it gains: eight launch 1.8 times as much as three.
 //!
-//! So a call that needs the context exclusively announces itself here, and launches of this crate wait until it is
-//! done, for some microseconds. Otherwise a launch pays one load.
+//! So a call that needs the context exclusively registers here, and launches by this crate wait until it is done, for
+//! some microseconds. Otherwise the gate costs a launch one load.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -15,42 +15,43 @@ use std::{
 };
 
 #[derive(Debug, Default)]
-pub(super) struct Gate {
-    /// The numbers of exclusive calls that have begun and that have ended.
-    come: AtomicUsize,
-    gone: AtomicUsize,
+pub(super) struct ContextGate {
+    /// The number of exclusive calls that have begun.
+    begun: AtomicUsize,
+    /// The number of exclusive calls that have ended.
+    ended: AtomicUsize,
 }
 
-/// Launches wait while it exists.
-pub(super) struct Alone<'a>(&'a Gate);
+/// A guard for an exclusive call. Launches wait while it exists.
+pub(super) struct ExclusiveCall<'a>(&'a ContextGate);
 
-impl Gate {
-    /// Announces an exclusive call, which must take only microseconds once it has the context.
-    pub(super) fn alone(&self) -> Alone<'_> {
-        self.come.fetch_add(1, Ordering::Relaxed);
-        Alone(self)
+impl ContextGate {
+    /// Begins an exclusive call, which must take only microseconds once it has the context.
+    pub(super) fn exclusive(&self) -> ExclusiveCall<'_> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        ExclusiveCall(self)
     }
 
-    /// Waits for pending exclusive calls. Called before a launch.
+    /// Waits for pending exclusive calls. Call this before a launch.
     #[inline]
-    pub(super) fn pass(&self) {
-        let come = self.come.load(Ordering::Relaxed);
-        if self.gone.load(Ordering::Relaxed) != come {
-            self.wait(come);
+    pub(super) fn wait_for_exclusive(&self) {
+        let begun = self.begun.load(Ordering::Relaxed);
+        if self.ended.load(Ordering::Relaxed) != begun {
+            self.wait(begun);
         }
     }
 
     /// Waits until as many exclusive calls have ended as had begun.
     #[cold]
-    fn wait(&self, come: usize) {
-        /// Some microseconds. After that, yield: the thread of the exclusive call may have been preempted, perhaps by
-        /// this one.
+    fn wait(&self, begun: usize) {
+        /// Some microseconds. Afterwards this thread yields, as the thread of the exclusive call might have been
+        /// preempted.
         const SPINS: u32 = 1000;
-        /// A launch that blocks on a full channel also blocks the exclusive call. Other launches then continue after
-        /// some hundredths of a second.
-        const MOST: u32 = 20_000;
-        for spin in 0..MOST {
-            if self.gone.load(Ordering::Relaxed).wrapping_sub(come) <= usize::MAX / 2 {
+        /// The limit, including yields. A launch that blocks on a full queue also blocks the exclusive call. Other
+        /// launches then continue after some hundredths of a second.
+        const MAX_SPINS: u32 = 20_000;
+        for spin in 0..MAX_SPINS {
+            if self.ended.load(Ordering::Relaxed).wrapping_sub(begun) <= usize::MAX / 2 {
                 return;
             }
             if spin < SPINS {
@@ -62,8 +63,8 @@ impl Gate {
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for ExclusiveCall<'_> {
     fn drop(&mut self) {
-        self.0.gone.fetch_add(1, Ordering::Relaxed);
+        self.0.ended.fetch_add(1, Ordering::Relaxed);
     }
 }

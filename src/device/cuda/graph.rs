@@ -8,9 +8,9 @@
 //! | `graph/conditional.rs` | conditional nodes, whose bodies run depending on a flag |
 //! | `graph/exec.rs` | instantiation, launches, changes |
 //!
-//! Graphs, nodes and execs are the driver's handles, as numbers, in the backend's interface. For each graph and exec a
-//! [`Book`] stores what the driver does not: the host functions that its nodes call, the graphs within it, and whether
-//! it is spoiled. Launches do not access it.
+//! Graphs, nodes and execs are the driver's handles, as numbers, in the backend's interface. For each graph and exec,
+//! [`GraphRecords`] stores data that the driver does not: the host functions that its nodes call, the graphs within it,
+//! and whether it is poisoned. Launches do not access these records.
 //!
 //! ```text
 //!   graph:  created ──▶ released by its owner ──▶ destroyed     not before its last exec: to change an exec, the driver
@@ -18,16 +18,16 @@
 //!   exec:   created ──▶ destroyed                               after its launches, by the backend's contract
 //! ```
 //!
-//! **Host functions.** A graph owns those of its nodes and of its children; the caller that updates an exec from it
-//! keeps it while launches run its nodes. An exec owns those that its nodes were set to individually. It is not known
-//! here which ones a running launch still calls, so they are released when the caller that set them says so, or with
-//! the exec. A function that is set twice is kept once.
+//! **Host functions.** A graph owns the functions of its nodes and of its children; a caller that updates an exec from
+//! a graph keeps that graph while launches run its nodes. An exec owns the functions that its nodes were set to
+//! individually. Which of them a running launch still calls is not known here, so they are released when the caller
+//! that set them asks for it, or with the exec. A function that is set twice is stored once.
 //!
 //! **Memory** that a node allocates and no node frees still exists after a launch. The driver frees it before the next
-//! launch, but not when the exec is destroyed: that is done here.
+//! launch, but not when the exec is destroyed: it is freed here then.
 //!
-//! **Failed undo.** The driver may refuse to remove nodes that were added by failed work. The graph is spoiled then,
-//! and neither it nor any graph that contains it can be launched.
+//! **Failed undo.** The driver can refuse to remove nodes that were added by failed work. Such a graph is poisoned, and
+//! neither it nor any graph that contains it can be launched.
 
 mod capture;
 mod conditional;
@@ -42,8 +42,8 @@ use smallvec::SmallVec;
 use self::conditional::Conditional;
 use super::{
     CudaBackend,
-    driver::{Code, Driver, Handle},
-    host::Repeated,
+    driver::{Code, Driver, DriverHandle},
+    host::GraphCallback,
 };
 use crate::{
     device::backend::{Address, HostCallback, RawExec, RawGraph, RawNode},
@@ -52,65 +52,65 @@ use crate::{
 };
 
 #[derive(Debug)]
-pub(super) struct Graphs {
-    book: Mutex<Book>,
+pub(super) struct CudaGraphs {
+    records: Mutex<GraphRecords>,
     /// Idle streams for captures.
-    idle: Mutex<Vec<Handle<CUstream_st>>>,
+    idle: Mutex<Vec<DriverHandle<CUstream_st>>>,
 }
 
 #[cfg(test)]
-impl Graphs {
+impl CudaGraphs {
     pub(super) fn counts(&self) -> (usize, usize) {
-        let book = self.book();
-        (book.graphs.len(), book.execs.len())
+        let records = self.records();
+        (records.graphs.len(), records.execs.len())
     }
 }
 
 #[derive(Debug, Default)]
-struct Book {
-    graphs: HashMap<RawGraph, Graph>,
-    execs: HashMap<RawExec, Exec>,
+struct GraphRecords {
+    graphs: HashMap<RawGraph, CudaGraph>,
+    execs: HashMap<RawExec, CudaExec>,
 }
 
 #[derive(Debug, Default)]
-struct Graph {
-    functions: Vec<Arc<Repeated>>,
+struct CudaGraph {
+    functions: Vec<Arc<GraphCallback>>,
     conditionals: Vec<Conditional>,
-    /// It is the body of a node of another graph, and is destroyed with that.
+    /// It is the body of a node of another graph, and is destroyed with the other graph.
     within: bool,
     /// It has nodes that allocate or free memory, so that no node can be removed.
     memory: bool,
     /// It has conditional nodes, added here or by another library.
     conditions: bool,
-    /// Memory that its nodes allocate and none frees.
-    kept: Vec<Address>,
-    /// Why it cannot be used any more.
+    /// Memory that its nodes allocate and none of them frees.
+    unfreed: Vec<Address>,
+    /// The reason why the graph cannot be used any more.
     poisoned: Option<&'static str>,
     execs: usize,
     ended: bool,
 }
 
 #[derive(Debug)]
-struct Exec {
+struct CudaExec {
     of: RawGraph,
-    set: Vec<Arc<Repeated>>,
+    set: Vec<Arc<GraphCallback>>,
     /// Memory that still exists after a launch.
-    kept: Vec<Address>,
+    unfreed: Vec<Address>,
 }
 
-impl Graph {
-    /// The reason, if any, why it has only one exec at a time and cannot be a child: for a second exec
+impl CudaGraph {
+    /// The reason, if any, why the graph can have only one exec at a time and cannot be a child: for a second exec
     /// `cuGraphInstantiate` returns "not supported" (801), and `cuGraphAddChildGraphNode` refuses such a child.
     fn is_single(&self) -> Option<&'static str> {
-        if self.memory { Some("makes memory") } else { self.conditions.then_some("has conditions") }
+        if self.memory { Some("allocates memory") } else { self.conditions.then_some("has conditional nodes") }
     }
 }
 
-/// Graphs removed from the book. They own user code, so they are dropped with no lock held.
-type Left = Vec<Graph>;
+/// Graphs removed from the records. They own users' closures, so they are dropped with no lock held.
+type RemovedGraphs = Vec<CudaGraph>;
 
-impl Book {
-    fn graph(&mut self, graph: RawGraph) -> &mut Graph {
+impl GraphRecords {
+    fn graph(&mut self, graph: RawGraph) -> &mut CudaGraph {
         self.graphs.entry(graph).or_default()
     }
 
@@ -127,7 +127,7 @@ impl Book {
     }
 
     /// The functions that nodes of the graph and of the bodies within it call.
-    fn functions(&self, graph: RawGraph) -> Vec<Arc<Repeated>> {
+    fn functions(&self, graph: RawGraph) -> Vec<Arc<GraphCallback>> {
         let graphs = self.all(graph).into_iter().filter_map(|graph| self.graphs.get(&graph));
         graphs.flat_map(|graph| graph.functions.iter().cloned()).collect()
     }
@@ -136,12 +136,12 @@ impl Book {
         self.all(graph).into_iter().find_map(|graph| self.graphs.get(&graph)?.poisoned)
     }
 
-    fn remove(&mut self, graph: RawGraph) -> Left {
+    fn remove(&mut self, graph: RawGraph) -> RemovedGraphs {
         self.all(graph).into_iter().filter_map(|graph| self.graphs.remove(&graph)).collect()
     }
 
     /// Marks the graph as released by its owner. Returns its entries if it is to be destroyed now.
-    fn graph_ended(&mut self, raw: RawGraph) -> Option<Left> {
+    fn release_graph(&mut self, raw: RawGraph) -> Option<RemovedGraphs> {
         let graph = self.graphs.get_mut(&raw)?;
         if graph.within {
             return None;
@@ -150,15 +150,15 @@ impl Book {
         (graph.execs == 0).then(|| self.remove(raw))
     }
 
-    fn exec_made(&mut self, exec: RawExec, of: RawGraph) {
+    fn add_exec(&mut self, exec: RawExec, of: RawGraph) {
         let graph = self.graph(of);
         graph.execs += 1;
-        let kept = graph.kept.clone();
-        self.execs.insert(exec, Exec { of, set: Vec::new(), kept });
+        let unfreed = graph.unfreed.clone();
+        self.execs.insert(exec, CudaExec { of, set: Vec::new(), unfreed });
     }
 
-    /// Notes functions that nodes of the exec were set to.
-    fn exec_calls(&mut self, exec: RawExec, functions: Vec<Arc<Repeated>>) {
+    /// Records functions that nodes of the exec were set to.
+    fn add_exec_functions(&mut self, exec: RawExec, functions: Vec<Arc<GraphCallback>>) {
         let Some(exec) = self.execs.get_mut(&exec) else { return };
         for function in functions {
             if !exec.set.iter().any(|known| Arc::ptr_eq(known, &function)) {
@@ -168,39 +168,39 @@ impl Book {
     }
 
     /// Removes a function that nodes were set to and that no launch calls any more.
-    fn callback_over(&mut self, function: &HostCallback) -> Vec<Arc<Repeated>> {
+    fn release_callback(&mut self, function: &HostCallback) -> Vec<Arc<GraphCallback>> {
         self.execs.values_mut().flat_map(|exec| exec.set.extract_if(.., |known| known.is(function))).collect()
     }
 
-    /// Notes that the driver has destroyed an exec of this graph. Only then may a graph with one exec at a time have
+    /// Records that the driver has destroyed an exec of this graph. Only then can a graph with one exec at a time have
     /// another. Returns the graph's entries if it is to be destroyed now.
-    fn exec_gone(&mut self, of: RawGraph) -> Option<Left> {
+    fn exec_destroyed(&mut self, of: RawGraph) -> Option<RemovedGraphs> {
         let graph = self.graphs.get_mut(&of)?;
         graph.execs -= 1;
         (graph.ended && graph.execs == 0).then(|| self.remove(of))
     }
 }
 
-impl Default for Graphs {
+impl Default for CudaGraphs {
     fn default() -> Self {
-        Self { book: Mutex::at(Level::DriverObjects, Book::default()), idle: Mutex::default() }
+        Self { records: Mutex::at(Level::DriverObjects, GraphRecords::default()), idle: Mutex::default() }
     }
 }
 
-impl Graphs {
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock()
+impl CudaGraphs {
+    fn records(&self) -> MutexGuard<'_, GraphRecords> {
+        self.records.lock()
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Handle<CUstream_st>>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<DriverHandle<CUstream_st>>> {
         self.idle.lock()
     }
 
     /// Destroys the remaining graphs, execs and streams. The context must be current and nothing may run.
     pub(super) fn close(&self, driver: &Driver) {
-        let book = std::mem::take(&mut *self.book());
-        for (raw, Exec { kept, .. }) in &book.execs {
-            for memory in kept {
+        let records = std::mem::take(&mut *self.records());
+        for (raw, CudaExec { unfreed, .. }) in &records.execs {
+            for memory in unfreed {
                 // SAFETY: memory of a graph that is no longer in use. If the graph was never launched, there is none,
                 // and the driver refuses the call.
                 let _ = unsafe { (driver.mem_free)(memory.0) };
@@ -209,7 +209,7 @@ impl Graphs {
             // applies to the calls below as well.
             let _ = unsafe { (driver.exec_destroy)(exec(*raw)) };
         }
-        for (raw, _) in book.graphs.iter().filter(|(_, graph)| !graph.within) {
+        for (raw, _) in records.graphs.iter().filter(|(_, graph)| !graph.within) {
             // SAFETY: as above.
             let _ = unsafe { (driver.graph_destroy)(graph(*raw)) };
         }
@@ -220,7 +220,7 @@ impl Graphs {
     }
 }
 
-/// Handles are numbers in the backend's interface. These functions convert from and to the driver's types.
+/// Handles are numbers in the backend's interface. These functions convert to and from the driver's types.
 fn graph(raw: RawGraph) -> CUgraph {
     ptr::with_exposed_provenance_mut(raw.0 as usize)
 }
@@ -263,21 +263,21 @@ impl CudaBackend {
         // SAFETY: `graph` outlives the call, which writes one handle; there are no flags.
         self.cx.check(unsafe { (driver.graph_create)(&mut graph, 0) }, "cuGraphCreate")?;
         let raw = raw_graph(graph);
-        self.graphs.book().graphs.insert(raw, Graph::default());
+        self.graphs.records().graphs.insert(raw, CudaGraph::default());
         Ok(raw)
     }
 
     pub(super) fn destroy_graph(&self, raw: RawGraph) {
         // The guard is dropped at the end of the statement: the entries are dropped later and run user code.
-        let left = self.graphs.book().graph_ended(raw);
-        if left.is_some() {
+        let removed = self.graphs.records().release_graph(raw);
+        if removed.is_some() {
             self.destroy(raw);
         }
     }
 
     pub(super) fn forget_callback(&self, function: &HostCallback) {
         // As above.
-        let gone = self.graphs.book().callback_over(function);
+        let gone = self.graphs.records().release_callback(function);
         drop(gone);
     }
 
@@ -349,16 +349,19 @@ impl CudaBackend {
     pub(super) fn remove_node(&self, raw: RawGraph, gone: RawNode) -> Result<()> {
         let driver = self.cx.enter()?;
         let (is_conditional, memory) = {
-            let mut book = self.graphs.book();
-            let graph = book.graph(raw);
+            let mut records = self.graphs.records();
+            let graph = records.graph(raw);
             (graph.conditionals.iter().any(|conditional| conditional.node == gone), graph.memory)
         };
         if is_conditional {
-            // Its handle would remain, and the driver does not instantiate a graph with a handle that no node uses.
-            return Err(self.usage("a condition cannot be removed from a graph: build the graph without it"));
+            // The condition's handle would remain, and the driver does not instantiate a graph with a handle that no
+            // node uses.
+            return Err(self.usage("a conditional node cannot be removed from a graph: build the graph without it"));
         }
         if memory {
-            return Err(self.usage("nodes of a graph that makes memory or frees it cannot be removed"));
+            return Err(self.usage(
+                "nodes of a graph that allocates or frees memory cannot be removed: build the graph without them",
+            ));
         }
         let gone = node(gone);
         let after = self.dependents_of(gone)?;
@@ -375,31 +378,34 @@ impl CudaBackend {
         self.cx.check(unsafe { (driver.graph_destroy_node)(gone) }, "cuGraphDestroyNode")
     }
 
-    /// Marks a graph from which nodes of failed work could not be removed.
+    /// Marks a graph as unusable.
     fn poison(&self, graph: RawGraph, why: &'static str) {
-        self.graphs.book().graph(graph).poisoned = Some(why);
+        self.graphs.records().graph(graph).poisoned = Some(why);
     }
 
-    fn check_unspoiled(&self, graph: RawGraph) -> Result<()> {
-        let poisoned = self.graphs.book().poisoned(graph);
+    fn check_not_poisoned(&self, graph: RawGraph) -> Result<()> {
+        let poisoned = self.graphs.records().poisoned(graph);
         poisoned.map_or(Ok(()), |why| Err(self.usage(&format!("the graph cannot be used any more: {why}"))))
     }
 
     /// Fails for a graph that cannot be a child of another.
     fn check_child(&self, child: RawGraph) -> Result<()> {
-        self.check_unspoiled(child)?;
-        self.check_whole(child)?;
-        match self.graphs.book().graph(child).is_single() {
+        self.check_not_poisoned(child)?;
+        self.check_not_body(child)?;
+        match self.graphs.records().graph(child).is_single() {
             Some(what) => Err(self.usage(&format!("a graph that {what} cannot be a child of another"))),
             None => Ok(()),
         }
     }
 
     /// Fails for a graph that is a part of another one.
-    fn check_whole(&self, graph: RawGraph) -> Result<()> {
-        let within = self.graphs.book().graph(graph).within;
+    fn check_not_body(&self, graph: RawGraph) -> Result<()> {
+        let within = self.graphs.records().graph(graph).within;
         match within {
-            true => Err(self.usage("the body of a conditional node can only run as a part of its graph")),
+            true => {
+                Err(self
+                    .usage("the body of a conditional node can run only as part of its graph: instantiate that graph"))
+            }
             false => Ok(()),
         }
     }
@@ -414,14 +420,14 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::device::cuda::host::Owner;
+    use crate::device::cuda::host::FunctionOwner;
 
     const GRAPH: RawGraph = RawGraph(1);
     const BODY: RawGraph = RawGraph(2);
     const INNER: RawGraph = RawGraph(3);
 
     /// A function that nodes call, and a counter that it holds.
-    fn function() -> (Arc<Repeated>, Arc<AtomicUsize>) {
+    fn function() -> (Arc<GraphCallback>, Arc<AtomicUsize>) {
         let inside = Arc::new(AtomicUsize::new(0));
         let function: HostCallback = Arc::new({
             let inside = Arc::clone(&inside);
@@ -429,69 +435,69 @@ mod tests {
                 inside.fetch_add(1, Ordering::SeqCst);
             }
         });
-        (Repeated::of(Owner::new(), &function), inside)
+        (GraphCallback::of(FunctionOwner::new(), &function), inside)
     }
 
     /// A graph with a body that contains another body.
-    fn nested() -> Book {
-        let mut book = Book::default();
-        book.graphs.insert(GRAPH, Graph::default());
+    fn nested() -> GraphRecords {
+        let mut records = GraphRecords::default();
+        records.graphs.insert(GRAPH, CudaGraph::default());
         for (outer, body) in [(GRAPH, BODY), (BODY, INNER)] {
-            book.graph(outer).conditionals.push(Conditional { node: RawNode(9), body, again: None });
-            book.graphs.insert(body, Graph { within: true, ..Graph::default() });
+            records.graph(outer).conditionals.push(Conditional { node: RawNode(9), body, loop_setter: None });
+            records.graphs.insert(body, CudaGraph { within: true, ..CudaGraph::default() });
         }
-        book
+        records
     }
 
     #[test]
     fn a_graph_stays_while_an_exec_of_it_does() {
-        let mut book = nested();
-        book.graph(GRAPH).kept.push(Address(0x100));
-        book.exec_made(RawExec(7), GRAPH);
-        book.exec_made(RawExec(8), GRAPH);
-        assert!(book.graph_ended(GRAPH).is_none(), "two execs of it live");
-        let execs = [RawExec(7), RawExec(8)].map(|exec| book.execs.remove(&exec).expect("made above"));
-        assert!(execs.iter().all(|exec| exec.of == GRAPH && exec.kept == [Address(0x100)]));
-        assert_eq!(book.graph(GRAPH).execs, 2, "the driver has them until it says otherwise");
-        assert!(book.exec_gone(GRAPH).is_none(), "one exec of it lives");
-        assert_eq!(book.exec_gone(GRAPH).map(|left| left.len()), Some(3));
-        assert!(book.graphs.is_empty() && book.exec_gone(GRAPH).is_none());
+        let mut records = nested();
+        records.graph(GRAPH).unfreed.push(Address(0x100));
+        records.add_exec(RawExec(7), GRAPH);
+        records.add_exec(RawExec(8), GRAPH);
+        assert!(records.release_graph(GRAPH).is_none(), "two execs of it live");
+        let execs = [RawExec(7), RawExec(8)].map(|exec| records.execs.remove(&exec).expect("made above"));
+        assert!(execs.iter().all(|exec| exec.of == GRAPH && exec.unfreed == [Address(0x100)]));
+        assert_eq!(records.graph(GRAPH).execs, 2, "the driver has them until it says otherwise");
+        assert!(records.exec_destroyed(GRAPH).is_none(), "one exec of it lives");
+        assert_eq!(records.exec_destroyed(GRAPH).map(|removed| removed.len()), Some(3));
+        assert!(records.graphs.is_empty() && records.exec_destroyed(GRAPH).is_none());
     }
 
     #[test]
     fn a_graph_without_execs_is_removed_at_once_and_a_body_only_with_its_graph() {
-        let mut book = nested();
-        assert!(book.graph_ended(INNER).is_none() && book.graph_ended(BODY).is_none());
-        assert_eq!(book.graphs.len(), 3);
-        assert_eq!(book.graph_ended(GRAPH).map(|left| left.len()), Some(3));
-        assert!(book.graphs.is_empty());
-        assert!(book.graph_ended(GRAPH).is_none(), "twice");
+        let mut records = nested();
+        assert!(records.release_graph(INNER).is_none() && records.release_graph(BODY).is_none());
+        assert_eq!(records.graphs.len(), 3);
+        assert_eq!(records.release_graph(GRAPH).map(|removed| removed.len()), Some(3));
+        assert!(records.graphs.is_empty());
+        assert!(records.release_graph(GRAPH).is_none(), "twice");
     }
 
     #[test]
     fn functions_that_an_exec_may_call_are_kept() {
-        let mut book = nested();
+        let mut records = nested();
         let [(outer, outside), (inner, inside)] = [(); 2].map(|()| function());
-        book.graph(GRAPH).functions.push(outer);
-        book.graph(INNER).functions.push(inner);
-        book.exec_made(RawExec(7), GRAPH);
+        records.graph(GRAPH).functions.push(outer);
+        records.graph(INNER).functions.push(inner);
+        records.add_exec(RawExec(7), GRAPH);
         let made: [(HostCallback, _); 2] = [(); 2].map(|()| {
             let function: HostCallback = Arc::new(|| ());
-            let repeated = Repeated::of(Owner::new(), &function);
+            let repeated = GraphCallback::of(FunctionOwner::new(), &function);
             (function, repeated)
         });
         for (_, repeated) in &made {
-            book.exec_calls(RawExec(7), vec![Arc::clone(repeated), Arc::clone(repeated)]);
+            records.add_exec_functions(RawExec(7), vec![Arc::clone(repeated), Arc::clone(repeated)]);
         }
-        assert_eq!(book.execs[&RawExec(7)].set.len(), 2, "one that comes twice is kept once");
-        assert!(book.graph_ended(GRAPH).is_none());
+        assert_eq!(records.execs[&RawExec(7)].set.len(), 2, "one that comes twice is kept once");
+        assert!(records.release_graph(GRAPH).is_none());
         assert_eq!([&outside, &inside].map(Arc::strong_count), [2; 2]);
         // One function is removed: the other one and the graph's stay.
-        assert_eq!(book.callback_over(&made[0].0).len(), 1);
-        assert_eq!(book.callback_over(&made[0].0).len(), 0, "twice");
+        assert_eq!(records.release_callback(&made[0].0).len(), 1);
+        assert_eq!(records.release_callback(&made[0].0).len(), 0, "twice");
         assert_eq!(made.each_ref().map(|(_, repeated)| Arc::strong_count(repeated)), [1, 2]);
-        drop(book.execs.remove(&RawExec(7)));
-        drop(book.exec_gone(GRAPH));
+        drop(records.execs.remove(&RawExec(7)));
+        drop(records.exec_destroyed(GRAPH));
         assert_eq!([&outside, &inside].map(Arc::strong_count), [1; 2]);
     }
 
@@ -503,9 +509,9 @@ mod tests {
 
     #[test]
     fn a_spoiled_body_spoils_the_whole_graph() {
-        let mut book = nested();
-        assert_eq!(book.poisoned(GRAPH), None);
-        book.graph(INNER).poisoned = Some("why");
-        assert_eq!(book.poisoned(GRAPH), Some("why"));
+        let mut records = nested();
+        assert_eq!(records.poisoned(GRAPH), None);
+        records.graph(INNER).poisoned = Some("why");
+        assert_eq!(records.poisoned(GRAPH), Some("why"));
     }
 }

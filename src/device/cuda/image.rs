@@ -1,4 +1,4 @@
-//! A kernel's code as the driver loads it, compiled once per process and architecture.
+//! A kernel's code in the form that the driver loads, compiled once per process and architecture.
 //!
 //! CUDA C++ is compiled after a prototype that is generated from the kernel's Rust signature:
 //!
@@ -16,8 +16,8 @@
 //! every `__global__` made `extern "C"`, to find out whether there is a conflict: if so, that is the error, also at the
 //! user's line.
 //!
-//! A kernel is identified by the address of its declaration. Concurrent loaders compile once: the others wait for the
-//! first. A failure is kept and returned again, without another attempt.
+//! A kernel is identified by the address of its declaration. Concurrent loads compile once: later ones wait for the
+//! first. A failure is stored and returned again, without another attempt.
 
 use std::{
     collections::HashMap,
@@ -55,9 +55,9 @@ impl Image {
     }
 }
 
-type Slot = Arc<OnceLock<Result<Image>>>;
+type CompiledImage = Arc<OnceLock<Result<Image>>>;
 
-static IMAGES: Mutex<Option<HashMap<(usize, u32), Slot>>> = Mutex::new(None);
+static IMAGES: Mutex<Option<HashMap<(usize, u32), CompiledImage>>> = Mutex::new(None);
 
 /// The kernel's code for `sm_<arch>`, compiled if necessary.
 pub(super) fn of(def: &'static KernelDef, arch: u32) -> Result<Image> {
@@ -80,12 +80,16 @@ fn make(def: &KernelDef, arch: u32) -> Result<Image> {
             Ok(Image::new(&image))
         }
         KernelSource::Ptx(text) => match text.trim_end_matches('\0') {
-            text if text.contains('\0') => Err(error(def, "has a NUL byte in its PTX")),
+            text if text.contains('\0') => {
+                Err(error(def, &format!("cannot be loaded: its PTX ({}) contains a NUL byte", def.file)))
+            }
             text => Ok(Image::new(text.as_bytes())),
         },
         // The driver receives no length, so it must not be called with data that is not an image.
         KernelSource::Cubin(bytes) if is_binary(bytes) => Ok(Image::new(bytes)),
-        KernelSource::Cubin(_) => Err(error(def, "has a cubin that is neither a cubin nor a fat binary")),
+        KernelSource::Cubin(_) => {
+            Err(error(def, &format!("cannot be loaded: {} is neither a cubin nor a fat binary", def.file)))
+        }
         KernelSource::None => {
             let text = "has no CUDA body: it runs on the emulated device only; declare it with \
                         `#[kernel(unsafe(cuda = \"FILE.cu\"))]`";
@@ -99,7 +103,7 @@ fn is_binary(bytes: &[u8]) -> bool {
     bytes.len() >= 64 && (bytes.starts_with(b"\x7fELF") || bytes.starts_with(&0xba55_ed50_u32.to_le_bytes()))
 }
 
-/// An error of this kernel. `what` continues the sentence that begins with its name.
+/// An error of this kernel. `what` continues the sentence that begins with the kernel's name.
 pub(super) fn error(def: &KernelDef, what: &str) -> Error {
     Error::new(ErrorKind::Kernel, format!("`{}` (declared at {}) {what}", def.name, def.declared))
 }

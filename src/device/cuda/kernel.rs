@@ -1,13 +1,14 @@
 //! Kernels on one device: found by their declaration, launched with their arguments.
 //!
-//! A module holds the code of one kernel and stays loaded while the device is open. The first launch on a device loads
-//! it (through `image.rs`, which compiles) and enters it into the device's table, where later launches find it without
-//! a lock. Concurrent loaders load once. A kernel that cannot be compiled or found remains an error; a load that failed
-//! for lack of memory may be retried. A closed device drops its table, and loads kernels again when it is reopened.
+//! A module contains the code of one kernel and stays loaded while the device is open. The first launch on a device
+//! loads it (through `image.rs`, which compiles) and enters it into the device's table, where later launches find it
+//! without a lock. Concurrent launches load it once. A kernel that cannot be compiled or found remains an error; a load
+//! that failed for lack of memory can be retried. A closed device drops its table, and loads kernels again when it is
+//! reopened.
 //!
 //! Prototypes ensure that a CUDA C++ body agrees with its Rust signature. PTX and cubins compiled elsewhere are not
 //! checked in this way, and the driver would read past the arguments. So if the driver can report a function's
-//! parameters, a launch compares their sizes with those it passes, which are a few integers.
+//! parameters, a launch compares their sizes, a few integers, with the sizes that it passes.
 
 use std::{
     collections::HashMap,
@@ -24,9 +25,9 @@ use smallvec::SmallVec;
 
 use super::{
     context::Context,
-    driver::{Code, Driver, Handle},
+    driver::{Code, Driver, DriverHandle},
     image,
-    table::Table,
+    kernel_table::KernelTable,
 };
 use crate::{
     device::{
@@ -38,7 +39,7 @@ use crate::{
 };
 
 /// The dynamic shared memory that a launch may use without a change of the function's attribute.
-const PLAIN_SHARED_BYTES: u32 = 48 * 1024;
+const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
 
 type Sizes = SmallVec<[usize; 16]>;
 
@@ -46,7 +47,7 @@ type Sizes = SmallVec<[usize; 16]>;
 pub(super) struct Kernels {
     /// `90` for `sm_90`.
     arch: u32,
-    loaded: Table<Loaded>,
+    loaded: KernelTable<Loaded>,
     /// The outcome of each load, or a load in progress, by the kernel's number.
     attempts: Mutex<HashMap<usize, Attempt>>,
 }
@@ -55,11 +56,11 @@ type Attempt = Arc<OnceLock<Result<()>>>;
 
 #[derive(Debug)]
 struct Loaded {
-    module: Handle<CUmod_st>,
-    function: Handle<CUfunc_st>,
+    module: DriverHandle<CUmod_st>,
+    function: DriverHandle<CUfunc_st>,
     /// `None` if the driver does not report them (before CUDA 12.4).
     sizes: Option<Sizes>,
-    /// The dynamic shared memory that launches may use at present.
+    /// The dynamic shared memory that launches may currently use.
     shared_bytes: AtomicU32,
     /// Held while `shared_bytes` grows.
     growing: Mutex<()>,
@@ -67,7 +68,7 @@ struct Loaded {
 
 impl Kernels {
     pub(super) fn new(arch: u32) -> Self {
-        Self { arch, loaded: Table::new(), attempts: Mutex::at(Level::DriverObjects, HashMap::new()) }
+        Self { arch, loaded: KernelTable::new(), attempts: Mutex::at(Level::DriverObjects, HashMap::new()) }
     }
 
     pub(super) fn load(&self, cx: &Context, def: &'static KernelDef) -> Result<()> {
@@ -77,7 +78,7 @@ impl Kernels {
     /// The loaded kernel. Loads it if necessary.
     #[inline]
     fn find(&self, cx: &Context, def: &'static KernelDef) -> Result<&Loaded> {
-        let number = def.known.number();
+        let number = def.number.get();
         match self.loaded.get(number) {
             Some(loaded) => Ok(loaded),
             None => self.find_or_load(cx, def, number),
@@ -87,11 +88,11 @@ impl Kernels {
     #[cold]
     fn find_or_load(&self, cx: &Context, def: &'static KernelDef, number: usize) -> Result<&Loaded> {
         cx.enter()?;
-        // Logs are deferred until the attempt has an outcome: a subscriber may launch this kernel.
+        // Logs are deferred until the attempt has an outcome, as a subscriber might launch this kernel.
         let _later = is_unlocked().then(Deferred::new);
         let attempt = self.attempts().entry(number).or_default().clone();
         let outcome = attempt.get_or_init(|| {
-            // The driver may wait for all work of the device.
+            // Loading can make the driver wait for all work on the device.
             let name = def.name;
             DeviceThread::may_wait(|| format!("kernel `{name}` would be loaded, which waits for {},", cx.name))?;
             self.loaded.set(number, Loaded::new(cx, def, self.arch)?);
@@ -100,7 +101,7 @@ impl Kernels {
         if let Err(error) = outcome {
             if error.kind() != ErrorKind::Kernel {
                 let mut attempts = self.attempts();
-                // Only this attempt: another loader may have begun a new one.
+                // Only this attempt: another thread might have begun a new one.
                 if attempts.get(&number).is_some_and(|there| Arc::ptr_eq(there, &attempt)) {
                     attempts.remove(&number);
                 }
@@ -122,7 +123,7 @@ impl Kernels {
     pub(super) fn prepare<'a>(&'a self, cx: &Context, launch: &'a Launch<'_>) -> Result<Prepared<'a>> {
         let loaded = self.find(cx, launch.kernel)?;
         cx.enter()?;
-        if launch.shared_bytes > PLAIN_SHARED_BYTES {
+        if launch.shared_bytes > DEFAULT_SHARED_BYTES {
             loaded.grow_shared(cx, launch)?;
         }
         let mut params: SmallVec<[*mut c_void; 16]> = SmallVec::new();
@@ -138,13 +139,13 @@ impl Kernels {
         if let Some(sizes) = &loaded.sizes
             && !passed_sizes(launch.args).eq(sizes.iter().copied())
         {
-            return Err(loaded.disagrees(launch, sizes));
+            return Err(loaded.wrong_parameters(launch, sizes));
         }
         Ok(Prepared { loaded, launch, params })
     }
 
     /// # Safety
-    /// As [`Backend::launch`](crate::device::backend::Backend::launch).
+    /// The contract of [`Backend::launch`](crate::device::backend::Backend::launch).
     pub(super) unsafe fn launch(&self, cx: &Context, stream: CUstream, launch: &Launch<'_>) -> Result<()> {
         let mut prepared = self.prepare(cx, launch)?;
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
@@ -226,7 +227,7 @@ impl Loaded {
                 module,
                 function,
                 sizes,
-                shared_bytes: AtomicU32::new(PLAIN_SHARED_BYTES),
+                shared_bytes: AtomicU32::new(DEFAULT_SHARED_BYTES),
                 growing: Mutex::at(Level::DriverObjects, ()),
             }),
             Err(error) => {
@@ -244,9 +245,10 @@ impl Loaded {
         driver: &Driver,
         def: &KernelDef,
         arch: u32,
-        module: &Handle<CUmod_st>,
-    ) -> Result<(Handle<CUfunc_st>, Option<Sizes>)> {
-        let name = CString::new(def.name).map_err(|_| image::error(def, "has a NUL byte in its name"))?;
+        module: &DriverHandle<CUmod_st>,
+    ) -> Result<(DriverHandle<CUfunc_st>, Option<Sizes>)> {
+        let name =
+            CString::new(def.name).map_err(|_| image::error(def, "cannot be loaded: its name contains a NUL byte"))?;
         let mut function = ptr::null_mut();
         // SAFETY: a loaded module and a terminated name; `function` outlives the call, which writes one handle.
         let code = unsafe { (driver.module_get_function)(&mut function, module.raw(), name.as_ptr()) };
@@ -255,7 +257,7 @@ impl Loaded {
         }
         cx.check(code, "cuModuleGetFunction")?;
         if let Some(load) = driver.func_load {
-            // Loaded now and not at the first launch, as loading may have to wait for the device.
+            // Loaded now and not at the first launch, as loading can wait for the device.
             // SAFETY: a function of a loaded module.
             cx.check(unsafe { load(function) }, "cuFuncLoad")?;
         }
@@ -274,7 +276,7 @@ impl Loaded {
                 }
             }
         });
-        Ok((Handle::new(function), sizes))
+        Ok((DriverHandle::new(function), sizes))
     }
 
     /// Allows launches to use this much dynamic shared memory.
@@ -303,11 +305,11 @@ impl Loaded {
     }
 
     #[cold]
-    fn disagrees(&self, launch: &Launch<'_>, sizes: &Sizes) -> Error {
+    fn wrong_parameters(&self, launch: &Launch<'_>, sizes: &Sizes) -> Error {
         let passed: Sizes = passed_sizes(launch.args).collect();
         let text = format!(
-            "takes parameters of {sizes:?} bytes in {}, and its declaration passes {passed:?} (a slice is a pointer and \
-             a 64-bit length)",
+            "takes parameters of {sizes:?} bytes in {}, but its declaration passes {passed:?} (a slice is a pointer \
+             and a 64-bit length): make both agree",
             launch.kernel.file
         );
         image::error(launch.kernel, &text)
@@ -338,7 +340,7 @@ fn failed(cx: &Context, launch: &Launch<'_>, code: Code, call: &str) -> Error {
     ))
 }
 
-fn load_module(cx: &Context, driver: &Driver, def: &KernelDef, image: &image::Image) -> Result<Handle<CUmod_st>> {
+fn load_module(cx: &Context, driver: &Driver, def: &KernelDef, image: &image::Image) -> Result<DriverHandle<CUmod_st>> {
     // The log of the driver's compiler, for PTX.
     let mut log = vec![0_u8; 16 * 1024];
     let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
@@ -356,7 +358,7 @@ fn load_module(cx: &Context, driver: &Driver, def: &KernelDef, image: &image::Im
         )
     };
     if code.is_success() {
-        return Ok(Handle::new(module));
+        return Ok(DriverHandle::new(module));
     }
     let error = cx.fail(code, "cuModuleLoadDataEx");
     if error.kind() != ErrorKind::Driver {
@@ -364,6 +366,6 @@ fn load_module(cx: &Context, driver: &Driver, def: &KernelDef, image: &image::Im
     }
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
     let log = String::from_utf8_lossy(&log[..end]);
-    let text = format!("does not load from {}: {}\n{}", def.file, driver.describe(code), log.trim_end());
+    let text = format!("cannot be loaded from {}: {}\n{}", def.file, driver.describe(code), log.trim_end());
     Err(image::error(def, text.trim_end()).at(cx.name.clone()))
 }

@@ -1,22 +1,21 @@
 //! Device memory: a private stream-ordered pool on the device.
 //!
-//! All allocations and frees are enqueued into one private stream, which carries nothing else. Nothing there waits for
-//! other work of the device, so an allocation waits for completion in place: this takes microseconds, and afterwards
-//! the memory may be used on any stream. A free is enqueued when no enqueued work accesses the memory any more (the
-//! backend's contract), so it takes effect at once, and never blocks the device as `cuMemFree` does. The pool keeps
-//! freed memory (its release threshold is unlimited), so the next allocation is cheap as well. It returns memory to the
-//! driver when an allocation fails and when the device is closed.
+//! All allocations and frees are enqueued into one private stream, which contains no other work. Nothing in this stream
+//! waits for other work on the device, so an allocation waits until it is complete: this takes microseconds, and
+//! afterwards the memory may be used on any stream. A free is enqueued when no enqueued work accesses the memory any
+//! more (the backend's contract), so it takes effect at once, and never blocks the device as `cuMemFree` does. The pool
+//! keeps freed memory (its release threshold is unlimited), so the next allocation is cheap as well. It returns memory
+//! to the driver when an allocation fails and when the device is closed.
 //!
-//! Stream-ordered allocations ([`Memory::alloc_on`]) have a second pool. To reuse their memory, the driver may make one
-//! user's stream wait for another's. In the first pool that would be the private stream, and allocations would wait for
-//! it.
+//! Stream-ordered allocations ([`DriverMemory::alloc_on`]) have a second pool. To reuse their memory, the driver can
+//! make one user's stream wait for another's. In the first pool the private stream would wait, and allocations with it.
 //!
-//! Nodes of graphs that allocate memory use a pool of the driver, which also keeps freed memory: it is counted and
-//! trimmed with the others.
+//! Graph nodes that allocate memory use a pool of the driver, which also keeps freed memory. It is counted and trimmed
+//! with the other pools.
 //!
 //! If a device has no pools, `cuMemAlloc` and `cuMemFree` are used instead, and nothing is stream-ordered.
 //!
-//! Memory of a pool is accessible only from its own device until [`Memory::let_in`] grants other devices access.
+//! Memory of a pool is accessible only from its own device until [`DriverMemory::grant_access`] grants other devices access.
 
 use std::{ffi::c_uint, mem, ptr};
 
@@ -28,7 +27,7 @@ use cudarc::driver::sys::{
 
 use super::{
     context::Context,
-    driver::{Code, Driver, Handle},
+    driver::{Code, Driver, DriverHandle},
     stream,
 };
 use crate::{
@@ -37,21 +36,21 @@ use crate::{
 };
 
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct DriverMemory {
     /// `None` if the device has no pools.
     pooled: Option<Pooled>,
 }
 
 #[derive(Debug)]
 struct Pooled {
-    pool: Handle<CUmemPoolHandle_st>,
+    pool: DriverHandle<CUmemPoolHandle_st>,
     /// The pool of allocations on users' streams.
-    ordered: Handle<CUmemPoolHandle_st>,
+    ordered: DriverHandle<CUmemPoolHandle_st>,
     /// Carries only allocations and frees of `pool`.
-    stream: Handle<CUstream_st>,
+    stream: DriverHandle<CUstream_st>,
 }
 
-impl Memory {
+impl DriverMemory {
     /// The driver's pools round sizes up to multiples of this.
     pub(super) const GRANULARITY: u64 = 512;
 
@@ -76,12 +75,12 @@ impl Memory {
     pub(super) fn alloc(&self, cx: &Context, bytes: u64) -> Result<Address> {
         let driver = cx.enter()?;
         let mut address = 0;
-        let mut code = self.ask(driver, &mut address, bytes);
+        let mut code = self.try_alloc(driver, &mut address, bytes);
         if code == Code::OUT_OF_MEMORY && self.trim(cx)? {
-            code = self.ask(driver, &mut address, bytes);
+            code = self.try_alloc(driver, &mut address, bytes);
         }
         if code.is_success() {
-            self.settle(cx, driver)?;
+            self.synchronize(cx, driver)?;
             return Ok(Address(address));
         }
         if code == Code::OUT_OF_MEMORY || is_beyond(cx, code, bytes) {
@@ -90,7 +89,7 @@ impl Memory {
         Err(cx.fail(code, if self.pooled.is_some() { "cuMemAllocFromPoolAsync" } else { "cuMemAlloc" }))
     }
 
-    fn ask(&self, driver: &Driver, address: &mut u64, bytes: u64) -> Code {
+    fn try_alloc(&self, driver: &Driver, address: &mut u64, bytes: u64) -> Code {
         match &self.pooled {
             // SAFETY: the pool and the stream live as long as `self`; `address` outlives the call.
             Some(Pooled { pool, stream, .. }) => unsafe {
@@ -101,24 +100,25 @@ impl Memory {
         }
     }
 
-    /// Waits until the allocations and frees so far have taken effect. Short, as nothing else is in that stream.
-    fn settle(&self, cx: &Context, driver: &Driver) -> Result<()> {
+    /// Waits until the allocations and frees so far have taken effect. This is short, as the stream contains no other
+    /// work.
+    fn synchronize(&self, cx: &Context, driver: &Driver) -> Result<()> {
         let Some(Pooled { stream, .. }) = &self.pooled else { return Ok(()) };
         // SAFETY: the stream lives as long as `self`.
         cx.check(unsafe { (driver.stream_synchronize)(stream.raw()) }, "cuStreamSynchronize")
     }
 
-    /// Returns unused memory of the pools, including that of graphs, to the driver. False if there are no pools, so
+    /// Returns unused memory of the pools, including the graphs' pool, to the driver. False if there are no pools, so
     /// that a retry is pointless.
     pub(super) fn trim(&self, cx: &Context) -> Result<bool> {
         let Some(Pooled { pool, ordered, .. }) = &self.pooled else { return Ok(false) };
         let driver = cx.enter()?;
-        self.settle(cx, driver)?;
+        self.synchronize(cx, driver)?;
         for pool in [pool, ordered] {
             // SAFETY: the pool lives as long as `self`; trimming does not affect memory that is allocated from it.
             cx.check(unsafe { (driver.mem_pool_trim_to)(pool.raw(), 0) }, "cuMemPoolTrimTo")?;
         }
-        // SAFETY: the device is this context's; memory that graphs use or may use is not affected.
+        // SAFETY: the device is this context's; memory that graphs use or can use is not affected.
         cx.check(unsafe { (driver.device_graph_mem_trim)(cx.device) }, "cuDeviceGraphMemTrim")?;
         Ok(true)
     }
@@ -136,7 +136,7 @@ impl Memory {
     }
 
     /// # Safety
-    /// As [`Backend::free`](crate::device::backend::Backend::free).
+    /// The contract of [`Backend::free`](crate::device::backend::Backend::free).
     pub(super) unsafe fn free(&self, cx: &Context, address: Address) -> Result<()> {
         let driver = cx.enter()?;
         match &self.pooled {
@@ -155,12 +155,12 @@ impl Memory {
         let mut address = 0;
         // SAFETY: the pool lives as long as `self`, the stream is the caller's and live, and `address` outlives the
         // call.
-        let ask = |address: &mut u64| unsafe {
+        let try_alloc = |address: &mut u64| unsafe {
             (driver.mem_alloc_from_pool_async)(address, bytes as usize, pool.raw(), stream(on))
         };
-        let mut code = ask(&mut address);
+        let mut code = try_alloc(&mut address);
         if code == Code::OUT_OF_MEMORY && self.trim(cx)? {
-            code = ask(&mut address);
+            code = try_alloc(&mut address);
         }
         match code {
             Code::OUT_OF_MEMORY => Err(self.exhausted(cx, bytes)),
@@ -170,17 +170,17 @@ impl Memory {
     }
 
     /// # Safety
-    /// As [`Backend::free_on`](crate::device::backend::Backend::free_on).
+    /// The contract of [`Backend::free_on`](crate::device::backend::Backend::free_on).
     pub(super) unsafe fn free_on(&self, cx: &Context, on: RawStream, address: Address) -> Result<()> {
         let driver = cx.enter()?;
-        // SAFETY: it came from this pool, and by contract all work that may still access it precedes this in the
+        // SAFETY: it came from this pool, and by contract all work that might still access it precedes this call in the
         // stream.
         cx.check(unsafe { (driver.mem_free_async)(address.0, stream(on)) }, "cuMemFreeAsync")
     }
 
     fn pools(&self, cx: &Context) -> Result<&Pooled> {
         self.pooled.as_ref().ok_or_else(|| {
-            let text = "the device has no memory pools for stream-ordered memory: use `Allocator::unbounded`";
+            let text = "the device has no memory pools, which stream-ordered memory needs: use `Allocator::unbounded`";
             Error::new(ErrorKind::Usage, text).at(cx.name.clone())
         })
     }
@@ -188,14 +188,14 @@ impl Memory {
     /// The memory that is not in use: free in the driver, or kept by the pools for later allocations.
     pub(super) fn info(&self, cx: &Context) -> Result<MemoryInfo> {
         let driver = cx.enter()?;
-        self.settle(cx, driver)?;
+        self.synchronize(cx, driver)?;
         let (free, total) = cx.memory_info().map_err(|code| cx.fail(code, "cuMemGetInfo"))?;
         let kept = self.usage(cx).map_or(0, |(reserved, used)| reserved.saturating_sub(used));
         Ok(MemoryInfo { free: free.saturating_add(kept).min(total), total })
     }
 
-    /// The bytes that the pools, including that of graphs, have reserved from the driver, and the allocated ones of
-    /// them.
+    /// The bytes that the pools, including the graphs' pool, have reserved from the driver, and the bytes that are
+    /// allocated from them.
     fn usage(&self, cx: &Context) -> Option<(u64, u64)> {
         let driver = cx.driver;
         let Pooled { pool, ordered, .. } = self.pooled.as_ref()?;
@@ -216,7 +216,8 @@ impl Memory {
             };
             if code.is_success() { value } else { 0 }
         };
-        // In this order, memory that is freed and returned in between reads as not kept, rather than as kept.
+        // Read in this order, so that memory which is freed and returned in between does not count as kept by the
+        // pools.
         let reserved = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?
             + of_graphs(CUgraphMem_attribute::CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT);
         let used = read(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?
@@ -224,8 +225,9 @@ impl Memory {
         Some((reserved, used))
     }
 
-    /// Grants `other` access to this memory, including later allocations, so that copies between the two are direct.
-    pub(super) fn let_in(&self, cx: &Context, other: CUdevice) -> Result<()> {
+    /// Grants `other` access to this memory, including later allocations, so that copies between the two devices are
+    /// direct.
+    pub(super) fn grant_access(&self, cx: &Context, other: CUdevice) -> Result<()> {
         let Some(Pooled { pool, ordered, .. }) = &self.pooled else { return Ok(()) };
         let driver = cx.enter()?;
         let access =
@@ -261,7 +263,7 @@ pub(super) fn pool_props(device: CUdevice) -> CUmemPoolProps {
 }
 
 /// Creates a pool that keeps freed memory.
-fn make_pool(cx: &Context, driver: &Driver) -> Result<Handle<CUmemPoolHandle_st>> {
+fn make_pool(cx: &Context, driver: &Driver) -> Result<DriverHandle<CUmemPoolHandle_st>> {
     let props = pool_props(cx.device);
     let mut pool = ptr::null_mut();
     // SAFETY: both outlive the call, which reads `props` and writes a handle to `pool`.
@@ -281,27 +283,27 @@ fn make_pool(cx: &Context, driver: &Driver) -> Result<Handle<CUmemPoolHandle_st>
         // SAFETY: made above, and nothing was allocated from it.
         let _ = unsafe { (driver.mem_pool_destroy)(pool) };
     }
-    set.map(|()| Handle::new(pool))
+    set.map(|()| DriverHandle::new(pool))
 }
 
-fn make_stream(cx: &Context, driver: &Driver) -> Result<Handle<CUstream_st>> {
+fn make_stream(cx: &Context, driver: &Driver) -> Result<DriverHandle<CUstream_st>> {
     let mut stream = ptr::null_mut();
     // SAFETY: `stream` outlives the call, which writes one handle.
     let code = unsafe { (driver.stream_create)(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint, 0) };
     cx.check(code, "cuStreamCreateWithPriority")?;
-    Ok(Handle::new(stream))
+    Ok(DriverHandle::new(stream))
 }
 
 fn location(device: CUdevice) -> CUmemLocation {
     /// The layout in every version of CUDA. From 13.2 on, cudarc has a union in place of the ordinal.
     #[repr(C)]
-    struct Location {
+    struct OrdinalLocation {
         kind: CUmemLocationType,
         id: CUdevice,
     }
-    let location = Location { kind: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device };
+    let location = OrdinalLocation { kind: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device };
     // SAFETY: the same C struct; its size is checked at compile time.
-    unsafe { mem::transmute::<Location, CUmemLocation>(location) }
+    unsafe { mem::transmute::<OrdinalLocation, CUmemLocation>(location) }
 }
 
 /// True if the size exceeds the device's memory: some drivers call such sizes an invalid value.

@@ -1,8 +1,8 @@
 //! CUDA devices: the [`Backend`] over the driver, which is loaded at run time.
 //!
-//! A backend holds one device's primary context, which other CUDA libraries in the process share. While it exists,
-//! [`open`] returns the same backend; the drop of the last handle closes it and frees its resources. CUDA is needed
-//! neither to build nor to run: without a driver, [`open`] and [`device_count`] return an error.
+//! A backend owns a reference to one device's primary context, which other CUDA libraries in the process share. While
+//! the backend exists, [`open`] returns the same one; dropping the last handle closes it and frees its resources. CUDA
+//! is needed neither to build nor to run: without a driver, [`open`] and [`device_count`] return an error.
 //!
 //! | file | contents |
 //! |---|---|
@@ -22,8 +22,8 @@
 //! that the trait names wait for the device. Recording, waiting, querying, copying, filling and launching acquire no
 //! lock of this crate and do not allocate.
 //!
-//! Callers of the backend own the handles that they pass, by the trait's contract. SAFETY comments in this module rely on
-//! that where they call a stream, an event, a graph, a node or an exec live.
+//! By the trait's contract, callers of the backend own the handles that they pass. SAFETY comments in this module rely
+//! on this contract where they call a stream, an event, a graph, a node or an exec live.
 
 mod context;
 mod driver;
@@ -32,11 +32,11 @@ mod graph;
 mod host;
 mod image;
 mod kernel;
+mod kernel_table;
 mod memory;
 mod nvrtc;
 mod peers;
 mod pinned;
-mod table;
 #[cfg(test)]
 mod tests;
 
@@ -54,12 +54,12 @@ use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags};
 
 use self::{
-    context::Context, driver::Code, driver::Driver, gate::Gate, graph::Graphs, kernel::Kernels, memory::Memory,
-    pinned::Pinned,
+    context::Context, driver::Code, driver::Driver, gate::ContextGate, graph::CudaGraphs, kernel::Kernels,
+    memory::DriverMemory, pinned::Pinned,
 };
 use super::backend::{
-    Address, Backend, Endpoint, ExternalWork, GraphCondition, HostCallback, HostFunction, KernelDef, Launch,
-    LossHandler, MemoryInfo, NodeWork, Pattern, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
+    Address, Backend, Endpoint, ExternalNodes, ExternalWork, GraphCondition, HostCallback, HostFunction, KernelDef,
+    Launch, LossHandler, MemoryInfo, NodeWork, Pattern, RawEvent, RawExec, RawGraph, RawNode, RawStream, Refused,
     StreamSpec,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -70,13 +70,14 @@ pub(crate) fn driver_present() -> bool {
     Driver::is_installed()
 }
 
-/// The number of CUDA devices visible to this process. [`NoDevice`](ErrorKind::NoDevice) if there is no driver.
+/// The number of CUDA devices visible to this process. Fails with [`NoDevice`](ErrorKind::NoDevice) if there is no
+/// driver.
 pub(crate) fn device_count() -> Result<usize> {
     Driver::get()?.device_count()
 }
 
-/// The device with this ordinal. Opens it if it is not open yet, which takes some tenths of a second.
-/// [`NoDevice`](ErrorKind::NoDevice) if there is none.
+/// The device with this ordinal. Opens it if it is not open yet, which takes some tenths of a second. Fails with
+/// [`NoDevice`](ErrorKind::NoDevice) if there is no such device.
 pub(crate) fn open(ordinal: usize) -> Result<Arc<CudaBackend>> {
     static OPEN: Mutex<FxHashMap<usize, Weak<CudaBackend>>> =
         Mutex::at(Level::Opening, FxHashMap::with_hasher(FxBuildHasher));
@@ -90,7 +91,7 @@ pub(crate) fn open(ordinal: usize) -> Result<Arc<CudaBackend>> {
     let backend = Arc::new(CudaBackend::new(driver, ordinal)?);
     for other in open.values().filter_map(Weak::upgrade) {
         if other.cx.device != backend.cx.device && other.cx.lost().is_none() {
-            peers::introduce((&backend.cx, &backend.memory), (&other.cx, &other.memory))?;
+            peers::connect((&backend.cx, &backend.memory), (&other.cx, &other.memory))?;
         }
     }
     open.insert(ordinal, Arc::downgrade(&backend));
@@ -103,11 +104,11 @@ pub(crate) struct CudaBackend {
     description: String,
     /// The least and the greatest priority of a stream, such as 0 and -5.
     priorities: (c_int, c_int),
-    memory: Memory,
+    memory: DriverMemory,
     pinned: Pinned,
     kernels: Kernels,
-    graphs: Graphs,
-    gate: Gate,
+    graphs: CudaGraphs,
+    gate: ContextGate,
 }
 
 impl fmt::Debug for CudaBackend {
@@ -142,9 +143,9 @@ impl CudaBackend {
         // SAFETY: both outlive the call, which writes one int to each.
         let code = unsafe { (driver.ctx_get_stream_priority_range)(&mut least, &mut greatest) };
         cx.check(code, "cuCtxGetStreamPriorityRange")?;
-        let memory = Memory::open(&cx)?;
-        // Nothing fails from here on, so the `drop` undoes this registration.
-        peers::arrived(&cx);
+        let memory = DriverMemory::open(&cx)?;
+        // Nothing fails from here on, so `drop` will undo this registration.
+        peers::register(&cx);
         let arch = u32::try_from(major * 10 + minor).unwrap_or(0);
         Ok(Self {
             cx,
@@ -153,8 +154,8 @@ impl CudaBackend {
             memory,
             pinned: Pinned::default(),
             kernels: Kernels::new(arch),
-            graphs: Graphs::default(),
-            gate: Gate::default(),
+            graphs: CudaGraphs::default(),
+            gate: ContextGate::default(),
         })
     }
 
@@ -207,7 +208,7 @@ impl Backend for CudaBackend {
         unsafe { self.memory.free(&self.cx, address) }
     }
 
-    /// The driver does not report it. Measured: 1,021 on an H200 (driver 580.159.04), 1,024 on others.
+    /// The driver does not report the limit. Measured: 1,021 on an H200 (driver 580.159.04), 1,024 on other devices.
     fn queue_depth(&self) -> Option<u64> {
         Some(1000)
     }
@@ -217,7 +218,7 @@ impl Backend for CudaBackend {
     }
 
     fn granularity(&self) -> u64 {
-        Memory::GRANULARITY
+        DriverMemory::GRANULARITY
     }
 
     fn alloc_on(&self, stream: RawStream, bytes: u64) -> Result<Address> {
@@ -252,7 +253,7 @@ impl Backend for CudaBackend {
             false => CUstream_flags::CU_STREAM_DEFAULT,
         };
         let mut stream = ptr::null_mut();
-        let _alone = self.gate.alone();
+        let _alone = self.gate.exclusive();
         // SAFETY: `stream` outlives the call, which writes one handle.
         let code = unsafe { (driver.stream_create)(&mut stream, flags as c_uint, priority) };
         self.cx.check(code, "cuStreamCreateWithPriority")?;
@@ -265,10 +266,10 @@ impl Backend for CudaBackend {
             return;
         }
         let Ok(driver) = self.cx.enter() else { return };
-        let alone = self.gate.alone();
+        let exclusive = self.gate.exclusive();
         // SAFETY: created by `stream_create` here; its owner calls this once and no longer uses it.
         let destroyed = self.cx.check(unsafe { (driver.stream_destroy)(stream(raw)) }, "cuStreamDestroy");
-        drop(alone);
+        drop(exclusive);
         if let Err(error) = destroyed {
             log(move || tracing::warn!(%error, "a stream was not destroyed"));
         }
@@ -290,7 +291,7 @@ impl Backend for CudaBackend {
         let driver = self.cx.enter()?;
         let flags = if timed { CUevent_flags::CU_EVENT_DEFAULT } else { CUevent_flags::CU_EVENT_DISABLE_TIMING };
         let mut event = ptr::null_mut();
-        let _alone = self.gate.alone();
+        let _alone = self.gate.exclusive();
         // SAFETY: `event` outlives the call, which writes one handle.
         self.cx.check(unsafe { (driver.event_create)(&mut event, flags as c_uint) }, "cuEventCreate")?;
         Ok(RawEvent(event.expose_provenance() as u64))
@@ -298,17 +299,17 @@ impl Backend for CudaBackend {
 
     fn event_destroy(&self, raw: RawEvent) {
         let Ok(driver) = self.cx.enter() else { return };
-        let alone = self.gate.alone();
+        let exclusive = self.gate.exclusive();
         // SAFETY: created by `event_create` here; its owner calls this once and no longer uses it.
         let destroyed = self.cx.check(unsafe { (driver.event_destroy)(event(raw)) }, "cuEventDestroy");
-        drop(alone);
+        drop(exclusive);
         if let Err(error) = destroyed {
             log(move || tracing::warn!(%error, "an event was not destroyed"));
         }
     }
 
     fn event_record(&self, raw: RawEvent, at: RawStream) -> Result<()> {
-        let code = self.cx.lightly(Some(at), |driver| {
+        let code = self.cx.call_without_context(Some(at), |driver| {
             // SAFETY: a live event and a live stream of this context.
             unsafe { (driver.event_record)(event(raw), stream(at)) }
         })?;
@@ -317,7 +318,7 @@ impl Backend for CudaBackend {
 
     fn event_query(&self, raw: RawEvent) -> Result<bool> {
         // SAFETY: a live event.
-        let code = self.cx.lightly(None, |driver| unsafe { (driver.event_query)(event(raw)) })?;
+        let code = self.cx.call_without_context(None, |driver| unsafe { (driver.event_query)(event(raw)) })?;
         self.cx.check_ready(code, "cuEventQuery")
     }
 
@@ -336,7 +337,7 @@ impl Backend for CudaBackend {
     }
 
     fn stream_wait(&self, raw: RawStream, awaited: RawEvent) -> Result<()> {
-        let code = self.cx.lightly(Some(raw), |driver| {
+        let code = self.cx.call_without_context(Some(raw), |driver| {
             // SAFETY: a live stream of this context and a live event of this or another device's.
             unsafe { (driver.stream_wait_event)(stream(raw), event(awaited), 0) }
         })?;
@@ -348,7 +349,7 @@ impl Backend for CudaBackend {
         if bytes == 0 {
             return Ok(());
         }
-        self.gate.pass();
+        self.gate.wait_for_exclusive();
         let (stream, bytes) = (stream(raw), bytes as usize);
         match (to, from) {
             (Endpoint::Device(to), Endpoint::Host(from)) => {
@@ -385,7 +386,7 @@ impl Backend for CudaBackend {
         if bytes == 0 {
             return Ok(());
         }
-        self.gate.pass();
+        self.gate.wait_for_exclusive();
         let (stream, count) = (stream(raw), bytes as usize / width);
         // SAFETY: the caller guarantees `bytes` bytes at `to` until the fill is done; `count` patterns are as many
         // bytes, and aligned.
@@ -414,7 +415,7 @@ impl Backend for CudaBackend {
     }
 
     unsafe fn launch(&self, raw: RawStream, launch: &Launch<'_>) -> Result<()> {
-        self.gate.pass();
+        self.gate.wait_for_exclusive();
         // SAFETY: the same contract.
         unsafe { self.kernels.launch(&self.cx, stream(raw), launch) }
     }
@@ -452,7 +453,7 @@ impl Backend for CudaBackend {
         graph: RawGraph,
         after: &[RawNode],
         external: ExternalWork<'_>,
-    ) -> Result<Recorded> {
+    ) -> Result<ExternalNodes> {
         // SAFETY: as above.
         unsafe { self.capture_external(graph, after, external) }
     }
@@ -497,11 +498,11 @@ impl Backend for CudaBackend {
         self.enable_node(exec, node, enabled)
     }
 
-    fn when_lost(&self, tell: LossHandler) {
-        self.cx.when_lost(tell);
+    fn when_lost(&self, handler: LossHandler) {
+        self.cx.when_lost(handler);
     }
 
-    fn callback_over(&self, function: &HostCallback) {
+    fn release_callback(&self, function: &HostCallback) {
         self.forget_callback(function);
     }
 
@@ -514,7 +515,7 @@ impl Drop for CudaBackend {
     /// Waits for enqueued work, so that host functions are called and no code is unloaded while it runs, and frees all
     /// resources. After a fault, and on a thread where the driver must not be called, it leaks them instead.
     fn drop(&mut self) {
-        peers::left(&self.cx);
+        peers::unregister(&self.cx);
         if host::on_callback_thread() {
             let device = self.cx.name.clone();
             log(move || {

@@ -1,9 +1,9 @@
 //! The CUDA C++ compiler, loaded when the first kernel needs it.
 //!
-//! NVRTC is a part of the CUDA toolkit, not of the driver: a machine may have a GPU and no compiler, and run
-//! precompiled kernels. So a missing library is an error of the kernel that needs it, not of the device. It is searched
-//! for under the names of CUDA 13 and 12, in the linker's search path and then in the toolkit that `CUDA_PATH` or
-//! `CUDA_HOME` names, or in `/usr/local/cuda`; that toolkit's headers are on the include path as well.
+//! NVRTC is part of the CUDA toolkit, not of the driver: a machine can have a GPU but no compiler, and run precompiled
+//! kernels. So a missing library is an error of the kernel that needs it, not of the device. It is searched for under
+//! the names of CUDA 13 and 12, in the linker's search path and then in the toolkit that `CUDA_PATH` or `CUDA_HOME`
+//! names, or in `/usr/local/cuda`; that toolkit's headers are on the include path as well.
 //!
 //! The result is machine code for the device's architecture or, if the compiler is older than the device, PTX for the
 //! newest earlier architecture that the compiler supports.
@@ -21,7 +21,7 @@ use cudarc::nvrtc::sys::{self as bindings, nvrtcProgram};
 
 use super::driver::{Code, table};
 
-type Answer = bindings::nvrtcResult;
+type RawResult = bindings::nvrtcResult;
 
 table! {
     struct Functions;
@@ -52,7 +52,7 @@ pub(super) struct Compiler {
 }
 
 impl Compiler {
-    /// The compiler, or the reason, in one line, why there is none.
+    /// The compiler. The error is a one-line reason why there is none.
     pub(super) fn get() -> Result<&'static Compiler, &'static str> {
         static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
         COMPILER.get_or_init(Compiler::load).as_ref().map_err(String::as_str)
@@ -61,15 +61,15 @@ impl Compiler {
     fn load() -> Result<Compiler, String> {
         let Some(library) = candidates().find_map(|path| load_library(&path)) else {
             return Err(
-                "there is no NVRTC (libnvrtc.so) on this machine to compile it with: install the CUDA toolkit, \
-                        or set CUDA_PATH to where it is, or give the kernel PTX or a cubin made beforehand"
+                "NVRTC (libnvrtc.so) was not found on this machine: install the CUDA toolkit, set CUDA_PATH to the \
+                 folder of an installed one, or give the kernel PTX or a cubin"
                     .into(),
             );
         };
-        // Never unloaded, as the table below points into it.
+        // Never unloaded, as the table below points into the library.
         let library: &'static libloading::Library = Box::leak(Box::new(library));
         let functions = Functions::load(library).map_err(|symbol| {
-            format!("NVRTC on this machine has no `{symbol}`: it is too old, install CUDA 12 or newer")
+            format!("NVRTC on this machine is too old, as it has no `{symbol}`: install CUDA 12 or newer")
         })?;
         type Text = unsafe extern "C" fn(u32) -> *const c_char;
         // SAFETY: `const char *nvrtcGetErrorString(nvrtcResult)`; a C enum is passed as an `unsigned int`. Not called
@@ -81,7 +81,7 @@ impl Compiler {
     /// Compiles `source` for `sm_<arch>` to machine code or PTX, which the driver can load. `name` is the program's
     /// name in the log. The error is the compiler's log.
     pub(super) fn compile(&self, name: &str, source: &str, arch: u32) -> Result<Vec<u8>, String> {
-        let cstring = |what: &str, text: &str| CString::new(text).map_err(|_| format!("{what} has a NUL byte in it"));
+        let cstring = |what: &str, text: &str| CString::new(text).map_err(|_| format!("{what} contains a NUL byte"));
         let (source, name) = (cstring("its source", source)?, cstring("its file name", name)?);
         let (target, machine_code) = self.target(arch)?;
         let mut options = vec![cstring("an option", &target)?, c"--std=c++17".to_owned()];
@@ -129,7 +129,7 @@ impl Compiler {
         match newest {
             Some(known) if known == arch => Ok((format!("--gpu-architecture=sm_{arch}"), true)),
             Some(known) => Ok((format!("--gpu-architecture=compute_{known}"), false)),
-            None => Err(format!("NVRTC on this machine does not compile for sm_{arch} any more: install an older one")),
+            None => Err(format!("NVRTC on this machine no longer compiles for sm_{arch}: install an older version")),
         }
     }
 
@@ -149,7 +149,7 @@ impl Compiler {
     }
 }
 
-/// A program of the compiler, destroyed on drop. It borrows its source and name, which NVRTC may read later.
+/// A program of the compiler, destroyed on drop. It borrows its source and name, which NVRTC can read until then.
 struct Program<'a> {
     compiler: &'a Compiler,
     raw: nvrtcProgram,

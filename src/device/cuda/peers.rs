@@ -1,10 +1,11 @@
 //! Copies between two CUDA devices of one process.
 //!
 //! With unified addressing `cuMemcpyAsync` determines both ends of a copy, but memory of a pool is accessible from
-//! another device only if the pool grants access. So when a device is opened, it and each open device grant each other
-//! access, if the hardware supports that ([`introduce`]). If some pair does not, copies between devices must name the
-//! context of each end, and the driver routes the bytes through the host; only then is each copy checked for its
-//! devices ([`contexts`]). With one device, or devices that all access each other, the check costs one relaxed load.
+//! another device only if the pool grants access. So when a device is opened, it and every other open device grant each
+//! other access, if the hardware supports peer access ([`connect`]). If it does not for some pair, copies between
+//! devices must name the context of each end, and the driver routes the bytes through the host; only then are the
+//! devices of each copy looked up ([`contexts`]). With one device, or if all devices can access each other, the check
+//! costs one relaxed load.
 
 use std::{
     ffi::c_int,
@@ -20,24 +21,25 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::{
     context::Context,
-    driver::{Driver, Handle},
-    memory::Memory,
+    driver::{Driver, DriverHandle},
+    memory::DriverMemory,
 };
 use crate::{device::backend::Address, error::Result};
 
 /// Set once two devices without peer access have been open at the same time.
-static STRANGERS: AtomicBool = AtomicBool::new(false);
+static WITHOUT_PEER_ACCESS: AtomicBool = AtomicBool::new(false);
 
-/// The contexts of the open devices, each with its number of openings (briefly two while one opening follows another).
-static OPEN: RwLock<FxHashMap<CUdevice, (Handle<CUctx_st>, usize)>> =
+/// The contexts of the open devices, each with the number of backends that use it (briefly two while a backend replaces
+/// another).
+static OPEN: RwLock<FxHashMap<CUdevice, (DriverHandle<CUctx_st>, usize)>> =
     RwLock::new(FxHashMap::with_hasher(FxBuildHasher));
 
-pub(super) fn arrived(cx: &Context) {
+pub(super) fn register(cx: &Context) {
     let mut open = OPEN.write().unwrap_or_else(PoisonError::into_inner);
-    open.entry(cx.device).or_insert_with(|| (Handle::new(cx.raw()), 0)).1 += 1;
+    open.entry(cx.device).or_insert_with(|| (DriverHandle::new(cx.raw()), 0)).1 += 1;
 }
 
-pub(super) fn left(cx: &Context) {
+pub(super) fn unregister(cx: &Context) {
     let mut open = OPEN.write().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, count)) = open.get_mut(&cx.device) {
         *count -= 1;
@@ -47,8 +49,8 @@ pub(super) fn left(cx: &Context) {
     }
 }
 
-/// Grants two devices access to each other's memory, or notes that the hardware does not support it.
-pub(super) fn introduce(a: (&Context, &Memory), b: (&Context, &Memory)) -> Result<()> {
+/// Grants two devices access to each other's memory, or records that the hardware does not support peer access.
+pub(super) fn connect(a: (&Context, &DriverMemory), b: (&Context, &DriverMemory)) -> Result<()> {
     let reaches = |from: &Context, to: &Context| {
         let mut can: c_int = 0;
         // SAFETY: `can` outlives the call, which writes one int.
@@ -56,18 +58,18 @@ pub(super) fn introduce(a: (&Context, &Memory), b: (&Context, &Memory)) -> Resul
         code.is_success() && can != 0
     };
     if reaches(a.0, b.0) && reaches(b.0, a.0) {
-        a.1.let_in(a.0, b.0.device)?;
-        b.1.let_in(b.0, a.0.device)
+        a.1.grant_access(a.0, b.0.device)?;
+        b.1.grant_access(b.0, a.0.device)
     } else {
-        STRANGERS.store(true, Ordering::Release);
+        WITHOUT_PEER_ACCESS.store(true, Ordering::Release);
         Ok(())
     }
 }
 
-/// The contexts of the two ends of a copy, if the copy must name them.
+/// The contexts of both ends of a copy, if the copy must name them.
 #[inline]
 pub(super) fn contexts(driver: &Driver, to: Address, from: Address) -> Option<(CUcontext, CUcontext)> {
-    if STRANGERS.load(Ordering::Relaxed) { look_up(driver, to, from) } else { None }
+    if WITHOUT_PEER_ACCESS.load(Ordering::Relaxed) { look_up(driver, to, from) } else { None }
 }
 
 #[cold]

@@ -44,10 +44,10 @@ struct Gpu {
 impl Gpu {
     fn get() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let exclusive = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let device = open(0).unwrap_or_else(|error| panic!("this test needs a GPU: {error}"));
         let stream = device.stream_create(&spec()).unwrap();
-        Self { device, stream, _alone: alone }
+        Self { device, stream, _alone: exclusive }
     }
 
     fn upload(&self, host: NonNull<u8>, to: Address, bytes: &[u8]) {
@@ -234,7 +234,7 @@ fn kernels_that_do_not_load_report_the_reason() {
         (&SCALE_BROKEN, "scale.cu(3)"),
         (&SCALE_OVERLOAD, "scale.cu(2)"),
         (&SCALE_MISSPELT, "no function `scale` in scale.cu"),
-        (&SCALE_BAD_PTX, "does not load from scale.cu"),
+        (&SCALE_BAD_PTX, "cannot be loaded from scale.cu"),
     ] {
         for _ in 0..2 {
             let error = gpu.device.load(def).unwrap_err();

@@ -1,99 +1,98 @@
-//! The calls of an emulated device: [`Backend`], on top of the machine and the memory.
+//! The calls to an emulated device: [`Backend`], on top of the machine and the memory.
 //!
-//! A call is checked, turned into work and put into its stream; the engine decides about order and whether threads or a
-//! simulation run it. After a fault every call fails with that fault, so memory of a lost device is never reused.
+//! A call is checked, turned into work and enqueued into its stream. The engine decides in which order work runs;
+//! threads or a simulation run it. After a fault every call fails with that fault, so memory on a lost device is never
+//! reused.
 
 use std::{ptr::NonNull, sync::Arc, thread::JoinHandle, time::Duration};
 
 use super::{
     Emulated,
-    faults::Plan,
+    faults::FaultPlan,
     fresh_id,
-    full::QueueLimit,
-    graph::Graphs,
+    graph::EmulatedGraphs,
     lock,
     machine::{DeviceId, StreamId},
-    memory::Memory,
+    memory::EmulatedMemory,
+    queue_limit::QueueLimit,
     simulation::{self, SimulationHandle},
-    work::{Work, check_copy, check_fill, check_launch, no_stand_in},
+    work::{Work, check_copy, check_fill, check_launch, no_emulation},
     workers::Engine,
 };
 use crate::{
     device::{
         backend::{
-            Address, Backend, Endpoint, ExternalWork, GraphCondition, HostFunction, KernelDef, Launch, LossHandler,
-            MemoryInfo, NodeWork, Pattern, RawEvent, RawExec, RawGraph, RawNode, RawStream, Recorded, Refused,
+            Address, Backend, Endpoint, ExternalNodes, ExternalWork, GraphCondition, HostFunction, KernelDef, Launch,
+            LossHandler, MemoryInfo, NodeWork, Pattern, RawEvent, RawExec, RawGraph, RawNode, RawStream, Refused,
             StreamSpec,
         },
-        work_item::hold,
+        work_item::own_args,
     },
     error::{Error, ErrorKind, Result},
     sync::{Level, Mutex, discard_all},
 };
 
 /// Priorities as in CUDA: lower is more urgent.
-const LEAST: i32 = 0;
-const GREATEST: i32 = -5;
+const LOWEST_PRIORITY: i32 = 0;
+const HIGHEST_PRIORITY: i32 = -5;
 
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct EmulatedDevice {
     name: String,
     pub(super) id: DeviceId,
     legacy: StreamId,
     pub(super) engine: Arc<Engine>,
-    pub(super) memory: Arc<Memory>,
-    pub(super) plan: Arc<Plan>,
+    pub(super) memory: Arc<EmulatedMemory>,
+    pub(super) fault_plan: Arc<FaultPlan>,
     /// See [`graph`](super::graph).
-    pub(super) graphs: Mutex<Graphs>,
+    pub(super) graphs: Mutex<EmulatedGraphs>,
     workers: Vec<JoinHandle<()>>,
     /// Blocks calls while a stream's queue is full; `None` if queues are unlimited.
-    full: Option<QueueLimit>,
-    lost: Arc<Lost>,
+    queue_limit: Option<QueueLimit>,
+    skipped: Arc<SkippedFunctions>,
 }
 
-/// Host functions that a planned fault has skipped, kept for the life of the device. A worker drops them at its end, as
-/// the last handle of a device may be dropped where a destructor of the user's must not run or must not be waited for.
-#[derive(Debug, Default)]
-pub(super) struct Lost(Mutex<Vec<LostFunction>>);
+/// Host functions that a planned fault has skipped, kept for the life of the device. A worker drops them when it ends:
+/// the last handle of a device might be dropped where a user's destructor must not run.
+#[derive(Default)]
+pub(super) struct SkippedFunctions(Mutex<Vec<HostFunction>>);
 
-impl Lost {
+impl SkippedFunctions {
     pub(super) fn discard(&self) {
-        let lost = std::mem::take(&mut *lock(&self.0));
-        discard_all(lost);
+        let skipped = std::mem::take(&mut *lock(&self.0));
+        discard_all(skipped);
     }
 }
 
-struct LostFunction(#[allow(dead_code, reason = "held, never called")] HostFunction);
-
-impl std::fmt::Debug for LostFunction {
+impl std::fmt::Debug for SkippedFunctions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("host function")
+        f.debug_tuple("SkippedFunctions").finish_non_exhaustive()
     }
 }
 
-impl Device {
+impl EmulatedDevice {
     pub(super) fn open(config: Emulated, engine: Arc<Engine>, name: String) -> Arc<dyn Backend> {
         let name = config.name.unwrap_or(name);
         let (id, legacy) = (fresh_id(), fresh_id());
         engine.with(|machine| machine.add_device(id, legacy));
-        let lost = Arc::<Lost>::default();
-        let workers = engine.hire(id, &name, config.workers, &lost);
+        let skipped = Arc::<SkippedFunctions>::default();
+        let workers = engine.spawn_workers(id, &name, config.workers, &skipped);
         Arc::new(Self {
             name,
             id,
             legacy,
             engine,
-            memory: Arc::new(Memory::new(config.memory)),
-            plan: Arc::new(Plan::new(config.faults)),
-            graphs: Mutex::at(Level::DriverObjects, Graphs::default()),
-            full: config.queue_depth.filter(|_| !workers.is_empty()).map(QueueLimit::new),
+            memory: Arc::new(EmulatedMemory::new(config.memory)),
+            fault_plan: Arc::new(FaultPlan::new(config.faults)),
+            graphs: Mutex::at(Level::DriverObjects, EmulatedGraphs::default()),
+            queue_limit: config.queue_depth.filter(|_| !workers.is_empty()).map(QueueLimit::new),
             workers,
-            lost,
+            skipped,
         })
     }
 
-    pub(super) fn alive(&self) -> Result<()> {
-        self.engine.with(|machine| machine.alive(self.id))
+    pub(super) fn check_alive(&self) -> Result<()> {
+        self.engine.with(|machine| machine.check_alive(self.id))
     }
 
     pub(super) fn stream(&self, stream: RawStream) -> StreamId {
@@ -104,49 +103,49 @@ impl Device {
         self.enqueue_from(stream, &mut Some(work))
     }
 
-    /// If the machine refuses the work, it stays in `work`: it may be a user's, and must not be dropped under a lock.
+    /// If the machine refuses the work, it stays in `work`: a user's destructor must not run under a lock.
     fn enqueue_from(&self, stream: RawStream, work: &mut Option<Work>) -> Result<()> {
         let stream = self.stream(stream);
         let refused = self.engine.with(|machine| {
             machine.accepts(self.id, stream)?;
             work.take().map_or(Ok(()), |work| machine.enqueue(self.id, stream, work))
         });
-        refused.map_err(|error| self.here(error))
+        refused.map_err(|error| self.at_device(error))
     }
 
-    /// Waits, as a driver does, until the stream's queue has room for one more.
-    pub(super) fn room(&self, stream: RawStream) {
-        let Some(full) = &self.full else { return };
+    /// Waits, like a driver, until the stream's queue has room for one more entry.
+    pub(super) fn wait_for_room(&self, stream: RawStream) {
+        let Some(queue_limit) = &self.queue_limit else { return };
         let stream = self.stream(stream);
         // A lost device has nothing pending.
-        full.wait(|| self.engine.with(|machine| machine.pending(stream, Work::takes_a_place)));
+        queue_limit.wait(|| self.engine.with(|machine| machine.pending(stream, Work::occupies_queue)));
     }
 
-    /// For a call that needs the context exclusively: waits, as in a driver, for the calls that wait for room.
-    fn alone(&self) {
-        if let Some(full) = &self.full {
-            full.alone();
+    /// Called where a driver needs its context exclusively: waits, like a driver, for the calls that wait for room.
+    fn wait_exclusive(&self) {
+        if let Some(queue_limit) = &self.queue_limit {
+            queue_limit.wait_exclusive();
         }
     }
 
-    pub(super) fn here(&self, error: Error) -> Error {
+    pub(super) fn at_device(&self, error: Error) -> Error {
         error.at(&self.name)
     }
 }
 
-impl Drop for Device {
+impl Drop for EmulatedDevice {
     fn drop(&mut self) {
-        self.engine.dismiss(self.id, std::mem::take(&mut self.workers));
+        self.engine.close_device(self.id, std::mem::take(&mut self.workers));
     }
 }
 
-impl Backend for Device {
+impl Backend for EmulatedDevice {
     fn simulation(&self) -> Option<SimulationHandle> {
         simulation::current().filter(|simulation| simulation.runs(&self.engine))
     }
 
-    fn when_lost(&self, tell: LossHandler) {
-        self.engine.when_lost(self.id, tell);
+    fn when_lost(&self, handler: LossHandler) {
+        self.engine.when_lost(self.id, handler);
     }
 
     fn has_ended(&self) -> bool {
@@ -154,7 +153,7 @@ impl Backend for Device {
     }
 
     fn queue_depth(&self) -> Option<u64> {
-        self.full.as_ref().map(QueueLimit::most)
+        self.queue_limit.as_ref().map(QueueLimit::max)
     }
 
     fn name(&self) -> &str {
@@ -166,32 +165,32 @@ impl Backend for Device {
     }
 
     fn make_current(&self) -> Result<()> {
-        self.alive()
+        self.check_alive()
     }
 
     fn memory(&self) -> Result<MemoryInfo> {
-        self.alive()?;
+        self.check_alive()?;
         Ok(self.memory.info())
     }
 
     fn alloc(&self, bytes: u64) -> Result<Address> {
-        self.alive()?;
-        self.memory.alloc(bytes, self.plan.allocation()).map_err(|error| self.here(error))
+        self.check_alive()?;
+        self.memory.alloc(bytes, self.fault_plan.next_allocation_fails()).map_err(|error| self.at_device(error))
     }
 
     unsafe fn free(&self, address: Address) -> Result<()> {
-        self.alive()?;
-        self.memory.free(address).map_err(|error| self.here(error))
+        self.check_alive()?;
+        self.memory.free(address).map_err(|error| self.at_device(error))
     }
 
     fn alloc_on(&self, stream: RawStream, bytes: u64) -> Result<Address> {
         let stream = self.stream(stream);
-        self.engine.with(|machine| machine.accepts(self.id, stream)).map_err(|error| self.here(error))?;
+        self.engine.with(|machine| machine.accepts(self.id, stream)).map_err(|error| self.at_device(error))?;
         self.alloc(bytes)
     }
 
     unsafe fn free_on(&self, stream: RawStream, address: Address) -> Result<()> {
-        self.alive()?;
+        self.check_alive()?;
         self.enqueue(stream, Work::Free { address, memory: self.memory.clone() })
     }
 
@@ -200,37 +199,39 @@ impl Backend for Device {
     }
 
     unsafe fn recycle(&self, stream: Option<RawStream>, address: Address, bytes: u64) -> Result<()> {
-        self.alive()?;
+        self.check_alive()?;
         let fill = Work::Recycle { address, bytes };
         match stream {
             Some(stream) => self.enqueue(stream, fill),
-            // SAFETY: no enqueued work touches it, and the caller has exclusive access.
-            None => unsafe { fill.run(&|| true) }.map_err(|fault| self.here(Error::new(ErrorKind::Driver, fault.0))),
+            None => {
+                // SAFETY: no enqueued work accesses the memory, and the caller has exclusive access.
+                unsafe { fill.run(&|| true) }.map_err(|fault| self.at_device(Error::new(ErrorKind::Driver, fault.0)))
+            }
         }
     }
 
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
-        self.alive()?;
-        self.alone();
-        self.memory.alloc_host(bytes).map_err(|error| self.here(error))
+        self.check_alive()?;
+        self.wait_exclusive();
+        self.memory.alloc_host(bytes).map_err(|error| self.at_device(error))
     }
 
     unsafe fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()> {
-        self.alive()?;
-        self.memory.free_host(memory, bytes).map_err(|error| self.here(error))
+        self.check_alive()?;
+        self.memory.free_host(memory, bytes).map_err(|error| self.at_device(error))
     }
 
     fn stream_priorities(&self) -> (i32, i32) {
-        (LEAST, GREATEST)
+        (LOWEST_PRIORITY, HIGHEST_PRIORITY)
     }
 
     fn stream_create(&self, spec: &StreamSpec) -> Result<RawStream> {
-        self.alone();
+        self.wait_exclusive();
         let id = fresh_id();
-        let priority = spec.priority.clamp(GREATEST, LEAST);
+        let priority = spec.priority.clamp(HIGHEST_PRIORITY, LOWEST_PRIORITY);
         self.engine
             .with(|machine| machine.add_stream(self.id, id, spec.name.clone(), priority, spec.non_blocking))
-            .map_err(|error| self.here(error))?;
+            .map_err(|error| self.at_device(error))?;
         Ok(RawStream(id))
     }
 
@@ -242,93 +243,93 @@ impl Backend for Device {
 
     fn stream_destroy(&self, stream: RawStream) {
         if stream != RawStream(0) {
-            self.alone();
+            self.wait_exclusive();
             self.engine.with(|machine| machine.close_stream(stream.0));
         }
     }
 
     fn stream_query(&self, stream: RawStream) -> Result<bool> {
         let stream = self.stream(stream);
-        let ends = self.engine.with(|machine| machine.ends(self.id, stream)).map_err(|error| self.here(error))?;
+        let ends = self.engine.with(|machine| machine.ends(self.id, stream)).map_err(|error| self.at_device(error))?;
         Ok(ends.is_empty())
     }
 
     fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
-        self.engine.synchronize(self.id, self.stream(stream)).map_err(|error| self.here(error))
+        self.engine.synchronize(self.id, self.stream(stream)).map_err(|error| self.at_device(error))
     }
 
     fn event_create(&self, timed: bool) -> Result<RawEvent> {
-        self.alone();
+        self.wait_exclusive();
         let id = fresh_id();
-        self.engine.with(|machine| machine.add_event(self.id, id, timed)).map_err(|error| self.here(error))?;
+        self.engine.with(|machine| machine.add_event(self.id, id, timed)).map_err(|error| self.at_device(error))?;
         Ok(RawEvent(id))
     }
 
     fn event_destroy(&self, event: RawEvent) {
-        self.alone();
+        self.wait_exclusive();
         self.engine.with(|machine| machine.remove_event(event.0));
     }
 
     fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let stream = self.stream(stream);
-        self.engine.with(|machine| machine.record(self.id, event.0, stream)).map_err(|error| self.here(error))
+        self.engine.with(|machine| machine.record(self.id, event.0, stream)).map_err(|error| self.at_device(error))
     }
 
     fn event_query(&self, event: RawEvent) -> Result<bool> {
-        self.engine.with(|machine| machine.is_recorded(self.id, event.0)).map_err(|error| self.here(error))
+        self.engine.with(|machine| machine.is_recorded(self.id, event.0)).map_err(|error| self.at_device(error))
     }
 
     fn event_elapsed(&self, from: RawEvent, to: RawEvent) -> Result<Duration> {
-        self.engine.with(|machine| machine.elapsed(self.id, from.0, to.0)).map_err(|error| self.here(error))
+        self.engine.with(|machine| machine.elapsed(self.id, from.0, to.0)).map_err(|error| self.at_device(error))
     }
 
     fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<()> {
         let stream = self.stream(stream);
-        self.engine.with(|machine| machine.wait(self.id, stream, event.0)).map_err(|error| self.here(error))
+        self.engine.with(|machine| machine.wait(self.id, stream, event.0)).map_err(|error| self.at_device(error))
     }
 
     unsafe fn copy(&self, stream: RawStream, to: Endpoint, from: Endpoint, bytes: u64) -> Result<()> {
-        self.alive()?;
-        check_copy(bytes).map_err(|error| self.here(error))?;
-        self.room(stream);
-        let planned = self.plan.copy();
+        self.check_alive()?;
+        check_copy(bytes).map_err(|error| self.at_device(error))?;
+        self.wait_for_room(stream);
+        let planned = self.fault_plan.next_copy_fails();
         self.enqueue(stream, Work::Copy { to, from, bytes, planned })
     }
 
     unsafe fn fill(&self, stream: RawStream, to: Address, pattern: Pattern, bytes: u64) -> Result<()> {
-        self.alive()?;
-        check_fill(to, pattern, bytes).map_err(|error| self.here(error))?;
-        self.room(stream);
+        self.check_alive()?;
+        check_fill(to, pattern, bytes).map_err(|error| self.at_device(error))?;
+        self.wait_for_room(stream);
         self.enqueue(stream, Work::Fill { to, pattern, bytes })
     }
 
     fn load(&self, _kernel: &'static KernelDef) -> Result<()> {
-        self.alive()
+        self.check_alive()
     }
 
     unsafe fn launch(&self, stream: RawStream, launch: &Launch<'_>) -> Result<()> {
-        self.alive()?;
-        check_launch(launch).map_err(|error| self.here(error.at(format!("kernel `{}`", launch.kernel.name))))?;
-        self.room(stream);
-        let planned = self.plan.kernel(launch.kernel.name);
-        self.enqueue(stream, Work::Kernel { kernel: launch.kernel, args: hold(launch.args), planned })
+        self.check_alive()?;
+        check_launch(launch).map_err(|error| self.at_device(error.at(format!("kernel `{}`", launch.kernel.name))))?;
+        self.wait_for_room(stream);
+        let planned = self.fault_plan.next_kernel_fails(launch.kernel.name);
+        self.enqueue(stream, Work::Kernel { kernel: launch.kernel, args: own_args(launch.args), planned })
     }
 
     unsafe fn external(&self, stream: RawStream, external: ExternalWork<'_>) -> Result<()> {
-        self.alive()?;
+        self.check_alive()?;
         let ExternalWork { name, args, emulated, .. } = external;
-        let body = emulated.ok_or_else(|| self.here(no_stand_in()))?;
-        self.room(stream);
-        let planned = self.plan.kernel(name);
-        self.enqueue(stream, Work::External { name, args: hold(args), body, planned })
+        let body = emulated.ok_or_else(|| self.at_device(no_emulation()))?;
+        self.wait_for_room(stream);
+        let planned = self.fault_plan.next_kernel_fails(name);
+        self.enqueue(stream, Work::External { name, args: own_args(args), body, planned })
     }
 
     fn host_function(&self, stream: RawStream, function: &mut Option<HostFunction>) -> Result<()> {
-        self.alive()?;
-        self.alone();
-        if self.plan.function() {
-            self.enqueue(stream, Work::Lost)?;
-            lock(&self.lost.0).extend(function.take().map(LostFunction));
+        self.check_alive()?;
+        self.wait_exclusive();
+        if self.fault_plan.next_function_is_lost() {
+            self.enqueue(stream, Work::SkippedHost)?;
+            lock(&self.skipped.0).extend(function.take());
             return Ok(());
         }
         let mut work = function.take().map(Work::Host);
@@ -344,15 +345,15 @@ impl Backend for Device {
     }
 
     fn graph_destroy(&self, graph: RawGraph) {
-        self.end_graph(graph);
+        self.remove_graph(graph);
     }
 
     unsafe fn graph_add(&self, graph: RawGraph, after: &[RawNode], work: &NodeWork<'_>) -> Result<RawNode> {
-        self.add_node(graph, after, work).map_err(|error| self.here(error))
+        self.add_node(graph, after, work).map_err(|error| self.at_device(error))
     }
 
     fn graph_add_alloc(&self, graph: RawGraph, after: &[RawNode], bytes: u64) -> Result<(RawNode, Address)> {
-        self.add_alloc(graph, after, bytes).map_err(|error| self.here(error))
+        self.add_alloc(graph, after, bytes).map_err(|error| self.at_device(error))
     }
 
     unsafe fn graph_add_conditional(
@@ -362,7 +363,7 @@ impl Backend for Device {
         when: GraphCondition,
         flag: Address,
     ) -> Result<(RawNode, RawGraph)> {
-        self.add_conditional(graph, after, when, flag).map_err(|error| self.here(error))
+        self.add_conditional(graph, after, when, flag).map_err(|error| self.at_device(error))
     }
 
     unsafe fn graph_external(
@@ -370,44 +371,44 @@ impl Backend for Device {
         graph: RawGraph,
         after: &[RawNode],
         external: ExternalWork<'_>,
-    ) -> Result<Recorded> {
-        self.add_external(graph, after, external).map_err(|error| self.here(error))
+    ) -> Result<ExternalNodes> {
+        self.add_external(graph, after, external).map_err(|error| self.at_device(error))
     }
 
     fn graph_order(&self, graph: RawGraph, before: RawNode, after: RawNode) -> Result<()> {
-        self.add_edge(graph, before, after).map_err(|error| self.here(error))
+        self.add_edge(graph, before, after).map_err(|error| self.at_device(error))
     }
 
     fn graph_remove(&self, graph: RawGraph, node: RawNode) -> Result<()> {
-        self.remove_node(graph, node).map_err(|error| self.here(error))
+        self.remove_node(graph, node).map_err(|error| self.at_device(error))
     }
 
     fn graph_instantiate(&self, graph: RawGraph) -> Result<RawExec> {
-        self.new_exec(graph).map_err(|error| self.here(error))
+        self.new_exec(graph).map_err(|error| self.at_device(error))
     }
 
     unsafe fn exec_destroy(&self, exec: RawExec) {
-        self.end_exec(exec);
+        self.remove_exec(exec);
     }
 
     fn exec_upload(&self, exec: RawExec, stream: RawStream) -> Result<()> {
-        self.upload(exec, stream).map_err(|error| self.here(error))
+        self.upload(exec, stream).map_err(|error| self.at_device(error))
     }
 
     unsafe fn exec_launch(&self, exec: RawExec, stream: RawStream) -> Result<()> {
-        self.room(stream);
-        self.launch_exec(exec, stream).map_err(|error| self.here(error))
+        self.wait_for_room(stream);
+        self.launch_exec(exec, stream).map_err(|error| self.at_device(error))
     }
 
     unsafe fn exec_update(&self, exec: RawExec, graph: RawGraph) -> Result<Result<(), Refused>> {
-        self.update_exec(exec, graph).map_err(|error| self.here(error))
+        self.update_exec(exec, graph).map_err(|error| self.at_device(error))
     }
 
     unsafe fn exec_set(&self, exec: RawExec, node: RawNode, work: &NodeWork<'_>) -> Result<Result<(), Refused>> {
-        self.set_node(exec, node, work).map_err(|error| self.here(error))
+        self.set_node(exec, node, work).map_err(|error| self.at_device(error))
     }
 
     fn exec_enable(&self, exec: RawExec, node: RawNode, enabled: bool) -> Result<Result<(), Refused>> {
-        self.enable_node(exec, node, enabled).map_err(|error| self.here(error))
+        self.enable_node(exec, node, enabled).map_err(|error| self.at_device(error))
     }
 }

@@ -1,7 +1,7 @@
-//! Planned faults: what a test makes fail, and when.
+//! Planned faults: the calls that a test makes fail.
 //!
-//! Calls are counted as they are **enqueued**, from 1, so that a plan hits the same call in whatever order the worker
-//! threads run. The call fails when it runs, as on a GPU: a trapped kernel is enqueued without an error.
+//! Calls are counted from 1 when they are **enqueued**, so that a plan hits the same call in whatever order the worker
+//! threads run. The call fails when its work runs, as on a GPU: a kernel that traps is enqueued without an error.
 
 use rustc_hash::FxHashMap;
 
@@ -10,9 +10,9 @@ use crate::sync::Mutex;
 
 /// The faults of an emulated device.
 ///
-/// Everything is counted from 1, in the order in which the calls are made: `Faults::new().trap_kernel("scale", 3)`
-/// traps the third launch of `scale`. A node of a graph counts once for each launch of the graph, in the order in which
-/// the nodes were added; within a conditional node, once for each time that it runs. The methods may be called several
+/// Calls are counted from 1, in the order in which they are made: `Faults::new().trap_kernel("scale", 3)` traps the
+/// third launch of `scale`. A graph node counts once for each launch of the graph, in the order in which the nodes were
+/// added; a node in the body of a conditional node counts each time that it runs. The methods can be called several
 /// times; all planned faults occur.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
@@ -35,7 +35,7 @@ impl Faults {
         self
     }
 
-    /// The `nth` allocation of device memory fails, as if none were left. The device continues to work.
+    /// The `nth` allocation of device memory fails as if no memory were left. The device continues to work.
     #[must_use]
     pub fn fail_alloc(mut self, nth: u64) -> Self {
         self.allocations.push(nth);
@@ -49,8 +49,8 @@ impl Faults {
         self
     }
 
-    /// The `nth` host function is never called, and no error is reported: the stream goes on past it, and the function
-    /// is dropped only with the device.
+    /// The `nth` host function is never called, and no error is reported: the stream skips it, and the function is
+    /// dropped with the device.
     #[must_use]
     pub fn lose_host_function(mut self, nth: u64) -> Self {
         self.functions.push(nth);
@@ -58,55 +58,60 @@ impl Faults {
     }
 }
 
-/// A device's progress through its [`Faults`]. Each query counts one call, and returns whether that call is to fail.
+/// A device's progress through its [`Faults`]. Each method counts one call, and returns whether that call is to fail.
+/// Calls of a kind for which no fault is planned always succeed and are not counted.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct FaultPlan {
     faults: Faults,
-    counts: Mutex<Counts>,
+    counts: Mutex<CallCounts>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct CallCounts {
     kernels: FxHashMap<&'static str, u64>,
     allocations: u64,
     copies: u64,
     functions: u64,
 }
 
-impl Plan {
+impl FaultPlan {
     pub(super) fn new(faults: Faults) -> Self {
         Self { faults, counts: Mutex::default() }
     }
 
-    /// True if no fault is planned: then it does not matter when the copies of a graph are counted.
+    /// True if no fault is planned, so that no call is counted.
     pub(super) fn is_empty(&self) -> bool {
         let Faults { kernels, allocations, copies, functions } = &self.faults;
         kernels.is_empty() && allocations.is_empty() && copies.is_empty() && functions.is_empty()
     }
 
-    pub(super) fn kernel(&self, name: &'static str) -> bool {
-        // The only count that costs a lookup, so skip it if no kernel fault is planned.
-        if self.faults.kernels.is_empty() {
+    pub(super) fn next_kernel_fails(&self, name: &'static str) -> bool {
+        let planned = &self.faults.kernels;
+        if planned.is_empty() {
             return false;
         }
-        let nth = count(lock(&self.counts).kernels.entry(name).or_default());
-        self.faults.kernels.iter().any(|(planned, at)| planned == name && *at == nth)
+        let nth = increment(lock(&self.counts).kernels.entry(name).or_default());
+        planned.iter().any(|(kernel, at)| kernel == name && *at == nth)
     }
 
-    pub(super) fn allocation(&self) -> bool {
-        self.faults.allocations.contains(&count(&mut lock(&self.counts).allocations))
+    pub(super) fn next_allocation_fails(&self) -> bool {
+        self.next_fails(&self.faults.allocations, |counts| &mut counts.allocations)
     }
 
-    pub(super) fn copy(&self) -> bool {
-        self.faults.copies.contains(&count(&mut lock(&self.counts).copies))
+    pub(super) fn next_copy_fails(&self) -> bool {
+        self.next_fails(&self.faults.copies, |counts| &mut counts.copies)
     }
 
-    pub(super) fn function(&self) -> bool {
-        self.faults.functions.contains(&count(&mut lock(&self.counts).functions))
+    pub(super) fn next_function_is_lost(&self) -> bool {
+        self.next_fails(&self.faults.functions, |counts| &mut counts.functions)
+    }
+
+    fn next_fails(&self, planned: &[u64], count: impl FnOnce(&mut CallCounts) -> &mut u64) -> bool {
+        !planned.is_empty() && planned.contains(&increment(count(&mut lock(&self.counts))))
     }
 }
 
-fn count(number: &mut u64) -> u64 {
-    *number += 1;
-    *number
+fn increment(count: &mut u64) -> u64 {
+    *count += 1;
+    *count
 }

@@ -1,9 +1,9 @@
 //! The address space of the emulated devices.
 //!
-//! An address is never a valid host pointer: it is non-canonical on every machine this runs on, so code that uses it as
-//! a pointer crashes immediately. All devices of the process share one space, so a copy between two of them needs only
-//! two addresses. Addresses are never reused, and a gap follows each block, so that accesses to freed memory and past
-//! an end are detected.
+//! An address is never a valid host pointer: it is non-canonical on every supported machine, so code that uses it as a
+//! pointer crashes at once. All devices of the process share one address space, so a copy between two devices needs
+//! only two addresses. Addresses are never reused, and a gap follows each block, so that accesses to freed memory and
+//! past the end of a block are detected.
 //!
 //! ```text
 //!   address ──► SPACE: base ─► Block ──► host allocation, aligned to 256
@@ -11,8 +11,8 @@
 //!                                └─ counted by the Memory of the device it belongs to, against its capacity
 //! ```
 //!
-//! Fresh memory holds `0xAD`, released memory `0xDD`. An operation holds a reference to the block that it uses, so
-//! after a premature free it accesses stale memory, but never another owner's.
+//! Fresh memory is filled with `0xAD`, released memory with `0xDD`. An operation owns a reference to the block that it
+//! uses, so after a premature free it accesses stale memory, but never another owner's.
 
 use std::{
     alloc::{Layout, alloc, dealloc},
@@ -26,7 +26,7 @@ use std::{
 
 use super::lock;
 use crate::{
-    device::backend::{Address, MOST_ALIGNMENT, MemoryInfo},
+    device::backend::{Address, MAX_ALIGNMENT, MemoryInfo},
     device::{host_memory, human},
     error::{Error, ErrorKind, Result},
     sync::Mutex,
@@ -37,16 +37,16 @@ pub(super) const FRESH: u8 = 0xAD;
 /// The value of every released byte.
 pub(super) const RELEASED: u8 = 0xDD;
 
-const ALIGN: u64 = MOST_ALIGNMENT as u64;
+const ALIGN: u64 = MAX_ALIGNMENT as u64;
 const GAP: u64 = 4096;
-/// From this size on, an allocation is checked against the host's memory.
+/// Larger allocations are checked against the host's memory.
 const LARGE: usize = 1 << 30;
 
-static SPACE: RwLock<BTreeMap<u64, Arc<Block>>> = RwLock::new(BTreeMap::new());
+static SPACE: RwLock<BTreeMap<u64, Arc<Mapping>>> = RwLock::new(BTreeMap::new());
 static NEXT: AtomicU64 = AtomicU64::new(0x7e00_0000_0000_0000);
 
 #[derive(Debug)]
-struct Block {
+struct Mapping {
     base: u64,
     bytes: u64,
     host: HostBlock,
@@ -59,7 +59,7 @@ struct HostBlock {
     layout: Layout,
 }
 
-// SAFETY: it owns its bytes; the streams order the accesses to them, as the unsafe calls of `Backend` demand.
+// SAFETY: it owns its bytes; streams order the accesses to them, as the contracts of `Backend` require.
 unsafe impl Send for HostBlock {}
 // SAFETY: as above; nothing here reads or writes the bytes through a shared reference.
 unsafe impl Sync for HostBlock {}
@@ -68,10 +68,11 @@ impl HostBlock {
     fn new(layout: Layout) -> Result<Self> {
         assert!(layout.size() > 0);
         let refuse = || {
-            let text = format!("the host has no {} left for an emulated device", human::bytes(layout.size() as u64));
+            let text =
+                format!("the host cannot allocate {} for an emulated device", human::bytes(layout.size() as u64));
             Error::new(ErrorKind::OutOfMemory, text)
         };
-        // All of it is written below: if the system overcommits memory that it does not have, it kills the process.
+        // All bytes are written below: a system that overcommits its memory would kill the process.
         if layout.size() > LARGE && host_memory().is_some_and(|most| layout.size() as u64 > most) {
             return Err(refuse());
         }
@@ -85,8 +86,8 @@ impl HostBlock {
 
 impl Drop for HostBlock {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout and released only here. No operation is using it: each one holds
-        // a reference to the block, and the caller that freed host memory has guaranteed it.
+        // SAFETY: allocated in `new` with this layout and released only here. No operation is using it: each operation
+        // owns a reference to the block, and the caller that freed host memory has guaranteed it.
         unsafe {
             self.start.write_bytes(RELEASED, self.layout.size());
             dealloc(self.start.as_ptr(), self.layout);
@@ -94,18 +95,18 @@ impl Drop for HostBlock {
     }
 }
 
-/// The host bytes of an operation: a pointer, and the block that keeps it valid.
+/// The host bytes that an operation accesses: a pointer, and the block that keeps it valid.
 #[derive(Debug)]
-pub(super) struct Reach {
+pub(super) struct Resolved {
     pub(super) start: *mut u8,
-    _block: Option<Arc<Block>>,
+    _block: Option<Arc<Mapping>>,
 }
 
-/// Finds the host bytes behind `bytes` bytes at `address`. The error is a message.
-pub(super) fn reach(address: Address, bytes: u64) -> Result<Reach, String> {
+/// Finds the host bytes behind `bytes` bytes at `address`. The error is a message for the user.
+pub(super) fn resolve(address: Address, bytes: u64) -> Result<Resolved, String> {
     if bytes == 0 {
-        // Aligned for any type and never read: an empty slice must still not be null.
-        return Ok(Reach { start: std::ptr::without_provenance_mut(ALIGN as usize), _block: None });
+        // Aligned for any type and never read; even the pointer of an empty slice must not be null.
+        return Ok(Resolved { start: std::ptr::without_provenance_mut(ALIGN as usize), _block: None });
     }
     let space = SPACE.read().unwrap_or_else(PoisonError::into_inner);
     let block = space.range(..=address.0).next_back().map(|(_, block)| block);
@@ -115,49 +116,49 @@ pub(super) fn reach(address: Address, bytes: u64) -> Result<Reach, String> {
     let offset = address.0 - block.base;
     if bytes > block.bytes - offset {
         return Err(format!(
-            "illegal address: {bytes} bytes at offset {offset} of an allocation of {} bytes",
+            "illegal address {address:?}: {bytes} bytes at offset {offset} exceed the allocation of {} bytes",
             block.bytes
         ));
     }
     // SAFETY: the offset is inside the block, as was just checked.
     let start = unsafe { block.host.start.as_ptr().add(offset as usize) };
-    Ok(Reach { start, _block: Some(block.clone()) })
+    Ok(Resolved { start, _block: Some(block.clone()) })
 }
 
-/// The memory of one device: its blocks in the address space, and the host memory that it allocated.
+/// The memory of one device: its blocks in the address space, and its page-locked host memory.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct EmulatedMemory {
     capacity: u64,
-    ledger: Mutex<Ledger>,
+    state: Mutex<MemoryState>,
 }
 
 #[derive(Debug, Default)]
-struct Ledger {
+struct MemoryState {
     in_use: u64,
-    /// Base and size of all live device memory.
+    /// The sizes of all live blocks of device memory, by base address.
     blocks: BTreeMap<u64, u64>,
     /// Live host memory.
     host: BTreeMap<usize, HostBlock>,
 }
 
-impl Memory {
+impl EmulatedMemory {
     pub(super) fn new(capacity: u64) -> Self {
-        Self { capacity, ledger: Mutex::default() }
+        Self { capacity, state: Mutex::default() }
     }
 
     pub(super) fn info(&self) -> MemoryInfo {
-        MemoryInfo { free: self.capacity - lock(&self.ledger).in_use, total: self.capacity }
+        MemoryInfo { free: self.capacity - lock(&self.state).in_use, total: self.capacity }
     }
 
-    /// `planned`: the allocation fails even if there is room.
+    /// If `planned` is set, the allocation fails even if there is room.
     pub(super) fn alloc(&self, bytes: u64, planned: bool) -> Result<Address> {
-        let mut ledger = lock(&self.ledger);
-        if planned || bytes > self.capacity - ledger.in_use {
+        let mut state = lock(&self.state);
+        if planned || bytes > self.capacity - state.in_use {
             return Err(Error::new(
                 ErrorKind::OutOfMemory,
                 format!(
-                    "asked for {bytes} bytes, {} in use of {}{}",
-                    ledger.in_use,
+                    "asked for {bytes} bytes; {} of {} bytes are in use{}",
+                    state.in_use,
                     self.capacity,
                     if planned { " (a planned fault)" } else { "" }
                 ),
@@ -166,43 +167,46 @@ impl Memory {
         let size = usize::try_from(bytes).ok().filter(|size| *size > 0);
         let layout = size.and_then(|size| Layout::from_size_align(size, ALIGN as usize).ok());
         let layout = layout.ok_or_else(|| cannot_allocate(bytes))?;
-        // First, so that a failed allocation uses up no addresses.
+        // Before an address is taken, so that a failed allocation uses up no addresses.
         let host = HostBlock::new(layout)?;
         let base = next_base(bytes)?;
-        let block = Arc::new(Block { base, bytes, host });
-        ledger.in_use += bytes;
-        ledger.blocks.insert(base, bytes);
+        let block = Arc::new(Mapping { base, bytes, host });
+        state.in_use += bytes;
+        state.blocks.insert(base, bytes);
         SPACE.write().unwrap_or_else(PoisonError::into_inner).insert(base, block);
         Ok(Address(base))
     }
 
     pub(super) fn free(&self, address: Address) -> Result<()> {
-        let mut ledger = lock(&self.ledger);
-        let Some(bytes) = ledger.blocks.remove(&address.0) else {
-            return Err(Error::new(ErrorKind::Driver, format!("{address:?} is not the start of an allocation here")));
+        let mut state = lock(&self.state);
+        let Some(bytes) = state.blocks.remove(&address.0) else {
+            return Err(Error::new(
+                ErrorKind::Driver,
+                format!("cannot free {address:?}: no allocation on this device starts there"),
+            ));
         };
-        ledger.in_use -= bytes;
-        drop(ledger);
+        state.in_use -= bytes;
+        drop(state);
         release(address.0);
         Ok(())
     }
 
     pub(super) fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
-        let layout = Layout::from_size_align(bytes, MOST_ALIGNMENT).ok().filter(|layout| layout.size() > 0);
+        let layout = Layout::from_size_align(bytes, MAX_ALIGNMENT).ok().filter(|layout| layout.size() > 0);
         let layout = layout.ok_or_else(|| cannot_allocate(bytes as u64))?;
         let block = HostBlock::new(layout)?;
         let start = block.start;
-        lock(&self.ledger).host.insert(start.as_ptr().addr(), block);
+        lock(&self.state).host.insert(start.as_ptr().addr(), block);
         Ok(start)
     }
 
     pub(super) fn free_host(&self, memory: NonNull<u8>, bytes: usize) -> Result<()> {
-        let mut ledger = lock(&self.ledger);
+        let mut state = lock(&self.state);
         let key = memory.as_ptr().addr();
-        match ledger.host.get(&key) {
+        match state.host.get(&key) {
             Some(block) if block.layout.size() == bytes => {
-                let block = ledger.host.remove(&key);
-                drop(ledger);
+                let block = state.host.remove(&key);
+                drop(state);
                 drop(block);
                 Ok(())
             }
@@ -210,27 +214,30 @@ impl Memory {
                 let message = format!("host memory of {} bytes was freed as {bytes} bytes", block.layout.size());
                 Err(Error::new(ErrorKind::Driver, message))
             }
-            None => Err(Error::new(ErrorKind::Driver, "host memory that was not allocated by this device")),
+            None => Err(Error::new(
+                ErrorKind::Driver,
+                "cannot free host memory that was not allocated by this device, or was freed before",
+            )),
         }
     }
 }
 
-/// Memory of a graph: a reserved address, counted against the capacity for the life of this value. There is memory
-/// behind it only between the nodes of a launch that allocate and free it.
+/// Memory of a graph: a reserved range of addresses, counted against the capacity for the life of this value. There is
+/// memory behind it only between the nodes of a launch that allocate and free it.
 #[derive(Debug)]
-pub(super) struct Reserved {
-    memory: Arc<Memory>,
+pub(super) struct ReservedRange {
+    memory: Arc<EmulatedMemory>,
     base: u64,
     bytes: u64,
 }
 
-impl Reserved {
-    /// `planned`: as for [`Memory::alloc`].
-    pub(super) fn new(memory: &Arc<Memory>, bytes: u64, planned: bool) -> Result<Self> {
+impl ReservedRange {
+    /// For `planned` see [`EmulatedMemory::alloc`].
+    pub(super) fn new(memory: &Arc<EmulatedMemory>, bytes: u64, planned: bool) -> Result<Self> {
         let Address(base) = memory.alloc(bytes, planned)?;
-        // Still counted by the device; only the bytes are released.
+        // The range still counts against the device's capacity; only the bytes are released.
         release(base);
-        lock(&memory.ledger).blocks.remove(&base);
+        lock(&memory.state).blocks.remove(&base);
         Ok(Self { memory: memory.clone(), base, bytes })
     }
 
@@ -238,41 +245,41 @@ impl Reserved {
         Address(self.base)
     }
 
-    pub(super) fn appear(&self) -> Result<()> {
+    pub(super) fn map(&self) -> Result<()> {
         let layout = Layout::from_size_align(self.bytes as usize, ALIGN as usize);
         let layout = layout.map_err(|error| Error::new(ErrorKind::Driver, error.to_string()))?;
-        let block = Arc::new(Block { base: self.base, bytes: self.bytes, host: HostBlock::new(layout)? });
+        let block = Arc::new(Mapping { base: self.base, bytes: self.bytes, host: HostBlock::new(layout)? });
         let before = SPACE.write().unwrap_or_else(PoisonError::into_inner).insert(self.base, block);
         drop(before);
         Ok(())
     }
 
-    pub(super) fn vanish(&self) {
+    pub(super) fn unmap(&self) {
         release(self.base);
     }
 }
 
-impl Drop for Reserved {
+impl Drop for ReservedRange {
     fn drop(&mut self) {
         release(self.base);
-        lock(&self.memory.ledger).in_use -= self.bytes;
+        lock(&self.memory.state).in_use -= self.bytes;
     }
 }
 
-impl Drop for Memory {
-    /// Releases the device's memory. Host memory that was not freed is leaked, as a pointer to it may exist.
+impl Drop for EmulatedMemory {
+    /// Releases the device's memory. Host memory that was not freed is leaked, as pointers to it might exist.
     fn drop(&mut self) {
-        let ledger = self.ledger.get_mut();
-        for base in ledger.blocks.keys() {
+        let state = self.state.get_mut();
+        for base in state.blocks.keys() {
             release(*base);
         }
-        std::mem::take(&mut ledger.host).into_values().for_each(std::mem::forget);
+        std::mem::take(&mut state.host).into_values().for_each(std::mem::forget);
     }
 }
 
 #[cold]
 fn cannot_allocate(bytes: u64) -> Error {
-    let text = format!("asked for {bytes} bytes: an allocation has from 1 to {} bytes", isize::MAX);
+    let text = format!("asked for {bytes} bytes: an allocation has at least 1 and at most {} bytes", isize::MAX);
     Error::new(ErrorKind::OutOfMemory, text)
 }
 
@@ -282,7 +289,7 @@ fn next_base(bytes: u64) -> Result<u64> {
     NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).map_err(|_| {
         Error::new(
             ErrorKind::OutOfMemory,
-            "the emulated devices have used up their addresses: none is used twice in a process",
+            "the emulated devices of this process have used all addresses, which are never reused: start a new process",
         )
     })
 }

@@ -1,9 +1,9 @@
 //! A device without a GPU.
 //!
-//! It is a device and not a mock, with in-order streams whose work runs at once on worker threads, events, host
-//! functions, graphs, an address space that only copies and kernels access, a capacity, poisoned memory, copies between
-//! devices, and faults. Code that is checked on it behaves the same on a GPU, except that a GPU takes longer to notice
-//! mistakes.
+//! It is a complete device, not a mock. Its streams run work in order, at once, on worker threads. It has events, host
+//! functions, graphs, copies between devices, a memory capacity and planned faults; only copies and kernels can access
+//! its address space, and fresh and freed memory is poisoned. Code that is correct here behaves the same on a GPU,
+//! where mistakes are only noticed later.
 //!
 //! ```text
 //!   device      the calls: `Backend`, one struct
@@ -14,15 +14,21 @@
 //!     workers     threads that run it        }  one or
 //!     simulation  one seeded loop runs it    }  the other
 //!     faults      planned faults
-//!     full        a full queue
+//!     queue_limit calls that block while a stream's queue is full
 //! ```
+//!
+//! To add here, with the files to change:
+//! - a call: `../backend.rs`, `device.rs`, `../cuda/mod.rs`, `work.rs` if it enqueues; forwarded by `../{check,recorder}`
+//! - a graph node: also `graph/mod.rs`, `graph/nodes.rs` and `graph/run.rs`, and `../check/graph/` for its accesses
+//! - a fault: `faults.rs` (`Faults`, `FaultPlan`), its call in `device.rs`, its node in `graph/run.rs`, the failure in `work.rs`
+//! - a counter: a field in `device.rs`; to read it, a method of `Backend` as above, and one of `Device` in `../mod.rs`
 
 mod device;
 mod faults;
-mod full;
 mod graph;
 mod machine;
 mod memory;
+mod queue_limit;
 pub(crate) mod simulation;
 mod work;
 mod workers;
@@ -43,8 +49,8 @@ pub use simulation::{Simulation, Task, Unfinished};
 use super::backend::Backend;
 use crate::sync::lock;
 
-/// The largest number of threads of one device.
-const MOST_WORKERS: usize = 256;
+/// The maximum number of worker threads of one device.
+const MAX_WORKERS: usize = 256;
 
 /// The configuration of an emulated device.
 ///
@@ -68,18 +74,18 @@ impl Emulated {
         Self { memory: 64 << 20, workers: cores.min(4), faults: Faults::new(), name: None, queue_depth: None }
     }
 
-    /// Sets the device's memory, in bytes: the limit for the sum of all live allocations.
+    /// Sets the device's memory in bytes, the limit for the sum of all live allocations.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;
         self
     }
 
-    /// Sets the number of threads that run its work, from 1 to 256. Any number of streams works with any number of
-    /// workers. A simulated device has none.
+    /// Sets the number of worker threads, from 1 to 256. Any number of streams works with any number of workers. A
+    /// simulated device has no workers.
     #[must_use]
     pub fn workers(mut self, workers: usize) -> Self {
-        self.workers = workers.clamp(1, MOST_WORKERS);
+        self.workers = workers.clamp(1, MAX_WORKERS);
         self
     }
 
@@ -90,19 +96,19 @@ impl Emulated {
         self
     }
 
-    /// Sets how many kernels, copies, fills and graph launches a stream accepts before the call that enqueues one more
-    /// blocks: at least 16; on a GPU it is about a thousand. While such a call blocks, calls that create or destroy a
-    /// stream or an event, enqueue a host function or allocate page-locked memory block too. By default, and on a
-    /// simulated device, there is no limit.
+    /// Sets how many kernels, copies, fills and graph launches can be pending in a stream before a call that enqueues
+    /// one more blocks. The minimum is 16; on a GPU it is about a thousand. While such a call blocks, calls that create
+    /// or destroy a stream or an event, enqueue a host function or allocate page-locked memory block too. By default,
+    /// and on a simulated device, there is no limit.
     ///
-    /// wakeline itself waits before that many are pending, and does not delay others.
+    /// wakeline itself waits before this limit is reached, so that it does not delay other calls.
     #[must_use]
     pub fn queue_depth(mut self, pieces: u64) -> Self {
         self.queue_depth = Some(pieces.max(16));
         self
     }
 
-    /// Sets a name for messages, instead of `emulated:0` and so on.
+    /// Sets the device's name in messages, in place of `emulated:0` and so on.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
@@ -120,7 +126,7 @@ pub(crate) fn open(config: Emulated) -> Arc<dyn Backend> {
     static OPENED: AtomicU64 = AtomicU64::new(0);
     let number = OPENED.fetch_add(1, Ordering::Relaxed);
     let engine = workers::threaded();
-    device::Device::open(config, engine, format!("emulated:{number}"))
+    device::EmulatedDevice::open(config, engine, format!("emulated:{number}"))
 }
 
 /// A number that is unique in this process and differs from CUDA handles. Numbers are in the order of creation.

@@ -1,10 +1,11 @@
-//! What the race checker accepts has one result, in any order.
+//! Tests that a program which the race checker accepts has one result, in whatever order it runs.
 //!
-//! Random programs of fills, copies, kernels, events and the default stream run on two devices. The checker refuses
-//! what races; the rest is run in many simulated orders and on real threads, with the same bytes every time. Without
-//! the checker the same programs give different bytes in different orders, so the orders do differ.
+//! Random programs of fills, copies, kernels, events and the default stream run on two devices. Calls that the checker
+//! refuses are left out; the rest runs in many simulated orders and on real threads, and must write the same bytes
+//! every time. Without the checker the same programs write different bytes in different orders, which proves that the
+//! orders differ.
 //!
-//! The same is tested with graphs of random nodes and edges, launched on random streams.
+//! The same is tested for graphs with random nodes and edges, launched on random streams.
 
 use std::sync::Arc;
 
@@ -28,13 +29,13 @@ static MIX: KernelDef = KernelDef {
             *to = to.wrapping_mul(5).wrapping_add(from.wrapping_mul(3)).wrapping_add(scalar.bytes[0]);
         }
     },
-    known: Known::new(),
+    number: KernelNumber::new(),
 };
 
 const BYTES: u64 = 32;
 const BLOCKS: usize = 6;
 
-/// Execs of random graphs, each with its device. Nodes that are refused as a race are left out.
+/// Execs of random graphs, each with its device. Nodes that the checker refuses are left out.
 fn execs(random: &mut StdRng, devices: &[Arc<dyn Backend>; 2], memory: &[Address]) -> (Vec<(usize, RawExec)>, usize) {
     let mut refused = 0;
     let mut graph = |at: usize| {
@@ -69,9 +70,9 @@ fn execs(random: &mut StdRng, devices: &[Arc<dyn Backend>; 2], memory: &[Address
     (execs, refused)
 }
 
-/// Runs one program on any devices. Calls that are refused as a race are left out.
+/// Runs one program on two devices. Calls that the checker refuses are left out.
 fn program(seed: u64, devices: &[Arc<dyn Backend>; 2], graphs: bool) -> (Vec<u8>, usize) {
-    // A separate generator, so that a program with graphs is the same program without, plus graphs.
+    // A separate generator, so that a program with graphs makes the same other calls as the program without graphs.
     let mut chance = StdRng::seed_from_u64(seed);
     let mut random = StdRng::seed_from_u64(seed);
     let mut streams = Vec::new();
@@ -197,7 +198,7 @@ fn programs_with_races_have_several_results() {
     }
 }
 
-/// A wait of the default stream for an event that has passed still orders it with all blocking streams. Tested on
+/// A wait on the default stream for a completed event still orders the stream with all blocking streams. Tested on
 /// threads, where work completes while other work is enqueued.
 #[test]
 fn a_wait_for_a_passed_event_orders_the_default_stream() {

@@ -1,11 +1,11 @@
-//! The threads that run the work which the [machine](super::machine) makes runnable.
+//! The threads that run the work that the [machine](super::machine) makes runnable.
 //!
-//! All threaded devices of the process share one machine, so that a stream of one can wait for an event of another;
-//! each device has its own worker threads. A worker locks the machine to take and to finish work, never while it runs
-//! it. No thread waits for an event: it takes other work, or sleeps until there is some.
+//! All threaded devices of the process share one machine, so that a stream on one device can wait for an event of
+//! another; each device has its own worker threads. A worker locks the machine to take and to finish work, but not
+//! while the work runs. No worker waits for an event: it takes other work, or sleeps until there is some.
 //!
 //! ```text
-//!   call ──► machine ──► bell of the device ──► a worker: start ─ run ─ finish ──► machine ──► other bells
+//!   call ──► machine ──► condvar of the device ──► a worker: start ─ run ─ finish ──► machine ──► other condvars
 //! ```
 //!
 //! A call that makes a stream runnable wakes one sleeping worker of its device, and a worker that leaves more work
@@ -21,14 +21,14 @@ use std::{
 use rustc_hash::FxHashMap;
 
 use super::{
-    device::Lost,
+    device::SkippedFunctions,
     lock,
-    machine::{Begun, DeviceId, Machine, StreamId},
-    simulation::{Core, LogLine},
+    machine::{DeviceId, Machine, StartedEntry, StreamId},
+    simulation::{LogLine, SimulationCore},
     work::{Description, Fault, Work},
 };
 use crate::{
-    device::{backend::LossHandler, human, process::is_fork as in_a_fork, thread::DeviceThread},
+    device::{backend::LossHandler, process::is_fork, thread::DeviceThread},
     error::{Error, ErrorKind, Result},
     sync::{Condvar, Level, Mutex, MutexGuard, contained, discard_all, log},
     thread_name::thread_name,
@@ -36,27 +36,27 @@ use crate::{
 
 /// A machine, and the threads that wait for it.
 pub(super) struct Engine {
-    state: Mutex<State>,
-    /// Notified when a point is passed, if a thread waits.
+    state: Mutex<EngineState>,
+    /// Notified when a stream passes a point, if a call waits.
     passed: Condvar,
-    /// If set, there are no threads: the simulation runs it.
-    simulation: Option<Weak<Core>>,
-    /// Functions to call when the simulation ends.
+    /// If set, there are no threads: the simulation runs the machine.
+    simulation: Option<Weak<SimulationCore>>,
+    /// The functions to call when the simulation ends.
     loss_handlers: Mutex<Vec<(DeviceId, LossHandler)>>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct EngineState {
     pub(super) machine: Machine<Work>,
-    crews: FxHashMap<DeviceId, Workers>,
-    listeners: usize,
+    workers: FxHashMap<DeviceId, Workers>,
+    waiting_calls: usize,
 }
 
 #[derive(Debug)]
 struct Workers {
     name: Arc<str>,
-    bell: Arc<Condvar>,
-    asleep: usize,
+    work_available: Arc<Condvar>,
+    sleeping: usize,
 }
 
 impl fmt::Debug for Engine {
@@ -78,88 +78,92 @@ fn now() -> Duration {
 }
 
 impl Engine {
-    fn new(simulation: Option<Weak<Core>>) -> Self {
+    fn new(simulation: Option<Weak<SimulationCore>>) -> Self {
         Self {
-            state: Mutex::at(Level::Machine, State::default()),
+            state: Mutex::at(Level::Machine, EngineState::default()),
             passed: Condvar::new(),
             simulation,
             loss_handlers: Mutex::default(),
         }
     }
 
-    pub(super) fn simulated(simulation: Weak<Core>) -> Self {
+    pub(super) fn simulated(simulation: Weak<SimulationCore>) -> Self {
         Self::new(Some(simulation))
     }
 
-    /// Changes the machine, and then notifies all waiting threads that the change concerns.
+    /// Changes the machine, and then wakes the threads that the change concerns.
     pub(super) fn with<R>(&self, change: impl FnOnce(&mut Machine<Work>) -> R) -> R {
         let mut state = lock(&self.state);
         let result = change(&mut state.machine);
-        let news = state.ring(None) && self.simulation.is_some();
-        if news && state.listeners > 0 {
+        let changed = state.notify_workers(None) && self.simulation.is_some();
+        if changed && state.waiting_calls > 0 {
             // A call that waits in a simulation runs work itself.
             self.passed.notify_all();
         }
         drop(state);
-        if news {
-            self.stir();
+        if changed {
+            self.notify_simulation();
         }
         result
     }
 
-    /// Wakes a simulation's loop after a change: it may be on another thread, asleep.
-    fn stir(&self) {
+    /// Wakes a simulation's loop after a change: the loop might be asleep on another thread.
+    fn notify_simulation(&self) {
         if let Some(simulation) = self.simulation.as_ref().and_then(Weak::upgrade) {
-            simulation.stir();
+            simulation.notify();
         }
     }
 
     /// See [`Backend::when_lost`](crate::device::backend::Backend::when_lost). A device with its own threads is lost
-    /// only by a fault of its work, which the streams notice.
-    pub(super) fn when_lost(&self, device: DeviceId, tell: LossHandler) {
+    /// only by a fault of its work, which its streams report.
+    pub(super) fn when_lost(&self, device: DeviceId, handler: LossHandler) {
         if self.simulation.is_some() {
-            lock(&self.loss_handlers).push((device, tell));
+            lock(&self.loss_handlers).push((device, handler));
         }
     }
 
     /// Reports that all devices are lost with this error.
     pub(super) fn notify_loss(&self, error: &Error) {
         let handlers = std::mem::take(&mut *lock(&self.loss_handlers));
-        handlers.into_iter().for_each(|(_, tell)| _ = contained("a loss handler panicked", || tell(error.clone())));
+        handlers
+            .into_iter()
+            .for_each(|(_, handler)| _ = contained("a loss handler panicked", || handler(error.clone())));
     }
 
-    /// Whether a fault has ended the device and the work that it had begun is over.
+    /// True if a fault has ended the device and none of its work is still running.
     pub(super) fn has_ended(&self, device: DeviceId) -> bool {
         lock(&self.state).machine.has_ended(device)
     }
 
-    /// The seed for the orders of a graph's launches: drawn from the simulation, if there is one.
-    pub(super) fn draw(&self) -> u64 {
-        self.simulation.as_ref().and_then(Weak::upgrade).map_or(0, |simulation| simulation.draw())
+    /// The seed for the orders of a graph's launches, from the simulation if there is one.
+    pub(super) fn random_seed(&self) -> u64 {
+        self.simulation.as_ref().and_then(Weak::upgrade).map_or(0, |simulation| simulation.random_seed())
     }
 
-    /// Starts a device's workers, unless it is simulated. It works with fewer if the system refuses some; without any
-    /// it is lost.
-    pub(super) fn hire(
+    /// Starts a device's workers, unless the device is simulated. If the system cannot start all of them, the device
+    /// works with fewer; with none it is lost.
+    pub(super) fn spawn_workers(
         self: &Arc<Self>,
         device: DeviceId,
         name: &str,
         workers: usize,
-        lost: &Arc<Lost>,
+        skipped: &Arc<SkippedFunctions>,
     ) -> Vec<JoinHandle<()>> {
-        let bell = Arc::new(Condvar::new());
-        lock(&self.state).crews.insert(device, Workers { name: name.into(), bell: bell.clone(), asleep: 0 });
+        let work_available = Arc::new(Condvar::new());
+        lock(&self.state)
+            .workers
+            .insert(device, Workers { name: name.into(), work_available: work_available.clone(), sleeping: 0 });
         let workers = if self.simulation.is_some() { 0 } else { workers.max(1) };
-        let mut hired = Vec::new();
+        let mut started = Vec::new();
         for number in 0..workers {
-            let (engine, bell, lost) = (self.clone(), bell.clone(), lost.clone());
+            let (engine, work_available, skipped) = (self.clone(), work_available.clone(), skipped.clone());
             let builder = thread::Builder::new().name(thread_name(format!("{name}/{number}")));
             let life = move || {
-                engine.labour(device, &bell);
-                lost.discard();
+                engine.work_loop(device, &work_available);
+                skipped.discard();
             };
             match builder.spawn(life) {
-                Ok(worker) => hired.push(worker),
+                Ok(worker) => started.push(worker),
                 Err(error) => {
                     let (named, text) = (name.to_string(), error.to_string());
                     log(move || {
@@ -171,7 +175,7 @@ impl Engine {
                             "could not start a worker thread"
                         );
                     });
-                    if hired.is_empty() {
+                    if started.is_empty() {
                         let lost = Error::new(ErrorKind::DeviceLost, "could not start a worker thread").because(error);
                         discard_all(self.with(|machine| machine.fail(device, lost.at(name))));
                     }
@@ -179,25 +183,25 @@ impl Engine {
                 }
             }
         }
-        hired
+        started
     }
 
-    /// Handles the drop of a device's last handle: the workers end once its work is done. They are not joined, as the
-    /// drop may happen under a lock, and a worker's thread-locals may have destructors of the user's.
-    pub(super) fn dismiss(&self, device: DeviceId, workers: Vec<JoinHandle<()>>) {
+    /// Handles the drop of a device's last handle: the workers end once the device's work is done. They are not joined,
+    /// as the handle might be dropped under a lock, and a worker's thread-locals can have a user's destructors.
+    pub(super) fn close_device(&self, device: DeviceId, workers: Vec<JoinHandle<()>>) {
         self.with(|machine| machine.retire(device));
         let handlers: Vec<_> = lock(&self.loss_handlers).extract_if(.., |(of, _)| *of == device).collect();
         drop(handlers);
-        if in_a_fork() {
-            // The threads belong to the parent: the child has none to join.
+        if is_fork() {
+            // The threads belong to the parent process: there are none to join in the child.
             std::mem::forget(workers);
         }
     }
 
-    /// The number of threads that sleep in a call that waits.
+    /// The number of calls that sleep until work is done.
     #[cfg(test)]
-    pub(super) fn listeners(&self) -> usize {
-        lock(&self.state).listeners
+    pub(super) fn waiting_calls(&self) -> usize {
+        lock(&self.state).waiting_calls
     }
 
     /// Blocks until all work of a stream is done. In a simulation, runs work until then.
@@ -205,7 +209,7 @@ impl Engine {
         let mut state = lock(&self.state);
         let ends = state.machine.ends(device, stream)?;
         loop {
-            state.machine.alive(device)?;
+            state.machine.check_alive(device)?;
             if ends.iter().all(|point| state.machine.is_passed(*point)) {
                 return Ok(());
             }
@@ -215,43 +219,45 @@ impl Engine {
                 {
                     drop(state);
                     simulation.step_streams();
-                    // Its drop may take the lock.
+                    // Dropping the core can take the lock.
                     drop(simulation);
                     state = lock(&self.state);
                     continue;
                 }
-                if !state.machine.is_running() || DeviceThread::is_one() {
+                if !state.machine.is_running() || DeviceThread::is_current() {
                     let name = state.machine.stream_name(stream).cloned();
                     drop(state);
                     let name = name.as_deref().unwrap_or("?");
-                    let message = format!("stream `{name}` waits for work that has not been enqueued");
+                    let message = format!(
+                        "stream `{name}` waits for work that has not been enqueued: enqueue the work before this call, or await the stream"
+                    );
                     return Err(Error::new(ErrorKind::Stalled, message));
                 }
-                // Another thread runs something (not this one, further up its stack), and notifies when it is done. The
-                // lock was held since the checks above, so no notification was missed.
+                // Another thread is running work (not this thread, further up its stack), and notifies when that is
+                // done. The lock was held since the checks above, so no notification was missed.
             }
-            state.listeners += 1;
+            state.waiting_calls += 1;
             state = self.passed.wait(state);
-            state.listeners -= 1;
+            state.waiting_calls -= 1;
         }
     }
 
-    /// Runs one entry of a stream, for a simulation. `note` receives its description.
+    /// Runs one entry of a stream, for a simulation. `note` receives the entry's description.
     pub(super) fn step_one(&self, stream: StreamId, now: impl FnOnce() -> Duration, note: impl FnOnce(LogLine)) {
         let state = self.step(lock(&self.state), stream, now, |state, begun| {
-            let device = state.machine.device_of(stream).and_then(|device| state.crews.get(&device));
-            let device = device.map(|crew| crew.name.clone());
+            let device = state.machine.device_of(stream).and_then(|device| state.workers.get(&device));
+            let device = device.map(|workers| workers.name.clone());
             let work = match begun {
-                Begun::Waited => Description::Wait,
-                Begun::Recorded => Description::Record,
-                Begun::Work(work) => work.describe(),
+                StartedEntry::Waited => Description::Wait,
+                StartedEntry::ExternalNodes => Description::Record,
+                StartedEntry::Work(work) => work.describe(),
             };
             note(LogLine::Work { device, stream: state.machine.stream_name(stream).cloned(), work });
         });
         drop(state);
     }
 
-    fn labour(&self, device: DeviceId, bell: &Condvar) {
+    fn work_loop(&self, device: DeviceId, work_available: &Condvar) {
         let _device = DeviceThread::enter();
         let mut state = lock(&self.state);
         loop {
@@ -260,27 +266,27 @@ impl Engine {
             } else if state.machine.is_over(device) {
                 return;
             } else {
-                state.sleepers(device, 1);
-                state = bell.wait(state);
-                state.sleepers(device, -1);
+                state.add_sleeping(device, 1);
+                state = work_available.wait(state);
+                state.add_sleeping(device, -1);
             }
         }
     }
 
     fn step<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, EngineState>,
         stream: StreamId,
         now: impl FnOnce() -> Duration,
-        note: impl FnOnce(&State, &Begun<Work>),
-    ) -> MutexGuard<'a, State> {
+        note: impl FnOnce(&EngineState, &StartedEntry<Work>),
+    ) -> MutexGuard<'a, EngineState> {
         let Some(begun) = state.machine.start(stream, now) else { return state };
         note(&state, &begun);
-        // In a simulation, for the time of this entry.
+        // A simulation's thread counts as the device's thread while the entry runs.
         let _device = DeviceThread::enter();
         let device = state.machine.device_of(stream);
         let mut dropped = Vec::new();
-        if let Begun::Work(work) = begun {
+        if let StartedEntry::Work(work) = begun {
             if work.touches_memory() {
                 state.machine.touches_memory(stream);
             }
@@ -288,28 +294,29 @@ impl Engine {
                 state.wake_one(device);
             }
             drop(state);
-            let fault = WorkKind::of(&work);
+            let description = work.describe();
             // SAFETY: the machine returned the work once, in its stream's order, and what the caller that enqueued it
             // guaranteed holds until the stream has passed it, which is when `finish` is called below.
-            let outcome = unsafe { work.run(&|| device.is_some_and(|device| self.with(|m| m.alive(device)).is_ok())) };
+            let outcome =
+                unsafe { work.run(&|| device.is_some_and(|device| self.with(|m| m.check_alive(device)).is_ok())) };
             state = lock(&self.state);
             if let (Err(cause), Some(device)) = (outcome, device) {
-                let error = state.fault(device, stream, fault, cause);
+                let error = state.fault(device, stream, description, cause);
                 dropped = state.machine.fail(device, error);
             }
         }
         state.machine.finish(stream);
-        let stirs = state.ring(device) && self.simulation.is_some();
-        if state.listeners > 0 {
+        let notifies = state.notify_workers(device) && self.simulation.is_some();
+        if state.waiting_calls > 0 {
             self.passed.notify_all();
         }
-        if stirs || !dropped.is_empty() {
+        if notifies || !dropped.is_empty() {
             drop(state);
-            if stirs {
-                // Streams that became runnable are for the loop to run, which may be another thread.
-                self.stir();
+            if notifies {
+                // The loop, which might be on another thread, runs streams that became runnable.
+                self.notify_simulation();
             }
-            // Destructors of the user's: outside the lock, and after all were notified of the fault.
+            // Runs users' destructors: outside the lock, and after all waiting threads were notified of the fault.
             discard_all(dropped);
             state = lock(&self.state);
         }
@@ -317,67 +324,42 @@ impl Engine {
     }
 }
 
-/// What a worker is about to do, for the message if it fails.
-#[derive(Clone, Copy)]
-enum WorkKind {
-    Kernel(&'static str),
-    Copy(&'static str),
-    Graph,
-    Other,
-}
-
-impl WorkKind {
-    fn of(work: &Work) -> Self {
-        match work {
-            Work::Kernel { kernel, .. } => WorkKind::Kernel(kernel.name),
-            Work::Copy { to, from, .. } => WorkKind::Copy(human::direction(*to, *from)),
-            Work::Graph(_) => WorkKind::Graph,
-            _ => WorkKind::Other,
-        }
-    }
-}
-
-impl State {
-    /// Wakes a worker for each change, except for the `own` device of a worker that continues anyway. True if there was
+impl EngineState {
+    /// Wakes a worker for each change, except on the `own` device of a worker that continues anyway. True if there was
     /// a change.
-    fn ring(&mut self, own: Option<DeviceId>) -> bool {
-        let news = self.machine.news();
-        for device in &news {
+    fn notify_workers(&mut self, own: Option<DeviceId>) -> bool {
+        let changed = self.machine.take_changed();
+        for device in &changed {
             let device = *device;
             if self.machine.is_over(device) {
-                if let Some(crew) = self.crews.remove(&device) {
-                    crew.bell.notify_all();
+                if let Some(workers) = self.workers.remove(&device) {
+                    workers.work_available.notify_all();
                 }
             } else if own != Some(device) {
                 self.wake_one(device);
             }
         }
-        !news.is_empty()
+        !changed.is_empty()
     }
 
     fn wake_one(&self, device: DeviceId) {
-        if let Some(crew) = self.crews.get(&device).filter(|crew| crew.asleep > 0) {
-            crew.bell.notify_one();
+        if let Some(workers) = self.workers.get(&device).filter(|workers| workers.sleeping > 0) {
+            workers.work_available.notify_one();
         }
     }
 
-    fn sleepers(&mut self, device: DeviceId, change: isize) {
-        if let Some(crew) = self.crews.get_mut(&device) {
-            crew.asleep = crew.asleep.saturating_add_signed(change);
+    fn add_sleeping(&mut self, device: DeviceId, change: isize) {
+        if let Some(workers) = self.workers.get_mut(&device) {
+            workers.sleeping = workers.sleeping.saturating_add_signed(change);
         }
     }
 
-    fn fault(&self, device: DeviceId, stream: StreamId, doing: WorkKind, cause: Fault) -> Error {
+    fn fault(&self, device: DeviceId, stream: StreamId, work: Description, cause: Fault) -> Error {
         let stream = self.machine.stream_name(stream).map_or("?", |name| name);
-        let what = match doing {
-            WorkKind::Kernel(name) => format!("kernel `{name}` on stream `{stream}` failed"),
-            WorkKind::Copy(direction) => format!("copy {direction} on stream `{stream}` failed"),
-            WorkKind::Graph => format!("a graph on stream `{stream}` failed"),
-            WorkKind::Other => format!("fill on stream `{stream}` failed"),
-        };
+        let what = format!("{work} on stream `{stream}` failed");
         let error = Error::new(ErrorKind::DeviceLost, what).because(cause);
-        match self.crews.get(&device) {
-            Some(crew) => error.at(&*crew.name),
+        match self.workers.get(&device) {
+            Some(workers) => error.at(&*workers.name),
             None => error,
         }
     }

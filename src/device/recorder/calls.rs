@@ -5,19 +5,19 @@ use std::{ptr::NonNull, sync::atomic::Ordering, time::Duration};
 use super::{
     super::{
         backend::{
-            Address, Backend, Endpoint, ExternalWork, HostCallback, HostFunction, KernelDef, Launch, MemoryInfo,
-            NodeWork, Pattern, RawEvent, RawStream, Recorded, StreamSpec,
+            Address, Backend, Endpoint, ExternalNodes, ExternalWork, HostCallback, HostFunction, KernelDef, Launch,
+            MemoryInfo, NodeWork, Pattern, RawEvent, RawStream, StreamSpec,
         },
         graph_ir::{Kind, NodeSet},
-        touched::touched_as,
+        touched::touched_by_args,
     },
     Recorder,
 };
 use crate::error::{Error, ErrorKind, Result};
 
-pub(crate) fn is_called_once() -> Error {
-    let text = "a host function that can be called once, in a capture: each launch of the graph would call it again; \
-                use `host_callback`";
+pub(crate) fn one_shot_error() -> Error {
+    let text = "each launch of a captured graph calls its host functions, but this host function can be called only \
+                once: use `host_callback`";
     Error::new(ErrorKind::Usage, text)
 }
 
@@ -48,13 +48,16 @@ impl Backend for Recorder {
     }
 
     fn alloc_on(&self, _stream: RawStream, _bytes: u64) -> Result<Address> {
-        let text = "stream-ordered memory in a capture: it would have another owner at the second launch; allocate \
-                    from another allocator, whose memory the graph keeps alive";
+        let text = "stream-ordered memory in a capture is not supported, as it could have another owner at the \
+                    second launch: use another allocator, whose memory the graph keeps alive";
         Err(Error::new(ErrorKind::Usage, text))
     }
 
     unsafe fn free_on(&self, _stream: RawStream, _address: Address) -> Result<()> {
-        Err(Error::new(ErrorKind::Usage, "stream-ordered memory cannot be freed in a capture"))
+        Err(Error::new(
+            ErrorKind::Usage,
+            "stream-ordered memory cannot be freed in a capture: drop it before the capture begins or after it ends",
+        ))
     }
 
     fn alloc_host(&self, bytes: usize) -> Result<NonNull<u8>> {
@@ -77,7 +80,10 @@ impl Backend for Recorder {
     }
 
     fn stream_synchronize(&self, _stream: RawStream) -> Result<()> {
-        Err(Error::new(ErrorKind::Usage, "captured work does not run: wait for a launch of its graph instead"))
+        Err(Error::new(
+            ErrorKind::Usage,
+            "captured work does not run until its graph is launched: wait for a launch instead",
+        ))
     }
 
     fn event_create(&self, _timed: bool) -> Result<RawEvent> {
@@ -95,11 +101,11 @@ impl Backend for Recorder {
     fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let mut state = self.state();
         state.check()?;
-        let at = state.lane(stream)?;
+        let at = state.stream_end(stream)?;
         match state.events.get_mut(&event) {
             Some(mark) => *mark = at,
             None => {
-                // An event of the device: recorded at each launch.
+                // An event of the device, which is recorded at each launch.
                 drop(state);
                 // SAFETY: a record touches no memory; the caller that enqueued it keeps the event alive.
                 unsafe { self.enqueue(stream, &NodeWork::Record(event)) }?;
@@ -124,10 +130,10 @@ impl Backend for Recorder {
             // SAFETY: a wait touches no memory; the caller that enqueued it keeps the event alive.
             return unsafe { self.enqueue(stream, &NodeWork::Wait(event)) };
         };
-        let at = state.lane(stream)?;
+        let at = state.stream_end(stream)?;
         let joined = state.ir.last_of(at.into_iter().chain(mark));
-        if let Some(lane) = state.streams.get_mut(&stream) {
-            lane.at = joined;
+        if let Some(stream_end) = state.streams.get_mut(&stream) {
+            stream_end.at = joined;
         }
         Ok(())
     }
@@ -154,27 +160,29 @@ impl Backend for Recorder {
     unsafe fn external(&self, stream: RawStream, external: ExternalWork<'_>) -> Result<()> {
         let mut state = self.state();
         state.check()?;
-        if let Some(note) = &mut state.note {
-            return note.refuse("work of another library cannot be set: capture it again and update the whole exec");
+        if let Some(collector) = &mut state.collector {
+            return collector.refuse(
+                "a node cannot be set to another library's work: capture the graph again and update the whole exec",
+            );
         }
         let (after, graph, label) = (state.end_to_add(stream)?, state.graph, state.label.clone());
         let before = state.ir.raw_of(&after);
         state.capturing.store(true, Ordering::Release);
         drop(state);
-        let (name, touched) = (external.name, touched_as(external.args));
+        let (name, touched) = (external.name, touched_by_args(external.args));
         // SAFETY: the same contract. While `capturing` is set, nothing else is added to the graph.
         let recorded = unsafe { self.inner.graph_external(graph, &before, external) };
-        self.captured();
+        self.capture_ended();
         let mut state = self.state();
-        let Recorded { ends, nodes, host_copies } = recorded?;
+        let ExternalNodes { ends, nodes, host_copies } = recorded?;
         if nodes == 0 {
             return Ok(());
         }
         let raw = ends.into_iter().collect();
         let node = state.ir.add(raw, Kind::External, name.into(), label, after);
         state.ir.set_touched(node, touched);
-        state.foreign.extend(host_copies.into_iter().map(|(way, bytes)| (node, way, bytes)));
-        state.come_to(stream, node);
+        state.external_copies.extend(host_copies.into_iter().map(|(way, bytes)| (node, way, bytes)));
+        state.advance(stream, node);
         Ok(())
     }
 
@@ -184,7 +192,7 @@ impl Backend for Recorder {
     }
 
     fn host_function(&self, _stream: RawStream, _function: &mut Option<HostFunction>) -> Result<()> {
-        Err(is_called_once())
+        Err(one_shot_error())
     }
 
     fn host_callback(&self, stream: RawStream, function: HostCallback) -> Result<()> {

@@ -1,10 +1,10 @@
-//! The checker's model of graphs: which bytes each node touches, and which nodes come before it.
+//! The checker's model of graphs: the bytes that each node accesses, and the nodes that come before it.
 //!
-//! Two things can be wrong with a graph. Its **edges**: two nodes touch the same bytes, one writes, and neither depends
-//! on the other. That is found when the second is added, before the call is forwarded; for changed nodes of an exec, at
-//! the next launch, as its state between two changes never runs. And its **launch**: it is one call of its stream that
-//! touches all that its nodes touch, and must be ordered as any call; and what a node reads must have been written by an
-//! earlier node or call.
+//! A graph can have errors in its **edges**: two nodes access the same bytes, one writes, and neither depends on the
+//! other. This is found when the second node is added, before the call is forwarded; for changed nodes of an exec it is
+//! found at the next launch, as the exec's state between two changes never runs. A graph can also have errors in its
+//! **launch**, which is one call in its stream with all accesses of its nodes: it must be ordered like any call, and
+//! the bytes that a node reads must have been written by an earlier node or call.
 //!
 //! ```text
 //!   graph_add      ancestors of the node = its predecessors and their ancestors ──► every other node: a conflict?
@@ -13,14 +13,14 @@
 //!                  comes after: its stream's past, the exec's previous launch, the events that it waits for
 //!                  1. no access races with earlier calls of streams          nothing has changed if one does
 //!                  2. node by node, in the order of the edges: does the memory exist? was it written? is it now?
-//!                  3. all accesses are those of the stream's call from now on
+//!                  3. from now on, all of its accesses belong to the stream's call
 //! ```
 //!
-//! The accesses of a child or a body are its node's; what a body may do counts as done. A launch is one tick of its
-//! stream's clock: an event or a host function within it counts as its end. So the checker may miss races with nodes
-//! beside those, but reports no false alarm.
+//! The accesses of a child or a body count as its node's, whether or not the body runs. A launch is one tick of its
+//! stream's clock: an event or a host function within it counts as its end. So the checker can miss races with nodes
+//! that are unordered with these, but reports no false positive.
 //!
-//! The lock of the graphs is never held together with the universe's, nor while the device or user code is called.
+//! The lock of the graphs is never held together with the race state's, nor while the device or user code is called.
 
 mod launch;
 mod nodes;
@@ -30,13 +30,13 @@ mod tests;
 
 use std::sync::Arc;
 
-pub(super) use self::nodes::{Graphs, NodeConflict};
+pub(super) use self::nodes::{CheckedGraphs, NodeConflict};
 use self::{
-    launch::Launch,
-    nodes::{Access, Does, Exec, Graph, Node, Watched, adopt, find},
+    launch::CheckedLaunch,
+    nodes::{CheckedExec, CheckedGraph, CheckedNode, NodeAccess, NodeAction, TrackedCallback, find, replace_actions},
 };
 use super::{
-    Checked, place,
+    CheckedBackend, place,
     race_state::{Side, race_state},
     shadow::AccessKind,
     touch,
@@ -44,8 +44,8 @@ use super::{
 use crate::{
     device::{
         backend::{
-            Address, Endpoint, ExternalWork, HostCallback, NodeWork, RawExec, RawGraph, RawNode, RawStream, Recorded,
-            Refused,
+            Address, Endpoint, ExternalNodes, ExternalWork, HostCallback, NodeWork, RawExec, RawGraph, RawNode,
+            RawStream, Refused,
         },
         human,
     },
@@ -53,13 +53,13 @@ use crate::{
     sync::MutexGuard,
 };
 
-impl Checked {
-    fn graphs(&self) -> MutexGuard<'_, Graphs> {
+impl CheckedBackend {
+    fn graphs(&self) -> MutexGuard<'_, CheckedGraphs> {
         self.graphs.lock()
     }
 
     pub(super) fn watch_graph(&self, graph: RawGraph) {
-        self.graphs().graphs.insert(graph, Graph::default());
+        self.graphs().graphs.insert(graph, CheckedGraph::default());
     }
 
     pub(super) fn forget_graph(&self, graph: RawGraph) {
@@ -81,10 +81,10 @@ impl Checked {
         work: &NodeWork<'_>,
         forward: impl FnOnce(&NodeWork<'_>) -> Result<RawNode>,
     ) -> Result<RawNode> {
-        let does = self.does(work)?;
-        let node = self.check_node(graph, after, does)?;
-        let added = match (work, node.as_ref().map(|node| &node.does)) {
-            (NodeWork::Host(callback), Some(Does::Host(trackers))) => {
+        let action = self.action(work)?;
+        let node = self.check_node(graph, after, action)?;
+        let added = match (work, node.as_ref().map(|node| &node.action)) {
+            (NodeWork::Host(callback), Some(NodeAction::Host(trackers))) => {
                 forward(&NodeWork::Host(trackers.watch(callback)))
             }
             _ => forward(work),
@@ -94,10 +94,13 @@ impl Checked {
     }
 
     pub(super) fn watch_memory(&self, graph: RawGraph, after: &[RawNode], id: RawNode, address: Address, bytes: u64) {
-        race_state().add_region(Side::Device, address.0, self.region(bytes).away());
-        let does = Does::Access(Access::new(AccessKind::Allocation, [place(Endpoint::Device(address), bytes, true)]));
+        race_state().add_region(Side::Device, address.0, self.region(bytes).unallocated());
+        let action = NodeAction::NodeAccess(NodeAccess::new(
+            AccessKind::Allocation,
+            [place(Endpoint::Device(address), bytes, true)],
+        ));
         let mut graphs = self.graphs();
-        let node = graphs.node(graph, after, does);
+        let node = graphs.node(graph, after, action);
         graphs.push(graph, node, &[id]);
         if let Some(graph) = graphs.graphs.get_mut(&graph) {
             graph.memory.push(address);
@@ -111,13 +114,14 @@ impl Checked {
         flag: Address,
         forward: impl FnOnce() -> Result<(RawNode, RawGraph)>,
     ) -> Result<(RawNode, RawGraph)> {
-        let flag = Access::new(AccessKind::Condition, [place(Endpoint::Device(flag), 4, false)]);
-        let node = self.check_node(graph, after, Does::Access(flag.clone()))?;
+        let flag = NodeAccess::new(AccessKind::Condition, [place(Endpoint::Device(flag), 4, false)]);
+        let node = self.check_node(graph, after, NodeAction::NodeAccess(flag.clone()))?;
         let (added, body) = forward()?;
-        let node = node.map(|node| Node { does: Does::Conditional { flag, body, within: None }, ..node });
+        let node =
+            node.map(|node| CheckedNode { action: NodeAction::Conditional { flag, body, within: None }, ..node });
         let mut graphs = self.graphs();
         graphs.push(graph, node, &[added]);
-        graphs.graphs.insert(body, Graph { within: Some((graph, added)), ..Graph::default() });
+        graphs.graphs.insert(body, CheckedGraph { within: Some((graph, added)), ..CheckedGraph::default() });
         Ok((added, body))
     }
 
@@ -126,10 +130,10 @@ impl Checked {
         graph: RawGraph,
         after: &[RawNode],
         external: ExternalWork<'_>,
-        forward: impl FnOnce(ExternalWork<'_>) -> Result<Recorded>,
-    ) -> Result<Recorded> {
-        let access = Access::new(AccessKind::External(external.name), external.args.iter().filter_map(touch));
-        let node = self.check_node(graph, after, Does::Access(access))?;
+        forward: impl FnOnce(ExternalWork<'_>) -> Result<ExternalNodes>,
+    ) -> Result<ExternalNodes> {
+        let access = NodeAccess::new(AccessKind::External(external.name), external.args.iter().filter_map(touch));
+        let node = self.check_node(graph, after, NodeAction::NodeAccess(access))?;
         let recorded = forward(external)?;
         if recorded.nodes > 0 {
             self.graphs().push(graph, node, &recorded.ends);
@@ -147,57 +151,59 @@ impl Checked {
     pub(super) fn forget_node(&self, graph: RawGraph, id: RawNode) {
         let mut graphs = self.graphs();
         let Some(nodes) = graphs.graphs.get_mut(&graph).map(|graph| &mut graph.nodes) else { return };
-        // A node that stands for several of the driver's still touches what the others touch.
+        // A node that represents several of the driver's still has the accesses of the others.
         let at = nodes.iter().position(|node| node.ids.contains(&id) && node.ids.len() == 1);
         let Some(gone) = at.map(|at| nodes.remove(at)) else { return };
-        if let Does::Conditional { body, .. } = gone.does {
+        if let NodeAction::Conditional { body, .. } = gone.action {
             graphs.take(body);
         }
     }
 
-    fn does(&self, work: &NodeWork<'_>) -> Result<Does> {
+    fn action(&self, work: &NodeWork<'_>) -> Result<NodeAction> {
         let device = |address, bytes| place(Endpoint::Device(address), bytes, true);
         Ok(match work {
             NodeWork::Kernel(launch) => {
                 let touches = launch.args.iter().filter_map(touch);
-                Does::Access(Access::new(AccessKind::Kernel(launch.kernel.name), touches))
+                NodeAction::NodeAccess(NodeAccess::new(AccessKind::Kernel(launch.kernel.name), touches))
             }
             NodeWork::Copy { to, from, bytes } => {
                 let touches = [place(*from, *bytes, false), place(*to, *bytes, true)];
-                Does::Access(Access::new(AccessKind::Copy(human::direction(*to, *from)), touches))
+                NodeAction::NodeAccess(NodeAccess::new(AccessKind::Copy(human::direction(*to, *from)), touches))
             }
-            NodeWork::Fill { to, bytes, .. } => Does::Access(Access::new(AccessKind::Fill, [device(*to, *bytes)])),
+            NodeWork::Fill { to, bytes, .. } => {
+                NodeAction::NodeAccess(NodeAccess::new(AccessKind::Fill, [device(*to, *bytes)]))
+            }
             NodeWork::Free(address) => {
                 let bytes = race_state().size_of(Side::Device, address.0).unwrap_or(0);
-                Does::Access(Access::new(AccessKind::Free, [device(*address, bytes)]))
+                NodeAction::NodeAccess(NodeAccess::new(AccessKind::Free, [device(*address, bytes)]))
             }
-            NodeWork::Host(_) => Does::Host(Arc::default()),
-            NodeWork::Empty => Does::Nothing,
-            NodeWork::Child(child) => Does::Child(self.graphs().snapshot(*child)),
+            NodeWork::Host(_) => NodeAction::Host(Arc::default()),
+            NodeWork::Empty => NodeAction::Nothing,
+            NodeWork::Child(child) => NodeAction::Child(self.graphs().snapshot(*child)),
             NodeWork::Record(event) => {
                 self.check_event(*event)?;
-                Does::Record(*event)
+                NodeAction::Record(*event)
             }
             NodeWork::Wait(event) => {
                 self.check_event(*event)?;
-                Does::Wait(*event)
+                NodeAction::Wait(*event)
             }
         })
     }
 
-    /// A node, checked against the other nodes for absent edges.
-    fn check_node(&self, graph: RawGraph, after: &[RawNode], does: Does) -> Result<Option<Node>> {
+    /// Creates a node and checks it against the other nodes for missing edges.
+    fn check_node(&self, graph: RawGraph, after: &[RawNode], action: NodeAction) -> Result<Option<CheckedNode>> {
         let graphs = self.graphs();
-        let node = graphs.node(graph, after, does);
-        let clash = node.as_ref().and_then(|node| graphs.clash(graph, node));
+        let node = graphs.node(graph, after, action);
+        let conflict = node.as_ref().and_then(|node| graphs.conflict(graph, node));
         drop(graphs);
-        self.no_clash(clash)?;
+        self.refuse_conflict(conflict)?;
         Ok(node)
     }
 
-    fn no_clash(&self, clash: Option<NodeConflict>) -> Result<()> {
-        let Some(clash) = clash else { return Ok(()) };
-        let race = race_state().unordered(&clash);
+    fn refuse_conflict(&self, conflict: Option<NodeConflict>) -> Result<()> {
+        let Some(conflict) = conflict else { return Ok(()) };
+        let race = race_state().unordered(&conflict);
         self.refuse(race)
     }
 
@@ -208,18 +214,18 @@ impl Checked {
             if let Some(region) = race_state.take_region(Side::Device, address.0)
                 && self.remembers
             {
-                race_state.bury(address.0, &region);
+                race_state.remember_freed(address.0, &region);
             }
         }
     }
 }
 
-impl Checked {
+impl CheckedBackend {
     pub(super) fn watch_exec(&self, exec: RawExec, of: RawGraph) {
         let mut graphs = self.graphs();
         let nodes = graphs.snapshot(of);
         let memory = graphs.graphs.get(&of).map(|graph| graph.memory.clone()).unwrap_or_default();
-        graphs.execs.insert(exec, Exec { nodes, changed: Vec::new(), memory });
+        graphs.execs.insert(exec, CheckedExec { nodes, changed: Vec::new(), memory });
     }
 
     pub(super) fn forget_exec(&self, exec: RawExec) {
@@ -238,15 +244,15 @@ impl Checked {
         stream: RawStream,
         forward: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let mut launch = Launch::default();
+        let mut launch = CheckedLaunch::default();
         let mut graphs = self.graphs();
-        let clash = graphs.clash_of(exec);
-        if let Some(exec) = graphs.execs.get_mut(&exec).filter(|_| clash.is_none()) {
+        let conflict = graphs.exec_conflict(exec);
+        if let Some(exec) = graphs.execs.get_mut(&exec).filter(|_| conflict.is_none()) {
             exec.changed.clear();
             launch.add(&exec.nodes);
         }
         drop(graphs);
-        self.no_clash(clash)?;
+        self.refuse_conflict(conflict)?;
         launch.waits.iter().chain(&launch.records).try_for_each(|event| self.check_event(*event))?;
         let key = (self.id, exec);
         let (component, clock, tick, before) = self.with(stream, |race_state, component| {
@@ -280,7 +286,7 @@ impl Checked {
             let mut graphs = self.graphs();
             let new = graphs.snapshot(graph);
             if let Some(exec) = graphs.execs.get_mut(&exec) {
-                adopt(&mut exec.nodes, new);
+                replace_actions(&mut exec.nodes, new);
             }
         }
         Ok(outcome)
@@ -293,13 +299,13 @@ impl Checked {
         work: &NodeWork<'_>,
         forward: impl FnOnce(&NodeWork<'_>) -> Result<Result<(), Refused>>,
     ) -> Result<Result<(), Refused>> {
-        let does = self.does(work)?;
-        let outcome = match (work, &does) {
-            (NodeWork::Host(callback), Does::Host(trackers)) => {
+        let action = self.action(work)?;
+        let outcome = match (work, &action) {
+            (NodeWork::Host(callback), NodeAction::Host(trackers)) => {
                 let watched = trackers.watch(callback);
                 let outcome = forward(&NodeWork::Host(watched.clone()))?;
                 if outcome.is_ok() {
-                    self.graphs().set.push((Arc::as_ptr(callback).addr(), Watched(watched)));
+                    self.graphs().set.push((Arc::as_ptr(callback).addr(), TrackedCallback(watched)));
                 }
                 outcome
             }
@@ -308,16 +314,16 @@ impl Checked {
         if let (Ok(()), Some(exec)) = (&outcome, self.graphs().execs.get_mut(&exec))
             && let Some(node) = find(&mut exec.nodes, id)
         {
-            node.does = does;
+            node.action = action;
             exec.change(id);
         }
         Ok(outcome)
     }
 
-    /// The functions that the device calls in place of one that is over.
+    /// Takes the wrappers that the device calls in place of `function`, which is to be released.
     pub(super) fn watched(&self, function: &HostCallback) -> Vec<HostCallback> {
         let of = Arc::as_ptr(function).addr();
-        self.graphs().set.extract_if(.., |(known, _)| *known == of).map(|(_, Watched(by))| by).collect()
+        self.graphs().set.extract_if(.., |(known, _)| *known == of).map(|(_, TrackedCallback(by))| by).collect()
     }
 
     pub(super) fn enable_node(&self, exec: RawExec, id: RawNode, enabled: bool) {

@@ -1,7 +1,7 @@
 //! The checker's data for a graph.
 //!
-//! Nodes are numbered as they are added, and numbers are never reused. The numbers before a node are a bit set, so that
-//! checking for an edge between two nodes is one lookup.
+//! Nodes are numbered in the order of addition, and numbers are never reused. The numbers of a node's predecessors are
+//! a bit set, so that checking whether two nodes are ordered is one lookup.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -18,70 +18,70 @@ use super::{
 use crate::device::backend::{Address, HostCallback, RawEvent, RawExec, RawGraph, RawNode};
 
 #[derive(Debug, Default)]
-pub(in super::super) struct Graphs {
-    pub(super) graphs: FxHashMap<RawGraph, Graph>,
-    pub(super) execs: FxHashMap<RawExec, Exec>,
-    /// Functions that nodes of execs were set to, by address, and the wrappers that the device calls instead.
-    pub(super) set: Vec<(usize, Watched)>,
+pub(in super::super) struct CheckedGraphs {
+    pub(super) graphs: FxHashMap<RawGraph, CheckedGraph>,
+    pub(super) execs: FxHashMap<RawExec, CheckedExec>,
+    /// The functions that nodes of execs were set to, by address, each with the wrapper that the device calls instead.
+    pub(super) set: Vec<(usize, TrackedCallback)>,
 }
 
-/// A wrapper that reports its calls.
-pub(super) struct Watched(pub(super) HostCallback);
+/// A wrapper of a callback that reports its calls to the checker.
+pub(super) struct TrackedCallback(pub(super) HostCallback);
 
-impl fmt::Debug for Watched {
+impl fmt::Debug for TrackedCallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Watched").finish_non_exhaustive()
+        f.debug_tuple("TrackedCallback").finish_non_exhaustive()
     }
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Graph {
-    pub(super) nodes: Vec<Node>,
+pub(super) struct CheckedGraph {
+    pub(super) nodes: Vec<CheckedNode>,
     pub(super) numbers: usize,
-    /// The graph and the conditional node of which it is the body.
+    /// If this is a body: its outer graph and conditional node.
     pub(super) within: Option<(RawGraph, RawNode)>,
     pub(super) memory: Vec<Address>,
 }
 
 #[derive(Debug)]
-pub(super) struct Exec {
-    pub(super) nodes: Vec<Node>,
+pub(super) struct CheckedExec {
+    pub(super) nodes: Vec<CheckedNode>,
     /// Nodes that were changed since the last launch: their edges have not been checked yet.
     pub(super) changed: Vec<RawNode>,
     pub(super) memory: Vec<Address>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Node {
-    /// Several, if another library's work became several nodes.
+pub(super) struct CheckedNode {
+    /// The driver's nodes: several, if another library's work became several nodes.
     pub(super) ids: SmallVec<[RawNode; 1]>,
     pub(super) number: usize,
-    /// The numbers of the nodes that come before it.
+    /// The numbers of the nodes that come before this one.
     pub(super) before: Bits,
-    pub(super) does: Does,
+    pub(super) action: NodeAction,
     pub(super) enabled: bool,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Does {
+pub(super) enum NodeAction {
     Nothing,
-    Access(Access),
+    NodeAccess(NodeAccess),
     Host(Arc<CallTracker>),
-    Child(Vec<Node>),
+    Child(Vec<CheckedNode>),
     Record(RawEvent),
     Wait(RawEvent),
     Conditional {
-        flag: Access,
+        flag: NodeAccess,
         body: RawGraph,
         /// The body's nodes, in a snapshot only; otherwise they are in the body's graph.
-        within: Option<Vec<Node>>,
+        within: Option<Vec<CheckedNode>>,
     },
 }
 
-/// The memory that a node touches. A copy's source is first.
+/// The memory that a node accesses. A copy's source is first.
 #[derive(Clone, Debug)]
-pub(super) struct Access {
-    pub(super) what: AccessKind,
+pub(super) struct NodeAccess {
+    pub(super) kind: AccessKind,
     pub(super) touches: Touches,
     /// The value of [`borrows`] when the node was added or set.
     pub(super) since: u64,
@@ -122,38 +122,38 @@ impl Bits {
     }
 }
 
-impl Access {
-    pub(super) fn new(what: AccessKind, touches: impl IntoIterator<Item = Touch>) -> Self {
-        Self { what, touches: touches.into_iter().collect(), since: borrows() }
+impl NodeAccess {
+    pub(super) fn new(kind: AccessKind, touches: impl IntoIterator<Item = Touch>) -> Self {
+        Self { kind, touches: touches.into_iter().collect(), since: borrows() }
     }
 
-    /// The bytes that both touch, if one writes them.
-    fn clash(&self, old: &Access) -> Option<NodeConflict> {
+    /// The bytes that both access, if one writes them.
+    fn conflict(&self, old: &NodeAccess) -> Option<NodeConflict> {
         self.touches.iter().find_map(|new| {
             old.touches.iter().filter(|old| old.side == new.side && (old.write || new.write)).find_map(|with| {
                 let end = |touch: &Touch| touch.start.saturating_add(touch.bytes);
                 let bytes = new.start.max(with.start)..end(new).min(end(with));
-                let clash = NodeConflict { new: (self.what, *new), old: (old.what, *with), bytes };
-                (!clash.bytes.is_empty()).then_some(clash)
+                let conflict = NodeConflict { new: (self.kind, *new), old: (old.kind, *with), bytes };
+                (!conflict.bytes.is_empty()).then_some(conflict)
             })
         })
     }
 }
 
-impl Node {
-    fn is_apart_from(&self, other: &Node) -> bool {
+impl CheckedNode {
+    fn is_unordered_with(&self, other: &CheckedNode) -> bool {
         self.number != other.number && !self.before.has(other.number) && !other.before.has(self.number)
     }
 
-    /// Whether it is this node, or the node is in its body.
+    /// True if `id` is this node or a node in its body.
     fn has(&self, id: RawNode) -> bool {
         self.ids.contains(&id)
-            || matches!(&self.does, Does::Conditional { within: Some(nodes), .. } if nodes.iter().any(|node| node.has(id)))
+            || matches!(&self.action, NodeAction::Conditional { within: Some(nodes), .. } if nodes.iter().any(|node| node.has(id)))
     }
 }
 
-impl Graph {
-    /// Makes one node, and all that come after it, come after another.
+impl CheckedGraph {
+    /// Makes the node `after`, and all nodes that come after it, come after `before`.
     pub(super) fn order(&mut self, before: RawNode, after: RawNode) {
         let find = |id| self.nodes.iter().find(|node| node.ids.contains(&id));
         let Some((before, after)) = find(before).zip(find(after).map(|node| node.number)) else { return };
@@ -165,7 +165,7 @@ impl Graph {
     }
 }
 
-impl Exec {
+impl CheckedExec {
     pub(super) fn change(&mut self, id: RawNode) {
         if !self.changed.contains(&id) {
             self.changed.push(id);
@@ -173,35 +173,35 @@ impl Exec {
     }
 }
 
-impl Graphs {
-    /// A node after others, not yet added. `None` if the graph is not known here.
-    pub(super) fn node(&self, graph: RawGraph, after: &[RawNode], does: Does) -> Option<Node> {
+impl CheckedGraphs {
+    /// Creates a node that comes after others, without adding it. `None` if the graph is unknown to the checker.
+    pub(super) fn node(&self, graph: RawGraph, after: &[RawNode], action: NodeAction) -> Option<CheckedNode> {
         let graph = self.graphs.get(&graph)?;
         let mut before = Bits::default();
         for node in graph.nodes.iter().filter(|node| node.ids.iter().any(|id| after.contains(id))) {
             before.add_all(&node.before);
             before.add(node.number);
         }
-        Some(Node { ids: SmallVec::new(), number: graph.numbers, before, does, enabled: true })
+        Some(CheckedNode { ids: SmallVec::new(), number: graph.numbers, before, action, enabled: true })
     }
 
-    pub(super) fn push(&mut self, graph: RawGraph, node: Option<Node>, ids: &[RawNode]) {
+    pub(super) fn push(&mut self, graph: RawGraph, node: Option<CheckedNode>, ids: &[RawNode]) {
         let Some((graph, node)) = self.graphs.get_mut(&graph).zip(node) else { return };
         graph.numbers += 1;
-        graph.nodes.push(Node { ids: ids.into(), ..node });
+        graph.nodes.push(CheckedNode { ids: ids.into(), ..node });
     }
 
-    /// The conflict that a node would have if it were added, because an edge is absent.
-    pub(super) fn clash(&self, graph: RawGraph, new: &Node) -> Option<NodeConflict> {
+    /// The conflict that a node would have if it were added, because an edge is missing.
+    pub(super) fn conflict(&self, graph: RawGraph, new: &CheckedNode) -> Option<NodeConflict> {
         let found = self.graphs.get(&graph)?;
-        self.clash_among(&found.nodes, new, &self.accesses(&new.does)).or_else(|| {
-            // The body's accesses are its node's and must be ordered too.
-            let (mut within, accesses) = (found.within, self.accesses(&new.does));
+        self.conflict_among(&found.nodes, new, &self.accesses(&new.action)).or_else(|| {
+            // The accesses of a body count as its node's, and must be ordered in the outer graph too.
+            let (mut within, accesses) = (found.within, self.accesses(&new.action));
             while let Some((outer, node)) = within {
                 let outer = self.graphs.get(&outer)?;
                 let node = outer.nodes.iter().find(|other| other.ids.contains(&node))?;
-                if let Some(clash) = self.clash_among(&outer.nodes, node, &accesses) {
-                    return Some(clash);
+                if let Some(conflict) = self.conflict_among(&outer.nodes, node, &accesses) {
+                    return Some(conflict);
                 }
                 within = outer.within;
             }
@@ -209,46 +209,54 @@ impl Graphs {
         })
     }
 
-    /// The same for an exec that is about to be launched. Its state between two changes never runs.
-    pub(super) fn clash_of(&self, exec: RawExec) -> Option<NodeConflict> {
-        let Exec { nodes, changed, .. } = self.execs.get(&exec)?;
-        changed.iter().find_map(|id| self.clash_in(nodes, *id))
+    /// The same for an exec that is about to be launched. The exec's state between two changes never runs.
+    pub(super) fn exec_conflict(&self, exec: RawExec) -> Option<NodeConflict> {
+        let CheckedExec { nodes, changed, .. } = self.execs.get(&exec)?;
+        changed.iter().find_map(|id| self.conflict_in(nodes, *id))
     }
 
-    fn clash_in(&self, nodes: &[Node], id: RawNode) -> Option<NodeConflict> {
+    fn conflict_in(&self, nodes: &[CheckedNode], id: RawNode) -> Option<NodeConflict> {
         let node = nodes.iter().find(|node| node.enabled && node.has(id))?;
-        self.clash_among(nodes, node, &self.accesses(&node.does)).or_else(|| match &node.does {
-            Does::Conditional { within: Some(nodes), .. } if !node.ids.contains(&id) => self.clash_in(nodes, id),
+        self.conflict_among(nodes, node, &self.accesses(&node.action)).or_else(|| match &node.action {
+            NodeAction::Conditional { within: Some(nodes), .. } if !node.ids.contains(&id) => {
+                self.conflict_in(nodes, id)
+            }
             _ => None,
         })
     }
 
-    fn clash_among(&self, nodes: &[Node], new: &Node, accesses: &[&Access]) -> Option<NodeConflict> {
-        nodes.iter().filter(|other| other.enabled && new.is_apart_from(other)).find_map(|other| {
-            let earlier = self.accesses(&other.does);
-            accesses.iter().find_map(|new| earlier.iter().find_map(|old| new.clash(old)))
+    fn conflict_among(
+        &self,
+        nodes: &[CheckedNode],
+        new: &CheckedNode,
+        accesses: &[&NodeAccess],
+    ) -> Option<NodeConflict> {
+        nodes.iter().filter(|other| other.enabled && new.is_unordered_with(other)).find_map(|other| {
+            let earlier = self.accesses(&other.action);
+            accesses.iter().find_map(|new| earlier.iter().find_map(|old| new.conflict(old)))
         })
     }
 
-    fn accesses<'a>(&'a self, does: &'a Does) -> Vec<&'a Access> {
-        let of =
-            |nodes: &'a [Node]| nodes.iter().filter(|node| node.enabled).flat_map(|node| self.accesses(&node.does));
-        match does {
-            Does::Access(access) => vec![access],
-            Does::Child(nodes) => of(nodes).collect(),
-            Does::Conditional { flag, within: Some(nodes), .. } => [flag].into_iter().chain(of(nodes)).collect(),
-            Does::Conditional { flag, body, within: None } => {
+    fn accesses<'a>(&'a self, action: &'a NodeAction) -> Vec<&'a NodeAccess> {
+        let of = |nodes: &'a [CheckedNode]| {
+            nodes.iter().filter(|node| node.enabled).flat_map(|node| self.accesses(&node.action))
+        };
+        match action {
+            NodeAction::NodeAccess(access) => vec![access],
+            NodeAction::Child(nodes) => of(nodes).collect(),
+            NodeAction::Conditional { flag, within: Some(nodes), .. } => [flag].into_iter().chain(of(nodes)).collect(),
+            NodeAction::Conditional { flag, body, within: None } => {
                 let nodes = self.graphs.get(body).map_or(&[][..], |body| &body.nodes);
                 [flag].into_iter().chain(of(nodes)).collect()
             }
-            Does::Nothing | Does::Host(_) | Does::Record(_) | Does::Wait(_) => Vec::new(),
+            NodeAction::Nothing | NodeAction::Host(_) | NodeAction::Record(_) | NodeAction::Wait(_) => Vec::new(),
         }
     }
 
-    pub(super) fn snapshot(&self, graph: RawGraph) -> Vec<Node> {
+    pub(super) fn snapshot(&self, graph: RawGraph) -> Vec<CheckedNode> {
         let mut nodes = self.graphs.get(&graph).map(|graph| graph.nodes.clone()).unwrap_or_default();
         for node in &mut nodes {
-            if let Does::Conditional { body, within, .. } = &mut node.does {
+            if let NodeAction::Conditional { body, within, .. } = &mut node.action {
                 *within = Some(self.snapshot(*body));
             }
         }
@@ -259,14 +267,14 @@ impl Graphs {
     pub(super) fn take(&mut self, graph: RawGraph) -> Vec<Address> {
         let Some(gone) = self.graphs.remove(&graph) else { return Vec::new() };
         for node in &gone.nodes {
-            if let Does::Conditional { body, .. } = node.does {
+            if let NodeAction::Conditional { body, .. } = node.action {
                 self.take(body);
             }
         }
         gone.memory
     }
 
-    /// Those of a graph's or an exec's addresses that no other uses.
+    /// The addresses in `memory` that no graph or exec uses any more.
     pub(super) fn orphans(&self, mut memory: Vec<Address>) -> Vec<Address> {
         let execs = self.execs.values().flat_map(|exec| &exec.memory);
         let kept: FxHashSet<_> = self.graphs.values().flat_map(|graph| &graph.memory).chain(execs).collect();
@@ -275,29 +283,29 @@ impl Graphs {
     }
 }
 
-pub(super) fn find(nodes: &mut [Node], id: RawNode) -> Option<&mut Node> {
+pub(super) fn find(nodes: &mut [CheckedNode], id: RawNode) -> Option<&mut CheckedNode> {
     let node = nodes.iter_mut().find(|node| node.has(id))?;
     if node.ids.contains(&id) {
         return Some(node);
     }
-    match &mut node.does {
-        Does::Conditional { within: Some(nodes), .. } => find(nodes, id),
+    match &mut node.action {
+        NodeAction::Conditional { within: Some(nodes), .. } => find(nodes, id),
         _ => None,
     }
 }
 
-/// Makes an exec's nodes do what the same nodes of another graph do.
-pub(super) fn adopt(nodes: &mut [Node], new: Vec<Node>) {
+/// Gives an exec's nodes the actions of the same nodes of another graph.
+pub(super) fn replace_actions(nodes: &mut [CheckedNode], new: Vec<CheckedNode>) {
     for (node, with) in nodes.iter_mut().zip(new) {
-        match (&mut node.does, with.does) {
+        match (&mut node.action, with.action) {
             (
-                Does::Conditional { flag, within: Some(nodes), .. },
-                Does::Conditional { flag: new_flag, within: Some(new), .. },
+                NodeAction::Conditional { flag, within: Some(nodes), .. },
+                NodeAction::Conditional { flag: new_flag, within: Some(new), .. },
             ) => {
                 *flag = new_flag;
-                adopt(nodes, new);
+                replace_actions(nodes, new);
             }
-            (does, new) => *does = new,
+            (action, new) => *action = new,
         }
     }
 }

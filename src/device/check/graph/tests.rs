@@ -282,10 +282,10 @@ fn children_and_bodies_count_as_their_node() {
     set(&device, exec, within, &filling(memory, 64)).unwrap().unwrap();
     assert!(start(&device, exec, work).unwrap_err().is_race());
     // Its flag must have been written.
-    let fresh = device.alloc(4).unwrap();
+    let new_id = device.alloc(4).unwrap();
     let graph = device.graph_create().unwrap();
     // SAFETY: the flag lives as long as the test.
-    unsafe { device.graph_add_conditional(graph, &[], GraphCondition::While, fresh) }.unwrap();
+    unsafe { device.graph_add_conditional(graph, &[], GraphCondition::While, new_id) }.unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
     assert!(
         start(&device, exec, work).unwrap_err().to_string().contains("condition of a graph on stream `work` reads")
@@ -519,9 +519,9 @@ fn a_launch_beside_a_slice_of_the_hosts_is_a_race() {
     let (out, back) =
         (NodeWork::Copy { to: here, from: there, bytes: 64 }, NodeWork::Copy { to: there, from: here, bytes: 64 });
     fill(&device, work, memory, 1, 64).unwrap();
-    let made = |does: &NodeWork<'_>| {
+    let made = |action: &NodeWork<'_>| {
         let graph = device.graph_create().unwrap();
-        let node = add(&device, graph, &[], does).unwrap();
+        let node = add(&device, graph, &[], action).unwrap();
         (device.graph_instantiate(graph).unwrap(), node)
     };
     // Adding the node ended the borrows before it.
@@ -534,7 +534,7 @@ fn a_launch_beside_a_slice_of_the_hosts_is_a_race() {
     let error = start(&device, writes, work).unwrap_err();
     let wanted = format!(
         "{0}: race: copy to host of a graph on stream `work` writes bytes 0..64 of pinned host memory #2 ({0}, 64 B), which \
-         the host has borrowed as `&[_]` since the node was added; nothing orders them: a launch of a graph may run while \
+         the host has borrowed as `&[_]` since the node was added; nothing orders them: a launch of the graph might run while \
          the slice is in use",
         device.name()
     );

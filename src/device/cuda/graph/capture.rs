@@ -1,6 +1,6 @@
 //! Captures work that other libraries enqueue: the only nodes that wakeline does not add itself.
 //!
-//! A separate stream captures directly into the graph while the library's function runs. Then
+//! A separate stream captures directly into the graph while the library's function runs:
 //!
 //! ```text
 //!   success   the new nodes are the library's; later work comes after the stream's last ones
@@ -9,10 +9,10 @@
 //! ```
 //!
 //! If the driver cannot capture into a graph (before CUDA 12.3), or could not remove the added nodes (in a graph that
-//! allocates memory), the stream captures into a separate graph, which becomes a child of the other.
+//! allocates memory), the stream captures into a separate graph, which becomes a child of the given one.
 //!
-//! The capture is local to the calling thread: other threads may make calls that captures forbid. Of a library's work
-//! only copies between host and device are examined, since they read or write host memory at every launch.
+//! The capture is local to the calling thread, so other threads may make calls that captures forbid. Of a library's
+//! work, only copies between host and device are examined, since they access host memory at every launch.
 
 use std::{cell::Cell, collections::HashSet, mem::MaybeUninit, ptr};
 
@@ -25,8 +25,8 @@ use smallvec::SmallVec;
 use super::{CudaBackend, Nodes, graph, node, nodes, raw_node};
 use crate::{
     device::{
-        backend::{ExternalWork, RawGraph, RawNode, Recorded},
-        cuda::driver::{Code, Driver, Handle},
+        backend::{ExternalNodes, ExternalWork, RawGraph, RawNode},
+        cuda::driver::{Code, Driver, DriverHandle},
     },
     error::{Error, ErrorKind, Result},
 };
@@ -44,37 +44,37 @@ const UNIFIED_MEMORY: u32 = 4;
 
 /// Features of captured nodes that not every graph may have.
 #[derive(Default)]
-struct Rare {
+struct CapturedFeatures {
     memory: bool,
     conditions: bool,
 }
 
-const SPOILED: &str = "work that could not be captured could not be removed from it";
+const POISONED: &str = "it contains nodes of a failed capture, which the driver does not remove; build a new graph";
 
 /// The predecessors of the next node of a stream.
 type Ends = SmallVec<[RawNode; 2]>;
 
 impl CudaBackend {
     /// # Safety
-    /// As [`Backend::graph_external`](crate::device::backend::Backend::graph_external).
+    /// The contract of [`Backend::graph_external`](crate::device::backend::Backend::graph_external).
     pub(in super::super) unsafe fn capture_external(
         &self,
         raw: RawGraph,
         after: &[RawNode],
         external: ExternalWork<'_>,
-    ) -> Result<Recorded> {
-        let (call, mut recorded, mut has) = (external.call, Recorded::default(), Rare::default());
-        let look = |captured: &[CUgraphNode]| self.survey(captured, &mut recorded, &mut has);
-        let ends = self.capture(raw, &nodes(after), |stream| call(stream.cast()), look);
+    ) -> Result<ExternalNodes> {
+        let (call, mut recorded, mut has) = (external.call, ExternalNodes::default(), CapturedFeatures::default());
+        let inspect = |captured: &[CUgraphNode]| self.inspect_nodes(captured, &mut recorded, &mut has);
+        let ends = self.capture(raw, &nodes(after), |stream| call(stream.cast()), inspect);
         recorded.ends = ends.map_err(|error| error.at(format!("external work `{}`", external.name)))?;
-        let mut book = self.graphs.book();
-        let graph = book.graph(raw);
+        let mut records = self.graphs.records();
+        let graph = records.graph(raw);
         graph.memory |= has.memory;
         graph.conditions |= has.conditions;
         Ok(recorded)
     }
 
-    /// Adds a node for a call for which the driver has no function that adds a node.
+    /// Adds a node for a call that the driver can capture, but not add as a node directly.
     pub(super) fn capture_one(
         &self,
         raw: RawGraph,
@@ -84,14 +84,14 @@ impl CudaBackend {
     ) -> Result<RawNode> {
         let code = Cell::new(Code::SUCCESS);
         let other = |count| {
-            let text = format!("{name} was captured as {count} nodes");
+            let text = format!("{name} was captured as {count} nodes instead of one");
             Error::new(ErrorKind::Driver, text).at(self.cx.name.clone())
         };
-        let look = |nodes: &[CUgraphNode]| match nodes {
+        let inspect = |nodes: &[CUgraphNode]| match nodes {
             [_] => self.cx.check(code.get(), name),
             _ => Err(other(nodes.len())),
         };
-        let ends = self.capture(raw, &after, |stream| code.set(call(stream)), look);
+        let ends = self.capture(raw, &after, |stream| code.set(call(stream)), inspect);
         self.cx.check(code.get(), name)?;
         match ends?.as_slice() {
             [end] if !after.contains(&node(*end)) => Ok(*end),
@@ -99,29 +99,29 @@ impl CudaBackend {
         }
     }
 
-    /// Passes a capturing stream to `call`, and the added nodes to `look`. If either fails, nothing was added or the
-    /// graph is spoiled.
+    /// Passes a capturing stream to `call`, and the added nodes to `inspect`. If either fails, nothing was added or the
+    /// graph is poisoned.
     fn capture(
         &self,
         raw: RawGraph,
         after: &Nodes,
         call: impl FnOnce(CUstream),
-        look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
+        inspect: impl FnOnce(&[CUgraphNode]) -> Result<()>,
     ) -> Result<Ends> {
         let driver = self.cx.enter()?;
         let into = driver.stream_begin_capture_to_graph.zip(driver.stream_get_capture_info);
-        let memory = self.graphs.book().graph(raw).memory;
+        let memory = self.graphs.records().graph(raw).memory;
         let stream = self.capturing_stream(driver)?;
         let captured = match into {
-            Some(_) if !memory => self.capture_into(driver, raw, after, stream.raw(), call, look),
-            _ => self.capture_child(driver, raw, after, stream.raw(), call, look),
+            Some(_) if !memory => self.capture_into(driver, raw, after, stream.raw(), call, inspect),
+            _ => self.capture_child(driver, raw, after, stream.raw(), call, inspect),
         };
         match &captured {
             Ok(_) => self.graphs.idle().push(stream),
-            // After a fault it is leaked like everything else.
+            // After a fault the stream is leaked, like all resources.
             Err(error) if error.is_device_lost() => {}
             Err(_) => {
-                let _alone = self.gate.alone();
+                let _alone = self.gate.exclusive();
                 // SAFETY: created by `capturing_stream`, and not shared; if the capture has not ended, this ends it.
                 let _ = unsafe { (driver.stream_destroy)(stream.raw()) };
             }
@@ -136,12 +136,12 @@ impl CudaBackend {
         after: &Nodes,
         stream: CUstream,
         call: impl FnOnce(CUstream),
-        look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
+        inspect: impl FnOnce(&[CUgraphNode]) -> Result<()>,
     ) -> Result<Ends> {
         let Some(begin) = driver.stream_begin_capture_to_graph else { return Ok(Ends::new()) };
         let before: HashSet<CUgraphNode> = self.nodes_of(graph(raw))?.into_iter().collect();
         // SAFETY: a stream of this context that is not capturing, a live graph, and as many nodes of it as the count
-        // passed; edges are plain. Only this thread uses the graph meanwhile.
+        // passed; edges are plain. Only this thread uses the graph during the capture.
         let code = unsafe { begin(stream, graph(raw), after.as_ptr(), ptr::null(), after.len(), MODE) };
         self.cx.check(code, "cuStreamBeginCaptureToGraph")?;
         let (ends, captured) = self.capture_call(stream, call)?;
@@ -150,7 +150,7 @@ impl CudaBackend {
             nodes.retain(|node| !before.contains(node));
             Ok(nodes)
         };
-        let result = captured.and(ends).and_then(|ends| added().and_then(|nodes| look(&nodes)).map(|()| ends));
+        let result = captured.and(ends).and_then(|ends| added().and_then(|nodes| inspect(&nodes)).map(|()| ends));
         if let Err(error) = &result
             && !error.is_device_lost()
         {
@@ -161,8 +161,10 @@ impl CudaBackend {
                 })
             });
             if let Err(second) = taken_out {
-                crate::sync::log(move || tracing::warn!(error = %second, "a graph: {SPOILED}"));
-                self.poison(raw, SPOILED);
+                crate::sync::log(
+                    move || tracing::warn!(error = %second, "a graph cannot be used any more: {POISONED}"),
+                );
+                self.poison(raw, POISONED);
             }
         }
         result
@@ -176,7 +178,7 @@ impl CudaBackend {
         after: &Nodes,
         stream: CUstream,
         call: impl FnOnce(CUstream),
-        look: impl FnOnce(&[CUgraphNode]) -> Result<()>,
+        inspect: impl FnOnce(&[CUgraphNode]) -> Result<()>,
     ) -> Result<Ends> {
         // SAFETY: a stream of this context that is not capturing.
         let code = unsafe { (driver.stream_begin_capture)(stream, MODE) };
@@ -192,14 +194,14 @@ impl CudaBackend {
             if nodes.is_empty() {
                 return Ok(after.iter().copied().map(raw_node).collect());
             }
-            look(&nodes)?;
+            inspect(&nodes)?;
             let mut node = ptr::null_mut();
             // SAFETY: a live graph and as many nodes of it as the count passed, and another live graph, which is
             // copied; `node` outlives the call.
             let code =
                 unsafe { (driver.graph_add_child_node)(&mut node, graph(raw), after.as_ptr(), after.len(), captured) };
             self.cx.check(code, "cuGraphAddChildGraphNode").map_err(|error| {
-                error.advise("work that allocates memory cannot be captured here: give the library its workspace")
+                error.advise("work that allocates memory cannot be captured here: give the library a workspace")
             })?;
             Ok(Ends::from_elem(raw_node(node), 1))
         };
@@ -211,11 +213,11 @@ impl CudaBackend {
         ends
     }
 
-    /// Passes a capturing stream to `call`, and ends the capture in any case except after a fault. Returns the
-    /// predecessors of the stream's next node, and the capture's own graph, if it has one.
+    /// Passes a capturing stream to `call`, and ends the capture except after a fault. Returns the predecessors of the
+    /// stream's next node, and the capture's own graph, if it has one.
     fn capture_call(&self, stream: CUstream, call: impl FnOnce(CUstream)) -> Result<(Result<Ends>, Result<CUgraph>)> {
         call(stream);
-        // Libraries may make other contexts current.
+        // The library might have made another context current.
         let entered = self.cx.enter();
         if let Some(lost) = self.cx.lost() {
             return Err(lost.clone());
@@ -228,25 +230,26 @@ impl CudaBackend {
     }
 
     /// An idle or new stream for a capture.
-    fn capturing_stream(&self, driver: &Driver) -> Result<Handle<CUstream_st>> {
+    fn capturing_stream(&self, driver: &Driver) -> Result<DriverHandle<CUstream_st>> {
         if let Some(stream) = self.graphs.idle().pop() {
             return Ok(stream);
         }
         let mut stream = ptr::null_mut();
-        let _alone = self.gate.alone();
+        let _alone = self.gate.exclusive();
         // SAFETY: `stream` outlives the call, which writes one handle.
         let code = unsafe { (driver.stream_create)(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32, 0) };
         self.cx.check(code, "cuStreamCreateWithPriority")?;
-        Ok(Handle::new(stream))
+        Ok(DriverHandle::new(stream))
     }
 
     /// The predecessors of the next node of a capturing stream.
     fn ends(&self, stream: CUstream) -> Result<Ends> {
         let Some(info) = self.cx.driver.stream_get_capture_info else { return Ok(Ends::new()) };
-        // The status is an enum of the driver, to which later versions may add variants, so it is read as a number.
+        // The status is an enum of the driver, to which later versions can add variants, so it is read as a number.
         let (mut status, mut id, mut graph) = (0_u32, 0_u64, ptr::null_mut());
         let (mut ends, mut count): (*const CUgraphNode, usize) = (ptr::null(), 0);
-        // Requested, since the call fails without it if edges are not plain. The plain edges used instead are stricter.
+        // Requested, since the call fails without it if edges are not plain. The plain edges that are used in their
+        // place are stricter.
         let mut edges: *const CUgraphEdgeData = ptr::null();
         // SAFETY: a live stream; all results outlive the call, which writes one of each.
         let code =
@@ -267,8 +270,14 @@ impl CudaBackend {
         }
     }
 
-    /// Counts nodes, including those of children, and notes copies between host and device and rare features.
-    fn survey(&self, nodes: &[CUgraphNode], recorded: &mut Recorded, has: &mut Rare) -> Result<()> {
+    /// Counts nodes, including those of children, and records copies between host and device, and features that not
+    /// every graph may have.
+    fn inspect_nodes(
+        &self,
+        nodes: &[CUgraphNode],
+        recorded: &mut ExternalNodes,
+        has: &mut CapturedFeatures,
+    ) -> Result<()> {
         let driver = self.cx.enter()?;
         for &node in nodes {
             let kind = self.kind_of(node)?;
@@ -277,7 +286,7 @@ impl CudaBackend {
                 // SAFETY: a child graph's node; `child` outlives the call, which writes one handle.
                 let code = unsafe { (driver.graph_child_node_get_graph)(node, &mut child) };
                 self.cx.check(code, "cuGraphChildGraphNodeGetGraph")?;
-                self.survey(&self.nodes_of(child)?, recorded, has)?;
+                self.inspect_nodes(&self.nodes_of(child)?, recorded, has)?;
                 continue;
             }
             recorded.nodes += 1;
@@ -351,7 +360,7 @@ fn is_host(driver: &Driver, kind: u32, address: u64) -> bool {
 const INVALIDATED: &str = "it made a call that cannot be captured: it waited for the device, queried completion, allocated \
                            or freed memory other than in stream order, or used the default stream";
 
-/// Describes a call that a capture does not allow, by the driver's code.
+/// Describes a call that captures do not allow, by the driver's code.
 fn forbidden(code: Code) -> Option<&'static str> {
     Some(match code.0 {
         900..=903 => INVALIDATED,

@@ -1,15 +1,15 @@
 //! Conditional nodes, whose bodies run depending on a flag in device memory.
 //!
 //! The driver's conditional nodes read a value of their own, which only a kernel can set, by a function that the driver
-//! links into the kernel when it is loaded. So such a node comes after a kernel of one thread that reads the flag and
-//! sets the value. In a loop, the same kernel is also the last node of the body. It is added when the whole graph is
-//! instantiated, since only then the body is complete.
+//! links into the kernel when it is loaded. So a conditional node comes after a kernel of one thread, the setter, which
+//! reads the flag and sets the value. In a loop, the same kernel is also the last node of the body. It is added when
+//! the whole graph is instantiated, since only then is the body complete.
 //!
 //! ```text
 //!   ..after ──▶ set ──▶ node ──▶              while the flag is not 0:   everything ──▶ set
 //! ```
 //!
-//! The kernel is PTX, so that no compiler is needed.
+//! The setter is PTX, so that no compiler is needed.
 
 use std::ptr;
 
@@ -17,45 +17,45 @@ use cudarc::driver::sys::{
     CUDA_CONDITIONAL_NODE_PARAMS, CUgraphConditionalNodeType, CUgraphNode, CUgraphNodeParams, CUgraphNodeType,
 };
 
-use super::{CudaBackend, Graph, graph, node, raw_graph, raw_node};
+use super::{CudaBackend, CudaGraph, graph, node, raw_graph, raw_node};
 use crate::{
     device::backend::{
-        Address, Arg, BodyArg, GraphCondition, KernelDef, KernelSource, Known, Launch, NodeWork, Prototype, RawGraph,
-        RawNode,
+        Address, Arg, BodyArg, GraphCondition, KernelDef, KernelNumber, KernelSource, Launch, NodeWork, Prototype,
+        RawGraph, RawNode,
     },
     error::{Error, ErrorKind, Result},
 };
 
 /// Advice on the kinds of nodes that the driver supports in a body.
-pub(super) const CAN_BE_THERE: &str = "a condition can contain kernels, fills, copies of device and page-locked memory, \
-                                       empty nodes, children and conditions";
+pub(super) const CAN_BE_THERE: &str = "the body of a conditional node can contain kernels, fills, copies of device \
+                                       and page-locked memory, empty nodes, child graphs and conditional nodes";
 
 /// A conditional node and its body.
 #[derive(Debug)]
 pub(super) struct Conditional {
     pub(super) node: RawNode,
     pub(super) body: RawGraph,
-    /// Set for a loop.
-    pub(super) again: Option<Again>,
+    /// The setter at the end of the body, if this is a loop.
+    pub(super) loop_setter: Option<LoopSetter>,
 }
 
-/// The last node of a loop's body, which sets the condition again.
+/// The last node of a loop's body, which sets the condition for the next iteration.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Again {
+pub(super) struct LoopSetter {
     handle: u64,
     flag: Address,
-    /// `None` if it was not added yet.
+    /// `None` if the node has not been added yet.
     node: Option<RawNode>,
 }
 
-static SET: KernelDef = KernelDef {
+static SETTER: KernelDef = KernelDef {
     name: "wakeline_set_condition",
     file: "conditional.rs",
     declared: concat!(file!(), ":", line!()),
     source: KernelSource::Ptx(PTX),
     prototype,
-    body: none,
-    known: Known::new(),
+    body: unused_body,
+    number: KernelNumber::new(),
 };
 
 fn prototype() -> Prototype {
@@ -64,7 +64,7 @@ fn prototype() -> Prototype {
 }
 
 /// Never called: the emulated device reads flags itself.
-fn none(_: &[BodyArg]) {}
+fn unused_body(_: &[BodyArg]) {}
 
 /// `cudaGraphSetConditional(handle, *flag != 0)`. The function is provided by the driver, not by a library.
 const PTX: &str = "
@@ -96,7 +96,7 @@ const PTX: &str = "
 
 impl CudaBackend {
     /// # Safety
-    /// As [`Backend::graph_add_conditional`](crate::device::backend::Backend::graph_add_conditional).
+    /// The contract of [`Backend::graph_add_conditional`](crate::device::backend::Backend::graph_add_conditional).
     pub(in super::super) unsafe fn add_conditional(
         &self,
         raw: RawGraph,
@@ -106,16 +106,16 @@ impl CudaBackend {
     ) -> Result<(RawNode, RawGraph)> {
         let driver = self.cx.enter()?;
         let (Some(create), Some(add)) = (driver.graph_conditional_handle_create, driver.graph_add_node) else {
-            return Err(self.usage("conditions in graphs need a driver of CUDA 12.4 or newer"));
+            return Err(self.usage("conditional nodes need a driver for CUDA 12.4 or newer"));
         };
         // Before the handle is created: the driver does not instantiate a graph with a handle that no node uses.
-        self.kernels.load(&self.cx, &SET).map_err(advised)?;
+        self.kernels.load(&self.cx, &SETTER).map_err(advised)?;
         let mut handle = 0;
         // SAFETY: a live graph, and its context; `handle` outlives the call, which writes one number.
         let code = unsafe { create(&mut handle, graph(raw), self.cx.raw(), 0, 0) };
         self.cx.check(code, "cuGraphConditionalHandleCreate").map_err(advised)?;
         let poison = |error| {
-            self.poison(raw, "a condition was added to it only in part");
+            self.poison(raw, "adding a conditional node to it failed halfway; build a new graph");
             error
         };
         // SAFETY: the caller guarantees that the flag is valid.
@@ -144,58 +144,59 @@ impl CudaBackend {
         // SAFETY: the driver has written a pointer to an array of as many graphs as requested, one, which lives as long
         // as the node.
         let body = raw_graph(unsafe { params.__bindgen_anon_1.conditional.phGraph_out.read() });
-        let again = (when == GraphCondition::While).then_some(Again { handle, flag, node: None });
-        let mut book = self.graphs.book();
-        book.graphs.insert(body, Graph { within: true, ..Graph::default() });
-        let graph = book.graph(raw);
+        let loop_setter = (when == GraphCondition::While).then_some(LoopSetter { handle, flag, node: None });
+        let mut records = self.graphs.records();
+        records.graphs.insert(body, CudaGraph { within: true, ..CudaGraph::default() });
+        let graph = records.graph(raw);
         graph.conditions = true;
-        graph.conditionals.push(Conditional { node: raw_node(added), body, again });
+        graph.conditionals.push(Conditional { node: raw_node(added), body, loop_setter });
         Ok((raw_node(added), body))
     }
 
+    /// Adds the setter: a kernel that reads the flag and sets the condition.
     ///
     /// # Safety
     /// The flag is valid whenever the graph runs.
     unsafe fn add_setter(&self, raw: RawGraph, after: &[RawNode], handle: u64, flag: Address) -> Result<RawNode> {
         let args = [Arg::Scalar(bytemuck::bytes_of(&handle)), Arg::Scalar(bytemuck::bytes_of(&flag.0))];
-        let launch = Launch { kernel: &SET, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
+        let launch = Launch { kernel: &SETTER, grid: [1; 3], block: [1; 3], shared_bytes: 0, args: &args };
         // SAFETY: the arguments are the kernel's: a handle of this graph or of its outer graph, and an address that the
         // caller guarantees to be valid.
         unsafe { self.add_node(raw, after, &NodeWork::Kernel(launch)) }
     }
 
-    /// Adds to each loop in the graph, at any depth, the kernel that sets its condition after all nodes of its body.
-    /// Moves a kernel after which nodes were added.
+    /// Adds the setter to the body of each loop in the graph, at any depth, after all other nodes. If nodes were added
+    /// since, the setter is moved after them.
     pub(super) fn finish(&self, raw: RawGraph) -> Result<()> {
-        self.check_unspoiled(raw)?;
-        let loops: Vec<(RawGraph, RawGraph, Again)> = {
-            let book = self.graphs.book();
-            let graphs = book.all(raw).into_iter().filter_map(|raw| Some((raw, book.graphs.get(&raw)?)));
+        self.check_not_poisoned(raw)?;
+        let loops: Vec<(RawGraph, RawGraph, LoopSetter)> = {
+            let records = self.graphs.records();
+            let graphs = records.all(raw).into_iter().filter_map(|raw| Some((raw, records.graphs.get(&raw)?)));
             let all = graphs.flat_map(|(raw, graph)| graph.conditionals.iter().map(move |inner| (raw, inner)));
-            all.filter_map(|(raw, inner)| inner.again.map(|again| (raw, inner.body, again))).collect()
+            all.filter_map(|(raw, inner)| inner.loop_setter.map(|loop_setter| (raw, inner.body, loop_setter))).collect()
         };
-        for (outer, body, again) in loops {
+        for (outer, body, loop_setter) in loops {
             let leaves = self.leaves(body)?;
-            if leaves.as_slice() == again.node.as_slice() && again.node.is_some() {
+            if leaves.as_slice() == loop_setter.node.as_slice() && loop_setter.node.is_some() {
                 continue;
             }
-            if let Some(old) = again.node {
-                self.note_again(outer, body, None);
+            if let Some(old) = loop_setter.node {
+                self.set_loop_setter(outer, body, None);
                 self.remove_node(body, old)?;
             }
             let leaves = self.leaves(body)?;
             // SAFETY: the caller that added the condition guaranteed that the flag is valid.
-            let setter = unsafe { self.add_setter(body, &leaves, again.handle, again.flag) }?;
-            self.note_again(outer, body, Some(setter));
+            let setter = unsafe { self.add_setter(body, &leaves, loop_setter.handle, loop_setter.flag) }?;
+            self.set_loop_setter(outer, body, Some(setter));
         }
         Ok(())
     }
 
-    fn note_again(&self, outer: RawGraph, body: RawGraph, setter: Option<RawNode>) {
-        let mut book = self.graphs.book();
-        let inner = book.graph(outer).conditionals.iter_mut().find(|inner| inner.body == body);
-        if let Some(again) = inner.and_then(|inner| inner.again.as_mut()) {
-            again.node = setter;
+    fn set_loop_setter(&self, outer: RawGraph, body: RawGraph, setter: Option<RawNode>) {
+        let mut records = self.graphs.records();
+        let inner = records.graph(outer).conditionals.iter_mut().find(|inner| inner.body == body);
+        if let Some(loop_setter) = inner.and_then(|inner| inner.loop_setter.as_mut()) {
+            loop_setter.node = setter;
         }
     }
 
@@ -215,7 +216,7 @@ impl CudaBackend {
 fn advised(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Driver | ErrorKind::Kernel => {
-            error.advise("conditions in graphs need a driver of CUDA 12.4 or newer, and a device that supports them")
+            error.advise("conditional nodes need a driver for CUDA 12.4 or newer, and a device that supports them")
         }
         _ => error,
     }

@@ -1,11 +1,11 @@
 //! Instantiated graphs: launched, and changed between launches.
 //!
-//! Creating and destroying an exec use the context exclusively (see `gate.rs`): other launches wait meanwhile, and the
-//! gate lets them continue if it takes too long. Without the gate, an instantiation would wait for a moment without
-//! launches, which may never come.
+//! Creating and destroying an exec use the context exclusively (see `gate.rs`). Other launches wait, and the gate lets
+//! them continue if this takes too long. Without the gate, an instantiation would wait for a moment without launches,
+//! which might never come.
 //!
 //! A change that the driver refuses is not an error but a result ([`Refused`]), with the reason and, if known, the
-//! node. The exec is unchanged then.
+//! node. It leaves the exec unchanged.
 
 use std::{mem::MaybeUninit, ptr};
 
@@ -15,7 +15,7 @@ use cudarc::driver::sys::{
 };
 
 use super::{
-    CudaBackend, Exec,
+    CudaBackend, CudaExec,
     conditional::CAN_BE_THERE,
     exec, graph, node,
     node::{copy, fill},
@@ -27,7 +27,7 @@ use crate::{
         cuda::{
             driver::{Code, Driver},
             event,
-            host::Repeated,
+            host::GraphCallback,
             peers, stream,
         },
     },
@@ -42,16 +42,16 @@ type Changed = Result<Result<(), Refused>>;
 
 impl CudaBackend {
     pub(in super::super) fn instantiate(&self, raw: RawGraph) -> Result<RawExec> {
-        self.check_whole(raw)?;
+        self.check_not_body(raw)?;
         self.finish(raw)?;
         let driver = self.cx.enter()?;
         let (memory, second) = {
-            let mut book = self.graphs.book();
-            let graph = book.graph(raw);
+            let mut records = self.graphs.records();
+            let graph = records.graph(raw);
             (graph.memory, graph.is_single().filter(|_| graph.execs > 0))
         };
         if let Some(what) = second {
-            let text = format!("a graph that {what} has one exec at a time: drop the existing one first");
+            let text = format!("a graph that {what} can have only one exec at a time: drop the existing exec first");
             return Err(self.usage(&text));
         }
         let mut made = ptr::null_mut();
@@ -63,7 +63,7 @@ impl CudaBackend {
             result_out: CUgraphInstantiateResult::CUDA_GRAPH_INSTANTIATE_SUCCESS,
         });
         let mut ask = || {
-            let _alone = self.gate.alone();
+            let _alone = self.gate.exclusive();
             // SAFETY: a live graph; both results outlive the call.
             unsafe { (driver.graph_instantiate)(&mut made, graph(raw), params.as_mut_ptr()) }
         };
@@ -80,7 +80,7 @@ impl CudaBackend {
             return Err(self.not_instantiated(raw, code, result, node));
         }
         let raw_exec = RawExec(made.expose_provenance() as u64);
-        self.graphs.book().exec_made(raw_exec, raw);
+        self.graphs.records().add_exec(raw_exec, raw);
         Ok(raw_exec)
     }
 
@@ -91,14 +91,14 @@ impl CudaBackend {
             return error;
         }
         let Some(why) = not_instantiable(result) else { return error };
-        // If it is not a node of this graph, it is one of a graph within it.
+        // A node that is not in this graph is in a graph within it.
         let which = self.nodes_of(graph(raw)).unwrap_or_default();
         let which = match which.iter().position(|&known| known == node) {
             _ if node.is_null() => String::new(),
             Some(at) => format!("; it is node {} of {}, {}", at + 1, which.len(), self.kind_name(node)),
             None => format!("; it is {} of a graph within it ({CAN_BE_THERE})", self.kind_name(node)),
         };
-        self.usage(&format!("the graph is not instantiated: {why}{which} ({})", self.cx.driver.describe(code)))
+        self.usage(&format!("the graph cannot be instantiated: {why}{which} ({})", self.cx.driver.describe(code)))
     }
 
     /// A node's kind, for messages: `a kernel`.
@@ -107,32 +107,32 @@ impl CudaBackend {
     }
 
     /// # Safety
-    /// As [`Backend::exec_destroy`](crate::device::backend::Backend::exec_destroy).
+    /// The contract of [`Backend::exec_destroy`](crate::device::backend::Backend::exec_destroy).
     pub(in super::super) unsafe fn destroy_exec(&self, raw: RawExec) {
-        // Removed first, as the driver may reuse the handle once it has destroyed the exec. The guard is dropped at the
-        // end of the statement: the entry runs user code when it is dropped, at the end.
-        let ended = self.graphs.book().execs.remove(&raw);
+        // Removed first, as the driver can reuse the handle once it has destroyed the exec. The guard is dropped at the
+        // end of the statement: the entry runs users' destructors when it is dropped, at the end of this function.
+        let ended = self.graphs.records().execs.remove(&raw);
         if let Ok(driver) = self.cx.enter() {
             self.destroy_raw_exec(driver, raw, &ended);
         }
-        // Only now may a graph with one exec at a time have another.
-        let graph = ended.as_ref().and_then(|ended| Some((ended.of, self.graphs.book().exec_gone(ended.of)?)));
+        // Only now can a graph with one exec at a time have another.
+        let graph = ended.as_ref().and_then(|ended| Some((ended.of, self.graphs.records().exec_destroyed(ended.of)?)));
         if let Some((graph, _)) = &graph {
             self.destroy(*graph);
         }
     }
 
-    fn destroy_raw_exec(&self, driver: &Driver, raw: RawExec, ended: &Option<Exec>) {
-        for memory in ended.iter().flat_map(|ended| &ended.kept) {
+    fn destroy_raw_exec(&self, driver: &Driver, raw: RawExec, ended: &Option<CudaExec>) {
+        for memory in ended.iter().flat_map(|ended| &ended.unfreed) {
             // SAFETY: memory of the last launch, which is done. If there was no launch, the driver refuses the call.
             if let Err(error) = unsafe { self.memory.free(&self.cx, *memory) } {
                 crate::sync::log(move || tracing::debug!(%error, "memory that no node frees was not freed"));
             }
         }
-        let alone = self.gate.alone();
+        let exclusive = self.gate.exclusive();
         // SAFETY: created by `instantiate`; its owner calls this once and no longer uses it.
         let destroyed = self.cx.check(unsafe { (driver.exec_destroy)(exec(raw)) }, "cuGraphExecDestroy");
-        drop(alone);
+        drop(exclusive);
         if let Err(error) = destroyed {
             crate::sync::log(move || tracing::warn!(%error, "an exec of a graph was not destroyed"));
         }
@@ -140,7 +140,7 @@ impl CudaBackend {
 
     pub(in super::super) fn upload(&self, raw: RawExec, at: RawStream) -> Result<()> {
         let driver = self.cx.enter()?;
-        self.gate.pass();
+        self.gate.wait_for_exclusive();
         // SAFETY: a live exec and a live stream of this context.
         let mut code = unsafe { (driver.exec_upload)(exec(raw), stream(at)) };
         if code == Code::OUT_OF_MEMORY && self.memory.trim(&self.cx)? {
@@ -151,11 +151,11 @@ impl CudaBackend {
     }
 
     /// # Safety
-    /// As [`Backend::exec_launch`](crate::device::backend::Backend::exec_launch).
+    /// The contract of [`Backend::exec_launch`](crate::device::backend::Backend::exec_launch).
     #[inline]
     pub(in super::super) unsafe fn launch_exec(&self, raw: RawExec, at: RawStream) -> Result<()> {
         let driver = self.cx.enter()?;
-        self.gate.pass();
+        self.gate.wait_for_exclusive();
         // SAFETY: a live exec and a live stream of this context. The caller guarantees the memory that the nodes use.
         let mut code = unsafe { (driver.exec_launch)(exec(raw), stream(at)) };
         if code == Code::OUT_OF_MEMORY && self.memory.trim(&self.cx)? {
@@ -166,7 +166,7 @@ impl CudaBackend {
     }
 
     /// # Safety
-    /// As [`Backend::exec_update`](crate::device::backend::Backend::exec_update).
+    /// The contract of [`Backend::exec_update`](crate::device::backend::Backend::exec_update).
     pub(in super::super) unsafe fn update_exec(&self, raw: RawExec, from: RawGraph) -> Changed {
         self.finish(from)?;
         let driver = self.cx.enter()?;
@@ -176,7 +176,7 @@ impl CudaBackend {
             errorNode: ptr::null_mut(),
             errorFromNode: ptr::null_mut(),
         });
-        // SAFETY: a live exec and a live graph, used only by this thread meanwhile; `info` outlives the call. The
+        // SAFETY: a live exec and a live graph, used only by this thread during the call; `info` outlives the call. The
         // caller guarantees the memory that the nodes use.
         let code = unsafe { (driver.exec_update)(exec(raw), graph(from), info.as_mut_ptr()) };
         // SAFETY: initialised above; the enum is read as a number, the other is a pointer.
@@ -189,13 +189,13 @@ impl CudaBackend {
     }
 
     /// # Safety
-    /// As [`Backend::exec_set`](crate::device::backend::Backend::exec_set).
+    /// The contract of [`Backend::exec_set`](crate::device::backend::Backend::exec_set).
     pub(in super::super) unsafe fn set_node(&self, raw: RawExec, of: RawNode, work: &NodeWork<'_>) -> Changed {
         let driver = self.cx.enter()?;
         let (exec, node, context) = (exec(raw), node(of), self.cx.raw());
         let refused = |why: &str| Ok(Err(Refused { node: Some(of), why: why.into() }));
         // SAFETY, for all calls below: a live exec and a node of the graph that it was made of, which lives as long as
-        // the exec, and no other call uses this exec meanwhile. Parameters outlive the call, which copies them. The
+        // the exec, and no other call uses this exec concurrently. Parameters outlive the call, which copies them. The
         // caller guarantees the memory that the node uses when it runs.
         let (code, call, rule) = match work {
             NodeWork::Kernel(launch) => {
@@ -204,7 +204,11 @@ impl CudaBackend {
                 // SAFETY: above; the function belongs to this context and stays loaded, and its parameters are correct
                 // and valid (`Prepared`).
                 let code = unsafe { (driver.exec_set_kernel)(exec, node, &params) };
-                (code, "cuGraphExecKernelNodeSetParams", "the node has another kernel, or the kernel differs too much")
+                (
+                    code,
+                    "cuGraphExecKernelNodeSetParams",
+                    "the node is not a kernel, or this kernel cannot replace the node's kernel",
+                )
             }
             NodeWork::Copy { bytes: 0, .. } | NodeWork::Fill { bytes: 0, .. } => {
                 return refused("a node cannot be set to do nothing: disable it instead");
@@ -233,19 +237,19 @@ impl CudaBackend {
             }
             NodeWork::Host(function) => {
                 let known = {
-                    let book = self.graphs.book();
-                    let functions = book.execs.get(&raw).map(|exec| &exec.set);
+                    let records = self.graphs.records();
+                    let functions = records.execs.get(&raw).map(|exec| &exec.set);
                     functions.and_then(|functions| functions.iter().find(|known| known.is(function)).cloned())
                 };
                 let function = match known {
                     Some(known) => known,
-                    None => Repeated::new(&self.cx, function)?,
+                    None => GraphCallback::new(&self.cx, function)?,
                 };
                 let params = function.node();
                 // SAFETY: above; the function may be called with this or any number, at any time.
                 let code = unsafe { (driver.exec_set_host)(exec, node, &params) };
                 if code.is_success() {
-                    self.graphs.book().exec_calls(raw, vec![function]);
+                    self.graphs.records().add_exec_functions(raw, vec![function]);
                 }
                 (code, "cuGraphExecHostNodeSetParams", "the node is not a host function")
             }
@@ -254,9 +258,9 @@ impl CudaBackend {
                 // SAFETY: above; the child is a live graph, which is copied.
                 let code = unsafe { (driver.exec_set_child)(exec, node, graph(*child)) };
                 if code.is_success() {
-                    let mut book = self.graphs.book();
-                    let functions = book.functions(*child);
-                    book.exec_calls(raw, functions);
+                    let mut records = self.graphs.records();
+                    let functions = records.functions(*child);
+                    records.add_exec_functions(raw, functions);
                 }
                 (code, "cuGraphExecChildGraphNodeSetParams", "the child must have the same nodes in the same order")
             }
@@ -299,21 +303,21 @@ impl CudaBackend {
 
 fn not_instantiable(result: u32) -> Option<&'static str> {
     Some(match result {
-        2 => "its nodes form a cycle, or one is at a place where it is not allowed",
-        3 => "one of its nodes is not supported there, or not on this device",
+        2 => "its nodes form a cycle, or one of them is not allowed where it is",
+        3 => "one of its nodes is not supported where it is, or not on this device",
         4 => "its nodes belong to several contexts",
-        5 => "one of its conditions has no node",
+        5 => "one of its condition handles is not used by any node",
         _ => return None,
     })
 }
 
 fn not_updatable(result: u32) -> Option<&'static str> {
     Some(match result {
-        2 => "there are other nodes, or other edges between them",
+        2 => "the graph has other nodes, or other edges between them",
         3 => "a node is of another kind",
-        4 | 7 => "a node has another kernel that differs too much",
+        4 | 7 => "a node has a different kernel, which cannot replace the old one",
         5 => "a parameter changed that cannot change: the kind of memory at an end of a copy, or the device of memory",
-        6 => "a node cannot be updated, such as one that makes memory or frees it",
+        6 => "a node cannot be updated, such as one that allocates or frees memory",
         8 => "an attribute of a node changed that cannot change",
         _ => return None,
     })
@@ -329,10 +333,10 @@ fn kind_name(kind: u32) -> &'static str {
         5 => "an empty node",
         6 => "a wait for an event",
         7 => "a record of an event",
-        10 => "one that makes memory",
-        11 => "one that frees memory",
-        13 => "a condition",
-        _ => "one of another kind",
+        10 => "an allocation",
+        11 => "a free",
+        13 => "a conditional node",
+        _ => "a node of another kind",
     }
 }
 
@@ -364,9 +368,9 @@ mod tests {
         for (kind, name) in [
             (Kind::CU_GRAPH_NODE_TYPE_MEMCPY, "a copy"),
             (Kind::CU_GRAPH_NODE_TYPE_GRAPH, "a child graph"),
-            (Kind::CU_GRAPH_NODE_TYPE_MEM_FREE, "one that frees memory"),
-            (Kind::CU_GRAPH_NODE_TYPE_CONDITIONAL, "a condition"),
-            (Kind::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, "one of another kind"),
+            (Kind::CU_GRAPH_NODE_TYPE_MEM_FREE, "a free"),
+            (Kind::CU_GRAPH_NODE_TYPE_CONDITIONAL, "a conditional node"),
+            (Kind::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, "a node of another kind"),
         ] {
             assert_eq!(kind_name(kind as u32), name);
         }

@@ -1,10 +1,10 @@
-//! A node for each kind of work of a stream.
+//! Adds a node for each kind of work that a stream can have.
 //!
 //! The conversion of a copy, a fill or a kernel to the driver's parameters is used when a node is added and when it is
 //! changed in an exec. The driver copies all parameters during the call. Copies and fills of 0 bytes are empty nodes.
 //!
-//! Memory that a node allocates has its address from when the node is added, and is backed while a launch is between
-//! that node and the one that frees it. It is accessible only from its own device.
+//! Memory that a node allocates gets its address when the node is added. It exists during a launch, from that node to
+//! the node that frees it. It is accessible only from its own device.
 
 use std::{mem::MaybeUninit, ptr};
 
@@ -16,7 +16,7 @@ use super::{CudaBackend, graph, nodes, raw_node};
 use crate::{
     device::{
         backend::{Address, Endpoint, NodeWork, Pattern, RawGraph, RawNode},
-        cuda::{driver::Code, event, host::Repeated, memory, peers},
+        cuda::{driver::Code, event, host::GraphCallback, memory, peers},
         human,
     },
     error::{Error, ErrorKind, Result},
@@ -95,7 +95,7 @@ pub(super) fn describe(work: &NodeWork<'_>) -> String {
 
 impl CudaBackend {
     /// # Safety
-    /// As [`Backend::graph_add`](crate::device::backend::Backend::graph_add).
+    /// The contract of [`Backend::graph_add`](crate::device::backend::Backend::graph_add).
     pub(in super::super) unsafe fn add_node(
         &self,
         raw: RawGraph,
@@ -109,7 +109,7 @@ impl CudaBackend {
         let to = &raw mut node;
         let context = self.cx.raw();
         // SAFETY, for all calls below: a live graph and as many nodes of it as the count passed; no other call uses
-        // this graph meanwhile. `node` outlives the call, which writes one handle, and so do the parameters, which it
+        // this graph concurrently. `node` outlives the call, which writes one handle, and so do the parameters, which it
         // copies. The caller guarantees the memory that the node uses when it runs.
         if let NodeWork::Copy { to: Endpoint::Device(into), from: Endpoint::Device(from), bytes } = work
             && *bytes > 0
@@ -151,21 +151,21 @@ impl CudaBackend {
                 self.added(raw, work, code, "cuGraphAddMemsetNode")?;
             }
             NodeWork::Host(function) => {
-                let function = Repeated::new(&self.cx, function)?;
+                let function = GraphCallback::new(&self.cx, function)?;
                 let params = function.node();
                 // SAFETY: above; the function may be called with this or any number, at any time.
                 let code = unsafe { (driver.graph_add_host_node)(to, graph, before, count, &params) };
                 self.added(raw, work, code, "cuGraphAddHostNode")?;
-                self.graphs.book().graph(raw).functions.push(function);
+                self.graphs.records().graph(raw).functions.push(function);
             }
             NodeWork::Child(child) => {
                 self.check_child(*child)?;
                 // SAFETY: above; the child is another live graph, which is copied.
                 let code = unsafe { (driver.graph_add_child_node)(to, graph, before, count, super::graph(*child)) };
                 self.added(raw, work, code, "cuGraphAddChildGraphNode")?;
-                let mut book = self.graphs.book();
-                let functions = book.functions(*child);
-                book.graph(raw).functions.extend(functions);
+                let mut records = self.graphs.records();
+                let functions = records.functions(*child);
+                records.graph(raw).functions.extend(functions);
             }
             NodeWork::Record(recorded) => {
                 // SAFETY: above; a live event.
@@ -181,10 +181,10 @@ impl CudaBackend {
                 // SAFETY: above; the driver refuses an address that no node of this graph allocates.
                 let code = unsafe { (driver.graph_add_free_node)(to, graph, before, count, address.0) };
                 self.added(raw, work, code, "cuGraphAddMemFreeNode")?;
-                let mut book = self.graphs.book();
-                let graph = book.graph(raw);
+                let mut records = self.graphs.records();
+                let graph = records.graph(raw);
                 graph.memory = true;
-                graph.kept.retain(|kept| kept != address);
+                graph.unfreed.retain(|unfreed| unfreed != address);
             }
         }
         Ok(raw_node(node))
@@ -219,10 +219,10 @@ impl CudaBackend {
         }
         // SAFETY: initialised above; the driver has written this field, a number.
         let address = Address(unsafe { (&raw const (*params.as_ptr()).dptr).read() });
-        let mut book = self.graphs.book();
-        let graph = book.graph(raw);
+        let mut records = self.graphs.records();
+        let graph = records.graph(raw);
         graph.memory = true;
-        graph.kept.push(address);
+        graph.unfreed.push(address);
         Ok((raw_node(node), address))
     }
 
@@ -237,9 +237,9 @@ impl CudaBackend {
         Err(self.place(graph, error.at(format!("graph node, {}", describe(work)))))
     }
 
-    /// Adds advice on the supported nodes to the error of a node within a condition.
+    /// Adds advice on the supported nodes to the error of a node in the body of a conditional node.
     pub(super) fn place(&self, graph: RawGraph, error: Error) -> Error {
-        let within = self.graphs.book().graphs.get(&graph).is_some_and(|graph| graph.within);
+        let within = self.graphs.records().graphs.get(&graph).is_some_and(|graph| graph.within);
         if within && error.kind() == ErrorKind::Driver { error.advise(super::conditional::CAN_BE_THERE) } else { error }
     }
 }

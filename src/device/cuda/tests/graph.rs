@@ -98,7 +98,7 @@ impl Bench {
         graph: RawGraph,
         after: &[RawNode],
         mut call: impl FnMut(&Driver, CUstream) -> Code,
-    ) -> (Result<Recorded>, Code) {
+    ) -> (Result<ExternalNodes>, Code) {
         let mut code = Code::SUCCESS;
         let driver = self.backend().cx.driver;
         let mut enqueue = |stream: *mut std::ffi::c_void| code = call(driver, stream.cast());

@@ -2,7 +2,7 @@
 //!
 //! By name and signature each is `x[i] *= a`; most of them have one error.
 
-use crate::device::backend::{BodyArg, KernelDef, KernelSource, Known, Prototype};
+use crate::device::backend::{BodyArg, KernelDef, KernelNumber, KernelSource, Prototype};
 
 /// Never called, as these kernels do not run on the emulated device.
 fn no_body(_: &[BodyArg]) {
@@ -10,7 +10,15 @@ fn no_body(_: &[BodyArg]) {
 }
 
 const fn kernel(name: &'static str, source: KernelSource, prototype: fn() -> Prototype) -> KernelDef {
-    KernelDef { name, file: "scale.cu", declared: "tests.rs:1", source, prototype, body: no_body, known: Known::new() }
+    KernelDef {
+        name,
+        file: "scale.cu",
+        declared: "tests.rs:1",
+        source,
+        prototype,
+        body: no_body,
+        number: KernelNumber::new(),
+    }
 }
 
 const fn scale(source: KernelSource) -> KernelDef {
@@ -66,7 +74,7 @@ fn countdown_prototype() -> Prototype {
     Prototype { types: String::new(), function: function.into() }
 }
 
-/// `left[0] -= 1, done[0] += 1`, for one thread.
+/// `unregister[0] -= 1, done[0] += 1`, for one thread.
 const COUNTDOWN_PTX: &str = "
 .version 7.5
 .target sm_75

@@ -1,11 +1,11 @@
-//! One launch of an exec: its nodes one after the other, in an order that their edges allow.
+//! One launch of an exec: its nodes run one after another, in an order that their edges allow.
 //!
-//! A GPU runs unordered nodes at the same time. Here one thread runs them one by one, in another order at every launch,
-//! so that the lack of an edge becomes visible: of two consecutive launches the second makes the opposite choices. The
-//! order depends only on how often the exec was launched and, in a simulation, on its seed.
+//! A GPU runs unordered nodes at the same time. Here one thread runs them one by one, in a different order at every
+//! launch, so that a missing edge becomes visible: of two consecutive launches, the second makes the opposite choices.
+//! The order depends only on the number of the exec's launches and, in a simulation, on its seed.
 //!
-//! A child graph is its nodes between two empty ones. The body of a conditional node is ordered anew for each round.
-//! For planned faults, a node counts as a call at the launch; within a body, each time that it runs.
+//! A child graph becomes its nodes between two empty ones. The body of a conditional node is ordered anew for each
+//! iteration. For planned faults, a node counts as one call per launch; in a body, each time that it runs.
 
 use std::{collections::BTreeSet, ptr::from_mut, sync::Arc};
 
@@ -14,93 +14,95 @@ use rustc_hash::FxHashMap;
 
 use super::{
     super::{
-        faults::Plan,
-        memory::Reserved,
+        faults::FaultPlan,
+        memory::ReservedRange,
         work::{Fault, Work},
     },
-    Program,
-    nodes::{Node, Task},
+    ExecSnapshot,
+    nodes::{EmulatedNode, OwnedNodeWork},
 };
 use crate::device::backend::{Address, Endpoint, GraphCondition, RawNode};
 
 /// See the module.
 pub(in super::super) struct Sequence {
-    steps: Steps,
-    plan: Arc<Plan>,
+    steps: LaunchSteps,
+    fault_plan: Arc<FaultPlan>,
     order_seed: OrderSeed,
 }
 
-enum Steps {
-    /// For a device with planned faults.
-    Ordered(Vec<Step>),
-    /// Ordered when the launch runs, by the thread that runs it: the launching thread blocks launches on all devices.
-    Of(Arc<Program>),
+enum LaunchSteps {
+    /// Ordered by the launch itself, for a device with planned faults: the nodes are counted in the order of the
+    /// launches.
+    Ordered(Vec<LaunchStep>),
+    /// Not ordered until the launch runs, on the thread that runs it: the launching thread blocks launches on all
+    /// devices.
+    Unordered(Arc<ExecSnapshot>),
 }
 
-enum Step {
+enum LaunchStep {
     Work(Work),
-    Alloc(Arc<Reserved>),
-    Free(Arc<Reserved>),
-    Conditional { when: GraphCondition, flag: Address, within: Vec<Node> },
+    Alloc(Arc<ReservedRange>),
+    Free(Arc<ReservedRange>),
+    Conditional { when: GraphCondition, flag: Address, within: Vec<EmulatedNode> },
 }
 
-/// The source of choices: a seed, and how often it was used.
+/// The seed of the order, and the number of earlier launches that used it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OrderSeed {
     pub(super) seed: u64,
     pub(super) run: u64,
 }
 
-struct Turn {
+struct PlannedStep {
     before: Vec<usize>,
-    step: Option<Step>,
+    step: Option<LaunchStep>,
 }
 
 impl Sequence {
-    pub(super) fn new(program: &Arc<Program>, plan: &Arc<Plan>, order_seed: OrderSeed) -> Self {
-        let steps = match plan.is_empty() {
-            true => Steps::Of(program.clone()),
-            false => Steps::Ordered(ordered(&program.nodes, plan, order_seed)),
+    pub(super) fn new(snapshot: &Arc<ExecSnapshot>, fault_plan: &Arc<FaultPlan>, order_seed: OrderSeed) -> Self {
+        let steps = match fault_plan.is_empty() {
+            true => LaunchSteps::Unordered(snapshot.clone()),
+            false => LaunchSteps::Ordered(ordered(&snapshot.nodes, fault_plan, order_seed)),
         };
-        Self { steps, plan: plan.clone(), order_seed }
+        Self { steps, fault_plan: fault_plan.clone(), order_seed }
     }
 
     pub(in super::super) fn len(&self) -> usize {
         match &self.steps {
-            Steps::Ordered(steps) => steps.len(),
-            Steps::Of(program) => count(&program.nodes),
+            LaunchSteps::Ordered(steps) => steps.len(),
+            LaunchSteps::Unordered(snapshot) => count(&snapshot.nodes),
         }
     }
 
-    /// Runs the steps, as long as the device is `going`; a fault ends the launch.
+    /// Runs the steps until one faults or `is_alive` returns false.
     ///
     /// # Safety
-    /// As [`Work::run`].
-    pub(in super::super) unsafe fn run(self, going: &dyn Fn() -> bool) -> Result<(), Fault> {
-        let Self { steps, plan, order_seed } = self;
+    /// The contract of [`Work::run`].
+    pub(in super::super) unsafe fn run(self, is_alive: &dyn Fn() -> bool) -> Result<(), Fault> {
+        let Self { steps, fault_plan, order_seed } = self;
         let steps = match steps {
-            Steps::Ordered(steps) => steps,
-            Steps::Of(program) => ordered(&program.nodes, &plan, order_seed),
+            LaunchSteps::Ordered(steps) => steps,
+            LaunchSteps::Unordered(snapshot) => ordered(&snapshot.nodes, &fault_plan, order_seed),
         };
         for step in steps {
-            if !going() {
+            if !is_alive() {
                 break;
             }
             match step {
-                Step::Work(work) => {
+                LaunchStep::Work(work) => {
                     let what = work.describe();
                     // SAFETY: guaranteed by the caller: all that comes before this node has run.
-                    unsafe { work.run(going) }.map_err(|Fault(why)| Fault(format!("{what}: {why}")))?;
+                    unsafe { work.run(is_alive) }.map_err(|Fault(why)| Fault(format!("{what}: {why}")))?;
                 }
-                Step::Alloc(memory) => memory.appear().map_err(|error| Fault(format!("allocation: {error}")))?,
-                Step::Free(memory) => memory.vanish(),
-                Step::Conditional { when, flag, within } => {
+                LaunchStep::Alloc(memory) => memory.map().map_err(|error| Fault(format!("allocation: {error}")))?,
+                LaunchStep::Free(memory) => memory.unmap(),
+                LaunchStep::Conditional { when, flag, within } => {
                     let mut order_seed = OrderSeed { seed: order_seed.seed.wrapping_add(order_seed.run), run: 0 };
                     // SAFETY: guaranteed by the caller.
-                    while going() && unsafe { is_raised(flag) }? {
-                        let steps = Steps::Ordered(ordered(&within, &plan, order_seed));
+                    while is_alive() && unsafe { is_flag_set(flag) }? {
+                        let steps = LaunchSteps::Ordered(ordered(&within, &fault_plan, order_seed));
                         // SAFETY: guaranteed by the caller.
-                        unsafe { Self { steps, plan: plan.clone(), order_seed }.run(going) }?;
+                        unsafe { Self { steps, fault_plan: fault_plan.clone(), order_seed }.run(is_alive) }?;
                         order_seed.run += 1;
                         if when == GraphCondition::If {
                             break;
@@ -114,8 +116,8 @@ impl Sequence {
 }
 
 /// # Safety
-/// As [`Work::run`].
-unsafe fn is_raised(flag: Address) -> Result<bool, Fault> {
+/// The contract of [`Work::run`].
+unsafe fn is_flag_set(flag: Address) -> Result<bool, Fault> {
     let mut value = 0_u32;
     let to = Endpoint::Host(from_mut(&mut value).cast());
     let look = Work::Copy { to, from: Endpoint::Device(flag), bytes: 4, planned: false };
@@ -124,42 +126,42 @@ unsafe fn is_raised(flag: Address) -> Result<bool, Fault> {
     Ok(value != 0)
 }
 
-fn count(nodes: &[Node]) -> usize {
-    let of = |node: &Node| match &node.task {
-        Task::Child(nodes) => count(nodes),
-        Task::Empty | Task::Record(_) | Task::Wait(_) => 0,
+fn count(nodes: &[EmulatedNode]) -> usize {
+    let of = |node: &EmulatedNode| match &node.work {
+        OwnedNodeWork::Child(nodes) => count(nodes),
+        OwnedNodeWork::Empty | OwnedNodeWork::Record(_) | OwnedNodeWork::Wait(_) => 0,
         _ => usize::from(node.enabled),
     };
     nodes.iter().map(of).sum()
 }
 
-fn ordered(nodes: &[Node], plan: &Plan, order_seed: OrderSeed) -> Vec<Step> {
-    let mut places = Vec::new();
-    lay_out(nodes, plan, &[], &mut places);
-    order(places, order_seed)
+fn ordered(nodes: &[EmulatedNode], fault_plan: &FaultPlan, order_seed: OrderSeed) -> Vec<LaunchStep> {
+    let mut planned = Vec::new();
+    flatten(nodes, fault_plan, &[], &mut planned);
+    order(planned, order_seed)
 }
 
-/// Appends nodes with their predecessors. Nodes without any come after `roots`.
-fn lay_out(nodes: &[Node], plan: &Plan, roots: &[usize], places: &mut Vec<Turn>) {
+/// Appends nodes with their predecessors. Nodes without predecessors come after `roots`.
+fn flatten(nodes: &[EmulatedNode], fault_plan: &FaultPlan, roots: &[usize], planned: &mut Vec<PlannedStep>) {
     let mut ends: FxHashMap<RawNode, usize> = FxHashMap::default();
     let mut firsts = Vec::with_capacity(nodes.len());
     for node in nodes {
         #[cfg(test)]
         super::tests::visit();
-        let first = places.len();
+        let first = planned.len();
         firsts.push(first);
-        let step = if node.enabled { step(&node.task, plan) } else { None };
-        places.push(Turn { before: Vec::new(), step });
-        if let Task::Child(children) = &node.task {
-            lay_out(children, plan, &[first], places);
-            let before = (first..places.len()).collect();
-            places.push(Turn { before, step: None });
+        let step = if node.enabled { step(&node.work, fault_plan) } else { None };
+        planned.push(PlannedStep { before: Vec::new(), step });
+        if let OwnedNodeWork::Child(children) = &node.work {
+            flatten(children, fault_plan, &[first], planned);
+            let before = (first..planned.len()).collect();
+            planned.push(PlannedStep { before, step: None });
         }
-        ends.insert(node.id, places.len() - 1);
+        ends.insert(node.id, planned.len() - 1);
     }
-    // A node may depend on one that was added later.
+    // A node can depend on a node that was added later.
     for (node, first) in nodes.iter().zip(firsts) {
-        let before = &mut places[first].before;
+        let before = &mut planned[first].before;
         before.extend(node.after.iter().filter_map(|id| ends.get(id)));
         if before.is_empty() {
             before.extend(roots);
@@ -167,38 +169,44 @@ fn lay_out(nodes: &[Node], plan: &Plan, roots: &[usize], places: &mut Vec<Turn>)
     }
 }
 
-fn step(task: &Task, plan: &Plan) -> Option<Step> {
-    let work = match task {
-        Task::Kernel { kernel, args } => Work::Kernel { kernel, args: args.clone(), planned: plan.kernel(kernel.name) },
-        Task::External { name, args, body } => {
-            Work::External { name, args: args.clone(), body: body.clone(), planned: plan.kernel(name) }
+fn step(work: &OwnedNodeWork, fault_plan: &FaultPlan) -> Option<LaunchStep> {
+    let work = match work {
+        OwnedNodeWork::Kernel { kernel, args } => {
+            Work::Kernel { kernel, args: args.clone(), planned: fault_plan.next_kernel_fails(kernel.name) }
         }
-        Task::Copy { to, from, bytes } => Work::Copy { to: *to, from: *from, bytes: *bytes, planned: plan.copy() },
-        Task::Fill { to, pattern, bytes } => Work::Fill { to: *to, pattern: *pattern, bytes: *bytes },
-        Task::Host(_) if plan.function() => Work::Lost,
-        Task::Host(callback) => {
+        OwnedNodeWork::External { name, args, body } => {
+            Work::External { name, args: args.clone(), body: body.clone(), planned: fault_plan.next_kernel_fails(name) }
+        }
+        OwnedNodeWork::Copy { to, from, bytes } => {
+            Work::Copy { to: *to, from: *from, bytes: *bytes, planned: fault_plan.next_copy_fails() }
+        }
+        OwnedNodeWork::Fill { to, pattern, bytes } => Work::Fill { to: *to, pattern: *pattern, bytes: *bytes },
+        OwnedNodeWork::Host(_) if fault_plan.next_function_is_lost() => Work::SkippedHost,
+        OwnedNodeWork::Host(callback) => {
             let callback = callback.clone();
             Work::Host(Box::new(move || callback()))
         }
-        Task::Alloc(memory) => return Some(Step::Alloc(memory.clone())),
-        Task::Free(memory) => return Some(Step::Free(memory.clone())),
-        Task::Conditional { when, flag, within, .. } => {
-            return Some(Step::Conditional { when: *when, flag: *flag, within: within.clone() });
+        OwnedNodeWork::Alloc(memory) => return Some(LaunchStep::Alloc(memory.clone())),
+        OwnedNodeWork::Free(memory) => return Some(LaunchStep::Free(memory.clone())),
+        OwnedNodeWork::Conditional { when, flag, within, .. } => {
+            return Some(LaunchStep::Conditional { when: *when, flag: *flag, within: within.clone() });
         }
         // A launch waits for its events before it begins, and records others when it is done.
-        Task::Empty | Task::Child(_) | Task::Record(_) | Task::Wait(_) => return None,
+        OwnedNodeWork::Empty | OwnedNodeWork::Child(_) | OwnedNodeWork::Record(_) | OwnedNodeWork::Wait(_) => {
+            return None;
+        }
     };
-    Some(Step::Work(work))
+    Some(LaunchStep::Work(work))
 }
 
 /// The steps in an order that respects the predecessors.
-fn order(places: Vec<Turn>, order_seed: OrderSeed) -> Vec<Step> {
+fn order(planned: Vec<PlannedStep>, order_seed: OrderSeed) -> Vec<LaunchStep> {
     let mut random = StdRng::seed_from_u64(order_seed.seed.wrapping_add(order_seed.run / 2));
-    let ranks: Vec<u64> = places.iter().map(|_| random.random()).collect();
-    let mut left: Vec<usize> = places.iter().map(|place| place.before.len()).collect();
-    let mut then: Vec<Vec<usize>> = places.iter().map(|_| Vec::new()).collect();
-    for (at, place) in places.iter().enumerate() {
-        place.before.iter().for_each(|before| then[*before].push(at));
+    let ranks: Vec<u64> = planned.iter().map(|_| random.random()).collect();
+    let mut left: Vec<usize> = planned.iter().map(|entry| entry.before.len()).collect();
+    let mut successors: Vec<Vec<usize>> = planned.iter().map(|_| Vec::new()).collect();
+    for (at, entry) in planned.iter().enumerate() {
+        entry.before.iter().for_each(|before| successors[*before].push(at));
     }
     let mut ready: BTreeSet<(u64, usize)> = left
         .iter()
@@ -207,12 +215,12 @@ fn order(places: Vec<Turn>, order_seed: OrderSeed) -> Vec<Step> {
         .filter(|(_, (left, _))| **left == 0)
         .map(|(at, (_, rank))| (*rank, at))
         .collect();
-    let mut steps: Vec<Option<Step>> = places.into_iter().map(|place| place.step).collect();
+    let mut steps: Vec<Option<LaunchStep>> = planned.into_iter().map(|entry| entry.step).collect();
     let mut ordered = Vec::with_capacity(steps.len());
-    // The second of two launches prefers what the first deferred.
+    // The second of two launches prefers the nodes that the first deferred.
     while let Some((_, at)) = if order_seed.run.is_multiple_of(2) { ready.pop_first() } else { ready.pop_last() } {
         ordered.extend(steps[at].take());
-        for next in &then[at] {
+        for next in &successors[at] {
             left[*next] -= 1;
             if left[*next] == 0 {
                 ready.insert((ranks[*next], *next));

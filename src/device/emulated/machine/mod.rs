@@ -1,13 +1,13 @@
 //! Streams and events as a state machine: no threads, no memory, no clock.
 //!
 //! It decides in which order work of any type `W` may run. Worker threads ([`workers`](super::workers)) or a seeded
-//! loop ([`simulation`](super::simulation)) take the next entry of a stream that may run ([`start`](Machine::start)),
-//! run it without locking the machine, and report its end ([`finish`](Machine::finish)).
+//! loop ([`simulation`](super::simulation)) take the next entry of a runnable stream ([`start`](Machine::start)), run
+//! it without locking the machine, and report its end ([`finish`](Machine::finish)).
 //!
 //! A stream counts the entries that were enqueued and those that it has passed, so a point in a stream is a number. All
-//! ordering between streams has one form: an entry may not start before certain points are passed. A wait is an entry
-//! with a point and no work; the legacy default stream is ordered with blocking streams by implicit points. Nothing
-//! blocks: a stream whose head must wait is parked, and the stream that passes the point makes it runnable.
+//! ordering between streams has one form: an entry must not start before certain points are passed. A wait is an entry
+//! with a point and no work; implicit points order the legacy default stream with the blocking streams. Nothing blocks:
+//! a stream whose first entry must wait is parked, and the stream that passes the point makes it runnable.
 //!
 //! ```text
 //!            enqueue              start               finish, nothing left
@@ -18,7 +18,7 @@
 //!      └──────────────► Parked ◄─────────────┘ finish, but the next must wait
 //! ```
 //!
-//! Guarantees: streams are in order; a point, once passed, stays passed; a stream that is destroyed with work pending
+//! Guarantees: streams run in order; a point, once passed, stays passed; a stream that is destroyed with pending work
 //! finishes it; a device that fails drops its work, answers every query with its fault, and delays no other device
 //! (points of its streams count as passed).
 
@@ -38,9 +38,9 @@ pub(super) type DeviceId = u64;
 pub(super) type StreamId = u64;
 pub(super) type EventId = u64;
 
-/// Passed once the stream has passed its `number`th entry.
+/// A point in a stream: passed once the stream has finished its `number`th entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Point {
+pub(super) struct StreamPoint {
     pub(super) stream: StreamId,
     pub(super) number: u64,
 }
@@ -48,20 +48,20 @@ pub(super) struct Point {
 /// A set of devices whose streams can wait for each other's events.
 #[derive(Debug)]
 pub(super) struct Machine<W> {
-    // Trees: in the order of creation, which a seed relies upon, and of no size once they are empty.
-    devices: BTreeMap<DeviceId, Device>,
-    streams: BTreeMap<StreamId, Stream<W>>,
-    events: BTreeMap<EventId, Event>,
-    /// Devices that got a runnable stream, or ended, since the last call of [`news`](Self::news).
-    news: Vec<DeviceId>,
+    // Trees iterate in the order of creation, which a seed relies on, and use no memory when empty.
+    devices: BTreeMap<DeviceId, DeviceState>,
+    streams: BTreeMap<StreamId, StreamQueue<W>>,
+    events: BTreeMap<EventId, EventState>,
+    /// Devices that got a runnable stream, or ended, since the last call to [`take_changed`](Self::take_changed).
+    changed: Vec<DeviceId>,
 }
 
 #[derive(Debug)]
-struct Device {
+struct DeviceState {
     legacy: StreamId,
-    /// The streams that are ordered with the legacy default stream, without that stream.
+    /// The streams that are ordered with the legacy default stream.
     blocking: BTreeSet<StreamId>,
-    /// By urgency, then by the time for which they have been runnable.
+    /// Ordered by priority, then by the time at which they became runnable.
     runnable: BTreeMap<Rank, StreamId>,
     turns: u64,
     streams: usize,
@@ -72,23 +72,23 @@ struct Device {
 type Rank = (i32, u64);
 
 #[derive(Debug)]
-struct Stream<W> {
+struct StreamQueue<W> {
     device: DeviceId,
     name: Arc<str>,
     priority: i32,
-    queue: VecDeque<Entry<W>>,
+    queue: VecDeque<QueueEntry<W>>,
     enqueued: u64,
     passed: u64,
-    state: State,
-    touches: bool,
-    /// Destroyed: removed when its work is done.
+    state: RunState,
+    touching_memory: bool,
+    /// The stream was destroyed, and is removed when its work is done.
     closing: bool,
     /// The streams to check again when a number is passed.
     waiters: BTreeMap<u64, SmallVec<[StreamId; 2]>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum RunState {
     Idle,
     Parked,
     Runnable(Rank),
@@ -96,51 +96,51 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Entry<W> {
-    after: SmallVec<[Point; 1]>,
-    what: What<W>,
+struct QueueEntry<W> {
+    after: SmallVec<[StreamPoint; 1]>,
+    kind: EntryKind<W>,
 }
 
 #[derive(Debug)]
-enum What<W> {
+enum EntryKind<W> {
     Wait,
     Record(EventId),
     Work(W),
 }
 
 #[derive(Debug)]
-struct Event {
+struct EventState {
     device: DeviceId,
     timed: bool,
-    mark: Option<(Point, Option<Duration>)>,
+    mark: Option<(StreamPoint, Option<Duration>)>,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Around {
+pub(super) struct LaunchEvents {
     pub(super) waits: Vec<EventId>,
     pub(super) records: Vec<EventId>,
 }
 
-/// The entry that a stream has begun.
+/// A stream's entry that was taken to run.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Begun<W> {
-    /// A wait that is over: it only needs to be finished.
+pub(super) enum StartedEntry<W> {
+    /// A wait that is over: call [`finish`](Machine::finish).
     Waited,
-    /// An event was recorded: the same.
-    Recorded,
-    /// Run this, then finish.
+    /// An event that was recorded: call [`finish`](Machine::finish).
+    ExternalNodes,
+    /// Run this work, then call [`finish`](Machine::finish).
     Work(W),
 }
 
 impl<W> Default for Machine<W> {
     fn default() -> Self {
-        Self { devices: BTreeMap::new(), streams: BTreeMap::new(), events: BTreeMap::new(), news: Vec::new() }
+        Self { devices: BTreeMap::new(), streams: BTreeMap::new(), events: BTreeMap::new(), changed: Vec::new() }
     }
 }
 
 impl<W> Machine<W> {
     pub(super) fn add_device(&mut self, device: DeviceId, legacy: StreamId) {
-        let fresh = Device {
+        let fresh = DeviceState {
             legacy,
             blocking: BTreeSet::new(),
             runnable: BTreeMap::new(),
@@ -150,10 +150,10 @@ impl<W> Machine<W> {
             retired: false,
         };
         self.devices.insert(device, fresh);
-        self.streams.insert(legacy, Stream::new(device, "default".into(), 0));
+        self.streams.insert(legacy, StreamQueue::new(device, "default".into(), 0));
     }
 
-    /// Removes a device, with its streams and events, when its work is done. No more calls are made for it.
+    /// Removes a device with its streams and events once its work is done. Called once, as the device's last call.
     pub(super) fn retire(&mut self, device: DeviceId) {
         let streams = self.streams_of(device);
         if let Some(device) = self.devices.get_mut(&device) {
@@ -166,7 +166,7 @@ impl<W> Machine<W> {
     }
 
     pub(super) fn is_running(&self) -> bool {
-        self.streams.values().any(|stream| stream.state == State::Running)
+        self.streams.values().any(|stream| stream.state == RunState::Running)
     }
 
     /// All devices that are not removed.
@@ -174,7 +174,7 @@ impl<W> Machine<W> {
         self.devices.keys().copied().collect()
     }
 
-    /// True if a device is retired and its last stream was removed.
+    /// True if a device is retired and its last stream has been removed.
     pub(super) fn is_over(&self, device: DeviceId) -> bool {
         !self.devices.contains_key(&device)
     }
@@ -187,13 +187,13 @@ impl<W> Machine<W> {
         priority: i32,
         non_blocking: bool,
     ) -> Result<()> {
-        self.alive(device)?;
+        self.check_alive(device)?;
         let Some(owner) = self.devices.get_mut(&device) else { return Err(unknown("device", device)) };
         owner.streams += 1;
         if !non_blocking {
             owner.blocking.insert(stream);
         }
-        self.streams.insert(stream, Stream::new(device, name, priority));
+        self.streams.insert(stream, StreamQueue::new(device, name, priority));
         Ok(())
     }
 
@@ -219,14 +219,14 @@ impl<W> Machine<W> {
         device.streams -= 1;
         if device.retired && device.streams == 0 {
             self.devices.remove(&gone.device);
-            // A thread that waits for the end of the device must check again.
-            self.news.push(gone.device);
+            // Workers that wait for the end of the device must check again.
+            self.changed.push(gone.device);
         }
     }
 
     pub(super) fn add_event(&mut self, device: DeviceId, event: EventId, timed: bool) -> Result<()> {
-        self.alive(device)?;
-        self.events.insert(event, Event { device, timed, mark: None });
+        self.check_alive(device)?;
+        self.events.insert(event, EventState { device, timed, mark: None });
         Ok(())
     }
 
@@ -237,36 +237,39 @@ impl<W> Machine<W> {
 
 impl<W> Machine<W> {
     pub(super) fn enqueue(&mut self, device: DeviceId, stream: StreamId, work: W) -> Result<()> {
-        self.push(device, stream, SmallVec::new(), What::Work(work)).map(drop)
+        self.push(device, stream, SmallVec::new(), EntryKind::Work(work)).map(drop)
     }
 
-    /// Enqueues work after a point of any stream and the last records of events, followed by records of other events.
-    /// The work is taken only if nothing is refused.
+    /// Enqueues a launch: work after a point of any stream and the last records of some events, followed by records of
+    /// other events. Takes the work only if nothing is refused.
     pub(super) fn launch(
         &mut self,
         device: DeviceId,
         stream: StreamId,
-        last: Option<Point>,
-        around: &Around,
+        last: Option<StreamPoint>,
+        events: &LaunchEvents,
         work: &mut Option<W>,
-    ) -> Result<Point> {
+    ) -> Result<StreamPoint> {
         self.accepts(device, stream)?;
-        if around.records.iter().any(|event| self.events.get(event).is_none_or(|event| event.device != device)) {
-            return Err(Error::new(ErrorKind::Driver, "a graph records a destroyed event or another device's"));
+        if events.records.iter().any(|event| self.events.get(event).is_none_or(|event| event.device != device)) {
+            return Err(Error::new(
+                ErrorKind::Driver,
+                "the graph records an event that was destroyed or belongs to another device",
+            ));
         }
-        let mut after: SmallVec<[Point; 1]> = last.into_iter().collect();
-        for event in &around.waits {
+        let mut after: SmallVec<[StreamPoint; 1]> = last.into_iter().collect();
+        for event in &events.waits {
             let event = self.events.get(event).ok_or_else(|| unknown("event", *event))?;
-            self.alive(event.device)?;
+            self.check_alive(event.device)?;
             after.extend(event.mark.map(|(point, _)| point));
         }
         after.retain(|point| !self.is_passed(*point));
         let Some(work) = work.take() else { return Err(Error::new(ErrorKind::Driver, "there is nothing to launch")) };
-        let number = self.push(device, stream, after, What::Work(work))?;
-        for event in &around.records {
+        let number = self.push(device, stream, after, EntryKind::Work(work))?;
+        for event in &events.records {
             self.record(device, *event, stream)?;
         }
-        Ok(Point { stream, number })
+        Ok(StreamPoint { stream, number })
     }
 
     pub(super) fn record(&mut self, device: DeviceId, event: EventId, stream: StreamId) -> Result<()> {
@@ -274,39 +277,39 @@ impl<W> Machine<W> {
         if owner != device {
             return Err(Error::new(ErrorKind::Driver, "an event can only be recorded on a stream of its own device"));
         }
-        let number = self.push(device, stream, SmallVec::new(), What::Record(event))?;
+        let number = self.push(device, stream, SmallVec::new(), EntryKind::Record(event))?;
         if let Some(event) = self.events.get_mut(&event) {
-            event.mark = Some((Point { stream, number }, None));
+            event.mark = Some((StreamPoint { stream, number }, None));
         }
         Ok(())
     }
 
     /// Makes a stream wait for an event's last record, even if the event is recorded again or destroyed afterwards.
     pub(super) fn wait(&mut self, device: DeviceId, stream: StreamId, event: EventId) -> Result<()> {
-        self.alive(device)?;
-        self.mine(device, stream)?;
+        self.check_alive(device)?;
+        self.check_stream(device, stream)?;
         let event = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
-        self.alive(event.device)?;
+        self.check_alive(event.device)?;
         let open = event.mark.map(|(point, _)| point).filter(|point| !self.is_passed(*point));
         // On the legacy default stream even a wait that is already over counts as work: it waits for all blocking
-        // streams, and they for it (CUDA C++ Programming Guide, legacy default stream).
+        // streams, and they wait for it (CUDA C++ Programming Guide, legacy default stream).
         if open.is_none() && self.devices.get(&device).is_none_or(|device| device.legacy != stream) {
             return Ok(());
         }
-        self.push(device, stream, open.into_iter().collect(), What::Wait).map(drop)
+        self.push(device, stream, open.into_iter().collect(), EntryKind::Wait).map(drop)
     }
 
     fn push(
         &mut self,
         device: DeviceId,
         stream: StreamId,
-        mut after: SmallVec<[Point; 1]>,
-        what: What<W>,
+        mut after: SmallVec<[StreamPoint; 1]>,
+        kind: EntryKind<W>,
     ) -> Result<u64> {
-        self.alive(device)?;
-        self.mine(device, stream)?;
+        self.check_alive(device)?;
+        self.check_stream(device, stream)?;
         let owner = &self.devices[&device];
-        // The legacy default stream waits for all blocking streams, and they for it.
+        // The legacy default stream waits for all blocking streams, and they wait for it.
         if stream == owner.legacy {
             after.extend(owner.blocking.iter().filter_map(|other| self.tail(*other)));
         } else if owner.blocking.contains(&stream) {
@@ -314,61 +317,62 @@ impl<W> Machine<W> {
         }
         let Some(target) = self.streams.get_mut(&stream) else { return Err(unknown("stream", stream)) };
         target.enqueued += 1;
-        target.queue.push_back(Entry { after, what });
+        target.queue.push_back(QueueEntry { after, kind });
         let number = target.enqueued;
-        if target.state == State::Idle {
-            self.settle(stream);
+        if target.state == RunState::Idle {
+            self.update_state(stream);
         }
         Ok(number)
     }
 
     /// The end of a stream, if it has work pending.
-    fn tail(&self, stream: StreamId) -> Option<Point> {
+    fn tail(&self, stream: StreamId) -> Option<StreamPoint> {
         let found = self.streams.get(&stream)?;
-        (found.passed < found.enqueued).then_some(Point { stream, number: found.enqueued })
+        (found.passed < found.enqueued).then_some(StreamPoint { stream, number: found.enqueued })
     }
 }
 
 impl<W> Machine<W> {
-    pub(super) fn alive(&self, device: DeviceId) -> Result<()> {
+    pub(super) fn check_alive(&self, device: DeviceId) -> Result<()> {
         match self.devices.get(&device) {
-            Some(Device { lost: Some(error), .. }) => Err(error.clone()),
+            Some(DeviceState { lost: Some(error), .. }) => Err(error.clone()),
             _ => Ok(()),
         }
     }
 
-    /// Whether a fault has ended a device and nothing that still runs there touches memory. Nothing new begins there.
+    /// True if a fault has ended a device and no work that is still running there accesses memory. No more work starts
+    /// there.
     pub(super) fn has_ended(&self, device: DeviceId) -> bool {
         let is_lost = self.devices.get(&device).is_some_and(|device| device.lost.is_some());
         is_lost && !self.touches_memory_on(device)
     }
 
     pub(super) fn touches_memory_on(&self, device: DeviceId) -> bool {
-        self.streams.values().any(|stream| stream.device == device && stream.touches)
+        self.streams.values().any(|stream| stream.device == device && stream.touching_memory)
     }
 
-    /// Whether work may be enqueued, for a caller that must not lose it.
+    /// Fails if the stream refuses work, for a caller that must not lose its work.
     pub(super) fn accepts(&self, device: DeviceId, stream: StreamId) -> Result<()> {
-        self.alive(device)?;
-        self.mine(device, stream)
+        self.check_alive(device)?;
+        self.check_stream(device, stream)
     }
 
-    fn mine(&self, device: DeviceId, stream: StreamId) -> Result<()> {
+    fn check_stream(&self, device: DeviceId, stream: StreamId) -> Result<()> {
         match self.streams.get(&stream) {
             Some(found) if found.device == device && (!found.closing || self.devices[&device].retired) => Ok(()),
             _ => Err(unknown("stream", stream)),
         }
     }
 
-    pub(super) fn is_passed(&self, point: Point) -> bool {
+    pub(super) fn is_passed(&self, point: StreamPoint) -> bool {
         self.streams.get(&point.stream).is_none_or(|stream| stream.passed >= point.number)
     }
 
     /// The points at which all work of a stream is done; for the legacy default stream, of all blocking streams too.
-    pub(super) fn ends(&self, device: DeviceId, stream: StreamId) -> Result<SmallVec<[Point; 1]>> {
-        self.alive(device)?;
-        self.mine(device, stream)?;
-        let mut ends: SmallVec<[Point; 1]> = self.tail(stream).into_iter().collect();
+    pub(super) fn ends(&self, device: DeviceId, stream: StreamId) -> Result<SmallVec<[StreamPoint; 1]>> {
+        self.check_alive(device)?;
+        self.check_stream(device, stream)?;
+        let mut ends: SmallVec<[StreamPoint; 1]> = self.tail(stream).into_iter().collect();
         let owner = &self.devices[&device];
         if stream == owner.legacy {
             ends.extend(owner.blocking.iter().filter_map(|other| self.tail(*other)));
@@ -380,22 +384,27 @@ impl<W> Machine<W> {
         self.events.get(&event).map(|event| event.device).ok_or_else(|| unknown("event", event))
     }
 
-    /// True if an event's last record is passed, or it was never recorded.
+    /// True if an event's last record is passed, or if the event was never recorded.
     pub(super) fn is_recorded(&self, device: DeviceId, event: EventId) -> Result<bool> {
-        self.alive(device)?;
+        self.check_alive(device)?;
         let event = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
-        self.alive(event.device)?;
+        self.check_alive(event.device)?;
         Ok(event.mark.is_none_or(|(point, _)| self.is_passed(point)))
     }
 
     pub(super) fn elapsed(&self, device: DeviceId, from: EventId, to: EventId) -> Result<Duration> {
-        self.alive(device)?;
+        self.check_alive(device)?;
         let time = |event: EventId| {
             let found = self.events.get(&event).ok_or_else(|| unknown("event", event))?;
             match found.mark {
-                _ if !found.timed => Err(Error::new(ErrorKind::Driver, "the event was created without timing")),
+                _ if !found.timed => {
+                    Err(Error::new(ErrorKind::Driver, "the event was created without timing, so it has no time"))
+                }
                 Some((point, Some(time))) if self.is_passed(point) => Ok(time),
-                _ => Err(Error::new(ErrorKind::Driver, "the work before the event is not done")),
+                _ => Err(Error::new(
+                    ErrorKind::Driver,
+                    "the time between two events is not known until the device has reached both",
+                )),
             }
         };
         let (from, to) = (time(from)?, time(to)?);
@@ -406,11 +415,12 @@ impl<W> Machine<W> {
         self.streams.get(&stream).map(|stream| &stream.name)
     }
 
-    /// How many entries of this kind a stream has still to begin.
+    /// The number of a stream's pending entries for which `is` returns true.
     pub(super) fn pending(&self, stream: StreamId, is: impl Fn(&W) -> bool) -> usize {
         let queue = self.streams.get(&stream).map(|stream| &stream.queue);
-        queue
-            .map_or(0, |queue| queue.iter().filter(|entry| matches!(&entry.what, What::Work(work) if is(work))).count())
+        queue.map_or(0, |queue| {
+            queue.iter().filter(|entry| matches!(&entry.kind, EntryKind::Work(work) if is(work))).count()
+        })
     }
 
     fn streams_of(&self, device: DeviceId) -> Vec<StreamId> {
@@ -421,12 +431,12 @@ impl<W> Machine<W> {
         self.streams.get(&stream).map(|stream| stream.device)
     }
 
-    /// How many streams of a device may run.
+    /// The number of a device's runnable streams.
     pub(super) fn runnable(&self, device: DeviceId) -> usize {
         self.devices.get(&device).map_or(0, |device| device.runnable.len())
     }
 
-    /// The stream of a device that runs next.
+    /// The stream that a device runs next.
     pub(super) fn next(&self, device: DeviceId) -> Option<StreamId> {
         self.devices.get(&device)?.runnable.values().next().copied()
     }
@@ -441,13 +451,13 @@ impl<W> Machine<W> {
         streams
     }
 
-    /// Devices that got a runnable stream, or ended, since the last call, once for each time that this happened.
-    pub(super) fn news(&mut self) -> Vec<DeviceId> {
-        std::mem::take(&mut self.news)
+    /// Takes the devices that got a runnable stream, or ended, since the last call; a device is listed once per change.
+    pub(super) fn take_changed(&mut self) -> Vec<DeviceId> {
+        std::mem::take(&mut self.changed)
     }
 }
 
-impl<W> Stream<W> {
+impl<W> StreamQueue<W> {
     fn new(device: DeviceId, name: String, priority: i32) -> Self {
         Self {
             device,
@@ -456,21 +466,21 @@ impl<W> Stream<W> {
             queue: VecDeque::new(),
             enqueued: 0,
             passed: 0,
-            state: State::Idle,
-            touches: false,
+            state: RunState::Idle,
+            touching_memory: false,
             closing: false,
             waiters: BTreeMap::new(),
         }
     }
 }
 
-impl<W> Stream<W> {
-    /// True if it has no pending or running work; on a lost device, if nothing there runs.
+impl<W> StreamQueue<W> {
+    /// True if the stream has no pending or running work; on a lost device, if none of the device's work is running.
     fn is_done(&self) -> bool {
-        self.state == State::Idle && self.passed == self.enqueued
+        self.state == RunState::Idle && self.passed == self.enqueued
     }
 }
 
 fn unknown(what: &str, id: u64) -> Error {
-    Error::new(ErrorKind::Driver, format!("no such {what} on this device: {id}"))
+    Error::new(ErrorKind::Driver, format!("{what} {id} does not exist on this device, or was destroyed"))
 }

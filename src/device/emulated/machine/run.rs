@@ -1,63 +1,67 @@
 //! Execution: the transitions of the picture in [`machine`](super).
 //!
-//! Only [`settle`](Machine::settle) decides between idle, parked and runnable. A parked stream is registered with the
-//! stream and number that it waits for, so passing a point costs time only for the streams that wait for it.
+//! Only [`update_state`](Machine::update_state) decides between idle, parked and runnable. A parked stream is registered
+//! with the stream and number that it waits for, so passing a point costs time only for the streams waiting for it.
 
 use std::time::Duration;
 
-use super::{Begun, DeviceId, Event, Machine, Point, State, StreamId, What};
+use super::{DeviceId, EntryKind, EventState, Machine, RunState, StartedEntry, StreamId, StreamPoint};
 use crate::error::Error;
 
 impl<W> Machine<W> {
-    /// Takes the next entry of a runnable stream. `now` is the time for a record.
-    pub(in super::super) fn start(&mut self, stream: StreamId, now: impl FnOnce() -> Duration) -> Option<Begun<W>> {
+    /// Takes the next entry of a runnable stream. `now` returns the time for a record.
+    pub(in super::super) fn start(
+        &mut self,
+        stream: StreamId,
+        now: impl FnOnce() -> Duration,
+    ) -> Option<StartedEntry<W>> {
         let begun = self.streams.get_mut(&stream)?;
-        let State::Runnable(rank) = begun.state else { return None };
+        let RunState::Runnable(rank) = begun.state else { return None };
         let entry = begun.queue.pop_front()?;
-        begun.state = State::Running;
+        begun.state = RunState::Running;
         let number = begun.passed + 1;
         if let Some(device) = self.devices.get_mut(&begun.device) {
             device.runnable.remove(&rank);
         }
-        Some(match entry.what {
-            What::Wait => Begun::Waited,
-            What::Work(work) => Begun::Work(work),
-            What::Record(event) => {
+        Some(match entry.kind {
+            EntryKind::Wait => StartedEntry::Waited,
+            EntryKind::Work(work) => StartedEntry::Work(work),
+            EntryKind::Record(event) => {
                 // If a later record has moved the event, this record's time is not used.
                 match self.events.get_mut(&event) {
-                    Some(Event { timed: true, mark: Some((point, time)), .. })
-                        if *point == Point { stream, number } =>
+                    Some(EventState { timed: true, mark: Some((point, time)), .. })
+                        if *point == StreamPoint { stream, number } =>
                     {
                         *time = Some(now());
                     }
                     _ => {}
                 }
-                Begun::Recorded
+                StartedEntry::ExternalNodes
             }
         })
     }
 
     pub(in super::super) fn touches_memory(&mut self, stream: StreamId) {
         if let Some(begun) = self.streams.get_mut(&stream) {
-            begun.touches = true;
+            begun.touching_memory = true;
         }
     }
 
     pub(in super::super) fn finish(&mut self, stream: StreamId) {
         let Some(done) = self.streams.get_mut(&stream) else { return };
-        debug_assert_eq!(done.state, State::Running);
-        (done.state, done.touches) = (State::Idle, false);
+        debug_assert_eq!(done.state, RunState::Running);
+        (done.state, done.touching_memory) = (RunState::Idle, false);
         let device = done.device;
         if self.devices.get(&device).is_some_and(|device| device.lost.is_some()) {
             return self.pass_all(device);
         }
         done.passed += 1;
         self.wake(stream);
-        self.settle(stream);
+        self.update_state(stream);
     }
 
-    /// Ends a device with a fault. Returns its pending work, to be dropped where no lock is held. No stream of the
-    /// device passes any point before the work that has begun, which may touch memory, has ended.
+    /// Ends a device with a fault. Returns its pending work, to be dropped where no lock is held. Running work might
+    /// still access memory, so no stream of the device passes any point before it has ended.
     #[must_use]
     pub(in super::super) fn fail(&mut self, device: DeviceId, error: Error) -> Vec<W> {
         let mut dropped = Vec::new();
@@ -66,27 +70,27 @@ impl<W> Machine<W> {
             Some(failed) if failed.lost.is_none() => {
                 failed.lost = Some(error);
                 failed.runnable.clear();
-                // Threads that wait for its work must check again.
-                self.news.push(device);
+                // Threads that wait for the device's work must check again.
+                self.changed.push(device);
             }
             _ => return dropped,
         }
-        // In the order of creation: the work's destructors may be users' code, whose order the seed determines.
+        // In the order of creation: destructors of the work can be users' code, whose order the seed must determine.
         for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
-            dropped.extend(stream.queue.drain(..).filter_map(|entry| match entry.what {
-                What::Work(work) => Some(work),
-                What::Wait | What::Record(_) => None,
+            dropped.extend(stream.queue.drain(..).filter_map(|entry| match entry.kind {
+                EntryKind::Work(work) => Some(work),
+                EntryKind::Wait | EntryKind::Record(_) => None,
             }));
-            if stream.state != State::Running {
-                stream.state = State::Idle;
+            if stream.state != RunState::Running {
+                stream.state = RunState::Idle;
             }
         }
         self.pass_all(device);
         dropped
     }
 
-    /// Makes all streams of a lost device pass all entries, at once, as a point of one may stand for work on another.
-    /// Not while something runs that touches memory.
+    /// Makes all streams of a lost device pass all entries at once, as a point in one stream can stand for work in
+    /// another. Does nothing while work that accesses memory is running.
     fn pass_all(&mut self, device: DeviceId) {
         if self.touches_memory_on(device) {
             return;
@@ -97,7 +101,7 @@ impl<W> Machine<W> {
                 stream.passed = stream.enqueued;
             }
         }
-        // Only after the loop above has emptied all streams: those that are woken belong to other devices.
+        // After the loop above has emptied all streams, so that the streams woken here belong to other devices.
         for id in streams {
             self.wake(id);
             if self.streams.get(&id).is_some_and(|stream| stream.closing && stream.is_done()) {
@@ -106,7 +110,7 @@ impl<W> Machine<W> {
         }
     }
 
-    /// Checks the streams again that wait for what a stream has passed.
+    /// Checks again the streams that wait for a point that `stream` has passed.
     fn wake(&mut self, stream: StreamId) {
         let Some(passed) = self.streams.get_mut(&stream) else { return };
         if passed.waiters.is_empty() {
@@ -115,18 +119,18 @@ impl<W> Machine<W> {
         let later = passed.waiters.split_off(&(passed.passed + 1));
         let woken = std::mem::replace(&mut passed.waiters, later);
         for waiter in woken.into_values().flatten() {
-            if self.streams.get(&waiter).is_some_and(|stream| stream.state == State::Parked) {
-                self.settle(waiter);
+            if self.streams.get(&waiter).is_some_and(|stream| stream.state == RunState::Parked) {
+                self.update_state(waiter);
             }
         }
     }
 
     /// Determines the next state of a stream that is not running.
-    pub(super) fn settle(&mut self, id: StreamId) {
+    pub(super) fn update_state(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(&id) else { return };
         let Some(head) = stream.queue.front() else {
             let closing = stream.closing;
-            self.set(id, State::Idle);
+            self.set(id, RunState::Idle);
             if closing {
                 self.remove_stream(id);
             }
@@ -136,7 +140,7 @@ impl<W> Machine<W> {
             if let Some(other) = self.streams.get_mut(&point.stream) {
                 other.waiters.entry(point.number).or_default().push(id);
             }
-            self.set(id, State::Parked);
+            self.set(id, RunState::Parked);
             return;
         }
         let (device, priority) = (stream.device, stream.priority);
@@ -144,11 +148,11 @@ impl<W> Machine<W> {
         owner.turns += 1;
         let rank = (priority, owner.turns);
         owner.runnable.insert(rank, id);
-        self.news.push(device);
-        self.set(id, State::Runnable(rank));
+        self.changed.push(device);
+        self.set(id, RunState::Runnable(rank));
     }
 
-    fn set(&mut self, id: StreamId, state: State) {
+    fn set(&mut self, id: StreamId, state: RunState) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.state = state;
         }

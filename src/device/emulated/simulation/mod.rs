@@ -2,9 +2,9 @@
 //!
 //! A [`Simulation`] owns emulated devices without workers, and the tasks that use them. It runs inside whatever tokio
 //! runtime awaits it, so timers are tokio's own. On a runtime whose clock is paused (`#[tokio::test(start_paused =
-//! true)]`) time is virtual and a run depends on its seed alone, unless it uses page-locked memory of
+//! true)]`) time is virtual and a run depends on its seed alone, unless it uses page-locked memory on
 //! [`Device::host`](crate::Device::host), which a thread reclaims in real time. On another executor the simulation's
-//! own ticks come from an [`alarm`].
+//! own ticks come from a [`timer`] thread.
 //!
 //! ```text
 //!            ┌────────────────────────────────────────────────────────────────────┐
@@ -19,12 +19,12 @@
 //! ```
 //!
 //! Every choice is made from lists in the order of creation, so the same seed makes the same run, and its
-//! [log](Simulation::log) is the same line by line. Tasks are polled outside tokio's cooperative budget, as the time
-//! when that is exhausted depends on what else the thread did.
+//! [log](Simulation::log) is the same line by line. Tasks are polled outside tokio's cooperative budget: when the
+//! budget runs out depends on the thread's other work.
 
-mod alarm;
-mod line;
+mod log_line;
 mod task;
+mod timer;
 mod wakeup;
 
 #[cfg(test)]
@@ -51,15 +51,15 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-pub(super) use self::line::LogLine;
+pub(super) use self::log_line::LogLine;
 #[allow(unused_imports, reason = "the error of a `Task`")]
 pub use self::task::{Task, Unfinished};
 use self::{
-    alarm::Alarm,
-    task::{Body, Entry, TaskId, TaskWaker},
+    task::{TaskEntry, TaskFuture, TaskId, TaskWaker},
+    timer::SimulationTimer,
     wakeup::{LoopPoll, Wakeup},
 };
-use super::{Emulated, device::Device, lock, machine::StreamId, workers::Engine};
+use super::{Emulated, device::EmulatedDevice, lock, machine::StreamId, workers::Engine};
 use crate::{
     clock,
     device::backend::Backend,
@@ -69,20 +69,21 @@ use crate::{
 
 const ROOT: TaskId = 0;
 
-/// The number of steps before other tasks of the runtime get a turn.
+/// The number of steps after which the loop yields to other tasks of the runtime.
 const BURST: usize = 256;
 
 /// Emulated devices and tasks in one seeded order, with virtual time.
 ///
-/// Every order that tasks and streams can take is the order of some seed, and a test that fails with a seed fails with
-/// it every time. Run it on a runtime of one thread whose clock is paused: `#[tokio::test(start_paused = true)]`.
+/// Every possible order of tasks and streams is the order of some seed, and a test that fails with a seed fails with
+/// that seed every time. Run it on a runtime of one thread whose clock is paused: `#[tokio::test(start_paused =
+/// true)]`.
 pub struct Simulation {
-    core: Arc<Core>,
+    core: Arc<SimulationCore>,
     seed: u64,
 }
 
 /// The state of a simulation, shared with its devices and tasks.
-pub(super) struct Core {
+pub(super) struct SimulationCore {
     engine: Arc<Engine>,
     started: OnceLock<Instant>,
     /// The latest time that was read, in nanoseconds.
@@ -94,7 +95,7 @@ pub(super) struct Core {
 struct State {
     random: StdRng,
     log: Vec<LogLine>,
-    tasks: BTreeMap<TaskId, Entry>,
+    tasks: BTreeMap<TaskId, TaskEntry>,
     ready: BTreeSet<TaskId>,
     ticks: Vec<Tick>,
     next_task: TaskId,
@@ -104,16 +105,16 @@ struct State {
     over: bool,
 }
 
-/// A function that is called at intervals while nothing else happens.
+/// A function that is called at intervals while nothing else can run.
 struct Tick {
     interval: Duration,
     due: Instant,
-    /// With the runtime in which the loop was polled last.
-    sleep: Option<(runtime::Id, Body)>,
+    /// The timer, and the runtime in which the loop was last polled.
+    sleep: Option<(runtime::Id, TaskFuture)>,
     call: Box<dyn FnMut() -> bool + Send>,
 }
 
-enum Step {
+enum SimulationStep {
     Root,
     Task(TaskId),
     Stream(StreamId),
@@ -121,11 +122,11 @@ enum Step {
 
 thread_local! {
     /// `ManuallyDrop`: without a destructor it stays usable while the thread's other locals are destroyed, whose
-    /// destructors use it. Nothing leaks: [`PollGuard`] empties it.
+    /// destructors can use it. Nothing leaks: [`PollGuard`] empties it.
     static CURRENT: ManuallyDrop<RefCell<Option<SimulationHandle>>> = const { ManuallyDrop::new(RefCell::new(None)) };
 }
 
-/// The simulation that polls the calling task.
+/// The simulation that is polling the calling task.
 pub(crate) fn current() -> Option<SimulationHandle> {
     CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
 }
@@ -144,7 +145,7 @@ impl Simulation {
             running: false,
             over: false,
         };
-        let core = Arc::new_cyclic(|core| Core {
+        let core = Arc::new_cyclic(|core| SimulationCore {
             engine: Arc::new(Engine::simulated(core.clone())),
             started: OnceLock::new(),
             latest: AtomicU64::new(0),
@@ -159,39 +160,39 @@ impl Simulation {
         self.seed
     }
 
-    /// A device that this simulation runs. Its default name counts from 0 in each simulation.
+    /// Opens a device that this simulation runs. The numbers in default names start at 0 in each simulation.
     pub(crate) fn device(&self, config: Emulated) -> Arc<dyn Backend> {
         let mut state = lock(&self.core.state);
         let name = format!("simulated:{}", state.devices);
         state.devices += 1;
         drop(state);
-        Device::open(config, self.core.engine.clone(), name)
+        EmulatedDevice::open(config, self.core.engine.clone(), name)
     }
 
-    /// A number that no other simulation has while a device of this one lives.
+    /// A number that no other simulation has while a device of this simulation exists.
     pub(crate) fn engine_id(&self) -> usize {
         Arc::as_ptr(&self.core.engine).addr()
     }
 
-    /// Runs a future, the tasks that are spawned meanwhile and the devices, until the future is done. Tasks that are
-    /// not done by then continue in the next run, or end with the simulation.
+    /// Runs a future, the spawned tasks and the devices until the future is done. Tasks that are not done by then
+    /// continue in the next run, or end with the simulation.
     ///
-    /// It works on any executor. Outside a tokio runtime, time is real, and the tasks have no tokio timers. The
-    /// simulation's own timer, which it needs while a task waits for a stream, is then a thread, from the first such
-    /// wait to the end of the run.
+    /// It works on any executor. Outside a tokio runtime, time is real, and the tasks have no tokio timers. There, the
+    /// simulation's own timer, which it needs while a task waits for a stream, is a thread that lives from the first
+    /// such wait to the end of the run.
     ///
     /// # Panics
-    /// - If it is running already.
+    /// - If the simulation is already running.
     /// - In a tokio runtime without timers (`Builder::enable_time`), when nothing can run and a task has waited for a stream.
     ///
     /// # Cancel safety
-    /// Dropping it stops everything where it is; the tasks continue in the next run.
+    /// Dropping the future stops everything where it is; the tasks continue in the next run.
     pub async fn run<F: Future>(&self, future: F) -> F::Output {
         let mut root = pin!(unconstrained(future));
-        let mut running = Running::new(&self.core);
+        let mut running = RunGuard::new(&self.core);
         self.core.restart_ticks();
         self.core.make_ready(ROOT);
-        std::future::poll_fn(|cx| self.core.poll(cx, root.as_mut(), &mut running.alarm)).await
+        std::future::poll_fn(|cx| self.core.poll(cx, root.as_mut(), &mut running.timer)).await
     }
 
     /// All steps so far, one line each.
@@ -205,14 +206,14 @@ impl Simulation {
         lock(&self.core.state).log.len()
     }
 
-    /// The names of the tasks that are not done, in the order of spawning: to diagnose a hang, or to check that nothing
+    /// The names of the tasks that are not done, in the order of spawning, to diagnose a hang or to check that no task
     /// is left.
     pub fn unfinished(&self) -> Vec<String> {
-        lock(&self.core.state).tasks.iter().map(|(id, entry)| entry.line(*id).to_string()).collect()
+        lock(&self.core.state).tasks.iter().map(|(id, entry)| entry.log_line(*id).to_string()).collect()
     }
 
-    /// Spawns a task beside the future of [`run`](Self::run). Its turns are chosen by the same seed, which those of
-    /// `tokio::spawn` are not. Dropping the returned handle detaches the task.
+    /// Spawns a task that runs beside the future of [`run`](Self::run). The seed decides when it is polled; it does not
+    /// for a task of `tokio::spawn`. Dropping the returned handle detaches the task.
     pub fn spawn<F>(&self, name: impl Into<String>, future: F) -> Task<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,
@@ -222,7 +223,7 @@ impl Simulation {
 }
 
 impl Drop for Simulation {
-    /// Drops its tasks and marks its devices lost.
+    /// Drops the simulation's tasks and marks its devices lost.
     fn drop(&mut self) {
         let mut state = lock(&self.core.state);
         state.over = true;
@@ -230,7 +231,7 @@ impl Drop for Simulation {
         drop(state);
         discard_all(tasks.into_values());
         discard(waker);
-        let error = Error::new(ErrorKind::DeviceLost, "its simulation is over");
+        let error = Error::new(ErrorKind::DeviceLost, "the simulation of this device was dropped");
         let dropped: Vec<_> = self.core.engine.with(|machine| {
             machine.devices().into_iter().flat_map(|device| machine.fail(device, error.clone())).collect()
         });
@@ -248,7 +249,7 @@ impl fmt::Debug for Simulation {
     }
 }
 
-impl fmt::Debug for Core {
+impl fmt::Debug for SimulationCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Core").finish_non_exhaustive()
     }
@@ -256,7 +257,7 @@ impl fmt::Debug for Core {
 
 #[derive(Clone, Debug)]
 pub(crate) struct SimulationHandle {
-    core: Arc<Core>,
+    core: Arc<SimulationCore>,
 }
 
 impl SimulationHandle {
@@ -269,13 +270,13 @@ impl SimulationHandle {
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        let (entry, slot) = Entry::new(name.into(), future);
+        let (entry, slot) = TaskEntry::new(name.into(), future);
         let mut state = lock(&self.core.state);
         let id = state.next_task;
         state.next_task += 1;
         if state.over {
             drop(state);
-            // It is never polled, and its handle reports that it was aborted.
+            // The task is never polled, and its handle reports that it was aborted.
             drop(entry);
         } else {
             state.tasks.insert(id, entry);
@@ -285,36 +286,36 @@ impl SimulationHandle {
         Task::new(id, slot, &self.core)
     }
 
-    /// Calls `call` every `interval` while nothing else happens, until it returns false. Meanwhile a simulation without
-    /// runnable work lets time pass.
+    /// Calls `call` every `interval` while nothing else can run, until it returns false. Until then, a simulation
+    /// without runnable work lets time pass.
     pub(crate) fn on_idle_every(&self, interval: Duration, call: Box<dyn FnMut() -> bool + Send>) {
         let tick = Tick { interval, due: clock::now() + interval, sleep: None, call };
         lock(&self.core.state).ticks.push(tick);
-        self.core.stir();
+        self.core.notify();
     }
 }
 
-impl Core {
+impl SimulationCore {
     fn poll<F: Future>(
         self: &Arc<Self>,
         cx: &mut Context<'_>,
         mut root: Pin<&mut F>,
-        alarm: &mut Option<Alarm>,
+        timer: &mut Option<SimulationTimer>,
     ) -> Poll<F::Output> {
         let polling = PollGuard::new(self, cx);
         let waker = Waker::from(Arc::new(TaskWaker::new(ROOT, self)));
         for _ in 0..BURST {
             match self.choose(Some(&polling.in_loop)) {
-                Some(Step::Root) => {
-                    self.note(LogLine::Root);
+                Some(SimulationStep::Root) => {
+                    self.log_step(LogLine::Root);
                     if let Poll::Ready(output) = root.as_mut().poll(&mut Context::from_waker(&waker)) {
                         lock(&self.state).ready.remove(&ROOT);
                         return Poll::Ready(output);
                     }
                 }
-                Some(Step::Task(id)) => self.poll_task(id),
-                Some(Step::Stream(stream)) => self.step_stream(stream),
-                None if self.poll_ticks(cx, alarm) => {}
+                Some(SimulationStep::Task(id)) => self.poll_task(id),
+                Some(SimulationStep::Stream(stream)) => self.step_stream(stream),
+                None if self.poll_ticks(cx, timer) => {}
                 None if polling.in_loop.may_sleep() => return Poll::Pending,
                 None => {}
             }
@@ -323,9 +324,9 @@ impl Core {
         Poll::Pending
     }
 
-    /// Chooses the next step by the seed: any step for the loop, only a stream's for other callers.
-    fn choose(&self, in_loop: Option<&LoopPoll<'_>>) -> Option<Step> {
-        // First of all: changes from now on may be missed by the checks below.
+    /// Chooses the next step by the seed: any step for the loop, only a stream's entry for other callers.
+    fn choose(&self, in_loop: Option<&LoopPoll<'_>>) -> Option<SimulationStep> {
+        // Before the checks: they might miss changes from now on.
         in_loop.inspect(|in_loop| in_loop.observe());
         let streams = self.engine.with(|machine| machine.all_runnable());
         let mut state = lock(&self.state);
@@ -335,20 +336,20 @@ impl Core {
         }
         let choice = state.random.random_range(0..ready + streams.len());
         if let Some(stream) = choice.checked_sub(ready) {
-            return Some(Step::Stream(streams[stream]));
+            return Some(SimulationStep::Stream(streams[stream]));
         }
         let id = state.ready.iter().nth(choice).copied()?;
         state.ready.remove(&id);
-        Some(if id == ROOT { Step::Root } else { Step::Task(id) })
+        Some(if id == ROOT { SimulationStep::Root } else { SimulationStep::Task(id) })
     }
 
     fn step_stream(&self, stream: StreamId) {
-        self.engine.step_one(stream, || self.now(), |line| self.note(line));
+        self.engine.step_one(stream, || self.now(), |log_line| self.log_step(log_line));
     }
 
     /// Runs one entry of some stream, for a call that waits. False if no stream is runnable.
     pub(super) fn step_streams(&self) -> bool {
-        let Some(Step::Stream(stream)) = self.choose(None) else { return false };
+        let Some(SimulationStep::Stream(stream)) = self.choose(None) else { return false };
         self.step_stream(stream);
         true
     }
@@ -356,9 +357,9 @@ impl Core {
     fn poll_task(self: &Arc<Self>, id: TaskId) {
         let mut state = lock(&self.state);
         let Some(entry) = state.tasks.get_mut(&id) else { return };
-        let (body, line) = (entry.body.take(), entry.line(id));
+        let (body, log_line) = (entry.body.take(), entry.log_line(id));
         let aborted = entry.aborted;
-        state.log.push(line);
+        state.log.push(log_line);
         drop(state);
         let Some(mut body) = body else { return };
         let waker = Waker::from(Arc::new(TaskWaker::new(id, self)));
@@ -381,7 +382,8 @@ impl Core {
         contained("a task panicked as it was dropped", || drop(body));
     }
 
-    /// Called before a run: timers belong to a runtime and times to its clock, and this runtime may be another one.
+    /// Called before a run: timers and times belong to a runtime and its clock, and the runtime of this run might be
+    /// another one.
     fn restart_ticks(&self) {
         let now = clock::now();
         let mut timers = Vec::new();
@@ -394,12 +396,12 @@ impl Core {
     }
 
     /// Calls the ticks that are due, and arranges a wakeup for the next one. True if one was called.
-    fn poll_ticks(self: &Arc<Self>, cx: &mut Context<'_>, alarm: &mut Option<Alarm>) -> bool {
+    fn poll_ticks(self: &Arc<Self>, cx: &mut Context<'_>, timer: &mut Option<SimulationTimer>) -> bool {
         let mut called = false;
         let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
         let mut taken = TicksGuard { core: self, ticks: std::mem::take(&mut lock(&self.state).ticks) };
-        // The old runtime may not be driven any more.
-        let elsewhere = |sleep: &mut (runtime::Id, Body)| Some(sleep.0) != runtime;
+        // The old runtime might no longer be driven.
+        let elsewhere = |sleep: &mut (runtime::Id, TaskFuture)| Some(sleep.0) != runtime;
         discard_all(taken.ticks.iter_mut().filter_map(|tick| tick.sleep.take_if(elsewhere)).collect::<Vec<_>>());
         taken.ticks.retain_mut(|tick| {
             if !tick.is_due(cx, runtime) {
@@ -412,33 +414,33 @@ impl Core {
         });
         if runtime.is_none() {
             let next = taken.ticks.iter().filter(|tick| tick.sleep.is_none()).map(|tick| tick.due).min();
-            self.set_alarm(alarm, next.map(Instant::into_std));
+            self.set_timer(timer, next.map(Instant::into_std));
         }
         called
     }
 
-    fn set_alarm(self: &Arc<Self>, alarm: &mut Option<Alarm>, at: Option<std::time::Instant>) {
-        if alarm.is_none() && at.is_some() {
-            match Alarm::new(Arc::downgrade(self)) {
-                Ok(made) => *alarm = Some(made),
+    fn set_timer(self: &Arc<Self>, timer: &mut Option<SimulationTimer>, at: Option<std::time::Instant>) {
+        if timer.is_none() && at.is_some() {
+            match SimulationTimer::new(Arc::downgrade(self)) {
+                Ok(made) => *timer = Some(made),
                 // The next poll retries.
                 Err(error) => log(move || {
-                    tracing::error!(%error, "could not start a simulation's timer thread: a fault may go unnoticed");
+                    tracing::error!(%error, "could not start a simulation's timer thread: device faults might go unnoticed");
                 }),
             }
         }
-        if let Some(alarm) = alarm {
-            alarm.set(at);
+        if let Some(timer) = timer {
+            timer.set(at);
         }
     }
 
     /// A random number from the seed, for a caller that chooses an order itself.
-    pub(super) fn draw(&self) -> u64 {
+    pub(super) fn random_seed(&self) -> u64 {
         lock(&self.state).random.random()
     }
 
-    fn note(&self, line: LogLine) {
-        lock(&self.state).log.push(line);
+    fn log_step(&self, log_line: LogLine) {
+        lock(&self.state).log.push(log_line);
     }
 
     /// The time on tokio's clock since the first call. It never goes back, even outside a runtime whose clock is
@@ -462,7 +464,7 @@ impl Core {
             state.ready.insert(id);
         }
         drop(state);
-        self.stir();
+        self.notify();
     }
 
     fn abort(&self, id: TaskId) {
@@ -472,14 +474,14 @@ impl Core {
         self.make_ready(id);
     }
 
-    /// Reports a change: the loop looks for work again, unless it is going to anyway.
-    pub(super) fn stir(&self) {
+    /// Reports a change, so that the loop checks for work again.
+    pub(super) fn notify(&self) {
         self.wakeup.notify();
     }
 }
 
 impl Tick {
-    /// `runtime`: the one that has the timers, if any.
+    /// `runtime` is the current tokio runtime, if any, whose timers are used.
     fn is_due(&mut self, cx: &mut Context<'_>, runtime: Option<runtime::Id>) -> bool {
         let due = self.due;
         let Some(runtime) = runtime else { return due <= clock::now() };
@@ -488,49 +490,49 @@ impl Tick {
     }
 }
 
-/// The ticks, while they are polled. If the clone of the caller's waker panics, they are put back for the next poll.
+/// Owns the ticks while they are polled. If cloning the caller's waker panics, they are put back for the next poll.
 struct TicksGuard<'a> {
-    core: &'a Core,
+    core: &'a SimulationCore,
     ticks: Vec<Tick>,
 }
 
 impl Drop for TicksGuard<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.core.state);
-        // Ticks that were added meanwhile come last.
+        // Ticks that were added during the poll come last.
         self.ticks.append(&mut state.ticks);
         state.ticks = std::mem::take(&mut self.ticks);
     }
 }
 
-struct Running<'a> {
-    core: &'a Core,
-    /// The source of ticks where there is no runtime.
-    alarm: Option<Alarm>,
+struct RunGuard<'a> {
+    core: &'a SimulationCore,
+    /// The source of ticks outside a tokio runtime.
+    timer: Option<SimulationTimer>,
 }
 
-impl<'a> Running<'a> {
-    fn new(core: &'a Core) -> Self {
+impl<'a> RunGuard<'a> {
+    fn new(core: &'a SimulationCore) -> Self {
         let before = std::mem::replace(&mut lock(&core.state).running, true);
-        assert!(!before, "a simulation runs one future at a time");
-        Self { core, alarm: None }
+        assert!(!before, "`Simulation::run` was called while the simulation was running: it runs one future at a time");
+        Self { core, timer: None }
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunGuard<'_> {
     fn drop(&mut self) {
         lock(&self.core.state).running = false;
     }
 }
 
-/// A guard for one poll of the loop: this thread is in the simulation.
+/// A guard for one poll of the loop, during which the simulation is the thread's current one.
 struct PollGuard<'a> {
     in_loop: LoopPoll<'a>,
     before: Option<SimulationHandle>,
 }
 
 impl<'a> PollGuard<'a> {
-    fn new(core: &'a Arc<Core>, cx: &Context<'_>) -> Self {
+    fn new(core: &'a Arc<SimulationCore>, cx: &Context<'_>) -> Self {
         let in_loop = core.wakeup.begin(cx.waker().clone());
         let before = CURRENT.with(|current| current.replace(Some(SimulationHandle { core: core.clone() })));
         Self { in_loop, before }

@@ -17,28 +17,28 @@ use std::{
 
 use tokio::task::coop::unconstrained;
 
-use super::{Core, LogLine, lock};
+use super::{LogLine, SimulationCore, lock};
 use crate::{
     error::catch_panic,
     sync::{Mutex, discard, wake},
 };
 
 pub(super) type TaskId = u64;
-pub(super) type Body = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type TaskFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-pub(super) struct Entry {
+pub(super) struct TaskEntry {
     name: Arc<str>,
     /// `None` while it is polled.
-    pub(super) body: Option<Body>,
+    pub(super) body: Option<TaskFuture>,
     pub(super) aborted: bool,
 }
 
-impl Entry {
-    pub(super) fn new<F>(name: String, future: F) -> (Self, Arc<Slot<F::Output>>)
+impl TaskEntry {
+    pub(super) fn new<F>(name: String, future: F) -> (Self, Arc<OutputSlot<F::Output>>)
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        let slot = Arc::new(Slot::default());
+        let slot = Arc::new(OutputSlot::default());
         let end = AbortOnDrop(slot.clone());
         let body = async move {
             let output = catch_panic(unconstrained(future)).await;
@@ -47,13 +47,13 @@ impl Entry {
         (Self { name: name.into(), body: Some(Box::pin(body)), aborted: false }, slot)
     }
 
-    pub(super) fn line(&self, id: TaskId) -> LogLine {
+    pub(super) fn log_line(&self, id: TaskId) -> LogLine {
         LogLine::Task { id, name: self.name.clone(), aborted: self.aborted }
     }
 }
 
-/// A task's result, and the waker of the task that awaits it.
-pub(super) struct Slot<T: 'static>(Mutex<State<T>>);
+/// A task's result, and the waker of the task that is awaiting it.
+pub(super) struct OutputSlot<T: 'static>(Mutex<State<T>>);
 
 struct State<T: 'static> {
     end: Option<Result<T, Unfinished>>,
@@ -64,18 +64,18 @@ struct State<T: 'static> {
 impl<T: 'static> Drop for State<T> {
     fn drop(&mut self) {
         discard(self.waker.take());
-        // An output may hold the handle of another task, and so on.
+        // An output can own the handle of another task, and so on.
         discard(self.end.take());
     }
 }
 
-impl<T: 'static> Default for Slot<T> {
+impl<T: 'static> Default for OutputSlot<T> {
     fn default() -> Self {
         Self(Mutex::new(State { end: None, over: false, waker: None }))
     }
 }
 
-impl<T: 'static> Slot<T> {
+impl<T: 'static> OutputSlot<T> {
     fn put(&self, end: Result<T, Unfinished>) {
         let mut state = lock(&self.0);
         if state.over {
@@ -89,8 +89,8 @@ impl<T: 'static> Slot<T> {
     }
 }
 
-/// Part of a task's body: if the body is dropped unfinished, this marks the slot aborted.
-struct AbortOnDrop<T: 'static>(Arc<Slot<T>>);
+/// A part of a task's future. If the future is dropped unfinished, this marks the slot aborted.
+struct AbortOnDrop<T: 'static>(Arc<OutputSlot<T>>);
 
 impl<T: 'static> Drop for AbortOnDrop<T> {
     fn drop(&mut self) {
@@ -98,12 +98,12 @@ impl<T: 'static> Drop for AbortOnDrop<T> {
     }
 }
 
-/// Why a task has no output.
+/// The reason why a task has no output.
 #[non_exhaustive]
 pub enum Unfinished {
-    /// It was aborted, or its simulation is over.
+    /// The task was aborted, or its simulation was dropped.
     Aborted,
-    /// It panicked with this payload.
+    /// The task panicked with this payload.
     Panicked(Box<dyn Any + Send>),
 }
 
@@ -119,7 +119,7 @@ impl fmt::Debug for Unfinished {
 impl fmt::Display for Unfinished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Unfinished::Aborted => "the task was aborted, or its simulation is over",
+            Unfinished::Aborted => "the task was aborted, or its simulation was dropped",
             Unfinished::Panicked(_) => "the task panicked",
         })
     }
@@ -133,23 +133,23 @@ impl std::error::Error for Unfinished {}
 /// Dropping it detaches the task.
 pub struct Task<T: 'static> {
     id: TaskId,
-    slot: Arc<Slot<T>>,
-    core: Weak<Core>,
+    slot: Arc<OutputSlot<T>>,
+    core: Weak<SimulationCore>,
 }
 
 impl<T: 'static> Task<T> {
-    pub(super) fn new(id: TaskId, slot: Arc<Slot<T>>, core: &Arc<Core>) -> Self {
+    pub(super) fn new(id: TaskId, slot: Arc<OutputSlot<T>>, core: &Arc<SimulationCore>) -> Self {
         Self { id, slot, core: Arc::downgrade(core) }
     }
 
-    /// Ends the task at its next turn.
+    /// Aborts the task: it is dropped when it would next be polled.
     pub fn abort(&self) {
         if let Some(core) = self.core.upgrade() {
             core.abort(self.id);
         }
     }
 
-    /// True once it is done, has panicked, or was aborted.
+    /// True once the task is done, has panicked or was aborted.
     pub fn is_finished(&self) -> bool {
         lock(&self.slot.0).over
     }
@@ -180,11 +180,11 @@ impl<T: 'static> fmt::Debug for Task<T> {
 
 pub(super) struct TaskWaker {
     id: TaskId,
-    core: Weak<Core>,
+    core: Weak<SimulationCore>,
 }
 
 impl TaskWaker {
-    pub(super) fn new(id: TaskId, core: &Arc<Core>) -> Self {
+    pub(super) fn new(id: TaskId, core: &Arc<SimulationCore>) -> Self {
         Self { id, core: Arc::downgrade(core) }
     }
 }

@@ -116,7 +116,7 @@ async fn a_blocked_stream_continues() {
             .await;
         assert_eq!(bytes, [2; 8]);
         let log = simulation.log();
-        let at = |line: &str| log.iter().position(|entry| entry == line).unwrap();
+        let at = |log_line: &str| log.iter().position(|entry| entry == log_line).unwrap();
         assert!(at("simulated:0/a: record") < at("simulated:0/b: wait"), "{log:#?}");
     }
 }
@@ -273,7 +273,7 @@ async fn a_trap_is_named_the_same_every_time() {
         device.stream_synchronize(on).unwrap_err().to_string()
     };
     assert_eq!(text(1).await, text(2).await);
-    assert!(text(1).await.starts_with("simulated:0: device lost: copy to host on stream `s` failed"));
+    assert!(text(1).await.starts_with("simulated:0: device lost: copy to host of 1 byte on stream `s` failed"));
 }
 
 /// Work that comes from a real thread while the loop sleeps wakes it.
@@ -313,7 +313,7 @@ async fn a_call_that_waits_on_another_thread_loses_no_wakeup_of_the_loop() {
                 Poll::Pending
             });
             let due = Instant::now() + Duration::from_secs(1);
-            let sleep: Option<(_, Body)> = Some((Handle::current().id(), Box::pin(sleep)));
+            let sleep: Option<(_, TaskFuture)> = Some((Handle::current().id(), Box::pin(sleep)));
             let tick = Tick { interval: Duration::from_secs(1), due, sleep, call: Box::new(|| false) };
             lock(&core.state).ticks.push(tick);
         }
@@ -356,10 +356,10 @@ fn waits_for_b(simulation: &Simulation, blocked: &Blocked) -> std::sync::mpsc::R
     let event = device.event_create(false).unwrap();
     device.event_record(event, *a).unwrap();
     device.stream_wait(*b, event).unwrap();
-    let (tell, outcomes) = std::sync::mpsc::channel();
+    let (handler, outcomes) = std::sync::mpsc::channel();
     let (device, b) = (device.clone(), *b);
-    std::thread::spawn(move || _ = tell.send(device.stream_synchronize(b)));
-    while simulation.core.engine.listeners() == 0 {
+    std::thread::spawn(move || _ = handler.send(device.stream_synchronize(b)));
+    while simulation.core.engine.waiting_calls() == 0 {
         std::thread::yield_now();
     }
     outcomes

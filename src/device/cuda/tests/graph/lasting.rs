@@ -63,7 +63,7 @@ fn a_host_function_that_was_replaced_is_released() {
     bench.set(exec, node, &NodeWork::Host(Arc::clone(&two))).unwrap();
     bench.launch(exec);
     // The caller that set it reports that no launch calls it any more.
-    bench.backend().callback_over(&one);
+    bench.backend().release_callback(&one);
     drop((one, two));
     assert_eq!([&called, &first, &second].map(|counter| count(counter)), [0, 1, 1]);
     assert_eq!([&called, &first, &second].map(Arc::strong_count), [2, 1, 2]);
@@ -98,7 +98,7 @@ fn memory_of_a_graph_is_freed_with_it() {
     let copied = bench.add(graph, &recorded.ends, &copy(Endpoint::Device(b), Endpoint::Device(memory), 8));
     bench.add(graph, &[copied], &NodeWork::Free(memory));
     let error = device.graph_remove(graph, copied).unwrap_err();
-    assert!(error.kind() == ErrorKind::Usage && error.to_string().contains("makes memory"), "{error}");
+    assert!(error.kind() == ErrorKind::Usage && error.to_string().contains("allocates memory"), "{error}");
     let exec = bench.exec(graph);
     assert_reports(&device.graph_instantiate(graph).unwrap_err(), &["one exec at a time"]);
     for _ in 0..3 {

@@ -48,7 +48,7 @@ fn a_condition_is_evaluated_when_its_node_is_reached() {
     assert_eq!(read(&device, work, flag, 4), [0; 4]);
     // What a body cannot contain, and calls that a body does not support.
     let error = add(&device, body, &[], &NodeWork::Host(Arc::new(|| ()))).unwrap_err();
-    assert!(error.to_string().contains("a host function cannot be within"), "{error}");
+    assert!(error.to_string().contains("a host function cannot be in the body"), "{error}");
     assert!(device.graph_add_alloc(body, &[], 8).is_err());
     assert!(device.graph_instantiate(body).is_err());
     device.graph_destroy(body);
@@ -105,7 +105,8 @@ fn a_fault_in_a_node_is_the_devices_and_names_the_node() {
     let text = error.to_string();
     assert!(error.is_device_lost() && taken(&after).is_empty());
     assert!(
-        text.contains("graph on stream `work`") && text.contains("kernel `BOOM`: trapped: out of cheese"),
+        text.contains("graph of 2 steps on stream `work` failed")
+            && text.contains("kernel `BOOM`: trapped: out of cheese"),
         "{text}"
     );
     assert!(start(&device, exec, work).unwrap_err().is_device_lost());
@@ -170,7 +171,7 @@ fn a_lost_device_drops_what_its_launches_held() {
     add(&device, graph, &[], &NodeWork::Host(Arc::new(move || _ = &kept))).unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
     device.graph_destroy(graph);
-    let go = hold(&device, work);
+    let go = own_args(&device, work);
     start(&device, exec, work).unwrap();
     start(&device, exec, side).unwrap();
     destroy(&device, exec);

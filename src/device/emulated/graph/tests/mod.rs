@@ -14,7 +14,7 @@ use std::{
 
 use super::super::{
     Emulated, Faults, Simulation, open,
-    tests::{BOOM, INCREMENT, bytes, fill, hold, launch, read, spec, stream},
+    tests::{BOOM, INCREMENT, bytes, fill, launch, own_args, read, spec, stream},
 };
 use crate::{
     ErrorKind, Result,
@@ -242,7 +242,7 @@ fn an_exec_never_overlaps_itself() {
     let leave = NodeWork::Host(Arc::new(move || _ = inside.fetch_sub(1, Ordering::SeqCst)));
     add(&device, graph, &[enter], &leave).unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
-    let go = hold(&device, streams[0]);
+    let go = own_args(&device, streams[0]);
     for number in 0..runs {
         let on = streams[number % 3];
         start(&device, exec, on).unwrap();
@@ -280,7 +280,7 @@ fn a_launch_is_ordered_with_its_stream_and_the_default_stream() {
     let graph = device.graph_create().unwrap();
     add(&device, graph, &[], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
-    let go = hold(&device, blocking);
+    let go = own_args(&device, blocking);
     fill(&device, blocking, memory, 1, 8);
     start(&device, exec, RawStream(0)).unwrap();
     launch(&device, blocking, &INCREMENT, &bytes(memory, 8)).unwrap();
@@ -318,7 +318,7 @@ fn events_are_waited_for_and_recorded() {
     let node = add(&device, graph, &[wait], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
     add(&device, graph, &[node], &NodeWork::Record(after)).unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
-    let go = hold(&device, other);
+    let go = own_args(&device, other);
     fill(&device, other, memory, 1, 8);
     device.event_record(before, other).unwrap();
     start(&device, exec, work).unwrap();
@@ -415,7 +415,7 @@ fn memory_that_a_launch_does_not_free_prevents_the_next_launch() {
     let exec = device.graph_instantiate(graph).unwrap();
     run(&device, exec, work).unwrap();
     assert_eq!(read(&device, work, memory, 8), [5; 8]);
-    assert!(start(&device, exec, work).unwrap_err().to_string().contains("left memory"));
+    assert!(start(&device, exec, work).unwrap_err().to_string().contains("that no node frees"));
     destroy(&device, exec);
     device.graph_destroy(graph);
     assert_eq!(device.memory().unwrap().free, device.memory().unwrap().total);
@@ -428,7 +428,7 @@ fn wrong_nodes_are_errors_of_the_call() {
     let (graph, other) = (device.graph_create().unwrap(), device.graph_create().unwrap());
     let node = add(&device, graph, &[], &NodeWork::Empty).unwrap();
     let error = add(&device, other, &[node], &NodeWork::Empty).unwrap_err();
-    assert!(error.kind() == ErrorKind::Usage && error.to_string().contains("not of this graph"), "{error}");
+    assert!(error.kind() == ErrorKind::Usage && error.to_string().contains("does not belong to this graph"), "{error}");
     let wide = NodeWork::Fill { to: memory, pattern: Pattern { width: 4, bits: 0 }, bytes: 6 };
     assert_eq!(add(&device, graph, &[], &wide).unwrap_err().kind(), ErrorKind::Driver);
     let overlapping = [bytes(memory, 8)[0], bytes(Address(memory.0 + 7), 1)[0]];

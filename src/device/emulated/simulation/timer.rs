@@ -1,6 +1,6 @@
 //! The timer of a simulation that runs on an executor without tokio timers.
 //!
-//! It is one thread, from the first time that a run needs it until the end of that run.
+//! It is one thread, which lives from the first time that a run needs it to the end of the run.
 
 use std::{
     io,
@@ -9,14 +9,14 @@ use std::{
     time::Instant,
 };
 
-use super::{Core, lock};
+use super::{SimulationCore, lock};
 use crate::{
     device::thread::DeviceThread,
     sync::{Condvar, Mutex},
 };
 
-/// A timer, until it is dropped.
-pub(super) struct Alarm(Arc<Shared>);
+/// A timer thread, which ends when this is dropped.
+pub(super) struct SimulationTimer(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
@@ -28,16 +28,16 @@ struct State {
     over: bool,
 }
 
-impl Alarm {
-    pub(super) fn new(core: Weak<Core>) -> io::Result<Self> {
+impl SimulationTimer {
+    pub(super) fn new(core: Weak<SimulationCore>) -> io::Result<Self> {
         let state = Mutex::new(State { at: None, over: false });
         let shared = Arc::new(Shared { state, change: Condvar::new() });
-        let alarm = Self(shared.clone());
+        let timer = Self(shared.clone());
         thread::Builder::new().name("wakeline-sim".into()).spawn(move || shared.run(&core))?;
-        Ok(alarm)
+        Ok(timer)
     }
 
-    /// Sets the time at which the loop is woken, or none, in place of the time that was set before.
+    /// Sets or clears the time at which the loop is woken, in place of the time that was set before.
     pub(super) fn set(&self, at: Option<Instant>) {
         let mut state = lock(&self.0.state);
         if state.at != at {
@@ -48,7 +48,7 @@ impl Alarm {
     }
 }
 
-impl Drop for Alarm {
+impl Drop for SimulationTimer {
     fn drop(&mut self) {
         lock(&self.0.state).over = true;
         self.0.change.notify_one();
@@ -56,8 +56,8 @@ impl Drop for Alarm {
 }
 
 impl Shared {
-    fn run(&self, core: &Weak<Core>) {
-        // The loop's waker may poll the simulation here.
+    fn run(&self, core: &Weak<SimulationCore>) {
+        // The loop's waker might poll the simulation on this thread.
         let _device = DeviceThread::enter();
         let mut state = lock(&self.state);
         while !state.over {
@@ -73,7 +73,7 @@ impl Shared {
             state.at = None;
             drop(state);
             let Some(core) = core.upgrade() else { return };
-            core.stir();
+            core.notify();
             drop(core);
             state = lock(&self.state);
         }

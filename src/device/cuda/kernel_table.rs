@@ -1,4 +1,4 @@
-//! [`Table`]: one value for each kernel of a device, found by the kernel's number without a lock.
+//! [`KernelTable`]: one value for each kernel of a device, found by the kernel's number without a lock.
 //!
 //! ```text
 //!   bucket 0   numbers   0 ..  31      each bucket is twice as long as the one before. It is allocated at the
@@ -7,7 +7,7 @@
 //!   ...
 //! ```
 //!
-//! A kernel has one number for all devices of the process ([`Known`](crate::device::backend::Known)). Each device has
+//! A kernel has one number for all devices of the process ([`KernelNumber`](crate::device::backend::KernelNumber)). Each device has
 //! its own table, and drops all values with it.
 
 use std::{array, sync::OnceLock};
@@ -20,7 +20,7 @@ const BUCKETS: usize = (usize::BITS - FIRST.ilog2()) as usize;
 type Bucket<T> = Box<[OnceLock<T>]>;
 
 #[derive(Debug)]
-pub(super) struct Table<T>([OnceLock<Bucket<T>>; BUCKETS]);
+pub(super) struct KernelTable<T>([OnceLock<Bucket<T>>; BUCKETS]);
 
 /// The bucket of a number, and its index there.
 #[inline]
@@ -30,7 +30,7 @@ fn place(number: usize) -> (usize, usize) {
     (bucket as usize, shifted - (FIRST << bucket))
 }
 
-impl<T> Table<T> {
+impl<T> KernelTable<T> {
     pub(super) fn new() -> Self {
         Self(array::from_fn(|_| OnceLock::new()))
     }
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn values_do_not_move_while_others_are_added_and_are_dropped_with_the_table() {
-        let (table, value) = (Table::new(), Arc::new(()));
+        let (table, value) = (KernelTable::new(), Arc::new(()));
         table.set(3, value.clone());
         let first = table.get(3).unwrap();
         thread::scope(|threads| {
