@@ -14,12 +14,12 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::sync::ProxyWaker;
 
 #[derive(Debug, Default)]
-pub(crate) struct Alarm(Option<Box<Timer>>);
+pub(crate) struct Alarm(Option<Box<ProxiedSleep>>);
 
 /// Tokio wakes through the proxy: a panicking user waker neither ends a worker of the runtime nor keeps other timers
 /// from being woken.
 #[derive(Debug)]
-struct Timer {
+struct ProxiedSleep {
     sleep: Pin<Box<Sleep>>,
     proxy: ProxyWaker,
 }
@@ -35,8 +35,8 @@ impl Alarm {
             return true;
         }
         let due = due.min(after(now, FAR));
-        let make = || Box::new(Timer { sleep: Box::pin(sleep_until(due)), proxy: ProxyWaker::new() });
-        let Timer { sleep, proxy } = &mut **self.0.get_or_insert_with(make);
+        let make = || Box::new(ProxiedSleep { sleep: Box::pin(sleep_until(due)), proxy: ProxyWaker::new() });
+        let ProxiedSleep { sleep, proxy } = &mut **self.0.get_or_insert_with(make);
         if sleep.deadline() != due {
             sleep.as_mut().reset(due);
         }
@@ -46,7 +46,7 @@ impl Alarm {
     }
 
     /// Cancels the timer.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn stop_waiting(&mut self) {
         self.0 = None;
     }
 }

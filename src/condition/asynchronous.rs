@@ -14,7 +14,7 @@ use std::{borrow::Cow, task::Context};
 
 use super::{
     Condition, IntoCondition, Status, When,
-    watch::{Watch, WatchReader, WatchValue},
+    watch::{WatchReader, WatchValue, WatchWriter},
 };
 
 /// The state of the work elsewhere. See [`Asynchronous`].
@@ -60,7 +60,7 @@ pub enum AsyncState {
 /// operator keeps, as here. The thread that does the work must set the state in any case, also if the work has failed;
 /// otherwise the flow waits until it is stopped.
 #[derive(Clone, Debug)]
-pub struct Asynchronous(Watch<AsyncState>);
+pub struct Asynchronous(WatchWriter<AsyncState>);
 
 impl WatchValue for AsyncState {
     fn is_awaited(self) -> bool {
@@ -74,7 +74,7 @@ struct Waits(WatchReader<AsyncState>);
 impl Asynchronous {
     /// Creates one in the state [`AsyncState::Ready`].
     pub fn new() -> Self {
-        Self(Watch::new(AsyncState::Ready))
+        Self(WatchWriter::new(AsyncState::Ready))
     }
 
     /// Sets the state, and wakes the operators that wait for it.
@@ -97,7 +97,7 @@ impl Default for Asynchronous {
 /// The condition itself is not a clone that may change the state.
 impl IntoCondition for Asynchronous {
     fn into_condition(self) -> When {
-        When::own(Waits(self.0.reader()))
+        When::boxed(Waits(self.0.reader()))
     }
 }
 

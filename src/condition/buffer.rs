@@ -17,7 +17,7 @@ use crate::memory::HostAccess;
 /// The buffers that the next run waits for.
 pub(crate) type Awaited = SmallVec<[HostAccess; 1]>;
 
-pub(crate) fn buffers(awaited: &mut Awaited, cx: &mut Context<'_>) -> Readiness {
+pub(crate) fn poll_buffers(awaited: &mut Awaited, cx: &mut Context<'_>) -> Readiness {
     while let Some(last) = awaited.last_mut() {
         match Pin::new(last).poll(cx) {
             Poll::Pending => return Readiness::WAIT_EVENT,

@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt, task::Context};
 
 use super::{
     Condition, IntoCondition, Status, When,
-    watch::{Watch, WatchReader, WatchValue},
+    watch::{WatchReader, WatchValue, WatchWriter},
 };
 
 /// The number of runs left. A handle: clones are the same count, and two operators that are given one share its runs.
@@ -14,7 +14,7 @@ use super::{
 /// and with the count again once it is [`reset`](Self::reset). A used-up count does not keep its flow from ending.
 #[derive(Clone)]
 pub struct Count {
-    left: Watch<Left>,
+    left: WatchWriter<Left>,
     whole: i64,
 }
 
@@ -32,7 +32,7 @@ impl Left {
     }
 }
 
-struct Counts {
+struct CountCondition {
     left: WatchReader<Left>,
     whole: i64,
     /// The number of resets at the claim that took a run.
@@ -56,7 +56,7 @@ struct Counts {
 /// # }).unwrap();
 /// ```
 pub fn count(runs: i64) -> Count {
-    Count { left: Watch::new(Left { runs, resets: 0 }), whole: runs }
+    Count { left: WatchWriter::new(Left { runs, resets: 0 }), whole: runs }
 }
 
 impl Count {
@@ -81,11 +81,11 @@ impl WatchValue for Left {
 
 impl IntoCondition for Count {
     fn into_condition(self) -> When {
-        When::own(Counts { left: self.left.reader(), whole: self.whole, claimed: None })
+        When::boxed(CountCondition { left: self.left.reader(), whole: self.whole, claimed: None })
     }
 }
 
-impl Condition for Counts {
+impl Condition for CountCondition {
     fn start(&mut self) {
         self.claimed = None;
         self.left.change(|left| Some(left.reset(self.whole)), |_| true);

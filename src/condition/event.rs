@@ -12,7 +12,7 @@ use crate::{
     stream::{Event, Ticket},
 };
 
-pub(super) fn named<M: Message>(message: &mut M, name: &str, visit: &mut dyn FnMut(&Ticket)) {
+pub(super) fn visit_event<M: Message>(message: &mut M, name: &str, visit: &mut dyn FnMut(&Ticket)) {
     message.events(name, &mut |ticket| visit(ticket));
 }
 

@@ -15,7 +15,7 @@ use std::{borrow::Cow, collections::BTreeMap, task::Context};
 
 use super::{
     Condition, IntoCondition, Status, When,
-    watch::{Watch, WatchReader, WatchValue},
+    watch::{WatchReader, WatchValue, WatchWriter},
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -34,7 +34,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// If it was created by [`Flow::gate`](crate::Flow::gate), an operator can look it up by name with
 /// [`Cx::gate`](crate::Cx::gate).
 #[derive(Clone, Debug)]
-pub struct Gate(Watch<GateState>);
+pub struct Gate(WatchWriter<GateState>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GateState {
@@ -55,12 +55,12 @@ struct Gated(WatchReader<GateState>);
 impl Gate {
     /// An open gate.
     pub fn open() -> Self {
-        Self(Watch::new(GateState::Open))
+        Self(WatchWriter::new(GateState::Open))
     }
 
     /// A gate that is paused until it is resumed.
     pub fn paused() -> Self {
-        Self(Watch::new(GateState::Paused))
+        Self(WatchWriter::new(GateState::Paused))
     }
 
     /// No run begins until the gate is resumed. A run in progress continues to its end.
@@ -125,7 +125,7 @@ impl Gates {
 /// The condition itself holds no handle.
 impl IntoCondition for Gate {
     fn into_condition(self) -> When {
-        When::own(Gated(self.0.reader()))
+        When::boxed(Gated(self.0.reader()))
     }
 }
 

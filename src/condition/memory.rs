@@ -103,7 +103,7 @@ impl Condition for MemoryAvailable {
         self.reservation.release();
     }
 
-    fn rest(&mut self) {
+    fn stop_waiting(&mut self) {
         self.wait.rest(self.reservation.allocator());
     }
 
@@ -122,7 +122,7 @@ impl Condition for MemoryAvailable {
 
 impl Drop for MemoryAvailable {
     fn drop(&mut self) {
-        self.rest();
+        self.stop_waiting();
         self.reservation.release();
     }
 }

@@ -128,29 +128,29 @@ pub struct Counted {
     /// Why there are no more: `Ready` if no more were asked for.
     pub(crate) more: Readiness,
     /// How many of `ready` were read before, in a latest-value hub whose writer has ended.
-    pub(crate) kept: usize,
+    pub(crate) already_read: usize,
     /// True if some of the connections are not latest-value hubs.
-    pub(crate) once: bool,
+    pub(crate) has_queue: bool,
 }
 
 impl Counted {
     /// For no connection.
-    pub(crate) const NONE: Self = Self { ready: 0, more: Readiness::NEVER, kept: 0, once: false };
+    pub(crate) const NONE: Self = Self { ready: 0, more: Readiness::NEVER, already_read: 0, has_queue: false };
 
     /// For a port that is not an input of a flow's hubs.
     pub(crate) fn new(ready: usize, more: Readiness) -> Self {
-        Self { ready, more, kept: 0, once: true }
+        Self { ready, more, already_read: 0, has_queue: true }
     }
 
     /// For several connections; `ask` polls all of them. If only kept values remain, the connections have ended: at
     /// once if one of them is not a latest-value hub, otherwise together with the operator's other inputs.
     pub(crate) fn of_all(mut ask: impl FnMut() -> Self) -> Self {
         let counted = ask();
-        if !counted.more.is_never() || counted.ready == 0 || counted.kept < counted.ready {
+        if !counted.more.is_never() || counted.ready == 0 || counted.already_read < counted.ready {
             return counted;
         }
-        if counted.once {
-            return Self { ready: 0, kept: 0, ..counted };
+        if counted.has_queue {
+            return Self { ready: 0, already_read: 0, ..counted };
         }
         // Only after the first poll is it known in all of these hubs that the others have ended.
         ask()
@@ -174,8 +174,8 @@ impl Counted {
         Self {
             ready: self.ready.saturating_add(other.ready),
             more,
-            kept: self.kept.saturating_add(other.kept),
-            once: self.once || other.once,
+            already_read: self.already_read.saturating_add(other.already_read),
+            has_queue: self.has_queue || other.has_queue,
         }
     }
 }

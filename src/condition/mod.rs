@@ -42,6 +42,7 @@ mod alarm;
 mod asynchronous;
 mod buffer;
 mod combine;
+mod conditions;
 mod count;
 mod event;
 mod future;
@@ -53,7 +54,6 @@ mod port;
 mod predicate;
 mod ready_prefix;
 mod room;
-mod set;
 mod status;
 mod stream;
 mod watch;
@@ -63,9 +63,10 @@ use std::{borrow::Cow, task::Context};
 pub use crate::hub::Since;
 pub(crate) use alarm::{Alarm, after};
 pub use asynchronous::{AsyncState, Asynchronous};
-pub(crate) use buffer::{Awaited, buffers};
+pub(crate) use buffer::{Awaited, poll_buffers};
 pub use combine::{IntoCondition, When, all_of, any_of};
 pub(crate) use combine::{needing_timers, reservations};
+pub(crate) use conditions::Conditions;
 pub use count::{Count, count};
 pub use event::EventField;
 pub use future::{Until, Verdict, until};
@@ -79,11 +80,10 @@ pub use periodic::{Every, MissedTicks, every};
 #[doc(hidden)]
 pub use port::PortState;
 pub use port::{OnPorts, PortId, at_least, at_most, batch, each, room, sum};
-pub(crate) use port::{PortFacts, count_at, named};
+pub(crate) use port::{PortFacts, count_at, named_ports};
 pub use predicate::{Predicate, predicate};
-pub(crate) use ready_prefix::{ReadyPrefix, Wanted};
+pub(crate) use ready_prefix::{MessageRequirement, ReadyPrefix};
 pub(crate) use room::{Room, room_for, room_problem};
-pub(crate) use set::Conditions;
 #[doc(hidden)]
 pub use status::Readiness;
 pub use status::Status;
@@ -186,12 +186,12 @@ pub trait Condition: Send + 'static {
 
     /// The operator no longer waits for it, until it is polled again: resources that are kept for waiting may be
     /// released.
-    fn rest(&mut self) {}
+    fn stop_waiting(&mut self) {}
 
     /// True for a check without a waker. It is polled once all other conditions are ready, and after [`Status::Wait`]
     /// polled again when a message or room arrives at one of the operator's ports, or the whole flow has become idle.
     /// Called once, when the condition is given to its operator.
-    fn asked_last(&self) -> bool {
+    fn is_polled_last(&self) -> bool {
         false
     }
 

@@ -60,13 +60,13 @@ pub(crate) struct PortFacts {
 }
 
 /// Visits the operator's port with this number.
-pub(crate) type Show<'a> = &'a mut dyn FnMut(usize, &mut dyn FnMut(&mut dyn PortState));
+pub(crate) type VisitPort<'a> = &'a mut dyn FnMut(usize, &mut dyn FnMut(&mut dyn PortState));
 
 /// A condition on ports. See [`at_least`], [`at_most`], [`batch`], [`room`], [`sum`] and [`each`].
 #[derive(Debug)]
 #[must_use = "give it to an operator with `.when(..)`"]
 pub struct OnPorts {
-    what: What,
+    condition: PortCondition,
     or_after: Option<Duration>,
     last_run: Instant,
     /// The value of `last_run` before the current run.
@@ -76,7 +76,7 @@ pub struct OnPorts {
 }
 
 #[derive(Debug)]
-enum What {
+enum PortCondition {
     Messages(PortId, Need),
     Room(PortId, usize),
     Sum(Vec<PortId>, usize),
@@ -84,9 +84,9 @@ enum What {
 }
 
 impl OnPorts {
-    fn new(what: What) -> Self {
+    fn new(condition: PortCondition) -> Self {
         let now = clock::now();
-        Self { what, or_after: None, last_run: now, run_before: now, alarms: [None, None] }
+        Self { condition, or_after: None, last_run: now, run_before: now, alarms: [None, None] }
     }
 
     /// Or this long after the operator's last run began (for the first run: after the flow began), with as many
@@ -99,7 +99,7 @@ impl OnPorts {
 
     /// For [`batch`]: from when a message's wait is measured.
     pub fn since(mut self, since: Since) -> Self {
-        if let What::Messages(_, need) = &mut self.what {
+        if let PortCondition::Messages(_, need) = &mut self.condition {
             need.since = since;
         }
         self
@@ -120,18 +120,18 @@ impl OnPorts {
         self.last_run = self.run_before;
     }
 
-    pub(super) fn rest(&mut self) {
+    pub(super) fn stop_waiting(&mut self) {
         self.alarms = [None, None];
     }
 
-    pub(super) fn poll(&mut self, show: Show<'_>, cx: &mut Context<'_>) -> Status {
+    pub(super) fn poll(&mut self, visit: VisitPort<'_>, cx: &mut Context<'_>) -> Status {
         let [of_batch, of_interval] = &mut self.alarms;
         // Until when it waits for a batch.
         let mut due = None;
-        let asked = match &self.what {
-            What::Messages(port, need) => {
+        let asked = match &self.condition {
+            PortCondition::Messages(port, need) => {
                 let mut asked = Readiness::NEVER;
-                show(port.port, &mut |port| {
+                visit(port.port, &mut |port| {
                     let counted = port.poll_promised(need.asks(), cx);
                     let oldest = port.oldest();
                     asked = need.readiness(counted, || oldest, of_batch, cx);
@@ -139,25 +139,25 @@ impl OnPorts {
                 });
                 asked
             }
-            What::Room(port, count) => {
+            PortCondition::Room(port, count) => {
                 let mut asked = Readiness::NEVER;
-                show(port.port, &mut |port| asked = port.poll_room(*count, cx));
+                visit(port.port, &mut |port| asked = port.poll_room(*count, cx));
                 asked
             }
-            What::Sum(ports, least) => {
+            PortCondition::Sum(ports, least) => {
                 let counted = Counted::of_all(|| {
                     let mut counted = Counted::NONE;
                     for port in ports {
-                        show(port.port, &mut |port| counted = counted.and(port.poll_promised(*least, cx)));
+                        visit(port.port, &mut |port| counted = counted.and(port.poll_promised(*least, cx)));
                     }
                     counted
                 });
                 Need::at_least(*least).readiness(counted, || None, &mut None, cx)
             }
-            What::Each(ports) => {
+            PortCondition::Each(ports) => {
                 let mut asked = Readiness::READY;
                 for (port, least) in ports {
-                    show(port.port, &mut |port| {
+                    visit(port.port, &mut |port| {
                         let counted = port.poll_promised(*least, cx);
                         asked = asked | Need::at_least(*least).readiness(counted, || None, &mut None, cx);
                     });
@@ -179,26 +179,28 @@ impl OnPorts {
     }
 
     pub(super) fn ports(&self) -> Vec<PortId> {
-        match &self.what {
-            What::Messages(port, _) | What::Room(port, _) => vec![*port],
-            What::Sum(ports, _) => ports.clone(),
-            What::Each(ports) => ports.iter().map(|(port, _)| *port).collect(),
+        match &self.condition {
+            PortCondition::Messages(port, _) | PortCondition::Room(port, _) => vec![*port],
+            PortCondition::Sum(ports, _) => ports.clone(),
+            PortCondition::Each(ports) => ports.iter().map(|(port, _)| *port).collect(),
         }
     }
 
     /// What it needs of the port, if it only waits for messages at one port.
     fn need(&self) -> Option<Need> {
-        if let What::Messages(_, need) = &self.what { Some(*need) } else { None }
+        if let PortCondition::Messages(_, need) = &self.condition { Some(*need) } else { None }
     }
 
     /// How many messages, or room for how many, it waits for at a port.
     fn count_at(&self, port: PortId) -> usize {
-        match &self.what {
-            What::Messages(at, need) if *at == port => need.least,
-            What::Room(at, count) if *at == port => *count,
+        match &self.condition {
+            PortCondition::Messages(at, need) if *at == port => need.least,
+            PortCondition::Room(at, count) if *at == port => *count,
             // All of them may arrive at one port.
-            What::Sum(ports, count) if ports.contains(&port) => *count,
-            What::Each(ports) => ports.iter().filter(|(at, _)| *at == port).map(|(_, count)| *count).max().unwrap_or(0),
+            PortCondition::Sum(ports, count) if ports.contains(&port) => *count,
+            PortCondition::Each(ports) => {
+                ports.iter().filter(|(at, _)| *at == port).map(|(_, count)| *count).max().unwrap_or(0)
+            }
             _ => 0,
         }
     }
@@ -221,20 +223,20 @@ impl OnPorts {
             };
             let name = port.name;
             capacities = capacities.saturating_add(capacity);
-            let room = matches!(self.what, What::Room(..));
+            let room = matches!(self.condition, PortCondition::Room(..));
             if is_input == room {
                 let (is, wants) = if is_input { ("input", "room") } else { ("output", "messages") };
                 problems.push(format!("has a condition on {wants} at its {is} `{name}`"));
             }
-            let problem = match &self.what {
-                What::Messages(_, need) => need.problem(capacity, latest),
-                What::Each(ports) => Need::at_least(ports[at].1).problem(capacity, latest),
-                What::Room(_, count) => room_problem(*count, capacity),
-                What::Sum(..) => None,
+            let problem = match &self.condition {
+                PortCondition::Messages(_, need) => need.problem(capacity, latest),
+                PortCondition::Each(ports) => Need::at_least(ports[at].1).problem(capacity, latest),
+                PortCondition::Room(_, count) => room_problem(*count, capacity),
+                PortCondition::Sum(..) => None,
             };
             problems.extend(problem.map(|problem| format!("port `{name}` {problem}")));
         }
-        if let What::Sum(_, least) = self.what
+        if let PortCondition::Sum(_, least) = self.condition
             && let Some(problem) = Need::at_least(least).problem(capacities, false)
         {
             problems.push(format!("has a sum of messages that {problem}"));
@@ -251,11 +253,11 @@ impl OnPorts {
     pub(super) fn describe(&self) -> Cow<'static, str> {
         let names =
             |ports: &[PortId]| ports.iter().map(|port| format!("`{}`", port.name)).collect::<Vec<_>>().join(", ");
-        let mut text = match &self.what {
-            What::Messages(port, need) => format!("{} at `{}`", need.describe(), port.name),
-            What::Room(port, count) => format!("room for {} at `{}`", messages(*count), port.name),
-            What::Sum(ports, least) => format!("{} at {} together", messages(*least), names(ports)),
-            What::Each(ports) => {
+        let mut text = match &self.condition {
+            PortCondition::Messages(port, need) => format!("{} at `{}`", need.describe(), port.name),
+            PortCondition::Room(port, count) => format!("room for {} at `{}`", messages(*count), port.name),
+            PortCondition::Sum(ports, least) => format!("{} at {} together", messages(*least), names(ports)),
+            PortCondition::Each(ports) => {
                 let each = ports.iter().map(|(port, least)| format!("{} at `{}`", messages(*least), port.name));
                 each.collect::<Vec<_>>().join(" and ")
             }
@@ -268,7 +270,7 @@ impl OnPorts {
 }
 
 /// The ports that conditions name.
-pub(crate) fn named(conditions: &[When]) -> Vec<(PortId, Option<Need>)> {
+pub(crate) fn named_ports(conditions: &[When]) -> Vec<(PortId, Option<Need>)> {
     let mut named = Vec::new();
     for when in conditions {
         when.on_ports(&mut |ports| named.extend(ports.ports().into_iter().map(|port| (port, ports.need()))));
@@ -301,25 +303,25 @@ impl IntoCondition for OnPorts {
 /// let pairs = pairs.clone().when(at_least(pairs.input, 2));
 /// ```
 pub fn at_least(input: impl Into<PortId>, count: usize) -> OnPorts {
-    OnPorts::new(What::Messages(input.into(), Need::at_least(count)))
+    OnPorts::new(PortCondition::Messages(input.into(), Need::at_least(count)))
 }
 
 /// At least one message at an input, and at most `count`: for an operator that does not take every message, and must
 /// not run while more are queued. Holoscan's `front_stage_max_size`.
 pub fn at_most(input: impl Into<PortId>, count: usize) -> OnPorts {
-    OnPorts::new(What::Messages(input.into(), Need { most: Some(count), ..Need::default() }))
+    OnPorts::new(PortCondition::Messages(input.into(), Need { most: Some(count), ..Need::default() }))
 }
 
 /// A batch of `count` messages at an input, or fewer once the oldest of them has waited for `within`.
 ///
 /// The operator takes them with [`Input::take_batch`](crate::Input::take_batch).
 pub fn batch(input: impl Into<PortId>, count: usize, within: Duration) -> OnPorts {
-    OnPorts::new(What::Messages(input.into(), Need { within: Some(within), ..Need::at_least(count) }))
+    OnPorts::new(PortCondition::Messages(input.into(), Need { within: Some(within), ..Need::at_least(count) }))
 }
 
 /// Room for `count` messages at an output, in each of its connected queues.
 pub fn room(output: impl Into<PortId>, count: usize) -> OnPorts {
-    OnPorts::new(What::Room(output.into(), count))
+    OnPorts::new(PortCondition::Room(output.into(), count))
 }
 
 /// At least `count` messages at these inputs together.
@@ -345,10 +347,10 @@ pub fn room(output: impl Into<PortId>, count: usize) -> OnPorts {
 /// let both = both.clone().when(sum([both.left.into(), both.right.into()], 3));
 /// ```
 pub fn sum(inputs: impl IntoIterator<Item = PortId>, count: usize) -> OnPorts {
-    OnPorts::new(What::Sum(inputs.into_iter().collect(), count))
+    OnPorts::new(PortCondition::Sum(inputs.into_iter().collect(), count))
 }
 
 /// A minimum number of messages at each of these inputs.
 pub fn each(inputs: impl IntoIterator<Item = (PortId, usize)>) -> OnPorts {
-    OnPorts::new(What::Each(inputs.into_iter().collect()))
+    OnPorts::new(PortCondition::Each(inputs.into_iter().collect()))
 }

@@ -25,7 +25,7 @@ pub struct Predicate<F>(F);
 /// let bread = flow.add("bread", source(async || Ok(Some("bread")))).when(predicate(|| WARM.load(Ordering::Relaxed)));
 /// ```
 ///
-/// To keep track of the runs, implement [`Condition`] with [`asked_last`](Condition::asked_last) instead.
+/// To keep track of the runs, implement [`Condition`] with [`is_polled_last`](Condition::is_polled_last) instead.
 pub fn predicate<F: FnMut() -> bool + Send + 'static>(function: F) -> Predicate<F> {
     Predicate(function)
 }
@@ -35,7 +35,7 @@ impl<F: FnMut() -> bool + Send + 'static> Condition for Predicate<F> {
         if (self.0)() { Status::Ready } else { Status::Wait }
     }
 
-    fn asked_last(&self) -> bool {
+    fn is_polled_last(&self) -> bool {
         true
     }
 

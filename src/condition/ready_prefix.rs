@@ -1,7 +1,7 @@
 //! The prefix of a queue whose messages count only once a device has done something.
 //!
 //! A message may arrive before its work is done: the work is enqueued, and its tickets travel with the message. A port
-//! that asks for more ([`Wanted`]) shows its operator a message only when the tickets it waits for have passed. Which
+//! that asks for more ([`MessageRequirement`]) shows its operator a message only when the tickets it waits for have passed. Which
 //! tickets these are is defined by the conditions ([`stream`](super::stream), [`event`](super::event)); waiting for
 //! them is implemented here.
 //!
@@ -36,7 +36,7 @@ use crate::{
 
 /// What a port waits for, besides a message.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct MessageRequirement {
     /// All work that wrote it.
     pub(crate) done: bool,
     /// The event of this name.
@@ -45,7 +45,7 @@ pub(crate) struct Wanted {
 
 /// The first messages of a port that waits for more than their arrival.
 pub(crate) struct ReadyPrefix {
-    wanted: Wanted,
+    requirement: MessageRequirement,
     /// The number of messages that may be taken.
     done: usize,
     /// The pending tickets of the message after these; kept for its capacity, so that the next one allocates nothing.
@@ -61,15 +61,19 @@ enum State {
     Failed(Error),
 }
 
-impl Wanted {
+impl MessageRequirement {
     /// Visits the tickets that the message at `at` waits for. Returns false if there is no message.
     fn tickets<M: Message>(self, receiver: &Receiver<M>, at: usize, mut visit: impl FnMut(&Ticket)) -> bool {
         let visited = receiver.peek(at, |Parcel { message, header }| {
             if self.done {
-                super::stream::written(message, header.as_ref().and_then(|header| header.ticket.as_ref()), &mut visit);
+                super::stream::visit_writes(
+                    message,
+                    header.as_ref().and_then(|header| header.ticket.as_ref()),
+                    &mut visit,
+                );
             }
             if let Some(name) = self.event {
-                super::event::named(message, name, &mut visit);
+                super::event::visit_event(message, name, &mut visit);
             }
         });
         visited.is_some()
@@ -78,9 +82,9 @@ impl Wanted {
 
 impl ReadyPrefix {
     /// `None` for a port that takes messages on arrival.
-    pub(crate) fn new(wanted: Wanted) -> Option<Box<Self>> {
-        let more = wanted.done || wanted.event.is_some();
-        more.then(|| Box::new(Self { wanted, done: 0, open: SmallVec::new(), state: State::Unknown, first: 0 }))
+    pub(crate) fn new(requirement: MessageRequirement) -> Option<Box<Self>> {
+        let more = requirement.done || requirement.event.is_some();
+        more.then(|| Box::new(Self { requirement, done: 0, open: SmallVec::new(), state: State::Unknown, first: 0 }))
     }
 
     /// Counts up to `most` messages that have what is waited for, and reports why there are no more. A message that
@@ -107,7 +111,7 @@ impl ReadyPrefix {
                     if !more.is_ready() {
                         break more;
                     }
-                    self.ask(receiver);
+                    self.open_next(receiver);
                     if let State::Unknown = self.state {
                         // The hub has failed, and `take` reports it.
                         return Counted::new(self.done + 1, Readiness::READY);
@@ -115,7 +119,7 @@ impl ReadyPrefix {
                 }
                 State::Open => match self.poll_open(cx) {
                     Poll::Pending => break Readiness::WAIT_EVENT,
-                    Poll::Ready(Ok(())) => self.is_done(),
+                    Poll::Ready(Ok(())) => self.count_done(),
                     Poll::Ready(Err(error)) => self.fail(error),
                 },
             }
@@ -136,13 +140,13 @@ impl ReadyPrefix {
         self.forget_dropped(receiver);
         while self.done < count {
             if let State::Unknown = self.state {
-                self.ask(receiver);
+                self.open_next(receiver);
             }
             match self.state {
                 State::Failed(_) => return true,
                 State::Unknown => return false,
-                State::Open => match self.look() {
-                    Ok(true) => self.is_done(),
+                State::Open => match self.query_open() {
+                    Ok(true) => self.count_done(),
                     Ok(false) => return false,
                     Err(error) => self.fail(error),
                 },
@@ -182,7 +186,7 @@ impl ReadyPrefix {
     pub(crate) fn len<M: Message>(&self, receiver: &Receiver<M>) -> usize {
         let has_all = |at: &usize| {
             let mut has_all = true;
-            let there = self.wanted.tickets(receiver, *at, |ticket| has_all &= ticket.has_passed());
+            let there = self.requirement.tickets(receiver, *at, |ticket| has_all &= ticket.has_passed());
             there && has_all
         };
         (0..receiver.len()).take_while(has_all).count()
@@ -190,21 +194,21 @@ impl ReadyPrefix {
 
     /// Stops waiting for the device until it is polled again: a registered waiter that is not polled holds up the other
     /// waiters of the same stream.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn stop_waiting(&mut self) {
         if let State::Open = self.state {
             self.open.clear();
             self.state = State::Unknown;
         }
     }
 
-    fn is_done(&mut self) {
+    fn count_done(&mut self) {
         self.done += 1;
         self.state = State::Unknown;
     }
 
-    fn ask<M: Message>(&mut self, receiver: &Receiver<M>) {
+    fn open_next<M: Message>(&mut self, receiver: &Receiver<M>) {
         let open = &mut self.open;
-        let there = self.wanted.tickets(receiver, self.done, |ticket| {
+        let there = self.requirement.tickets(receiver, self.done, |ticket| {
             if !ticket.is_settled() {
                 open.push(ticket.completed());
             }
@@ -230,7 +234,7 @@ impl ReadyPrefix {
         self.state = State::Unknown;
     }
 
-    fn look(&mut self) -> Result<bool> {
+    fn query_open(&mut self) -> Result<bool> {
         while let Some(last) = self.open.last() {
             let mut ticket = last.ticket().clone();
             if !ticket.look()? {
@@ -250,6 +254,9 @@ impl ReadyPrefix {
 
 impl fmt::Debug for ReadyPrefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadyPrefix").field("wanted", &self.wanted).field("open", &self.open).finish_non_exhaustive()
+        f.debug_struct("ReadyPrefix")
+            .field("requirement", &self.requirement)
+            .field("open", &self.open)
+            .finish_non_exhaustive()
     }
 }

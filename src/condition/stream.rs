@@ -17,7 +17,7 @@
 use crate::{hub::Message, stream::Ticket};
 
 /// Visits the last write of every envelope; without envelopes, the message's ticket.
-pub(super) fn written<M: Message>(message: &mut M, ticket: Option<&Ticket>, visit: &mut dyn FnMut(&Ticket)) {
+pub(super) fn visit_writes<M: Message>(message: &mut M, ticket: Option<&Ticket>, visit: &mut dyn FnMut(&Ticket)) {
     let mut any = false;
     if M::CARRIES_ENVELOPES {
         message.envelopes(&mut |envelope| {

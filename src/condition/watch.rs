@@ -1,4 +1,4 @@
-//! [`Watch`]: a watch value. Handles set it, and a condition observes it through a [`WatchReader`].
+//! [`WatchWriter`]: a watch value. Handles set it, and a condition observes it through a [`WatchReader`].
 //!
 //! ```text
 //!              poll                              set, or the last handle is dropped
@@ -33,24 +33,24 @@ pub(crate) trait WatchValue: Copy {
 }
 
 /// A handle that sets the value.
-pub(crate) struct Watch<T: WatchValue>(Arc<Shared<T>>);
+pub(crate) struct WatchWriter<T: WatchValue>(Arc<Shared<T>>);
 
 /// An observer of the value. It is not a handle, so it keeps no other observer waiting.
 pub(crate) struct WatchReader<T: WatchValue> {
     shared: Arc<Shared<T>>,
     /// Where its waker is registered, and in which generation.
-    registered: Option<Registered>,
+    registered: Option<WakerSlot>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen<T> {
+pub(crate) struct Observed<T> {
     pub(crate) value: T,
     /// True if a handle exists, so that the value may change.
     pub(crate) may_change: bool,
 }
 
 #[derive(Clone, Copy)]
-struct Registered {
+struct WakerSlot {
     generation: u64,
     at: usize,
 }
@@ -67,7 +67,7 @@ struct State<T> {
     generation: u64,
 }
 
-impl<T: WatchValue> Watch<T> {
+impl<T: WatchValue> WatchWriter<T> {
     pub(crate) fn new(value: T) -> Self {
         let state = State { value, handles: 1, wakers: Slab::new(), generation: 0 };
         Self(Arc::new(Shared { state: Mutex::new(state) }))
@@ -104,26 +104,26 @@ impl<T: WatchValue> State<T> {
     }
 
     /// The registered waker, unless it was taken out.
-    fn registered(&mut self, registered: Option<Registered>) -> Option<&mut Waker> {
-        let Registered { generation, at } = registered?;
+    fn registered(&mut self, registered: Option<WakerSlot>) -> Option<&mut Waker> {
+        let WakerSlot { generation, at } = registered?;
         if generation == self.generation { self.wakers.get_mut(at) } else { None }
     }
 }
 
 impl<T: WatchValue> WatchReader<T> {
     /// A new handle. If there was none, every waiting observer is woken: the value may change again.
-    pub(crate) fn writer(&self) -> Watch<T> {
+    pub(crate) fn writer(&self) -> WatchWriter<T> {
         let mut state = lock(&self.shared.state);
         state.handles += 1;
         let woken = if state.handles == 1 { state.take_waiting() } else { WakeList::new() };
         drop(state);
-        let handle = Watch(self.shared.clone());
+        let handle = WatchWriter(self.shared.clone());
         woken.wake();
         handle
     }
 
     /// Returns the value and registers the waker for the next change.
-    pub(crate) fn poll(&mut self, waker: &Waker) -> Seen<T> {
+    pub(crate) fn poll(&mut self, waker: &Waker) -> Observed<T> {
         let mut state = lock(&self.shared.state);
         let mut replaced = None;
         if !state.registered(self.registered).is_some_and(|registered| registered.will_wake(waker)) {
@@ -135,11 +135,11 @@ impl<T: WatchValue> WatchReader<T> {
                 Some(registered) => replaced = Some(std::mem::replace(registered, new)),
                 None => {
                     let (generation, at) = (state.generation, state.wakers.insert(new));
-                    self.registered = Some(Registered { generation, at });
+                    self.registered = Some(WakerSlot { generation, at });
                 }
             }
         }
-        let seen = Seen { value: state.value, may_change: state.handles > 0 };
+        let seen = Observed { value: state.value, may_change: state.handles > 0 };
         drop(state);
         replaced.into_iter().for_each(discard);
         seen
@@ -158,7 +158,7 @@ impl<T: WatchValue> WatchReader<T> {
     }
 }
 
-impl<T: WatchValue> Clone for Watch<T> {
+impl<T: WatchValue> Clone for WatchWriter<T> {
     fn clone(&self) -> Self {
         self.reader().writer()
     }
@@ -181,7 +181,7 @@ impl<T: WatchValue> Drop for WatchReader<T> {
     }
 }
 
-impl<T: WatchValue> Drop for Watch<T> {
+impl<T: WatchValue> Drop for WatchWriter<T> {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
         state.handles -= 1;
@@ -191,7 +191,7 @@ impl<T: WatchValue> Drop for Watch<T> {
     }
 }
 
-impl<T: WatchValue + fmt::Debug> fmt::Debug for Watch<T> {
+impl<T: WatchValue + fmt::Debug> fmt::Debug for WatchWriter<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.get().fmt(f)
     }

@@ -51,8 +51,8 @@ use crate::{
     memory::Plain,
     mutants::{self, Mutant},
     operator::{
-        Cx, Input, InputHandle, Operator, Output, OutputHandle, node::OperatorTask, shared_port::SharedPort,
-        status_cell::Ask,
+        Cx, Input, InputHandle, Operator, Output, OutputHandle, operator_task::OperatorTask, shared_port::SharedPort,
+        status_cell::IngressWait,
     },
     sync::{Discarded, Mutex, ProxyWaker, WakerCell, contained, discard, lock, logged, proxied},
 };
@@ -478,9 +478,8 @@ impl<Res: 'static> Future for ResponseFuture<Res> {
         let answer = match state {
             State::Waits(pending) => {
                 let polled = match pending.within(cx.waker()) {
-                    Some((operator, desk)) => {
-                        operator.poll_asked(Ask::Answer(desk), cx, |task| Pin::new(&mut pending.response).poll(task))
-                    }
+                    Some((operator, desk)) => operator
+                        .poll_asked(IngressWait::Answer(desk), cx, |task| Pin::new(&mut pending.response).poll(task)),
                     None => Pin::new(&mut pending.response).poll(&mut this.proxy.stand_in(cx)),
                 };
                 ready!(polled).unwrap_or_else(|_| Err(again()))
@@ -706,7 +705,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
         let mut no_handles = pin!(self.stage.closed());
         let (book, context) = (self.book.clone(), cx.context().clone());
         let errors = CallerErrors::new(cx.flow().name(), &book.name);
-        let transfer = ResponseTransfer::new(context.node().activity().clone(), errors);
+        let transfer = ResponseTransfer::new(context.operator_task().activity().clone(), errors);
         let mut open = true;
         cx.attend(|task, ending| {
             if open && (ending || no_handles.as_mut().poll(task).is_ready() || !gate.tend()) {

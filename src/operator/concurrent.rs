@@ -35,13 +35,13 @@ use tokio::sync::mpsc;
 
 use super::{
     Cx, Operator, Ports,
-    attend::attended,
-    node::{Method, OperatorTask},
+    operator_task::{Method, OperatorTask},
     plan::Binder,
+    poll_in_context::poll_in_context,
     ports::{AnyPort, Flush, Flushed, WorkerPort},
     run_context::RunContext,
     run_loop::after_run,
-    status_cell::InRun,
+    status_cell::RunWait,
 };
 use crate::{
     condition::{Need, PortId, Readiness},
@@ -126,7 +126,7 @@ struct Done<P> {
 /// A worker, as the dispatcher sees it.
 struct Worker<P> {
     jobs: mpsc::UnboundedSender<Job<P>>,
-    node: Arc<OperatorTask>,
+    task: Arc<OperatorTask>,
 }
 
 /// All workers. Dropping this aborts their runs.
@@ -134,7 +134,7 @@ struct Workers<P>(Vec<Worker<P>>);
 
 /// The runs in progress.
 struct Runs<P> {
-    nodes: Vec<Arc<OperatorTask>>,
+    tasks: Vec<Arc<OperatorTask>>,
     /// `working`: workers whose run's result the dispatcher has not received, in no order. `slots`: for each worker,
     /// its index in `working`.
     working: Vec<usize>,
@@ -152,7 +152,7 @@ struct Runs<P> {
 impl<P: Ports> Runs<P> {
     /// Some runs have not ended, and wait for more than other operators of the flow.
     fn at_work(&self) -> bool {
-        self.working.iter().any(|&worker| !self.nodes[worker].is_parked())
+        self.working.iter().any(|&worker| !self.tasks[worker].is_parked())
     }
 
     fn begin(&mut self, worker: usize) {
@@ -173,7 +173,7 @@ impl<P: Ports> Runs<P> {
     /// The result of the next run that ends.
     async fn ended(&mut self, context: &RunContext) -> Option<Done<P>> {
         poll_fn(|task| {
-            context.poll_port(InRun::SENDS, task, |task| match self.done.poll_recv(task) {
+            context.poll_port(RunWait::SENDS, task, |task| match self.done.poll_recv(task) {
                 Poll::Ready(ended) => Ok(ended),
                 Poll::Pending if self.at_work() => Err(Readiness::WAIT_EVENT),
                 Poll::Pending => Err(Readiness::WAIT),
@@ -212,7 +212,7 @@ impl<P: Ports> Runs<P> {
         let mut closes = false;
         with_worker(ports, worker, |port, worker| closes |= port.collect(worker));
         poll_fn(|task| {
-            context.poll_port(InRun::SENDS, task, |task| {
+            context.poll_port(RunWait::SENDS, task, |task| {
                 // Whether any run is still active is known only after recording those that have ended meanwhile.
                 while let Poll::Ready(ended) = self.done.poll_recv(task) {
                     if let Err(error) = self.record(ended, ports) {
@@ -229,7 +229,7 @@ impl<P: Ports> Runs<P> {
 
 impl<P> Drop for Workers<P> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|worker| worker.node.abort());
+        self.0.iter().for_each(|worker| worker.task.abort());
     }
 }
 
@@ -259,8 +259,8 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
 
     async fn run(&mut self, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
         // `may_run` and `after` are called, unlike those of other operators that override `run`.
-        cx.not_written(Method::Run);
-        cx.node().status_cell().set_has_workers();
+        cx.uses_default(Method::Run);
+        cx.operator_task().status_cell().set_has_workers();
         let (results, done) = mpsc::unbounded_channel();
         let context = cx.context().clone();
         let mut workers = Workers(Vec::with_capacity(self.runs));
@@ -268,17 +268,17 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
         for worker in 0..self.runs {
             let own = cx.worker(worker);
             let own_ports = worker_ports(ports, &own, cx.named())?;
-            let (jobs, node) = self.spawn_worker(worker, own, cx, &results);
-            workers.0.push(Worker { jobs, node });
+            let (jobs, task) = self.spawn_worker(worker, own, cx, &results);
+            workers.0.push(Worker { jobs, task });
             idle.push((worker, own_ports));
         }
         drop(results);
 
         let waiting = FxHashMap::default();
-        let nodes = workers.0.iter().map(|worker| worker.node.clone()).collect();
+        let tasks = workers.0.iter().map(|worker| worker.task.clone()).collect();
         let (working, slots) = (Vec::new(), vec![0; self.runs]);
         let mut runs =
-            Runs { nodes, working, slots, done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };
+            Runs { tasks, working, slots, done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };
         // `ending`: no further run begins. `closing`: none begins before an output is closed.
         let (mut ending, mut closing) = (false, false);
         loop {
@@ -302,7 +302,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                         Poll::Pending if runs.at_work() != at_work => Poll::Ready(None),
                         Poll::Pending => Poll::Pending,
                     });
-                    let ended = pin!(context.attend(next));
+                    let ended = pin!(context.await_as_port(next));
                     let ready = pin!(cx.until_ready(ports, |ports, cx| self.operator.may_run(ports, cx)));
                     match select(ended, ready).await {
                         Either::Left((None, _)) => continue,
@@ -349,17 +349,18 @@ impl<O: Operator + Clone> Concurrent<O> {
         // It may be dropped during a run, when the runtime shuts down: a panic of one destructor must not affect the
         // others.
         let (mut operator, here) = (Discarded::new(self.operator.clone()), cx.helper());
-        let (results, node, name) = (results.clone(), own.node().clone(), own.name().to_string());
+        let (results, operator_task, name) = (results.clone(), own.operator_task().clone(), own.name().to_string());
         // A run has its messages when it begins: it must not wait for more.
-        node.finish();
+        operator_task.finish();
         let task = async move {
             while let Some(Job { number, ports }) = next.recv().await {
                 let mut ports = Discarded::new(ports);
-                let (node, device, before) = (own.node().clone(), own.device().clone(), own.run_loop.busy.total());
+                let (operator_task, device, before) =
+                    (own.operator_task().clone(), own.device().clone(), own.run_loop.busy.total());
                 let context = own.context().clone();
                 let outcome = {
                     let (Some(operator), Some(ports)) = (operator.get_mut(), ports.get_mut()) else { break };
-                    let run = caught(attended(&node, &device, one(operator, ports, &mut own)));
+                    let run = caught(poll_in_context(&operator_task, &device, one(operator, ports, &mut own)));
                     let mut run = pin!(run);
                     poll_fn(|task| context.within(|| run.as_mut().poll(task))).await
                 };
@@ -377,7 +378,7 @@ impl<O: Operator + Clone> Concurrent<O> {
             drop(here);
         };
         cx.spawn(&name, Box::pin(task));
-        (jobs, node)
+        (jobs, operator_task)
     }
 }
 

@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use super::{
     activity::{FlowActivity, IdleCheck},
-    node::OperatorTask,
-    status_cell::{Ask, InRun},
+    operator_task::OperatorTask,
+    status_cell::{IngressWait, RunWait},
     watchers::Watcher,
 };
 use crate::{
@@ -48,8 +48,8 @@ pub struct Handle(pub(crate) Arc<Control>);
 pub(crate) struct Control {
     pub(crate) name: Arc<str>,
     pub(crate) names: Vec<Arc<str>>,
-    /// By operator. The operators of a section share one node.
-    pub(crate) nodes: Vec<Arc<OperatorTask>>,
+    /// By operator. The operators of a section share one task.
+    pub(crate) tasks: Vec<Arc<OperatorTask>>,
     sections: Vec<SectionControl>,
     /// By operator: the section that it belongs to.
     section_of: Vec<Option<usize>>,
@@ -62,7 +62,7 @@ pub(crate) struct Control {
     /// The time at which it is aborted unless it has ended, and the duration between the call and that time.
     stop_by: Mutex<Option<(Instant, Duration)>>,
     abort: AtomicBool,
-    /// The nodes' own flags are written with this lock held, so that the last of several concurrent calls determines
+    /// The tasks' own flags are written with this lock held, so that the last of several concurrent calls determines
     /// all of them.
     paused: Mutex<bool>,
     /// The error that it failed with.
@@ -81,7 +81,7 @@ pub(crate) struct SectionControl {
 
 /// A hub in use, and the operators that it connects.
 #[derive(Clone)]
-pub(crate) struct Joined {
+pub(crate) struct ConnectedHub {
     pub(crate) state: Arc<dyn HubView>,
     pub(crate) from: usize,
     pub(crate) to: usize,
@@ -102,26 +102,26 @@ pub(crate) struct LinkedTo {
 
 #[derive(Default)]
 pub(crate) struct Hubs {
-    pub(crate) all: Vec<Joined>,
+    pub(crate) all: Vec<ConnectedHub>,
     pub(crate) links: Vec<LinkedTo>,
     /// By operator: the hubs that it writes to or reads from.
     of: Vec<Vec<usize>>,
     /// By operator: its links, and the numbers of their hubs.
     links_of: Vec<Vec<(usize, usize)>>,
     /// By hub of chunks, in the order of their first appearance in `links`.
-    of_chunks: Vec<OfChunks>,
+    of_chunks: Vec<ChunkHubOperators>,
 }
 
 /// The operators of one hub of chunks.
 #[derive(Default)]
-struct OfChunks {
+struct ChunkHubOperators {
     linked: Vec<usize>,
     /// These, and the operators that may receive what they send. Computed at the first use.
     reached: OnceLock<Vec<usize>>,
 }
 
 impl Hubs {
-    pub(crate) fn new(all: Vec<Joined>, links: Vec<LinkedTo>, operators: usize) -> Self {
+    pub(crate) fn new(all: Vec<ConnectedHub>, links: Vec<LinkedTo>, operators: usize) -> Self {
         let mut of = vec![Vec::new(); operators];
         for (at, hub) in all.iter().enumerate() {
             of[hub.from].push(at);
@@ -130,10 +130,10 @@ impl Hubs {
             }
         }
         let (mut numbers, mut links_of) = (HashMap::new(), vec![Vec::new(); operators]);
-        let mut of_chunks: Vec<OfChunks> = Vec::new();
+        let mut of_chunks: Vec<ChunkHubOperators> = Vec::new();
         for (at, link) in links.iter().enumerate() {
             let hub = *numbers.entry(link.hub()).or_insert_with(|| {
-                of_chunks.push(OfChunks::default());
+                of_chunks.push(ChunkHubOperators::default());
                 of_chunks.len() - 1
             });
             links_of[link.operator].push((at, hub));
@@ -150,12 +150,12 @@ impl Hubs {
     /// The operators with links to a hub of chunks, and those that may receive what they send. A link by hand, or one
     /// of another flow, counts as outside.
     pub(crate) fn reached_through(&self, hub: usize) -> &[usize] {
-        let OfChunks { linked, reached } = &self.of_chunks[hub];
+        let ChunkHubOperators { linked, reached } = &self.of_chunks[hub];
         reached.get_or_init(|| self.reached_from(linked.clone()))
     }
 
     /// The hubs that an operator writes to or reads from.
-    pub(crate) fn of(&self, operator: usize) -> impl Iterator<Item = &Joined> {
+    pub(crate) fn of(&self, operator: usize) -> impl Iterator<Item = &ConnectedHub> {
         self.of.get(operator).into_iter().flatten().map(|at| &self.all[*at])
     }
 
@@ -211,20 +211,20 @@ pub struct OperatorStatus {
 impl Control {
     pub(crate) fn new(name: Arc<str>, names: Vec<Arc<str>>, sections: Vec<SectionControl>) -> Arc<Self> {
         let activity = FlowActivity::new(names.len());
-        let mut nodes: Vec<_> = (0..names.len()).map(|operator| OperatorTask::new(operator, &activity)).collect();
+        let mut tasks: Vec<_> = (0..names.len()).map(|operator| OperatorTask::new(operator, &activity)).collect();
         let mut section_of = vec![None; names.len()];
         for (number, SectionControl { operators, .. }) in sections.iter().enumerate() {
             let Some((&first, others)) = operators.split_first() else { continue };
             operators.iter().for_each(|operator| section_of[*operator] = Some(number));
             for &other in others {
                 // The section's token represents it.
-                nodes[other].end();
-                nodes[other] = nodes[first].clone();
+                tasks[other].end();
+                tasks[other] = tasks[first].clone();
             }
         }
         Arc::new(Self {
             name,
-            nodes,
+            tasks,
             sections,
             section_of,
             names,
@@ -249,7 +249,7 @@ impl Control {
         self.sections.get(section).map_or(&[], |section| &section.operators)
     }
 
-    /// The operator shares its node with another operator of its section, which comes first.
+    /// The operator shares its task with another operator of its section, which comes first.
     pub(crate) fn is_counted(&self, operator: usize) -> bool {
         let section = self.section(operator).map(|section| &self.sections[section]);
         section.is_some_and(|section| section.operators.first() != Some(&operator))
@@ -266,7 +266,7 @@ impl Control {
 
     /// The operator that waits with this waker in the middle of a run.
     pub(crate) fn asker(&self, waker: &Waker) -> Option<&Arc<OperatorTask>> {
-        self.nodes.iter().find(|node| node.is_probe_waker(waker))
+        self.tasks.iter().find(|task| task.is_probe_waker(waker))
     }
 
     pub(crate) fn set_hubs(&self, hubs: Hubs) {
@@ -307,8 +307,8 @@ impl Control {
 
     pub(crate) fn abort(&self) {
         self.abort.store(true, Ordering::Release);
-        // Abort the nodes here, not only in the flow's task: from now on no run begins.
-        self.nodes.iter().for_each(|node| node.abort());
+        // Abort the tasks here, not only in the flow's task: from now on no run begins.
+        self.tasks.iter().for_each(|task| task.abort());
         self.flow_task.wake();
     }
 
@@ -343,15 +343,15 @@ impl Control {
         if std::mem::replace(&mut *now, paused) == paused {
             return;
         }
-        self.nodes.iter().for_each(|node| node.set_paused(paused));
+        self.tasks.iter().for_each(|task| task.set_paused(paused));
         drop(now);
         // Wakers are user code: no lock is held. Each woken operator reads the flags as the last call has set them.
-        self.nodes.iter().for_each(Wake::wake_by_ref);
+        self.tasks.iter().for_each(Wake::wake_by_ref);
     }
 
     /// No run begins unless it is requested. The flow's hubs are created so that they move nothing by themselves.
     pub(crate) fn set_stepped(&self) {
-        self.nodes.iter().for_each(|node| node.set_stepped(true));
+        self.tasks.iter().for_each(|task| task.set_stepped(true));
     }
 
     /// Every operator and every hub continues by itself, also hubs that the flow's task has yet to create.
@@ -359,18 +359,18 @@ impl Control {
         self.unstepped.store(true, Ordering::Release);
         // The hubs first: once all operators wait for each other, the flow ends.
         self.unstep_hubs();
-        self.nodes.iter().for_each(|node| node.set_stepped(false));
+        self.tasks.iter().for_each(|task| task.set_stepped(false));
     }
 
     pub(crate) fn is_stepped(&self) -> bool {
-        self.nodes.iter().any(|node| node.permit().is_some())
+        self.tasks.iter().any(|task| task.permit().is_some())
     }
 
     /// Each operator that has not ended waits for other operators, no envelope or link of the flow is outside, and no
     /// message is entering.
     pub(crate) fn is_idle(&self) -> bool {
         let none_is_outside = self.activity.outside() == 0 && !self.activity.has_message_entering();
-        none_is_outside && self.nodes.iter().all(|node| node.has_ended() || node.is_idle())
+        none_is_outside && self.tasks.iter().all(|task| task.has_ended() || task.is_idle())
     }
 
     fn unstep_hubs(&self) {
@@ -384,11 +384,11 @@ impl Control {
     /// What an operator waits for, if it waits.
     pub(crate) fn lacks(&self, operator: usize) -> WaitDescription {
         let hubs = self.hubs();
-        let holders = Around { control: self, hubs: &hubs };
+        let holders = FlowHolders { control: self, hubs: &hubs };
         // In the middle of a run it waits for one of the two, independent of what its ports were declared to wait for.
-        let in_run = self.nodes[operator].status_cell().in_run();
-        let sends = |declared| in_run.map_or(declared, InRun::sends);
-        let receives = |declared| in_run.map_or(declared, InRun::receives);
+        let in_run = self.tasks[operator].status_cell().in_run();
+        let sends = |declared| in_run.map_or(declared, RunWait::sends);
+        let receives = |declared| in_run.map_or(declared, RunWait::receives);
         let from = hubs.of(operator).filter(|hub| hub.from == operator && sends(hub.writer_waits));
         let to = hubs.of(operator).filter(|hub| hub.to == operator && receives(hub.reader_waits));
         let mut room: Vec<_> = from.filter_map(|hub| hub.state.writer_lacks(&holders)).collect();
@@ -414,10 +414,10 @@ impl Control {
                 Some(MissingResource::Chunk(lack)) => messages.push(lack),
             }
         }
-        let cell = self.nodes[operator].status_cell();
+        let cell = self.tasks[operator].status_cell();
         let asked = cell.asked().into_iter().map(|ask| match ask {
-            Ask::Answer(desk) => format!("a response of its own flow's service `{}`", self.names[desk]),
-            Ask::Room(desk) => {
+            IngressWait::Answer(desk) => format!("a response of its own flow's service `{}`", self.names[desk]),
+            IngressWait::Room(desk) => {
                 let full =
                     hubs.of(desk).filter(|hub| hub.from == desk).find_map(|hub| hub.state.writer_lacks(&holders));
                 full.unwrap_or_else(|| format!("room at `{}`, which another handle has reserved", self.names[desk]))
@@ -427,7 +427,7 @@ impl Control {
     }
 
     pub(crate) fn status(&self, operator: usize) -> OperatorStatus {
-        let cell = self.nodes[operator].status_cell();
+        let cell = self.tasks[operator].status_cell();
         let (status, running) = cell.status();
         let waits = matches!(status, Status::Wait | Status::WaitEvent | Status::WaitTime(_));
         let mut waits_for = if waits { self.lacks(operator).all() } else { Vec::new() };
@@ -440,14 +440,14 @@ impl Control {
 }
 
 /// A flow's operators and hubs, as the possible holders of its envelopes.
-struct Around<'a> {
+struct FlowHolders<'a> {
     control: &'a Control,
     hubs: &'a Hubs,
 }
 
-impl Around<'_> {
+impl FlowHolders<'_> {
     /// The hubs of an operator whose messages carry envelopes.
-    fn of(&self, operator: usize) -> impl Iterator<Item = &Joined> {
+    fn of(&self, operator: usize) -> impl Iterator<Item = &ConnectedHub> {
         self.hubs.of(operator).filter(|hub| hub.state.carries_envelopes())
     }
 
@@ -463,7 +463,7 @@ impl Around<'_> {
     }
 }
 
-impl EnvelopeHolders for Around<'_> {
+impl EnvelopeHolders for FlowHolders<'_> {
     fn each_hub(&self, show: &mut dyn FnMut(&dyn HubView)) {
         self.hubs.all.iter().for_each(|hub| show(&*hub.state));
     }
@@ -480,7 +480,7 @@ impl EnvelopeHolders for Around<'_> {
             }
         }
         found.retain(|operator| !self.has_passed_on_all(*operator));
-        let writes = self.control.nodes[own.from].status_cell().in_run().is_some() && !found.contains(&own.from);
+        let writes = self.control.tasks[own.from].status_cell().in_run().is_some() && !found.contains(&own.from);
         found.extend(writes.then_some(own.from));
         found.sort_unstable();
         found.into_iter().map(|operator| self.control.whose(operator)).collect()
@@ -513,15 +513,15 @@ impl Handle {
 
     /// The status of each operator, in the order of adding.
     pub fn status(&self) -> Vec<OperatorStatus> {
-        (0..self.0.nodes.len()).map(|operator| self.0.status(operator)).collect()
+        (0..self.0.tasks.len()).map(|operator| self.0.status(operator)).collect()
     }
 
     /// Yields the current status of each operator, and then each change, until the flow has ended. A reader that is
     /// slower than the operators gets the latest status of each one, without those in between.
     pub fn changes(&self) -> Changes {
-        let watcher = self.0.activity.watchers.add(self.0.nodes.len());
+        let watcher = self.0.activity.watchers.add(self.0.tasks.len());
         // An operator that publishes its status at this moment may not have seen the new watcher.
-        self.0.nodes.iter().filter(|node| !node.is_parked_until_it_sees()).for_each(Wake::wake_by_ref);
+        self.0.tasks.iter().filter(|task| !task.publish_and_check_parked()).for_each(Wake::wake_by_ref);
         Changes { watcher, control: self.0.clone(), also: Vec::new() }
     }
 
@@ -643,11 +643,11 @@ mod tests {
     const NODES: usize = 64;
 
     fn control() -> Arc<Control> {
-        Control::new("flow".into(), (0..NODES).map(|node| node.to_string().into()).collect(), Vec::new())
+        Control::new("flow".into(), (0..NODES).map(|task| task.to_string().into()).collect(), Vec::new())
     }
 
     fn paused(control: &Control) -> usize {
-        control.nodes.iter().filter(|node| node.is_paused()).count()
+        control.tasks.iter().filter(|task| task.is_paused()).count()
     }
 
     #[test]
@@ -662,8 +662,8 @@ mod tests {
 
         let handle = Handle(control());
         let waker = Arc::new(Resumes(Arc::downgrade(&handle.0))).into();
-        let mut probe = handle.0.nodes[0].install_probe_waker();
-        let polled = handle.0.nodes[0]
+        let mut probe = handle.0.tasks[0].install_probe_waker();
+        let polled = handle.0.tasks[0]
             .poll(&mut probe, &mut Context::from_waker(&waker), |_| Poll::<crate::Result<()>>::Pending);
         assert!(polled.is_pending());
         handle.pause();

@@ -12,8 +12,8 @@ use tokio::sync::mpsc;
 
 use super::{
     control::Handle,
-    node::{Method, OperatorTask},
     operator_streams::{OperatorStreams, OwnStreams},
+    operator_task::{Method, OperatorTask},
     ports::{AllPorts, Ports},
     run_context::RunContext,
     run_loop::{EndOfRun, RunLoop, Runnable, next_run},
@@ -90,7 +90,7 @@ struct Workers {
 impl Cx {
     pub(crate) fn new(setting: OperatorSettings, task: Arc<OperatorTask>, flow: Arc<FlowContext>) -> Self {
         let OperatorSettings { name, device, streams, allocator, conditions, merge, may_block } = setting;
-        let StreamSettings { mode, timed } = flow.how;
+        let StreamSettings { mode, timed } = flow.streams;
         let reservations = condition::reservations(&conditions);
         let number = Arc::as_ptr(&flow.control).addr();
         reservations.iter().for_each(|reservation| reservation.enter(number));
@@ -101,7 +101,7 @@ impl Cx {
                 timed,
                 context: Arc::new(RunContext::new(name.clone(), merge, task.clone())),
             },
-            named: condition::named(&conditions).into(),
+            named: condition::named_ports(&conditions).into(),
             memory: RunMemory { allocator, reservations, account: Arc::new(Account::new(number)) },
             run_loop: RunLoop::new(&name, &task, conditions, may_block),
             device,
@@ -411,13 +411,13 @@ impl Cx {
     /// Ends a run before its device work and `after`, which belong to it.
     pub(super) fn end_of_run(&mut self) -> EndOfRun {
         self.finish_run();
-        self.work.context.goes_on();
+        self.work.context.extend_run();
         let last = self.work.streams.as_ref().map(|streams| streams.run_ends()).unwrap_or_default();
         EndOfRun { task: self.run_loop.task.clone(), last }
     }
 
     /// Called by the trait's default methods: the operator does not override this one.
-    pub(super) fn not_written(&self, method: Method) {
+    pub(super) fn uses_default(&self, method: Method) {
         self.run_loop.task.set_default(method);
     }
 
@@ -429,7 +429,7 @@ impl Cx {
         Some(self.work.timed_stream().and_then(Stream::device_time).unwrap_or_default())
     }
 
-    pub(crate) fn node(&self) -> &Arc<OperatorTask> {
+    pub(crate) fn operator_task(&self) -> &Arc<OperatorTask> {
         &self.run_loop.task
     }
 
@@ -498,12 +498,12 @@ impl Cx {
 
     /// Called after the operator's own `stop`, which may have used the context: records its statistics, and returns the
     /// conditions that it was given, for the next run of the flow. A condition that panics is returned as well.
-    pub(super) fn stopped(mut self, tally: &mut OperatorStats, conditions: &mut Vec<When>) -> Result<()> {
+    pub(super) fn stopped(mut self, stats: &mut OperatorStats, conditions: &mut Vec<When>) -> Result<()> {
         // The last work is done by now, or lost.
-        tally.device = self.device_time();
-        tally.memory_peak = self.memory.account.peak();
+        stats.device = self.device_time();
+        stats.memory_peak = self.memory.account.peak();
         // These include the user's own conditions.
-        let rested = caught_call(&mut || self.run_loop.rest_conditions());
+        let rested = caught_call(&mut || self.run_loop.release_conditions());
         let mut cx = Some(self);
         let returned = caught_call(&mut || {
             *conditions = cx.take().map(|cx| cx.run_loop.into_conditions()).unwrap_or_default();
@@ -546,7 +546,7 @@ impl<P: Ports, F: FnMut(&P, &Cx) -> bool> OperatorRuns<'_, P, F> {
     fn ask_last(&mut self, task: &mut Context<'_>) -> Readiness {
         let (asked, lacks, asks) = self.cx.run_loop.poll_without_waker(self.ports, task);
         let allowed = asks.then(|| (self.may_run)(self.ports, self.cx));
-        self.cx.run_loop.asked_last(asked, lacks, allowed)
+        self.cx.run_loop.finish_last_poll(asked, lacks, allowed)
     }
 }
 
@@ -569,7 +569,7 @@ impl<P: Ports, F: FnMut(&P, &Cx) -> bool> Runnable for OperatorRuns<'_, P, F> {
 
     #[inline(always)]
     fn poll_last(&mut self, task: &mut Context<'_>) -> Readiness {
-        if self.cx.run_loop.asks_last() { self.ask_last(task) } else { Readiness::READY }
+        if self.cx.run_loop.has_last_poll() { self.ask_last(task) } else { Readiness::READY }
     }
 
     #[inline(always)]

@@ -74,7 +74,7 @@ const TOKENS: usize = 0b01_01_01_01;
 /// The word that counts the groups: its lower half holds the number of groups that have tokens, the bits above it the
 /// number of times that a group got its first token.
 const COUNTED: usize = usize::MAX >> (usize::BITS / 2);
-const COMES: usize = COUNTED + 2;
+const ONE_GROUP: usize = COUNTED + 2;
 
 /// The tokens of one flow.
 #[derive(Debug)]
@@ -109,13 +109,13 @@ impl Tokens {
 
     /// A group gets its first token.
     #[inline]
-    fn counts_one_more(&self) {
-        self.groups.0.fetch_add(COMES, Ordering::SeqCst);
+    fn count_group(&self) {
+        self.groups.0.fetch_add(ONE_GROUP, Ordering::SeqCst);
     }
 
     /// A group has lost its last token. True if that was the last token of all.
     #[inline]
-    fn counts_one_less(&self) -> bool {
+    fn uncount_group(&self) -> bool {
         self.groups.0.fetch_sub(1, Ordering::SeqCst) & COUNTED == 1
     }
 
@@ -123,7 +123,7 @@ impl Tokens {
     /// the flow must not become idle.
     pub(crate) fn lend(&self) {
         self.lent.fetch_add(1, Ordering::SeqCst);
-        self.counts_one_more();
+        self.count_group();
     }
 
     /// How many tokens are lent, or were a moment ago.
@@ -133,15 +133,15 @@ impl Tokens {
 
     /// Returns a lent token. True if no token is left.
     pub(crate) fn regain(&self) -> bool {
-        let last = self.counts_one_less();
+        let last = self.uncount_group();
         self.lent.fetch_sub(1, Ordering::SeqCst);
         last
     }
 
     /// A token of a group was returned, which left `left` in the group's word. True if that was the last token of all.
     #[inline]
-    fn given_back(&self, left: usize) -> bool {
-        left & TOKENS == 0 && self.counts_one_less()
+    fn token_returned(&self, left: usize) -> bool {
+        left & TOKENS == 0 && self.uncount_group()
     }
 }
 
@@ -203,7 +203,7 @@ impl Parking {
         while seen & self.bits == self.token {
             let left = seen & !self.token;
             match word.compare_exchange(seen, left, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return tokens.given_back(left),
+                Ok(_) => return tokens.token_returned(left),
                 Err(now) => seen = now,
             }
         }
@@ -228,7 +228,7 @@ impl Parking {
         // An operator that is aborted while it is parked has no token. It takes one, so that its return is reported as
         // the last one, as an idle state before this point does not count.
         let _ = self.wake(tokens);
-        tokens.given_back(self.group.0.fetch_and(!self.token, Ordering::SeqCst) & !self.token)
+        tokens.token_returned(self.group.0.fetch_and(!self.token, Ordering::SeqCst) & !self.token)
     }
 
     #[inline]
@@ -237,13 +237,13 @@ impl Parking {
     }
 
     /// The operator was polled since it was last woken.
-    pub(crate) fn is_calm(&self) -> bool {
+    pub(crate) fn is_polled_since_wake(&self) -> bool {
         self.group.0.load(Ordering::SeqCst) & self.no_poll == 0
     }
 
     /// As `is_parked`, for a caller whose earlier writes must be visible to the operator's next poll. The word is
     /// therefore written, with an unchanged value.
-    pub(crate) fn is_parked_until_it_sees(&self) -> bool {
+    pub(crate) fn publish_and_check_parked(&self) -> bool {
         self.group.0.fetch_or(0, Ordering::SeqCst) & self.bits == 0
     }
 
@@ -260,13 +260,13 @@ impl Parking {
             }
             let first_token = seen & TOKENS == 0;
             if first_token {
-                tokens.counts_one_more();
+                tokens.count_group();
             }
             match word.compare_exchange(seen, seen | state, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return Woken { first: seen & self.no_poll == 0, last },
                 Err(now) => {
                     // The thread that was faster and gave the group its first token has counted the group as well.
-                    last |= first_token && tokens.counts_one_less();
+                    last |= first_token && tokens.uncount_group();
                     seen = now;
                 }
             }

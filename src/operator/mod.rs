@@ -8,11 +8,11 @@
 //! concurrently. At the end every `stop` runs, in the order of adding, even after an error.
 
 pub(crate) mod activity;
-pub(crate) mod attend;
 mod busy;
 mod concurrent;
 pub(crate) mod control;
 mod cx;
+pub(crate) mod dependency;
 pub(crate) mod erased;
 mod functions;
 mod handle;
@@ -24,11 +24,12 @@ mod inputs;
 mod intake;
 mod linked;
 pub(crate) mod local;
-pub(crate) mod node;
 pub(crate) mod operator_streams;
+pub(crate) mod operator_task;
 mod output;
 pub(crate) mod permit;
 mod plan;
+pub(crate) mod poll_in_context;
 mod ports;
 pub(crate) mod run_context;
 pub(crate) mod run_loop;
@@ -37,12 +38,11 @@ mod section_port;
 pub(crate) mod senders;
 pub(crate) mod settings;
 pub(crate) mod shared_port;
-pub(crate) mod stand;
 pub(crate) mod status_cell;
 pub(crate) mod watchers;
 
 use crate::error::Result;
-use node::Method;
+use operator_task::Method;
 use run_loop::all_runs;
 
 pub use concurrent::{Concurrent, concurrent};
@@ -127,7 +127,7 @@ pub trait Operator: Send + 'static {
     /// flow ends or, with messages left, it is stalled.
     fn may_run(&mut self, ports: &Self::Ports, cx: &Cx) -> bool {
         let _ = ports;
-        cx.not_written(Method::MayRun);
+        cx.uses_default(Method::MayRun);
         true
     }
 
@@ -196,7 +196,7 @@ pub trait Operator: Send + 'static {
     /// As for [`compute`](Self::compute).
     fn after(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
         let _ = ports;
-        cx.not_written(Method::After);
+        cx.uses_default(Method::After);
         async { Ok(()) }
     }
 

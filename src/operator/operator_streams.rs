@@ -50,19 +50,19 @@ pub(crate) struct OperatorStreams {
     mode: CompletionMode,
     /// Streams are taken from this capture.
     capture: Option<Arc<Capture>>,
-    own: OnceLock<Taken>,
+    own: OnceLock<OwnedStream>,
     state: Mutex<State>,
 }
 
 /// A stream of its own: from a pool, to which it returns, or from a capture.
-struct Taken {
+struct OwnedStream {
     stream: Stream,
     _pooled: Option<PooledStream>,
 }
 
 #[derive(Default)]
 struct State {
-    named: Vec<(Box<str>, Taken)>,
+    named: Vec<(Box<str>, OwnedStream)>,
     /// It requested a stream of its own and got none.
     refused: bool,
     /// For messages without envelopes, one ticket per stream: work on the operator's stream must be ordered after
@@ -201,16 +201,16 @@ impl OperatorStreams {
         Ok(stream)
     }
 
-    fn take(&self, name: &str) -> Result<Option<Taken>> {
+    fn take(&self, name: &str) -> Result<Option<OwnedStream>> {
         if let Some(capture) = &self.capture {
             let stream = capture.stream(name, Default::default())?;
-            return Ok(Some(Taken { stream, _pooled: None }));
+            return Ok(Some(OwnedStream { stream, _pooled: None }));
         }
         let Some(pool) = &self.pool else { return Ok(None) };
         let taken = pool.take_as(name)?;
         Ok(taken.map(|pooled| {
             pooled.set_completion_mode(self.mode);
-            Taken { stream: pooled.stream().clone(), _pooled: Some(pooled) }
+            OwnedStream { stream: pooled.stream().clone(), _pooled: Some(pooled) }
         }))
     }
 

@@ -1,8 +1,8 @@
 //! [`Permit`]: allows one run at a time of an operator that is stepped through.
 //!
 //! ```text
-//!             ask               a run begins             it has ended
-//!   NONE ───────────> ASKED ───────────────────> BEGUN ────────────────> RAN
+//!             grant             a run begins             it has ended
+//!   NONE ───────────> GRANTED ─────────────────> BEGUN ────────────────> RAN
 //!    ^                  │ its conditions are       │ it waits in its        │
 //!    │                  v not ready                v middle: reported,      │
 //!    ├──────────── REFUSED                           and it stays BEGUN     │
@@ -28,13 +28,13 @@ pub(crate) struct Permit(Mutex<Inner>);
 struct Inner {
     state: State,
     /// The operator waits for its next run, and has asked for it here.
-    at_door: bool,
+    awaits_run: bool,
     /// It has asked in the current poll. A wait that is kept but not polled does not learn that it may run.
-    asks: bool,
+    requested: bool,
     /// It has a loop of its own, and may wait for something else besides its next run.
     among_others: bool,
     /// It waits for nothing else.
-    alone: bool,
+    awaits_nothing_else: bool,
     /// It has had a new waker since it asked: the holder of a clone is still waited for.
     has_new_waker: bool,
     /// The tickets of the last work of the run.
@@ -42,7 +42,7 @@ struct Inner {
     /// The run waits for other operators.
     waits: bool,
     /// The operator was woken by something other than a step, or what it had begun before has ended.
-    stirred: bool,
+    woken: bool,
     /// The operator has ended: its last run is reported first.
     ended: bool,
     waker: Option<Waker>,
@@ -52,7 +52,7 @@ struct Inner {
 enum State {
     #[default]
     None,
-    Asked,
+    Granted,
     Refused,
     Begun,
     Ran,
@@ -72,10 +72,10 @@ pub(crate) enum StepOutcome {
 
 impl Permit {
     /// Requests one run, if the operator's conditions are ready. A run that is in progress continues.
-    pub(crate) fn ask(&self) {
+    pub(crate) fn grant(&self) {
         let mut inner = lock(&self.0);
         match inner.state {
-            State::None => inner.state = State::Asked,
+            State::None => inner.state = State::Granted,
             // Its next poll shows whether it still waits.
             State::Begun => inner.waits = false,
             _ => {}
@@ -84,21 +84,22 @@ impl Permit {
 
     /// The operator asks for its next run. True if it may run. `among_others`: it may wait for something else, too.
     /// `busy`: a part of its last run has not ended; otherwise `last` returns the tickets of that run's work.
-    pub(super) fn come(&self, among_others: bool, busy: bool, last: impl FnOnce() -> Vec<Ticket>) -> bool {
+    pub(super) fn request_run(&self, among_others: bool, busy: bool, last: impl FnOnce() -> Vec<Ticket>) -> bool {
         let mut inner = lock(&self.0);
-        (inner.at_door, inner.asks, inner.among_others, inner.alone) = (true, true, among_others, false);
+        (inner.awaits_run, inner.requested, inner.among_others, inner.awaits_nothing_else) =
+            (true, true, among_others, false);
         match inner.state {
-            State::Asked => return true,
+            State::Granted => return true,
             State::Begun if !busy => {
                 // Not under the lock, since `last` queries the operator's streams. Only the operator calls this, so the
                 // state is unchanged afterwards.
                 drop(inner);
                 let last = last();
                 inner = lock(&self.0);
-                (inner.last, inner.state, inner.stirred) = (last, State::Ran, true);
+                (inner.last, inner.state, inner.woken) = (last, State::Ran, true);
             }
             State::Begun => {}
-            State::None | State::Refused | State::Ran => inner.stirred = true,
+            State::None | State::Refused | State::Ran => inner.woken = true,
         }
         notify(inner);
         false
@@ -107,22 +108,22 @@ impl Permit {
     /// Its conditions are ready: a run begins.
     pub(super) fn begin(&self) {
         let mut inner = lock(&self.0);
-        (inner.state, inner.at_door, inner.asks, inner.waits) = (State::Begun, false, false, false);
+        (inner.state, inner.awaits_run, inner.requested, inner.waits) = (State::Begun, false, false, false);
         inner.has_new_waker = false;
     }
 
     /// Its conditions are not ready: reported after its poll.
     pub(super) fn refuse(&self) {
         let mut inner = lock(&self.0);
-        if inner.state == State::Asked {
+        if inner.state == State::Granted {
             inner.state = State::Refused;
         }
     }
 
     /// It no longer waits for its next run: the wait was dropped, or there is no next run.
-    pub(super) fn go_away(&self) {
+    pub(super) fn withdraw(&self) {
         let mut inner = lock(&self.0);
-        (inner.at_door, inner.asks, inner.has_new_waker) = (false, false, false);
+        (inner.awaits_run, inner.requested, inner.has_new_waker) = (false, false, false);
     }
 
     /// It was polled, and is pending. `waits`: in the middle of a run, for other operators. `is_kept`: clones of its
@@ -130,21 +131,21 @@ impl Permit {
     /// of a clone.
     pub(super) fn polled(&self, waits: bool, is_kept: bool) -> bool {
         let mut inner = lock(&self.0);
-        inner.at_door = std::mem::take(&mut inner.asks);
-        inner.alone = inner.at_door && !(inner.among_others && is_kept);
-        let renews = inner.at_door && !inner.alone && !inner.has_new_waker;
+        inner.awaits_run = std::mem::take(&mut inner.requested);
+        inner.awaits_nothing_else = inner.awaits_run && !(inner.among_others && is_kept);
+        let renews = inner.awaits_run && !inner.awaits_nothing_else && !inner.has_new_waker;
         // Only once, since it is polled again for every other operator that moves.
-        inner.has_new_waker = inner.at_door && (inner.has_new_waker || renews);
+        inner.has_new_waker = inner.awaits_run && (inner.has_new_waker || renews);
         match inner.state {
             // Not in the poll after a step was requested: something else has woken it.
-            State::Begun => inner.stirred |= std::mem::replace(&mut inner.waits, waits),
+            State::Begun => inner.woken |= std::mem::replace(&mut inner.waits, waits),
             // To be polled once more, with the new waker.
-            _ if renews => inner.stirred = true,
-            State::Refused if inner.at_door => {}
-            _ if inner.at_door => return false,
+            _ if renews => inner.woken = true,
+            State::Refused if inner.awaits_run => {}
+            _ if inner.awaits_run => return false,
             // It has a loop of its own, and does something other than wait for its next run.
-            State::Asked => inner.state = State::Refused,
-            _ => inner.stirred = true,
+            State::Granted => inner.state = State::Refused,
+            _ => inner.woken = true,
         }
         notify(inner);
         renews
@@ -157,7 +158,7 @@ impl Permit {
 
     pub(super) fn end(&self) {
         let mut inner = lock(&self.0);
-        (inner.ended, inner.stirred) = (true, true);
+        (inner.ended, inner.woken) = (true, true);
         if inner.state == State::Begun {
             inner.state = State::Ran;
         }
@@ -169,9 +170,9 @@ impl Permit {
     }
 
     /// It waits for its permit, and for nothing else.
-    pub(crate) fn is_at_door(&self) -> bool {
+    pub(crate) fn awaits_only_permit(&self) -> bool {
         let inner = lock(&self.0);
-        inner.at_door && inner.alone
+        inner.awaits_run && inner.awaits_nothing_else
     }
 
     /// The result of the run that was requested.
@@ -192,13 +193,13 @@ impl Permit {
     }
 
     /// Clears the record of earlier wakes.
-    pub(crate) fn calm(&self) {
-        lock(&self.0).stirred = false;
+    pub(crate) fn clear_woken(&self) {
+        lock(&self.0).woken = false;
     }
 
     /// Ready once something has woken the operator.
-    pub(crate) fn poll_stirred(&self, cx: &mut Context<'_>) -> Poll<()> {
-        self.poll(cx, |inner| if inner.stirred { Poll::Ready(()) } else { Poll::Pending })
+    pub(crate) fn poll_woken(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.poll(cx, |inner| if inner.woken { Poll::Ready(()) } else { Poll::Pending })
     }
 
     /// Keeps the waker if `ask` returns pending.

@@ -5,7 +5,7 @@ use std::{any::Any, collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use super::{operator_streams::OperatorStreams, run_context::RunContext};
 use crate::{
-    condition::{IntoCondition, Need, OnPorts, PortId, Room, Wanted, When},
+    condition::{IntoCondition, MessageRequirement, Need, OnPorts, PortId, Room, When},
     error::{Error, ErrorKind, Result},
     hub::{Hub, Message, Since, chunks::roles::Role},
 };
@@ -32,7 +32,7 @@ pub(crate) struct PortDecl {
     /// The condition of an input, from its attribute.
     pub(crate) need: Need,
     /// What an input requires of each message, besides its arrival.
-    pub(crate) wanted: Wanted,
+    pub(crate) requirement: MessageRequirement,
     /// The room that an output waits for.
     pub(crate) room: Room,
     /// It is used from outside of the flow, and not by its operator.
@@ -60,7 +60,7 @@ impl Plan {
             is_envelope: M::IS_ENVELOPE,
             element_bytes: M::ELEMENT_BYTES,
             need: options.need,
-            wanted: options.wanted,
+            requirement: options.requirement,
             room: options.room,
             shared: options.shared,
         });
@@ -76,7 +76,7 @@ impl Plan {
             is_envelope: false,
             element_bytes: 1,
             need: options.need,
-            wanted: options.wanted,
+            requirement: options.requirement,
             room: options.room,
             shared: false,
         });
@@ -97,7 +97,7 @@ impl Plan {
 pub struct PortOptions {
     hub: Hub,
     pub(super) room: Room,
-    pub(super) wanted: Wanted,
+    pub(super) requirement: MessageRequirement,
     pub(super) need: Need,
     pub(super) by_hand: bool,
     shared: bool,
@@ -175,12 +175,12 @@ impl PortOptions {
     }
 
     pub fn done(mut self) -> Self {
-        self.wanted.done = true;
+        self.requirement.done = true;
         self
     }
 
     pub fn event(mut self, name: &'static str) -> Self {
-        self.wanted.event = Some(name);
+        self.requirement.event = Some(name);
         self
     }
 }

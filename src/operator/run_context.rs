@@ -28,7 +28,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{node::OperatorTask, status_cell::InRun};
+use super::{operator_task::OperatorTask, status_cell::RunWait};
 use crate::{
     condition::Readiness,
     error::Result,
@@ -49,7 +49,7 @@ const REMEMBERED: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct RunContext {
     operator: Arc<str>,
-    node: Arc<OperatorTask>,
+    task: Arc<OperatorTask>,
     /// The node's own waker, which its ports keep.
     waker: Waker,
     policy: MergePolicy,
@@ -60,11 +60,11 @@ pub(crate) struct RunContext {
     taken: AtomicUsize,
     /// The greatest number of the origins of earlier runs.
     newest: AtomicU64,
-    held: Mutex<Held>,
+    held: Mutex<ContextData>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct ContextData {
     metadata: Metadata,
     /// The callers that wait for a response to a message, with the number of the message in the run.
     replies: Replies,
@@ -87,11 +87,11 @@ struct Replies {
 }
 
 impl RunContext {
-    pub(crate) fn new(operator: Arc<str>, policy: MergePolicy, node: Arc<OperatorTask>) -> Self {
+    pub(crate) fn new(operator: Arc<str>, policy: MergePolicy, task: Arc<OperatorTask>) -> Self {
         Self {
             operator,
-            waker: Waker::from(node.clone()),
-            node,
+            waker: Waker::from(task.clone()),
+            task,
             policy,
             any: AtomicBool::new(false),
             running: AtomicBool::new(false),
@@ -105,26 +105,26 @@ impl RunContext {
         self.policy
     }
 
-    pub(crate) fn node(&self) -> &Arc<OperatorTask> {
-        &self.node
+    pub(crate) fn operator_task(&self) -> &Arc<OperatorTask> {
+        &self.task
     }
 
     /// A wait of one of its ports, maybe in the middle of a run. See [`OperatorTask::poll_port`].
     pub(super) fn poll_port<T>(
         &self,
-        what: InRun,
+        what: RunWait,
         task: &mut Context<'_>,
         wait: impl FnOnce(&mut Context<'_>) -> std::result::Result<T, Readiness>,
     ) -> Poll<T> {
-        self.node.poll_port(&self.waker, what, task, wait)
+        self.task.poll_port(&self.waker, what, task, wait)
     }
 
     /// Polls `own`, a future of the operator itself, which keeps the node's waker as its ports do. The operator
     /// declares separately that it holds a token for it.
-    pub(super) async fn attend<T>(&self, own: impl Future<Output = T>) -> T {
+    pub(super) async fn await_as_port<T>(&self, own: impl Future<Output = T>) -> T {
         let mut own = pin!(own);
         poll_fn(|task| {
-            let ours = self.node.is_probe_waker(task.waker());
+            let ours = self.task.is_probe_waker(task.waker());
             if ours { own.as_mut().poll(&mut Context::from_waker(&self.waker)) } else { own.as_mut().poll(task) }
         })
         .await
@@ -149,7 +149,7 @@ impl RunContext {
 
     /// What the operator takes and sends until the next run begins belongs to the run that has ended.
     #[inline]
-    pub(super) fn goes_on(&self) {
+    pub(super) fn extend_run(&self) {
         self.running.store(true, Ordering::Relaxed);
     }
 
@@ -177,7 +177,7 @@ impl RunContext {
         held.leave().iter().for_each(Origin::exit);
         // Only one thread at a time executes this.
         self.newest.store(self.newest.load(Ordering::Relaxed).max(held.newest), Ordering::Relaxed);
-        let Held { metadata, replies, given, origin, .. } = held;
+        let ContextData { metadata, replies, given, origin, .. } = held;
         // Requests that are left without a response fail here, with no lock held. One by one, since a subscriber is
         // notified of each.
         discard_all(replies.all);
@@ -230,7 +230,7 @@ impl RunContext {
     }
 
     /// Updates the spans after the run's origin was joined with that of a message.
-    fn join(&self, joined: &Joined, enters: bool) {
+    fn join(&self, joined: &JoinedOrigin, enters: bool) {
         match (&joined.other, joined.replaces) {
             (Some(first), true) => joined.origin.follows_from(first),
             (Some(first), false) => return first.follows_from(&joined.origin),
@@ -293,7 +293,7 @@ impl RunContext {
         self.change_held(|held| change(&mut held.metadata))
     }
 
-    fn change_held<R>(&self, change: impl FnOnce(&mut Held) -> R) -> R {
+    fn change_held<R>(&self, change: impl FnOnce(&mut ContextData) -> R) -> R {
         let mut held = lock(&self.held);
         let changed = change(&mut held);
         self.any.store(!held.is_empty(), Ordering::Relaxed);
@@ -352,21 +352,21 @@ impl Replies {
     }
 }
 
-impl Held {
+impl ContextData {
     fn is_empty(&self) -> bool {
         self.metadata.is_empty() && self.replies.all.is_empty() && self.given.all.is_empty() && self.origin.is_none()
     }
 
     /// Adds the origin of a message. The origin of the run is that of the first message; one that is new to the
     /// operator replaces one that is not.
-    fn join_origin(&mut self, origin: Origin, newest: u64) -> Joined {
+    fn join_origin(&mut self, origin: Origin, newest: u64) -> JoinedOrigin {
         self.newest = self.newest.max(origin.number);
         let replaces = self.origin.as_ref().is_none_or(|first| first.number <= newest && newest < origin.number);
         if !replaces {
-            return Joined { origin, other: self.origin.clone(), replaces, was_inside: false };
+            return JoinedOrigin { origin, other: self.origin.clone(), replaces, was_inside: false };
         }
         let was_inside = mem::take(&mut self.inside);
-        Joined { other: self.origin.replace(origin.clone()), origin, replaces, was_inside }
+        JoinedOrigin { other: self.origin.replace(origin.clone()), origin, replaces, was_inside }
     }
 
     fn enter(&mut self) -> Option<Origin> {
@@ -383,7 +383,7 @@ impl Held {
 }
 
 /// The result of joining the origin of a message, for the spans.
-struct Joined {
+struct JoinedOrigin {
     origin: Origin,
     /// The previous origin of the run.
     other: Option<Origin>,

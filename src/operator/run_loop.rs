@@ -36,10 +36,10 @@ use smallvec::SmallVec;
 use super::{
     busy::{BusyClock, MAX_STREAK, SpinDetector},
     input_wait::InputWait,
-    node::{Method, OperatorTask},
+    operator_task::{Method, OperatorTask},
     permit::TURN,
     ports::{AllPorts, Flush, Ports},
-    status_cell::InRun,
+    status_cell::RunWait,
 };
 use crate::{
     condition::{self, Awaited, Conditions, PortState, Readiness, Status, When},
@@ -106,7 +106,7 @@ pub(crate) trait Runnable {
 /// if there will be no other run.
 #[inline]
 pub(crate) fn next_run(of: impl Runnable) -> impl Future<Output = bool> {
-    let mut wait = Wait::new(of);
+    let mut wait = NextRunWait::new(of);
     poll_fn(move |task| {
         let run_loop = wait.of.parts().0;
         let own = wait.waker.as_ref().filter(|_| run_loop.task.is_probe_waker(task.waker()));
@@ -140,7 +140,7 @@ fn poll_next<R: Runnable>(of: &mut R, task: &mut Context<'_>) -> Poll<bool> {
     of.end();
     let run_loop = of.parts().0;
     if (run_loop.finished || !run_loop.task.runs_by_itself())
-        && let Some(begun) = obey(of, task)
+        && let Some(begun) = handle_requests(of, task)
     {
         return begun;
     }
@@ -178,7 +178,7 @@ fn poll_next<R: Runnable>(of: &mut R, task: &mut Context<'_>) -> Poll<bool> {
 
 /// It is to end, to be aborted, or held. `None`: it may run nevertheless.
 #[cold]
-fn obey(of: &mut dyn Runnable, task: &Context<'_>) -> Option<Poll<bool>> {
+fn handle_requests(of: &mut dyn Runnable, task: &Context<'_>) -> Option<Poll<bool>> {
     let run_loop = of.parts().0;
     if run_loop.finished || run_loop.task.is_finishing() {
         let operator = run_loop.task.clone();
@@ -210,7 +210,7 @@ fn may_begin(of: &mut dyn Runnable) -> bool {
     let paused = task.is_paused();
     let mut lacks = Vec::new();
     if let Some(permit) = task.permit() {
-        if permit.come(among_others, holds_token, || of.last_work()) {
+        if permit.request_run(among_others, holds_token, || of.last_work()) {
             if !paused {
                 return true;
             }
@@ -227,26 +227,26 @@ fn may_begin(of: &mut dyn Runnable) -> bool {
 }
 
 /// A wait for the next run. If it is dropped, the operator does not wait any more and continues with something else.
-struct Wait<R: Runnable> {
+struct NextRunWait<R: Runnable> {
     of: R,
     waits: bool,
     waker: Option<Waker>,
 }
 
-impl<R: Runnable> Wait<R> {
+impl<R: Runnable> NextRunWait<R> {
     fn new(mut of: R) -> Self {
         let waker = of.parts().0.waker.take();
         Self { of, waits: false, waker }
     }
 }
 
-impl<R: Runnable> Drop for Wait<R> {
+impl<R: Runnable> Drop for NextRunWait<R> {
     #[inline]
     fn drop(&mut self) {
         let (run_loop, ports) = self.of.parts();
         run_loop.waker = self.waker.take();
         if self.waits {
-            run_loop.give_up(ports);
+            run_loop.stop_waiting(ports);
         }
     }
 }
@@ -407,16 +407,16 @@ impl RunLoop {
 
     /// It no longer waits for its next run, and does something else.
     #[cold]
-    fn give_up(&mut self, ports: Option<&mut dyn AllPorts>) {
+    fn stop_waiting(&mut self, ports: Option<&mut dyn AllPorts>) {
         ports.into_iter().for_each(|ports| ports.visit_all(&mut |_, port| port.idle()));
         self.awaited.iter_mut().for_each(HostAccess::rest);
         // This runs in a destructor, perhaps of a task that panics.
         contained("a condition panicked as it was given up", || {
-            self.conditions.iter_mut().for_each(|conditions| conditions.rest());
+            self.conditions.iter_mut().for_each(|conditions| conditions.stop_waiting());
         });
         self.task.resume();
         if let Some(permit) = self.task.held_by() {
-            permit.go_away();
+            permit.withdraw();
         }
         self.publish_lacks(Vec::new(), false);
         self.task.show(Status::Ready);
@@ -436,7 +436,7 @@ impl RunLoop {
         is_stopping: bool,
         task: &mut Context<'_>,
     ) -> Readiness {
-        let mut asked = condition::buffers(&mut self.awaited, task);
+        let mut asked = condition::poll_buffers(&mut self.awaited, task);
         if let Some(conditions) = &mut self.conditions {
             asked = asked | conditions.poll(&mut |port, ask| ask_port(ports, port, ask), task);
             // An operator that runs for a message or for something else would continue for the latter for ever.
@@ -449,8 +449,8 @@ impl RunLoop {
 
     /// It has conditions without a waker, or a `may_run`.
     #[inline]
-    pub(super) fn asks_last(&self) -> bool {
-        self.asks_may_run || self.conditions.as_ref().is_some_and(|conditions| conditions.any_last())
+    pub(super) fn has_last_poll(&self) -> bool {
+        self.asks_may_run || self.conditions.as_ref().is_some_and(|conditions| conditions.has_polled_last())
     }
 
     /// Polls the conditions without a waker. Returns what they lack as well, and whether `may_run` is to be called.
@@ -471,7 +471,7 @@ impl RunLoop {
     }
 
     /// `allowed`: the answer of its own `may_run`, if it was called.
-    pub(super) fn asked_last(
+    pub(super) fn finish_last_poll(
         &mut self,
         mut asked: Readiness,
         mut lacks: Vec<String>,
@@ -598,7 +598,7 @@ impl RunLoop {
     /// Waits for the buffers of [`run_after`](Self::run_after), where no ports are polled.
     pub(super) async fn until_awaited(&mut self) {
         if !self.awaited.is_empty() {
-            poll_fn(|task| match condition::buffers(&mut self.awaited, task).is_ready() {
+            poll_fn(|task| match condition::poll_buffers(&mut self.awaited, task).is_ready() {
                 true => Poll::Ready(()),
                 false => Poll::Pending,
             })
@@ -609,7 +609,7 @@ impl RunLoop {
     /// Waits in the middle of a run until its messages are sent.
     pub(crate) async fn until_sent(&mut self, mut flush: impl FnMut(&mut Context<'_>) -> Flush) -> Result<()> {
         let own = self.waker.get_or_insert_with(|| Waker::from(self.task.clone()));
-        poll_fn(|task| self.task.poll_port(own, InRun::SENDS, task, &mut flush)).await
+        poll_fn(|task| self.task.poll_port(own, RunWait::SENDS, task, &mut flush)).await
     }
 
     /// Called before the operator's own `start`.
@@ -618,8 +618,8 @@ impl RunLoop {
     }
 
     /// Called after the operator's own `stop`.
-    pub(super) fn rest_conditions(&mut self) {
-        self.conditions.iter_mut().for_each(|conditions| conditions.rest());
+    pub(super) fn release_conditions(&mut self) {
+        self.conditions.iter_mut().for_each(|conditions| conditions.stop_waiting());
     }
 
     /// The conditions that it was given.
@@ -694,7 +694,7 @@ impl EndOfRun {
 /// The default `run`. A macro, since the futures of one kind of operator are `Send` and those of the other are not.
 macro_rules! all_runs {
     ($operator:ident, $ports:ident, $cx:ident) => {{
-        $cx.not_written($crate::operator::node::Method::Run);
+        $cx.uses_default($crate::operator::operator_task::Method::Run);
         async move {
             while $cx.until_ready($ports, |ports, cx| $operator.may_run(ports, cx)).await {
                 $operator.compute($ports, $cx).await?;
@@ -711,15 +711,15 @@ macro_rules! after_run {
     ($operator:ident, $ports:ident, $cx:ident) => {
         if $cx.run_loop.has_run() {
             let end = $cx.end_of_run();
-            let is_written = {
+            let is_overridden = {
                 let after = $operator.after($ports, $cx);
-                let is_written = end.done().await?;
-                if is_written {
+                let is_overridden = end.done().await?;
+                if is_overridden {
                     after.await?;
                 }
-                is_written
+                is_overridden
             };
-            $cx.run_loop.calls_after(is_written);
+            $cx.run_loop.calls_after(is_overridden);
         }
     };
 }

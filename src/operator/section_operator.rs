@@ -21,10 +21,10 @@ use tokio::task::coop::unconstrained;
 use super::{
     AnyPort, Cx,
     erased::{BoxedOperator, PortEnds, bind, unbound},
-    node::{Method, OperatorTask},
+    operator_task::{Method, OperatorTask},
     ports::{AllPorts, PortStats, reader_gone},
     run_context::RunContext,
-    status_cell::InRun,
+    status_cell::RunWait,
 };
 use crate::{
     condition::Readiness,
@@ -74,27 +74,27 @@ fn closed(ports: &mut dyn AllPorts) -> Option<&'static str> {
     closed
 }
 
-fn is_no_replay(what: &str) -> Error {
+fn not_replayable(what: &str) -> Error {
     let text = format!("{what}, which no replay does: leave the operator out of the section");
     Error::new(ErrorKind::Usage, text)
 }
 
-fn none_is_written(node: &OperatorTask) -> Result<()> {
+fn check_no_override(task: &OperatorTask) -> Result<()> {
     let methods = [(Method::Run, "run"), (Method::MayRun, "may_run"), (Method::After, "after")];
-    match methods.into_iter().find(|(method, _)| !node.is_default(*method)) {
-        Some((_, name)) => Err(is_no_replay(&format!("it has its own `{name}`"))),
+    match methods.into_iter().find(|(method, _)| !task.is_default(*method)) {
+        Some((_, name)) => Err(not_replayable(&format!("it has its own `{name}`"))),
         None => Ok(()),
     }
 }
 
 /// A replay repeats the work and the messages of a captured run: anything else that the run has done is an error.
-fn is_replayed_as_it_ran(before: &[PortStats], ports: &mut dyn AllPorts, cx: &Cx, works_beside: bool) -> Result<()> {
+fn check_replayable(before: &[PortStats], ports: &mut dyn AllPorts, cx: &Cx, works_beside: bool) -> Result<()> {
     one_each(before, ports)?;
     if let Some(call) = cx.unreplayable() {
-        return Err(is_no_replay(call));
+        return Err(not_replayable(call));
     }
     if let Some(name) = closed(ports) {
-        return Err(is_no_replay(&format!("it closes `{name}`")));
+        return Err(not_replayable(&format!("it closes `{name}`")));
     }
     if works_beside {
         let text = "it enqueues work on a stream that it has kept from an earlier run, or made: that is in no graph, \
@@ -105,11 +105,11 @@ fn is_replayed_as_it_ran(before: &[PortStats], ports: &mut dyn AllPorts, cx: &Cx
 }
 
 /// The error for a `compute` that was pending.
-fn waits(for_what: Option<InRun>) -> Error {
+fn pending_in_capture(for_what: Option<RunWait>) -> Error {
     let what = match for_what {
-        Some(InRun::RECEIVES) => "for a message",
-        Some(InRun::SENDS) => "for room, or for a blank envelope",
-        Some(InRun::ASKS) => "for a response of its own flow's service",
+        Some(RunWait::RECEIVES) => "for a message",
+        Some(RunWait::SENDS) => "for room, or for a blank envelope",
+        Some(RunWait::ASKS) => "for a response of its own flow's service",
         Some(_) => "for several things at once",
         None => "for something on the host: data, a timer, a channel or another task",
     };
@@ -124,11 +124,11 @@ impl BoxedOperator {
     /// An error if the operator overrides methods that a replay would not call.
     pub(crate) fn only_computes(&mut self) -> Result<()> {
         let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
-        let node = cx.node().clone();
-        node.forget_defaults();
+        let task = cx.operator_task().clone();
+        task.forget_defaults();
         operator.call_others(cx)?;
         drop(operator.run(cx)?);
-        none_is_written(&node)
+        check_no_override(&task)
     }
 
     /// Visits each of its ports: its own or, in a capture, those of the capture.
@@ -149,7 +149,7 @@ impl BoxedOperator {
         let context = cx.context().clone();
         let ports = operator.ports()?;
         let ready = poll_fn(|task| {
-            context.poll_port(InRun::RECEIVES, task, |task| match ports.poll_all(task) {
+            context.poll_port(RunWait::RECEIVES, task, |task| match ports.poll_all(task) {
                 Readiness::READY if ports.claim_all() => Ok(true),
                 Readiness::READY => {
                     // The hub has dropped the message in favour of a newer one.
@@ -208,7 +208,7 @@ impl BoxedOperator {
 
     pub(crate) fn run_captured(&mut self) -> Result<()> {
         let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
-        let node = cx.node().clone();
+        let task = cx.operator_task().clone();
         let ports = operator.ports()?;
         let before = stats(ports);
         cx.begin_claimed(ports);
@@ -219,9 +219,9 @@ impl BoxedOperator {
         let works_beside = watch.end();
         match polled {
             Poll::Ready(ran) => ran?,
-            Poll::Pending => return Err(waits(node.status_cell().in_run())),
+            Poll::Pending => return Err(pending_in_capture(task.status_cell().in_run())),
         }
-        is_replayed_as_it_ran(&before, operator.ports()?, cx, works_beside)
+        check_replayable(&before, operator.ports()?, cx, works_beside)
     }
 
     /// Restores its own ports and streams.

@@ -51,7 +51,7 @@ impl OperatorStats {
 
 /// What all operators of a flow share.
 pub(crate) struct FlowContext {
-    pub(crate) how: StreamSettings,
+    pub(crate) streams: StreamSettings,
     pub(crate) gates: Gates,
     pub(crate) control: Arc<Control>,
     /// Spawns a task of this name on the executor of the flow's other tasks.

@@ -145,7 +145,7 @@ impl Cx {
         &mut self,
         mut ask: impl FnMut(&mut Context<'_>, bool) -> Result<Readiness>,
     ) -> Result<()> {
-        let node = self.node().clone();
+        let node = self.operator_task().clone();
         // Its ports are not declared to wait: while the operator waits, it waits at all of them.
         node.status_cell().set_has_workers();
         let mut status = None;

@@ -30,12 +30,12 @@ pub(crate) struct StatusCell {
     /// Its runs execute in other tasks, or its ports are used there: the waits of these are not shown here.
     has_workers: AtomicBool,
     /// See [`asked`](Self::asked).
-    asked: Mutex<Vec<Ask>>,
+    asked: Mutex<Vec<IngressWait>>,
 }
 
 /// What a run waits for where messages enter its own flow from outside, with the operator that represents this ingress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum IngressWait {
     /// A response of a service.
     Answer(usize),
     /// Room for a message, or a request.
@@ -49,7 +49,7 @@ mod code {
     pub(super) const WAIT_EVENT: u64 = 3;
     pub(super) const NEVER: u64 = 4;
     pub(super) const RUNNING: u64 = 5;
-    /// With the bits of an [`InRun`](super::InRun).
+    /// With the bits of an [`RunWait`](super::RunWait).
     pub(super) const IN_RUN: u64 = 8;
     pub(super) const BITS: u32 = 4;
     pub(super) const MASK: u64 = (1 << BITS) - 1;
@@ -58,9 +58,9 @@ mod code {
 /// What an operator waits for in the middle of a run: one thing, or several at the same time, in a `select!` for
 /// example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct InRun(u64);
+pub(crate) struct RunWait(u64);
 
-impl InRun {
+impl RunWait {
     /// Room, or a blank envelope.
     pub(crate) const SENDS: Self = Self(1);
     pub(crate) const RECEIVES: Self = Self(2);
@@ -112,18 +112,18 @@ impl StatusCell {
         self.set(code::RUNNING)
     }
 
-    pub(crate) fn show_in_run(&self, what: InRun) -> bool {
+    pub(crate) fn show_in_run(&self, what: RunWait) -> bool {
         self.set(code::IN_RUN | what.0)
     }
 
     /// What a run waits for, if it waits.
-    pub(crate) fn in_run(&self) -> Option<InRun> {
+    pub(crate) fn in_run(&self) -> Option<RunWait> {
         let state = self.state.load(Ordering::Acquire) & code::MASK;
-        (state & code::IN_RUN != 0).then_some(InRun(state & !code::IN_RUN))
+        (state & code::IN_RUN != 0).then_some(RunWait(state & !code::IN_RUN))
     }
 
     /// The operator waits for `ask`. `among`: besides others that it has waited for in the same poll.
-    pub(crate) fn set_asked(&self, ask: Ask, among: bool) {
+    pub(crate) fn set_asked(&self, ask: IngressWait, among: bool) {
         let mut asked = lock(&self.asked);
         if !among {
             asked.clear();
@@ -132,8 +132,8 @@ impl StatusCell {
     }
 
     /// What a run requests from its own flow as an external caller would.
-    pub(crate) fn asked(&self) -> Vec<Ask> {
-        if self.in_run().is_some_and(InRun::asks) { lock(&self.asked).clone() } else { Vec::new() }
+    pub(crate) fn asked(&self) -> Vec<IngressWait> {
+        if self.in_run().is_some_and(RunWait::asks) { lock(&self.asked).clone() } else { Vec::new() }
     }
 
     #[inline]

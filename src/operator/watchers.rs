@@ -34,7 +34,7 @@ pub(crate) struct Watchers {
     /// Written with the lock held.
     count: AtomicUsize,
     /// The number of registrations so far. Written with the lock held.
-    came: AtomicUsize,
+    registrations: AtomicUsize,
     /// No operator changes any more. Written with the lock held.
     over: AtomicBool,
     all: Mutex<Vec<Weak<Watcher>>>,
@@ -48,7 +48,7 @@ pub(crate) struct Watcher(Mutex<Changed>);
 struct Changed {
     /// In the order of changing, each once.
     order: VecDeque<usize>,
-    is: Vec<bool>,
+    is_marked: Vec<bool>,
     over: bool,
     waker: Option<Waker>,
 }
@@ -59,12 +59,12 @@ impl Watchers {
     pub(crate) fn add(&self, operators: usize) -> Arc<Watcher> {
         let mut all = lock(&self.all);
         let over = self.over.load(Ordering::Relaxed);
-        let changed = Changed { order: (0..operators).collect(), is: vec![true; operators], over, waker: None };
+        let changed = Changed { order: (0..operators).collect(), is_marked: vec![true; operators], over, waker: None };
         let watcher = Arc::new(Watcher(Mutex::new(changed)));
         all.retain(|watcher| watcher.strong_count() > 0);
         all.push(Arc::downgrade(&watcher));
         self.count.store(all.len(), Ordering::Relaxed);
-        self.came.store(self.came.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.registrations.store(self.registrations.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::SeqCst);
         watcher
     }
@@ -80,9 +80,9 @@ impl Watchers {
     /// Called when an operator is polled. `seen`: the number of registrations at its previous poll.
     #[inline]
     pub(crate) fn notify_new(&self, operator: usize, seen: &AtomicUsize) {
-        let came = self.came.load(Ordering::Relaxed);
-        if seen.load(Ordering::Relaxed) != came {
-            seen.store(came, Ordering::Relaxed);
+        let registrations = self.registrations.load(Ordering::Relaxed);
+        if seen.load(Ordering::Relaxed) != registrations {
+            seen.store(registrations, Ordering::Relaxed);
             self.mark(operator);
         }
     }
@@ -95,7 +95,7 @@ impl Watchers {
 
     fn mark(&self, operator: usize) {
         self.each(|changed| {
-            if !std::mem::replace(&mut changed.is[operator], true) {
+            if !std::mem::replace(&mut changed.is_marked[operator], true) {
                 changed.order.push_back(operator);
             }
         });
@@ -142,7 +142,7 @@ impl Watcher {
             let mut changed = lock(&self.0);
             let answer = match changed.order.pop_front() {
                 Some(operator) => {
-                    changed.is[operator] = false;
+                    changed.is_marked[operator] = false;
                     Poll::Ready(Some(operator))
                 }
                 None if changed.over => Poll::Ready(None),

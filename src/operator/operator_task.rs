@@ -20,7 +20,7 @@ use super::{
     activity::FlowActivity,
     idle::{NotedWaits, Parking, Woken},
     permit::Permit,
-    status_cell::{InRun, StatusCell},
+    status_cell::{RunWait, StatusCell},
 };
 use crate::{
     condition::Status,
@@ -61,7 +61,7 @@ struct CurrentPoll {
     /// Decides whether it waits only for other operators in the middle of a run.
     waits: NotedWaits,
     /// What the poll waits for in the middle of a run.
-    in_run: Mutex<Option<InRun>>,
+    in_run: Mutex<Option<RunWait>>,
     /// The current streak of runs began in this poll.
     began_here: AtomicBool,
     /// The number of watcher registrations at the previous poll.
@@ -150,10 +150,10 @@ impl OperatorTask {
     /// The node of a worker of a concurrent operator: the operator's node is woken when this one parks and when it is
     /// woken.
     pub(super) fn of_worker(dispatcher: &Arc<Self>) -> Arc<Self> {
-        let node = Self::alone();
-        let _ = node.wakers.dispatcher.set(dispatcher.clone());
-        node.set(state::MORE_WAKERS, true);
-        node
+        let task = Self::alone();
+        let _ = task.wakers.dispatcher.set(dispatcher.clone());
+        task.set(state::MORE_WAKERS, true);
+        task
     }
 
     pub(crate) fn operator(&self) -> usize {
@@ -258,18 +258,18 @@ impl OperatorTask {
     /// Only another operator of its flow will wake it: it is parked; or it waits for its [permit](super::permit), its
     /// last run was refused for that reason, and it has not been woken since.
     pub(crate) fn is_idle(&self) -> bool {
-        let refused = |permit: &Permit| permit.is_at_door() && self.status.status().0 == Status::Wait;
-        self.is_parked() || (self.permit().is_some_and(refused) && self.parking.is_calm())
+        let refused = |permit: &Permit| permit.awaits_only_permit() && self.status.status().0 == Status::Wait;
+        self.is_parked() || (self.permit().is_some_and(refused) && self.parking.is_polled_since_wake())
     }
 
     /// It was woken and has not been polled since, or is in a run that does not wait for others.
     pub(crate) fn is_at_work(&self) -> bool {
-        !self.parking.is_calm() || (self.status.status().1 && !self.is_parked())
+        !self.parking.is_polled_since_wake() || (self.status.status().1 && !self.is_parked())
     }
 
     /// As `is_parked`, for a caller whose earlier writes must be visible to the operator's next poll.
-    pub(crate) fn is_parked_until_it_sees(&self) -> bool {
-        self.parking.is_parked_until_it_sees()
+    pub(crate) fn publish_and_check_parked(&self) -> bool {
+        self.parking.publish_and_check_parked()
     }
 
     /// No run begins after the current one.
@@ -429,18 +429,18 @@ impl OperatorTask {
     }
 
     /// All operators are idle: asks those again that have refused, if there is a reason to. False if there is none.
-    pub(crate) fn ask_again(nodes: &[Arc<Self>]) -> bool {
+    pub(crate) fn ask_again(tasks: &[Arc<Self>]) -> bool {
         let mut reason = false;
-        for node in nodes {
+        for task in tasks {
             // An operator that has ended is not asked any more, and would be a reason for ever.
-            reason |= node.is_parked() && node.answer() == answer::REFUSED;
-            reason |= node.take(state::AGREED);
+            reason |= task.is_parked() && task.answer() == answer::REFUSED;
+            reason |= task.take(state::AGREED);
         }
-        let refused: Vec<_> = nodes.iter().filter(|node| reason && node.is_refused()).collect();
-        for node in &refused {
-            node.set_answer(answer::AGAIN);
+        let refused: Vec<_> = tasks.iter().filter(|task| reason && task.is_refused()).collect();
+        for task in &refused {
+            task.set_answer(answer::AGAIN);
         }
-        refused.iter().for_each(|node| node.wake_by_ref());
+        refused.iter().for_each(|task| task.wake_by_ref());
         !refused.is_empty()
     }
 
@@ -528,12 +528,12 @@ mod tests {
     /// once, and is not notified again.
     #[test]
     fn an_end_is_visible_before_it_is_notified() {
-        let node = OperatorTask::new(0, &FlowActivity::new(1));
-        node.set_stepped(true);
-        let notes = Arc::new(Notes(node.clone(), AtomicU32::new(0)));
-        let permit = node.permit().unwrap();
+        let task = OperatorTask::new(0, &FlowActivity::new(1));
+        task.set_stepped(true);
+        let notes = Arc::new(Notes(task.clone(), AtomicU32::new(0)));
+        let permit = task.permit().unwrap();
         assert!(permit.poll_outcome(&mut Context::from_waker(&Waker::from(notes.clone()))).is_pending());
-        node.end();
+        task.end();
         assert_eq!(notes.1.load(Ordering::Relaxed), 2);
     }
 }

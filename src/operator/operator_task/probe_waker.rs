@@ -12,7 +12,7 @@ use std::{
 use super::{
     super::{
         idle::Decision,
-        status_cell::{Ask, InRun},
+        status_cell::{IngressWait, RunWait},
     },
     OperatorTask, state,
 };
@@ -33,37 +33,37 @@ impl Wake for ProbeWaker {
 
 /// The current probe waker of a node, with the waker made of it. Dropping the guard removes it from the node.
 pub(in super::super) struct ProbeGuard {
-    probe_addr: Arc<ProbeWaker>,
+    probe: Arc<ProbeWaker>,
     pub(super) waker: Waker,
 }
 
 impl ProbeGuard {
     /// Replaces the probe waker by a new one. Clones of the old one can still wake the operator.
     pub(super) fn renew(&mut self) {
-        let node = self.probe_addr.0.clone();
-        self.probe_addr = Arc::new(ProbeWaker(node));
-        self.waker = Waker::from(self.probe_addr.clone());
-        self.probe_addr.0.poll.probe_addr.store(Arc::as_ptr(&self.probe_addr).addr(), Ordering::Relaxed);
+        let task = self.probe.0.clone();
+        self.probe = Arc::new(ProbeWaker(task));
+        self.waker = Waker::from(self.probe.clone());
+        self.probe.0.poll.probe_addr.store(Arc::as_ptr(&self.probe).addr(), Ordering::Relaxed);
     }
 
     /// The number of clones of the waker that are kept, besides its own.
     pub(super) fn clones(&self) -> usize {
-        Arc::strong_count(&self.probe_addr).saturating_sub(2)
+        Arc::strong_count(&self.probe).saturating_sub(2)
     }
 }
 
 impl Drop for ProbeGuard {
     fn drop(&mut self) {
-        self.probe_addr.0.poll.probe_addr.store(0, Ordering::Relaxed);
+        self.probe.0.poll.probe_addr.store(0, Ordering::Relaxed);
     }
 }
 
 impl OperatorTask {
     /// Creates the waker with which the operator's future is polled.
     pub(in super::super) fn install_probe_waker(self: &Arc<Self>) -> ProbeGuard {
-        let probe_addr = Arc::new(ProbeWaker(self.clone()));
-        self.poll.probe_addr.store(Arc::as_ptr(&probe_addr).addr(), Ordering::Relaxed);
-        ProbeGuard { waker: Waker::from(probe_addr.clone()), probe_addr }
+        let probe = Arc::new(ProbeWaker(self.clone()));
+        self.poll.probe_addr.store(Arc::as_ptr(&probe).addr(), Ordering::Relaxed);
+        ProbeGuard { waker: Waker::from(probe.clone()), probe }
     }
 
     /// Whether `waker` is the probe waker that the operator's future was given. A combinator has a waker of its own,
@@ -81,7 +81,7 @@ impl OperatorTask {
     pub(in super::super) fn poll_port<T>(
         &self,
         own: &Waker,
-        what: InRun,
+        what: RunWait,
         task: &mut Context<'_>,
         wait: impl FnOnce(&mut Context<'_>) -> std::result::Result<T, Readiness>,
     ) -> Poll<T> {
@@ -113,7 +113,7 @@ impl OperatorTask {
         }
     }
 
-    fn show_in_run(&self, what: InRun) {
+    fn show_in_run(&self, what: RunWait) {
         if self.status.show_in_run(what) {
             self.activity.watchers.notify(self.operator);
         }
@@ -123,13 +123,13 @@ impl OperatorTask {
     /// make it. `wait` keeps the node's waker.
     pub(crate) fn poll_asked<T>(
         self: &Arc<Self>,
-        ask: Ask,
+        ask: IngressWait,
         task: &mut Context<'_>,
         wait: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        let among = lock(&self.poll.in_run).is_some_and(InRun::asks);
+        let among = lock(&self.poll.in_run).is_some_and(RunWait::asks);
         self.status.set_asked(ask, among);
-        self.poll_port(&Waker::from(self.clone()), InRun::ASKS, task, |task| match wait(task) {
+        self.poll_port(&Waker::from(self.clone()), RunWait::ASKS, task, |task| match wait(task) {
             Poll::Ready(answer) => Ok(answer),
             Poll::Pending => Err(Readiness::WAIT),
         })
@@ -152,7 +152,7 @@ impl OperatorTask {
     }
 
     /// What the operator waits for in the middle of a run, if it does.
-    pub(crate) fn waits_in_run(&self) -> Option<InRun> {
+    pub(crate) fn waits_in_run(&self) -> Option<RunWait> {
         self.status.in_run()
     }
 
@@ -184,7 +184,7 @@ impl OperatorTask {
                 // A channel that was polled once, for example, keeps a clone although nothing waits for it any more.
                 // All waits that are still pending are polled again, and take a clone of the new waker.
                 probe.renew();
-                probe.probe_addr.0.wake_by_ref();
+                probe.probe.0.wake_by_ref();
                 false
             }
         }

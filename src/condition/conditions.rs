@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Readiness, Status, When, port::Show};
+use super::{Readiness, Status, When, port::VisitPort};
 use crate::sync::contained;
 
 /// Besides those of its ports.
@@ -77,9 +77,9 @@ impl Conditions {
         if all.is_empty() {
             return None;
         }
-        let (asked_last, mut all): (Vec<_>, Vec<_>) = all.into_iter().partition(When::asked_last);
+        let (polled_last, mut all): (Vec<_>, Vec<_>) = all.into_iter().partition(When::is_polled_last);
         let last = all.len();
-        all.extend(asked_last);
+        all.extend(polled_last);
         let answers = vec![Status::Ready; all.len()];
         Some(Box::new(Self { all, last, answers, running: false, refused: None }))
     }
@@ -89,24 +89,24 @@ impl Conditions {
     }
 
     /// Polls all that have a waker, so that each keeps it.
-    pub(crate) fn poll(&mut self, show: Show<'_>, cx: &mut Context<'_>) -> Readiness {
+    pub(crate) fn poll(&mut self, visit: VisitPort<'_>, cx: &mut Context<'_>) -> Readiness {
         self.answers.fill(Status::Ready);
-        self.ask(0..self.last, show, cx)
+        self.ask(0..self.last, visit, cx)
     }
 
-    pub(crate) fn any_last(&self) -> bool {
+    pub(crate) fn has_polled_last(&self) -> bool {
         self.last < self.all.len()
     }
 
     /// Polls those that are polled once all others are ready.
-    pub(crate) fn poll_last(&mut self, show: Show<'_>, cx: &mut Context<'_>) -> Readiness {
-        self.ask(self.last..self.all.len(), show, cx)
+    pub(crate) fn poll_last(&mut self, visit: VisitPort<'_>, cx: &mut Context<'_>) -> Readiness {
+        self.ask(self.last..self.all.len(), visit, cx)
     }
 
-    fn ask(&mut self, which: std::ops::Range<usize>, show: Show<'_>, cx: &mut Context<'_>) -> Readiness {
+    fn ask(&mut self, which: std::ops::Range<usize>, visit: VisitPort<'_>, cx: &mut Context<'_>) -> Readiness {
         let mut asked = Readiness::READY;
         for at in which {
-            let status = self.all[at].poll(show, cx);
+            let status = self.all[at].poll(visit, cx);
             self.answers[at] = status;
             asked = asked | status.into();
         }
@@ -155,13 +155,13 @@ impl Conditions {
         }
     }
 
-    pub(crate) fn rest(&mut self) {
-        for_each(&mut self.all, When::rest);
+    pub(crate) fn stop_waiting(&mut self) {
+        for_each(&mut self.all, When::stop_waiting);
     }
 
     /// No run follows, until the flow begins again.
     pub(crate) fn close(&mut self) {
-        for_each([Self::give_back, Self::rest], |end| end(self));
+        for_each([Self::give_back, Self::stop_waiting], |end| end(self));
     }
 
     pub(crate) fn into_all(self) -> Vec<When> {

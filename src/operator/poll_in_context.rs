@@ -2,21 +2,21 @@
 
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll};
 
-use super::node::OperatorTask;
+use super::operator_task::OperatorTask;
 use crate::{device::Device, error::Result, stream::Streams};
 
 /// The task of one operator: polls `work` with the operator's waker, and with its device current, until it ends or is
 /// aborted.
-pub(crate) async fn attended<T>(
-    node: &Arc<OperatorTask>,
+pub(crate) async fn poll_in_context<T>(
+    operator_task: &Arc<OperatorTask>,
     device: &Device,
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    let mut probe = node.install_probe_waker();
+    let mut probe = operator_task.install_probe_waker();
     let on_host = device.is_host();
     let mut work = pin!(work);
     poll_fn(|task| {
-        node.poll(&mut probe, task, |task| {
+        operator_task.poll(&mut probe, task, |task| {
             if !on_host && let Err(error) = device.backend().make_current() {
                 // This may be the first sign of a fault: `observe` fails all that waits for the device, and names the
                 // operators whose work is lost.
@@ -28,14 +28,14 @@ pub(crate) async fn attended<T>(
     .await
 }
 
-/// As [`attended`], for `stop`: it runs even where the device is lost and cannot be made current. It does not use the
+/// As [`poll_in_context`], for `stop`: it runs even where the device is lost and cannot be made current. It does not use the
 /// node of the operator's runs: the operators of an aborted flow stop like any others.
-pub(crate) async fn attended_to_the_end(device: &Device, work: impl Future<Output = Result<()>>) -> Result<()> {
+pub(crate) async fn poll_stop_in_context(device: &Device, work: impl Future<Output = Result<()>>) -> Result<()> {
     let mut work = pin!(work);
     let work = poll_fn(|task| {
         // A device error is left for `stop` to find, if it uses the device.
         let _ = device.backend().make_current();
         work.as_mut().poll(task)
     });
-    attended(&OperatorTask::alone(), &Device::host(), work).await
+    poll_in_context(&OperatorTask::alone(), &Device::host(), work).await
 }
