@@ -16,7 +16,10 @@ use super::{
     operator_task::{Method, OperatorTask},
     ports::{AllPorts, Ports},
     run_context::RunContext,
-    run_loop::{EndOfRun, RunLoop, Runnable, next_run},
+    run_loop::{
+        EndOfRun, RunLoop,
+        next_run::{Runnable, next_run},
+    },
     settings::{FlowContext, OperatorSettings, OperatorStats, StreamSettings},
 };
 use crate::{

@@ -28,7 +28,10 @@ use crate::{
         control::Control,
         operator_task::OperatorTask,
         poll_in_context::poll_in_context,
-        run_loop::{RunLoop, Runnable, next_run},
+        run_loop::{
+            RunLoop,
+            next_run::{Runnable, next_run},
+        },
     },
     stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
     sync::{Mutex, lock, logged},
