@@ -17,6 +17,7 @@ use crate::memory::HostAccess;
 /// The buffers that the next run waits for.
 pub(crate) type Awaited = SmallVec<[HostAccess; 1]>;
 
+/// Polls the buffers, and removes those whose data is available.
 pub(crate) fn poll_buffers(awaited: &mut Awaited, cx: &mut Context<'_>) -> Readiness {
     while let Some(last) = awaited.last_mut() {
         match Pin::new(last).poll(cx) {

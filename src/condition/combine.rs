@@ -35,13 +35,13 @@ impl IntoCondition for When {
     }
 }
 
-/// Ready when either is: of two times, at the earlier one. A side that is `Never` has no effect while the other is not.
-/// A run claims the sides that were ready.
+/// Ready when either side is ready; of two times, at the earlier one. A side that is `Never` has no effect unless both
+/// are. A run claims the sides that were ready.
 ///
 /// If one side is a period, the operator and its flow continue to run after its messages have ended. For "this many
-/// messages, or after this long" use [`batch`](super::batch), and [`or_after`](super::OnPorts::or_after) for several
-/// ports: they end. A run that was allowed by the other side may find no message: use
-/// [`try_take`](crate::Input::try_take).
+/// messages, or after this long" use [`batch`](super::batch) or, for several ports,
+/// [`or_after`](super::OnPorts::or_after): with these, the operator ends with its messages. A run that the other side
+/// has allowed might find no message: use [`try_take`](crate::Input::try_take).
 ///
 /// Directly nested `any_of` form one level, and so do directly nested [`all_of`]. The flow's check rejects more than 64
 /// alternating levels.
@@ -60,12 +60,12 @@ pub fn any_of(one: impl IntoCondition, other: impl IntoCondition) -> When {
     When::several(true, one.into_condition(), other.into_condition())
 }
 
-/// Ready when both are, as an operator's conditions are by default: for one side of [`any_of`].
+/// Ready when both sides are ready, like the conditions of an operator by default. Use it for one side of [`any_of`].
 pub fn all_of(one: impl IntoCondition, other: impl IntoCondition) -> When {
     When::several(false, one.into_condition(), other.into_condition())
 }
 
-/// Describes those of these conditions that set tokio's timers.
+/// Describes the conditions that need tokio's timers.
 pub(crate) fn needing_timers(conditions: &[When]) -> Vec<Cow<'static, str>> {
     let mut all = Vec::new();
     conditions.iter().for_each(|when| when.needing_timers(&mut all));
@@ -85,7 +85,7 @@ pub(super) enum Tree {
     Ports(OnPorts),
     Several {
         any: bool,
-        /// Never contains one with the same `any`: its parts are merged into this one.
+        /// Never contains a `Several` with the same `any`: its parts are merged into this one.
         all: VecDeque<Part>,
         /// 1, or one more than the depth of the deepest part.
         depth: usize,
@@ -119,7 +119,7 @@ impl Condition for TooDeep {
 pub(super) struct BoxedCondition {
     condition: Box<dyn Condition>,
     is_polled_last: bool,
-    /// The timer for [`Status::WaitTime`]: no condition has one of its own.
+    /// The timer for [`Status::WaitTime`], so that conditions need none of their own.
     alarm: Alarm,
 }
 
@@ -224,7 +224,7 @@ impl When {
         match &mut self.0 {
             Tree::Boxed(boxed) => boxed.poll(cx),
             Tree::Ports(ports) => ports.poll(visit, cx),
-            // All are polled, so that each keeps the waker.
+            // Polls all of them, so that each keeps the waker.
             Tree::Several { any, all, .. } => {
                 let asked = all.iter_mut().map(|part| {
                     let status = part.when.poll(visit, cx);
@@ -234,7 +234,7 @@ impl When {
                 if *any {
                     asked.reduce(Status::or).unwrap_or(Status::Never)
                 } else {
-                    // A wait for another operator remains one, whatever else is waited for.
+                    // A wait for another operator takes precedence over a wait for an event.
                     let both = |one: Status, other: Status| match one.and(other) {
                         Status::WaitEvent if one == Status::Wait || other == Status::Wait => Status::Wait,
                         status => status,
@@ -245,7 +245,7 @@ impl When {
         }
     }
 
-    /// The run begins. False if it is no longer possible; then nothing has changed.
+    /// Claims what a run needs. False if it is no longer available; then nothing has changed.
     pub(crate) fn claim(&mut self) -> bool {
         match &mut self.0 {
             Tree::Boxed(boxed) => boxed.condition.claim(),
@@ -326,7 +326,7 @@ impl When {
         }
     }
 
-    /// True if it concerns only ports.
+    /// True if the condition concerns only ports.
     pub(crate) fn is_on_ports(&self) -> bool {
         match &self.0 {
             Tree::Boxed(_) => false,
@@ -335,7 +335,7 @@ impl When {
         }
     }
 
-    /// Describes its conditions that set timers.
+    /// Describes its conditions that need timers.
     fn needing_timers(&self, all: &mut Vec<Cow<'static, str>>) {
         match &self.0 {
             Tree::Boxed(boxed) => all.extend(boxed.condition.needs_timers().then(|| boxed.condition.describe())),
@@ -483,7 +483,7 @@ mod tests {
     }
 
     proptest! {
-        /// All or nothing of an `all_of`, anything available of an `any_of`; and all of it is given back or used up.
+        /// An `all_of` claims all or nothing, an `any_of` whatever is available; each claim is given back or used.
         #[test]
         fn what_is_claimed_is_given_back_or_used(
             mut shape in Shape::any(),

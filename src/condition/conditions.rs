@@ -11,22 +11,22 @@ use tokio::time::Instant;
 use super::{Readiness, Status, When, port::VisitPort};
 use crate::sync::contained;
 
-/// Besides those of its ports.
+/// The conditions of an operator besides those of its ports.
 #[derive(Debug)]
 pub(crate) struct Conditions {
-    /// Those with a waker, then those that are polled last.
+    /// The conditions that keep a waker, then those that are polled last.
     all: Vec<When>,
     last: usize,
-    /// Their last answers; a condition that was not polled counts as ready.
+    /// The last answers; a condition that was not polled counts as ready.
     answers: Vec<Status>,
-    /// True while a run holds their claims.
+    /// True while a run holds the claims.
     running: bool,
-    /// The one that rejected the last claim.
+    /// The condition that rejected the last claim.
     refused: Option<usize>,
 }
 
-/// Calls user code for each of them. A panic does not keep the others from being called: the first panic is resumed
-/// after the last call, later ones are logged.
+/// Calls user code for each element, even if a call panics: the first panic is resumed after the last call, later
+/// panics are logged.
 pub(super) fn for_each<T>(all: impl IntoIterator<Item = T>, mut call: impl FnMut(T)) {
     let mut first = None;
     for one in all {
@@ -88,7 +88,7 @@ impl Conditions {
         for_each(&mut self.all, When::start);
     }
 
-    /// Polls all that have a waker, so that each keeps it.
+    /// Polls all conditions that keep a waker, so that each registers it.
     pub(crate) fn poll(&mut self, visit: VisitPort<'_>, cx: &mut Context<'_>) -> Readiness {
         self.answers.fill(Status::Ready);
         self.ask(0..self.last, visit, cx)
@@ -98,7 +98,7 @@ impl Conditions {
         self.last < self.all.len()
     }
 
-    /// Polls those that are polled once all others are ready.
+    /// Polls the conditions that are polled last, once all others are ready.
     pub(crate) fn poll_last(&mut self, visit: VisitPort<'_>, cx: &mut Context<'_>) -> Readiness {
         self.ask(self.last..self.all.len(), visit, cx)
     }
@@ -113,7 +113,7 @@ impl Conditions {
         asked
     }
 
-    /// The latest moment that one of them waits for.
+    /// The latest moment that a condition waits for.
     pub(crate) fn due(&self) -> Option<Instant> {
         let due = |status: &Status| if let Status::WaitTime(due) = status { Some(*due) } else { None };
         self.answers.iter().filter_map(due).max()
@@ -125,20 +125,20 @@ impl Conditions {
         all.filter(|(_, status)| **status != Status::Ready).map(|(when, _)| when.describe().into_owned()).collect()
     }
 
-    /// Whether a condition that is not ready concerns more than the operator's ports.
+    /// True if a condition that is not ready concerns more than the operator's ports.
     pub(crate) fn wait_elsewhere(&self) -> bool {
         let mut all = self.all.iter().zip(&self.answers);
         all.any(|(when, status)| *status != Status::Ready && !when.is_on_ports())
     }
 
-    /// A run begins, if every claim succeeds.
+    /// Claims all conditions for a run. False, and nothing is claimed, if one of them refuses.
     pub(crate) fn claim(&mut self) -> bool {
         self.refused = claim_all(&mut self.all, When::claim, When::give_back);
         self.running = self.refused.is_none();
         self.running
     }
 
-    /// Describes the condition that rejected the last claim; `None` if a port did, or if none was rejected.
+    /// Describes the condition that rejected the last claim; `None` if a port did, or if the claim succeeded.
     pub(crate) fn refused(&self) -> Option<Cow<'static, str>> {
         self.refused.map(|at| self.all[at].describe())
     }
@@ -159,7 +159,7 @@ impl Conditions {
         for_each(&mut self.all, When::stop_waiting);
     }
 
-    /// No run follows, until the flow begins again.
+    /// Gives back what is claimed and stops waiting, as no run follows until the flow is run again.
     pub(crate) fn close(&mut self) {
         for_each([Self::give_back, Self::stop_waiting], |end| end(self));
     }

@@ -48,7 +48,7 @@ pub struct Handle(pub(crate) Arc<Control>);
 pub(crate) struct Control {
     pub(crate) name: Arc<str>,
     pub(crate) names: Vec<Arc<str>>,
-    /// By operator. The operators of a section share one task.
+    /// By operator. The operators of a section share one `OperatorTask`.
     pub(crate) tasks: Vec<Arc<OperatorTask>>,
     sections: Vec<SectionControl>,
     /// By operator: the section that it belongs to.
@@ -56,24 +56,24 @@ pub(crate) struct Control {
     pub(crate) activity: Arc<FlowActivity>,
     /// Set while the flow runs.
     hubs: Mutex<Arc<Hubs>>,
-    /// The flow was stepped through, and no longer is. Written before `hubs` is read, and read after `hubs` is written.
+    /// The flow is no longer stepped through. Written before `hubs` is read, and read after `hubs` is written.
     unstepped: AtomicBool,
     stop: AtomicBool,
-    /// The time at which it is aborted unless it has ended, and the duration between the call and that time.
+    /// When the flow is aborted unless it has ended, and how long after the call that is.
     stop_by: Mutex<Option<(Instant, Duration)>>,
     abort: AtomicBool,
     /// The tasks' own flags are written with this lock held, so that the last of several concurrent calls determines
     /// all of them.
     paused: Mutex<bool>,
-    /// The error that it failed with.
+    /// The error with which the flow failed.
     failure: OnceLock<Error>,
     /// The flow's own task.
     pub(crate) flow_task: WakerCell,
-    /// A request of the task that steps through the flow to the flow's own task.
+    /// A question from the task that steps through the flow to the flow's own task.
     pub(crate) idle_check: IdleCheck,
 }
 
-/// Operators that run in one task.
+/// A section: operators that run in one task.
 pub(crate) struct SectionControl {
     pub(crate) name: Arc<str>,
     pub(crate) operators: Vec<usize>,
@@ -88,11 +88,11 @@ pub(crate) struct ConnectedHub {
     /// Whether its writer waits for room, and its reader for messages.
     pub(crate) writer_waits: bool,
     pub(crate) reader_waits: bool,
-    /// The reader's port, if that waits for a message of each connection.
+    /// The reader's port, if it waits for one message from each connection.
     pub(crate) of_each: Option<&'static str>,
 }
 
-/// A link of one of the operators to a hub of chunks.
+/// A link from one of the operators to a hub of chunks.
 pub(crate) struct LinkedTo {
     pub(crate) state: Arc<dyn ChunkState>,
     pub(crate) link: LinkId,
@@ -106,7 +106,7 @@ pub(crate) struct Hubs {
     pub(crate) links: Vec<LinkedTo>,
     /// By operator: the hubs that it writes to or reads from.
     of: Vec<Vec<usize>>,
-    /// By operator: its links, and the numbers of their hubs.
+    /// By operator: the indices of its links, and the numbers of their hubs.
     links_of: Vec<Vec<(usize, usize)>>,
     /// By hub of chunks, in the order of their first appearance in `links`.
     of_chunks: Vec<ChunkHubOperators>,
@@ -116,7 +116,7 @@ pub(crate) struct Hubs {
 #[derive(Default)]
 struct ChunkHubOperators {
     linked: Vec<usize>,
-    /// These, and the operators that may receive what they send. Computed at the first use.
+    /// The linked operators, and those that might receive what they send. Computed at the first use.
     reached: OnceLock<Vec<usize>>,
 }
 
@@ -147,8 +147,8 @@ impl Hubs {
         self.links_of.get(operator).into_iter().flatten().map(|&(at, hub)| (&self.links[at], hub))
     }
 
-    /// The operators with links to a hub of chunks, and those that may receive what they send. A link by hand, or one
-    /// of another flow, counts as outside.
+    /// The operators with links to a hub of chunks, and those that might receive what they send. An external link, or
+    /// one of another flow, counts as outside.
     pub(crate) fn reached_through(&self, hub: usize) -> &[usize] {
         let ChunkHubOperators { linked, reached } = &self.of_chunks[hub];
         reached.get_or_init(|| self.reached_from(linked.clone()))
@@ -159,7 +159,8 @@ impl Hubs {
         self.of.get(operator).into_iter().flatten().map(|at| &self.all[*at])
     }
 
-    /// Changes with each message that leaves a hub of the operator, and each chunk that enters or leaves one.
+    /// A number that changes with each message that leaves a hub of the operator, and with each chunk that enters or
+    /// leaves one.
     pub(crate) fn moved(&self, operator: usize) -> u64 {
         let counts = self.of(operator).map(|hub| hub.state.counts());
         let messages = counts.map(|counts| counts.taken + counts.dropped + counts.untaken);
@@ -167,7 +168,7 @@ impl Hubs {
         messages.sum::<u64>() + chunks.sum::<u64>()
     }
 
-    /// These operators, and those that may receive what they send.
+    /// These operators, and those that might receive what they send.
     pub(crate) fn reached_from(&self, mut next: Vec<usize>) -> Vec<usize> {
         let (mut reached, mut passed) = (vec![false; self.of.len()], vec![false; self.of_chunks.len()]);
         next.retain(|&operator| !std::mem::replace(&mut reached[operator], true));
@@ -196,15 +197,15 @@ impl LinkedTo {
 pub struct OperatorStatus {
     /// The operator's name.
     pub name: Arc<str>,
-    /// The combined state of all of its conditions. [`Ready`](Status::Ready) also while it runs, and before its first
-    /// turn; [`Never`](Status::Never) once it has ended; [`Wait`](Status::Wait) while a run waits for others in its
-    /// middle, for room for example.
+    /// The combined status of all of the operator's conditions. It is [`Ready`](Status::Ready) also while the operator
+    /// runs and before it is first polled, [`Wait`](Status::Wait) while a run waits for other operators in its middle,
+    /// for example for room, and [`Never`](Status::Never) once the operator has ended.
     pub status: Status,
     /// Whether a run is in progress.
     pub running: bool,
     /// The number of runs that have ended.
     pub runs: u64,
-    /// What it waits for, in words.
+    /// What the operator waits for, in words.
     pub waits_for: Vec<String>,
 }
 
@@ -249,13 +250,13 @@ impl Control {
         self.sections.get(section).map_or(&[], |section| &section.operators)
     }
 
-    /// The operator shares its task with another operator of its section, which comes first.
+    /// True if the operator shares its task with an earlier operator of its section, which stands for both.
     pub(crate) fn is_counted(&self, operator: usize) -> bool {
         let section = self.section(operator).map(|section| &self.sections[section]);
         section.is_some_and(|section| section.operators.first() != Some(&operator))
     }
 
-    /// Its name for messages: `two`, or `two` of section `net`.
+    /// The operator's name in messages: `` `two` ``, or `` `two` of section `net` ``.
     pub(crate) fn whose(&self, operator: usize) -> String {
         let name = &self.names[operator];
         match self.section(operator) {
@@ -264,14 +265,14 @@ impl Control {
         }
     }
 
-    /// The operator that waits with this waker in the middle of a run.
+    /// The operator whose future is being polled with this waker.
     pub(crate) fn asker(&self, waker: &Waker) -> Option<&Arc<OperatorTask>> {
         self.tasks.iter().find(|task| task.is_probe_waker(waker))
     }
 
     pub(crate) fn set_hubs(&self, hubs: Hubs) {
         *lock(&self.hubs) = Arc::new(hubs);
-        // `unstep` may have run before the hubs were set.
+        // `unstep` might have run before the hubs were set.
         if self.unstepped.load(Ordering::Acquire) {
             self.unstep_hubs();
         }
@@ -296,7 +297,7 @@ impl Control {
         self.stop();
     }
 
-    /// The time at which it is aborted, and the duration between the call and that time.
+    /// When the flow is aborted, and how long after the call that is.
     pub(crate) fn stop_by(&self) -> Option<(Instant, Duration)> {
         *lock(&self.stop_by)
     }
@@ -316,16 +317,16 @@ impl Control {
         self.abort.load(Ordering::Acquire)
     }
 
-    /// Records the error that the flow fails with, unless it has failed before; returns the recorded one. Called before
-    /// any resource is released, so that callers who lose access can find the reason.
+    /// Records the error with which the flow fails, unless it has failed before; returns the recorded error. Called
+    /// before any resource is released, so that a caller that loses its access can find the reason.
     pub(crate) fn fail(&self, error: Error) -> Error {
         let mut first = false;
         let failure = self.failure.get_or_init(|| {
             first = true;
             error
         });
-        // Callers outside of the flow get only the kind of the error, and a `Running` may have been dropped. The
-        // cause's `Display` and the tracing subscriber are user code.
+        // Logged, since callers outside of the flow get only the error's kind, and the `Running` might have been
+        // dropped. The cause's `Display` and the tracing subscriber are user code.
         if first {
             contained("the log of a flow's failure panicked", || {
                 if failure.is_cancelled() {
@@ -345,16 +346,16 @@ impl Control {
         }
         self.tasks.iter().for_each(|task| task.set_paused(paused));
         drop(now);
-        // Wakers are user code: no lock is held. Each woken operator reads the flags as the last call has set them.
+        // Wakers are user code: no lock is held. Each woken operator reads the flags that the last call has set.
         self.tasks.iter().for_each(Wake::wake_by_ref);
     }
 
-    /// No run begins unless it is requested. The flow's hubs are created so that they move nothing by themselves.
+    /// Lets no run begin unless it is requested. The flow's hubs are created so that they move nothing by themselves.
     pub(crate) fn set_stepped(&self) {
         self.tasks.iter().for_each(|task| task.set_stepped(true));
     }
 
-    /// Every operator and every hub continues by itself, also hubs that the flow's task has yet to create.
+    /// Lets every operator and every hub continue by itself, also hubs that the flow's task has yet to create.
     pub(crate) fn unstep(&self) {
         self.unstepped.store(true, Ordering::Release);
         // The hubs first: once all operators wait for each other, the flow ends.
@@ -366,8 +367,8 @@ impl Control {
         self.tasks.iter().any(|task| task.permit().is_some())
     }
 
-    /// Each operator that has not ended waits for other operators, no envelope or link of the flow is outside, and no
-    /// message is entering.
+    /// True if each operator that has not ended waits for other operators, no envelope or link of the flow is outside,
+    /// and no message is entering.
     pub(crate) fn is_idle(&self) -> bool {
         let none_is_outside = self.activity.outside() == 0 && !self.activity.has_message_entering();
         none_is_outside && self.tasks.iter().all(|task| task.has_ended() || task.is_idle())
@@ -385,7 +386,7 @@ impl Control {
     pub(crate) fn lacks(&self, operator: usize) -> WaitDescription {
         let hubs = self.hubs();
         let holders = FlowHolders { control: self, hubs: &hubs };
-        // In the middle of a run it waits for one of the two, independent of what its ports were declared to wait for.
+        // In the middle of a run, what it sends or receives counts, not what its ports were declared to wait for.
         let in_run = self.tasks[operator].status_cell().in_run();
         let sends = |declared| in_run.map_or(declared, RunWait::sends);
         let receives = |declared| in_run.map_or(declared, RunWait::receives);
@@ -394,8 +395,8 @@ impl Control {
         let mut room: Vec<_> = from.filter_map(|hub| hub.state.writer_lacks(&holders)).collect();
         let lacking = to.filter_map(|hub| Some((hub.of_each, hub.state.reader_lacks(in_run.is_some(), &holders)?)));
         let (ports, mut messages): (Vec<_>, Vec<_>) = lacking.unzip();
-        // Once for each port, after the last hub that lacks a message. A run that waits in its middle waits for any of
-        // them.
+        // Added once for each port, to its last hub that lacks a message. A run that waits in its middle waits for any
+        // of the connections.
         let mut said = Vec::new();
         for (lack, port) in messages.iter_mut().zip(ports).rev() {
             let Some(port) = port.filter(|port| in_run.is_none() && !said.contains(port)) else { continue };
@@ -404,7 +405,9 @@ impl Control {
                 .of(operator)
                 .filter(|hub| hub.to == operator && hub.of_each == Some(port) && !hub.state.has_ended());
             if open.count() > 1 {
-                lack.push_str(&format!(" (`{port}` waits for one of each connection; `at_least = 1` runs on any)"));
+                lack.push_str(&format!(
+                    " (`{port}` waits for one from each connection; with `at_least = 1` it waits for one from any)"
+                ));
             }
         }
         for (linked, _) in hubs.links_of(operator) {
@@ -416,7 +419,7 @@ impl Control {
         }
         let cell = self.tasks[operator].status_cell();
         let asked = cell.asked().into_iter().map(|ask| match ask {
-            IngressWait::Answer(desk) => format!("a response of its own flow's service `{}`", self.names[desk]),
+            IngressWait::Answer(desk) => format!("a response from its own flow's service `{}`", self.names[desk]),
             IngressWait::Room(desk) => {
                 let full =
                     hubs.of(desk).filter(|hub| hub.from == desk).find_map(|hub| hub.state.writer_lacks(&holders));
@@ -431,7 +434,7 @@ impl Control {
         let (status, running) = cell.status();
         let waits = matches!(status, Status::Wait | Status::WaitEvent | Status::WaitTime(_));
         let mut waits_for = if waits { self.lacks(operator).all() } else { Vec::new() };
-        // Only this is added: its other conditions are polled after the flow is resumed.
+        // Its other conditions are polled only after the flow is resumed.
         if self.is_paused() && waits {
             waits_for.push("the flow to be resumed".into());
         }
@@ -439,7 +442,7 @@ impl Control {
     }
 }
 
-/// A flow's operators and hubs, as the possible holders of its envelopes.
+/// The operators and hubs of a flow, as the possible holders of its envelopes.
 struct FlowHolders<'a> {
     control: &'a Control,
     hubs: &'a Hubs,
@@ -468,7 +471,8 @@ impl EnvelopeHolders for FlowHolders<'_> {
         self.hubs.all.iter().for_each(|hub| show(&*hub.state));
     }
 
-    /// The writer, if it waits in the middle of a run; the reader, and those that it may have passed them on to.
+    /// The hub's reader, the operators to which it might have passed the envelopes on, and the hub's writer if it waits
+    /// in the middle of a run.
     fn keepers(&self, hub: &str) -> Vec<String> {
         let Some(own) = self.hubs.all.iter().find(|own| **own.state.name() == *hub) else { return Vec::new() };
         let mut found: Vec<usize> = Vec::new();
@@ -516,22 +520,21 @@ impl Handle {
         (0..self.0.tasks.len()).map(|operator| self.0.status(operator)).collect()
     }
 
-    /// Yields the current status of each operator, and then each change, until the flow has ended. A reader that is
-    /// slower than the operators gets the latest status of each one, without those in between.
+    /// Yields the current status of each operator, and then each change, until the flow has ended. A slow reader gets
+    /// the latest status of each operator, and misses those in between.
     pub fn changes(&self) -> Changes {
         let watcher = self.0.activity.watchers.add(self.0.tasks.len());
-        // An operator that publishes its status at this moment may not have seen the new watcher.
+        // An operator that publishes its status at this moment might not have seen the new watcher.
         self.0.tasks.iter().filter(|task| !task.publish_and_check_parked()).for_each(Wake::wake_by_ref);
         Changes { watcher, control: self.0.clone(), also: Vec::new() }
     }
 
-    /// No run begins until the flow is resumed. Runs that are in progress continue to their end, and so does what they
-    /// await.
+    /// Lets no run begin until the flow is resumed. Runs in progress continue to their end.
     pub fn pause(&self) {
         self.0.set_paused(true);
     }
 
-    /// Runs may begin again.
+    /// Lets runs begin again.
     pub fn resume(&self) {
         self.0.set_paused(false);
     }
@@ -541,7 +544,7 @@ impl Handle {
         self.0.is_paused()
     }
 
-    /// Ends the flow by draining it: its sources do not run again; what is in progress is completed.
+    /// Ends the flow by draining it: its sources do not run again, and messages in progress are processed to the end.
     ///
     /// Sources are the operators that do not wait for messages. In a loop that is not fed by a source, every operator
     /// ends after its current run. A loop that is fed by a source ends once it is idle; one that never becomes idle
@@ -550,13 +553,12 @@ impl Handle {
         self.0.stop();
     }
 
-    /// As [`stop`](Self::stop), but the flow is aborted if it has not ended after this time: it fails with
-    /// [`Cancelled`](crate::ErrorKind::Cancelled), and the error names the operators that were left and what each of
-    /// them did or waited for. Of several calls the earliest deadline counts. It needs the runtime's timers
+    /// Like [`stop`](Self::stop), but aborts the flow if it has not ended after `time`: the flow then fails with
+    /// [`Cancelled`](crate::ErrorKind::Cancelled), and the error names each operator that had not ended and what it did
+    /// or waited for. Of several calls the earliest deadline counts. The runtime's timers must be enabled
     /// (`enable_time`).
     ///
-    /// What an abort does not end is not ended by this either: an operator that blocks its thread, and each operator's
-    /// `stop`, which runs to its end.
+    /// An abort does not end an operator that blocks its thread, nor an operator's `stop`, which runs to its end.
     pub fn stop_within(&self, time: Duration) {
         self.0.stop_within(time);
     }
@@ -566,8 +568,8 @@ impl Handle {
         self.0.is_stopping()
     }
 
-    /// The error that the flow failed with, if it has: an operator's failure, an abort, a stall. It is available at
-    /// once; [`Running`](crate::Running) resolves when every operator has stopped.
+    /// The error with which the flow has failed, if it has: an operator's failure, an abort, a stall. It is available
+    /// at once, while [`Running`](crate::Running) resolves only when every operator has stopped.
     pub fn failure(&self) -> Option<Error> {
         self.0.failure.get().map(Error::again)
     }
@@ -601,7 +603,7 @@ impl fmt::Debug for Control {
 pub struct Changes {
     watcher: Arc<Watcher>,
     control: Arc<Control>,
-    /// Operators of a section whose status is due: they share that of its first operator.
+    /// Operators of a section whose status is to be yielded: it changes with that of the section's first operator.
     also: Vec<usize>,
 }
 

@@ -1,11 +1,11 @@
-//! Polls an operator's futures with its node's waker, and with its device current.
+//! Polls an operator's futures with the waker of its [`OperatorTask`] and with its device current.
 
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll};
 
 use super::operator_task::OperatorTask;
 use crate::{device::Device, error::Result, stream::Streams};
 
-/// The task of one operator: polls `work` with the operator's waker, and with its device current, until it ends or is
+/// Polls `work`, the future of one operator, with the operator's waker and with its device current, until it ends or is
 /// aborted.
 pub(crate) async fn poll_in_context<T>(
     operator_task: &Arc<OperatorTask>,
@@ -18,8 +18,8 @@ pub(crate) async fn poll_in_context<T>(
     poll_fn(|task| {
         operator_task.poll(&mut probe, task, |task| {
             if !on_host && let Err(error) = device.backend().make_current() {
-                // This may be the first sign of a fault: `observe` fails all that waits for the device, and names the
-                // operators whose work is lost.
+                // This might be the first sign of a fault: `observe` fails every future that waits for the device, and
+                // the error names the operators whose work is lost.
                 return Poll::Ready(Streams::of(device).observe(Err(error)));
             }
             work.as_mut().poll(task)
@@ -28,8 +28,8 @@ pub(crate) async fn poll_in_context<T>(
     .await
 }
 
-/// As [`poll_in_context`], for `stop`: it runs even where the device is lost and cannot be made current. It does not use the
-/// node of the operator's runs: the operators of an aborted flow stop like any others.
+/// Like [`poll_in_context`], for `stop`: it runs even if the device is lost and cannot be made current. It does not use
+/// the task of the operator's runs: the operators of an aborted flow stop like any others.
 pub(crate) async fn poll_stop_in_context(device: &Device, work: impl Future<Output = Result<()>>) -> Result<()> {
     let mut work = pin!(work);
     let work = poll_fn(|task| {

@@ -1,10 +1,9 @@
-//! [`RunContext`]: the data that came with the messages of an operator's run, and that goes along with those that it
-//! sends.
+//! [`RunContext`]: the data that came with the messages of an operator's run, and that the messages it sends carry on.
 //!
-//! There are three kinds: named values, the callers that wait for a response, and the tracing span of the first of the
-//! messages. The operator is inside that span while it works on them. The span of a message that the operator has
-//! processed before (it came back through a cycle) is replaced by that of a new message: otherwise all runs would be in
-//! the first message's span for ever.
+//! There are three kinds: named values, the callers that wait for a response, and the tracing span of the first
+//! message. The operator is inside that span while it works on the messages. The span of a message that the operator
+//! has processed before (it came back through a cycle) is replaced by that of a new message: otherwise all runs would
+//! be in the first message's span for ever.
 //!
 //! ```text
 //!   take ──> reset, if it is the first of a run ──> merged ──> span entered ─┐
@@ -12,8 +11,8 @@
 //!   release <── before the wait for the next run <── send: a copy goes along <┘ each await
 //! ```
 //!
-//! Shared by an operator and its ports, and used only by its task. If no message has any of these, a run costs a few
-//! loads of a flag.
+//! The context is shared by an operator and its ports, and used only by the operator's task. If no message carries any
+//! of these, a run costs a few loads of a flag.
 
 use std::{
     future::poll_fn,
@@ -41,8 +40,8 @@ use crate::{
     sync::{Mutex, discard, discard_all, lock},
 };
 
-/// At least this many messages with callers are recorded in one run; above it, entries whose callers have their
-/// responses are discarded. It is for an operator that takes an unlimited number of messages in a single run.
+/// At least this many messages with callers are recorded in one run; beyond it, entries whose callers have their
+/// responses are discarded. It bounds the memory of an operator that takes messages without limit in a single run.
 const REMEMBERED: usize = 1024;
 
 /// The context of one operator's current run.
@@ -50,7 +49,7 @@ const REMEMBERED: usize = 1024;
 pub(crate) struct RunContext {
     operator: Arc<str>,
     task: Arc<OperatorTask>,
-    /// The node's own waker, which its ports keep.
+    /// The task's own waker, which the operator's ports keep.
     waker: Waker,
     policy: MergePolicy,
     any: AtomicBool,
@@ -58,7 +57,7 @@ pub(crate) struct RunContext {
     running: AtomicBool,
     /// Messages taken in this run, or since the last [`take_replies`](Self::take_replies).
     taken: AtomicUsize,
-    /// The greatest number of the origins of earlier runs.
+    /// The greatest number among the origins of earlier runs.
     newest: AtomicU64,
     held: Mutex<ContextData>,
 }
@@ -68,13 +67,14 @@ struct ContextData {
     metadata: Metadata,
     /// The callers that wait for a response to a message, with the number of the message in the run.
     replies: Replies,
-    /// Those that the operator has taken over: a reply that it drops in a run is dropped only when the run has ended.
-    /// If the run fails, its callers get that error, and not that of a dropped reply.
+    /// The replies that the operator has taken over: a reply that it drops in a run is kept here until the run has
+    /// ended. If the run fails, its callers get the run's error, and not that of a dropped reply.
     given: Replies,
-    /// That of the first message that is new to the operator, or else that of the first message.
+    /// The origin of the first message that is new to the operator, or else of the first message.
     origin: Option<Origin>,
-    /// The greatest number of the origins of this run.
+    /// The greatest number among the origins of this run.
     newest: u64,
+    /// The origin's span is entered.
     inside: bool,
 }
 
@@ -109,7 +109,7 @@ impl RunContext {
         &self.task
     }
 
-    /// A wait of one of its ports, maybe in the middle of a run. See [`OperatorTask::poll_port`].
+    /// Polls a wait at one of the operator's ports, possibly in the middle of a run. See [`OperatorTask::poll_port`].
     pub(super) fn poll_port<T>(
         &self,
         what: RunWait,
@@ -119,8 +119,8 @@ impl RunContext {
         self.task.poll_port(&self.waker, what, task, wait)
     }
 
-    /// Polls `own`, a future of the operator itself, which keeps the node's waker as its ports do. The operator
-    /// declares separately that it holds a token for it.
+    /// Awaits `own`, a future of the operator itself, which keeps the task's own waker like the ports do. The operator
+    /// declares separately that it holds a token for this future.
     pub(super) async fn await_as_port<T>(&self, own: impl Future<Output = T>) -> T {
         let mut own = pin!(own);
         poll_fn(|task| {
@@ -141,19 +141,19 @@ impl RunContext {
         self.taken.store(0, Ordering::Relaxed);
     }
 
-    /// A run has ended. What it sends afterwards still carries everything along.
+    /// Ends the run. Messages that the operator sends afterwards still carry everything along.
     #[inline]
     pub(crate) fn end(&self) {
         self.running.store(false, Ordering::Relaxed);
     }
 
-    /// What the operator takes and sends until the next run begins belongs to the run that has ended.
+    /// Extends the run that has ended: what the operator takes and sends until the next run begins belongs to it.
     #[inline]
     pub(super) fn extend_run(&self) {
         self.running.store(true, Ordering::Relaxed);
     }
 
-    /// Clears the context: the operator is done with what it took, and is about to wait for more.
+    /// Clears the context, before the operator waits for more messages.
     #[inline]
     pub(crate) fn release_unneeded(&self) {
         if self.any() && !mutants::is(Mutant::MetadataKept) {
@@ -161,8 +161,8 @@ impl RunContext {
         }
     }
 
-    /// Like [`release_unneeded`](Self::release_unneeded), unless a run is in progress: for a wait that an operator may
-    /// make in the middle of one.
+    /// Like [`release_unneeded`](Self::release_unneeded), unless a run is in progress: for a wait that can also be in
+    /// the middle of a run.
     #[inline]
     pub(super) fn release_between_runs(&self) {
         if self.any() && !self.running.load(Ordering::Relaxed) {
@@ -178,15 +178,15 @@ impl RunContext {
         // Only one thread at a time executes this.
         self.newest.store(self.newest.load(Ordering::Relaxed).max(held.newest), Ordering::Relaxed);
         let ContextData { metadata, replies, given, origin, .. } = held;
-        // Requests that are left without a response fail here, with no lock held. One by one, since a subscriber is
-        // notified of each.
+        // Requests that are left without a response fail here, with no lock held, and one by one, since a tracing
+        // subscriber is called for each.
         discard_all(replies.all);
         discard_all(given.all);
         discard(origin);
         drop(metadata);
     }
 
-    /// A message was taken, with its header.
+    /// Merges the header of a message that was taken.
     #[inline]
     pub(super) fn receive(&self, header: Option<Box<Header>>) -> Result<()> {
         if !self.running.load(Ordering::Relaxed) {
@@ -202,7 +202,7 @@ impl RunContext {
         }
     }
 
-    /// A message was taken in the operator's place, or is on its way to it: the operator does not run.
+    /// Merges the load of a message that was taken in the operator's place, or is on its way to it, outside of a run.
     #[inline]
     pub(crate) fn gather(&self, load: Option<Load>) -> Result<()> {
         load.map_or(Ok(()), |load| self.merge(load, 0, false))
@@ -244,13 +244,13 @@ impl RunContext {
         }
     }
 
-    /// A copy for a message that is sent.
+    /// A copy of the load, for a message that is sent.
     #[inline]
     pub(crate) fn load(&self) -> Option<Load> {
         if self.any() { Some(self.copy(None)) } else { None }
     }
 
-    /// A copy for a message that is sent in response to some of the callers.
+    /// A copy of the load, for a message that responds only to the callers in `reply`.
     pub(super) fn load_for(&self, reply: Reply) -> Load {
         self.copy(Some(reply))
     }
@@ -270,8 +270,8 @@ impl RunContext {
         if self.any() {
             let all = self.change_held(|held| mem::take(&mut held.replies)).all;
             for (number, reply) in &all {
-                // The number of a message taken between two runs is reset by the next message taken there: it may be
-                // too high.
+                // The number of a message taken between two runs is reset by the next message taken there, so it might
+                // be too high.
                 if let Some(place) = replies.get_mut(*number) {
                     place.clone_from(reply);
                 }
@@ -357,7 +357,7 @@ impl ContextData {
         self.metadata.is_empty() && self.replies.all.is_empty() && self.given.all.is_empty() && self.origin.is_none()
     }
 
-    /// Adds the origin of a message. The origin of the run is that of the first message; one that is new to the
+    /// Adds the origin of a message. The origin of the run is that of the first message; an origin that is new to the
     /// operator replaces one that is not.
     fn join_origin(&mut self, origin: Origin, newest: u64) -> JoinedOrigin {
         self.newest = self.newest.max(origin.number);
@@ -416,8 +416,8 @@ mod tests {
         fn seen_by(&self, _operator: &Arc<str>) {}
     }
 
-    /// No operator takes messages between `release_unneeded` and the beginning of a run; hand-written ports that another thread
-    /// uses may.
+    /// No operator takes messages between `release_unneeded` and the beginning of a run, but hand-written ports that
+    /// another thread uses can.
     #[test]
     fn the_reply_of_a_message_taken_before_the_run_is_not_used_as_an_index() {
         let context = RunContext::new("operator".into(), MergePolicy::Update, OperatorTask::alone());

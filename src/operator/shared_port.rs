@@ -152,7 +152,7 @@ impl Cx {
         poll_fn(|task| {
             let ending = node.is_finishing();
             if node.is_paused() && !ending {
-                node.show(Status::WaitEvent);
+                node.publish(Status::WaitEvent);
                 return Poll::Pending;
             }
             node.resume();
@@ -164,7 +164,7 @@ impl Cx {
                 let outside = (!asked.needs_others()).then(|| "a caller outside of the flow".into());
                 node.status_cell().set_lacks(outside.into_iter().collect(), false);
             }
-            node.show(asked.status(None));
+            node.publish(asked.status(None));
             if asked.needs_others() {
                 node.park();
             }

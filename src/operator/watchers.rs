@@ -1,8 +1,8 @@
 //! [`Watchers`]: receive a notification whenever an operator publishes a new status.
 //!
-//! An operator publishes its status at every turn, and mostly there is no watcher: then the cost is a load of a
-//! counter, without a fence. Therefore an operator may miss a watcher that registers at the same moment, and that
-//! watcher may miss the status. The registering side makes up for it: it wakes every operator that is not parked, and
+//! An operator publishes its status at every turn, and usually there is no watcher: then the cost is a load of a
+//! counter, without a fence. So an operator might miss a watcher that registers at the same moment, and that watcher
+//! might miss the status. The registering side makes up for it: it wakes every operator that is not parked, and
 //! the operator's next poll finds the new watcher and marks the operator as changed again. A parked operator has
 //! published what it waits for before it parked, and its next poll sees all watchers that were added before. It is not
 //! woken, since a spurious wake would keep the flow from being detected as idle.
@@ -13,10 +13,10 @@
 //!   watcher:   registered ──> operators that are not parked woken ──> [ unmark one ──> read its status ]*
 //! ```
 //!
-//! A poll that follows the wake comes after the registration, and after all that the operator has published before. An
+//! A poll after the wake comes after the registration, and after everything that the operator has published before. An
 //! operator that has ended is not polled again: for its last status there is a fence here, and another one in the
-//! registration. So the last status that an operator publishes is also the last that a watcher reads. A mark is cleared
-//! before the status is read: a change in between sets the mark again.
+//! registration. So the last status that an operator publishes is also the last one that a watcher reads. A mark is
+//! cleared before the status is read, so a change in between sets the mark again.
 
 use std::{
     collections::VecDeque,
@@ -87,7 +87,7 @@ impl Watchers {
         }
     }
 
-    /// As `notify`, for an operator that has ended and is not polled again.
+    /// Like `notify`, for an operator that has ended and is not polled again.
     pub(crate) fn notify_last(&self, operator: usize) {
         fence(Ordering::SeqCst);
         self.notify(operator);
@@ -101,7 +101,7 @@ impl Watchers {
         });
     }
 
-    /// No operator changes any more.
+    /// Ends all watchers, once no operator changes any more.
     pub(crate) fn end(&self) {
         let all = lock(&self.all);
         self.over.store(true, Ordering::Relaxed);
@@ -135,7 +135,7 @@ impl Drop for Changed {
 }
 
 impl Watcher {
-    /// The next operator that has changed; `None` once no operator changes any more.
+    /// Polls for the next operator that has changed; `None` once no operator changes any more.
     pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<usize>> {
         let mut waker = None;
         loop {

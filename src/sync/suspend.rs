@@ -10,7 +10,7 @@ use std::{
     mem::ManuallyDrop,
 };
 
-/// Suspends the thread's activity until the guard is dropped.
+/// A hook that suspends the thread's activity until the returned guard is dropped.
 pub(crate) type SuspendHook = fn() -> Box<dyn Any>;
 
 use super::wakes::set_in_activity;

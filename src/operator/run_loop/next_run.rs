@@ -31,12 +31,12 @@ pub(crate) trait Runnable {
     fn begin(&mut self);
     /// Ends the current run, if there is one.
     fn end(&mut self);
-    /// The tickets of its last work.
+    /// The tickets of its last work on each stream.
     fn last_work(&self) -> Vec<Ticket>;
 }
 
-/// Waits until another run may begin, and begins it: all conditions are ready and what they promise is claimed. False
-/// if there will be no other run.
+/// Waits until all conditions are ready, claims what they promise, and begins a run. False if there will be no other
+/// run.
 #[inline]
 pub(crate) fn next_run(of: impl Runnable) -> impl Future<Output = bool> {
     let mut wait = NextRunWait::new(of);
@@ -45,7 +45,7 @@ pub(crate) fn next_run(of: impl Runnable) -> impl Future<Output = bool> {
         let own = wait.waker.as_ref().filter(|_| run_loop.task.is_probe_waker(task.waker()));
         if own.is_none() {
             run_loop.task.register_within(task.waker());
-            // Tokio must not get the user's waker.
+            // Without budget, `poll_proceed` would hand the user's waker to tokio.
             if !tokio::task::coop::has_budget_remaining() {
                 wake_again(task.waker());
                 return Poll::Pending;
@@ -53,10 +53,9 @@ pub(crate) fn next_run(of: impl Runnable) -> impl Future<Output = bool> {
         }
         let task = &mut Context::from_waker(own.unwrap_or(task.waker()));
         let begun = poll_next(&mut wait.of, task);
-        // If it does not have to wait, the end of one run is the beginning of the next.
+        // If the operator does not have to wait, one run ends where the next begins: the clock continues.
         if begun != Poll::Ready(true) {
-            // An operator that never runs again does not wait any longer either: what its ports hold for it is
-            // released to others.
+            // Set also for an operator that never runs again: dropping the wait releases what its ports hold for it.
             wait.waits = true;
             wait.of.parts().0.stop_clock();
             return begun;
@@ -109,7 +108,7 @@ fn poll_next<R: Runnable>(of: &mut R, task: &mut Context<'_>) -> Poll<bool> {
     Poll::Ready(true)
 }
 
-/// It is to end, to be aborted, or held. `None`: it may run nevertheless.
+/// Handles a request to end, abort, pause or step the operator. `None`: a run may begin nevertheless.
 #[cold]
 fn handle_requests(of: &mut dyn Runnable, task: &Context<'_>) -> Option<Poll<bool>> {
     let run_loop = of.parts().0;
@@ -121,14 +120,14 @@ fn handle_requests(of: &mut dyn Runnable, task: &Context<'_>) -> Option<Poll<boo
         return Some(Poll::Ready(false));
     }
     if run_loop.task.is_aborted() {
-        // Its future is dropped at the next poll.
+        // The operator's future is dropped at the next poll.
         wake_again(task.waker());
         return Some(Poll::Pending);
     }
-    // Before the yield, which would not answer a step.
+    // Comes before the yield, which would not answer a step.
     if run_loop.task.is_held() && !may_begin(of) {
         if let (RunLoop { linked: true, .. }, Some(ports)) = of.parts() {
-            // Other links of a hub of chunks, perhaps of another flow, must not queue behind this one meanwhile.
+            // Other links to a hub of chunks, possibly from another flow, must not queue behind this one.
             ports.visit_all(&mut |_, port| port.idle());
         }
         return Some(Poll::Pending);
@@ -136,7 +135,7 @@ fn handle_requests(of: &mut dyn Runnable, task: &Context<'_>) -> Option<Poll<boo
     None
 }
 
-/// It is paused or stepped through: may a run begin nevertheless?
+/// Whether a run of an operator that is paused or stepped through may begin nevertheless.
 fn may_begin(of: &mut dyn Runnable) -> bool {
     let run_loop = of.parts().0;
     let (task, among_others, holds_token) = (run_loop.task.clone(), run_loop.among_others, run_loop.holds_token);
@@ -151,15 +150,15 @@ fn may_begin(of: &mut dyn Runnable) -> bool {
         }
         lacks.push(TURN.into());
     }
-    // Not idle: `resume`, or the next step, may let it continue. Noted, since the current poll may have dropped
+    // Not idle, since `resume` or the next step can let it continue. Noted, since the current poll might have dropped
     // another wait.
     of.parts().0.publish_lacks(lacks, false);
-    task.show(Status::WaitEvent);
+    task.publish(Status::WaitEvent);
     task.note_wait(false);
     false
 }
 
-/// A wait for the next run. If it is dropped, the operator does not wait any more and continues with something else.
+/// A wait for the next run. When it is dropped before a run begins, the operator stops waiting and does something else.
 struct NextRunWait<R: Runnable> {
     of: R,
     waits: bool,
