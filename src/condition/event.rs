@@ -1,11 +1,10 @@
 //! The event condition, `#[input(event = "decoded")]`: a message counts once its event called `decoded` has passed.
 //!
-//! A message carries an [`Event`](crate::stream::Event) in a field marked `#[event]`, recorded on any stream; the check
-//! uses the latest record. The field can also be a [`Ticket`], which is moved to the end of its stream when the message
-//! is sent: it then includes all work that was enqueued before. A message with several events of one name (a list of
-//! frames) counts once all of them have passed. A message without such an event (one without a record, a field that is
-//! `None`, another variant) counts at once. A name that messages of this type never have is an error when the port is
-//! compiled.
+//! A message carries an [`Event`] in a field marked `#[event]`, recorded on any stream; the check uses the latest
+//! record. The field can also be a [`Ticket`], which is moved to the end of its stream when the message is sent: it
+//! then includes all work that was enqueued before. A message with several events of one name (a list of frames) counts
+//! once all of them have passed. A message without such an event (one without a record, a field that is `None`, another
+//! variant) counts at once. A name that messages of this type never have is an error when the port is compiled.
 
 use crate::{
     hub::Message,

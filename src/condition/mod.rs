@@ -19,18 +19,18 @@
 //! | a number is queued at each of several inputs | `#[ports(each(left = 2, right = 1))]` | [`each`]`([..])` |
 //! | so many are queued, or an interval has passed | `#[ports(sum(left, right) = 3, or_after = "10ms")]` | [`sum`]`(..).`[`or_after`](OnPorts::or_after)`(time)` |
 //! | always | `#[input(optional)]`, `#[output(optional)]` | |
-//! | there is room for n | `#[output(room = 2)]` | [`room`]`(op.output, 2)` |
+//! | there is room for n | `#[output(room = 2)]` | [`room`](fn@room)`(op.output, 2)` |
 //! | the hub has a chunk, or a blank chunk | `#[consume]`, `#[peek]`, `#[modify]`, `#[produce]` | |
 //! | the work that wrote a message is done | `#[input(done)]` | |
 //! | an event that a message carries has passed | `#[input(event = "decoded")]` | |
 //! | a buffer's data is available | | [`Cx::run_after`](crate::Cx::run_after) |
-//! | memory can be allocated | | [`memory`]`(&allocator, 1 << 20)` |
-//! | runs are left | | [`count`]`(100)` |
+//! | memory can be allocated | | [`memory`](fn@memory)`(&allocator, 1 << 20)` |
+//! | runs are left | | [`count`](fn@count)`(100)` |
 //! | a gate is open | | a [`Gate`] |
 //! | a period has passed | | [`every`]`(time)` |
 //! | work elsewhere is done | | an [`Asynchronous`] |
 //! | a future has resolved | | [`until`]`(..)` |
-//! | a function returns true | [`Operator::may_run`](crate::Operator::may_run) | [`predicate`]`(..)` |
+//! | a function returns true | [`Operator::may_run`](crate::Operator::may_run) | [`predicate`](fn@predicate)`(..)` |
 //! | either of two is ready | | [`any_of`]`(a, b)` |
 //! | your own code decides | | a [`Condition`] |
 //!

@@ -137,8 +137,8 @@ impl Heap {
     }
 }
 
-/// Resolves when some freed memory of the device that a stream may still use has passed. False if there is none, or if
-/// that cannot be determined.
+/// Resolves when the device has passed the last use of freed memory that a stream might still have been using. Returns
+/// false if the device has no such memory, or if the end of its use cannot be determined.
 ///
 /// # Cancel safety
 /// Dropping the future changes nothing.

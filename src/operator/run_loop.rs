@@ -21,7 +21,7 @@
 //! |---|---|---|
 //! | an operator's own task | the operator, for its ports | the macro `all_runs`, or the operator's own `run` with [`Cx::ready`](super::Cx::ready) |
 //! | [`Steps`](crate::flow::Steps) | the same; its [`Permit`](super::permit::Permit) holds it back until a step is requested | the same |
-//! | [concurrent](super::concurrent) runs | the dispatcher, for the operator's ports | a worker, for which the dispatcher has claimed |
+//! | [concurrent](fn@super::concurrent) runs | the dispatcher, for the operator's ports | a worker, for which the dispatcher has claimed |
 //! | a section | the section's task, for the ports at the section's boundary | each operator in turn, or one graph |
 //!
 //! A run of a worker or in a section begins with [`Cx::begin_claimed`](super::Cx) instead of a wait of its own.
