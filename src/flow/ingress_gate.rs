@@ -195,8 +195,8 @@ impl<M: Message> IngressGate<M> {
         }
         let (mut acquired, proxy) = (pin!(self.places.clone().acquire_owned()), ProxyWaker::new());
         let mut acquired = |task: &mut Context<'_>| acquired.as_mut().poll(&mut proxy.stand_in(task));
-        let permit = poll_fn(|task| match self.flow.0.asker(task.waker()) {
-            Some(operator) => operator.poll_asked(IngressWait::Room(self.desk), task, &mut acquired),
+        let permit = poll_fn(|task| match self.flow.0.operator_polled_with(task.waker()) {
+            Some(operator) => operator.poll_ingress_wait(IngressWait::Room(self.desk), task, &mut acquired),
             None => acquired(task),
         });
         match permit.await {

@@ -423,7 +423,7 @@ impl<Res> Pending<Res> {
     /// `None` if the response may also come from outside the flow.
     fn within(&self, waker: &Waker) -> Option<(Arc<OperatorTask>, usize)> {
         let control = &self.flow.as_ref()?.0;
-        let node = control.asker(waker)?;
+        let node = control.operator_polled_with(waker)?;
         let desk = control.names.iter().position(|name| **name == *self.book.name)?;
         self.standing.asker.register(&Waker::from(node.clone()));
         (!self.standing.taken_over.load(Ordering::Acquire)).then(|| (node.clone(), desk))
@@ -478,8 +478,9 @@ impl<Res: 'static> Future for ResponseFuture<Res> {
         let answer = match state {
             State::Waits(pending) => {
                 let polled = match pending.within(cx.waker()) {
-                    Some((operator, desk)) => operator
-                        .poll_asked(IngressWait::Answer(desk), cx, |task| Pin::new(&mut pending.response).poll(task)),
+                    Some((operator, desk)) => operator.poll_ingress_wait(IngressWait::Answer(desk), cx, |task| {
+                        Pin::new(&mut pending.response).poll(task)
+                    }),
                     None => Pin::new(&mut pending.response).poll(&mut this.proxy.stand_in(cx)),
                 };
                 ready!(polled).unwrap_or_else(|_| Err(again()))

@@ -182,7 +182,7 @@ impl Flow {
         let control = running.handle().0;
         let operators = control.tasks.len();
         // The first operator of a section is asked for all of them.
-        let ended = (0..operators).map(|operator| control.is_counted(operator)).collect();
+        let ended = (0..operators).map(|operator| control.is_represented(operator)).collect();
         let hub_names = self.hub_names();
         Ok(Steps {
             running,

@@ -251,7 +251,7 @@ impl Control {
     }
 
     /// True if the operator shares its task with an earlier operator of its section, which stands for both.
-    pub(crate) fn is_counted(&self, operator: usize) -> bool {
+    pub(crate) fn is_represented(&self, operator: usize) -> bool {
         let section = self.section(operator).map(|section| &self.sections[section]);
         section.is_some_and(|section| section.operators.first() != Some(&operator))
     }
@@ -266,7 +266,7 @@ impl Control {
     }
 
     /// The operator whose future is being polled with this waker.
-    pub(crate) fn asker(&self, waker: &Waker) -> Option<&Arc<OperatorTask>> {
+    pub(crate) fn operator_polled_with(&self, waker: &Waker) -> Option<&Arc<OperatorTask>> {
         self.tasks.iter().find(|task| task.is_probe_waker(waker))
     }
 
@@ -418,7 +418,7 @@ impl Control {
             }
         }
         let cell = self.tasks[operator].status_cell();
-        let asked = cell.asked().into_iter().map(|ask| match ask {
+        let asked = cell.ingress_waits().into_iter().map(|ask| match ask {
             IngressWait::Answer(desk) => format!("a response from its own flow's service `{}`", self.names[desk]),
             IngressWait::Room(desk) => {
                 let full =
@@ -618,7 +618,7 @@ impl Stream for Changes {
         loop {
             match ready!(watcher.poll_next(cx)) {
                 None => return Poll::Ready(None),
-                Some(operator) if control.is_counted(operator) => {}
+                Some(operator) if control.is_represented(operator) => {}
                 Some(operator) => {
                     if let Some(section) = control.section(operator) {
                         also.extend(control.sections[section].operators[1..].iter().rev());

@@ -81,7 +81,7 @@ impl Control {
 
     fn dependency(&self, operator: usize, at_rest: bool, hubs: &Hubs, unsure: &mut bool) -> Dependency {
         let task = &self.tasks[operator];
-        if task.has_ended() || self.is_counted(operator) {
+        if task.has_ended() || self.is_represented(operator) {
             return Dependency::Ended;
         }
         let cell = task.status_cell();
@@ -176,7 +176,7 @@ impl DependencySearch<'_> {
         }
         // It sends to one of these hubs. Room in another hub wakes no operator, but can break up a closed group.
         self.unsure |= in_run.is_some() && full > 1;
-        for ask in cell.asked() {
+        for ask in cell.ingress_waits() {
             match ask {
                 IngressWait::Answer(desk) => {
                     // A response that has come back is queued for the ingress (`desk`) or held by it, or the operator

@@ -59,7 +59,7 @@ pub(crate) struct RunContext {
     taken: AtomicUsize,
     /// The greatest number among the origins of earlier runs.
     newest: AtomicU64,
-    held: Mutex<ContextData>,
+    data: Mutex<ContextData>,
 }
 
 #[derive(Debug, Default)]
@@ -69,7 +69,7 @@ struct ContextData {
     replies: Replies,
     /// The replies that the operator has taken over: a reply that it drops in a run is kept here until the run has
     /// ended. If the run fails, its callers get the run's error, and not that of a dropped reply.
-    given: Replies,
+    taken_over: Replies,
     /// The origin of the first message that is new to the operator, or else of the first message.
     origin: Option<Origin>,
     /// The greatest number among the origins of this run.
@@ -97,7 +97,7 @@ impl RunContext {
             running: AtomicBool::new(false),
             taken: AtomicUsize::new(0),
             newest: AtomicU64::new(0),
-            held: Mutex::default(),
+            data: Mutex::default(),
         }
     }
 
@@ -173,15 +173,15 @@ impl RunContext {
     #[cold]
     fn clear(&self) {
         self.any.store(false, Ordering::Relaxed);
-        let mut held = mem::take(&mut *lock(&self.held));
-        held.leave().iter().for_each(Origin::exit);
+        let mut data = mem::take(&mut *lock(&self.data));
+        data.leave().iter().for_each(Origin::exit);
         // Only one thread at a time executes this.
-        self.newest.store(self.newest.load(Ordering::Relaxed).max(held.newest), Ordering::Relaxed);
-        let ContextData { metadata, replies, given, origin, .. } = held;
+        self.newest.store(self.newest.load(Ordering::Relaxed).max(data.newest), Ordering::Relaxed);
+        let ContextData { metadata, replies, taken_over, origin, .. } = data;
         // Requests that are left without a response fail here, with no lock held, and one by one, since a tracing
         // subscriber is called for each.
         discard_all(replies.all);
-        discard_all(given.all);
+        discard_all(taken_over.all);
         discard(origin);
         drop(metadata);
     }
@@ -214,10 +214,10 @@ impl RunContext {
         reply.seen_by(&self.operator);
         let newest = self.newest.load(Ordering::Relaxed);
         let origin = reply.origin.clone();
-        let (merged, joined, forgotten) = self.change_held(|held| {
-            let merged = held.metadata.merge_and_replace(&metadata, self.policy);
-            let joined = origin.map(|origin| held.join_origin(origin, newest));
-            let answered = if reply.is_empty() { Replies::default() } else { held.replies.push(number, reply) };
+        let (merged, joined, forgotten) = self.change_data(|data| {
+            let merged = data.metadata.merge_and_replace(&metadata, self.policy);
+            let joined = origin.map(|origin| data.join_origin(origin, newest));
+            let answered = if reply.is_empty() { Replies::default() } else { data.replies.push(number, reply) };
             (merged, joined, answered)
         });
         if let Some(joined) = joined {
@@ -256,10 +256,10 @@ impl RunContext {
     }
 
     fn copy(&self, reply: Option<Reply>) -> Load {
-        let held = lock(&self.held);
-        let metadata = held.metadata.clone();
+        let data = lock(&self.data);
+        let metadata = data.metadata.clone();
         let reply = reply
-            .unwrap_or_else(|| Reply::merged(held.origin.clone(), held.replies.all.iter().map(|(_, reply)| reply)));
+            .unwrap_or_else(|| Reply::merged(data.origin.clone(), data.replies.all.iter().map(|(_, reply)| reply)));
         Load { metadata, reply }
     }
 
@@ -268,7 +268,7 @@ impl RunContext {
         let taken = self.taken.swap(0, Ordering::Relaxed);
         let mut replies = vec![Reply::default(); taken];
         if self.any() {
-            let all = self.change_held(|held| mem::take(&mut held.replies)).all;
+            let all = self.change_data(|data| mem::take(&mut data.replies)).all;
             for (number, reply) in &all {
                 // The number of a message taken between two runs is reset by the next message taken there, so it might
                 // be too high.
@@ -276,8 +276,9 @@ impl RunContext {
                     place.clone_from(reply);
                 }
             }
-            let forgotten: SmallVec<[Replies; 1]> = self
-                .change_held(|held| all.into_iter().map(|(number, reply)| held.given.push(number, reply)).collect());
+            let forgotten: SmallVec<[Replies; 1]> = self.change_data(|data| {
+                all.into_iter().map(|(number, reply)| data.taken_over.push(number, reply)).collect()
+            });
             // Dropped where no lock is held.
             drop(forgotten);
         }
@@ -285,18 +286,18 @@ impl RunContext {
     }
 
     pub(super) fn metadata(&self) -> Metadata {
-        lock(&self.held).metadata.clone()
+        lock(&self.data).metadata.clone()
     }
 
     /// Changes the metadata under the lock: `change` must not drop a value.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut Metadata) -> R) -> R {
-        self.change_held(|held| change(&mut held.metadata))
+        self.change_data(|data| change(&mut data.metadata))
     }
 
-    fn change_held<R>(&self, change: impl FnOnce(&mut ContextData) -> R) -> R {
-        let mut held = lock(&self.held);
-        let changed = change(&mut held);
-        self.any.store(!held.is_empty(), Ordering::Relaxed);
+    fn change_data<R>(&self, change: impl FnOnce(&mut ContextData) -> R) -> R {
+        let mut data = lock(&self.data);
+        let changed = change(&mut data);
+        self.any.store(!data.is_empty(), Ordering::Relaxed);
         changed
     }
 
@@ -325,14 +326,14 @@ impl RunContext {
     #[cold]
     fn enter(&self) {
         // The span's subscriber is called without the lock, here and below.
-        let entered = lock(&self.held).enter();
+        let entered = lock(&self.data).enter();
         entered.iter().for_each(Origin::enter);
         discard(entered);
     }
 
     #[cold]
     fn leave(&self) {
-        let left = lock(&self.held).leave();
+        let left = lock(&self.data).leave();
         left.iter().for_each(Origin::exit);
         discard(left);
     }
@@ -354,7 +355,10 @@ impl Replies {
 
 impl ContextData {
     fn is_empty(&self) -> bool {
-        self.metadata.is_empty() && self.replies.all.is_empty() && self.given.all.is_empty() && self.origin.is_none()
+        self.metadata.is_empty()
+            && self.replies.all.is_empty()
+            && self.taken_over.all.is_empty()
+            && self.origin.is_none()
     }
 
     /// Adds the origin of a message. The origin of the run is that of the first message; an origin that is new to the

@@ -29,7 +29,7 @@ pub(crate) struct StatusCell {
     elsewhere: AtomicBool,
     /// Its runs execute in other tasks, or its ports are used there. The waits of those tasks are not shown here.
     has_workers: AtomicBool,
-    /// See [`asked`](Self::asked).
+    /// See [`ingress_waits`](Self::ingress_waits).
     asked: Mutex<Vec<IngressWait>>,
 }
 
@@ -123,7 +123,7 @@ impl StatusCell {
     }
 
     /// Records that a run waits for `ask`. `among`: besides other such waits in the same poll.
-    pub(crate) fn set_asked(&self, ask: IngressWait, among: bool) {
+    pub(crate) fn add_ingress_wait(&self, ask: IngressWait, among: bool) {
         let mut asked = lock(&self.asked);
         if !among {
             asked.clear();
@@ -132,7 +132,7 @@ impl StatusCell {
     }
 
     /// What a run waits for at the ingresses of its own flow.
-    pub(crate) fn asked(&self) -> Vec<IngressWait> {
+    pub(crate) fn ingress_waits(&self) -> Vec<IngressWait> {
         if self.in_run().is_some_and(RunWait::asks) { lock(&self.asked).clone() } else { Vec::new() }
     }
 

@@ -122,14 +122,14 @@ impl OperatorTask {
 
     /// Polls a wait that only other operators of the flow can end, though the run makes its request like an external
     /// caller. `wait` keeps the task's own waker.
-    pub(crate) fn poll_asked<T>(
+    pub(crate) fn poll_ingress_wait<T>(
         self: &Arc<Self>,
         ask: IngressWait,
         task: &mut Context<'_>,
         wait: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
         let among = lock(&self.poll.in_run).is_some_and(RunWait::asks);
-        self.status.set_asked(ask, among);
+        self.status.add_ingress_wait(ask, among);
         self.poll_port(&Waker::from(self.clone()), RunWait::ASKS, task, |task| match wait(task) {
             Poll::Ready(answer) => Ok(answer),
             Poll::Pending => Err(Readiness::WAIT),
