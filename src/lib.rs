@@ -45,14 +45,20 @@
 //! | run | one call of an operator's `compute` |
 //! | port | a field of an operator's [`Ports`](operator::Ports): an input, an output or a link to a chunk hub |
 //! | condition | a future that decides when an operator may run; `claim` takes what a run needs |
+//! | claim | to take what a run needs from all conditions and ports at once; if one refuses, the others get theirs back |
+//! | promise | messages or room that a ready condition keeps for the operator's next run |
+//! | token | held for everything that may still cause work in a flow; a flow without tokens is idle |
 //! | hub | an async channel of messages, or of chunks, between ports |
 //! | message | a value that travels from an output to an input, with the envelopes in it |
 //! | envelope | memory on a device, with its length, its metadata and the order of its uses |
 //! | blank | an envelope without data, which a hub or a service provides for the next message |
 //! | chunk | data in a [`ChunkHub`], which several links read, modify and consume |
 //! | metadata | named values that travel with a message, apart from its type |
+//! | load | what travels with a message besides its value: its metadata, and the callers that wait for a response |
 //! | stream | an ordered queue of work on a device, as a CUDA stream |
 //! | ticket | a point in a stream: the work up to there; it completes once the device has passed it |
+//! | mark | a driver event that was recorded in a stream behind a ticket, for other streams to wait for |
+//! | front | the waiter with the lowest ticket of a stream: it has the device polled, and the others are woken after it |
 //! | completion monitor | the thread of a device that polls for waiting tasks and for faults |
 //! | tainted | said of work, and of memory it has written, that depends on work of a lost device |
 //! | heap | the memory of one allocator: in use, parked while streams may still use it, or free |

@@ -533,7 +533,7 @@ impl Condition for Spy {
         self.note("ended");
     }
 
-    fn asked_last(&self) -> bool {
+    fn is_polled_last(&self) -> bool {
         self.last
     }
 }

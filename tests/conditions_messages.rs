@@ -248,14 +248,14 @@ async fn c1_a_minimum_above_the_queue_is_an_error_before_running() {
     assert_eq!(error.kind(), ErrorKind::Setup);
     let text = error.to_string();
     for wanted in [
-        "port `four.input` waits for 4 messages, and its queue holds 3: give the hub a capacity of 4 or more",
-        "operator `three` port `input` waits for 3 messages, and its queue holds 1",
-        "operator `both` has a sum of messages that waits for 9 messages, and its queue holds 8",
-        "operator `both` has a condition that names one port twice",
-        "operator `both` port `left` waits for 5 messages, and its queue holds 4",
-        "`room.output` waits for room for 3 messages, and its queue holds 2",
-        "operator `end` has a condition on room at its input `input`",
-        "operator `end` has a condition on a port of another operator",
+        "port `four.input` waits for 4 messages, but its queue holds at most 3: give the hub a capacity of 4 or more",
+        "operator `three` port `input` waits for 3 messages, but its queue holds at most 1",
+        "operator `both` has a `sum` condition that waits for 9 messages, but its queue holds at most 8",
+        "operator `both` has a condition that names port `left` twice: name it once",
+        "operator `both` port `left` waits for 5 messages, but its queue holds at most 4",
+        "`room.output` waits for room for 3 messages, but its queue holds at most 2",
+        "operator `end` waits for room at its input `input`: only an output has room",
+        "operator `end` has a condition on `input`, a port of another operator",
         "operator `end` runs every 0 seconds",
     ] {
         assert!(text.contains(wanted), "{wanted}\n\n{text}");

@@ -367,7 +367,7 @@ async fn c12_a_future_keeps_a_flow_that_waits_for_nothing_else() {
     flow.connect(send.output, take.input);
     let mut running = flow.spawn().unwrap();
     assert!(timeout(ms(86_400_000), &mut running).await.is_err());
-    assert_eq!(running.status()[1].waits_for, ["a future of its own"]);
+    assert_eq!(running.status()[1].waits_for, ["the future of its `until` condition"]);
     button.notify_one();
     let report = within(running).await.unwrap();
     assert_eq!(report.operator("take").unwrap().runs, 1);

@@ -302,7 +302,7 @@ impl Condition for Own {
         true
     }
 
-    fn asked_last(&self) -> bool {
+    fn is_polled_last(&self) -> bool {
         self.last
     }
 }

@@ -899,7 +899,10 @@ async fn q2_waiting_for_two_messages_of_a_latest_hub_is_an_error_before_running(
     let input = read.input;
     let _read = read.when(at_least(input, 2));
     let message = within(flow.run()).await.unwrap_err().to_string();
-    assert!(message.contains("port `input` waits for 2 messages, and `Hub::latest` holds one"), "{message}");
+    assert!(
+        message.contains("port `input` waits for 2 messages, but `Hub::latest` holds only the newest one"),
+        "{message}"
+    );
     assert!(message.contains("another hub, such as `Hub::bounded(2)`"), "{message}");
 }
 

@@ -356,8 +356,8 @@ async fn an_operator_that_never_takes_what_it_waits_for_fails() {
     }
 
     let send = || source(async || Ok(Some(1_u32)));
-    let text = "operator `leaves`: input `input`: wrong use: 131072 runs in a row have left the messages there, and sent none: \
-                take one in each run, or say with `.when(..)` when it is to run";
+    let text = "operator `leaves`: input `input`: wrong use: 131072 runs in a row have taken no message here and sent none: \
+                take at least one in each run, or limit when the operator runs with `.when(..)`";
     for (case, fails) in ["waits", "named", "several", "optional", "latest", "yields"]
         .into_iter()
         .zip([true, true, true, false, false, false])
@@ -427,9 +427,9 @@ async fn an_operator_whose_condition_refuses_every_claim_fails() {
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "operator `send`: wrong use: its condition (a token) is ready, and has refused 131072 claims in a row: \
-         `claim` must succeed for what `poll_status` reports as ready, and `poll_status` must wait for what is not \
-         available any more"
+        "operator `send`: wrong use: its condition (a token) was ready and refused the claim 131072 times in a row: \
+         `claim` must succeed when `poll_status` has returned `Ready`, and `poll_status` must return a wait when `claim` \
+         would fail"
     );
 }
 
@@ -482,7 +482,8 @@ async fn an_operator_that_blocks_its_worker_is_logged() {
         let logged = warnings.messages();
         assert_eq!(logged.len(), usize::from(!own_thread), "{logged:?}");
         for part in logged.iter().flat_map(|line| {
-            ["operator=\"blocks\"", "took=1", "blocks its worker", "`.on_own_thread()`"].map(|part| (part, line))
+            ["operator=\"blocks\"", "took=1", "blocked its worker thread", "`.on_own_thread()`"]
+                .map(|part| (part, line))
         }) {
             assert!(part.1.contains(part.0), "{part:?}");
         }

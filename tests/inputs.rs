@@ -287,7 +287,7 @@ async fn q5_a_stall_says_that_the_port_waits_for_each_connection() {
         within(flow.run()).await.map_or_else(|error| error.to_string(), |report| report.untaken.to_string())
     }
     let wanted = "`merge` waits for a message in hub `merge.one -> merge.parts` and for a message in hub \
-                  `merge.other -> merge.parts` (`parts` waits for one of each connection; `at_least = 1` runs on any)";
+                  `merge.other -> merge.parts` (`parts` waits for one from each connection; with `at_least = 1` it waits for one from any)";
     assert!(outcome(false).await.contains(wanted), "{}", outcome(false).await);
     assert_eq!(outcome(true).await, "0");
 }

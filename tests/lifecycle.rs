@@ -748,7 +748,7 @@ impl wakeline::condition::Condition for Panics {
         wakeline::condition::Status::Ready
     }
 
-    fn rest(&mut self) {
+    fn stop_waiting(&mut self) {
         assert!(self.0 != Where::Rest, "at rest");
     }
 

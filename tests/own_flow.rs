@@ -65,7 +65,7 @@ async fn an_operator_that_asks_its_own_service_is_a_stall() {
         let error = within(ask(&service, 3)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Stalled);
         let text = within(running).await.unwrap_err().to_string();
-        let wait = "`product` waits for a response of its own flow's service `factorials`";
+        let wait = "`product` waits for a response from its own flow's service `factorials`";
         assert!(text.contains(wait), "{before} before and {behind} behind: {text}");
         lock(&service).take();
     }

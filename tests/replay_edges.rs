@@ -185,7 +185,7 @@ on_both!(effects_other_than_work_and_messages_are_refused, async |device: Device
         .boxed()
     });
     let error = refused(&device, false, false, removes).await;
-    assert_contains(&error, &["it takes metadata away from messages, which no replay does"]);
+    assert_contains(&error, &["it calls `Cx::remove_metadata`, which a replay cannot repeat"]);
 
     let replies = stateful((), |_, ports, cx| {
         async move {
@@ -196,7 +196,7 @@ on_both!(effects_other_than_work_and_messages_are_refused, async |device: Device
         .boxed()
     });
     let error = refused(&device, false, false, replies).await;
-    assert_contains(&error, &["it calls `Cx::take_replies`, which no replay does"]);
+    assert_contains(&error, &["it calls `Cx::take_replies`, which a replay cannot repeat"]);
 
     let closes = stateful((), |_, ports, _| {
         async move {
@@ -208,7 +208,7 @@ on_both!(effects_other_than_work_and_messages_are_refused, async |device: Device
         .boxed()
     });
     let error = refused(&device, true, false, closes).await;
-    assert_contains(&error, &["it closes `output`, which no replay does"]);
+    assert_contains(&error, &["it closes `output`, which a replay cannot repeat"]);
 
     let finishes = stateful(0, |n, ports, cx| {
         async move {
@@ -222,7 +222,7 @@ on_both!(effects_other_than_work_and_messages_are_refused, async |device: Device
         .boxed()
     });
     let error = refused(&device, false, false, finishes).await;
-    assert_contains(&error, &["it calls `Cx::finish`, which no replay does"]);
+    assert_contains(&error, &["it calls `Cx::finish`, which a replay cannot repeat"]);
 });
 
 on_both!(an_operator_that_finishes_before_the_first_capture_ends_the_section, async |device: Device| {
@@ -725,7 +725,7 @@ on_both!(an_operator_that_works_on_its_own_stream_in_a_capture_is_refused, async
         .boxed()
     });
     let error = refused(&device, false, false, counting).await;
-    assert_contains(&error, &["it enqueues work on a stream that it has kept from an earlier run, or made"]);
+    assert_contains(&error, &["it enqueues work on a stream from outside the capture"]);
 });
 
 #[test]

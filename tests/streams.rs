@@ -332,7 +332,7 @@ async fn s5_an_output_refuses_a_stream_of_another_device() {
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage);
     let text = error.to_string();
-    let part = format!("`send` is on {device}, and its messages are to carry a stream of {other}");
+    let part = format!("`send` is on {device}, but its messages are to carry a stream on {other}");
     assert!(text.starts_with("operator `send`: ") && text.contains(&part), "{text}");
 }
 

@@ -1,7 +1,6 @@
 //! [`Alarm`]: one timer for the next moment that a condition waits for.
 //!
-//! It is created when first needed, and then reset, not created again: an operator that never waits for a time has
-//! none.
+//! The timer is created when first needed, and then reset: an operator that never waits for a time has none.
 
 use std::{
     pin::Pin,
@@ -14,29 +13,29 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::sync::ProxyWaker;
 
 #[derive(Debug, Default)]
-pub(crate) struct Alarm(Option<Box<Timer>>);
+pub(crate) struct Alarm(Option<Box<ProxiedSleep>>);
 
-/// Tokio wakes through the proxy: a panicking user waker neither ends a worker of the runtime nor keeps other timers
-/// from being woken.
+/// Tokio wakes through the proxy, so a user's waker that panics neither ends a worker of the runtime nor keeps other
+/// timers from being woken.
 #[derive(Debug)]
-struct Timer {
+struct ProxiedSleep {
     sleep: Pin<Box<Sleep>>,
     proxy: ProxyWaker,
 }
 
 impl Alarm {
-    /// True from `due` on. Before that the waker is kept.
+    /// True from `due` on. Before that, the waker is kept.
     ///
     /// # Panics
-    /// As tokio's timers do on a runtime without them. A flow does not run there: its check reports what needs timers.
+    /// On a runtime without timers. A flow that needs timers does not run there: its check reports what needs them.
     pub(crate) fn has_passed(&mut self, due: Instant, cx: &mut Context<'_>) -> bool {
         let now = Instant::now();
         if now >= due {
             return true;
         }
         let due = due.min(after(now, FAR));
-        let make = || Box::new(Timer { sleep: Box::pin(sleep_until(due)), proxy: ProxyWaker::new() });
-        let Timer { sleep, proxy } = &mut **self.0.get_or_insert_with(make);
+        let make = || Box::new(ProxiedSleep { sleep: Box::pin(sleep_until(due)), proxy: ProxyWaker::new() });
+        let ProxiedSleep { sleep, proxy } = &mut **self.0.get_or_insert_with(make);
         if sleep.deadline() != due {
             sleep.as_mut().reset(due);
         }
@@ -46,7 +45,7 @@ impl Alarm {
     }
 
     /// Cancels the timer.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn stop_waiting(&mut self) {
         self.0 = None;
     }
 }

@@ -1,4 +1,4 @@
-//! Asynchronous, `.when(event.clone())`: for an operator whose work continues elsewhere, in a thread or a service.
+//! [`Asynchronous`], `.when(event.clone())`: for an operator whose work continues elsewhere, in a thread or a service.
 //!
 //! ```text
 //!            the operator, in its run                  the thread that does the work
@@ -7,14 +7,14 @@
 //!     └──> Wait (nothing requested yet)       Never (nothing more will come)    <──┘
 //! ```
 //!
-//! The states are Holoscan's. A state changes only when it is set, and nothing polls in any of them. The first run is
-//! at once.
+//! The states are Holoscan's. A state changes only when it is set, and no state is polled. The first run begins at
+//! once.
 
 use std::{borrow::Cow, task::Context};
 
 use super::{
     Condition, IntoCondition, Status, When,
-    watch::{Watch, WatchReader, WatchValue},
+    watch::{WatchReader, WatchValue, WatchWriter},
 };
 
 /// The state of the work elsewhere. See [`Asynchronous`].
@@ -27,13 +27,13 @@ pub enum AsyncState {
     Wait,
     /// Work was requested, and is not done.
     EventWaiting,
-    /// It is done: the operator may run.
+    /// The work is done: the operator may run.
     EventDone,
     /// The operator never runs again.
     Never,
 }
 
-/// A state that can be set from any thread or task, and that an operator waits for. It begins as [`AsyncState::Ready`].
+/// A state that an operator waits for, and that any thread or task can set. It begins as [`AsyncState::Ready`].
 ///
 /// ```
 /// use wakeline::{condition::{AsyncState, Asynchronous}, prelude::*};
@@ -56,11 +56,11 @@ pub enum AsyncState {
 /// flow.add("ask", Ask(event.clone())).when(event);
 /// ```
 ///
-/// While it waits, the flow does not end as long as a clone exists that may change the state, including one that the
-/// operator keeps, as here. The thread that does the work must set the state in any case, also if the work has failed;
+/// While the operator waits, the flow does not end as long as a clone exists that can change the state, including one
+/// that the operator keeps, as here. The thread that does the work must set the state even if the work has failed;
 /// otherwise the flow waits until it is stopped.
 #[derive(Clone, Debug)]
-pub struct Asynchronous(Watch<AsyncState>);
+pub struct Asynchronous(WatchWriter<AsyncState>);
 
 impl WatchValue for AsyncState {
     fn is_awaited(self) -> bool {
@@ -72,9 +72,9 @@ impl WatchValue for AsyncState {
 struct Waits(WatchReader<AsyncState>);
 
 impl Asynchronous {
-    /// Creates one in the state [`AsyncState::Ready`].
+    /// Creates an `Asynchronous` in the state [`AsyncState::Ready`].
     pub fn new() -> Self {
-        Self(Watch::new(AsyncState::Ready))
+        Self(WatchWriter::new(AsyncState::Ready))
     }
 
     /// Sets the state, and wakes the operators that wait for it.
@@ -94,10 +94,10 @@ impl Default for Asynchronous {
     }
 }
 
-/// The condition itself is not a clone that may change the state.
+/// The condition holds a reader, which does not count as a clone that can change the state.
 impl IntoCondition for Asynchronous {
     fn into_condition(self) -> When {
-        When::own(Waits(self.0.reader()))
+        When::boxed(Waits(self.0.reader()))
     }
 }
 

@@ -17,7 +17,8 @@ use crate::memory::HostAccess;
 /// The buffers that the next run waits for.
 pub(crate) type Awaited = SmallVec<[HostAccess; 1]>;
 
-pub(crate) fn buffers(awaited: &mut Awaited, cx: &mut Context<'_>) -> Readiness {
+/// Polls the buffers, and removes those whose data is available.
+pub(crate) fn poll_buffers(awaited: &mut Awaited, cx: &mut Context<'_>) -> Readiness {
     while let Some(last) = awaited.last_mut() {
         match Pin::new(last).poll(cx) {
             Poll::Pending => return Readiness::WAIT_EVENT,

@@ -6,8 +6,8 @@ use std::{borrow::Cow, collections::VecDeque, sync::Arc, task::Context};
 
 use super::{
     Alarm, Condition, Status,
-    port::{OnPorts, PortFacts, PortId, Show},
-    set::{claim_all, for_each},
+    conditions::{claim_all, for_each},
+    port::{OnPorts, PortFacts, PortId, VisitPort},
 };
 use crate::{memory::Reservation, sync::discard};
 
@@ -25,7 +25,7 @@ pub trait IntoCondition {
 
 impl<C: Condition> IntoCondition for C {
     fn into_condition(self) -> When {
-        When::own(self)
+        When::boxed(self)
     }
 }
 
@@ -35,13 +35,13 @@ impl IntoCondition for When {
     }
 }
 
-/// Ready when either is: of two times, at the earlier one. A side that is `Never` has no effect while the other is not.
-/// A run claims the sides that were ready.
+/// Ready when either side is ready; of two times, at the earlier one. A side that is `Never` has no effect unless both
+/// are. A run claims the sides that were ready.
 ///
 /// If one side is a period, the operator and its flow continue to run after its messages have ended. For "this many
-/// messages, or after this long" use [`batch`](super::batch), and [`or_after`](super::OnPorts::or_after) for several
-/// ports: they end. A run that was allowed by the other side may find no message: use
-/// [`try_take`](crate::Input::try_take).
+/// messages, or after this long" use [`batch`](super::batch) or, for several ports,
+/// [`or_after`](super::OnPorts::or_after): with these, the operator ends with its messages. A run that the other side
+/// has allowed might find no message: use [`try_take`](crate::Input::try_take).
 ///
 /// Directly nested `any_of` form one level, and so do directly nested [`all_of`]. The flow's check rejects more than 64
 /// alternating levels.
@@ -60,12 +60,12 @@ pub fn any_of(one: impl IntoCondition, other: impl IntoCondition) -> When {
     When::several(true, one.into_condition(), other.into_condition())
 }
 
-/// Ready when both are, as an operator's conditions are by default: for one side of [`any_of`].
+/// Ready when both sides are ready, like the conditions of an operator by default. Use it for one side of [`any_of`].
 pub fn all_of(one: impl IntoCondition, other: impl IntoCondition) -> When {
     When::several(false, one.into_condition(), other.into_condition())
 }
 
-/// Describes those of these conditions that set tokio's timers.
+/// Describes the conditions that need tokio's timers.
 pub(crate) fn needing_timers(conditions: &[When]) -> Vec<Cow<'static, str>> {
     let mut all = Vec::new();
     conditions.iter().for_each(|when| when.needing_timers(&mut all));
@@ -81,11 +81,11 @@ pub(crate) fn reservations(conditions: &[When]) -> Vec<Arc<Reservation>> {
 
 #[derive(Debug)]
 pub(super) enum Tree {
-    Own(Own),
+    Boxed(BoxedCondition),
     Ports(OnPorts),
     Several {
         any: bool,
-        /// Never contains one with the same `any`: its parts are merged into this one.
+        /// Never contains a `Several` with the same `any`: its parts are merged into this one.
         all: VecDeque<Part>,
         /// 1, or one more than the depth of the deepest part.
         depth: usize,
@@ -116,14 +116,14 @@ impl Condition for TooDeep {
 }
 
 /// A condition of any type.
-pub(super) struct Own {
+pub(super) struct BoxedCondition {
     condition: Box<dyn Condition>,
-    asked_last: bool,
-    /// The timer for [`Status::WaitTime`]: no condition has one of its own.
+    is_polled_last: bool,
+    /// The timer for [`Status::WaitTime`], so that conditions need none of their own.
     alarm: Alarm,
 }
 
-impl Own {
+impl BoxedCondition {
     fn poll(&mut self, cx: &mut Context<'_>) -> Status {
         match self.condition.poll_status(cx) {
             Status::WaitTime(due) if self.alarm.has_passed(due, cx) => Status::Ready,
@@ -131,23 +131,23 @@ impl Own {
         }
     }
 
-    fn rest(&mut self) {
-        self.alarm.rest();
-        self.condition.rest();
+    fn stop_waiting(&mut self) {
+        self.alarm.stop_waiting();
+        self.condition.stop_waiting();
     }
 }
 
 /// An operator's conditions are dropped together: a panic of one destructor is contained here.
-impl Drop for Own {
+impl Drop for BoxedCondition {
     fn drop(&mut self) {
-        discard(std::mem::replace(&mut self.condition, Box::new(Gone)));
+        discard(std::mem::replace(&mut self.condition, Box::new(DroppedCondition)));
     }
 }
 
 /// Replaces a condition that is being dropped.
-struct Gone;
+struct DroppedCondition;
 
-impl Condition for Gone {
+impl Condition for DroppedCondition {
     fn poll_status(&mut self, _: &mut Context<'_>) -> Status {
         Status::Never
     }
@@ -167,16 +167,16 @@ impl Part {
 }
 
 impl When {
-    pub(super) fn own(condition: impl Condition) -> Self {
+    pub(super) fn boxed(condition: impl Condition) -> Self {
         // Called only here: it is user code, which may answer differently the next time.
-        let asked_last = condition.asked_last();
-        Self(Tree::Own(Own { condition: Box::new(condition), asked_last, alarm: Alarm::default() }))
+        let is_polled_last = condition.is_polled_last();
+        Self(Tree::Boxed(BoxedCondition { condition: Box::new(condition), is_polled_last, alarm: Alarm::default() }))
     }
 
     fn several(any: bool, one: Self, other: Self) -> Self {
         let depth = one.depth(any).max(other.depth(any));
         if depth > MOST_DEPTH {
-            return Self::own(TooDeep);
+            return Self::boxed(TooDeep);
         }
         // If built in a loop, the longer side may be either one.
         let all = match (one.0, other.0) {
@@ -208,33 +208,33 @@ impl When {
     fn depth(&self, within_any: bool) -> usize {
         match &self.0 {
             Tree::Several { any, depth, .. } => depth + usize::from(*any != within_any),
-            Tree::Own(_) | Tree::Ports(_) => 1,
+            Tree::Boxed(_) | Tree::Ports(_) => 1,
         }
     }
 
     pub(crate) fn start(&mut self) {
         match &mut self.0 {
-            Tree::Own(own) => own.condition.start(),
+            Tree::Boxed(boxed) => boxed.condition.start(),
             Tree::Ports(ports) => ports.start(),
             Tree::Several { all, .. } => for_each(all, |part| part.when.start()),
         }
     }
 
-    pub(crate) fn poll(&mut self, show: Show<'_>, cx: &mut Context<'_>) -> Status {
+    pub(crate) fn poll(&mut self, visit: VisitPort<'_>, cx: &mut Context<'_>) -> Status {
         match &mut self.0 {
-            Tree::Own(own) => own.poll(cx),
-            Tree::Ports(ports) => ports.poll(show, cx),
-            // All are polled, so that each keeps the waker.
+            Tree::Boxed(boxed) => boxed.poll(cx),
+            Tree::Ports(ports) => ports.poll(visit, cx),
+            // Polls all of them, so that each keeps the waker.
             Tree::Several { any, all, .. } => {
                 let asked = all.iter_mut().map(|part| {
-                    let status = part.when.poll(show, cx);
+                    let status = part.when.poll(visit, cx);
                     part.ready = status == Status::Ready;
                     status
                 });
                 if *any {
                     asked.reduce(Status::or).unwrap_or(Status::Never)
                 } else {
-                    // A wait for another operator remains one, whatever else is waited for.
+                    // A wait for another operator takes precedence over a wait for an event.
                     let both = |one: Status, other: Status| match one.and(other) {
                         Status::WaitEvent if one == Status::Wait || other == Status::Wait => Status::Wait,
                         status => status,
@@ -245,10 +245,10 @@ impl When {
         }
     }
 
-    /// The run begins. False if it is no longer possible; then nothing has changed.
+    /// Claims what a run needs. False if it is no longer available; then nothing has changed.
     pub(crate) fn claim(&mut self) -> bool {
         match &mut self.0 {
-            Tree::Own(own) => own.condition.claim(),
+            Tree::Boxed(boxed) => boxed.condition.claim(),
             Tree::Ports(ports) => {
                 ports.claim();
                 true
@@ -274,7 +274,7 @@ impl When {
 
     pub(crate) fn give_back(&mut self) {
         match &mut self.0 {
-            Tree::Own(own) => own.condition.give_back(),
+            Tree::Boxed(boxed) => boxed.condition.give_back(),
             Tree::Ports(ports) => ports.give_back(),
             Tree::Several { all, .. } => {
                 for_each(all.iter_mut().filter(|part| part.ready), |part| part.when.give_back());
@@ -284,31 +284,31 @@ impl When {
 
     pub(crate) fn ended(&mut self) {
         match &mut self.0 {
-            Tree::Own(own) => own.condition.ended(),
+            Tree::Boxed(boxed) => boxed.condition.ended(),
             Tree::Ports(_) => {}
             Tree::Several { all, .. } => for_each(all.iter_mut().filter(|part| part.ready), |part| part.when.ended()),
         }
     }
 
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn stop_waiting(&mut self) {
         match &mut self.0 {
-            Tree::Own(own) => own.rest(),
-            Tree::Ports(ports) => ports.rest(),
-            Tree::Several { all, .. } => for_each(all, |part| part.when.rest()),
+            Tree::Boxed(boxed) => boxed.stop_waiting(),
+            Tree::Ports(ports) => ports.stop_waiting(),
+            Tree::Several { all, .. } => for_each(all, |part| part.when.stop_waiting()),
         }
     }
 
-    pub(crate) fn asked_last(&self) -> bool {
+    pub(crate) fn is_polled_last(&self) -> bool {
         match &self.0 {
-            Tree::Own(own) => own.asked_last,
+            Tree::Boxed(boxed) => boxed.is_polled_last,
             Tree::Ports(_) => false,
-            Tree::Several { all, .. } => all.iter().any(|part| part.when.asked_last()),
+            Tree::Several { all, .. } => all.iter().any(|part| part.when.is_polled_last()),
         }
     }
 
     pub(crate) fn describe(&self) -> Cow<'static, str> {
         match &self.0 {
-            Tree::Own(own) => own.condition.describe(),
+            Tree::Boxed(boxed) => boxed.condition.describe(),
             Tree::Ports(ports) => ports.describe(),
             Tree::Several { any, all, .. } => {
                 let each: Vec<_> = all.iter().map(|part| part.when.describe()).collect();
@@ -320,25 +320,25 @@ impl When {
     /// Visits the memory that its conditions reserve for runs.
     pub(crate) fn reservations(&self, visit: &mut dyn FnMut(&Arc<Reservation>)) {
         match &self.0 {
-            Tree::Own(own) => own.condition.reservation().into_iter().for_each(visit),
+            Tree::Boxed(boxed) => boxed.condition.reservation().into_iter().for_each(visit),
             Tree::Ports(_) => {}
             Tree::Several { all, .. } => all.iter().for_each(|part| part.when.reservations(visit)),
         }
     }
 
-    /// True if it concerns only ports.
+    /// True if the condition concerns only ports.
     pub(crate) fn is_on_ports(&self) -> bool {
         match &self.0 {
-            Tree::Own(_) => false,
+            Tree::Boxed(_) => false,
             Tree::Ports(_) => true,
             Tree::Several { all, .. } => all.iter().all(|part| part.when.is_on_ports()),
         }
     }
 
-    /// Describes its conditions that set timers.
+    /// Describes its conditions that need timers.
     fn needing_timers(&self, all: &mut Vec<Cow<'static, str>>) {
         match &self.0 {
-            Tree::Own(own) => all.extend(own.condition.needs_timers().then(|| own.condition.describe())),
+            Tree::Boxed(boxed) => all.extend(boxed.condition.needs_timers().then(|| boxed.condition.describe())),
             Tree::Ports(ports) => all.extend(ports.needs_timers().then(|| ports.describe())),
             Tree::Several { all: parts, .. } => parts.iter().for_each(|part| part.when.needing_timers(all)),
         }
@@ -347,7 +347,7 @@ impl When {
     /// Visits its conditions on ports.
     pub(crate) fn on_ports<'a>(&'a self, visit: &mut dyn FnMut(&'a OnPorts)) {
         match &self.0 {
-            Tree::Own(_) => {}
+            Tree::Boxed(_) => {}
             Tree::Ports(ports) => visit(ports),
             Tree::Several { all, .. } => all.iter().for_each(|part| part.when.on_ports(visit)),
         }
@@ -357,14 +357,14 @@ impl When {
     /// `runs`, `waits for`.
     pub(crate) fn problems(&self, facts: &dyn Fn(PortId) -> Option<PortFacts>, problems: &mut Vec<String>) {
         match &self.0 {
-            Tree::Own(own) => problems.extend(own.condition.problem()),
+            Tree::Boxed(boxed) => problems.extend(boxed.condition.problem()),
             Tree::Ports(ports) => ports.problems(facts, problems),
             Tree::Several { all, .. } => all.iter().for_each(|part| part.when.problems(facts, problems)),
         }
     }
 }
 
-impl std::fmt::Debug for Own {
+impl std::fmt::Debug for BoxedCondition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.condition.describe())
     }
@@ -483,7 +483,7 @@ mod tests {
     }
 
     proptest! {
-        /// All or nothing of an `all_of`, anything available of an `any_of`; and all of it is given back or used up.
+        /// An `all_of` claims all or nothing, an `any_of` whatever is available; each claim is given back or used.
         #[test]
         fn what_is_claimed_is_given_back_or_used(
             mut shape in Shape::any(),

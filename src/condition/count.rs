@@ -1,20 +1,21 @@
-//! Count, `.when(count(100))`: a number of runs, then never again.
+//! [`Count`], `.when(count(100))`: allows a number of runs, and no run after them.
 
 use std::{borrow::Cow, fmt, task::Context};
 
 use super::{
     Condition, IntoCondition, Status, When,
-    watch::{Watch, WatchReader, WatchValue},
+    watch::{WatchReader, WatchValue, WatchWriter},
 };
 
-/// The number of runs left. A handle: clones are the same count, and two operators that are given one share its runs.
+/// The number of runs left. Clones are handles to the same count, and operators that are given the same count share its
+/// runs.
 ///
-/// An operator ends when its count is used up, as at [`Status::Never`] of any of its conditions; a later change does
+/// An operator ends when its count is used up, like with any condition that is [`Status::Never`]; a later change does
 /// not restart it. If the count is one side of [`any_of`](super::any_of), the operator continues with the other side,
 /// and with the count again once it is [`reset`](Self::reset). A used-up count does not keep its flow from ending.
 #[derive(Clone)]
 pub struct Count {
-    left: Watch<Left>,
+    left: WatchWriter<Left>,
     whole: i64,
 }
 
@@ -22,7 +23,7 @@ pub struct Count {
 struct Left {
     /// Runs; negative: unlimited.
     runs: i64,
-    /// How often this was set: a claim is not given back to a count that was set after it.
+    /// The number of resets: a claim is not given back to a count that was reset after it.
     resets: u64,
 }
 
@@ -32,14 +33,14 @@ impl Left {
     }
 }
 
-struct Counts {
+struct CountCondition {
     left: WatchReader<Left>,
     whole: i64,
     /// The number of resets at the claim that took a run.
     claimed: Option<u64>,
 }
 
-/// A number of runs: 0 is never, a negative number is unlimited. It restarts each time the flow is run.
+/// Allows `runs` runs: none if 0, and any number if negative. The count restarts each time the flow is run.
 ///
 /// ```
 /// use wakeline::{Flow, condition::count, operator::source};
@@ -56,12 +57,12 @@ struct Counts {
 /// # }).unwrap();
 /// ```
 pub fn count(runs: i64) -> Count {
-    Count { left: Watch::new(Left { runs, resets: 0 }), whole: runs }
+    Count { left: WatchWriter::new(Left { runs, resets: 0 }), whole: runs }
 }
 
 impl Count {
-    /// Sets the number of runs left, as for [`count`]. With 0 its operators end, whatever else they wait for. An
-    /// operator that had none left has ended, and is not restarted.
+    /// Sets the number of runs left, like [`count`]. With 0 its operators end, whatever else they wait for. An operator
+    /// that had no run left has ended, and is not restarted.
     pub fn reset(&self, runs: i64) {
         self.left.set(|left| left.reset(runs));
     }
@@ -73,7 +74,7 @@ impl Count {
 }
 
 impl WatchValue for Left {
-    /// With none left it is `Never`, with some left it is ready: it never waits.
+    /// With no run left the condition is `Never`, otherwise ready: it never waits.
     fn is_awaited(self) -> bool {
         false
     }
@@ -81,11 +82,11 @@ impl WatchValue for Left {
 
 impl IntoCondition for Count {
     fn into_condition(self) -> When {
-        When::own(Counts { left: self.left.reader(), whole: self.whole, claimed: None })
+        When::boxed(CountCondition { left: self.left.reader(), whole: self.whole, claimed: None })
     }
 }
 
-impl Condition for Counts {
+impl Condition for CountCondition {
     fn start(&mut self) {
         self.claimed = None;
         self.left.change(|left| Some(left.reset(self.whole)), |_| true);
@@ -115,7 +116,7 @@ impl Condition for Counts {
     }
 
     fn describe(&self) -> Cow<'static, str> {
-        "a run left of its count".into()
+        "a run to be left in its count".into()
     }
 }
 

@@ -1,22 +1,22 @@
-//! The event condition, `#[input(event = "decoded")]`: a message counts once its event of that name has passed.
+//! The event condition, `#[input(event = "decoded")]`: a message counts once its event called `decoded` has passed.
 //!
-//! A message carries an [`Event`](crate::stream::Event) in a field marked `#[event]`, recorded on any stream; the
-//! record at the time of the check is waited for. The field may also be a [`Ticket`], which is marked when the message
-//! is sent, so work that its stream is given before then is waited for, too. A message with several events of one name
-//! (a list of frames) waits for all of them; one without any this time (an event without a record, a field that is
-//! `None`, another variant) waits for nothing. A name that messages of this type never have is an error when the port
-//! is compiled.
+//! A message carries an [`Event`] in a field marked `#[event]`, recorded on any stream; the check uses the latest
+//! record. The field can also be a [`Ticket`], which is moved to the end of its stream when the message is sent: it
+//! then includes all work that was enqueued before. A message with several events of one name (a list of frames) counts
+//! once all of them have passed. A message without such an event (one without a record, a field that is `None`, another
+//! variant) counts at once. A name that messages of this type never have is an error when the port is compiled.
 
 use crate::{
     hub::Message,
     stream::{Event, Ticket},
 };
 
-pub(super) fn named<M: Message>(message: &mut M, name: &str, visit: &mut dyn FnMut(&Ticket)) {
+/// Visits the tickets of the message's events called `name`.
+pub(super) fn visit_event<M: Message>(message: &mut M, name: &str, visit: &mut dyn FnMut(&Ticket)) {
     message.events(name, &mut |ticket| visit(ticket));
 }
 
-/// The types of fields that may be marked `#[event]`.
+/// The types of fields that can be marked `#[event]`.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an event",

@@ -1,4 +1,4 @@
-//! Any future, `.when(until(|| async { .. }))`: an operator runs once it has resolved.
+//! [`Until`], `.when(until(|| async { .. }))`: an operator runs once a future has resolved.
 //!
 //! A future resolves once, but a condition is polled repeatedly. So the future is created by a function, which is
 //! called when the operator waits for a run and no future is pending. A resolved future counts as ready until the run
@@ -11,8 +11,8 @@
 //!     └───────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A pending future counts as an event: while its operator waits for nothing else, the flow is not idle. An operator
-//! that also waits for a message could not run for the future alone.
+//! A pending future counts as an event: while its operator waits for nothing else, the flow is not idle. If the
+//! operator also waits for a message, the flow can be idle, since the future alone would not let the operator run.
 
 use std::{
     borrow::Cow,
@@ -26,7 +26,7 @@ use crate::sync::Discarded;
 
 /// The output of the future.
 pub trait Verdict: Send + 'static {
-    /// Whether the operator may run; if not, it never runs again.
+    /// True if the operator may run; otherwise it never runs again.
     fn allows(self) -> bool;
 }
 
@@ -58,7 +58,7 @@ enum State<R: 'static> {
     Never,
 }
 
-/// Before each run, a future from the function has to resolve. An output of `false` ends the operator.
+/// Before each run, waits for a future that `make` returns. If its output is `false`, the operator ends.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -74,8 +74,8 @@ enum State<R: 'static> {
 /// }));
 /// ```
 ///
-/// If an operator stops waiting for the next run ([`Cx::ready`](crate::Cx::ready)), the future is kept, and polled
-/// further when it waits again. It is dropped with the operator, or when the flow is run again.
+/// If an operator stops waiting for its next run ([`Cx::ready`](crate::Cx::ready)), the future is kept, and polled on
+/// when the operator waits again. It is dropped with the operator, or when the flow is run again.
 pub fn until<F, R>(make: F) -> Until<F, R>
 where
     F: FnMut() -> R + Send + 'static,
@@ -123,7 +123,7 @@ where
     }
 
     fn describe(&self) -> Cow<'static, str> {
-        "a future of its own".into()
+        "the future of its `until` condition".into()
     }
 }
 

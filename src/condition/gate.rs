@@ -1,4 +1,4 @@
-//! A gate, `.when(gate.clone())`: code outside of an operator decides whether it runs.
+//! [`Gate`], `.when(gate.clone())`: code outside of an operator decides whether the operator runs.
 //!
 //! ```text
 //!            pause                      end
@@ -8,18 +8,19 @@
 //!                     └──> waits; if all other operators are idle, the flow has stalled
 //! ```
 //!
-//! Holoscan's boolean condition corresponds to the transition from `OPEN` to `ENDED`: a kill switch. A paused gate
-//! keeps its flow from ending while a handle exists that may resume it.
+//! Holoscan's boolean condition is the transition from `OPEN` to `ENDED`: a kill switch. A paused gate keeps its flow
+//! from ending while a handle exists that can resume it.
 
 use std::{borrow::Cow, collections::BTreeMap, task::Context};
 
 use super::{
     Condition, IntoCondition, Status, When,
-    watch::{Watch, WatchReader, WatchValue},
+    watch::{WatchReader, WatchValue, WatchWriter},
 };
 use crate::error::{Error, ErrorKind, Result};
 
-/// Pauses, resumes and ends the operators that were given it with `.when(gate.clone())`, from any thread or task.
+/// Pauses, resumes and ends operators, from any thread or task: those that were given the gate with
+/// `.when(gate.clone())`.
 ///
 /// ```
 /// use wakeline::{Flow, condition::Gate, operator::source};
@@ -31,10 +32,10 @@ use crate::error::{Error, ErrorKind, Result};
 /// assert!(gate.is_open());
 /// ```
 ///
-/// If it was created by [`Flow::gate`](crate::Flow::gate), an operator can look it up by name with
+/// An operator can look up a gate that [`Flow::gate`](crate::Flow::gate) has created by its name, with
 /// [`Cx::gate`](crate::Cx::gate).
 #[derive(Clone, Debug)]
-pub struct Gate(Watch<GateState>);
+pub struct Gate(WatchWriter<GateState>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GateState {
@@ -53,37 +54,37 @@ impl WatchValue for GateState {
 struct Gated(WatchReader<GateState>);
 
 impl Gate {
-    /// An open gate.
+    /// Creates an open gate.
     pub fn open() -> Self {
-        Self(Watch::new(GateState::Open))
+        Self(WatchWriter::new(GateState::Open))
     }
 
-    /// A gate that is paused until it is resumed.
+    /// Creates a paused gate.
     pub fn paused() -> Self {
-        Self(Watch::new(GateState::Paused))
+        Self(WatchWriter::new(GateState::Paused))
     }
 
-    /// No run begins until the gate is resumed. A run in progress continues to its end.
+    /// Lets no run begin until the gate is resumed. A run in progress continues to its end.
     pub fn pause(&self) {
         self.set(GateState::Paused);
     }
 
-    /// Runs may begin again.
+    /// Lets runs begin again.
     pub fn resume(&self) {
         self.set(GateState::Open);
     }
 
-    /// No further run begins: its operators end, and then those downstream. This cannot be undone.
+    /// Lets no further run begin: the gate's operators end, and then those downstream. This cannot be undone.
     pub fn end(&self) {
         self.set(GateState::Ended);
     }
 
-    /// True unless it is paused or ended.
+    /// True unless the gate is paused or has ended.
     pub fn is_open(&self) -> bool {
         self.0.get() == GateState::Open
     }
 
-    /// True once it has ended.
+    /// True once the gate has ended.
     pub fn has_ended(&self) -> bool {
         self.0.get() == GateState::Ended
     }
@@ -93,12 +94,12 @@ impl Gate {
     }
 }
 
-/// The gates of a flow, by name. It keeps readers, which are not handles.
+/// The gates of a flow, by name. They are kept as readers, which do not count as handles.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gates(BTreeMap<String, WatchReader<GateState>>);
 
 impl Gates {
-    /// The gate of that name; a new, open one if there is none.
+    /// The gate called `name`; a new, open gate if there is none.
     pub(crate) fn get(&mut self, name: String) -> Gate {
         if let Some(known) = self.0.get(&name) {
             return Gate(known.writer());
@@ -108,16 +109,20 @@ impl Gates {
         gate
     }
 
-    /// The gate of that name.
+    /// The gate called `name`, which must exist.
     pub(crate) fn find(&self, name: &str) -> Result<Gate> {
         if let Some(known) = self.0.get(name) {
             return Ok(Gate(known.writer()));
         }
         let known: Vec<_> = self.0.keys().map(|name| format!("`{name}`")).collect();
-        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        let known = if known.is_empty() {
+            "the flow has no gates".into()
+        } else {
+            format!("its gates are {}", known.join(", "))
+        };
         Err(Error::new(
             ErrorKind::Usage,
-            format!("the flow has no gate `{name}`: create it with `flow.gate(\"{name}\")`; it has {known}"),
+            format!("the flow has no gate `{name}`: create it with `flow.gate(\"{name}\")` ({known})"),
         ))
     }
 }
@@ -125,7 +130,7 @@ impl Gates {
 /// The condition itself holds no handle.
 impl IntoCondition for Gate {
     fn into_condition(self) -> When {
-        When::own(Gated(self.0.reader()))
+        When::boxed(Gated(self.0.reader()))
     }
 }
 
@@ -196,7 +201,7 @@ mod tests {
 
     fn poll(gated: &mut Gated, waker: Waker) -> Status {
         let status = gated.poll_status(&mut Context::from_waker(&waker));
-        // It may be the last of its clones.
+        // This might be the last clone.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(waker)));
         status
     }

@@ -1,17 +1,17 @@
-//! Available memory, `.when(memory(&allocator, bytes))`: an operator runs once that much can be allocated.
+//! [`MemoryAvailable`], `.when(memory(&allocator, bytes))`: an operator runs once `bytes` bytes can be allocated.
 //!
 //! ```text
 //!   WAITING ── enough is available ──> READY ── a run begins ──> RESERVED ── the run ends ──> WAITING
 //!      ^                                 │                          │  Cx::alloc draws from it
-//!      └── another operator was first ───┘                          └─ what is left is released
+//!      └── another operator was first ───┘                          └─ the rest is released
 //! ```
 //!
-//! Polling reserves nothing, so several operators may be ready for the same memory; the first whose run begins gets it,
-//! and the others wait again. Memory that a stream may still use counts as available only if it can be reused without a
-//! wait of the host: this applies to [blocks](Allocator::blocks), which the operator's stream waits for on the device.
-//! Otherwise the operator waits for the device, as for an event, or for a holder of the memory outside of the flow,
-//! also as for an event. If only operators of the flow hold the memory, allocated with [`Cx::alloc`](crate::Cx::alloc),
-//! it waits for these: if they all wait, the flow has stalled.
+//! Polling reserves nothing, so several operators can be ready for the same memory; the first whose run begins gets it,
+//! and the others wait again. Memory that a stream might still be using counts as available only if the host need not
+//! wait for it: [blocks](Allocator::blocks) are available, since the operator's stream waits for their last use on the
+//! device. Otherwise the operator waits for the device or for a holder of the memory outside of the flow, which both
+//! count as events. If only operators of the flow hold the memory, allocated with [`Cx::alloc`](crate::Cx::alloc), the
+//! operator waits for them: if they all wait, the flow has stalled.
 
 use std::{borrow::Cow, sync::Arc, task::Context};
 
@@ -25,13 +25,13 @@ pub struct MemoryAvailable {
     wait: MemoryWait,
 }
 
-/// Ready once this allocator has that much memory. It is reserved for the run, which draws from it with
+/// Ready once `allocator` has `bytes` bytes available. They are reserved for the run, which allocates from them with
 /// [`Cx::alloc`](crate::Cx::alloc); the rest is released when the run has ended. For blocks, `bytes` is rounded up to
 /// whole blocks.
 ///
-/// More than the allocator can ever have is an error before the flow runs; so are several conditions of one operator on
-/// one allocator, also within [`any_of`](super::any_of) and [`all_of`](super::all_of): write one for the total that a
-/// run needs.
+/// Asking for more than the allocator can ever have is an error before the flow runs. So are several conditions of one
+/// operator on the same allocator, also within [`any_of`](super::any_of) and [`all_of`](super::all_of): write one
+/// condition for the total that a run needs.
 ///
 /// ```
 /// use wakeline::{prelude::*, condition::memory, memory::Allocator};
@@ -71,18 +71,18 @@ pub fn memory(allocator: &Allocator, bytes: u64) -> MemoryAvailable {
 impl Condition for MemoryAvailable {
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
         let allocator = self.reservation.allocator();
-        // Registered first: memory that is released meanwhile is either seen here or reported to the waker.
+        // Registered first, so that memory released at the same time is either seen here or wakes the operator.
         self.wait.watch(allocator, cx);
-        let lacks = loop {
+        let blocker = loop {
             match self.reservation.blocker() {
-                // The host finds that a use is over, and checks again.
+                // The oldest use on a stream is over: check again.
                 ReserveBlocker::Streams if self.wait.poll_oldest(allocator, cx) => {}
-                lacks => break lacks,
+                blocker => break blocker,
             }
         };
-        match lacks {
+        match blocker {
             ReserveBlocker::Nothing => {
-                // If another operator is first, the claim fails.
+                // If another operator claims the memory first, this claim fails.
                 self.wait.unwatch(allocator);
                 Status::Ready
             }
@@ -103,7 +103,7 @@ impl Condition for MemoryAvailable {
         self.reservation.release();
     }
 
-    fn rest(&mut self) {
+    fn stop_waiting(&mut self) {
         self.wait.unwatch(self.reservation.allocator());
     }
 
@@ -122,7 +122,7 @@ impl Condition for MemoryAvailable {
 
 impl Drop for MemoryAvailable {
     fn drop(&mut self) {
-        self.rest();
+        self.stop_waiting();
         self.reservation.release();
     }
 }

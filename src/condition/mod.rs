@@ -1,47 +1,49 @@
 //! Conditions: they decide when an operator may run.
 //!
 //! A condition is level-triggered, and polling it has no side effect: the answer stays the same until something acts.
-//! It answers a [`Status`]; while it is not ready it keeps a waker, and nothing polls. The conditions of an operator
-//! are combined with "and"; [`any_of`] combines with "or". When one pass finds all of them ready, what the run needs is
-//! claimed at once, without an await; if one claim fails, all are given back and the operator waits again.
+//! The answer is a [`Status`]. While a condition is not ready it keeps a waker, and nothing polls it. The conditions of
+//! an operator are combined with "and"; [`any_of`] combines with "or". When one pass finds all of them ready, each
+//! claims what the run needs, without an await in between; if one claim fails, all claims are given back and the
+//! operator waits again.
 //!
 //! By default every input waits for a message and every output for room (and, if its hub has blank envelopes, for one
 //! of them). Attributes on ports, and conditions given when an operator is added, change, replace or extend that:
 //!
 //! | ready when | on a port | when adding |
 //! |---|---|---|
-//! | a message is queued | by default; [`Inputs`](crate::Inputs): one of each connection | [`at_least`]`(op.input, 1)` |
+//! | a message is queued | by default; [`Inputs`](crate::Inputs): one from each connection | [`at_least`]`(op.input, 1)` |
 //! | n messages are queued | `#[input(at_least = 4)]` | [`at_least`]`(op.input, 4)` |
 //! | at most n are queued | `#[input(at_most = 8)]` | [`at_most`]`(op.input, 8)` |
-//! | n are queued, or the oldest has waited | `#[input(batch = 8, within = "5ms")]` | [`batch`]`(op.input, 8, time)` |
+//! | n are queued, or the oldest has waited for a time | `#[input(batch = 8, within = "5ms")]` | [`batch`]`(op.input, 8, time)` |
 //! | n are queued at several inputs together | `#[ports(sum(left, right) = 3)]` | [`sum`]`([..], 3)` |
-//! | a number at each of several inputs | `#[ports(each(left = 2, right = 1))]` | [`each`]`([..])` |
-//! | these, or an interval has passed | `#[ports(sum(left, right) = 3, or_after = "10ms")]` | [`sum`]`(..).`[`or_after`](OnPorts::or_after)`(time)` |
+//! | a number is queued at each of several inputs | `#[ports(each(left = 2, right = 1))]` | [`each`]`([..])` |
+//! | so many are queued, or an interval has passed | `#[ports(sum(left, right) = 3, or_after = "10ms")]` | [`sum`]`(..).`[`or_after`](OnPorts::or_after)`(time)` |
 //! | always | `#[input(optional)]`, `#[output(optional)]` | |
-//! | there is room for n | `#[output(room = 2)]` | [`room`]`(op.output, 2)` |
-//! | the hub has a chunk, or a blank one | `#[consume]`, `#[peek]`, `#[modify]`, `#[produce]` | |
+//! | there is room for n | `#[output(room = 2)]` | [`room`](fn@room)`(op.output, 2)` |
+//! | the hub has a chunk, or a blank chunk | `#[consume]`, `#[peek]`, `#[modify]`, `#[produce]` | |
 //! | the work that wrote a message is done | `#[input(done)]` | |
 //! | an event that a message carries has passed | `#[input(event = "decoded")]` | |
 //! | a buffer's data is available | | [`Cx::run_after`](crate::Cx::run_after) |
-//! | memory can be allocated | | [`memory`]`(&allocator, 1 << 20)` |
-//! | runs are left | | [`count`]`(100)` |
-//! | it is opened by hand | | a [`Gate`] |
+//! | memory can be allocated | | [`memory`](fn@memory)`(&allocator, 1 << 20)` |
+//! | runs are left | | [`count`](fn@count)`(100)` |
+//! | a gate is open | | a [`Gate`] |
 //! | a period has passed | | [`every`]`(time)` |
 //! | work elsewhere is done | | an [`Asynchronous`] |
 //! | a future has resolved | | [`until`]`(..)` |
-//! | a function returns true | [`Operator::may_run`](crate::Operator::may_run) | [`predicate`]`(..)` |
+//! | a function returns true | [`Operator::may_run`](crate::Operator::may_run) | [`predicate`](fn@predicate)`(..)` |
 //! | either of two is ready | | [`any_of`]`(a, b)` |
-//! | your own code says so | | a [`Condition`] |
+//! | your own code decides | | a [`Condition`] |
 //!
-//! A port that is named by a condition when the operator is added loses its default condition; the others keep theirs.
-//! An operator without any condition runs again and again, and yields to other tasks in between. So does one whose
-//! inputs are all `optional`: it ends by calling [`Cx::finish`](crate::Cx::finish) once they [have
+//! A port that is named by a condition given when the operator is added loses its default condition; the other ports
+//! keep theirs. An operator without any condition runs again and again, and yields to other tasks in between. So does
+//! an operator whose inputs are all `optional`: let it call [`Cx::finish`](crate::Cx::finish) once they [have
 //! ended](crate::Input::has_ended).
 
 mod alarm;
 mod asynchronous;
 mod buffer;
 mod combine;
+mod conditions;
 mod count;
 mod event;
 mod future;
@@ -53,7 +55,6 @@ mod port;
 mod predicate;
 mod ready_prefix;
 mod room;
-mod set;
 mod status;
 mod stream;
 mod watch;
@@ -63,9 +64,10 @@ use std::{borrow::Cow, task::Context};
 pub use crate::hub::Since;
 pub(crate) use alarm::{Alarm, after};
 pub use asynchronous::{AsyncState, Asynchronous};
-pub(crate) use buffer::{Awaited, buffers};
+pub(crate) use buffer::{Awaited, poll_buffers};
 pub use combine::{IntoCondition, When, all_of, any_of};
 pub(crate) use combine::{needing_timers, reservations};
+pub(crate) use conditions::Conditions;
 pub use count::{Count, count};
 pub use event::EventField;
 pub use future::{Until, Verdict, until};
@@ -79,11 +81,10 @@ pub use periodic::{Every, MissedTicks, every};
 #[doc(hidden)]
 pub use port::PortState;
 pub use port::{OnPorts, PortId, at_least, at_most, batch, each, room, sum};
-pub(crate) use port::{PortFacts, count_at, named};
+pub(crate) use port::{PortFacts, count_at, named_ports};
 pub use predicate::{Predicate, predicate};
-pub(crate) use ready_prefix::{ReadyPrefix, Wanted};
+pub(crate) use ready_prefix::{MessageRequirement, ReadyPrefix};
 pub(crate) use room::{Room, room_for, room_problem};
-pub(crate) use set::Conditions;
 #[doc(hidden)]
 pub use status::Readiness;
 pub use status::Status;
@@ -137,17 +138,18 @@ pub trait Condition: Send + 'static {
     /// Called before the flow's operators run, each time that the flow is run.
     fn start(&mut self) {}
 
-    /// Whether the operator may run. Polling has no side effect. Unless the answer is ready, never or a time, the waker
-    /// is kept, and woken when the answer may have changed. A condition whose answer may change at any time always
-    /// keeps it, so that an operator that waits for something else is notified at once.
+    /// Whether the operator may run. Polling has no side effect. Unless the answer is ready, never or a time, keep the
+    /// waker, and wake it when the answer might have changed. A condition whose answer can change at any time always
+    /// keeps the waker, so that an operator that waits for something else is notified at once.
     ///
-    /// [`Status::Wait`] means that another operator has to act: a flow in which all operators wait this way has stalled
-    /// or is at its end. [`Status::WaitEvent`] and [`Status::WaitTime`] mean that the wait ends without any operator.
+    /// [`Status::Wait`] means that another operator has to act: a flow in which all operators wait like this has
+    /// stalled or is at its end. [`Status::WaitEvent`] and [`Status::WaitTime`] mean that the wait ends without an
+    /// operator.
     ///
-    /// [`Status::WaitTime`] needs no waker: the flow sets a timer for that moment of [`tokio::time`]'s clock, and the
-    /// operator may run once it has passed, whether or not this is called again before [`claim`](Self::claim). It is
-    /// polled again when something else changes, and may then answer an earlier or a later moment. The runtime must
-    /// have its timers enabled (`enable_time`).
+    /// [`Status::WaitTime`] needs no waker: the flow sets a timer for that moment on [`tokio::time`]'s clock, and the
+    /// operator may run once it has passed, whether or not this method is called again before [`claim`](Self::claim).
+    /// The condition is polled again when something else changes, and can then answer an earlier or a later moment. The
+    /// runtime must have its timers enabled (`enable_time`).
     ///
     /// ```
     /// use std::{task::Context, time::Duration};
@@ -171,27 +173,28 @@ pub trait Condition: Send + 'static {
     /// ```
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status;
 
-    /// A run for which all conditions were ready begins: takes what the run needs. False if that is no longer
-    /// available; the condition is then polled again. An operator whose condition is ready but rejects every claim
-    /// fails.
+    /// Takes what the run needs, after all conditions were ready. Returns false if it is no longer available; the
+    /// condition is then polled again. An operator whose condition is ready but rejects every claim fails.
     fn claim(&mut self) -> bool {
         true
     }
 
-    /// The claimed run does not take place.
+    /// Undoes [`claim`](Self::claim): the run does not take place.
     fn give_back(&mut self) {}
 
-    /// The run has ended: `compute` has returned, with or without an error. The next poll comes after this call.
+    /// Called when the run has ended: `compute` has returned, with or without an error. The next poll comes after this
+    /// call.
     fn ended(&mut self) {}
 
-    /// The operator no longer waits for it, until it is polled again: resources that are kept for waiting may be
-    /// released.
-    fn rest(&mut self) {}
+    /// Called when the operator stops waiting for the condition, until it is polled again. Release resources that are
+    /// held only for waiting.
+    fn stop_waiting(&mut self) {}
 
-    /// True for a check without a waker. It is polled once all other conditions are ready, and after [`Status::Wait`]
-    /// polled again when a message or room arrives at one of the operator's ports, or the whole flow has become idle.
-    /// Called once, when the condition is given to its operator.
-    fn asked_last(&self) -> bool {
+    /// True for a condition that keeps no waker. It is polled last, once all other conditions are ready. After
+    /// [`Status::Wait`] it is polled again when a message arrives at one of the operator's inputs, when an output gains
+    /// room, and when the whole flow becomes idle. This method is called once, when the condition is given to its
+    /// operator.
+    fn is_polled_last(&self) -> bool {
         false
     }
 
@@ -206,13 +209,13 @@ pub trait Condition: Send + 'static {
         std::any::type_name::<Self>().into()
     }
 
-    /// True if it sets tokio's timers.
+    /// True if the condition needs tokio's timers.
     #[doc(hidden)]
     fn needs_timers(&self) -> bool {
         false
     }
 
-    /// Memory that it reserves for the operator's runs.
+    /// The memory that the condition reserves for the operator's runs.
     #[doc(hidden)]
     fn reservation(&self) -> Option<&std::sync::Arc<crate::memory::Reservation>> {
         None

@@ -1,4 +1,4 @@
-//! Periodic, `.when(every(Duration::from_millis(10)))`: one run a period, the first at once.
+//! [`Every`], `.when(every(Duration::from_millis(10)))`: one run per period, the first at once.
 //!
 //! ```text
 //!            0         10        20        30        40        50        60 ms
@@ -8,8 +8,8 @@
 //!   Skip     x         x════════════════════════x    x         x         x      one run for all missed ticks
 //! ```
 //!
-//! Time is tokio's: with a paused clock every run is exactly on time, otherwise within the timers' resolution of a
-//! millisecond. With a shorter period, runs come in bursts if missed ticks are made up for.
+//! The clock is tokio's: if it is paused, every run is exactly on time, otherwise within the timers' resolution of a
+//! millisecond. With a period below that, runs come in bursts if missed ticks are made up for.
 
 use std::{borrow::Cow, task::Context, time::Duration};
 
@@ -17,16 +17,16 @@ use tokio::time::Instant;
 
 use super::{Condition, Status, alarm::after};
 
-/// What happens to ticks that are missed because of a long run or a wait for something else.
+/// What happens to ticks that are missed during a long run or a wait for something else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissedTicks {
-    /// They are made up for: one run for each of them, in immediate succession. Holoscan's `CatchUpMissedTicks`.
+    /// Missed ticks are made up for by one run each, in immediate succession. Holoscan's `CatchUpMissedTicks`.
     #[default]
     CatchUp,
-    /// There is at least one period between the starts of two runs. Holoscan's `MinTimeBetweenTicks`.
+    /// The starts of two runs are at least one period apart. Holoscan's `MinTimeBetweenTicks`.
     Spaced,
-    /// One immediate run replaces all of them; later runs are again at multiples of the period after the first run.
-    /// Holoscan's `NoCatchUpMissedTicks`.
+    /// One immediate run replaces all missed ticks; later runs are again at multiples of the period after the first
+    /// run. Holoscan's `NoCatchUpMissedTicks`.
     Skip,
 }
 
@@ -41,8 +41,8 @@ pub struct Every {
     before: Option<Instant>,
 }
 
-/// One run a period, the first at once. Missed ticks are made up for unless [`missed`](Every::missed) sets another
-/// policy.
+/// Allows one run per period, the first at once. Missed ticks are made up for unless [`missed`](Every::missed) sets
+/// another policy.
 ///
 /// ```
 /// use std::time::Duration;
@@ -88,7 +88,7 @@ impl Condition for Every {
             MissedTicks::Skip => {
                 let period = self.period.max(Duration::from_nanos(1));
                 let into = now.duration_since(due).as_nanos() % period.as_nanos();
-                // Less than a period, whose seconds and nanoseconds fit.
+                // Shorter than a period, so the conversions do not truncate.
                 let into = Duration::new((into / 1_000_000_000) as u64, (into % 1_000_000_000) as u32);
                 after(now, period - into)
             }

@@ -1,17 +1,17 @@
-//! Conditions on ports that are given when an operator is added, `.when(at_least(upper.lines, 4))`, and conditions over
-//! several ports, `.when(sum([..], 3))` or `#[ports(sum(left, right) = 3)]`.
+//! [`OnPorts`]: conditions on one port, `.when(at_least(upper.lines, 4))`, and conditions over several ports,
+//! `.when(sum([..], 3))` or `#[ports(sum(left, right) = 3)]`.
 //!
-//! A port that one of them names loses its default condition, others keep theirs. A condition identifies its ports by
-//! number; what it may query about them is [`PortState`].
+//! A port that a condition names loses its default condition, other ports keep theirs. A condition identifies its ports
+//! by number, and queries them through [`PortState`].
 //!
 //! ```text
-//!   sum    this many messages at all of them together
-//!   each   this many at one, that many at another
+//!   sum        a number of messages at all of the ports together
+//!   each       a number of messages at each of the ports
 //!   or_after   or an interval since the operator's last run, with as many messages as have arrived
 //! ```
 //!
-//! When the senders of all ports of a `sum` have closed, the remaining messages are handed out, and then it is `Never`;
-//! for `each`, when the senders of one port have.
+//! When the senders of all ports of a `sum` have closed, the remaining messages can be taken, and then the condition is
+//! `Never`; for `each`, when the senders of one of its ports have closed.
 
 use std::{borrow::Cow, task::Context, time::Duration};
 
@@ -23,8 +23,8 @@ use super::{
 };
 use crate::clock;
 
-/// Identifies a port of an operator of a flow, whatever message type it carries: conditions over several ports convert
-/// handles to this.
+/// Identifies a port of an operator in a flow, independent of the port's message type. Convert a port's handle to it
+/// for a condition over several ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortId {
     pub(crate) flow: u64,
@@ -33,26 +33,26 @@ pub struct PortId {
     pub(crate) name: &'static str,
 }
 
-/// What a condition may query about a port.
+/// The state of a port that a condition can query.
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub trait PortState {
-    /// Counts messages at an input, up to `most`; the waker is kept if there are fewer. Reserves nothing.
+    /// Counts the messages at an input, up to `most`; keeps the waker if there are fewer. Reserves nothing.
     fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted;
-    /// As `poll_count`, for a condition of the operator's next run: the messages found are reserved for that run.
+    /// Like `poll_count`, for a condition of the operator's next run: the messages counted are reserved for that run.
     fn poll_promised(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
         self.poll_count(most, cx)
     }
-    /// Whether an output has room for this many messages.
+    /// Whether an output has room for `count` messages.
     fn poll_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness;
     /// When the first message began to wait, if its hub records that.
     fn oldest(&self) -> Option<Instant>;
 }
 
-/// What is known of a port before a flow runs.
+/// The facts known about a port before a flow runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortFacts {
-    /// The capacity of its hub; of an input with several connections, of all their hubs together.
+    /// The capacity of its hub, or of all hubs of an input with several connections together.
     pub(crate) capacity: usize,
     pub(crate) is_input: bool,
     /// True for an input whose hubs keep the latest value.
@@ -60,13 +60,13 @@ pub(crate) struct PortFacts {
 }
 
 /// Visits the operator's port with this number.
-pub(crate) type Show<'a> = &'a mut dyn FnMut(usize, &mut dyn FnMut(&mut dyn PortState));
+pub(crate) type VisitPort<'a> = &'a mut dyn FnMut(usize, &mut dyn FnMut(&mut dyn PortState));
 
 /// A condition on ports. See [`at_least`], [`at_most`], [`batch`], [`room`], [`sum`] and [`each`].
 #[derive(Debug)]
 #[must_use = "give it to an operator with `.when(..)`"]
 pub struct OnPorts {
-    what: What,
+    condition: PortCondition,
     or_after: Option<Duration>,
     last_run: Instant,
     /// The value of `last_run` before the current run.
@@ -76,7 +76,7 @@ pub struct OnPorts {
 }
 
 #[derive(Debug)]
-enum What {
+enum PortCondition {
     Messages(PortId, Need),
     Room(PortId, usize),
     Sum(Vec<PortId>, usize),
@@ -84,22 +84,22 @@ enum What {
 }
 
 impl OnPorts {
-    fn new(what: What) -> Self {
+    fn new(condition: PortCondition) -> Self {
         let now = clock::now();
-        Self { what, or_after: None, last_run: now, run_before: now, alarms: [None, None] }
+        Self { condition, or_after: None, last_run: now, run_before: now, alarms: [None, None] }
     }
 
-    /// Or this long after the operator's last run began (for the first run: after the flow began), with as many
-    /// messages as have arrived, possibly none. Once all senders have closed and no message is left, it is `Never`
-    /// nevertheless.
+    /// Makes the condition ready also when `interval` has passed since the operator's last run began (for the first
+    /// run: since the flow began), with as many messages as have arrived, possibly none. Once all senders have closed
+    /// and no message is left, the condition is `Never` nevertheless.
     pub fn or_after(mut self, interval: Duration) -> Self {
         self.or_after = Some(interval);
         self
     }
 
-    /// For [`batch`]: from when a message's wait is measured.
+    /// Sets from when a message's wait is measured, for [`batch`].
     pub fn since(mut self, since: Since) -> Self {
-        if let What::Messages(_, need) = &mut self.what {
+        if let PortCondition::Messages(_, need) = &mut self.condition {
             need.since = since;
         }
         self
@@ -120,18 +120,18 @@ impl OnPorts {
         self.last_run = self.run_before;
     }
 
-    pub(super) fn rest(&mut self) {
+    pub(super) fn stop_waiting(&mut self) {
         self.alarms = [None, None];
     }
 
-    pub(super) fn poll(&mut self, show: Show<'_>, cx: &mut Context<'_>) -> Status {
+    pub(super) fn poll(&mut self, visit: VisitPort<'_>, cx: &mut Context<'_>) -> Status {
         let [of_batch, of_interval] = &mut self.alarms;
-        // Until when it waits for a batch.
+        // The end of the wait for a batch.
         let mut due = None;
-        let asked = match &self.what {
-            What::Messages(port, need) => {
+        let asked = match &self.condition {
+            PortCondition::Messages(port, need) => {
                 let mut asked = Readiness::NEVER;
-                show(port.port, &mut |port| {
+                visit(port.port, &mut |port| {
                     let counted = port.poll_promised(need.asks(), cx);
                     let oldest = port.oldest();
                     asked = need.readiness(counted, || oldest, of_batch, cx);
@@ -139,25 +139,25 @@ impl OnPorts {
                 });
                 asked
             }
-            What::Room(port, count) => {
+            PortCondition::Room(port, count) => {
                 let mut asked = Readiness::NEVER;
-                show(port.port, &mut |port| asked = port.poll_room(*count, cx));
+                visit(port.port, &mut |port| asked = port.poll_room(*count, cx));
                 asked
             }
-            What::Sum(ports, least) => {
+            PortCondition::Sum(ports, least) => {
                 let counted = Counted::of_all(|| {
                     let mut counted = Counted::NONE;
                     for port in ports {
-                        show(port.port, &mut |port| counted = counted.and(port.poll_promised(*least, cx)));
+                        visit(port.port, &mut |port| counted = counted.and(port.poll_promised(*least, cx)));
                     }
                     counted
                 });
                 Need::at_least(*least).readiness(counted, || None, &mut None, cx)
             }
-            What::Each(ports) => {
+            PortCondition::Each(ports) => {
                 let mut asked = Readiness::READY;
                 for (port, least) in ports {
-                    show(port.port, &mut |port| {
+                    visit(port.port, &mut |port| {
                         let counted = port.poll_promised(*least, cx);
                         asked = asked | Need::at_least(*least).readiness(counted, || None, &mut None, cx);
                     });
@@ -179,26 +179,28 @@ impl OnPorts {
     }
 
     pub(super) fn ports(&self) -> Vec<PortId> {
-        match &self.what {
-            What::Messages(port, _) | What::Room(port, _) => vec![*port],
-            What::Sum(ports, _) => ports.clone(),
-            What::Each(ports) => ports.iter().map(|(port, _)| *port).collect(),
+        match &self.condition {
+            PortCondition::Messages(port, _) | PortCondition::Room(port, _) => vec![*port],
+            PortCondition::Sum(ports, _) => ports.clone(),
+            PortCondition::Each(ports) => ports.iter().map(|(port, _)| *port).collect(),
         }
     }
 
-    /// What it needs of the port, if it only waits for messages at one port.
+    /// What the condition needs of its port, if it waits for messages at one port.
     fn need(&self) -> Option<Need> {
-        if let What::Messages(_, need) = &self.what { Some(*need) } else { None }
+        if let PortCondition::Messages(_, need) = &self.condition { Some(*need) } else { None }
     }
 
-    /// How many messages, or room for how many, it waits for at a port.
+    /// The number of messages that the condition waits for at a port, or for which it waits for room.
     fn count_at(&self, port: PortId) -> usize {
-        match &self.what {
-            What::Messages(at, need) if *at == port => need.least,
-            What::Room(at, count) if *at == port => *count,
-            // All of them may arrive at one port.
-            What::Sum(ports, count) if ports.contains(&port) => *count,
-            What::Each(ports) => ports.iter().filter(|(at, _)| *at == port).map(|(_, count)| *count).max().unwrap_or(0),
+        match &self.condition {
+            PortCondition::Messages(at, need) if *at == port => need.least,
+            PortCondition::Room(at, count) if *at == port => *count,
+            // All of these messages might arrive at one port.
+            PortCondition::Sum(ports, count) if ports.contains(&port) => *count,
+            PortCondition::Each(ports) => {
+                ports.iter().filter(|(at, _)| *at == port).map(|(_, count)| *count).max().unwrap_or(0)
+            }
             _ => 0,
         }
     }
@@ -206,41 +208,47 @@ impl OnPorts {
     pub(super) fn problems(&self, facts: &dyn Fn(PortId) -> Option<PortFacts>, problems: &mut Vec<String>) {
         let ports = self.ports();
         if ports.is_empty() {
-            problems.push("has a condition that names no port".into());
+            problems.push("has a condition that names no port: name at least one of its ports".into());
         }
         for (at, port) in ports.iter().enumerate() {
             if ports[..at].contains(port) {
-                problems.push("has a condition that names one port twice".into());
+                problems.push(format!("has a condition that names port `{}` twice: name it once", port.name));
             }
         }
         let mut capacities = 0_usize;
         for (at, port) in ports.iter().enumerate() {
             let Some(PortFacts { capacity, is_input, latest }) = facts(*port) else {
-                problems.push("has a condition on a port of another operator: name one of its own ports".into());
+                problems.push(format!(
+                    "has a condition on `{}`, a port of another operator: name one of its own ports",
+                    port.name
+                ));
                 continue;
             };
             let name = port.name;
             capacities = capacities.saturating_add(capacity);
-            let room = matches!(self.what, What::Room(..));
+            let room = matches!(self.condition, PortCondition::Room(..));
             if is_input == room {
-                let (is, wants) = if is_input { ("input", "room") } else { ("output", "messages") };
-                problems.push(format!("has a condition on {wants} at its {is} `{name}`"));
+                problems.push(if is_input {
+                    format!("waits for room at its input `{name}`: only an output has room")
+                } else {
+                    format!("waits for messages at its output `{name}`: only an input has messages")
+                });
             }
-            let problem = match &self.what {
-                What::Messages(_, need) => need.problem(capacity, latest),
-                What::Each(ports) => Need::at_least(ports[at].1).problem(capacity, latest),
-                What::Room(_, count) => room_problem(*count, capacity),
-                What::Sum(..) => None,
+            let problem = match &self.condition {
+                PortCondition::Messages(_, need) => need.problem(capacity, latest),
+                PortCondition::Each(ports) => Need::at_least(ports[at].1).problem(capacity, latest),
+                PortCondition::Room(_, count) => room_problem(*count, capacity),
+                PortCondition::Sum(..) => None,
             };
             problems.extend(problem.map(|problem| format!("port `{name}` {problem}")));
         }
-        if let What::Sum(_, least) = self.what
+        if let PortCondition::Sum(_, least) = self.condition
             && let Some(problem) = Need::at_least(least).problem(capacities, false)
         {
-            problems.push(format!("has a sum of messages that {problem}"));
+            problems.push(format!("has a `sum` condition that {problem}"));
         }
         if self.or_after == Some(Duration::ZERO) {
-            problems.push("runs after 0 seconds without messages: give it an interval".into());
+            problems.push("has an `or_after` of 0 seconds: give it a longer interval".into());
         }
     }
 
@@ -251,11 +259,11 @@ impl OnPorts {
     pub(super) fn describe(&self) -> Cow<'static, str> {
         let names =
             |ports: &[PortId]| ports.iter().map(|port| format!("`{}`", port.name)).collect::<Vec<_>>().join(", ");
-        let mut text = match &self.what {
-            What::Messages(port, need) => format!("{} at `{}`", need.describe(), port.name),
-            What::Room(port, count) => format!("room for {} at `{}`", messages(*count), port.name),
-            What::Sum(ports, least) => format!("{} at {} together", messages(*least), names(ports)),
-            What::Each(ports) => {
+        let mut text = match &self.condition {
+            PortCondition::Messages(port, need) => format!("{} at `{}`", need.describe(), port.name),
+            PortCondition::Room(port, count) => format!("room for {} at `{}`", messages(*count), port.name),
+            PortCondition::Sum(ports, least) => format!("{} at {} together", messages(*least), names(ports)),
+            PortCondition::Each(ports) => {
                 let each = ports.iter().map(|(port, least)| format!("{} at `{}`", messages(*least), port.name));
                 each.collect::<Vec<_>>().join(" and ")
             }
@@ -268,7 +276,7 @@ impl OnPorts {
 }
 
 /// The ports that conditions name.
-pub(crate) fn named(conditions: &[When]) -> Vec<(PortId, Option<Need>)> {
+pub(crate) fn named_ports(conditions: &[When]) -> Vec<(PortId, Option<Need>)> {
     let mut named = Vec::new();
     for when in conditions {
         when.on_ports(&mut |ports| named.extend(ports.ports().into_iter().map(|port| (port, ports.need()))));
@@ -291,7 +299,7 @@ impl IntoCondition for OnPorts {
     }
 }
 
-/// At least `count` messages at an input; when its senders have closed, the remaining ones.
+/// Ready with at least `count` messages at an input or, when its senders have closed, with the remaining ones.
 ///
 /// ```
 /// use wakeline::{Flow, condition::at_least, operator::sink};
@@ -301,28 +309,28 @@ impl IntoCondition for OnPorts {
 /// let pairs = pairs.clone().when(at_least(pairs.input, 2));
 /// ```
 pub fn at_least(input: impl Into<PortId>, count: usize) -> OnPorts {
-    OnPorts::new(What::Messages(input.into(), Need::at_least(count)))
+    OnPorts::new(PortCondition::Messages(input.into(), Need::at_least(count)))
 }
 
-/// At least one message at an input, and at most `count`: for an operator that does not take every message, and must
-/// not run while more are queued. Holoscan's `front_stage_max_size`.
+/// Ready with at least one message and at most `count` messages at an input: for an operator that does not take every
+/// message, and must not run while more are queued. Holoscan's `front_stage_max_size`.
 pub fn at_most(input: impl Into<PortId>, count: usize) -> OnPorts {
-    OnPorts::new(What::Messages(input.into(), Need { most: Some(count), ..Need::default() }))
+    OnPorts::new(PortCondition::Messages(input.into(), Need { most: Some(count), ..Need::default() }))
 }
 
-/// A batch of `count` messages at an input, or fewer once the oldest of them has waited for `within`.
+/// Ready with a batch of `count` messages at an input, or with fewer once the oldest of them has waited for `within`.
 ///
 /// The operator takes them with [`Input::take_batch`](crate::Input::take_batch).
 pub fn batch(input: impl Into<PortId>, count: usize, within: Duration) -> OnPorts {
-    OnPorts::new(What::Messages(input.into(), Need { within: Some(within), ..Need::at_least(count) }))
+    OnPorts::new(PortCondition::Messages(input.into(), Need { within: Some(within), ..Need::at_least(count) }))
 }
 
-/// Room for `count` messages at an output, in each of its connected queues.
+/// Ready with room for `count` messages at an output, in each of its connected queues.
 pub fn room(output: impl Into<PortId>, count: usize) -> OnPorts {
-    OnPorts::new(What::Room(output.into(), count))
+    OnPorts::new(PortCondition::Room(output.into(), count))
 }
 
-/// At least `count` messages at these inputs together.
+/// Ready with at least `count` messages at these inputs together.
 ///
 /// ```
 /// use wakeline::{condition::sum, prelude::*};
@@ -345,10 +353,10 @@ pub fn room(output: impl Into<PortId>, count: usize) -> OnPorts {
 /// let both = both.clone().when(sum([both.left.into(), both.right.into()], 3));
 /// ```
 pub fn sum(inputs: impl IntoIterator<Item = PortId>, count: usize) -> OnPorts {
-    OnPorts::new(What::Sum(inputs.into_iter().collect(), count))
+    OnPorts::new(PortCondition::Sum(inputs.into_iter().collect(), count))
 }
 
-/// A minimum number of messages at each of these inputs.
+/// Ready with at least the given number of messages at each of these inputs.
 pub fn each(inputs: impl IntoIterator<Item = (PortId, usize)>) -> OnPorts {
-    OnPorts::new(What::Each(inputs.into_iter().collect()))
+    OnPorts::new(PortCondition::Each(inputs.into_iter().collect()))
 }

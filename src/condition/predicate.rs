@@ -1,9 +1,9 @@
-//! A predicate, `.when(predicate(|| ..))`: a function without a waker.
+//! [`Predicate`], `.when(predicate(|| ..))`: a function without a waker.
 //!
-//! Nothing reports when its answer changes. So it is called last, once everything with a waker is ready; and after a
-//! `false` again whenever something happens that the operator can see: a message arrives at one of its inputs or room
-//! at one of its outputs, its own run has ended, or the whole flow has become idle, since another operator may have
-//! changed the answer. It is the external form of [`Operator::may_run`](crate::Operator::may_run).
+//! Nothing reports a change of the function's answer. So it is called last, once every condition with a waker is ready.
+//! After a `false` it is called again when a message arrives at one of the operator's inputs, when an output gains
+//! room, and when the whole flow has become idle, since another operator might have changed the answer. It is the
+//! external form of [`Operator::may_run`](crate::Operator::may_run).
 
 use std::{borrow::Cow, fmt, task::Context};
 
@@ -12,8 +12,8 @@ use super::{Condition, Status};
 /// See [`predicate`].
 pub struct Predicate<F>(F);
 
-/// The operator runs only if the function returns `true`, called right before the run would begin. It should have no
-/// side effects: it may be called more often than the operator runs.
+/// Lets the operator run only if `function`, called right before a run would begin, returns `true`. The function should
+/// have no side effects: it might be called more often than the operator runs.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ pub struct Predicate<F>(F);
 /// let bread = flow.add("bread", source(async || Ok(Some("bread")))).when(predicate(|| WARM.load(Ordering::Relaxed)));
 /// ```
 ///
-/// To keep track of the runs, implement [`Condition`] with [`asked_last`](Condition::asked_last) instead.
+/// To keep track of the runs, implement [`Condition`] with [`is_polled_last`](Condition::is_polled_last) instead.
 pub fn predicate<F: FnMut() -> bool + Send + 'static>(function: F) -> Predicate<F> {
     Predicate(function)
 }
@@ -35,7 +35,7 @@ impl<F: FnMut() -> bool + Send + 'static> Condition for Predicate<F> {
         if (self.0)() { Status::Ready } else { Status::Wait }
     }
 
-    fn asked_last(&self) -> bool {
+    fn is_polled_last(&self) -> bool {
         true
     }
 

@@ -1,12 +1,11 @@
-//! The prefix of a queue whose messages count only once a device has done something.
+//! [`ReadyPrefix`]: the first messages of a queue that count only once a device has done its work on them.
 //!
-//! A message may arrive before its work is done: the work is enqueued, and its tickets travel with the message. A port
-//! that asks for more ([`Wanted`]) shows its operator a message only when the tickets it waits for have passed. Which
-//! tickets these are is defined by the conditions ([`stream`](super::stream), [`event`](super::event)); waiting for
-//! them is implemented here.
+//! A message can arrive before its work is done: the work is enqueued, and its tickets travel with the message. A port
+//! with a [`MessageRequirement`] counts a message only when certain tickets have passed. The conditions define which
+//! tickets ([`stream`](super::stream), [`event`](super::event)); the wait for them is implemented here.
 //!
 //! ```text
-//!   of the first message that is not known to be done, number `done`:
+//!   the state of message number `done`, the first that is not known to be done:
 //!
 //!            it has arrived            all have passed
 //!   UNKNOWN ─────────────> OPEN ──────────────────────────> UNKNOWN, of the next: done + 1
@@ -15,9 +14,9 @@
 //!      └──────────── take, with done = 0: the error ───┘        take, with done > 0: the first message, done - 1
 //! ```
 //!
-//! One message is checked at a time, in order, each by its own tickets, whatever streams they belong to. The pending
-//! futures are kept here, so that the operator is woken; nothing polls. After a fault the message is unusable: `take`
-//! returns the error in its place, once, and continues with the next.
+//! Messages are checked one at a time, in order, each by its own tickets, on whatever streams. The pending futures are
+//! kept here, and wake the operator. After a fault the message is unusable: `take` returns the error in its place,
+//! once, and continues with the next message.
 
 use std::{
     fmt,
@@ -34,24 +33,24 @@ use crate::{
     stream::{Completed, Ticket},
 };
 
-/// What a port waits for, besides a message.
+/// What a port requires of a message besides its arrival.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wanted {
-    /// All work that wrote it.
+pub(crate) struct MessageRequirement {
+    /// All work that wrote the message is done.
     pub(crate) done: bool,
-    /// The event of this name.
+    /// The message's event of this name has passed.
     pub(crate) event: Option<&'static str>,
 }
 
-/// The first messages of a port that waits for more than their arrival.
+/// The first messages of a port that requires more than their arrival.
 pub(crate) struct ReadyPrefix {
-    wanted: Wanted,
+    requirement: MessageRequirement,
     /// The number of messages that may be taken.
     done: usize,
-    /// The pending tickets of the message after these; kept for its capacity, so that the next one allocates nothing.
+    /// The pending tickets of the next message. The vector keeps its capacity, so that later messages allocate nothing.
     open: SmallVec<[Completed; 2]>,
     state: State,
-    /// The number of the first message at the last check: if the hub drops messages, another may be the first by now.
+    /// The number of the first message at the last check: if the hub has dropped messages since, another one is first.
     first: u64,
 }
 
@@ -61,15 +60,19 @@ enum State {
     Failed(Error),
 }
 
-impl Wanted {
-    /// Visits the tickets that the message at `at` waits for. Returns false if there is no message.
+impl MessageRequirement {
+    /// Visits the required tickets of the message at `at`. Returns false if there is no such message.
     fn tickets<M: Message>(self, receiver: &Receiver<M>, at: usize, mut visit: impl FnMut(&Ticket)) -> bool {
         let visited = receiver.peek(at, |Parcel { message, header }| {
             if self.done {
-                super::stream::written(message, header.as_ref().and_then(|header| header.ticket.as_ref()), &mut visit);
+                super::stream::visit_writes(
+                    message,
+                    header.as_ref().and_then(|header| header.ticket.as_ref()),
+                    &mut visit,
+                );
             }
             if let Some(name) = self.event {
-                super::event::named(message, name, &mut visit);
+                super::event::visit_event(message, name, &mut visit);
             }
         });
         visited.is_some()
@@ -78,13 +81,13 @@ impl Wanted {
 
 impl ReadyPrefix {
     /// `None` for a port that takes messages on arrival.
-    pub(crate) fn new(wanted: Wanted) -> Option<Box<Self>> {
-        let more = wanted.done || wanted.event.is_some();
-        more.then(|| Box::new(Self { wanted, done: 0, open: SmallVec::new(), state: State::Unknown, first: 0 }))
+    pub(crate) fn new(requirement: MessageRequirement) -> Option<Box<Self>> {
+        let more = requirement.done || requirement.event.is_some();
+        more.then(|| Box::new(Self { requirement, done: 0, open: SmallVec::new(), state: State::Unknown, first: 0 }))
     }
 
-    /// Counts up to `most` messages that have what is waited for, and reports why there are no more. A message that
-    /// `take` will replace by an error counts, too.
+    /// Counts up to `most` messages that meet the requirement, and reports why there are no more. A message that `take`
+    /// will replace by an error counts, too.
     pub(crate) fn poll_count<M: Message>(
         &mut self,
         receiver: &Receiver<M>,
@@ -92,7 +95,7 @@ impl ReadyPrefix {
         cx: &mut Context<'_>,
     ) -> Counted {
         if receiver.is_lossy() {
-            // Another message may become the first at any moment.
+            // Another message can become the first at any moment.
             receiver.watch(cx.waker());
             self.forget_dropped(receiver);
         }
@@ -107,7 +110,7 @@ impl ReadyPrefix {
                     if !more.is_ready() {
                         break more;
                     }
-                    self.ask(receiver);
+                    self.open_next(receiver);
                     if let State::Unknown = self.state {
                         // The hub has failed, and `take` reports it.
                         return Counted::new(self.done + 1, Readiness::READY);
@@ -115,7 +118,7 @@ impl ReadyPrefix {
                 }
                 State::Open => match self.poll_open(cx) {
                     Poll::Pending => break Readiness::WAIT_EVENT,
-                    Poll::Ready(Ok(())) => self.is_done(),
+                    Poll::Ready(Ok(())) => self.count_done(),
                     Poll::Ready(Err(error)) => self.fail(error),
                 },
             }
@@ -136,13 +139,13 @@ impl ReadyPrefix {
         self.forget_dropped(receiver);
         while self.done < count {
             if let State::Unknown = self.state {
-                self.ask(receiver);
+                self.open_next(receiver);
             }
             match self.state {
                 State::Failed(_) => return true,
                 State::Unknown => return false,
-                State::Open => match self.look() {
-                    Ok(true) => self.is_done(),
+                State::Open => match self.query_open() {
+                    Ok(true) => self.count_done(),
                     Ok(false) => return false,
                     Err(error) => self.fail(error),
                 },
@@ -151,8 +154,8 @@ impl ReadyPrefix {
         true
     }
 
-    /// Takes the first message, if it has what is waited for, into `place`, and returns its number. With `again`, also
-    /// takes one that was read before.
+    /// Takes the first message into `place`, if it meets the requirement, and returns its number. With `again`, also
+    /// takes a message that was read before.
     pub(crate) fn take<M: Message>(
         &mut self,
         receiver: &Receiver<M>,
@@ -178,33 +181,35 @@ impl ReadyPrefix {
         }
     }
 
-    /// How many messages `take` would return, as far as is known without querying the device.
+    /// How many messages `take` would return, as far as known without querying the device.
     pub(crate) fn len<M: Message>(&self, receiver: &Receiver<M>) -> usize {
         let has_all = |at: &usize| {
             let mut has_all = true;
-            let there = self.wanted.tickets(receiver, *at, |ticket| has_all &= ticket.has_passed());
+            let there = self.requirement.tickets(receiver, *at, |ticket| has_all &= ticket.has_passed());
             there && has_all
         };
         (0..receiver.len()).take_while(has_all).count()
     }
 
-    /// Stops waiting for the device until it is polled again: a registered waiter that is not polled holds up the other
+    /// Stops waiting for the device until it is polled again: a registered waiter that is not polled delays the other
     /// waiters of the same stream.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn stop_waiting(&mut self) {
         if let State::Open = self.state {
             self.open.clear();
             self.state = State::Unknown;
         }
     }
 
-    fn is_done(&mut self) {
+    /// Counts the next message, whose tickets have passed.
+    fn count_done(&mut self) {
         self.done += 1;
         self.state = State::Unknown;
     }
 
-    fn ask<M: Message>(&mut self, receiver: &Receiver<M>) {
+    /// Collects the pending tickets of the next message, if there is one.
+    fn open_next<M: Message>(&mut self, receiver: &Receiver<M>) {
         let open = &mut self.open;
-        let there = self.wanted.tickets(receiver, self.done, |ticket| {
+        let there = self.requirement.tickets(receiver, self.done, |ticket| {
             if !ticket.is_settled() {
                 open.push(ticket.completed());
             }
@@ -230,7 +235,8 @@ impl ReadyPrefix {
         self.state = State::Unknown;
     }
 
-    fn look(&mut self) -> Result<bool> {
+    /// Queries the device: true if all open tickets have passed.
+    fn query_open(&mut self) -> Result<bool> {
         while let Some(last) = self.open.last() {
             let mut ticket = last.ticket().clone();
             if !ticket.query()? {
@@ -250,6 +256,9 @@ impl ReadyPrefix {
 
 impl fmt::Debug for ReadyPrefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadyPrefix").field("wanted", &self.wanted).field("open", &self.open).finish_non_exhaustive()
+        f.debug_struct("ReadyPrefix")
+            .field("requirement", &self.requirement)
+            .field("open", &self.open)
+            .finish_non_exhaustive()
     }
 }

@@ -1,9 +1,9 @@
-//! Room downstream: an output's condition.
+//! [`Room`]: what an output waits for.
 //!
-//! Ready while every connected hub has room for a message, and a blank envelope if it has such. `#[output(room = 3)]`
-//! asks for more of both, for an operator that sends several messages a run; `#[output(optional)]` disables it, for one
-//! that [offers](crate::Output::offer) messages. Hubs whose readers have ended are ignored; when all readers have, it
-//! is `Never`.
+//! An output is ready while every connected hub has room for a message and, if the hub has blank envelopes, a free one.
+//! `#[output(room = 3)]` waits for three of both, for an operator that sends several messages in a run;
+//! `#[output(optional)]` waits for neither, for an operator that [offers](crate::Output::offer) messages. Hubs whose
+//! readers have ended are ignored; when all readers have ended, the output is `Never`.
 
 use std::task::Context;
 
@@ -15,7 +15,7 @@ use crate::hub::{Message, outlet::Outlet, sender::Demand, waking::Interest};
 pub(crate) enum Room {
     /// Room for this many messages.
     For(usize),
-    /// Nothing, but the end of its readers.
+    /// Nothing, except that a reader exists.
     Unconditional,
 }
 
@@ -25,13 +25,13 @@ impl Default for Room {
     }
 }
 
-/// A configuration error, if it waits for `count` messages' room in a queue that holds `capacity`.
+/// The configuration error, if any, of waiting for room for `count` messages in a queue that holds `capacity`.
 pub(crate) fn room_problem(count: usize, capacity: usize) -> Option<String> {
     match count {
-        0 => Some("waits for room for 0 messages: ask for at least 1".into()),
+        0 => Some("waits for room for 0 messages: wait for room for at least 1".into()),
         _ if count > capacity => Some(format!(
-            "waits for room for {count} messages, and its queue holds {capacity}: give the hub a capacity of {count} or \
-             more"
+            "waits for room for {count} messages, but its queue holds at most {capacity}: give the hub a capacity of \
+             {count} or more"
         )),
         _ => None,
     }

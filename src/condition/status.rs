@@ -1,4 +1,4 @@
-//! [`Status`]: what an operator waits for, as shown to users; and [`Readiness`], its internal form.
+//! [`Status`]: what an operator waits for, as published to users; and [`Readiness`], its internal form.
 
 use std::{fmt, ops::BitOr};
 
@@ -6,27 +6,26 @@ use tokio::time::Instant;
 
 use crate::hub::waking::Interest;
 
-/// The answer of a condition, and the combined status that an operator shows.
+/// The answer of a condition, and the combined status that an operator publishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// It may run.
+    /// The operator may run.
     Ready,
-    /// It may run from this moment on, by [`tokio::time`]'s clock, which tests can pause ([`Instant::from_std`]
-    /// converts from the standard library's). If a condition answers this, the flow sets the timer, and once the moment
-    /// has passed the answer counts as [`Ready`](Self::Ready).
+    /// The operator may run from this moment on, by [`tokio::time`]'s clock, which tests can pause
+    /// ([`Instant::from_std`] converts from the standard library's). If a condition answers this, the flow sets the
+    /// timer, and once the moment has passed the answer counts as [`Ready`](Self::Ready).
     WaitTime(Instant),
-    /// It may run once another operator of the flow has acted: sent or taken a message, or set a value.
+    /// The operator may run once another operator of the flow has acted: sent or taken a message, or set a value.
     Wait,
-    /// It may run once something has happened that needs no operator: a device is done, or code outside of the flow
-    /// acts.
+    /// The operator may run after an event that needs no operator: a device is done, or code outside of the flow acts.
     WaitEvent,
-    /// It never runs again.
+    /// The operator never runs again.
     Never,
 }
 
 impl Status {
-    /// Combines two conditions with "and": the first of `Never`, `WaitEvent`, `Wait`, `WaitTime` (the later) and
-    /// `Ready` that either of them answers.
+    /// Combines two conditions with "and": the first of `Never`, `WaitEvent`, `Wait`, `WaitTime` and `Ready` that is
+    /// one of the two answers. Of two times the later one counts.
     ///
     /// ```
     /// use wakeline::condition::Status;
@@ -45,7 +44,7 @@ impl Status {
     }
 
     /// Combines two conditions with "or": ready when either is, `Never` only if both are. Of two times the earlier one
-    /// counts; of two waits the one that needs no operator.
+    /// counts, of two waits the one that needs no operator.
     ///
     /// ```
     /// use wakeline::condition::Status;
@@ -69,8 +68,8 @@ impl Status {
         }
     }
 
-    /// A wait for a value that is set from outside. If no handle is left that may set it, only operators can end the
-    /// wait.
+    /// A wait for a value that is set from outside. If no handle is left that can set the value, the wait counts as one
+    /// for other operators.
     pub(super) fn wait_for_event(may_change: bool) -> Self {
         if may_change { Self::WaitEvent } else { Self::Wait }
     }
@@ -98,9 +97,9 @@ impl fmt::Display for Status {
     }
 }
 
-/// The combined answers of any number of conditions: which of the four other than `Ready` were among them. All of them
-/// are kept, since an operator that waits for another operator and for an event is shown as waiting for the event, but
-/// cannot run unless the other one acts.
+/// The combined answers of any number of conditions: the set of answers other than `Ready`. All of them are kept, since
+/// an operator that waits for another operator and for an event has the status `WaitEvent`, but cannot run unless the
+/// other operator acts.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -130,13 +129,13 @@ impl Readiness {
         self.0 & Self::WAIT.0 != 0
     }
 
-    /// What an operator registers for at its next port, if this is the result of the ports before it.
+    /// What an operator registers for at its next port, given the combined result of the ports before it.
     #[inline]
     pub(crate) fn interest(self) -> Interest {
         if self.needs_others() { Interest::Close } else { Interest::Change }
     }
 
-    /// `due`: the latest moment that any of them waits for.
+    /// The status to publish. `due`: the latest moment that a condition waits for.
     pub(crate) fn status(self, due: Option<Instant>) -> Status {
         match (self, due) {
             _ if self.is_never() => Status::Never,
@@ -148,7 +147,7 @@ impl Readiness {
     }
 }
 
-/// Combines both with "and".
+/// Combines two results with "and".
 impl BitOr for Readiness {
     type Output = Self;
 

@@ -1,4 +1,4 @@
-//! [`Watch`]: a watch value. Handles set it, and a condition observes it through a [`WatchReader`].
+//! A watch value: [`WatchWriter`]s, its handles, set it, and a condition observes it through a [`WatchReader`].
 //!
 //! ```text
 //!              poll                              set, or the last handle is dropped
@@ -7,17 +7,17 @@
 //!      └────────────────────┴──────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! As long as a handle exists, the value may change from outside, so an operator that [waits](WatchValue::is_awaited)
-//! for a change waits for an event. When the last handle is dropped, the observers are woken; from then on no event can
-//! end their wait, until a handle exists again, which wakes them. If the current value is not awaited, neither wakes
-//! them: a short-lived handle that only reads causes no wake-ups.
+//! As long as a handle exists, the value can change from outside, so an operator that [waits](WatchValue::is_awaited)
+//! for a change waits for an event. When the last handle is dropped, the observers are woken, since no event can end
+//! their wait any more. When a handle exists again, they are woken again. If observers do not wait at the current
+//! value, neither wakes them: a short-lived handle that only reads causes no wake-ups.
 //!
-//! Every change wakes every observer, whatever the value was when it polled: an operator that meanwhile waits for
-//! something else shows at once that it is paused, and ends at once if its gate has ended.
+//! Every change wakes every observer, whatever value it has polled: an operator that waits for something else publishes
+//! at once that it is paused, and ends at once if its gate has ended.
 //!
-//! A waker is registered and the value read under one lock, so a poll either sees a change or is woken by it. Wakers
-//! are cloned, woken and dropped with no lock held; a poll with a new waker releases the lock to clone it, and checks
-//! again.
+//! A waker is registered and the value is read under one lock, so a poll either sees a change or is woken by it. Wakers
+//! are cloned, woken and dropped with no lock held: a poll with a new waker releases the lock to clone the waker, and
+//! checks again.
 //!
 //! This file does not use operators: `tests/loom/watch.rs` includes it unchanged.
 
@@ -28,29 +28,30 @@ use slab::Slab;
 use crate::sync::{Mutex, WakeList, discard, lock};
 
 pub(crate) trait WatchValue: Copy {
-    /// True if observers of this value wait for another one.
+    /// True if observers of this value wait for a change.
     fn is_awaited(self) -> bool;
 }
 
 /// A handle that sets the value.
-pub(crate) struct Watch<T: WatchValue>(Arc<Shared<T>>);
+pub(crate) struct WatchWriter<T: WatchValue>(Arc<Shared<T>>);
 
-/// An observer of the value. It is not a handle, so it keeps no other observer waiting.
+/// An observer of the value. It does not count as a handle that can change the value.
 pub(crate) struct WatchReader<T: WatchValue> {
     shared: Arc<Shared<T>>,
-    /// Where its waker is registered, and in which generation.
-    registered: Option<Registered>,
+    /// Where its waker is registered, if it is.
+    registered: Option<WakerSlot>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen<T> {
+pub(crate) struct Observed<T> {
     pub(crate) value: T,
-    /// True if a handle exists, so that the value may change.
+    /// True if a handle exists, so that the value can change.
     pub(crate) may_change: bool,
 }
 
+/// The slot of a waker in a generation of `wakers`.
 #[derive(Clone, Copy)]
-struct Registered {
+struct WakerSlot {
     generation: u64,
     at: usize,
 }
@@ -63,11 +64,11 @@ struct State<T> {
     value: T,
     handles: usize,
     wakers: Slab<Waker>,
-    /// Counts how often all wakers were taken out: slots of an earlier generation are void.
+    /// How often all wakers were taken out: slots of an earlier generation are void.
     generation: u64,
 }
 
-impl<T: WatchValue> Watch<T> {
+impl<T: WatchValue> WatchWriter<T> {
     pub(crate) fn new(value: T) -> Self {
         let state = State { value, handles: 1, wakers: Slab::new(), generation: 0 };
         Self(Arc::new(Shared { state: Mutex::new(state) }))
@@ -77,7 +78,7 @@ impl<T: WatchValue> Watch<T> {
         lock(&self.0.state).value
     }
 
-    /// Sets the result of `change`, and wakes every observer.
+    /// Sets the value to the result of `change`, and wakes every observer.
     pub(crate) fn set(&self, change: impl FnOnce(T) -> T) {
         let mut state = lock(&self.0.state);
         state.value = change(state.value);
@@ -98,55 +99,55 @@ impl<T: WatchValue> State<T> {
         self.wakers.drain().collect()
     }
 
-    /// The same if observers wait for a change; called when the number of handles becomes 1 or 0.
+    /// Takes the wakers if observers wait for a change. Called when the number of handles becomes 1 or 0.
     fn take_waiting(&mut self) -> WakeList {
         if self.value.is_awaited() { self.take_wakers() } else { WakeList::new() }
     }
 
     /// The registered waker, unless it was taken out.
-    fn registered(&mut self, registered: Option<Registered>) -> Option<&mut Waker> {
-        let Registered { generation, at } = registered?;
+    fn registered(&mut self, registered: Option<WakerSlot>) -> Option<&mut Waker> {
+        let WakerSlot { generation, at } = registered?;
         if generation == self.generation { self.wakers.get_mut(at) } else { None }
     }
 }
 
 impl<T: WatchValue> WatchReader<T> {
-    /// A new handle. If there was none, every waiting observer is woken: the value may change again.
-    pub(crate) fn writer(&self) -> Watch<T> {
+    /// Creates a handle. If there was none, every waiting observer is woken, since the value can change again.
+    pub(crate) fn writer(&self) -> WatchWriter<T> {
         let mut state = lock(&self.shared.state);
         state.handles += 1;
         let woken = if state.handles == 1 { state.take_waiting() } else { WakeList::new() };
         drop(state);
-        let handle = Watch(self.shared.clone());
+        let handle = WatchWriter(self.shared.clone());
         woken.wake();
         handle
     }
 
     /// Returns the value and registers the waker for the next change.
-    pub(crate) fn poll(&mut self, waker: &Waker) -> Seen<T> {
+    pub(crate) fn poll(&mut self, waker: &Waker) -> Observed<T> {
         let mut state = lock(&self.shared.state);
         let mut replaced = None;
         if !state.registered(self.registered).is_some_and(|registered| registered.will_wake(waker)) {
             drop(state);
             let new = waker.clone();
             state = lock(&self.shared.state);
-            // A change may have happened in between: the slot is then void, and the value read below is the new one.
+            // After a change in between, the slot is void, and the value read below is the new one.
             match state.registered(self.registered) {
                 Some(registered) => replaced = Some(std::mem::replace(registered, new)),
                 None => {
                     let (generation, at) = (state.generation, state.wakers.insert(new));
-                    self.registered = Some(Registered { generation, at });
+                    self.registered = Some(WakerSlot { generation, at });
                 }
             }
         }
-        let seen = Seen { value: state.value, may_change: state.handles > 0 };
+        let seen = Observed { value: state.value, may_change: state.handles > 0 };
         drop(state);
         replaced.into_iter().for_each(discard);
         seen
     }
 
-    /// Sets the result of `change`, if there is one, and returns it. Wakes every observer if `notifies` returns true
-    /// for the new value.
+    /// Sets the value to the result of `change`, if it is not `None`, and returns it. Wakes every observer if
+    /// `notifies` returns true for the new value.
     pub(crate) fn change(&self, change: impl FnOnce(T) -> Option<T>, notifies: impl FnOnce(T) -> bool) -> Option<T> {
         let mut state = lock(&self.shared.state);
         let value = change(state.value)?;
@@ -158,7 +159,7 @@ impl<T: WatchValue> WatchReader<T> {
     }
 }
 
-impl<T: WatchValue> Clone for Watch<T> {
+impl<T: WatchValue> Clone for WatchWriter<T> {
     fn clone(&self) -> Self {
         self.reader().writer()
     }
@@ -181,7 +182,7 @@ impl<T: WatchValue> Drop for WatchReader<T> {
     }
 }
 
-impl<T: WatchValue> Drop for Watch<T> {
+impl<T: WatchValue> Drop for WatchWriter<T> {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
         state.handles -= 1;
@@ -191,7 +192,7 @@ impl<T: WatchValue> Drop for Watch<T> {
     }
 }
 
-impl<T: WatchValue + fmt::Debug> fmt::Debug for Watch<T> {
+impl<T: WatchValue + fmt::Debug> fmt::Debug for WatchWriter<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.get().fmt(f)
     }

@@ -213,7 +213,7 @@ pub(super) fn waits_for_each(flow: &Flow, port: PortId) -> Option<&'static str> 
 /// A condition of the operator names this port, which replaces the condition of the port's attribute.
 pub(super) fn is_named(flow: &Flow, port: PortId) -> bool {
     let place = lock(&flow.entries[port.operator].place);
-    condition::named(&place.conditions).iter().any(|(named, _)| *named == port)
+    condition::named_ports(&place.conditions).iter().any(|(named, _)| *named == port)
 }
 
 fn pooled(flow: &Flow) -> impl Iterator<Item = (usize, StreamPool)> {

@@ -18,7 +18,7 @@ use std::collections::HashSet;
 use super::components::components;
 use crate::{
     mutants::{self, Mutant},
-    operator::stand::Dependency,
+    operator::dependency::Dependency,
 };
 
 /// The groups of operators that are at rest, each in the order of adding. No operator of one group waits for an

@@ -34,7 +34,7 @@ use crate::{
     condition::PortId,
     error::{Error, ErrorKind},
     hub::build::HubPlan,
-    operator::{PortKind, control::Control, node::Method},
+    operator::{PortKind, control::Control, operator_task::Method},
 };
 
 /// Operators whose messages or chunks can return to them, as found by [`Flow::check`](crate::Flow::check). `Display`
@@ -169,9 +169,9 @@ pub(super) fn unbegun(cycles: &[Vec<usize>], members: &[Member], control: &Contr
     if cycles.is_empty() || control.is_stopping() {
         return None;
     }
-    let mut idle = vec![false; control.nodes.len()];
+    let mut idle = vec![false; control.tasks.len()];
     for member in members {
-        let runs_by_default = control.nodes[member.index].is_default(Method::Run);
+        let runs_by_default = control.tasks[member.index].is_default(Method::Run);
         idle[member.index] = runs_by_default && member.operator.tally().runs == 0;
     }
     let cycle = cycles.iter().find(|cycle| cycle.iter().all(|operator| idle[*operator]))?;

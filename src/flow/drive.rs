@@ -45,10 +45,10 @@ use crate::{
     kernel::Kernel,
     memory::wait_for_reusable_memory,
     operator::{
-        attend::{attended, attended_to_the_end},
-        control::{Control, Hubs, Joined},
+        control::{ConnectedHub, Control, Hubs},
         erased::{BoxedOperator, PortEnds},
-        node::OperatorTask,
+        operator_task::OperatorTask,
+        poll_in_context::{poll_in_context, poll_stop_in_context},
         settings::OperatorStats,
     },
     sync::{discard, logged},
@@ -355,7 +355,7 @@ async fn drive(start: Start, watched: Watched, sender: &oneshot::Sender<Finished
 
 async fn first_phase(mut member: Member, flow: u64, node: Arc<OperatorTask>) -> (Member, Result<()>) {
     let Member { device, operator, name, .. } = &mut member;
-    let outcome = caught(starting(flow, name.clone(), attended(&node, device, operator.start()))).await;
+    let outcome = caught(starting(flow, name.clone(), poll_in_context(&node, device, operator.start()))).await;
     let filled = outcome.and_then(|()| link::are_filled(&member.fills));
     (member, filled)
 }
@@ -363,7 +363,7 @@ async fn first_phase(mut member: Member, flow: u64, node: Arc<OperatorTask>) -> 
 /// Runs an operator's `stop`. The operator is returned if it is to be kept, and dropped here otherwise.
 async fn last_phase(member: Member, keep: bool) -> (OperatorStats, Option<OwnedOperator>, Result<()>) {
     let Member { device, mut operator, .. } = member;
-    let stopped = attended_to_the_end(&device, operator.stop()).await;
+    let stopped = poll_stop_in_context(&device, operator.stop()).await;
     let tally = operator.tally();
     if keep {
         return (tally, Some(operator), stopped);
@@ -436,7 +436,7 @@ async fn build(
         // Within a section, only the ports at its boundary are waited for.
         let waits = control.section(from.0).is_none_or(|section| control.section(to.0) != Some(section));
         let (writer_waits, reader_waits) = (writer_waits && waits, reader_waits && waits);
-        hubs.push(Joined { state, from: from.0, to: to.0, writer_waits, reader_waits, of_each });
+        hubs.push(ConnectedHub { state, from: from.0, to: to.0, writer_waits, reader_waits, of_each });
     }
     let mut linked = Vec::with_capacity(links.len());
     for ToLink { linking, port } in links {

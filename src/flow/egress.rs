@@ -285,7 +285,7 @@ impl<M: Message> Operator for EgressOperator<M> {
     async fn run(&mut self, ports: &mut SinkPorts<M>, cx: &mut Cx) -> Result<()> {
         let queue = self.0.queue();
         let _closing = CloseOnDrop(&queue);
-        let boundary = Boundary::of_program(cx.node().activity().clone());
+        let boundary = Boundary::of_program(cx.operator_task().activity().clone());
         while cx.ready(ports).await {
             let mut message = Discarded::new(ports.input.take()?);
             if let Some(message) = message.get_mut() {

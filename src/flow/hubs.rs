@@ -271,7 +271,7 @@ fn certainly_needs(flow: &Flow, port: PortId) -> usize {
         return if certain(&decl.need) { decl.need.least } else { 0 };
     }
     let place = lock(&flow.entries[port.operator].place);
-    let named = condition::named(&place.conditions).into_iter().filter(|(named, _)| *named == port);
+    let named = condition::named_ports(&place.conditions).into_iter().filter(|(named, _)| *named == port);
     named.filter_map(|(_, need)| need.filter(certain)).map(|need| need.least).max().unwrap_or(0)
 }
 
@@ -296,6 +296,6 @@ fn times(flow: &Flow, port: PortId) -> Option<Since> {
         return decl(flow, port).need.times();
     }
     let place = lock(&flow.entries[port.operator].place);
-    let named = condition::named(&place.conditions);
+    let named = condition::named_ports(&place.conditions);
     named.into_iter().filter(|(named, _)| *named == port).find_map(|(_, need)| need?.times())
 }

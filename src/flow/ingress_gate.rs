@@ -39,7 +39,7 @@ use crate::{
         activity::FlowActivity,
         senders::Senders,
         shared_port::{PortRef, SharedPort},
-        status_cell::Ask,
+        status_cell::IngressWait,
     },
     sync::{Deferred, Discarded, Level, Mutex, ProxyWaker, discard, lock, logged, proxied, wake},
 };
@@ -132,10 +132,10 @@ impl<M: Message> IngressGate<M> {
             blanks: BlankQueue::new(),
             closed: Notify::new(),
             senders: Senders::new(),
-            rest: cx.node().activity().clone(),
-            boundary: Boundary::of_callers(cx.node().activity().clone(), errors),
+            rest: cx.operator_task().activity().clone(),
+            boundary: Boundary::of_callers(cx.operator_task().activity().clone(), errors),
             owner: cx.waker(),
-            desk: cx.node().operator(),
+            desk: cx.operator_task().operator(),
             flow: cx.flow(),
         })
     }
@@ -195,8 +195,8 @@ impl<M: Message> IngressGate<M> {
         }
         let (mut acquired, proxy) = (pin!(self.places.clone().acquire_owned()), ProxyWaker::new());
         let mut acquired = |task: &mut Context<'_>| acquired.as_mut().poll(&mut proxy.stand_in(task));
-        let permit = poll_fn(|task| match self.flow.0.asker(task.waker()) {
-            Some(operator) => operator.poll_asked(Ask::Room(self.desk), task, &mut acquired),
+        let permit = poll_fn(|task| match self.flow.0.operator_polled_with(task.waker()) {
+            Some(operator) => operator.poll_ingress_wait(IngressWait::Room(self.desk), task, &mut acquired),
             None => acquired(task),
         });
         match permit.await {

@@ -328,9 +328,9 @@ impl Flow {
         if stepped {
             control.set_stepped();
         }
-        let how = StreamSettings { mode: self.mode, timed: self.device_times };
+        let streams = StreamSettings { mode: self.mode, timed: self.device_times };
         let (gates, spawn) = (self.gates.clone(), spawn::spawner(self.threads));
-        let surroundings = Arc::new(FlowContext { how, gates, control: control.clone(), spawn });
+        let surroundings = Arc::new(FlowContext { streams, gates, control: control.clone(), spawn });
         // Before the operators take their conditions.
         let waits = |connection: &Connection| {
             let Connection { from, to, .. } = *connection;
@@ -338,7 +338,7 @@ impl Flow {
         };
         let waits: Vec<_> = self.connections.iter().map(waits).collect();
         let mut members = Vec::with_capacity(self.entries.len());
-        for (index, (entry, node)) in self.entries.iter_mut().zip(&control.nodes).enumerate() {
+        for (index, (entry, node)) in self.entries.iter_mut().zip(&control.tasks).enumerate() {
             let Some(mut operator) = entry.operator.take() else { continue };
             let mut place = lock(&entry.place);
             // Only those that were checked. Conditions that are added from now on apply to the next run.

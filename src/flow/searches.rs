@@ -73,7 +73,7 @@ impl SearchSchedule {
         if self.due.is_none_or(|due| !self.limit.has_passed(due, task)) {
             return false;
         }
-        self.limit.alarm.rest();
+        self.limit.alarm.stop_waiting();
         self.due = None;
         activity.await_park();
         true

@@ -51,8 +51,8 @@ use crate::{
     memory::Plain,
     mutants::{self, Mutant},
     operator::{
-        Cx, Input, InputHandle, Operator, Output, OutputHandle, node::OperatorTask, shared_port::SharedPort,
-        status_cell::Ask,
+        Cx, Input, InputHandle, Operator, Output, OutputHandle, operator_task::OperatorTask, shared_port::SharedPort,
+        status_cell::IngressWait,
     },
     sync::{Discarded, Mutex, ProxyWaker, WakerCell, contained, discard, lock, logged, proxied},
 };
@@ -423,7 +423,7 @@ impl<Res> Pending<Res> {
     /// `None` if the response may also come from outside the flow.
     fn within(&self, waker: &Waker) -> Option<(Arc<OperatorTask>, usize)> {
         let control = &self.flow.as_ref()?.0;
-        let node = control.asker(waker)?;
+        let node = control.operator_polled_with(waker)?;
         let desk = control.names.iter().position(|name| **name == *self.book.name)?;
         self.standing.asker.register(&Waker::from(node.clone()));
         (!self.standing.taken_over.load(Ordering::Acquire)).then(|| (node.clone(), desk))
@@ -478,9 +478,9 @@ impl<Res: 'static> Future for ResponseFuture<Res> {
         let answer = match state {
             State::Waits(pending) => {
                 let polled = match pending.within(cx.waker()) {
-                    Some((operator, desk)) => {
-                        operator.poll_asked(Ask::Answer(desk), cx, |task| Pin::new(&mut pending.response).poll(task))
-                    }
+                    Some((operator, desk)) => operator.poll_ingress_wait(IngressWait::Answer(desk), cx, |task| {
+                        Pin::new(&mut pending.response).poll(task)
+                    }),
                     None => Pin::new(&mut pending.response).poll(&mut this.proxy.stand_in(cx)),
                 };
                 ready!(polled).unwrap_or_else(|_| Err(again()))
@@ -706,7 +706,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
         let mut no_handles = pin!(self.stage.closed());
         let (book, context) = (self.book.clone(), cx.context().clone());
         let errors = CallerErrors::new(cx.flow().name(), &book.name);
-        let transfer = ResponseTransfer::new(context.node().activity().clone(), errors);
+        let transfer = ResponseTransfer::new(context.operator_task().activity().clone(), errors);
         let mut open = true;
         cx.attend(|task, ending| {
             if open && (ending || no_handles.as_mut().poll(task).is_ready() || !gate.tend()) {

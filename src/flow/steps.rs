@@ -180,9 +180,9 @@ impl Flow {
     pub fn steps(mut self) -> Result<Steps> {
         let running = self.launch(false, true)?;
         let control = running.handle().0;
-        let operators = control.nodes.len();
+        let operators = control.tasks.len();
         // The first operator of a section is asked for all of them.
-        let ended = (0..operators).map(|operator| control.is_counted(operator)).collect();
+        let ended = (0..operators).map(|operator| control.is_represented(operator)).collect();
         let hub_names = self.hub_names();
         Ok(Steps {
             running,
@@ -242,7 +242,7 @@ impl Steps {
             if self.over {
                 return None;
             }
-            let operators = self.control.nodes.len();
+            let operators = self.control.tasks.len();
             if self.turn == operators + self.hub_names.len() {
                 self.end_generation().await;
             } else if self.turn < operators {
@@ -291,14 +291,14 @@ impl Steps {
     }
 
     async fn ask_operator(&mut self, at: usize) {
-        let node = self.control.nodes[at].clone();
+        let node = self.control.tasks[at].clone();
         let operator = self.control.names[at].clone();
         let Some(permit) = node.permit().filter(|_| !self.ended[at]) else {
             self.turn += 1;
             return;
         };
         if self.asked.is_none() {
-            permit.ask();
+            permit.grant();
             node.wake_by_ref();
         }
         let since = *self.asked.get_or_insert_with(clock::now);
@@ -376,7 +376,7 @@ impl Steps {
         }
         self.generation += 1;
         (self.turn, self.moved) = (0, false);
-        self.control.nodes.iter().filter_map(|node| node.permit()).for_each(|permit| permit.calm());
+        self.control.tasks.iter().filter_map(|node| node.permit()).for_each(|permit| permit.clear_woken());
         let generation = self.generation;
         self.write(|| format!("generation {generation}"));
     }
@@ -402,19 +402,19 @@ impl Steps {
             self.control.activity.stepper.register(task.waker());
             let over = self.running.poll_over(task).is_ready();
             let check_again = self.control.idle_check.is_withdrawn() || (!was_idle && self.control.is_idle());
-            if over || check_again { Poll::Ready(()) } else { self.poll_stirred(task) }
+            if over || check_again { Poll::Ready(()) } else { self.poll_woken(task) }
         })
         .await;
     }
 
-    fn poll_stirred(&self, task: &mut Context<'_>) -> Poll<()> {
-        let mut stirred = Poll::Pending;
-        for permit in self.control.nodes.iter().filter_map(|node| node.permit()) {
-            if permit.poll_stirred(task).is_ready() {
-                stirred = Poll::Ready(());
+    fn poll_woken(&self, task: &mut Context<'_>) -> Poll<()> {
+        let mut woken = Poll::Pending;
+        for permit in self.control.tasks.iter().filter_map(|node| node.permit()) {
+            if permit.poll_woken(task).is_ready() {
+                woken = Poll::Ready(());
             }
         }
-        stirred
+        woken
     }
 
     fn end(&mut self) {

@@ -35,9 +35,9 @@ use crate::{
         view::HubView,
     },
     operator::{
-        attend::attended,
         control::{Control, Hubs},
-        node::OperatorTask,
+        operator_task::OperatorTask,
+        poll_in_context::poll_in_context,
     },
     sync::logged,
 };
@@ -58,7 +58,7 @@ impl Supervisor<'_> {
         operators: Vec<Member>,
         sections: Vec<section::Start>,
     ) -> (Vec<Member>, Option<Error>) {
-        let nodes = &self.control.nodes;
+        let nodes = &self.control.tasks;
         let (sender, mut ended) = mpsc::unbounded_channel();
         let mut back: Vec<Option<Member>> = operators.iter().map(|_| None).collect();
         let mut left = operators.len();
@@ -72,7 +72,7 @@ impl Supervisor<'_> {
             let (index, name) = (member.index, member.name.clone());
             let task = async move {
                 // A drop at an abort may panic, too. The task reports its end in any case.
-                let running = caught(attended(&node, &member.device, member.operator.run())).await;
+                let running = caught(poll_in_context(&node, &member.device, member.operator.run())).await;
                 let place = operator(&member.name);
                 // A separate future, so that runs are not polled through it.
                 let end = async {
@@ -185,7 +185,7 @@ impl Supervisor<'_> {
                 return next;
             }
         }
-        let nodes = &self.control.nodes;
+        let nodes = &self.control.tasks;
         let tokens = &self.control.activity.tokens;
         if let Some(since) = tokens.at_rest()
             && nodes.iter().any(|node| !node.has_ended())
@@ -227,7 +227,7 @@ impl Supervisor<'_> {
         let before = idle.releases;
         let next = if self.control.is_idle() {
             let all =
-                (0..self.control.nodes.len()).filter(|&operator| !self.control.nodes[operator].has_ended()).collect();
+                (0..self.control.tasks.len()).filter(|&operator| !self.control.tasks[operator].has_ended()).collect();
             let verdicts = self.judge(all, true);
             // A send from outside may have begun in the meantime.
             idle.unsure = !self.control.is_idle();
@@ -251,7 +251,7 @@ impl Supervisor<'_> {
 
     /// The error of a flow that has not ended within this time of its stop.
     fn overdue(&self, time: Duration) -> Error {
-        let left = (0..self.control.nodes.len()).filter(|&operator| !self.control.nodes[operator].has_ended());
+        let left = (0..self.control.tasks.len()).filter(|&operator| !self.control.tasks[operator].has_ended());
         let each = left.map(|operator| {
             let status = self.control.status(operator);
             let does = match &status.waits_for[..] {
@@ -266,7 +266,7 @@ impl Supervisor<'_> {
 
     /// Do some operators wait only for each other, while others continue?
     fn search_groups(&self, idle: &mut IdleSearch) -> Poll<Next> {
-        let Some(before) = self.control.stands(false) else {
+        let Some(before) = self.control.dependencies(false) else {
             idle.searches.again(SEARCH_AGAIN_AFTER);
             idle.unsure = true;
             return Poll::Pending;
@@ -274,7 +274,7 @@ impl Supervisor<'_> {
         let groups = closed::groups(&before.all).into_iter();
         let judged: Vec<_> = groups.map(|group| (self.judge(self.with_sections(&group), false), group)).collect();
         // The operators were examined one by one, and may have acted since.
-        let after = self.control.stands(false);
+        let after = self.control.dependencies(false);
         idle.unsure = before.unsure || after.is_none();
         if idle.unsure {
             idle.searches.again(SEARCH_AGAIN_AFTER);
@@ -323,7 +323,7 @@ impl Supervisor<'_> {
 
     /// The parts of a group at rest that wait only for themselves.
     fn cores(&self, group: &[usize], all: bool) -> Vec<Vec<usize>> {
-        let Some(stands) = self.control.stands(all) else { return Vec::new() };
+        let Some(stands) = self.control.dependencies(all) else { return Vec::new() };
         let firsts: Vec<_> = group.iter().map(|&operator| self.control.first_of(operator)).collect();
         let mut cores = closed::cores(&stands.all, &firsts);
         cores.iter_mut().for_each(|core| *core = self.with_sections(core));
@@ -334,11 +334,11 @@ impl Supervisor<'_> {
     /// These operators, and those that they represent: the operators of a section share a task.
     fn with_sections(&self, operators: &[usize]) -> Vec<usize> {
         let operators: HashSet<_> = operators.iter().copied().collect();
-        (0..self.control.nodes.len()).filter(|at| operators.contains(&self.control.first_of(*at))).collect()
+        (0..self.control.tasks.len()).filter(|at| operators.contains(&self.control.first_of(*at))).collect()
     }
 
     fn examine(&self, group: &[usize]) -> Found {
-        let nodes = &self.control.nodes;
+        let nodes = &self.control.tasks;
         let mut waits: Vec<String> = Vec::new();
         let mut stuck = false;
         for &operator in group {
@@ -372,7 +372,7 @@ impl Supervisor<'_> {
 
     /// These operators have nothing left to do. Returns those that end now.
     fn done(&self, group: Vec<usize>, hubs_of_chunks: &[Arc<dyn ChunkState>], idle: &mut IdleSearch) -> Vec<usize> {
-        let nodes = &self.control.nodes;
+        let nodes = &self.control.tasks;
         let members: HashSet<_> = group.iter().copied().collect();
         let is_of_group = |operator: usize| members.contains(&operator);
         // A wait in the middle of a run is ended first: the operator may send more, which others are to receive. Only

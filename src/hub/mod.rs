@@ -35,7 +35,7 @@
 //!              `transfer::copy` (memory/transfer.rs) enqueues the copy: Stream (stream/enqueue.rs) ──> Backend (device/)
 //!   push       Queue (queue.rs), under its lock; it wakes the reader: HubSide (waking.rs)
 //!              v
-//!   wait     OperatorTask (operator/node.rs) is woken; RunLoop (operator/run_loop.rs) polls and claims the ports through
+//!   wait     OperatorTask (operator/operator_task.rs) is woken; RunLoop (operator/run_loop.rs) polls and claims the ports through
 //!              OperatorRuns (operator/cx.rs): Input (operator/input.rs) ──> InputQueue ──> Receiver (receiver.rs)
 //!              v
 //!            `compute` begins

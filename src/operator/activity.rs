@@ -1,13 +1,13 @@
-//! [`FlowActivity`]: what may still cause work in a flow, shared by the tasks of its operators.
+//! [`FlowActivity`]: everything that can still cause work in a flow, shared by the tasks of its operators.
 //!
-//! [`IdleCheck`] is a request of the task that steps through a flow to the flow's own task, which asks whether a part of
-//! the flow has ended or stalled. Where the flow is not stepped, its own task detects that by itself.
+//! [`IdleCheck`] is a question from the task that steps through a flow to the flow's own task: has a part of the flow
+//! ended or stalled? In a flow that is not stepped, the flow's task detects that by itself.
 //!
 //! ```text
-//!            ask              answer: operators, or their waits, were ended
+//!            ask              answer: the check ended operators or waits
 //!   NONE ──────────> ASKED ─────────────────────────────────────────────────────> SOMETHING
 //!    ^                 └────────────────────────> NOTHING
-//!    └── withdraw: the state may have changed ───────┘
+//!    └── withdraw: the flow has moved ───────────────┘
 //! ```
 
 use std::sync::{
@@ -24,15 +24,15 @@ pub(crate) struct FlowActivity {
     pub(crate) tokens: Tokens,
     /// The flow's own task: woken when the last token is returned.
     pub(crate) flow: WakerCell,
-    /// A task that steps through the flow: woken when no envelope or link of the flow is outside any more.
+    /// The task that steps through the flow: woken when no envelope or link of the flow is outside any more.
     pub(crate) stepper: WakerCell,
-    /// Receive notifications of what operators wait for.
+    /// Receive the operators' changes of status.
     pub(crate) watchers: Watchers,
     /// The number of operators that have not ended.
     left: AtomicUsize,
     /// One of [`parks`].
     parks: AtomicU8,
-    /// The number of envelopes that are outside the flow, plus links by hand to its hubs of chunks.
+    /// The number of envelopes that are outside the flow, plus external links to its hubs of chunks.
     outside: AtomicUsize,
 }
 
@@ -52,8 +52,8 @@ impl FlowActivity {
         Arc::new(Self { tokens, flow, stepper, watchers, left, parks, outside })
     }
 
-    /// Requests that the flow's task is notified when the next operator parks or ends. Call it before checking which
-    /// operators are parked: an operator that parks meanwhile is either seen by the check or notifies.
+    /// Requests a notification of the flow's task when the next operator parks or ends. Call it before checking which
+    /// operators are parked: an operator that parks at the same time is either seen by the check or notifies.
     pub(crate) fn await_park(&self) {
         self.parks.store(parks::AWAITED, Ordering::SeqCst);
     }
@@ -64,17 +64,18 @@ impl FlowActivity {
         self.parks.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// Whether an operator's park must be notified.
+    /// Whether the flow's task must be notified when an operator parks.
     #[inline]
     pub(super) fn is_park_awaited(&self) -> bool {
         self.parks.load(Ordering::SeqCst) == parks::AWAITED
     }
 
-    /// An operator has ended.
+    /// Records that an operator has ended.
     pub(super) fn count_end(&self) {
         self.left.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Notifies the flow's task if it awaits a park.
     pub(super) fn notify_of_park(&self) {
         let (from, to) = (parks::AWAITED, parks::SEEN);
         if self.parks.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
@@ -82,12 +83,12 @@ impl FlowActivity {
         }
     }
 
-    /// A message from outside was accepted and is not in its queue yet.
+    /// True if a message from outside was accepted and is not in its queue yet.
     pub(crate) fn has_message_entering(&self) -> bool {
         self.tokens.lent() != self.outside()
     }
 
-    /// The number of envelopes that are outside, plus links by hand.
+    /// The number of envelopes that are outside, plus external links.
     pub(crate) fn outside(&self) -> usize {
         self.outside.load(Ordering::SeqCst)
     }
@@ -120,7 +121,7 @@ const ASKED: u8 = 1;
 const NOTHING: u8 = 2;
 const SOMETHING: u8 = 3;
 
-/// Each side notifies the other after a change.
+/// The state of the question. Each side wakes the other after it has changed the state.
 #[derive(Debug)]
 pub(crate) struct IdleCheck(AtomicU8);
 
@@ -129,30 +130,33 @@ impl IdleCheck {
         Self(AtomicU8::new(NONE))
     }
 
+    /// Asks the flow's task to check whether a part of the flow has ended or stalled.
     pub(crate) fn ask(&self) {
         self.0.store(ASKED, Ordering::Release);
     }
 
+    /// True while the question is open.
     pub(crate) fn is_asked(&self) -> bool {
         self.0.load(Ordering::Acquire) == ASKED
     }
 
-    /// `moved`: operators, or their waits, were ended.
+    /// Answers the question, if it is open. `moved`: the check ended operators or waits.
     pub(crate) fn answer(&self, moved: bool) {
         let answer = if moved { SOMETHING } else { NOTHING };
         let _ = self.0.compare_exchange(ASKED, answer, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Withdraws the answer that nothing has moved.
+    /// Withdraws the answer `NOTHING`, since the flow's state might have changed after it.
     pub(crate) fn withdraw(&self) {
         let _ = self.0.compare_exchange(NOTHING, NONE, Ordering::AcqRel, Ordering::Relaxed);
     }
 
+    /// True if there is neither a question nor an answer.
     pub(crate) fn is_withdrawn(&self) -> bool {
         self.0.load(Ordering::Acquire) == NONE
     }
 
-    /// `None` until there is an answer.
+    /// The answer: whether the check ended operators or waits. `None` until there is one.
     pub(crate) fn answered(&self) -> Option<bool> {
         match self.0.load(Ordering::Acquire) {
             SOMETHING => Some(true),

@@ -1,15 +1,15 @@
-//! Detects an operator that keeps its worker busy: [`SpinDetector`], one that runs again and again without effect, and
-//! [`BusyClock`], one that blocks its thread.
+//! Detects operators that keep their worker thread busy. [`SpinDetector`] finds one that runs again and again without
+//! effect, and [`BusyClock`] one that blocks its thread.
 //!
-//! # Without effect
+//! # Spinning
 //!
 //! Conditions are level-triggered: a message that a run leaves in its hub allows the next run at once, and so does a
 //! port that the operator does not wait for. An operator that takes one message in several runs relies on that; one
-//! that neither takes nor sends spins. After a thousand runs in a row a warning is logged. If a message remains at an
-//! input that the operator waits for, only taking it can end this: after about a hundred times as many runs that is an
+//! that neither takes nor sends spins. After a thousand such runs in a row a warning is logged. If a message remains at
+//! an input that the operator waits for, only taking it can end the spinning: about a hundred times as many runs are an
 //! error.
 //!
-//! An operator whose condition is ready but refuses each claim spins as well, without a run: the same number of refused
+//! An operator whose condition is ready but refuses each claim spins as well, without running: that number of refused
 //! claims in a row is an error.
 //!
 //! ```text
@@ -19,15 +19,15 @@
 //!   each claim is refused                       error
 //! ```
 //!
-//! The check is made where the operator yields anyway, once in [`MAX_STREAK`] turns. Runs that take longer, or that
-//! wait in the middle, do work other than at their ports: they do not count as spinning.
+//! The check is made where the operator yields anyway, once in [`MAX_STREAK`] turns. Runs that take a millisecond or
+//! more, or that wait in the middle, have an effect other than at their ports: they do not count as spinning.
 //!
-//! # For long
+//! # Blocking
 //!
-//! A run that computes for long, reads a file or calls a blocking library occupies its thread: other tasks of that
-//! thread wait meanwhile. The time for which an operator is busy without a pause is measured anyway, for the report. A
-//! busy stretch that began and ended in one poll of the task blocked the thread. The third long one is logged, with the
-//! operator's name: the first may have compiled a kernel or filled a cache.
+//! A run that computes for a long time, reads a file or calls a blocking library occupies its thread, and the other
+//! tasks of the thread wait. The time for which an operator is busy without a pause is measured anyway, for the report.
+//! A busy stretch that began and ended in one poll of the task blocked the thread. The third long stretch is logged,
+//! with the operator's name: the first might have compiled a kernel or filled a cache.
 //!
 //! An operator with a [thread of its own](crate::flow::Added::on_own_thread) may block.
 
@@ -52,7 +52,7 @@ const WARN_AFTER: u32 = 1000_u32.div_ceil(MAX_STREAK);
 /// Runs, or refused claims, in a row before an error.
 const MAX_RUNS: u32 = WARN_AFTER * MAX_STREAK * 128;
 
-/// A run that does nothing takes less than this.
+/// An upper bound for a run that does nothing.
 const QUICK: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ pub(super) struct SpinDetector {
     /// Runs, and messages taken and sent, at the last check.
     runs: u64,
     moved: u64,
-    /// `checks`: checks in a row that found no message moved. `left`: of these, the last in a row that also found a
+    /// `checks`: checks in a row that found no message moved. `left`: the latest of these in a row that also found a
     /// message left and no run that had waited.
     checks: u32,
     left: u32,
@@ -115,8 +115,8 @@ impl SpinDetector {
             && let Some(port) = allows
         {
             let text = format!(
-                "{MAX_RUNS} runs in a row have left the messages there, and sent none: take one in each run, or say with \
-                 `.when(..)` when it is to run"
+                "{MAX_RUNS} runs in a row have taken no message here and sent none: take at least one in each run, or \
+                 limit when the operator runs with `.when(..)`"
             );
             return Some(Error::new(ErrorKind::Usage, text).at(format!("input `{port}`")));
         }
@@ -126,7 +126,7 @@ impl SpinDetector {
         None
     }
 
-    /// The claim of `what` was refused, after `runs` runs. Returns an error once only refusals happen.
+    /// Counts a refused claim of the condition `what`, after `runs` runs. Returns an error after too many in a row.
     #[cold]
     pub(super) fn refused(&mut self, runs: u64, what: Option<Cow<'_, str>>) -> Option<Error> {
         if std::mem::replace(&mut self.refused_after, runs) != runs {
@@ -138,19 +138,21 @@ impl SpinDetector {
         }
         let text = match what {
             Some(what) => format!(
-                "its condition ({what}) is ready, and has refused {MAX_RUNS} claims in a row: `claim` must succeed \
-                 for what `poll_status` reports as ready, and `poll_status` must wait for what is not available any more"
+                "its condition ({what}) was ready and refused the claim {MAX_RUNS} times in a row: `claim` must \
+                 succeed when `poll_status` has returned `Ready`, and `poll_status` must return a wait when `claim` \
+                 would fail"
             ),
             None => {
                 format!(
-                    "internal error: its ports are ready, and have refused {MAX_RUNS} claims in a row (please report)"
+                    "internal error: its ports were ready and refused the claim {MAX_RUNS} times in a row (please \
+                     report)"
                 )
             }
         };
         Some(Error::new(ErrorKind::Usage, text))
     }
 
-    /// The operator waits: the next turn has a new cause.
+    /// Called when the operator waits: its next turn has a new cause.
     #[inline]
     pub(super) fn waits(&mut self) {
         self.refused = 0;
@@ -163,18 +165,18 @@ fn warn(operator: &str, left: Option<&str>, over: bool) {
         Some(port) => tracing::warn!(
             operator,
             port,
-            "an operator has run {times} times in a row and taken nothing new, though there is a message: take it, or \
-             say with `.when(..)` when it is to run"
+            "an operator has run {times} times in a row without taking the message at this port: take it, or limit \
+             when the operator runs with `.when(..)`"
         ),
         None if over => tracing::warn!(
             operator,
-            "an operator has run {times} times in a row since all of its inputs have ended: it waits for none of \
-             them, so call `cx.finish()` once they have ended"
+            "an operator has run {times} times in a row since all of its inputs ended, because it waits for none of \
+             them: call `cx.finish()` once they have ended"
         ),
         None => tracing::warn!(
             operator,
-            "an operator has run {times} times in a row and had nothing to take and nothing to send: all that it waits \
-             for is always there, so say with `.when(..)` when it is to run"
+            "an operator has run {times} times in a row without taking or sending a message, because its conditions \
+             are always ready: limit when it runs with `.when(..)`"
         ),
     });
 }
@@ -182,10 +184,10 @@ fn warn(operator: &str, left: Option<&str>, over: bool) {
 /// In ticks: shorter than [`BLOCKS`], whatever the frequency of the machine's clock.
 const LONG: u64 = 20_000_000;
 
-/// A poll of this length delays other tasks. Tokio recommends a thousandth of it.
+/// A poll of this length delays other tasks. Tokio recommends at most a thousandth of it.
 const BLOCKS: Duration = Duration::from_millis(100);
 
-/// The number of such stretches before a warning is logged.
+/// The number of such polls before a warning is logged.
 const TIMES: u32 = 3;
 
 /// Measures how long an operator is busy.
@@ -196,7 +198,7 @@ pub(super) struct BusyClock {
     clock: TickClock,
     /// Long stretches that blocked the thread.
     times: u32,
-    /// In ticks, all stretches that have ended.
+    /// The length of all stretches that have ended, in ticks.
     total: u64,
     /// The start of the current stretch.
     since: Option<Ticks>,
@@ -207,7 +209,7 @@ impl BusyClock {
         Self { may_block, clock: TickClock::start(), times: 0, total: 0, since: None }
     }
 
-    /// True if the clock did not run.
+    /// Starts the clock. True if it was not running.
     #[inline]
     pub(super) fn start(&mut self) -> bool {
         let starts = self.since.is_none();
@@ -225,17 +227,17 @@ impl BusyClock {
         (busy > LONG).then_some(busy)
     }
 
-    /// In ticks.
+    /// The length of all stretches that have ended, in ticks.
     pub(super) fn total(&self) -> u64 {
         self.total
     }
 
-    /// A worker of the operator was busy for this time, in ticks.
+    /// Adds the time for which a worker of the operator was busy, in ticks.
     pub(super) fn add(&mut self, busy: u64) {
         self.total += busy;
     }
 
-    /// A long stretch began and ended in one poll of the operator's task.
+    /// Called when a long stretch began and ended in one poll of the operator's task: the third is logged.
     pub(super) fn blocked(&mut self, operator: &str, ticks: u64) {
         let took = self.clock.duration(ticks);
         if self.may_block || took < BLOCKS {
@@ -247,8 +249,9 @@ impl BusyClock {
                 tracing::warn!(
                     operator,
                     ?took,
-                    "an operator blocks its worker, now for the third time: nothing else runs there meanwhile; give it a \
-                     thread of its own with `.on_own_thread()`, or call what blocks in `tokio::task::spawn_blocking`"
+                    "an operator has blocked its worker thread for the third time, which delays the other tasks there: \
+                     give it a thread of its own with `.on_own_thread()`, or make the blocking call in \
+                     `tokio::task::spawn_blocking`"
                 );
             });
         }

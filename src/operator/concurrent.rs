@@ -1,8 +1,9 @@
 //! [`Concurrent`]: one operator with several concurrent runs.
 //!
-//! The operator's own task is the dispatcher: it waits for the conditions, claims what one run needs, and passes that
-//! to a worker, which is a task with a clone of the operator, ports of its own and a stream of its own. A worker
-//! collects what it sends; the dispatcher sends it on, in the order of claiming unless the operator is unordered.
+//! The operator's own task is the dispatcher: it waits for the conditions, claims the messages of one run, and hands
+//! them to a worker, which is a task with a clone of the operator, ports of its own and a stream of its own. The worker
+//! collects the messages that its run sends, and the dispatcher sends them on, in the order of claiming unless the
+//! operator is unordered.
 //!
 //! ```text
 //!                        ┌──> worker 1: compute ──┐
@@ -10,13 +11,13 @@
 //!          dispatcher    └──> worker 3: compute ──┘            dispatcher
 //! ```
 //!
-//! A run keeps its number until the dispatcher has received its result, successful or not: so a failed run does not
-//! block the others, it ends the flow. A worker takes the next run when the messages of its last one have been sent on:
-//! so no more messages are collected than the workers' last runs sent.
+//! Each run has a number, and the dispatcher receives the result of every run, successful or not. A failed run ends the
+//! flow at once, without waiting for its turn. A worker begins its next run only when the messages of its last run have
+//! been sent on, which bounds the number of collected messages.
 //!
-//! The dispatcher holds the flow's token only while a run is active. A run that has ended and waits to be sent on waits
-//! for other operators, as the dispatcher does; and so does a run that is parked in the middle, waiting for a blank
-//! envelope.
+//! The dispatcher holds the flow's token only while a run is active. A run that has ended, and whose messages wait to
+//! be sent on, waits for other operators like the dispatcher does; and so does a run that is parked in its middle, for
+//! example in a wait for a blank envelope.
 
 use std::{
     any::Any,
@@ -35,13 +36,13 @@ use tokio::sync::mpsc;
 
 use super::{
     Cx, Operator, Ports,
-    attend::attended,
-    node::{Method, OperatorTask},
+    operator_task::{Method, OperatorTask},
     plan::Binder,
+    poll_in_context::poll_in_context,
     ports::{AnyPort, Flush, Flushed, WorkerPort},
     run_context::RunContext,
     run_loop::after_run,
-    status_cell::InRun,
+    status_cell::RunWait,
 };
 use crate::{
     condition::{Need, PortId, Readiness},
@@ -57,26 +58,27 @@ pub struct Concurrent<O> {
     ordered: bool,
 }
 
-/// An operator of which up to `runs` runs execute concurrently, each in a task of its own with a clone of the operator:
-/// for work that waits for a service, keeps the host busy, or leaves parts of a device idle.
+/// Wraps an operator so that up to `runs` of its runs execute concurrently, each in a task of its own with a clone of
+/// the operator: for runs that wait for a service, keep the host busy, or leave parts of a device idle.
 ///
-/// Data that the clones share is behind an `Arc`. Each has its own stream, so that their device work overlaps. Messages
-/// are sent in the order in which the runs claimed theirs, unless the operator is [`unordered`](Concurrent::unordered).
-/// `start` and `stop` are called once, on the operator itself, and clones are made after its `start`; `may_run` is also
-/// called on the operator itself. `after` belongs to a run.
+/// Put data that the clones share behind an `Arc`. Each clone has its own stream, so that their device work overlaps.
+/// Messages are sent in the order in which the runs claimed theirs, unless the operator is
+/// [`unordered`](Concurrent::unordered). `start`, `stop` and `may_run` are called on the operator itself, and clones
+/// are made after its `start`. `after` is called on the clone, as a part of its run.
 ///
-/// What a run sends is collected until the run has ended and it is its turn: a run does not wait for room. The
-/// operator's own `run` is never called. 0 concurrent runs count as one, and there are at most 65,536.
+/// The messages that a run sends are collected until the run has ended and its turn comes: a run does not wait for
+/// room. The operator's own `run` is never called. A `runs` of 0 counts as 1, and more than 65,536 is an error before
+/// the flow runs.
 ///
-/// A run that waits for its turn holds the blank envelopes that it has filled. So an output's hub needs as many as all
-/// runs take together, and gets one more where the number is not set. A run is assumed to take one, or as many as the
-/// output's `#[output(room = n)]` says: one that takes more must say so there.
+/// A run that waits for its turn holds the blank envelopes that it has filled. So an output's hub needs as many
+/// envelopes as all runs take together, and gets one more if the number is not set. A run is assumed to take one, or
+/// `n` with `#[output(room = n)]`: an operator that takes more must declare it there.
 ///
-/// A run gets only its own messages: [`recv`](super::Input::recv) returns those and then `None`. Messages that it
-/// leaves are dropped when it has ended, and counted as never taken. An output that a run
+/// A run gets only its own messages: [`recv`](super::Input::recv) returns those and then `None`. Messages that it does
+/// not take are dropped when it has ended, and counted as never taken. An output that a run
 /// [closes](super::Output::close) is closed when all runs in progress have ended and their messages are sent.
 ///
-/// Runs are tasks of the runtime: [`on_own_thread`](crate::flow::Added::on_own_thread) combined with this is an error.
+/// Runs are tasks of the runtime: combining this with [`on_own_thread`](crate::flow::Added::on_own_thread) is an error.
 ///
 /// ```
 /// use wakeline::{Flow, operator::{concurrent, map, sink, source}};
@@ -98,7 +100,7 @@ pub fn concurrent<O: Operator + Clone>(runs: usize, operator: O) -> Concurrent<O
 }
 
 impl<O> Concurrent<O> {
-    /// Messages are sent in the order in which the runs end.
+    /// Sends messages in the order in which the runs end.
     #[must_use]
     pub fn unordered(mut self) -> Self {
         self.ordered = false;
@@ -117,16 +119,16 @@ struct Done<P> {
     number: u64,
     ports: P,
     outcome: Result<()>,
-    /// The clone wants no further run.
+    /// The clone has called [`Cx::finish`].
     finished: bool,
-    /// In ticks.
+    /// How long the run was busy, in ticks.
     busy: u64,
 }
 
 /// A worker, as the dispatcher sees it.
 struct Worker<P> {
     jobs: mpsc::UnboundedSender<Job<P>>,
-    node: Arc<OperatorTask>,
+    task: Arc<OperatorTask>,
 }
 
 /// All workers. Dropping this aborts their runs.
@@ -134,25 +136,26 @@ struct Workers<P>(Vec<Worker<P>>);
 
 /// The runs in progress.
 struct Runs<P> {
-    nodes: Vec<Arc<OperatorTask>>,
-    /// `working`: workers whose run's result the dispatcher has not received, in no order. `slots`: for each worker,
-    /// its index in `working`.
+    tasks: Vec<Arc<OperatorTask>>,
+    /// `working`: the workers from which the dispatcher awaits a result, in no order. `slots`: for each worker, its
+    /// index in `working`.
     working: Vec<usize>,
     slots: Vec<usize>,
     done: mpsc::UnboundedReceiver<Done<P>>,
     ordered: bool,
     begun: u64,
-    /// `ended`: the runs whose result was received. `passed`: those of them that were sent on.
+    /// `ended`: the number of runs whose result was received. `passed`: the number of those whose messages were sent
+    /// on.
     ended: u64,
     passed: u64,
-    /// Results that wait for their turn, by their turn.
+    /// Results that wait for their turn, by turn.
     waiting: FxHashMap<u64, Done<P>>,
 }
 
 impl<P: Ports> Runs<P> {
-    /// Some runs have not ended, and wait for more than other operators of the flow.
+    /// True if a run has not ended and does not wait only for other operators of the flow.
     fn at_work(&self) -> bool {
-        self.working.iter().any(|&worker| !self.nodes[worker].is_parked())
+        self.working.iter().any(|&worker| !self.tasks[worker].is_parked())
     }
 
     fn begin(&mut self, worker: usize) {
@@ -170,10 +173,10 @@ impl<P: Ports> Runs<P> {
         self.ended += 1;
     }
 
-    /// The result of the next run that ends.
+    /// Waits for the result of the next run that ends.
     async fn ended(&mut self, context: &RunContext) -> Option<Done<P>> {
         poll_fn(|task| {
-            context.poll_port(InRun::SENDS, task, |task| match self.done.poll_recv(task) {
+            context.poll_port(RunWait::SENDS, task, |task| match self.done.poll_recv(task) {
                 Poll::Ready(ended) => Ok(ended),
                 Poll::Pending if self.at_work() => Err(Readiness::WAIT_EVENT),
                 Poll::Pending => Err(Readiness::WAIT),
@@ -182,7 +185,7 @@ impl<P: Ports> Runs<P> {
         .await
     }
 
-    /// Some runs have not been sent on.
+    /// True if the messages of some runs have not been sent on.
     fn under_way(&self) -> bool {
         self.passed < self.begun
     }
@@ -200,20 +203,20 @@ impl<P: Ports> Runs<P> {
         Ok(())
     }
 
-    /// The result whose turn it is, if that run has ended.
+    /// Takes the result whose turn it is, if that run has ended.
     fn next(&mut self) -> Option<Done<P>> {
         let next = self.waiting.remove(&self.passed)?;
         self.passed += 1;
         Some(next)
     }
 
-    /// Sends what a worker's run has sent. True if the run has closed an output.
+    /// Sends the messages on that a worker's run has sent. True if the run has closed an output.
     async fn pass_on(&mut self, worker: &mut P, ports: &mut P, context: &RunContext) -> Result<bool> {
         let mut closes = false;
         with_worker(ports, worker, |port, worker| closes |= port.collect(worker));
         poll_fn(|task| {
-            context.poll_port(InRun::SENDS, task, |task| {
-                // Whether any run is still active is known only after recording those that have ended meanwhile.
+            context.poll_port(RunWait::SENDS, task, |task| {
+                // Records runs that have ended in the meantime first, since `at_work` depends on them.
                 while let Poll::Ready(ended) = self.done.poll_recv(task) {
                     if let Err(error) = self.record(ended, ports) {
                         return Ok(Err(error));
@@ -229,7 +232,7 @@ impl<P: Ports> Runs<P> {
 
 impl<P> Drop for Workers<P> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|worker| worker.node.abort());
+        self.0.iter().for_each(|worker| worker.task.abort());
     }
 }
 
@@ -258,9 +261,9 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
     }
 
     async fn run(&mut self, ports: &mut O::Ports, cx: &mut Cx) -> Result<()> {
-        // `may_run` and `after` are called, unlike those of other operators that override `run`.
-        cx.not_written(Method::Run);
-        cx.node().status_cell().set_has_workers();
+        // Not reported as overridden: `may_run` and `after` are called, unlike those of other operators with a `run`.
+        cx.uses_default(Method::Run);
+        cx.operator_task().status_cell().set_has_workers();
         let (results, done) = mpsc::unbounded_channel();
         let context = cx.context().clone();
         let mut workers = Workers(Vec::with_capacity(self.runs));
@@ -268,17 +271,17 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
         for worker in 0..self.runs {
             let own = cx.worker(worker);
             let own_ports = worker_ports(ports, &own, cx.named())?;
-            let (jobs, node) = self.spawn_worker(worker, own, cx, &results);
-            workers.0.push(Worker { jobs, node });
+            let (jobs, task) = self.spawn_worker(worker, own, cx, &results);
+            workers.0.push(Worker { jobs, task });
             idle.push((worker, own_ports));
         }
         drop(results);
 
         let waiting = FxHashMap::default();
-        let nodes = workers.0.iter().map(|worker| worker.node.clone()).collect();
+        let tasks = workers.0.iter().map(|worker| worker.task.clone()).collect();
         let (working, slots) = (Vec::new(), vec![0; self.runs]);
         let mut runs =
-            Runs { nodes, working, slots, done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };
+            Runs { tasks, working, slots, done, ordered: self.ordered, begun: 0, ended: 0, passed: 0, waiting };
         // `ending`: no further run begins. `closing`: none begins before an output is closed.
         let (mut ending, mut closing) = (false, false);
         loop {
@@ -302,7 +305,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                         Poll::Pending if runs.at_work() != at_work => Poll::Ready(None),
                         Poll::Pending => Poll::Pending,
                     });
-                    let ended = pin!(context.attend(next));
+                    let ended = pin!(context.await_as_port(next));
                     let ready = pin!(cx.until_ready(ports, |ports, cx| self.operator.may_run(ports, cx)));
                     match select(ended, ready).await {
                         Either::Left((None, _)) => continue,
@@ -346,20 +349,21 @@ impl<O: Operator + Clone> Concurrent<O> {
         results: &mpsc::UnboundedSender<Done<O::Ports>>,
     ) -> (mpsc::UnboundedSender<Job<O::Ports>>, Arc<OperatorTask>) {
         let (jobs, mut next) = mpsc::unbounded_channel::<Job<O::Ports>>();
-        // It may be dropped during a run, when the runtime shuts down: a panic of one destructor must not affect the
-        // others.
+        // The task might be dropped during a run, when the runtime shuts down: a panic of one destructor must not
+        // affect the others.
         let (mut operator, here) = (Discarded::new(self.operator.clone()), cx.helper());
-        let (results, node, name) = (results.clone(), own.node().clone(), own.name().to_string());
+        let (results, operator_task, name) = (results.clone(), own.operator_task().clone(), own.name().to_string());
         // A run has its messages when it begins: it must not wait for more.
-        node.finish();
+        operator_task.finish();
         let task = async move {
             while let Some(Job { number, ports }) = next.recv().await {
                 let mut ports = Discarded::new(ports);
-                let (node, device, before) = (own.node().clone(), own.device().clone(), own.run_loop.busy.total());
+                let (operator_task, device, before) =
+                    (own.operator_task().clone(), own.device().clone(), own.run_loop.busy.total());
                 let context = own.context().clone();
                 let outcome = {
                     let (Some(operator), Some(ports)) = (operator.get_mut(), ports.get_mut()) else { break };
-                    let run = caught(attended(&node, &device, one(operator, ports, &mut own)));
+                    let run = caught(poll_in_context(&operator_task, &device, one(operator, ports, &mut own)));
                     let mut run = pin!(run);
                     poll_fn(|task| context.within(|| run.as_mut().poll(task))).await
                 };
@@ -373,11 +377,11 @@ impl<O: Operator + Clone> Concurrent<O> {
                 }
             }
             drop((operator, own));
-            // Everything else is dropped by now.
+            // Last, after everything else is dropped.
             drop(here);
         };
         cx.spawn(&name, Box::pin(task));
-        (jobs, node)
+        (jobs, operator_task)
     }
 }
 
@@ -395,9 +399,11 @@ fn worker_ports<P: Ports>(ports: &mut P, own: &Cx, named: &[(PortId, Option<Need
     let (mut ends, mut failed) = (HashMap::new(), None);
     ports.visit(&mut |name, port| match port.worker_port() {
         Some(port) => drop(ends.insert(name, port.worker_ends())),
-        None => failed = Some("a port that is linked to a hub of chunks has no workers"),
+        None => failed = Some(name),
     });
-    if let Some(text) = failed {
+    if let Some(name) = failed {
+        let text =
+            format!("port `{name}` is linked to a hub of chunks, which `concurrent` does not support: use an input");
         return Err(Error::new(ErrorKind::Usage, text));
     }
     let (streams, context) = (own.streams().cloned(), own.context().clone());

@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use super::{
     activity::{FlowActivity, IdleCheck},
-    node::OperatorTask,
-    status_cell::{Ask, InRun},
+    operator_task::OperatorTask,
+    status_cell::{IngressWait, RunWait},
     watchers::Watcher,
 };
 use crate::{
@@ -48,32 +48,32 @@ pub struct Handle(pub(crate) Arc<Control>);
 pub(crate) struct Control {
     pub(crate) name: Arc<str>,
     pub(crate) names: Vec<Arc<str>>,
-    /// By operator. The operators of a section share one node.
-    pub(crate) nodes: Vec<Arc<OperatorTask>>,
+    /// By operator. The operators of a section share one `OperatorTask`.
+    pub(crate) tasks: Vec<Arc<OperatorTask>>,
     sections: Vec<SectionControl>,
     /// By operator: the section that it belongs to.
     section_of: Vec<Option<usize>>,
     pub(crate) activity: Arc<FlowActivity>,
     /// Set while the flow runs.
     hubs: Mutex<Arc<Hubs>>,
-    /// The flow was stepped through, and no longer is. Written before `hubs` is read, and read after `hubs` is written.
+    /// The flow is no longer stepped through. Written before `hubs` is read, and read after `hubs` is written.
     unstepped: AtomicBool,
     stop: AtomicBool,
-    /// The time at which it is aborted unless it has ended, and the duration between the call and that time.
+    /// When the flow is aborted unless it has ended, and how long after the call that is.
     stop_by: Mutex<Option<(Instant, Duration)>>,
     abort: AtomicBool,
-    /// The nodes' own flags are written with this lock held, so that the last of several concurrent calls determines
+    /// The tasks' own flags are written with this lock held, so that the last of several concurrent calls determines
     /// all of them.
     paused: Mutex<bool>,
-    /// The error that it failed with.
+    /// The error with which the flow failed.
     failure: OnceLock<Error>,
     /// The flow's own task.
     pub(crate) flow_task: WakerCell,
-    /// A request of the task that steps through the flow to the flow's own task.
+    /// A question from the task that steps through the flow to the flow's own task.
     pub(crate) idle_check: IdleCheck,
 }
 
-/// Operators that run in one task.
+/// A section: operators that run in one task.
 pub(crate) struct SectionControl {
     pub(crate) name: Arc<str>,
     pub(crate) operators: Vec<usize>,
@@ -81,18 +81,18 @@ pub(crate) struct SectionControl {
 
 /// A hub in use, and the operators that it connects.
 #[derive(Clone)]
-pub(crate) struct Joined {
+pub(crate) struct ConnectedHub {
     pub(crate) state: Arc<dyn HubView>,
     pub(crate) from: usize,
     pub(crate) to: usize,
     /// Whether its writer waits for room, and its reader for messages.
     pub(crate) writer_waits: bool,
     pub(crate) reader_waits: bool,
-    /// The reader's port, if that waits for a message of each connection.
+    /// The reader's port, if it waits for one message from each connection.
     pub(crate) of_each: Option<&'static str>,
 }
 
-/// A link of one of the operators to a hub of chunks.
+/// A link from one of the operators to a hub of chunks.
 pub(crate) struct LinkedTo {
     pub(crate) state: Arc<dyn ChunkState>,
     pub(crate) link: LinkId,
@@ -102,26 +102,26 @@ pub(crate) struct LinkedTo {
 
 #[derive(Default)]
 pub(crate) struct Hubs {
-    pub(crate) all: Vec<Joined>,
+    pub(crate) all: Vec<ConnectedHub>,
     pub(crate) links: Vec<LinkedTo>,
     /// By operator: the hubs that it writes to or reads from.
     of: Vec<Vec<usize>>,
-    /// By operator: its links, and the numbers of their hubs.
+    /// By operator: the indices of its links, and the numbers of their hubs.
     links_of: Vec<Vec<(usize, usize)>>,
     /// By hub of chunks, in the order of their first appearance in `links`.
-    of_chunks: Vec<OfChunks>,
+    of_chunks: Vec<ChunkHubOperators>,
 }
 
 /// The operators of one hub of chunks.
 #[derive(Default)]
-struct OfChunks {
+struct ChunkHubOperators {
     linked: Vec<usize>,
-    /// These, and the operators that may receive what they send. Computed at the first use.
+    /// The linked operators, and those that might receive what they send. Computed at the first use.
     reached: OnceLock<Vec<usize>>,
 }
 
 impl Hubs {
-    pub(crate) fn new(all: Vec<Joined>, links: Vec<LinkedTo>, operators: usize) -> Self {
+    pub(crate) fn new(all: Vec<ConnectedHub>, links: Vec<LinkedTo>, operators: usize) -> Self {
         let mut of = vec![Vec::new(); operators];
         for (at, hub) in all.iter().enumerate() {
             of[hub.from].push(at);
@@ -130,10 +130,10 @@ impl Hubs {
             }
         }
         let (mut numbers, mut links_of) = (HashMap::new(), vec![Vec::new(); operators]);
-        let mut of_chunks: Vec<OfChunks> = Vec::new();
+        let mut of_chunks: Vec<ChunkHubOperators> = Vec::new();
         for (at, link) in links.iter().enumerate() {
             let hub = *numbers.entry(link.hub()).or_insert_with(|| {
-                of_chunks.push(OfChunks::default());
+                of_chunks.push(ChunkHubOperators::default());
                 of_chunks.len() - 1
             });
             links_of[link.operator].push((at, hub));
@@ -147,19 +147,20 @@ impl Hubs {
         self.links_of.get(operator).into_iter().flatten().map(|&(at, hub)| (&self.links[at], hub))
     }
 
-    /// The operators with links to a hub of chunks, and those that may receive what they send. A link by hand, or one
-    /// of another flow, counts as outside.
+    /// The operators with links to a hub of chunks, and those that might receive what they send. An external link, or
+    /// one of another flow, counts as outside.
     pub(crate) fn reached_through(&self, hub: usize) -> &[usize] {
-        let OfChunks { linked, reached } = &self.of_chunks[hub];
+        let ChunkHubOperators { linked, reached } = &self.of_chunks[hub];
         reached.get_or_init(|| self.reached_from(linked.clone()))
     }
 
     /// The hubs that an operator writes to or reads from.
-    pub(crate) fn of(&self, operator: usize) -> impl Iterator<Item = &Joined> {
+    pub(crate) fn of(&self, operator: usize) -> impl Iterator<Item = &ConnectedHub> {
         self.of.get(operator).into_iter().flatten().map(|at| &self.all[*at])
     }
 
-    /// Changes with each message that leaves a hub of the operator, and each chunk that enters or leaves one.
+    /// A number that changes with each message that leaves a hub of the operator, and with each chunk that enters or
+    /// leaves one.
     pub(crate) fn moved(&self, operator: usize) -> u64 {
         let counts = self.of(operator).map(|hub| hub.state.counts());
         let messages = counts.map(|counts| counts.taken + counts.dropped + counts.untaken);
@@ -167,7 +168,7 @@ impl Hubs {
         messages.sum::<u64>() + chunks.sum::<u64>()
     }
 
-    /// These operators, and those that may receive what they send.
+    /// These operators, and those that might receive what they send.
     pub(crate) fn reached_from(&self, mut next: Vec<usize>) -> Vec<usize> {
         let (mut reached, mut passed) = (vec![false; self.of.len()], vec![false; self.of_chunks.len()]);
         next.retain(|&operator| !std::mem::replace(&mut reached[operator], true));
@@ -196,35 +197,35 @@ impl LinkedTo {
 pub struct OperatorStatus {
     /// The operator's name.
     pub name: Arc<str>,
-    /// The combined state of all of its conditions. [`Ready`](Status::Ready) also while it runs, and before its first
-    /// turn; [`Never`](Status::Never) once it has ended; [`Wait`](Status::Wait) while a run waits for others in its
-    /// middle, for room for example.
+    /// The combined status of all of the operator's conditions. It is [`Ready`](Status::Ready) also while the operator
+    /// runs and before it is first polled, [`Wait`](Status::Wait) while a run waits for other operators in its middle,
+    /// for example for room, and [`Never`](Status::Never) once the operator has ended.
     pub status: Status,
     /// Whether a run is in progress.
     pub running: bool,
     /// The number of runs that have ended.
     pub runs: u64,
-    /// What it waits for, in words.
+    /// What the operator waits for, in words.
     pub waits_for: Vec<String>,
 }
 
 impl Control {
     pub(crate) fn new(name: Arc<str>, names: Vec<Arc<str>>, sections: Vec<SectionControl>) -> Arc<Self> {
         let activity = FlowActivity::new(names.len());
-        let mut nodes: Vec<_> = (0..names.len()).map(|operator| OperatorTask::new(operator, &activity)).collect();
+        let mut tasks: Vec<_> = (0..names.len()).map(|operator| OperatorTask::new(operator, &activity)).collect();
         let mut section_of = vec![None; names.len()];
         for (number, SectionControl { operators, .. }) in sections.iter().enumerate() {
             let Some((&first, others)) = operators.split_first() else { continue };
             operators.iter().for_each(|operator| section_of[*operator] = Some(number));
             for &other in others {
                 // The section's token represents it.
-                nodes[other].end();
-                nodes[other] = nodes[first].clone();
+                tasks[other].end();
+                tasks[other] = tasks[first].clone();
             }
         }
         Arc::new(Self {
             name,
-            nodes,
+            tasks,
             sections,
             section_of,
             names,
@@ -249,13 +250,13 @@ impl Control {
         self.sections.get(section).map_or(&[], |section| &section.operators)
     }
 
-    /// The operator shares its node with another operator of its section, which comes first.
-    pub(crate) fn is_counted(&self, operator: usize) -> bool {
+    /// True if the operator shares its task with an earlier operator of its section, which stands for both.
+    pub(crate) fn is_represented(&self, operator: usize) -> bool {
         let section = self.section(operator).map(|section| &self.sections[section]);
         section.is_some_and(|section| section.operators.first() != Some(&operator))
     }
 
-    /// Its name for messages: `two`, or `two` of section `net`.
+    /// The operator's name in messages: `` `two` ``, or `` `two` of section `net` ``.
     pub(crate) fn whose(&self, operator: usize) -> String {
         let name = &self.names[operator];
         match self.section(operator) {
@@ -264,14 +265,14 @@ impl Control {
         }
     }
 
-    /// The operator that waits with this waker in the middle of a run.
-    pub(crate) fn asker(&self, waker: &Waker) -> Option<&Arc<OperatorTask>> {
-        self.nodes.iter().find(|node| node.is_probe_waker(waker))
+    /// The operator whose future is being polled with this waker.
+    pub(crate) fn operator_polled_with(&self, waker: &Waker) -> Option<&Arc<OperatorTask>> {
+        self.tasks.iter().find(|task| task.is_probe_waker(waker))
     }
 
     pub(crate) fn set_hubs(&self, hubs: Hubs) {
         *lock(&self.hubs) = Arc::new(hubs);
-        // `unstep` may have run before the hubs were set.
+        // `unstep` might have run before the hubs were set.
         if self.unstepped.load(Ordering::Acquire) {
             self.unstep_hubs();
         }
@@ -296,7 +297,7 @@ impl Control {
         self.stop();
     }
 
-    /// The time at which it is aborted, and the duration between the call and that time.
+    /// When the flow is aborted, and how long after the call that is.
     pub(crate) fn stop_by(&self) -> Option<(Instant, Duration)> {
         *lock(&self.stop_by)
     }
@@ -307,8 +308,8 @@ impl Control {
 
     pub(crate) fn abort(&self) {
         self.abort.store(true, Ordering::Release);
-        // Abort the nodes here, not only in the flow's task: from now on no run begins.
-        self.nodes.iter().for_each(|node| node.abort());
+        // Abort the tasks here, not only in the flow's task: from now on no run begins.
+        self.tasks.iter().for_each(|task| task.abort());
         self.flow_task.wake();
     }
 
@@ -316,16 +317,16 @@ impl Control {
         self.abort.load(Ordering::Acquire)
     }
 
-    /// Records the error that the flow fails with, unless it has failed before; returns the recorded one. Called before
-    /// any resource is released, so that callers who lose access can find the reason.
+    /// Records the error with which the flow fails, unless it has failed before; returns the recorded error. Called
+    /// before any resource is released, so that a caller that loses its access can find the reason.
     pub(crate) fn fail(&self, error: Error) -> Error {
         let mut first = false;
         let failure = self.failure.get_or_init(|| {
             first = true;
             error
         });
-        // Callers outside of the flow get only the kind of the error, and a `Running` may have been dropped. The
-        // cause's `Display` and the tracing subscriber are user code.
+        // Logged, since callers outside of the flow get only the error's kind, and the `Running` might have been
+        // dropped. The cause's `Display` and the tracing subscriber are user code.
         if first {
             contained("the log of a flow's failure panicked", || {
                 if failure.is_cancelled() {
@@ -343,34 +344,34 @@ impl Control {
         if std::mem::replace(&mut *now, paused) == paused {
             return;
         }
-        self.nodes.iter().for_each(|node| node.set_paused(paused));
+        self.tasks.iter().for_each(|task| task.set_paused(paused));
         drop(now);
-        // Wakers are user code: no lock is held. Each woken operator reads the flags as the last call has set them.
-        self.nodes.iter().for_each(Wake::wake_by_ref);
+        // Wakers are user code: no lock is held. Each woken operator reads the flags that the last call has set.
+        self.tasks.iter().for_each(Wake::wake_by_ref);
     }
 
-    /// No run begins unless it is requested. The flow's hubs are created so that they move nothing by themselves.
+    /// Lets no run begin unless it is requested. The flow's hubs are created so that they move nothing by themselves.
     pub(crate) fn set_stepped(&self) {
-        self.nodes.iter().for_each(|node| node.set_stepped(true));
+        self.tasks.iter().for_each(|task| task.set_stepped(true));
     }
 
-    /// Every operator and every hub continues by itself, also hubs that the flow's task has yet to create.
+    /// Lets every operator and every hub continue by itself, also hubs that the flow's task has yet to create.
     pub(crate) fn unstep(&self) {
         self.unstepped.store(true, Ordering::Release);
         // The hubs first: once all operators wait for each other, the flow ends.
         self.unstep_hubs();
-        self.nodes.iter().for_each(|node| node.set_stepped(false));
+        self.tasks.iter().for_each(|task| task.set_stepped(false));
     }
 
     pub(crate) fn is_stepped(&self) -> bool {
-        self.nodes.iter().any(|node| node.permit().is_some())
+        self.tasks.iter().any(|task| task.permit().is_some())
     }
 
-    /// Each operator that has not ended waits for other operators, no envelope or link of the flow is outside, and no
-    /// message is entering.
+    /// True if each operator that has not ended waits for other operators, no envelope or link of the flow is outside,
+    /// and no message is entering.
     pub(crate) fn is_idle(&self) -> bool {
         let none_is_outside = self.activity.outside() == 0 && !self.activity.has_message_entering();
-        none_is_outside && self.nodes.iter().all(|node| node.has_ended() || node.is_idle())
+        none_is_outside && self.tasks.iter().all(|task| task.has_ended() || task.is_idle())
     }
 
     fn unstep_hubs(&self) {
@@ -384,18 +385,18 @@ impl Control {
     /// What an operator waits for, if it waits.
     pub(crate) fn lacks(&self, operator: usize) -> WaitDescription {
         let hubs = self.hubs();
-        let holders = Around { control: self, hubs: &hubs };
-        // In the middle of a run it waits for one of the two, independent of what its ports were declared to wait for.
-        let in_run = self.nodes[operator].status_cell().in_run();
-        let sends = |declared| in_run.map_or(declared, InRun::sends);
-        let receives = |declared| in_run.map_or(declared, InRun::receives);
+        let holders = FlowHolders { control: self, hubs: &hubs };
+        // In the middle of a run, what it sends or receives counts, not what its ports were declared to wait for.
+        let in_run = self.tasks[operator].status_cell().in_run();
+        let sends = |declared| in_run.map_or(declared, RunWait::sends);
+        let receives = |declared| in_run.map_or(declared, RunWait::receives);
         let from = hubs.of(operator).filter(|hub| hub.from == operator && sends(hub.writer_waits));
         let to = hubs.of(operator).filter(|hub| hub.to == operator && receives(hub.reader_waits));
         let mut room: Vec<_> = from.filter_map(|hub| hub.state.writer_lacks(&holders)).collect();
         let lacking = to.filter_map(|hub| Some((hub.of_each, hub.state.reader_lacks(in_run.is_some(), &holders)?)));
         let (ports, mut messages): (Vec<_>, Vec<_>) = lacking.unzip();
-        // Once for each port, after the last hub that lacks a message. A run that waits in its middle waits for any of
-        // them.
+        // Added once for each port, to its last hub that lacks a message. A run that waits in its middle waits for any
+        // of the connections.
         let mut said = Vec::new();
         for (lack, port) in messages.iter_mut().zip(ports).rev() {
             let Some(port) = port.filter(|port| in_run.is_none() && !said.contains(port)) else { continue };
@@ -404,7 +405,9 @@ impl Control {
                 .of(operator)
                 .filter(|hub| hub.to == operator && hub.of_each == Some(port) && !hub.state.has_ended());
             if open.count() > 1 {
-                lack.push_str(&format!(" (`{port}` waits for one of each connection; `at_least = 1` runs on any)"));
+                lack.push_str(&format!(
+                    " (`{port}` waits for one from each connection; with `at_least = 1` it waits for one from any)"
+                ));
             }
         }
         for (linked, _) in hubs.links_of(operator) {
@@ -414,10 +417,10 @@ impl Control {
                 Some(MissingResource::Chunk(lack)) => messages.push(lack),
             }
         }
-        let cell = self.nodes[operator].status_cell();
-        let asked = cell.asked().into_iter().map(|ask| match ask {
-            Ask::Answer(desk) => format!("a response of its own flow's service `{}`", self.names[desk]),
-            Ask::Room(desk) => {
+        let cell = self.tasks[operator].status_cell();
+        let asked = cell.ingress_waits().into_iter().map(|ask| match ask {
+            IngressWait::Answer(desk) => format!("a response from its own flow's service `{}`", self.names[desk]),
+            IngressWait::Room(desk) => {
                 let full =
                     hubs.of(desk).filter(|hub| hub.from == desk).find_map(|hub| hub.state.writer_lacks(&holders));
                 full.unwrap_or_else(|| format!("room at `{}`, which another handle has reserved", self.names[desk]))
@@ -427,11 +430,11 @@ impl Control {
     }
 
     pub(crate) fn status(&self, operator: usize) -> OperatorStatus {
-        let cell = self.nodes[operator].status_cell();
+        let cell = self.tasks[operator].status_cell();
         let (status, running) = cell.status();
         let waits = matches!(status, Status::Wait | Status::WaitEvent | Status::WaitTime(_));
         let mut waits_for = if waits { self.lacks(operator).all() } else { Vec::new() };
-        // Only this is added: its other conditions are polled after the flow is resumed.
+        // Its other conditions are polled only after the flow is resumed.
         if self.is_paused() && waits {
             waits_for.push("the flow to be resumed".into());
         }
@@ -439,15 +442,15 @@ impl Control {
     }
 }
 
-/// A flow's operators and hubs, as the possible holders of its envelopes.
-struct Around<'a> {
+/// The operators and hubs of a flow, as the possible holders of its envelopes.
+struct FlowHolders<'a> {
     control: &'a Control,
     hubs: &'a Hubs,
 }
 
-impl Around<'_> {
+impl FlowHolders<'_> {
     /// The hubs of an operator whose messages carry envelopes.
-    fn of(&self, operator: usize) -> impl Iterator<Item = &Joined> {
+    fn of(&self, operator: usize) -> impl Iterator<Item = &ConnectedHub> {
         self.hubs.of(operator).filter(|hub| hub.state.carries_envelopes())
     }
 
@@ -463,12 +466,13 @@ impl Around<'_> {
     }
 }
 
-impl EnvelopeHolders for Around<'_> {
+impl EnvelopeHolders for FlowHolders<'_> {
     fn each_hub(&self, show: &mut dyn FnMut(&dyn HubView)) {
         self.hubs.all.iter().for_each(|hub| show(&*hub.state));
     }
 
-    /// The writer, if it waits in the middle of a run; the reader, and those that it may have passed them on to.
+    /// The hub's reader, the operators to which it might have passed the envelopes on, and the hub's writer if it waits
+    /// in the middle of a run.
     fn keepers(&self, hub: &str) -> Vec<String> {
         let Some(own) = self.hubs.all.iter().find(|own| **own.state.name() == *hub) else { return Vec::new() };
         let mut found: Vec<usize> = Vec::new();
@@ -480,7 +484,7 @@ impl EnvelopeHolders for Around<'_> {
             }
         }
         found.retain(|operator| !self.has_passed_on_all(*operator));
-        let writes = self.control.nodes[own.from].status_cell().in_run().is_some() && !found.contains(&own.from);
+        let writes = self.control.tasks[own.from].status_cell().in_run().is_some() && !found.contains(&own.from);
         found.extend(writes.then_some(own.from));
         found.sort_unstable();
         found.into_iter().map(|operator| self.control.whose(operator)).collect()
@@ -513,25 +517,24 @@ impl Handle {
 
     /// The status of each operator, in the order of adding.
     pub fn status(&self) -> Vec<OperatorStatus> {
-        (0..self.0.nodes.len()).map(|operator| self.0.status(operator)).collect()
+        (0..self.0.tasks.len()).map(|operator| self.0.status(operator)).collect()
     }
 
-    /// Yields the current status of each operator, and then each change, until the flow has ended. A reader that is
-    /// slower than the operators gets the latest status of each one, without those in between.
+    /// Yields the current status of each operator, and then each change, until the flow has ended. A slow reader gets
+    /// the latest status of each operator, and misses those in between.
     pub fn changes(&self) -> Changes {
-        let watcher = self.0.activity.watchers.add(self.0.nodes.len());
-        // An operator that publishes its status at this moment may not have seen the new watcher.
-        self.0.nodes.iter().filter(|node| !node.is_parked_until_it_sees()).for_each(Wake::wake_by_ref);
+        let watcher = self.0.activity.watchers.add(self.0.tasks.len());
+        // An operator that publishes its status at this moment might not have seen the new watcher.
+        self.0.tasks.iter().filter(|task| !task.publish_and_check_parked()).for_each(Wake::wake_by_ref);
         Changes { watcher, control: self.0.clone(), also: Vec::new() }
     }
 
-    /// No run begins until the flow is resumed. Runs that are in progress continue to their end, and so does what they
-    /// await.
+    /// Lets no run begin until the flow is resumed. Runs in progress continue to their end.
     pub fn pause(&self) {
         self.0.set_paused(true);
     }
 
-    /// Runs may begin again.
+    /// Lets runs begin again.
     pub fn resume(&self) {
         self.0.set_paused(false);
     }
@@ -541,7 +544,7 @@ impl Handle {
         self.0.is_paused()
     }
 
-    /// Ends the flow by draining it: its sources do not run again; what is in progress is completed.
+    /// Ends the flow by draining it: its sources do not run again, and messages in progress are processed to the end.
     ///
     /// Sources are the operators that do not wait for messages. In a loop that is not fed by a source, every operator
     /// ends after its current run. A loop that is fed by a source ends once it is idle; one that never becomes idle
@@ -550,13 +553,12 @@ impl Handle {
         self.0.stop();
     }
 
-    /// As [`stop`](Self::stop), but the flow is aborted if it has not ended after this time: it fails with
-    /// [`Cancelled`](crate::ErrorKind::Cancelled), and the error names the operators that were left and what each of
-    /// them did or waited for. Of several calls the earliest deadline counts. It needs the runtime's timers
+    /// Like [`stop`](Self::stop), but aborts the flow if it has not ended after `time`: the flow then fails with
+    /// [`Cancelled`](crate::ErrorKind::Cancelled), and the error names each operator that had not ended and what it did
+    /// or waited for. Of several calls the earliest deadline counts. The runtime's timers must be enabled
     /// (`enable_time`).
     ///
-    /// What an abort does not end is not ended by this either: an operator that blocks its thread, and each operator's
-    /// `stop`, which runs to its end.
+    /// An abort does not end an operator that blocks its thread, nor an operator's `stop`, which runs to its end.
     pub fn stop_within(&self, time: Duration) {
         self.0.stop_within(time);
     }
@@ -566,8 +568,8 @@ impl Handle {
         self.0.is_stopping()
     }
 
-    /// The error that the flow failed with, if it has: an operator's failure, an abort, a stall. It is available at
-    /// once; [`Running`](crate::Running) resolves when every operator has stopped.
+    /// The error with which the flow has failed, if it has: an operator's failure, an abort, a stall. It is available
+    /// at once, while [`Running`](crate::Running) resolves only when every operator has stopped.
     pub fn failure(&self) -> Option<Error> {
         self.0.failure.get().cloned()
     }
@@ -601,7 +603,7 @@ impl fmt::Debug for Control {
 pub struct Changes {
     watcher: Arc<Watcher>,
     control: Arc<Control>,
-    /// Operators of a section whose status is due: they share that of its first operator.
+    /// Operators of a section whose status is to be yielded: it changes with that of the section's first operator.
     also: Vec<usize>,
 }
 
@@ -616,7 +618,7 @@ impl Stream for Changes {
         loop {
             match ready!(watcher.poll_next(cx)) {
                 None => return Poll::Ready(None),
-                Some(operator) if control.is_counted(operator) => {}
+                Some(operator) if control.is_represented(operator) => {}
                 Some(operator) => {
                     if let Some(section) = control.section(operator) {
                         also.extend(control.sections[section].operators[1..].iter().rev());
@@ -643,11 +645,11 @@ mod tests {
     const NODES: usize = 64;
 
     fn control() -> Arc<Control> {
-        Control::new("flow".into(), (0..NODES).map(|node| node.to_string().into()).collect(), Vec::new())
+        Control::new("flow".into(), (0..NODES).map(|task| task.to_string().into()).collect(), Vec::new())
     }
 
     fn paused(control: &Control) -> usize {
-        control.nodes.iter().filter(|node| node.is_paused()).count()
+        control.tasks.iter().filter(|task| task.is_paused()).count()
     }
 
     #[test]
@@ -662,8 +664,8 @@ mod tests {
 
         let handle = Handle(control());
         let waker = Arc::new(Resumes(Arc::downgrade(&handle.0))).into();
-        let mut probe = handle.0.nodes[0].install_probe_waker();
-        let polled = handle.0.nodes[0]
+        let mut probe = handle.0.tasks[0].install_probe_waker();
+        let polled = handle.0.tasks[0]
             .poll(&mut probe, &mut Context::from_waker(&waker), |_| Poll::<crate::Result<()>>::Pending);
         assert!(polled.is_pending());
         handle.pause();

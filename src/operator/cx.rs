@@ -12,11 +12,14 @@ use tokio::sync::mpsc;
 
 use super::{
     control::Handle,
-    node::{Method, OperatorTask},
     operator_streams::{OperatorStreams, OwnStreams},
+    operator_task::{Method, OperatorTask},
     ports::{AllPorts, Ports},
     run_context::RunContext,
-    run_loop::{EndOfRun, RunLoop, Runnable, next_run},
+    run_loop::{
+        EndOfRun, RunLoop,
+        next_run::{Runnable, next_run},
+    },
     settings::{FlowContext, OperatorSettings, OperatorStats, StreamSettings},
 };
 use crate::{
@@ -39,23 +42,23 @@ pub struct Cx {
     /// The ports named in its conditions.
     named: Arc<[(PortId, Option<Need>)]>,
     workers: Workers,
-    /// A description of its last call that a replay would not repeat: one that is neither work nor a message.
+    /// A description of its last call that a replay would not repeat, since it is neither device work nor a message.
     unreplayable: Option<&'static str>,
 }
 
-/// What an operator works with in its runs. A capture has one of its own.
+/// The streams and the run context of an operator. A capture has its own.
 pub(super) struct WorkContext {
-    /// `None` on the host. Returns its streams when it is dropped, after the operator's `stop`.
+    /// `None` on the host. The streams are returned when this is dropped, after the operator's `stop`.
     streams: Option<Arc<OperatorStreams>>,
-    /// The stream for the operator's work, after its first use: its own, or that of the current run.
+    /// The stream for the operator's work, once it has used one: its own, or that of the current run.
     stream: Option<Stream>,
-    /// Its runs are timed on the device, if they have a stream of their own.
+    /// The operator's runs are timed on the device, if it has a stream of its own.
     timed: bool,
     context: Arc<RunContext>,
 }
 
 impl WorkContext {
-    /// The stream that its runs are timed on: only its own one.
+    /// The stream on which the runs are timed: only the operator's own one.
     #[inline]
     fn timed_stream(&self) -> Option<&Stream> {
         if self.timed { self.streams.as_ref()?.own() } else { None }
@@ -79,10 +82,10 @@ struct RunMemory {
     account: Arc<Account>,
 }
 
-/// The tasks besides an operator's own.
+/// The tasks of an operator besides its own one.
 #[derive(Default)]
 struct Workers {
-    /// A channel of which each of them holds a sender, to detect their end.
+    /// A channel to detect the end of these tasks: each of them holds a sender.
     alive: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
     streams: Vec<Arc<OperatorStreams>>,
 }
@@ -90,7 +93,7 @@ struct Workers {
 impl Cx {
     pub(crate) fn new(setting: OperatorSettings, task: Arc<OperatorTask>, flow: Arc<FlowContext>) -> Self {
         let OperatorSettings { name, device, streams, allocator, conditions, merge, may_block } = setting;
-        let StreamSettings { mode, timed } = flow.how;
+        let StreamSettings { mode, timed } = flow.streams;
         let reservations = condition::reservations(&conditions);
         let number = Arc::as_ptr(&flow.control).addr();
         reservations.iter().for_each(|reservation| reservation.set_flow(number));
@@ -101,7 +104,7 @@ impl Cx {
                 timed,
                 context: Arc::new(RunContext::new(name.clone(), merge, task.clone())),
             },
-            named: condition::named(&conditions).into(),
+            named: condition::named_ports(&conditions).into(),
             memory: RunMemory { allocator, reservations, account: Arc::new(Account::new(number)) },
             run_loop: RunLoop::new(&name, &task, conditions, may_block),
             device,
@@ -123,13 +126,13 @@ impl Cx {
     }
 
     /// The operator's own stream: taken from its pool at the first use, and the same from then on. The data that it
-    /// uses is ordered onto it, and what it sends carries that order along, without a call. Messages without envelopes
-    /// are ordered onto it when they are taken.
+    /// uses is ordered onto it, and the messages that it sends carry that order along, without a call. Messages without
+    /// envelopes are ordered onto it when they are taken.
     ///
     /// The operator has no own stream if it was [added without one](crate::flow::Added::without_own_stream), or if its
-    /// pool was exhausted at the first use. Then this is the stream that the first message of this run came with, which
-    /// all other streams of the run's messages are joined to. If none came with a stream, it is the device's default
-    /// stream, which is not sent on.
+    /// pool was exhausted at the first use. Then this is the stream that the run's first message came with, joined to
+    /// those of the run's other messages. If no message came with a stream, this is the device's default stream, which
+    /// sent messages do not carry.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) for an operator on the host; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -170,21 +173,21 @@ impl Cx {
         })
     }
 
-    /// Allocates memory for `len` elements, for work on the operator's own stream; the contents are undefined. It comes
-    /// from the first of these that has it:
+    /// Allocates memory for `len` elements, for work on the operator's own stream; the contents are undefined. The
+    /// memory comes from the first of these sources that has enough:
     ///
-    /// 1. what a [`memory`](crate::condition::memory) condition has reserved for this run and was not allocated yet, if
-    ///    it is enough: first of the operator's own [allocator](crate::flow::Added::allocator), then of others, in the
-    ///    order of the conditions;
-    /// 2. the operator's own allocator or, if it has none, the one that its first condition names: the rest of its
-    ///    reservation for this run, and beyond that memory that is not reserved;
+    /// 1. memory that a [`memory`](crate::condition::memory) condition has reserved for this run, as far as it is not
+    ///    allocated yet: first from the operator's own [allocator](crate::flow::Added::allocator), then from others, in
+    ///    the order of the conditions;
+    /// 2. the operator's own allocator or, if it has none, the one that its first `memory` condition names: the rest of
+    ///    its reservation for this run, and beyond that memory that is not reserved;
     /// 3. for an operator with neither: the device's own memory or, on the host, host memory.
     ///
-    /// It may be sent on, as an envelope, and returns to its allocator when its last user drops it. The report gives
-    /// the peak of the operator's use.
+    /// The memory can be sent on, as an envelope, and returns to its allocator when its last user drops it. The report
+    /// gives the operator's peak use.
     ///
     /// # Errors
-    /// As for [`Allocator::alloc`] and [`stream`](Self::stream).
+    /// Like [`Allocator::alloc`] and [`stream`](Self::stream).
     pub fn alloc<T: Plain>(&mut self, len: usize) -> Result<Buffer<T>> {
         let own = self.memory.allocator.clone();
         let is_own = |reserved: &&Arc<Reservation>| own.as_ref().is_some_and(|own| reserved.allocator() == own);
@@ -204,15 +207,15 @@ impl Cx {
         Ok(made?.charged_to(&self.memory.account))
     }
 
-    /// Makes this run the operator's last one: it ends after the run, as a source does that has no more data.
+    /// Makes this run the operator's last one: the operator ends after the run, like a source that has no more data.
     pub fn finish(&mut self) {
         self.run_loop.finish();
         self.unreplayable = Some("it calls `Cx::finish`");
     }
 
-    /// Makes the operator's next run wait for this too, besides all its other conditions: for the data of a buffer that
-    /// no message carries. The operator is woken when the data is available, or when the device is lost; then its use
-    /// of the buffer fails with the error.
+    /// Makes the operator's next run wait also for `available`, the data of a buffer that no message carries, besides
+    /// all its other conditions. The operator is woken when the data is available, or when the device is lost; in that
+    /// case its use of the buffer fails with the error.
     ///
     /// ```
     /// use wakeline::prelude::*;
@@ -247,9 +250,9 @@ impl Cx {
         self.unreplayable = Some("it calls `Cx::run_after`");
     }
 
-    /// Wakes the operator, to poll its conditions and its [`may_run`](super::Operator::may_run) again. For code that
-    /// changes what these depend on. The waker does not keep the flow running: a flow in which no operator can run
-    /// ends.
+    /// A waker that makes the operator poll its conditions and its [`may_run`](super::Operator::may_run) again, for
+    /// code that changes what these depend on. The waker does not keep the flow running: a flow in which no operator
+    /// can run ends.
     pub fn waker(&self) -> Waker {
         Waker::from(self.run_loop.task.clone())
     }
@@ -259,24 +262,24 @@ impl Cx {
         Handle(self.flow.control.clone())
     }
 
-    /// The gate of that name, made by [`Flow::gate`](crate::Flow::gate).
+    /// The gate called `name`, created by [`Flow::gate`](crate::Flow::gate).
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if the flow has no gate of that name; the message lists its gates.
+    /// [`Usage`](ErrorKind::Usage) if the flow has no such gate; the message lists its gates.
     pub fn gate(&self, name: &str) -> Result<Gate> {
         self.flow.gates.find(name)
     }
 
-    /// The named values that came with the messages of this run, merged so far; the messages that it sends carry them
-    /// along.
+    /// The named values that came with the messages taken so far in this run, merged; the messages that the operator
+    /// sends carry them along.
     ///
-    /// In an operator that awaits its ports in a loop of its own ([`run`](super::Operator::run)), outside of a run,
+    /// Outside of a run, in an operator that awaits its ports in a loop of its own ([`run`](super::Operator::run)),
     /// these are the values of the message that it took last.
     pub fn metadata(&self) -> Metadata {
         self.work.context.metadata()
     }
 
-    /// Adds a named value to what is sent from now on in this run. It replaces a value that came in under that name.
+    /// Adds a named value to the messages that are sent from now on in this run. It replaces a value of the same name.
     ///
     /// ```
     /// use wakeline::prelude::*;
@@ -297,25 +300,24 @@ impl Cx {
     /// }
     /// ```
     pub fn insert_metadata<T: Send + Sync + 'static>(&mut self, name: impl Into<Cow<'static, str>>, value: T) {
-        self.unreplayable = Some("it gives messages metadata of its own");
+        self.unreplayable = Some("it calls `Cx::insert_metadata`");
         let (name, value) = (name.into(), Metadata::value(value));
         // The old value is dropped here, where no lock is held.
         drop(self.work.context.change(|metadata| metadata.replace(name, value)));
     }
 
-    /// Removes a named value from what is sent from now on in this run. True if there was one.
+    /// Removes a named value from the messages that are sent from now on in this run. True if there was one.
     pub fn remove_metadata(&mut self, name: &str) -> bool {
-        self.unreplayable = Some("it takes metadata away from messages");
+        self.unreplayable = Some("it calls `Cx::remove_metadata`");
         self.work.context.change(|metadata| metadata.take(name)).is_some()
     }
 
-    /// Takes the replies of the messages that this run has taken, to the callers that wait for a response: one entry
-    /// per message, in the order of taking, empty for a message without a caller. It is for an operator that takes
-    /// several messages in a run and sends several: with [`Output::send_for`](super::Output::send_for) it assigns each
-    /// of its messages to the one that it responds to. A reply that is taken here is not answered by anything else that
-    /// the run sends.
+    /// Takes the replies of the messages that this run has taken: one entry per message, in the order of taking, empty
+    /// for a message for which no caller waits. It is for an operator that takes several messages in a run and sends
+    /// several: [`Output::send_for`](super::Output::send_for) sends a message as the response to one of them. No other
+    /// message that the run sends answers a reply taken here.
     ///
-    /// The call is not needed where one message is made of one other: that carries the callers along automatically.
+    /// The call is not needed where one message is made from one other: that carries the callers along automatically.
     ///
     /// ```
     /// use wakeline::prelude::*;
@@ -328,7 +330,7 @@ impl Cx {
     ///     marked: Output<String>,
     /// }
     ///
-    /// /// Marks the longest of all words that are there.
+    /// /// Marks the longest of all queued words.
     /// struct Longest;
     ///
     /// impl Operator for Longest {
@@ -352,13 +354,13 @@ impl Cx {
         replies
     }
 
-    /// Waits until the operator may run, and begins the run: all conditions are ready and what they promise is claimed.
-    /// False if the operator can never run again. For operators that override [`run`](crate::Operator::run).
+    /// Waits until all conditions are ready, claims what they promise, and begins a run. False if the operator can
+    /// never run again. For operators that override [`run`](crate::Operator::run).
     ///
     /// # Cancel safety
-    /// Nothing is taken from a port before it resolves; dropping it changes nothing. While the operator waits only for
-    /// this, and not also for a timer or a channel (in a `select!`, say), it counts as waiting for other operators: a
-    /// flow in which every operator does so ends.
+    /// Nothing is taken from a port before the future resolves; dropping it changes nothing. While the operator waits
+    /// only for this, and not also for a timer or a channel (in a `select!`, say), it counts as waiting for other
+    /// operators: a flow in which every operator waits like that ends.
     pub async fn ready<P: Ports>(&mut self, ports: &mut P) -> bool {
         // If this fails, the next run gets the error.
         let _ = self.run_loop.commit(ports);
@@ -366,7 +368,7 @@ impl Cx {
         self.until_ready(ports, |_, _| true).await
     }
 
-    /// As [`ready`](Self::ready), but also calls the operator's own `may_run`.
+    /// Like [`ready`](Self::ready), but also calls the operator's own `may_run`.
     #[inline]
     pub(super) async fn until_ready<P: Ports>(&mut self, ports: &mut P, may_run: impl FnMut(&P, &Cx) -> bool) -> bool {
         self.work.context.release_unneeded();
@@ -385,7 +387,7 @@ impl Cx {
         self.run_loop.begin();
     }
 
-    /// Begins a run whose messages were claimed elsewhere and are already at its ports: of a worker, or in a section.
+    /// Begins a run of a worker or in a section: its messages were claimed elsewhere and are already at its ports.
     pub(super) fn begin_claimed(&mut self, ports: &mut dyn AllPorts) {
         let _ = ports.claim_all();
         self.begin_run();
@@ -402,7 +404,7 @@ impl Cx {
         }
     }
 
-    /// Ends a run that no wait for the next one follows.
+    /// Ends a run after which the operator does not wait for the next one.
     pub(super) fn finish_run(&mut self) {
         self.end_run();
         self.run_loop.stop_clock();
@@ -411,17 +413,17 @@ impl Cx {
     /// Ends a run before its device work and `after`, which belong to it.
     pub(super) fn end_of_run(&mut self) -> EndOfRun {
         self.finish_run();
-        self.work.context.goes_on();
+        self.work.context.extend_run();
         let last = self.work.streams.as_ref().map(|streams| streams.run_ends()).unwrap_or_default();
         EndOfRun { task: self.run_loop.task.clone(), last }
     }
 
-    /// Called by the trait's default methods: the operator does not override this one.
-    pub(super) fn not_written(&self, method: Method) {
+    /// Called by the trait's default methods, to record that the operator does not override this one.
+    pub(super) fn uses_default(&self, method: Method) {
         self.run_loop.task.set_default(method);
     }
 
-    /// The device time of its runs, if that is measured.
+    /// The device time of the operator's runs, if it is measured.
     fn device_time(&self) -> Option<DeviceTime> {
         if !self.work.timed || self.device.is_host() {
             return None;
@@ -429,7 +431,7 @@ impl Cx {
         Some(self.work.timed_stream().and_then(Stream::device_time).unwrap_or_default())
     }
 
-    pub(crate) fn node(&self) -> &Arc<OperatorTask> {
+    pub(crate) fn operator_task(&self) -> &Arc<OperatorTask> {
         &self.run_loop.task
     }
 
@@ -447,12 +449,12 @@ impl Cx {
         &self.named
     }
 
-    /// The ticket of the last work on each stream that it has used.
+    /// The ticket of the last work on each stream that the operator has used.
     pub(crate) fn last(&self) -> Vec<Ticket> {
         self.work.streams.iter().chain(&self.workers.streams).flat_map(|streams| streams.last()).collect()
     }
 
-    /// The context of one of several workers, with streams and metadata of its own.
+    /// Creates the context of a worker, with streams and metadata of its own.
     pub(super) fn worker(&mut self, number: usize) -> Self {
         let setting = OperatorSettings {
             name: format!("{} #{}", self.name(), number + 1).into(),
@@ -469,12 +471,12 @@ impl Cx {
         worker
     }
 
-    /// A sender for a task besides its own, which drops it at its end.
+    /// A sender for another task of the operator, which drops it at its end.
     pub(super) fn helper(&mut self) -> mpsc::Sender<()> {
         self.workers.alive.get_or_insert_with(|| mpsc::channel(1)).0.clone()
     }
 
-    /// Resolves once the tasks besides its own have ended.
+    /// Waits until the other tasks of the operator have ended.
     pub(super) async fn settled(&mut self) {
         if let Some((own, mut helpers)) = self.workers.alive.take() {
             drop(own);
@@ -482,28 +484,28 @@ impl Cx {
         }
     }
 
-    /// Spawns a task of this name on the executor of the flow's other tasks.
+    /// Spawns a task called `name` on the executor of the flow's other tasks.
     pub(super) fn spawn(&self, name: &str, task: BoxFuture<'static, ()>) {
         (self.flow.spawn)(name, task);
     }
 
     /// Ends the last run, also after an error, and stops its clock.
     pub(crate) fn close(&mut self) {
-        // First, since what follows may be user code that panics.
+        // First, since the calls below might be user code that panics.
         self.memory.reservations.iter().for_each(|reservation| reservation.release());
         self.finish_run();
         self.work.context.release_unneeded();
         self.run_loop.close();
     }
 
-    /// Called after the operator's own `stop`, which may have used the context: records its statistics, and returns the
-    /// conditions that it was given, for the next run of the flow. A condition that panics is returned as well.
-    pub(super) fn stopped(mut self, tally: &mut OperatorStats, conditions: &mut Vec<When>) -> Result<()> {
-        // The last work is done by now, or lost.
-        tally.device = self.device_time();
-        tally.memory_peak = self.memory.account.peak();
+    /// Called after the operator's own `stop`, which might have used the context: records the operator's statistics,
+    /// and returns its conditions for the next run of the flow. A condition that panics is returned as well.
+    pub(super) fn stopped(mut self, stats: &mut OperatorStats, conditions: &mut Vec<When>) -> Result<()> {
+        // By now the operator's last work is done, or lost.
+        stats.device = self.device_time();
+        stats.memory_peak = self.memory.account.peak();
         // These include the user's own conditions.
-        let rested = caught_call(&mut || self.run_loop.rest_conditions());
+        let rested = caught_call(&mut || self.run_loop.release_conditions());
         let mut cx = Some(self);
         let returned = caught_call(&mut || {
             *conditions = cx.take().map(|cx| cx.run_loop.into_conditions()).unwrap_or_default();
@@ -511,8 +513,7 @@ impl Cx {
         rested.and(returned)
     }
 
-    /// From now on the operator works on streams of this capture, and the metadata of its messages is kept apart.
-    /// Returns the previous state.
+    /// Makes the operator work on streams of `capture`, with metadata of its own. Returns the previous context.
     pub(super) fn enter_capture(&mut self, capture: &Arc<Capture>) -> Result<WorkContext> {
         let streams = self.own_streams()?.captured(capture);
         self.unreplayable = None;
@@ -521,14 +522,15 @@ impl Cx {
         Ok(mem::replace(&mut self.work, WorkContext { streams: Some(streams), stream: None, timed: false, context }))
     }
 
-    /// Restores the state from before the capture, which was not a run.
+    /// Restores the context from before the capture, which was not a run.
     pub(super) fn leave_capture(&mut self, before: WorkContext) {
         self.work = before;
         self.run_loop.discard_run();
         self.run_loop.stop_clock();
     }
 
-    /// What its captured run has done besides work and messages, which a replay would not repeat.
+    /// A description of what its captured run has done besides device work and messages, which a replay would not
+    /// repeat.
     pub(super) fn unreplayable(&self) -> Option<&'static str> {
         self.unreplayable
     }
@@ -546,7 +548,7 @@ impl<P: Ports, F: FnMut(&P, &Cx) -> bool> OperatorRuns<'_, P, F> {
     fn ask_last(&mut self, task: &mut Context<'_>) -> Readiness {
         let (asked, lacks, asks) = self.cx.run_loop.poll_without_waker(self.ports, task);
         let allowed = asks.then(|| (self.may_run)(self.ports, self.cx));
-        self.cx.run_loop.asked_last(asked, lacks, allowed)
+        self.cx.run_loop.finish_last_poll(asked, lacks, allowed)
     }
 }
 
@@ -569,7 +571,7 @@ impl<P: Ports, F: FnMut(&P, &Cx) -> bool> Runnable for OperatorRuns<'_, P, F> {
 
     #[inline(always)]
     fn poll_last(&mut self, task: &mut Context<'_>) -> Readiness {
-        if self.cx.run_loop.asks_last() { self.ask_last(task) } else { Readiness::READY }
+        if self.cx.run_loop.has_last_poll() { self.ask_last(task) } else { Readiness::READY }
     }
 
     #[inline(always)]

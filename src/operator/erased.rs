@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use super::{
     Binder, Cx, Operator, Plan, Ports,
     cx::WorkContext,
-    node::{Method, OperatorTask},
+    operator_task::{Method, OperatorTask},
     plan::AnyEnd,
     ports::{AllPorts, reader_gone},
     settings::{FlowContext, OperatorSettings, OperatorStats},
@@ -203,7 +203,7 @@ impl BoxedOperator {
     /// Executes all runs. The ports stay open until `close`.
     pub(crate) async fn run(&mut self) -> Result<()> {
         let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
-        let (node, context) = (cx.node().clone(), cx.context().clone());
+        let (node, context) = (cx.operator_task().clone(), cx.context().clone());
         let mut ran = {
             let mut run = pin!(caught(operator.run(cx)?));
             poll_fn(|task| context.within(|| run.as_mut().poll(task))).await

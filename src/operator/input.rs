@@ -465,9 +465,9 @@ impl<M: Message, C: Connections> Port for Input<M, C> {
 
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
         let queues: Vec<_> = if binder.has::<WorkerEnd<M>>(name) {
-            binder.ends(name)?.into_iter().map(|end| InputQueue::of_worker(end, options.wanted)).collect()
+            binder.ends(name)?.into_iter().map(|end| InputQueue::of_worker(end, options.requirement)).collect()
         } else {
-            binder.ends(name)?.into_iter().map(|end| InputQueue::new(end, options.wanted)).collect()
+            binder.ends(name)?.into_iter().map(|end| InputQueue::new(end, options.requirement)).collect()
         };
         let (need, disabled) = binder.need(name, options.need);
         Ok(Self {

@@ -11,7 +11,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    condition::{Counted, Readiness, ReadyPrefix, Wanted},
+    condition::{Counted, MessageRequirement, Readiness, ReadyPrefix},
     error::Result,
     hub::{Message, build, header::Parcel, receiver::Receiver, sender::Sender, waking::Interest},
     sync::{Discarded, discard},
@@ -40,7 +40,7 @@ pub struct InputQueue<M: Message> {
 }
 
 impl<M: Message> InputQueue<M> {
-    pub(super) fn new(receiver: Receiver<M>, wanted: Wanted) -> Self {
+    pub(super) fn new(receiver: Receiver<M>, wanted: MessageRequirement) -> Self {
         let ready_prefix = ReadyPrefix::new(wanted);
         // In a latest-value hub the newest message may be replaced by a newer one, which serves as well.
         let lossy = receiver.is_lossy() && (ready_prefix.is_some() || !receiver.reads_again());
@@ -57,7 +57,7 @@ impl<M: Message> InputQueue<M> {
     }
 
     /// The queue of a worker.
-    pub(super) fn of_worker((feed, receiver): WorkerEnd<M>, wanted: Wanted) -> Self {
+    pub(super) fn of_worker((feed, receiver): WorkerEnd<M>, wanted: MessageRequirement) -> Self {
         Self { feed: Some(feed), ..Self::new(receiver, wanted) }
     }
 
@@ -130,7 +130,7 @@ impl<M: Message> InputQueue<M> {
     #[cold]
     fn count_kept(&mut self, counted: Counted) -> Counted {
         if self.receiver.check().is_err() || !self.is_over() {
-            return Counted { once: false, ..counted };
+            return Counted { has_queue: false, ..counted };
         }
         if self.has_ended() {
             // The recorded device state belongs to a message that is not read any more.
@@ -139,7 +139,7 @@ impl<M: Message> InputQueue<M> {
         }
         // Another value becomes ready only if none is ready yet: one that a device still works on.
         let more = if counted.ready > 0 { Readiness::NEVER } else { counted.more };
-        Counted { ready: counted.ready, more, kept: counted.ready, once: false }
+        Counted { ready: counted.ready, more, already_read: counted.ready, has_queue: false }
     }
 
     /// The time since which the first message has waited, if the hub records it.
@@ -323,7 +323,7 @@ impl<M: Message> InputQueue<M> {
     /// Stops waiting for devices, until it is polled again.
     pub(super) fn idle(&mut self) {
         if let Some(prefix) = &mut self.ready_prefix {
-            prefix.rest();
+            prefix.stop_waiting();
         }
     }
 }
@@ -344,7 +344,8 @@ mod tests {
     /// A queue with a promise that is never renewed, and its sender.
     fn promised(messages: usize) -> (Sender<u64>, InputQueue<u64>) {
         let (sender, receiver) = build::private("any");
-        let queue = InputQueue { lossy: true, promised: messages, ..InputQueue::new(receiver, Wanted::default()) };
+        let queue =
+            InputQueue { lossy: true, promised: messages, ..InputQueue::new(receiver, MessageRequirement::default()) };
         (sender, queue)
     }
 

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     input_queue::InputQueue, operator_streams::TakenTickets, plan::Binder, ports::Traffic, run_context::RunContext,
-    status_cell::InRun,
+    status_cell::RunWait,
 };
 use crate::{
     condition::Readiness,
@@ -97,10 +97,10 @@ impl<M: Message> Intake<M> {
         task: &mut Context<'_>,
         ask: impl FnOnce(&mut Context<'_>) -> Readiness,
     ) -> Poll<bool> {
-        self.context.poll_port(InRun::RECEIVES, task, |task| match ask(task) {
+        self.context.poll_port(RunWait::RECEIVES, task, |task| match ask(task) {
             Readiness::READY => Ok(true),
             Readiness::NEVER => Ok(false),
-            _ if self.context.node().take_release() => Ok(false),
+            _ if self.context.operator_task().take_release() => Ok(false),
             asked => Err(asked),
         })
     }

@@ -27,7 +27,7 @@ use super::{
     plan::{Binder, Plan, PortOptions},
     ports::{AnyPort, LinkPort, LinkedPort, Port, PortStats, Traffic},
     run_context::RunContext,
-    status_cell::InRun,
+    status_cell::RunWait,
 };
 use crate::{
     condition::{Counted, PortId, PortState, Readiness},
@@ -247,7 +247,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
         let bytes = envelope.len() * size_of::<T>();
         let (context, waiting) = (self.context.clone(), self.link.waiting());
         let place = poll_fn(|task| {
-            context.poll_port(InRun::SENDS, task, |task| match self.link.poll_place(&envelope, returns, task) {
+            context.poll_port(RunWait::SENDS, task, |task| match self.link.poll_place(&envelope, returns, task) {
                 Poll::Ready(place) => Ok(place),
                 Poll::Pending => Err(Readiness::WAIT),
             })

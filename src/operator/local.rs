@@ -7,7 +7,7 @@
 
 use send_wrapper::SendWrapper;
 
-use super::{Cx, Operator, Ports, node::Method, run_loop::all_runs};
+use super::{Cx, Operator, Ports, operator_task::Method, run_loop::all_runs};
 use crate::error::Result;
 
 /// As [`Operator`], for a [`LocalFlow`](crate::flow::LocalFlow): everything stays on one thread, so neither the
@@ -66,7 +66,7 @@ pub trait LocalOperator: 'static {
     /// As [`Operator::may_run`].
     fn may_run(&mut self, ports: &Self::Ports, cx: &Cx) -> bool {
         let _ = ports;
-        cx.not_written(Method::MayRun);
+        cx.uses_default(Method::MayRun);
         true
     }
 
@@ -88,7 +88,7 @@ pub trait LocalOperator: 'static {
     /// As there.
     fn after(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> {
         let _ = ports;
-        cx.not_written(Method::After);
+        cx.uses_default(Method::After);
         async { Ok(()) }
     }
 

@@ -8,11 +8,11 @@
 //! concurrently. At the end every `stop` runs, in the order of adding, even after an error.
 
 pub(crate) mod activity;
-pub(crate) mod attend;
 mod busy;
 mod concurrent;
 pub(crate) mod control;
 mod cx;
+pub(crate) mod dependency;
 pub(crate) mod erased;
 mod functions;
 mod handle;
@@ -24,11 +24,12 @@ mod inputs;
 mod intake;
 mod linked;
 pub(crate) mod local;
-pub(crate) mod node;
 pub(crate) mod operator_streams;
+pub(crate) mod operator_task;
 mod output;
 pub(crate) mod permit;
 mod plan;
+pub(crate) mod poll_in_context;
 mod ports;
 pub(crate) mod run_context;
 pub(crate) mod run_loop;
@@ -37,12 +38,11 @@ mod section_port;
 pub(crate) mod senders;
 pub(crate) mod settings;
 pub(crate) mod shared_port;
-pub(crate) mod stand;
 pub(crate) mod status_cell;
 pub(crate) mod watchers;
 
 use crate::error::Result;
-use node::Method;
+use operator_task::Method;
 use run_loop::all_runs;
 
 pub use concurrent::{Concurrent, concurrent};
@@ -117,24 +117,24 @@ pub trait Operator: Send + 'static {
     }
 
     /// Whether the operator may run when all its conditions are ready; the default is `true`. Called right before a run
-    /// would begin. The answer should depend on the operator's own state or on its ports' (`ports.lines.len() >= 3`).
-    /// The method must not change any state: after a `false` that comes together with a wake of its own operator it is
-    /// called again at once.
+    /// would begin. The answer should depend on the state of the operator or of its ports (`ports.lines.len() >= 3`).
+    /// The method must not change any state: a `false` is asked again at once if the operator was woken in the
+    /// meantime.
     ///
-    /// After a `false` it is called again as soon as the operator's conditions are ready, when a message arrives at one
-    /// of its inputs, when an output gains room, when [`Cx::waker`] is woken, and when the whole flow becomes idle,
-    /// since the answer may depend on another operator; it may be called more often. If no operator may run then, the
-    /// flow ends or, with messages left, it is stalled.
+    /// After a `false` the method is called again as soon as the operator's conditions are ready, when a message
+    /// arrives at one of its inputs, when an output gains room, when [`Cx::waker`] is woken, and when the whole flow
+    /// becomes idle, since the answer might depend on another operator. It might be called more often. If the whole
+    /// flow is idle and no operator may run, the flow ends or, with messages left, has stalled.
     fn may_run(&mut self, ports: &Self::Ports, cx: &Cx) -> bool {
         let _ = ports;
-        cx.not_written(Method::MayRun);
+        cx.uses_default(Method::MayRun);
         true
     }
 
     /// One run. The messages and the room that the conditions promised are available. The run takes as many messages as
     /// it needs; while the conditions are ready with what remains, the operator runs again at once. After a thousand
-    /// such runs in a row that moved no message, a warning is logged. An operator that leaves a message at an input
-    /// that it waits for, run after run, fails.
+    /// such runs in a row that moved no message, a warning is logged. An operator that waits for an input and leaves
+    /// its messages there, run after run, fails.
     ///
     /// A run that blocks its thread for 100 ms or more is logged as a warning as well: see
     /// [`on_own_thread`](crate::flow::Added::on_own_thread).
@@ -189,14 +189,14 @@ pub trait Operator: Send + 'static {
     /// the device work has completed.
     ///
     /// # Errors
-    /// As for [`compute`](Self::compute). If the device is lost meanwhile, this method is not called, and the flow
-    /// fails.
+    /// Like [`compute`](Self::compute). If the device is lost before its work is done, this method is not called, and
+    /// the flow fails.
     ///
     /// # Cancel safety
-    /// As for [`compute`](Self::compute).
+    /// Like [`compute`](Self::compute).
     fn after(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
         let _ = ports;
-        cx.not_written(Method::After);
+        cx.uses_default(Method::After);
         async { Ok(()) }
     }
 
@@ -211,11 +211,11 @@ pub trait Operator: Send + 'static {
     }
 
     /// All runs, from the first to the last. Override it for a loop of your own: call [`Cx::ready`] before each run, or
-    /// await the ports yourself. Such a loop replaces [`may_run`](Self::may_run) and [`after`](Self::after): to
-    /// override one of them as well is an error, since it would never be called.
+    /// await the ports yourself. Such a loop replaces [`may_run`](Self::may_run) and [`after`](Self::after): overriding
+    /// one of them as well is an error, since it would never be called.
     ///
     /// # Errors
-    /// As for [`compute`](Self::compute).
+    /// Like [`compute`](Self::compute).
     fn run(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
         all_runs!(self, ports, cx)
     }

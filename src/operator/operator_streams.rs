@@ -1,4 +1,4 @@
-//! Selects the stream for an operator's work, and records the streams that its messages came from.
+//! [`OperatorStreams`]: selects the stream for an operator's work, and records the streams that its messages came from.
 //!
 //! ```text
 //!   at the first use:
@@ -8,12 +8,11 @@
 //!          none did                      ──> the device's default stream; outputs carry none
 //! ```
 //!
-//! In a capture, for a section that is replayed, the operator uses another instance, whose streams belong to the
-//! capture.
+//! While a section is captured, the operator uses another instance, whose streams belong to the capture.
 //!
-//! A message's header has a ticket: the point of its sender's stream at which its own work is done (see
-//! `hub/header.rs`). If it carries envelopes, their memory keeps the order and the ticket is only informative; if it
-//! carries none, the operator's stream waits for the ticket when the message is taken.
+//! A message's header has a ticket: the point in its sender's stream at which the message's own work is done (see
+//! `hub/header.rs`). If the message carries envelopes, their memory keeps the order and the ticket is only informative;
+//! if it carries none, the operator's stream waits for the ticket when the message is taken.
 
 use std::{
     fmt,
@@ -50,30 +49,30 @@ pub(crate) struct OperatorStreams {
     mode: CompletionMode,
     /// Streams are taken from this capture.
     capture: Option<Arc<Capture>>,
-    own: OnceLock<Taken>,
+    own: OnceLock<OwnedStream>,
     state: Mutex<State>,
 }
 
 /// A stream of its own: from a pool, to which it returns, or from a capture.
-struct Taken {
+struct OwnedStream {
     stream: Stream,
     _pooled: Option<PooledStream>,
 }
 
 #[derive(Default)]
 struct State {
-    named: Vec<(Box<str>, Taken)>,
-    /// It requested a stream of its own and got none.
+    named: Vec<(Box<str>, OwnedStream)>,
+    /// The operator requested a stream of its own and got none.
     refused: bool,
-    /// For messages without envelopes, one ticket per stream: work on the operator's stream must be ordered after
+    /// The tickets of messages without envelopes, one per stream: work on the operator's stream must be ordered after
     /// these.
     loose: Tickets,
-    /// For this run's messages, one ticket per stream, in the order of taking. Recorded while it has no stream of its
-    /// own.
+    /// The tickets of this run's messages, one per stream, in the order of taking. Recorded while the operator has no
+    /// stream of its own.
     received: Tickets,
-    /// This run's stream, for an operator that has none of its own; and whether it was received with a message.
+    /// This run's stream, for an operator that has none of its own; and true if it was received with a message.
     borrowed: Option<(Stream, bool)>,
-    /// All streams that it has borrowed, except for those whose work was found to be done.
+    /// All streams that the operator has borrowed, except for those whose work was found to be done.
     all_borrowed: SmallVec<[Stream; 1]>,
 }
 
@@ -87,12 +86,12 @@ fn note(tickets: &mut Tickets, ticket: &Ticket) {
     }
 }
 
-/// With more streams than this, the device is queried for those whose work is done.
+/// From this number of streams on, the device is queried for those whose work is done.
 const MANY: usize = 16;
 
-/// Call it before adding an entry, within a `Deferred` scope. If there are many entries, removes those whose work is
-/// done, so that a stream that is used once does not stay. The device is queried only after the number of entries has
-/// doubled since the last time.
+/// If there are many entries, removes those whose work is done, so that a stream that is used once does not stay. Call
+/// it before adding an entry, within a `Deferred` scope. The device is queried only after the number of entries has
+/// doubled since the last query.
 fn forget_done<A: smallvec::Array>(all: &mut SmallVec<A>, last: impl Fn(&A::Item) -> Ticket)
 where
     A::Item: 'static,
@@ -107,7 +106,7 @@ where
     let (done, mut open): (SmallVec<A>, SmallVec<A>) = std::mem::take(all).into_iter().partition(is_done);
     open.reserve(open.len());
     *all = open;
-    // Not under the lock: each may be the last handle of its stream.
+    // Deferred until the lock is released: each might be the last handle of its stream.
     discard_all(done);
 }
 
@@ -154,7 +153,7 @@ impl OperatorStreams {
         if self.own.get().is_some() {
             return false;
         }
-        // A dropped value may be the last handle of a stream.
+        // A dropped value might be the last handle of a stream.
         let _later = Deferred::new();
         let mut state = lock(&self.state);
         state.received.clear();
@@ -181,7 +180,12 @@ impl OperatorStreams {
             }
             state.refused = true;
             let name = self.name.clone();
-            log(move || tracing::debug!(operator = &*name, "no stream of its own: it works on those that it receives"));
+            log(move || {
+                tracing::debug!(
+                    operator = &*name,
+                    "the operator has no stream of its own: it works on the streams that its messages come from"
+                )
+            });
         }
         if let Some((stream, _)) = &state.borrowed {
             return Ok(stream.clone());
@@ -201,16 +205,16 @@ impl OperatorStreams {
         Ok(stream)
     }
 
-    fn take(&self, name: &str) -> Result<Option<Taken>> {
+    fn take(&self, name: &str) -> Result<Option<OwnedStream>> {
         if let Some(capture) = &self.capture {
             let stream = capture.stream(name, Default::default())?;
-            return Ok(Some(Taken { stream, _pooled: None }));
+            return Ok(Some(OwnedStream { stream, _pooled: None }));
         }
         let Some(pool) = &self.pool else { return Ok(None) };
         let taken = pool.take_as(name)?;
         Ok(taken.map(|pooled| {
             pooled.set_completion_mode(self.mode);
-            Taken { stream: pooled.stream().clone(), _pooled: Some(pooled) }
+            OwnedStream { stream: pooled.stream().clone(), _pooled: Some(pooled) }
         }))
     }
 
@@ -232,26 +236,26 @@ impl OperatorStreams {
         Ok(stream)
     }
 
-    /// Checks that a stream that messages are to carry belongs to the operator's device.
+    /// Checks that `stream`, which messages are to carry, belongs to the operator's device.
     pub(super) fn require_own_device(&self, stream: &Stream) -> Result<()> {
         if *stream.device() == self.device {
             return Ok(());
         }
         let (name, own, other) = (&self.name, &self.device, stream.device());
-        let again = if own.name() == other.name() { ", which was opened another time" } else { "" };
+        let again = if own.name() == other.name() { ", a different handle for that name" } else { "" };
         let text = format!(
-            "`{name}` is on {own}, and its messages are to carry a stream of {other}{again}: choose one of its own device, \
-             such as `cx.stream_named(..)`"
+            "`{name}` is on {own}, but its messages are to carry a stream on {other}{again}: use a stream on the \
+             operator's own device, such as one from `cx.stream_named(..)`"
         );
         Err(Error::new(ErrorKind::Usage, text))
     }
 
-    /// The stream that outputs carry if the operator has none of its own: the one that it has received in this run.
+    /// The stream that outputs carry if the operator has none of its own: the one that it received in this run.
     pub(super) fn borrowed(&self) -> Option<Stream> {
         lock(&self.state).borrowed.as_ref().filter(|(_, received)| *received).map(|(stream, _)| stream.clone())
     }
 
-    /// A message was taken. `loose`: it carries no envelopes.
+    /// Records the ticket of a message that was taken. `loose`: the message carries no envelopes.
     fn received(&self, ticket: &Ticket, loose: bool) -> Result<()> {
         if let Some(own) = self.own.get() {
             return if loose { own.stream.wait(ticket) } else { Ok(()) };
@@ -276,7 +280,7 @@ impl OperatorStreams {
         self.own.get().map(|own| &own.stream)
     }
 
-    /// The current ends of the streams that its run may have used.
+    /// The current end of each stream that the run might have used.
     pub(super) fn run_ends(&self) -> SmallVec<[Ticket; 2]> {
         let _later = Deferred::new();
         let state = lock(&self.state);
@@ -285,7 +289,7 @@ impl OperatorStreams {
         self.own().into_iter().chain(borrowed).chain(named).map(Stream::ticket).collect()
     }
 
-    /// The ticket of the last work on each stream that it has used.
+    /// The ticket of the last work on each stream that the operator has used.
     pub(super) fn last(&self) -> Vec<Ticket> {
         let _later = Deferred::new();
         let state = lock(&self.state);
@@ -302,14 +306,14 @@ impl fmt::Debug for OperatorStreams {
 
 /// The tickets of the messages that an input has taken in this run.
 ///
-/// The port's own count of messages gives their number, so that those without a ticket are not stored here.
+/// The port counts its messages, so that those without a ticket need no entry at the end.
 #[derive(Debug, Default)]
 pub(super) struct TakenTickets {
     /// `None` on the host.
     streams: Option<Arc<OperatorStreams>>,
     /// The port's count when the run began.
     begun: u64,
-    /// Up to the last message with a ticket.
+    /// One entry per message, up to the last one with a ticket.
     taken: Vec<Option<Ticket>>,
 }
 
@@ -329,7 +333,7 @@ impl TakenTickets {
         }
     }
 
-    /// A message with a ticket was taken; it is the port's `count`th.
+    /// Records the ticket of a message that was taken, the port's `count`th.
     #[inline(never)]
     pub(super) fn note<M: Message>(&mut self, message: &mut M, ticket: Ticket, count: u64) -> Result<()> {
         if let Some(streams) = &self.streams {
@@ -381,7 +385,7 @@ mod tests {
             streams.received(&theirs.ticket(), true).unwrap();
             assert!(streams.stream().unwrap().is(&theirs));
             drop(theirs);
-            // The only fact known of this stream is that its work is done.
+            // Nothing but the end of this stream's work is known of it.
             main.fill(&mut data, 2).unwrap();
             main.synchronize_blocking().unwrap();
         }

@@ -18,7 +18,7 @@ use super::{
     ports::{AnyPort, Flush, OutputPort, Port, PortStats, Traffic, WorkerPort},
     run_context::RunContext,
     section_port::{Blank, SectionContext, SectionOutput, no_envelope},
-    status_cell::InRun,
+    status_cell::RunWait,
 };
 use crate::{
     condition::{self, Counted, PortState, Readiness, Room},
@@ -105,7 +105,7 @@ impl<M: Message> Output<M> {
                 continue;
             }
             let answer = poll_fn(|task| {
-                self.context.poll_port(InRun::SENDS, task, |task| {
+                self.context.poll_port(RunWait::SENDS, task, |task| {
                     match self.to.poll_send(&mut parcel.message, task.waker()) {
                         Answer::Wait => Err(Readiness::WAIT),
                         answer => Ok(answer),
@@ -353,7 +353,7 @@ impl<T: Plain> Output<Envelope<T>> {
             let context = self.context.clone();
             let waits = WaitsForBlank(self);
             poll_fn(|task| {
-                context.poll_port(InRun::SENDS, task, |task| match waits.0.poll_blank(task) {
+                context.poll_port(RunWait::SENDS, task, |task| match waits.0.poll_blank(task) {
                     Poll::Ready(blank) => Ok(blank),
                     Poll::Pending => Err(Readiness::WAIT),
                 })

@@ -5,7 +5,7 @@ use std::{any::Any, collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use super::{operator_streams::OperatorStreams, run_context::RunContext};
 use crate::{
-    condition::{IntoCondition, Need, OnPorts, PortId, Room, Wanted, When},
+    condition::{IntoCondition, MessageRequirement, Need, OnPorts, PortId, Room, When},
     error::{Error, ErrorKind, Result},
     hub::{Hub, Message, Since, chunks::roles::Role},
 };
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortKind {
     Input,
-    /// Can be connected any number of times.
+    /// An input that can be connected any number of times.
     Inputs,
     Output,
     Link(Role),
@@ -26,16 +26,16 @@ pub(crate) struct PortDecl {
     pub(crate) kind: PortKind,
     pub(crate) hub: Hub,
     pub(crate) carries_envelopes: bool,
-    /// Its messages are envelopes and contain nothing else.
+    /// Each message is an envelope and nothing else.
     pub(crate) is_envelope: bool,
     pub(crate) element_bytes: usize,
     /// The condition of an input, from its attribute.
     pub(crate) need: Need,
-    /// What an input requires of each message, besides its arrival.
-    pub(crate) wanted: Wanted,
+    /// What an input requires of a message besides its arrival.
+    pub(crate) requirement: MessageRequirement,
     /// The room that an output waits for.
     pub(crate) room: Room,
-    /// It is used from outside of the flow, and not by its operator.
+    /// The port is used from outside of the flow, and not by its operator.
     pub(crate) shared: bool,
 }
 
@@ -60,7 +60,7 @@ impl Plan {
             is_envelope: M::IS_ENVELOPE,
             element_bytes: M::ELEMENT_BYTES,
             need: options.need,
-            wanted: options.wanted,
+            requirement: options.requirement,
             room: options.room,
             shared: options.shared,
         });
@@ -76,7 +76,7 @@ impl Plan {
             is_envelope: false,
             element_bytes: 1,
             need: options.need,
-            wanted: options.wanted,
+            requirement: options.requirement,
             room: options.room,
             shared: false,
         });
@@ -97,7 +97,7 @@ impl Plan {
 pub struct PortOptions {
     hub: Hub,
     pub(super) room: Room,
-    pub(super) wanted: Wanted,
+    pub(super) requirement: MessageRequirement,
     pub(super) need: Need,
     pub(super) by_hand: bool,
     shared: bool,
@@ -165,7 +165,7 @@ impl PortOptions {
         self
     }
 
-    /// The port is used from outside of the flow: its operator does not wait at it.
+    /// Marks the port as used from outside of the flow: its operator does not wait at it.
     pub(super) fn shared(self) -> Self {
         Self { shared: true, ..self.optional() }
     }
@@ -175,12 +175,12 @@ impl PortOptions {
     }
 
     pub fn done(mut self) -> Self {
-        self.wanted.done = true;
+        self.requirement.done = true;
         self
     }
 
     pub fn event(mut self, name: &'static str) -> Self {
-        self.wanted.event = Some(name);
+        self.requirement.event = Some(name);
         self
     }
 }
@@ -200,12 +200,12 @@ pub struct Binder<'a> {
 }
 
 impl Binder<'_> {
-    /// What a port waits for: the need given by a condition of the operator, or else that of its attribute. True if the
-    /// port itself does not wait.
+    /// What a port waits for: the need from a condition of the operator, or else that of the port's attribute. Also
+    /// true if a condition names the port, so that the port itself does not wait.
     pub(super) fn need(&self, name: &str, options: Need) -> (Need, bool) {
         let mut named = self.named.iter().filter(|(port, _)| port.name == name).peekable();
         match named.peek() {
-            // If several conditions name the port, the one that promises most.
+            // If several conditions name the port, the one that promises the most messages counts.
             Some(_) => (named.filter_map(|(_, need)| *need).max_by_key(|need| need.least).unwrap_or_default(), true),
             None => (options, false),
         }
@@ -227,7 +227,7 @@ impl Binder<'_> {
 }
 
 pub(super) fn not_connected(name: &str) -> Error {
-    Error::new(ErrorKind::Setup, format!("port `{name}` is not connected"))
+    Error::new(ErrorKind::Setup, format!("port `{name}` is not connected: connect or link it before the flow runs"))
 }
 
 impl fmt::Debug for Binder<'_> {

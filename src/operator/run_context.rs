@@ -1,10 +1,9 @@
-//! [`RunContext`]: the data that came with the messages of an operator's run, and that goes along with those that it
-//! sends.
+//! [`RunContext`]: the data that came with the messages of an operator's run, and that the messages it sends carry on.
 //!
-//! There are three kinds: named values, the callers that wait for a response, and the tracing span of the first of the
-//! messages. The operator is inside that span while it works on them. The span of a message that the operator has
-//! processed before (it came back through a cycle) is replaced by that of a new message: otherwise all runs would be in
-//! the first message's span for ever.
+//! There are three kinds: named values, the callers that wait for a response, and the tracing span of the first
+//! message. The operator is inside that span while it works on the messages. The span of a message that the operator
+//! has processed before (it came back through a cycle) is replaced by that of a new message: otherwise all runs would
+//! be in the first message's span for ever.
 //!
 //! ```text
 //!   take ──> reset, if it is the first of a run ──> merged ──> span entered ─┐
@@ -12,8 +11,8 @@
 //!   release <── before the wait for the next run <── send: a copy goes along <┘ each await
 //! ```
 //!
-//! Shared by an operator and its ports, and used only by its task. If no message has any of these, a run costs a few
-//! loads of a flag.
+//! The context is shared by an operator and its ports, and used only by the operator's task. If no message carries any
+//! of these, a run costs a few loads of a flag.
 
 use std::{
     future::poll_fn,
@@ -28,7 +27,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{node::OperatorTask, status_cell::InRun};
+use super::{operator_task::OperatorTask, status_cell::RunWait};
 use crate::{
     condition::Readiness,
     error::Result,
@@ -41,16 +40,16 @@ use crate::{
     sync::{Mutex, discard, discard_all, lock},
 };
 
-/// At least this many messages with callers are recorded in one run; above it, entries whose callers have their
-/// responses are discarded. It is for an operator that takes an unlimited number of messages in a single run.
+/// At least this many messages with callers are recorded in one run; beyond it, entries whose callers have their
+/// responses are discarded. It bounds the memory of an operator that takes messages without limit in a single run.
 const REMEMBERED: usize = 1024;
 
 /// The context of one operator's current run.
 #[derive(Debug)]
 pub(crate) struct RunContext {
     operator: Arc<str>,
-    node: Arc<OperatorTask>,
-    /// The node's own waker, which its ports keep.
+    task: Arc<OperatorTask>,
+    /// The task's own waker, which the operator's ports keep.
     waker: Waker,
     policy: MergePolicy,
     any: AtomicBool,
@@ -58,23 +57,24 @@ pub(crate) struct RunContext {
     running: AtomicBool,
     /// Messages taken in this run, or since the last [`take_replies`](Self::take_replies).
     taken: AtomicUsize,
-    /// The greatest number of the origins of earlier runs.
+    /// The greatest number among the origins of earlier runs.
     newest: AtomicU64,
-    held: Mutex<Held>,
+    data: Mutex<ContextData>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct ContextData {
     metadata: Metadata,
     /// The callers that wait for a response to a message, with the number of the message in the run.
     replies: Replies,
-    /// Those that the operator has taken over: a reply that it drops in a run is dropped only when the run has ended.
-    /// If the run fails, its callers get that error, and not that of a dropped reply.
-    given: Replies,
-    /// That of the first message that is new to the operator, or else that of the first message.
+    /// The replies that the operator has taken over: a reply that it drops in a run is kept here until the run has
+    /// ended. If the run fails, its callers get the run's error, and not that of a dropped reply.
+    taken_over: Replies,
+    /// The origin of the first message that is new to the operator, or else of the first message.
     origin: Option<Origin>,
-    /// The greatest number of the origins of this run.
+    /// The greatest number among the origins of this run.
     newest: u64,
+    /// The origin's span is entered.
     inside: bool,
 }
 
@@ -87,17 +87,17 @@ struct Replies {
 }
 
 impl RunContext {
-    pub(crate) fn new(operator: Arc<str>, policy: MergePolicy, node: Arc<OperatorTask>) -> Self {
+    pub(crate) fn new(operator: Arc<str>, policy: MergePolicy, task: Arc<OperatorTask>) -> Self {
         Self {
             operator,
-            waker: Waker::from(node.clone()),
-            node,
+            waker: Waker::from(task.clone()),
+            task,
             policy,
             any: AtomicBool::new(false),
             running: AtomicBool::new(false),
             taken: AtomicUsize::new(0),
             newest: AtomicU64::new(0),
-            held: Mutex::default(),
+            data: Mutex::default(),
         }
     }
 
@@ -105,26 +105,26 @@ impl RunContext {
         self.policy
     }
 
-    pub(crate) fn node(&self) -> &Arc<OperatorTask> {
-        &self.node
+    pub(crate) fn operator_task(&self) -> &Arc<OperatorTask> {
+        &self.task
     }
 
-    /// A wait of one of its ports, maybe in the middle of a run. See [`OperatorTask::poll_port`].
+    /// Polls a wait at one of the operator's ports, possibly in the middle of a run. See [`OperatorTask::poll_port`].
     pub(super) fn poll_port<T>(
         &self,
-        what: InRun,
+        what: RunWait,
         task: &mut Context<'_>,
         wait: impl FnOnce(&mut Context<'_>) -> std::result::Result<T, Readiness>,
     ) -> Poll<T> {
-        self.node.poll_port(&self.waker, what, task, wait)
+        self.task.poll_port(&self.waker, what, task, wait)
     }
 
-    /// Polls `own`, a future of the operator itself, which keeps the node's waker as its ports do. The operator
-    /// declares separately that it holds a token for it.
-    pub(super) async fn attend<T>(&self, own: impl Future<Output = T>) -> T {
+    /// Awaits `own`, a future of the operator itself, which keeps the task's own waker like the ports do. The operator
+    /// declares separately that it holds a token for this future.
+    pub(super) async fn await_as_port<T>(&self, own: impl Future<Output = T>) -> T {
         let mut own = pin!(own);
         poll_fn(|task| {
-            let ours = self.node.is_probe_waker(task.waker());
+            let ours = self.task.is_probe_waker(task.waker());
             if ours { own.as_mut().poll(&mut Context::from_waker(&self.waker)) } else { own.as_mut().poll(task) }
         })
         .await
@@ -141,19 +141,19 @@ impl RunContext {
         self.taken.store(0, Ordering::Relaxed);
     }
 
-    /// A run has ended. What it sends afterwards still carries everything along.
+    /// Ends the run. Messages that the operator sends afterwards still carry everything along.
     #[inline]
     pub(crate) fn end(&self) {
         self.running.store(false, Ordering::Relaxed);
     }
 
-    /// What the operator takes and sends until the next run begins belongs to the run that has ended.
+    /// Extends the run that has ended: what the operator takes and sends until the next run begins belongs to it.
     #[inline]
-    pub(super) fn goes_on(&self) {
+    pub(super) fn extend_run(&self) {
         self.running.store(true, Ordering::Relaxed);
     }
 
-    /// Clears the context: the operator is done with what it took, and is about to wait for more.
+    /// Clears the context, before the operator waits for more messages.
     #[inline]
     pub(crate) fn release_unneeded(&self) {
         if self.any() && !mutants::is(Mutant::MetadataKept) {
@@ -161,8 +161,8 @@ impl RunContext {
         }
     }
 
-    /// Like [`release_unneeded`](Self::release_unneeded), unless a run is in progress: for a wait that an operator may
-    /// make in the middle of one.
+    /// Like [`release_unneeded`](Self::release_unneeded), unless a run is in progress: for a wait that can also be in
+    /// the middle of a run.
     #[inline]
     pub(super) fn release_between_runs(&self) {
         if self.any() && !self.running.load(Ordering::Relaxed) {
@@ -173,20 +173,20 @@ impl RunContext {
     #[cold]
     fn clear(&self) {
         self.any.store(false, Ordering::Relaxed);
-        let mut held = mem::take(&mut *lock(&self.held));
-        held.leave().iter().for_each(Origin::exit);
+        let mut data = mem::take(&mut *lock(&self.data));
+        data.leave().iter().for_each(Origin::exit);
         // Only one thread at a time executes this.
-        self.newest.store(self.newest.load(Ordering::Relaxed).max(held.newest), Ordering::Relaxed);
-        let Held { metadata, replies, given, origin, .. } = held;
-        // Requests that are left without a response fail here, with no lock held. One by one, since a subscriber is
-        // notified of each.
+        self.newest.store(self.newest.load(Ordering::Relaxed).max(data.newest), Ordering::Relaxed);
+        let ContextData { metadata, replies, taken_over, origin, .. } = data;
+        // Requests that are left without a response fail here, with no lock held, and one by one, since a tracing
+        // subscriber is called for each.
         discard_all(replies.all);
-        discard_all(given.all);
+        discard_all(taken_over.all);
         discard(origin);
         drop(metadata);
     }
 
-    /// A message was taken, with its header.
+    /// Merges the header of a message that was taken.
     #[inline]
     pub(super) fn receive(&self, header: Option<Box<Header>>) -> Result<()> {
         if !self.running.load(Ordering::Relaxed) {
@@ -202,7 +202,7 @@ impl RunContext {
         }
     }
 
-    /// A message was taken in the operator's place, or is on its way to it: the operator does not run.
+    /// Merges the load of a message that was taken in the operator's place, or is on its way to it, outside of a run.
     #[inline]
     pub(crate) fn gather(&self, load: Option<Load>) -> Result<()> {
         load.map_or(Ok(()), |load| self.merge(load, 0, false))
@@ -214,10 +214,10 @@ impl RunContext {
         reply.seen_by(&self.operator);
         let newest = self.newest.load(Ordering::Relaxed);
         let origin = reply.origin.clone();
-        let (merged, joined, forgotten) = self.change_held(|held| {
-            let merged = held.metadata.merge_and_replace(&metadata, self.policy);
-            let joined = origin.map(|origin| held.join_origin(origin, newest));
-            let answered = if reply.is_empty() { Replies::default() } else { held.replies.push(number, reply) };
+        let (merged, joined, forgotten) = self.change_data(|data| {
+            let merged = data.metadata.merge_and_replace(&metadata, self.policy);
+            let joined = origin.map(|origin| data.join_origin(origin, newest));
+            let answered = if reply.is_empty() { Replies::default() } else { data.replies.push(number, reply) };
             (merged, joined, answered)
         });
         if let Some(joined) = joined {
@@ -230,7 +230,7 @@ impl RunContext {
     }
 
     /// Updates the spans after the run's origin was joined with that of a message.
-    fn join(&self, joined: &Joined, enters: bool) {
+    fn join(&self, joined: &JoinedOrigin, enters: bool) {
         match (&joined.other, joined.replaces) {
             (Some(first), true) => joined.origin.follows_from(first),
             (Some(first), false) => return first.follows_from(&joined.origin),
@@ -244,22 +244,22 @@ impl RunContext {
         }
     }
 
-    /// A copy for a message that is sent.
+    /// A copy of the load, for a message that is sent.
     #[inline]
     pub(crate) fn load(&self) -> Option<Load> {
         if self.any() { Some(self.copy(None)) } else { None }
     }
 
-    /// A copy for a message that is sent in response to some of the callers.
+    /// A copy of the load, for a message that responds only to the callers in `reply`.
     pub(super) fn load_for(&self, reply: Reply) -> Load {
         self.copy(Some(reply))
     }
 
     fn copy(&self, reply: Option<Reply>) -> Load {
-        let held = lock(&self.held);
-        let metadata = held.metadata.clone();
+        let data = lock(&self.data);
+        let metadata = data.metadata.clone();
         let reply = reply
-            .unwrap_or_else(|| Reply::merged(held.origin.clone(), held.replies.all.iter().map(|(_, reply)| reply)));
+            .unwrap_or_else(|| Reply::merged(data.origin.clone(), data.replies.all.iter().map(|(_, reply)| reply)));
         Load { metadata, reply }
     }
 
@@ -268,16 +268,17 @@ impl RunContext {
         let taken = self.taken.swap(0, Ordering::Relaxed);
         let mut replies = vec![Reply::default(); taken];
         if self.any() {
-            let all = self.change_held(|held| mem::take(&mut held.replies)).all;
+            let all = self.change_data(|data| mem::take(&mut data.replies)).all;
             for (number, reply) in &all {
-                // The number of a message taken between two runs is reset by the next message taken there: it may be
-                // too high.
+                // The number of a message taken between two runs is reset by the next message taken there, so it might
+                // be too high.
                 if let Some(place) = replies.get_mut(*number) {
                     place.clone_from(reply);
                 }
             }
-            let forgotten: SmallVec<[Replies; 1]> = self
-                .change_held(|held| all.into_iter().map(|(number, reply)| held.given.push(number, reply)).collect());
+            let forgotten: SmallVec<[Replies; 1]> = self.change_data(|data| {
+                all.into_iter().map(|(number, reply)| data.taken_over.push(number, reply)).collect()
+            });
             // Dropped where no lock is held.
             drop(forgotten);
         }
@@ -285,18 +286,18 @@ impl RunContext {
     }
 
     pub(super) fn metadata(&self) -> Metadata {
-        lock(&self.held).metadata.clone()
+        lock(&self.data).metadata.clone()
     }
 
     /// Changes the metadata under the lock: `change` must not drop a value.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut Metadata) -> R) -> R {
-        self.change_held(|held| change(&mut held.metadata))
+        self.change_data(|data| change(&mut data.metadata))
     }
 
-    fn change_held<R>(&self, change: impl FnOnce(&mut Held) -> R) -> R {
-        let mut held = lock(&self.held);
-        let changed = change(&mut held);
-        self.any.store(!held.is_empty(), Ordering::Relaxed);
+    fn change_data<R>(&self, change: impl FnOnce(&mut ContextData) -> R) -> R {
+        let mut data = lock(&self.data);
+        let changed = change(&mut data);
+        self.any.store(!data.is_empty(), Ordering::Relaxed);
         changed
     }
 
@@ -325,14 +326,14 @@ impl RunContext {
     #[cold]
     fn enter(&self) {
         // The span's subscriber is called without the lock, here and below.
-        let entered = lock(&self.held).enter();
+        let entered = lock(&self.data).enter();
         entered.iter().for_each(Origin::enter);
         discard(entered);
     }
 
     #[cold]
     fn leave(&self) {
-        let left = lock(&self.held).leave();
+        let left = lock(&self.data).leave();
         left.iter().for_each(Origin::exit);
         discard(left);
     }
@@ -352,21 +353,24 @@ impl Replies {
     }
 }
 
-impl Held {
+impl ContextData {
     fn is_empty(&self) -> bool {
-        self.metadata.is_empty() && self.replies.all.is_empty() && self.given.all.is_empty() && self.origin.is_none()
+        self.metadata.is_empty()
+            && self.replies.all.is_empty()
+            && self.taken_over.all.is_empty()
+            && self.origin.is_none()
     }
 
-    /// Adds the origin of a message. The origin of the run is that of the first message; one that is new to the
+    /// Adds the origin of a message. The origin of the run is that of the first message; an origin that is new to the
     /// operator replaces one that is not.
-    fn join_origin(&mut self, origin: Origin, newest: u64) -> Joined {
+    fn join_origin(&mut self, origin: Origin, newest: u64) -> JoinedOrigin {
         self.newest = self.newest.max(origin.number);
         let replaces = self.origin.as_ref().is_none_or(|first| first.number <= newest && newest < origin.number);
         if !replaces {
-            return Joined { origin, other: self.origin.clone(), replaces, was_inside: false };
+            return JoinedOrigin { origin, other: self.origin.clone(), replaces, was_inside: false };
         }
         let was_inside = mem::take(&mut self.inside);
-        Joined { other: self.origin.replace(origin.clone()), origin, replaces, was_inside }
+        JoinedOrigin { other: self.origin.replace(origin.clone()), origin, replaces, was_inside }
     }
 
     fn enter(&mut self) -> Option<Origin> {
@@ -383,7 +387,7 @@ impl Held {
 }
 
 /// The result of joining the origin of a message, for the spans.
-struct Joined {
+struct JoinedOrigin {
     origin: Origin,
     /// The previous origin of the run.
     other: Option<Origin>,
@@ -416,8 +420,8 @@ mod tests {
         fn seen_by(&self, _operator: &Arc<str>) {}
     }
 
-    /// No operator takes messages between `release_unneeded` and the beginning of a run; hand-written ports that another thread
-    /// uses may.
+    /// No operator takes messages between `release_unneeded` and the beginning of a run, but hand-written ports that
+    /// another thread uses can.
     #[test]
     fn the_reply_of_a_message_taken_before_the_run_is_not_used_as_an_index() {
         let context = RunContext::new("operator".into(), MergePolicy::Update, OperatorTask::alone());

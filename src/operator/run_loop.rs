@@ -1,4 +1,5 @@
-//! [`RunLoop`]: how an operator waits for its next run, claims what the run needs, runs and ends the run.
+//! [`RunLoop`]: the state of an operator from one run to the next. It waits, claims what a run needs, runs, and ends
+//! the run.
 //!
 //! ```text
 //!          ┌──────────────── not ready: idle until a waker is woken ─────────────────┐
@@ -14,21 +15,23 @@
 //!   └──── END OF RUN: chunks committed, device work done, `after` <─────┘
 //! ```
 //!
-//! All ways to run an operator use it. They differ in what waits and in who calls `compute`:
+//! All ways to run an operator use it. They differ in what waits and in what calls `compute`:
 //!
-//! | | waits with [`next_run`] | runs |
+//! | | waits with [`next_run`](next_run::next_run) | runs |
 //! |---|---|---|
 //! | an operator's own task | the operator, for its ports | the macro `all_runs`, or the operator's own `run` with [`Cx::ready`](super::Cx::ready) |
 //! | [`Steps`](crate::flow::Steps) | the same; its [`Permit`](super::permit::Permit) holds it back until a step is requested | the same |
-//! | [concurrent](super::concurrent) runs | the dispatcher, for the operator's ports | a worker, for which the dispatcher has claimed |
+//! | [concurrent](fn@super::concurrent) runs | the dispatcher, for the operator's ports | a worker, for which the dispatcher has claimed |
 //! | a section | the section's task, for the ports at the section's boundary | each operator in turn, or one graph |
 //!
 //! A run of a worker or in a section begins with [`Cx::begin_claimed`](super::Cx) instead of a wait of its own.
 
+pub(crate) mod next_run;
+
 use std::{
     future::poll_fn,
     sync::Arc,
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, Waker},
 };
 
 use smallvec::SmallVec;
@@ -36,10 +39,9 @@ use smallvec::SmallVec;
 use super::{
     busy::{BusyClock, MAX_STREAK, SpinDetector},
     input_wait::InputWait,
-    node::{Method, OperatorTask},
-    permit::TURN,
+    operator_task::{Method, OperatorTask},
     ports::{AllPorts, Flush, Ports},
-    status_cell::InRun,
+    status_cell::RunWait,
 };
 use crate::{
     condition::{self, Awaited, Conditions, PortState, Readiness, Status, When},
@@ -56,7 +58,7 @@ pub(crate) struct RunLoop {
     pub(super) task: Arc<OperatorTask>,
     /// The task's own waker, which the conditions of its runs keep. `None` while they are polled.
     waker: Option<Waker>,
-    /// Its ports describe more of what they wait for than their hubs do.
+    /// Its ports describe waits that their hubs do not know.
     pub(super) ports_notify: bool,
     /// Some of its ports are linked to hubs of chunks.
     pub(super) linked: bool,
@@ -66,16 +68,16 @@ pub(crate) struct RunLoop {
     awaited: Awaited,
     /// Its published status lists what it waits for besides its hubs.
     has_lacks: bool,
-    /// Its wait for the next run may be one of several concurrent waits.
+    /// Its wait for the next run might be one of several concurrent waits.
     among_others: bool,
-    /// Work of its own continues elsewhere: it is not idle, whatever it waits for.
+    /// Its own work continues in other tasks: it is not idle, whatever it waits for.
     holds_token: bool,
     /// Whether the operator's `may_run` and `after` are called: true until they are known not to be overridden.
     asks_may_run: bool,
     calls_after: bool,
     running: bool,
     finished: bool,
-    /// The error that it failed with between two runs.
+    /// The error with which it failed between two runs.
     failure: Option<Error>,
     runs: u64,
     /// The number of polls until it yields to other tasks.
@@ -85,174 +87,8 @@ pub(crate) struct RunLoop {
     pub(super) busy: BusyClock,
 }
 
-/// What a loop runs: an operator with its ports, or a section.
-pub(crate) trait Runnable {
-    /// The loop and, for an operator, its ports.
-    fn parts(&mut self) -> (&mut RunLoop, Option<&mut dyn AllPorts>);
-    /// Polls the ports and conditions, with a waker.
-    fn poll_ready(&mut self, task: &mut Context<'_>) -> Readiness;
-    /// When everything else is ready: calls `may_run`, and polls the conditions that have no waker.
-    fn poll_last(&mut self, task: &mut Context<'_>) -> Readiness;
-    /// Claims what the run needs, all of it or nothing.
-    fn claim(&mut self) -> bool;
-    fn begin(&mut self);
-    /// Ends the current run, if there is one.
-    fn end(&mut self);
-    /// The tickets of its last work.
-    fn last_work(&self) -> Vec<Ticket>;
-}
-
-/// Waits until another run may begin, and begins it: all conditions are ready and what they promise is claimed. False
-/// if there will be no other run.
-#[inline]
-pub(crate) fn next_run(of: impl Runnable) -> impl Future<Output = bool> {
-    let mut wait = Wait::new(of);
-    poll_fn(move |task| {
-        let run_loop = wait.of.parts().0;
-        let own = wait.waker.as_ref().filter(|_| run_loop.task.is_probe_waker(task.waker()));
-        if own.is_none() {
-            run_loop.task.register_within(task.waker());
-            // Tokio must not get the user's waker.
-            if !tokio::task::coop::has_budget_remaining() {
-                wake_again(task.waker());
-                return Poll::Pending;
-            }
-        }
-        let task = &mut Context::from_waker(own.unwrap_or(task.waker()));
-        let begun = poll_next(&mut wait.of, task);
-        // If it does not have to wait, the end of one run is the beginning of the next.
-        if begun != Poll::Ready(true) {
-            // An operator that never runs again does not wait any longer either: what its ports hold for it is
-            // released to others.
-            wait.waits = true;
-            wait.of.parts().0.stop_clock();
-            return begun;
-        }
-        wait.waits = false;
-        begun
-    })
-}
-
-/// One pass of the loop, from the end of the last run to the beginning of the next.
-#[allow(clippy::inline_always, reason = "measured: it has one call for each type of operator")]
-#[inline(always)]
-fn poll_next<R: Runnable>(of: &mut R, task: &mut Context<'_>) -> Poll<bool> {
-    of.end();
-    let run_loop = of.parts().0;
-    if (run_loop.finished || !run_loop.task.runs_by_itself())
-        && let Some(begun) = obey(of, task)
-    {
-        return begun;
-    }
-    // An operator that is always ready yields to others now and then, even where tokio's budget is disabled.
-    let (run_loop, ports) = of.parts();
-    run_loop.polls_left -= 1;
-    if run_loop.polls_left == 0 {
-        return run_loop.yield_now(ports, task);
-    }
-    let budget = ready!(tokio::task::coop::poll_proceed(task));
-    run_loop.task.resume();
-    let asked = of.poll_ready(task);
-    if !asked.is_ready() {
-        let (run_loop, ports) = of.parts();
-        return run_loop.wait(asked, ports);
-    }
-    budget.made_progress();
-    let asked = of.poll_last(task);
-    if !asked.is_ready() {
-        return of.parts().0.wait_refused(asked);
-    }
-    if !of.claim() {
-        return of.parts().0.poll_again(task);
-    }
-    let run_loop = of.parts().0;
-    if let Some(permit) = run_loop.task.held_by() {
-        permit.begin();
-    }
-    if run_loop.among_others {
-        run_loop.task.end_of_wait();
-    }
-    of.begin();
-    Poll::Ready(true)
-}
-
-/// It is to end, to be aborted, or held. `None`: it may run nevertheless.
-#[cold]
-fn obey(of: &mut dyn Runnable, task: &Context<'_>) -> Option<Poll<bool>> {
-    let run_loop = of.parts().0;
-    if run_loop.finished || run_loop.task.is_finishing() {
-        let operator = run_loop.task.clone();
-        if let Some(permit) = operator.held_by() {
-            permit.leave(of.last_work());
-        }
-        return Some(Poll::Ready(false));
-    }
-    if run_loop.task.is_aborted() {
-        // Its future is dropped at the next poll.
-        wake_again(task.waker());
-        return Some(Poll::Pending);
-    }
-    // Before the yield, which would not answer a step.
-    if run_loop.task.is_held() && !may_begin(of) {
-        if let (RunLoop { linked: true, .. }, Some(ports)) = of.parts() {
-            // Other links of a hub of chunks, perhaps of another flow, must not queue behind this one meanwhile.
-            ports.visit_all(&mut |_, port| port.idle());
-        }
-        return Some(Poll::Pending);
-    }
-    None
-}
-
-/// It is paused or stepped through: may a run begin nevertheless?
-fn may_begin(of: &mut dyn Runnable) -> bool {
-    let run_loop = of.parts().0;
-    let (task, among_others, holds_token) = (run_loop.task.clone(), run_loop.among_others, run_loop.holds_token);
-    let paused = task.is_paused();
-    let mut lacks = Vec::new();
-    if let Some(permit) = task.permit() {
-        if permit.come(among_others, holds_token, || of.last_work()) {
-            if !paused {
-                return true;
-            }
-            permit.refuse();
-        }
-        lacks.push(TURN.into());
-    }
-    // Not idle: `resume`, or the next step, may let it continue. Noted, since the current poll may have dropped
-    // another wait.
-    of.parts().0.publish_lacks(lacks, false);
-    task.show(Status::WaitEvent);
-    task.note_wait(false);
-    false
-}
-
-/// A wait for the next run. If it is dropped, the operator does not wait any more and continues with something else.
-struct Wait<R: Runnable> {
-    of: R,
-    waits: bool,
-    waker: Option<Waker>,
-}
-
-impl<R: Runnable> Wait<R> {
-    fn new(mut of: R) -> Self {
-        let waker = of.parts().0.waker.take();
-        Self { of, waits: false, waker }
-    }
-}
-
-impl<R: Runnable> Drop for Wait<R> {
-    #[inline]
-    fn drop(&mut self) {
-        let (run_loop, ports) = self.of.parts();
-        run_loop.waker = self.waker.take();
-        if self.waits {
-            run_loop.give_up(ports);
-        }
-    }
-}
-
 impl RunLoop {
-    /// `may_block`: it is not warned about when it blocks its thread.
+    /// `may_block`: no warning is logged when it blocks its thread.
     pub(crate) fn new(name: &Arc<str>, task: &Arc<OperatorTask>, conditions: Vec<When>, may_block: bool) -> Self {
         Self {
             name: name.clone(),
@@ -277,12 +113,12 @@ impl RunLoop {
         }
     }
 
-    /// For an operator with a loop of its own, which may wait for other things at the same time. Its `may_run` is not
+    /// For an operator with a loop of its own, which might wait for other things at the same time. Its `may_run` is not
     /// called.
     pub(super) fn is_one_of_several_waits(&mut self) {
         self.asks_may_run = false;
         self.among_others = true;
-        // A wait that was leaked (`mem::forget`) has kept the previous one.
+        // A wait that was leaked (`mem::forget`) has kept the previous waker.
         self.waker.get_or_insert_with(|| Waker::from(self.task.clone()));
     }
 
@@ -303,7 +139,7 @@ impl RunLoop {
         Poll::Pending
     }
 
-    /// Another task was faster to claim: poll again, after it.
+    /// Called when the claim failed, since another task was faster: polls again after that task.
     #[cold]
     fn poll_again(&mut self, task: &Context<'_>) -> Poll<bool> {
         let what = self.conditions.as_ref().and_then(|conditions| conditions.refused());
@@ -314,7 +150,7 @@ impl RunLoop {
         Poll::Pending
     }
 
-    /// It ends with an error of its own, whatever its `run` returns.
+    /// Ends the operator with an error, whatever its `run` returns.
     #[cold]
     fn fail(&mut self, error: Error) -> Poll<bool> {
         self.failure = Some(error);
@@ -325,7 +161,7 @@ impl RunLoop {
         self.failure.take()
     }
 
-    /// It cannot run yet, or never again.
+    /// Called when the operator cannot run yet, or never again.
     #[inline]
     fn wait(&mut self, asked: Readiness, ports: Option<&mut dyn AllPorts>) -> Poll<bool> {
         if asked.is_never() {
@@ -337,24 +173,24 @@ impl RunLoop {
                 if self.has_lacks {
                     self.publish_lacks(Vec::new(), false);
                 }
-                self.task.show(Status::Wait);
+                self.task.publish(Status::Wait);
             }
-            _ => self.show(asked, ports),
+            _ => self.publish_status(asked, ports),
         }
         self.idle(asked, OperatorTask::park)
     }
 
-    /// Everything was ready except for the conditions without a waker, or `may_run`.
+    /// Called when everything was ready except for the conditions without a waker, or `may_run`.
     #[cold]
     fn wait_refused(&mut self, asked: Readiness) -> Poll<bool> {
         if asked.is_never() {
             return Poll::Ready(false);
         }
-        self.task.show(asked.status(self.conditions.as_ref().and_then(|conditions| conditions.due())));
+        self.task.publish(asked.status(self.conditions.as_ref().and_then(|conditions| conditions.due())));
         self.idle(asked, OperatorTask::park_refused)
     }
 
-    /// Returns its token, unless what it waits for may happen without another operator.
+    /// Returns the operator's token, unless its wait can end without another operator.
     #[inline]
     fn idle(&self, asked: Readiness, park: fn(&OperatorTask)) -> Poll<bool> {
         if let Some(permit) = self.task.held_by() {
@@ -363,7 +199,7 @@ impl RunLoop {
             return Poll::Pending;
         }
         let for_others = asked.needs_others() && !self.holds_token || mutants::is(Mutant::TokenTooSoon);
-        // The current poll may have dropped a wait at a port before it reached this one.
+        // The current poll might have dropped a wait at a port before it reached this one.
         if self.among_others || self.task.has_noted_wait() {
             self.task.note_wait(for_others);
         } else if for_others {
@@ -373,7 +209,7 @@ impl RunLoop {
     }
 
     #[cold]
-    fn show(&mut self, asked: Readiness, mut ports: Option<&mut dyn AllPorts>) {
+    fn publish_status(&mut self, asked: Readiness, mut ports: Option<&mut dyn AllPorts>) {
         let mut due = None;
         if asked == Readiness::WAIT_TIME {
             due = self.conditions.as_ref().and_then(|conditions| conditions.due());
@@ -393,10 +229,10 @@ impl RunLoop {
             });
         });
         self.publish_lacks(lacks, elsewhere);
-        self.task.show(asked.status(due));
+        self.task.publish(asked.status(due));
     }
 
-    /// Publishes what it waits for besides its hubs.
+    /// Publishes what the operator waits for besides its hubs.
     #[inline]
     fn publish_lacks(&mut self, lacks: Vec<String>, elsewhere: bool) {
         if self.has_lacks || elsewhere || !lacks.is_empty() {
@@ -405,24 +241,24 @@ impl RunLoop {
         }
     }
 
-    /// It no longer waits for its next run, and does something else.
+    /// Called when the operator stops waiting for its next run, and does something else.
     #[cold]
-    fn give_up(&mut self, ports: Option<&mut dyn AllPorts>) {
+    fn stop_waiting(&mut self, ports: Option<&mut dyn AllPorts>) {
         ports.into_iter().for_each(|ports| ports.visit_all(&mut |_, port| port.idle()));
         self.awaited.iter_mut().for_each(HostAccess::suspend);
         // This runs in a destructor, perhaps of a task that panics.
-        contained("a condition panicked as it was given up", || {
-            self.conditions.iter_mut().for_each(|conditions| conditions.rest());
+        contained("`stop_waiting` of a condition panicked", || {
+            self.conditions.iter_mut().for_each(|conditions| conditions.stop_waiting());
         });
         self.task.resume();
         if let Some(permit) = self.task.held_by() {
-            permit.go_away();
+            permit.withdraw();
         }
         self.publish_lacks(Vec::new(), false);
-        self.task.show(Status::Ready);
+        self.task.publish(Status::Ready);
     }
 
-    /// It has conditions besides its ports.
+    /// True if it has conditions besides its ports.
     #[inline]
     pub(super) fn has_conditions(&self) -> bool {
         self.conditions.is_some() || !self.awaited.is_empty()
@@ -436,10 +272,10 @@ impl RunLoop {
         is_stopping: bool,
         task: &mut Context<'_>,
     ) -> Readiness {
-        let mut asked = condition::buffers(&mut self.awaited, task);
+        let mut asked = condition::poll_buffers(&mut self.awaited, task);
         if let Some(conditions) = &mut self.conditions {
             asked = asked | conditions.poll(&mut |port, ask| ask_port(ports, port, ask), task);
-            // An operator that runs for a message or for something else would continue for the latter for ever.
+            // An operator that runs for a message or for something else would run for the latter for ever.
             if is_stopping && have_ended(ports) {
                 asked = Readiness::NEVER;
             }
@@ -447,13 +283,13 @@ impl RunLoop {
         asked
     }
 
-    /// It has conditions without a waker, or a `may_run`.
+    /// True if it has conditions without a waker, or a `may_run`.
     #[inline]
-    pub(super) fn asks_last(&self) -> bool {
-        self.asks_may_run || self.conditions.as_ref().is_some_and(|conditions| conditions.any_last())
+    pub(super) fn has_last_poll(&self) -> bool {
+        self.asks_may_run || self.conditions.as_ref().is_some_and(|conditions| conditions.has_polled_last())
     }
 
-    /// Polls the conditions without a waker. Returns what they lack as well, and whether `may_run` is to be called.
+    /// Polls the conditions without a waker. Also returns what they lack, and whether `may_run` is to be called.
     pub(super) fn poll_without_waker(
         &mut self,
         ports: &mut dyn AllPorts,
@@ -470,8 +306,8 @@ impl RunLoop {
         (asked, lacks, asked.is_ready() && self.asks_may_run)
     }
 
-    /// `allowed`: the answer of its own `may_run`, if it was called.
-    pub(super) fn asked_last(
+    /// Combines the results of the last poll. `allowed`: the answer of the operator's `may_run`, if it was called.
+    pub(super) fn finish_last_poll(
         &mut self,
         mut asked: Readiness,
         mut lacks: Vec<String>,
@@ -507,9 +343,9 @@ impl RunLoop {
     #[allow(clippy::inline_always, reason = "measured: see `poll_next`")]
     #[inline(always)]
     pub(crate) fn begin(&mut self) {
-        // What it waited for before this run must not hide a stall within the run.
+        // A wait before this run must not hide a stall within the run.
         self.publish_lacks(Vec::new(), false);
-        self.task.show_running();
+        self.task.publish_running();
         self.running = true;
         if self.busy.start() {
             self.task.begin_busy();
@@ -524,19 +360,19 @@ impl RunLoop {
             return false;
         }
         self.runs += 1;
-        self.task.status.ran(self.runs);
+        self.task.status.set_runs(self.runs);
         if let Some(conditions) = &mut self.conditions {
             conditions.ended();
         }
         true
     }
 
-    /// The current run does not count: it has found nothing to do, or was captured.
+    /// Discards the current run without counting it: it found nothing to do, or was captured.
     pub(crate) fn discard_run(&mut self) {
         self.running = false;
     }
 
-    /// A run was replayed, without a call of the operator.
+    /// Counts a run that was replayed without calling the operator.
     pub(super) fn count_run(&mut self) {
         self.runs += 1;
     }
@@ -550,7 +386,7 @@ impl RunLoop {
         self.running
     }
 
-    /// Whether a run has ended and `after` must be called.
+    /// True if a run has ended and `after` must be called.
     #[inline]
     pub(super) fn has_run(&self) -> bool {
         self.calls_after && self.running
@@ -560,7 +396,7 @@ impl RunLoop {
         self.calls_after = calls;
     }
 
-    /// A run has succeeded: its chunks of linked hubs are committed.
+    /// Commits the chunks of linked hubs, after a run that has succeeded.
     #[inline]
     pub(super) fn commit(&mut self, ports: &mut dyn AllPorts) -> Result<()> {
         if self.linked && self.running { commit(ports) } else { Ok(()) }
@@ -573,16 +409,16 @@ impl RunLoop {
         }
     }
 
-    /// It may have blocked its worker.
+    /// Called after a long stretch of runs, which might have blocked the worker thread.
     #[cold]
     fn was_busy_for_long(&mut self, busy: u64) {
-        // Otherwise it has waited in between, and other tasks had their turn.
+        // Otherwise the operator has waited in between, and other tasks had their turn.
         if self.task.began_in_this_poll() {
             self.busy.blocked(&self.name, busy);
         }
     }
 
-    /// No run begins after the current one.
+    /// Lets no run begin after the current one.
     pub(super) fn finish(&mut self) {
         self.finished = true;
     }
@@ -598,7 +434,7 @@ impl RunLoop {
     /// Waits for the buffers of [`run_after`](Self::run_after), where no ports are polled.
     pub(super) async fn until_awaited(&mut self) {
         if !self.awaited.is_empty() {
-            poll_fn(|task| match condition::buffers(&mut self.awaited, task).is_ready() {
+            poll_fn(|task| match condition::poll_buffers(&mut self.awaited, task).is_ready() {
                 true => Poll::Ready(()),
                 false => Poll::Pending,
             })
@@ -609,7 +445,7 @@ impl RunLoop {
     /// Waits in the middle of a run until its messages are sent.
     pub(crate) async fn until_sent(&mut self, mut flush: impl FnMut(&mut Context<'_>) -> Flush) -> Result<()> {
         let own = self.waker.get_or_insert_with(|| Waker::from(self.task.clone()));
-        poll_fn(|task| self.task.poll_port(own, InRun::SENDS, task, &mut flush)).await
+        poll_fn(|task| self.task.poll_port(own, RunWait::SENDS, task, &mut flush)).await
     }
 
     /// Called before the operator's own `start`.
@@ -618,16 +454,16 @@ impl RunLoop {
     }
 
     /// Called after the operator's own `stop`.
-    pub(super) fn rest_conditions(&mut self) {
-        self.conditions.iter_mut().for_each(|conditions| conditions.rest());
+    pub(super) fn release_conditions(&mut self) {
+        self.conditions.iter_mut().for_each(|conditions| conditions.stop_waiting());
     }
 
-    /// The conditions that it was given.
+    /// Returns the conditions that it was given.
     pub(super) fn into_conditions(mut self) -> Vec<When> {
         self.conditions.take().map(|conditions| conditions.into_all()).unwrap_or_default()
     }
 
-    /// No other run follows, until the next run of the flow.
+    /// Called when no further run follows until the flow is run again.
     pub(super) fn close(&mut self) {
         self.finished = false;
         self.awaited.clear();
@@ -660,7 +496,7 @@ fn commit(ports: &mut dyn AllPorts) -> Result<()> {
     committed
 }
 
-/// It has inputs, and no message will arrive at any of them.
+/// True if the operator has inputs, and no message will arrive at any of them.
 fn have_ended(ports: &mut dyn AllPorts) -> bool {
     let (mut any, mut all) = (false, true);
     ports.visit_all(&mut |_, port| {
@@ -677,9 +513,8 @@ pub(super) struct EndOfRun {
 }
 
 impl EndOfRun {
-    /// Waits for that work, if the operator overrides `after`. That is known because `after` was called before: the
-    /// call sets a flag unless it is overridden, and it executes nothing of an `async fn`. False if it is not
-    /// overridden.
+    /// Waits for that work, if the operator overrides `after`. The caller has called `after` before: unless it is
+    /// overridden, the call sets a flag. The call executes nothing of an `async fn`. False if it is not overridden.
     pub(super) async fn done(self) -> Result<bool> {
         if self.task.is_default(Method::After) {
             return Ok(false);
@@ -691,10 +526,10 @@ impl EndOfRun {
     }
 }
 
-/// The default `run`. A macro, since the futures of one kind of operator are `Send` and those of the other are not.
+/// The default `run`. A macro, since the futures of an `Operator` are `Send` and those of a `LocalOperator` are not.
 macro_rules! all_runs {
     ($operator:ident, $ports:ident, $cx:ident) => {{
-        $cx.not_written($crate::operator::node::Method::Run);
+        $cx.uses_default($crate::operator::operator_task::Method::Run);
         async move {
             while $cx.until_ready($ports, |ports, cx| $operator.may_run(ports, cx)).await {
                 $operator.compute($ports, $cx).await?;
@@ -711,15 +546,15 @@ macro_rules! after_run {
     ($operator:ident, $ports:ident, $cx:ident) => {
         if $cx.run_loop.has_run() {
             let end = $cx.end_of_run();
-            let is_written = {
+            let is_overridden = {
                 let after = $operator.after($ports, $cx);
-                let is_written = end.done().await?;
-                if is_written {
+                let is_overridden = end.done().await?;
+                if is_overridden {
                     after.await?;
                 }
-                is_written
+                is_overridden
             };
-            $cx.run_loop.calls_after(is_written);
+            $cx.run_loop.calls_after(is_overridden);
         }
     };
 }

@@ -1,8 +1,9 @@
-//! The ports on the boundary of a section that is replayed, as the section uses them. Their messages are envelopes.
+//! [`SectionInput`] and [`SectionOutput`]: how a section that is replayed uses the ports on its boundary. Their
+//! messages are envelopes.
 //!
 //! In a streamed round the operators use the ports themselves. In a replayed round no operator runs, and the section
-//! takes and sends through the same ports, so their hubs, their order and their counts work alike in both. For a
-//! capture each port creates a temporary end of its own kind, to which the operator is bound meanwhile.
+//! takes and sends through the same ports, so hubs, order and counts work alike in both. For a capture, each port
+//! creates a temporary end of its own kind, to which the operator is bound during the capture.
 //!
 //! ```text
 //!   input     first_bytes ──> take ──> the graph's input   in a capture:  the hub ──╳   captured_end ──> operator
@@ -19,8 +20,8 @@ use crate::{
     stream::Stream,
 };
 
-/// What a section needs to pass messages on in an operator's place: the metadata that they carry, and the stream that
-/// the section works on.
+/// What a section needs to take and send messages in an operator's place: the run context with their metadata, and the
+/// section's stream.
 #[doc(hidden)]
 pub struct SectionContext {
     pub(crate) context: Arc<RunContext>,
@@ -31,12 +32,12 @@ pub struct SectionContext {
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub trait SectionInput {
-    /// Whether there is a message for the next round.
+    /// Polls for a message for the next round.
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Readiness;
-    /// Size in bytes of the first message, which stays until it is taken; `None` if there is none.
+    /// The size in bytes of the first message, which stays queued; `None` if there is no message.
     fn first_bytes(&mut self) -> Result<Option<usize>>;
     fn take(&mut self, section: &SectionContext) -> Result<RawEnvelope>;
-    /// Creates an end for the operator in a capture, with this one message.
+    /// Creates an end for the operator in a capture, with `envelope` as its only message.
     fn captured_end(&self, envelope: RawEnvelope) -> Result<AnyEnd>;
 }
 
@@ -48,9 +49,9 @@ pub trait SectionOutput {
     fn blank(&mut self) -> Result<Blank>;
     /// Sends the envelope, once it is [flushed](super::AnyPort::poll_flush).
     fn send(&mut self, envelope: RawEnvelope, section: &SectionContext) -> Result<()>;
-    /// Creates an end for the operator in a capture, which works on this stream.
+    /// Creates an end for the operator in a capture, which works on `stream`.
     fn captured_end(&self, stream: &Stream) -> AnyEnd;
-    /// The envelopes that were sent to such an end.
+    /// Takes the envelopes that were sent to the capture's end.
     fn captured(&mut self) -> Vec<RawEnvelope>;
 }
 
@@ -66,7 +67,11 @@ pub enum Blank {
 }
 
 pub(super) fn no_envelope() -> Error {
-    Error::new(ErrorKind::Usage, "a message on the boundary of a section is not an envelope")
+    Error::new(
+        ErrorKind::Usage,
+        "a message on the boundary of a section is not an envelope: a section that is replayed can only receive and \
+         send envelopes",
+    )
 }
 
 impl fmt::Debug for SectionContext {

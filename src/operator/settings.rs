@@ -1,4 +1,5 @@
-//! What a flow gives its operators, [`OperatorSettings`] and [`FlowContext`], and what each reports, [`OperatorStats`].
+//! [`OperatorSettings`] and [`FlowContext`], which a flow gives its operators, and [`OperatorStats`], which they
+//! report.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OperatorStats {
     pub(crate) runs: u64,
-    /// In ticks.
+    /// How long it was busy, in ticks.
     pub(crate) busy: u64,
     pub(crate) received: Traffic,
     pub(crate) sent: Traffic,
@@ -49,12 +50,12 @@ impl OperatorStats {
     }
 }
 
-/// What all operators of a flow share.
+/// The context that all operators of a flow share.
 pub(crate) struct FlowContext {
-    pub(crate) how: StreamSettings,
+    pub(crate) streams: StreamSettings,
     pub(crate) gates: Gates,
     pub(crate) control: Arc<Control>,
-    /// Spawns a task of this name on the executor of the flow's other tasks.
+    /// Spawns a named task on the executor of the flow's other tasks.
     pub(crate) spawn: Spawn,
 }
 
@@ -64,6 +65,6 @@ pub(crate) type Spawn = fn(&str, BoxFuture<'static, ()>);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamSettings {
     pub(crate) mode: CompletionMode,
-    /// Their runs are timed on the device.
+    /// The operators' runs are timed on the device.
     pub(crate) timed: bool,
 }

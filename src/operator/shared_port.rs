@@ -145,14 +145,14 @@ impl Cx {
         &mut self,
         mut ask: impl FnMut(&mut Context<'_>, bool) -> Result<Readiness>,
     ) -> Result<()> {
-        let node = self.node().clone();
+        let node = self.operator_task().clone();
         // Its ports are not declared to wait: while the operator waits, it waits at all of them.
         node.status_cell().set_has_workers();
         let mut status = None;
         poll_fn(|task| {
             let ending = node.is_finishing();
             if node.is_paused() && !ending {
-                node.show(Status::WaitEvent);
+                node.publish(Status::WaitEvent);
                 return Poll::Pending;
             }
             node.resume();
@@ -164,7 +164,7 @@ impl Cx {
                 let outside = (!asked.needs_others()).then(|| "a caller outside of the flow".into());
                 node.status_cell().set_lacks(outside.into_iter().collect(), false);
             }
-            node.show(asked.status(None));
+            node.publish(asked.status(None));
             if asked.needs_others() {
                 node.park();
             }

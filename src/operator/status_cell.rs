@@ -1,7 +1,7 @@
-//! [`StatusCell`]: the status that an operator publishes while it runs.
+//! [`StatusCell`]: the status that an operator publishes.
 //!
 //! The operator's own task writes it at every turn, at the cost of one store; the reader assembles the status.
-//! Notification of changes is the responsibility of [`watchers`](super::watchers).
+//! [`watchers`](super::watchers) are notified of changes by the caller.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -25,20 +25,20 @@ pub(crate) struct StatusCell {
     runs: AtomicU64,
     /// What the operator waits for besides its hubs.
     lacks: Mutex<Vec<String>>,
-    /// Some of that is not at its ports either: any event may end such a wait.
+    /// Some of these waits are not at its ports: any event might end such a wait.
     elsewhere: AtomicBool,
-    /// Its runs execute in other tasks, or its ports are used there: the waits of these are not shown here.
+    /// Its runs execute in other tasks, or its ports are used there. The waits of those tasks are not shown here.
     has_workers: AtomicBool,
-    /// See [`asked`](Self::asked).
-    asked: Mutex<Vec<Ask>>,
+    /// See [`ingress_waits`](Self::ingress_waits).
+    asked: Mutex<Vec<IngressWait>>,
 }
 
-/// What a run waits for where messages enter its own flow from outside, with the operator that represents this ingress.
+/// A wait of a run at an ingress of its own flow, with the number of the operator that represents the ingress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
-    /// A response of a service.
+pub(crate) enum IngressWait {
+    /// For a response from a service.
     Answer(usize),
-    /// Room for a message, or a request.
+    /// For room for a message or a request.
     Room(usize),
 }
 
@@ -49,7 +49,7 @@ mod code {
     pub(super) const WAIT_EVENT: u64 = 3;
     pub(super) const NEVER: u64 = 4;
     pub(super) const RUNNING: u64 = 5;
-    /// With the bits of an [`InRun`](super::InRun).
+    /// With the bits of an [`RunWait`](super::RunWait).
     pub(super) const IN_RUN: u64 = 8;
     pub(super) const BITS: u32 = 4;
     pub(super) const MASK: u64 = (1 << BITS) - 1;
@@ -58,13 +58,13 @@ mod code {
 /// What an operator waits for in the middle of a run: one thing, or several at the same time, in a `select!` for
 /// example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct InRun(u64);
+pub(crate) struct RunWait(u64);
 
-impl InRun {
+impl RunWait {
     /// Room, or a blank envelope.
     pub(crate) const SENDS: Self = Self(1);
     pub(crate) const RECEIVES: Self = Self(2);
-    /// A response of a service of its own flow, or room for a message that it sends as an external caller would.
+    /// A response from a service of its own flow, or room for a message that it sends like an external caller.
     pub(crate) const ASKS: Self = Self(4);
 
     pub(crate) fn sends(self) -> bool {
@@ -108,22 +108,22 @@ impl StatusCell {
     }
 
     #[inline]
-    pub(crate) fn running(&self) -> bool {
+    pub(crate) fn set_running(&self) -> bool {
         self.set(code::RUNNING)
     }
 
-    pub(crate) fn show_in_run(&self, what: InRun) -> bool {
+    pub(crate) fn set_in_run(&self, what: RunWait) -> bool {
         self.set(code::IN_RUN | what.0)
     }
 
     /// What a run waits for, if it waits.
-    pub(crate) fn in_run(&self) -> Option<InRun> {
+    pub(crate) fn in_run(&self) -> Option<RunWait> {
         let state = self.state.load(Ordering::Acquire) & code::MASK;
-        (state & code::IN_RUN != 0).then_some(InRun(state & !code::IN_RUN))
+        (state & code::IN_RUN != 0).then_some(RunWait(state & !code::IN_RUN))
     }
 
-    /// The operator waits for `ask`. `among`: besides others that it has waited for in the same poll.
-    pub(crate) fn set_asked(&self, ask: Ask, among: bool) {
+    /// Records that a run waits for `ask`. `among`: besides other such waits in the same poll.
+    pub(crate) fn add_ingress_wait(&self, ask: IngressWait, among: bool) {
         let mut asked = lock(&self.asked);
         if !among {
             asked.clear();
@@ -131,18 +131,18 @@ impl StatusCell {
         asked.push(ask);
     }
 
-    /// What a run requests from its own flow as an external caller would.
-    pub(crate) fn asked(&self) -> Vec<Ask> {
-        if self.in_run().is_some_and(InRun::asks) { lock(&self.asked).clone() } else { Vec::new() }
+    /// What a run waits for at the ingresses of its own flow.
+    pub(crate) fn ingress_waits(&self) -> Vec<IngressWait> {
+        if self.in_run().is_some_and(RunWait::asks) { lock(&self.asked).clone() } else { Vec::new() }
     }
 
     #[inline]
-    pub(crate) fn ran(&self, runs: u64) {
+    pub(crate) fn set_runs(&self, runs: u64) {
         self.runs.store(runs, Ordering::Relaxed);
     }
 
     #[inline]
-    pub(crate) fn show(&self, status: Status) -> bool {
+    pub(crate) fn set_status(&self, status: Status) -> bool {
         self.set(match status {
             Status::Ready => code::READY,
             Status::Wait => code::WAIT,

@@ -1,8 +1,8 @@
 //! [`Watchers`]: receive a notification whenever an operator publishes a new status.
 //!
-//! An operator publishes its status at every turn, and mostly there is no watcher: then the cost is a load of a
-//! counter, without a fence. Therefore an operator may miss a watcher that registers at the same moment, and that
-//! watcher may miss the status. The registering side makes up for it: it wakes every operator that is not parked, and
+//! An operator publishes its status at every turn, and usually there is no watcher: then the cost is a load of a
+//! counter, without a fence. So an operator might miss a watcher that registers at the same moment, and that watcher
+//! might miss the status. The registering side makes up for it: it wakes every operator that is not parked, and
 //! the operator's next poll finds the new watcher and marks the operator as changed again. A parked operator has
 //! published what it waits for before it parked, and its next poll sees all watchers that were added before. It is not
 //! woken, since a spurious wake would keep the flow from being detected as idle.
@@ -13,10 +13,10 @@
 //!   watcher:   registered ──> operators that are not parked woken ──> [ unmark one ──> read its status ]*
 //! ```
 //!
-//! A poll that follows the wake comes after the registration, and after all that the operator has published before. An
+//! A poll after the wake comes after the registration, and after everything that the operator has published before. An
 //! operator that has ended is not polled again: for its last status there is a fence here, and another one in the
-//! registration. So the last status that an operator publishes is also the last that a watcher reads. A mark is cleared
-//! before the status is read: a change in between sets the mark again.
+//! registration. So the last status that an operator publishes is also the last one that a watcher reads. A mark is
+//! cleared before the status is read, so a change in between sets the mark again.
 
 use std::{
     collections::VecDeque,
@@ -34,7 +34,7 @@ pub(crate) struct Watchers {
     /// Written with the lock held.
     count: AtomicUsize,
     /// The number of registrations so far. Written with the lock held.
-    came: AtomicUsize,
+    registrations: AtomicUsize,
     /// No operator changes any more. Written with the lock held.
     over: AtomicBool,
     all: Mutex<Vec<Weak<Watcher>>>,
@@ -48,7 +48,7 @@ pub(crate) struct Watcher(Mutex<Changed>);
 struct Changed {
     /// In the order of changing, each once.
     order: VecDeque<usize>,
-    is: Vec<bool>,
+    is_marked: Vec<bool>,
     over: bool,
     waker: Option<Waker>,
 }
@@ -59,12 +59,12 @@ impl Watchers {
     pub(crate) fn add(&self, operators: usize) -> Arc<Watcher> {
         let mut all = lock(&self.all);
         let over = self.over.load(Ordering::Relaxed);
-        let changed = Changed { order: (0..operators).collect(), is: vec![true; operators], over, waker: None };
+        let changed = Changed { order: (0..operators).collect(), is_marked: vec![true; operators], over, waker: None };
         let watcher = Arc::new(Watcher(Mutex::new(changed)));
         all.retain(|watcher| watcher.strong_count() > 0);
         all.push(Arc::downgrade(&watcher));
         self.count.store(all.len(), Ordering::Relaxed);
-        self.came.store(self.came.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.registrations.store(self.registrations.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::SeqCst);
         watcher
     }
@@ -80,14 +80,14 @@ impl Watchers {
     /// Called when an operator is polled. `seen`: the number of registrations at its previous poll.
     #[inline]
     pub(crate) fn notify_new(&self, operator: usize, seen: &AtomicUsize) {
-        let came = self.came.load(Ordering::Relaxed);
-        if seen.load(Ordering::Relaxed) != came {
-            seen.store(came, Ordering::Relaxed);
+        let registrations = self.registrations.load(Ordering::Relaxed);
+        if seen.load(Ordering::Relaxed) != registrations {
+            seen.store(registrations, Ordering::Relaxed);
             self.mark(operator);
         }
     }
 
-    /// As `notify`, for an operator that has ended and is not polled again.
+    /// Like `notify`, for an operator that has ended and is not polled again.
     pub(crate) fn notify_last(&self, operator: usize) {
         fence(Ordering::SeqCst);
         self.notify(operator);
@@ -95,13 +95,13 @@ impl Watchers {
 
     fn mark(&self, operator: usize) {
         self.each(|changed| {
-            if !std::mem::replace(&mut changed.is[operator], true) {
+            if !std::mem::replace(&mut changed.is_marked[operator], true) {
                 changed.order.push_back(operator);
             }
         });
     }
 
-    /// No operator changes any more.
+    /// Ends all watchers, once no operator changes any more.
     pub(crate) fn end(&self) {
         let all = lock(&self.all);
         self.over.store(true, Ordering::Relaxed);
@@ -135,14 +135,14 @@ impl Drop for Changed {
 }
 
 impl Watcher {
-    /// The next operator that has changed; `None` once no operator changes any more.
+    /// Polls for the next operator that has changed; `None` once no operator changes any more.
     pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<usize>> {
         let mut waker = None;
         loop {
             let mut changed = lock(&self.0);
             let answer = match changed.order.pop_front() {
                 Some(operator) => {
-                    changed.is[operator] = false;
+                    changed.is_marked[operator] = false;
                     Poll::Ready(Some(operator))
                 }
                 None if changed.over => Poll::Ready(None),

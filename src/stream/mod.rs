@@ -42,7 +42,7 @@
 //!   notify            wakers of all waiters up to the mark's ticket <── Completion::advance (completion.rs)
 //! ```
 //!
-//! An operator's waker is its OperatorTask's (operator/node.rs). `Monitored`, through which the monitor polls a stream,
+//! An operator's waker is its OperatorTask's (operator/operator_task.rs). `Monitored`, through which the monitor polls a stream,
 //! is implemented in wait_strategy.rs.
 //!
 //! A query that finds the device lost goes to `Streams::observe` (streams.rs), which fails the waiters of all streams

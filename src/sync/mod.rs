@@ -17,10 +17,10 @@
 
 use crate::mutants::{self, Mutant};
 
-mod aside;
 mod cell;
 mod mutex;
 mod proxy;
+mod suspend;
 mod wakes;
 
 #[cfg(test)]
@@ -28,10 +28,10 @@ mod tests;
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
-pub(crate) use aside::{on_user_code, resume, suspend};
 pub(crate) use cell::WakerCell;
 pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_unlocked};
 pub(crate) use proxy::{ProxyWaker, proxied};
+pub(crate) use suspend::{on_user_code, resume, suspend};
 pub(crate) use wakes::{
     Chain, Deferred, Discarded, WakeList, assert_may_wake, contained, discard, discard_all, discard_cause, later,
     limit_depth, log, logged, wake, wake_again, wake_shared,

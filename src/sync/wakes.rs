@@ -79,7 +79,7 @@ const SCOPE: usize = CALL << 12;
 
 thread_local! {
     /// The number of scopes that are open on this thread, whether actions are deferred, whether user code is to be [set
-    /// aside](super::aside), and the number of calls of each chain on the stack. One word, which is usually 0.
+    /// aside](super::suspend), and the number of calls of each chain on the stack. One word, which is usually 0.
     static SCOPES: Cell<usize> = const { Cell::new(0) };
     /// For each chain, the calls that wait for the deepest one to return, which then runs them all. No destructor, as
     /// below.

@@ -30,7 +30,7 @@ fn conditions_whose_destructors_panic_are_dropped_with_the_flow() {
     });
 }
 
-/// A condition whose `asked_last` varies from call to call, and which uses the handle of its own operator.
+/// A condition whose `is_polled_last` varies from call to call, and which uses the handle of its own operator.
 struct Inconsistent(AtomicUsize, Box<dyn Fn() + Send + Sync>);
 
 impl Condition for Inconsistent {
@@ -38,7 +38,7 @@ impl Condition for Inconsistent {
         Status::Ready
     }
 
-    fn asked_last(&self) -> bool {
+    fn is_polled_last(&self) -> bool {
         (self.1)();
         (self.0.fetch_add(1, Ordering::SeqCst).wrapping_mul(2_654_435_761) >> 7).is_multiple_of(3)
     }
@@ -98,7 +98,7 @@ impl Condition for PanicsTwice {
         Status::WaitEvent
     }
 
-    fn rest(&mut self) {
+    fn stop_waiting(&mut self) {
         panic!("released");
     }
 }

@@ -375,7 +375,7 @@ fn a_watcher_of_a_parked_operator_misses_nothing() {
             })
         };
         let watcher = shows.watchers.add(1);
-        let wakes = !parking.is_parked_until_it_sees();
+        let wakes = !parking.publish_and_check_parked();
         let mut seen = usize::MAX;
         assert!(look(&watcher, &shows.now, &mut seen).is_pending());
         operator.join().unwrap();

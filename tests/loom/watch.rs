@@ -13,7 +13,7 @@ use std::{
     task::{Poll, Wake, Waker},
 };
 
-use self::watch::{Seen, Watch, WatchReader, WatchValue};
+use self::watch::{Observed, WatchReader, WatchValue, WatchWriter};
 use crate::sync::model;
 use loom::{future::block_on, thread};
 
@@ -37,7 +37,7 @@ impl Wake for Woken {
 }
 
 /// Waits until `wanted` accepts the observed state. A lost wake-up is a deadlock, which loom reports.
-fn wait_until(reader: &mut WatchReader<u32>, wanted: impl Fn(Seen<u32>) -> bool) -> Seen<u32> {
+fn wait_until(reader: &mut WatchReader<u32>, wanted: impl Fn(Observed<u32>) -> bool) -> Observed<u32> {
     block_on(poll_fn(|cx| {
         let seen = reader.poll(cx.waker());
         if wanted(seen) { Poll::Ready(seen) } else { Poll::Pending }
@@ -47,7 +47,7 @@ fn wait_until(reader: &mut WatchReader<u32>, wanted: impl Fn(Seen<u32>) -> bool)
 #[test]
 fn a_change_while_an_observer_registers_is_seen() {
     model(3, || {
-        let watch = Watch::new(0);
+        let watch = WatchWriter::new(0);
         let mut reader = watch.reader();
         let sets = thread::spawn(move || {
             watch.set(|value| value + 1);
@@ -61,12 +61,12 @@ fn a_change_while_an_observer_registers_is_seen() {
 #[test]
 fn dropping_the_last_handle_wakes_the_observers() {
     model(3, || {
-        let watch = Watch::new(0);
+        let watch = WatchWriter::new(0);
         let mut reader = watch.reader();
         let other = watch.clone();
         let drops = thread::spawn(move || drop(other));
         drop(watch);
-        assert_eq!(wait_until(&mut reader, |seen| !seen.may_change), Seen { value: 0, may_change: false });
+        assert_eq!(wait_until(&mut reader, |seen| !seen.may_change), Observed { value: 0, may_change: false });
         drops.join().unwrap();
     });
 }
@@ -75,12 +75,12 @@ fn dropping_the_last_handle_wakes_the_observers() {
 #[test]
 fn a_new_handle_is_seen_by_a_waiting_observer() {
     model(3, || {
-        let watch = Watch::new(0);
+        let watch = WatchWriter::new(0);
         let reader = watch.reader();
         let mut waits = watch.reader();
         drop(watch);
         let recreated = thread::spawn(move || reader.writer());
-        assert_eq!(wait_until(&mut waits, |seen| seen.may_change), Seen { value: 0, may_change: true });
+        assert_eq!(wait_until(&mut waits, |seen| seen.may_change), Observed { value: 0, may_change: true });
         // The observer does not await this value, so a short-lived handle must not wake it.
         recreated.join().unwrap().set(|_| NOT_AWAITED);
         let woken = Arc::new(Woken::default());
@@ -94,7 +94,7 @@ fn a_new_handle_is_seen_by_a_waiting_observer() {
 #[test]
 fn a_dropped_observer_does_not_free_the_slot_of_another() {
     model(3, || {
-        let watch = Watch::new(0);
+        let watch = WatchWriter::new(0);
         let (mut dropped, mut waiting) = (watch.reader(), watch.reader());
         dropped.poll(futures::task::noop_waker_ref());
         let waits = thread::spawn(move || wait_until(&mut waiting, |seen| seen.value == 2));
@@ -108,7 +108,7 @@ fn a_dropped_observer_does_not_free_the_slot_of_another() {
 #[test]
 fn exactly_one_of_two_observers_claims_the_last_run() {
     model(3, || {
-        let watch = Watch::new(1);
+        let watch = WatchWriter::new(1);
         let claims = |mut reader: WatchReader<u32>| {
             move || {
                 let claimed = reader.change(|left| left.checked_sub(1), |left| left == 0).is_some();
@@ -126,7 +126,7 @@ fn exactly_one_of_two_observers_claims_the_last_run() {
 #[test]
 fn the_waker_of_the_last_poll_is_woken() {
     model(3, || {
-        let watch = Watch::new(0);
+        let watch = WatchWriter::new(0);
         let mut reader = watch.reader();
         reader.poll(futures::task::noop_waker_ref());
         let sets = thread::spawn(move || {

@@ -49,7 +49,7 @@ on_both!(work_that_a_graph_cannot_hold_is_an_error_that_names_the_operator, asyn
 
     let waits = forwarding(|_, _| tokio::task::yield_now().map(Ok).boxed());
     let error = refused(&device, false, waits).await;
-    assert!(error.contains("its `compute` waits for something on the host"), "{error}");
+    assert!(error.contains("its `compute` waits for something other than its ports"), "{error}");
 
     let awaits = forwarding(|x, cx| {
         async move {
@@ -114,7 +114,7 @@ on_both!(work_that_a_graph_cannot_hold_is_an_error_that_names_the_operator, asyn
         async { Ok(()) }.boxed()
     });
     let error = refused(&device, true, ends).await;
-    assert!(error.contains("it calls `Cx::finish`, which no replay does"), "{error}");
+    assert!(error.contains("it calls `Cx::finish`, which a replay cannot repeat"), "{error}");
 
     let mut kept = None;
     let keeps = forwarding(move |_, cx| {
@@ -128,14 +128,14 @@ on_both!(work_that_a_graph_cannot_hold_is_an_error_that_names_the_operator, asyn
         async move { filled }.boxed()
     });
     let error = refused(&device, false, keeps).await;
-    assert!(error.contains("it enqueues work on a stream that it has kept from an earlier run"), "{error}");
+    assert!(error.contains("it enqueues work on a stream from outside the capture"), "{error}");
 
     let marks = forwarding(|_, cx| {
         cx.insert_metadata("mine", 1);
         async { Ok(()) }.boxed()
     });
     let error = refused(&device, false, marks).await;
-    assert!(error.contains("it gives messages metadata of its own, which no replay does"), "{error}");
+    assert!(error.contains("it calls `Cx::insert_metadata`, which a replay cannot repeat"), "{error}");
 });
 
 /// Overrides one of the methods that a replay does not call: `m` is `may_run`, `a` is `after`. The other one calls its
@@ -194,20 +194,20 @@ impl Operator for SendsOnly {
 
 on_both!(an_operator_of_a_section_has_only_compute_and_passes_one_message_per_port, async |device: Device| {
     let error = refused(&device, false, Overrides::<b'm'>).await;
-    assert!(error.contains("it has its own `may_run`, which no replay does"), "{error}");
+    assert!(error.contains("it overrides `may_run`, which a replay cannot repeat"), "{error}");
     let error = refused(&device, false, Overrides::<b'a'>).await;
-    assert!(error.contains("it has its own `after`, which no replay does"), "{error}");
+    assert!(error.contains("it overrides `after`, which a replay cannot repeat"), "{error}");
     let own = task(|ports: &mut MapPorts<Envelope<u32>, Envelope<u32>>, _| {
         use futures::FutureExt;
         async move { ports.input.recv().await.map(drop) }.boxed()
     });
     let error = refused(&device, false, own).await;
-    assert!(error.contains("it has its own `run`, which no replay does"), "{error}");
+    assert!(error.contains("it overrides `run`, which a replay cannot repeat"), "{error}");
     let error = refused(&device, true, SendsTwice).await;
-    assert!(error.contains("a run of it sends 2 messages at `output`"), "{error}");
+    assert!(error.contains("a run sends 2 messages at `output` instead of 1 message"), "{error}");
     for at_start in [true, false] {
         let error = refused(&device, at_start, SendsOnly).await;
-        assert!(error.contains("a run of it takes 0 messages at `input`"), "{error}");
+        assert!(error.contains("a run takes 0 messages at `input` instead of 1 message"), "{error}");
     }
 });
 

@@ -384,7 +384,7 @@ impl<'a> Planner<'a> {
             }
             PortKind::Output => decl.room != Room::default(),
             PortKind::Input | PortKind::Inputs => {
-                !decl.need.is_default() || decl.wanted.done || decl.wanted.event.is_some()
+                !decl.need.is_default() || decl.requirement.done || decl.requirement.event.is_some()
             }
         };
         if waits {

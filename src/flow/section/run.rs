@@ -25,10 +25,13 @@ use crate::{
     memory::wait_for_reusable_memory,
     operator::{
         AllPorts, Blank, Flushed, SectionContext,
-        attend::attended,
         control::Control,
-        node::OperatorTask,
-        run_loop::{RunLoop, Runnable, next_run},
+        operator_task::OperatorTask,
+        poll_in_context::poll_in_context,
+        run_loop::{
+            RunLoop,
+            next_run::{Runnable, next_run},
+        },
     },
     stream::{CompletionMode, PooledStream, Stream, StreamPool, Ticket},
     sync::{Mutex, lock, logged},
@@ -82,7 +85,7 @@ pub(in crate::flow) async fn task(
 ) {
     let (name, device) = (start.plan.name.clone(), start.plan.device.clone());
     let mut running = Running::new(start, members, &node);
-    let outcome = caught(attended(&node, &device, running.run())).await;
+    let outcome = caught(poll_in_context(&node, &device, running.run())).await;
     // Before its ports are closed, so that an operator that loses a message because of that finds the reason.
     if let Err(error) = &outcome {
         control.fail(blamed(&control, error.clone(), &place(&name)));

@@ -8,25 +8,25 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Readiness, Status, When, port::Show};
+use super::{Readiness, Status, When, port::VisitPort};
 use crate::sync::contained;
 
-/// Besides those of its ports.
+/// The conditions of an operator besides those of its ports.
 #[derive(Debug)]
 pub(crate) struct Conditions {
-    /// Those with a waker, then those that are polled last.
+    /// The conditions that keep a waker, then those that are polled last.
     all: Vec<When>,
     last: usize,
-    /// Their last answers; a condition that was not polled counts as ready.
+    /// The last answers; a condition that was not polled counts as ready.
     answers: Vec<Status>,
-    /// True while a run holds their claims.
+    /// True while a run holds the claims.
     running: bool,
-    /// The one that rejected the last claim.
+    /// The condition that rejected the last claim.
     refused: Option<usize>,
 }
 
-/// Calls user code for each of them. A panic does not keep the others from being called: the first panic is resumed
-/// after the last call, later ones are logged.
+/// Calls user code for each element, even if a call panics: the first panic is resumed after the last call, later
+/// panics are logged.
 pub(super) fn for_each<T>(all: impl IntoIterator<Item = T>, mut call: impl FnMut(T)) {
     let mut first = None;
     for one in all {
@@ -77,9 +77,9 @@ impl Conditions {
         if all.is_empty() {
             return None;
         }
-        let (asked_last, mut all): (Vec<_>, Vec<_>) = all.into_iter().partition(When::asked_last);
+        let (polled_last, mut all): (Vec<_>, Vec<_>) = all.into_iter().partition(When::is_polled_last);
         let last = all.len();
-        all.extend(asked_last);
+        all.extend(polled_last);
         let answers = vec![Status::Ready; all.len()];
         Some(Box::new(Self { all, last, answers, running: false, refused: None }))
     }
@@ -88,32 +88,32 @@ impl Conditions {
         for_each(&mut self.all, When::start);
     }
 
-    /// Polls all that have a waker, so that each keeps it.
-    pub(crate) fn poll(&mut self, show: Show<'_>, cx: &mut Context<'_>) -> Readiness {
+    /// Polls all conditions that keep a waker, so that each registers it.
+    pub(crate) fn poll(&mut self, visit: VisitPort<'_>, cx: &mut Context<'_>) -> Readiness {
         self.answers.fill(Status::Ready);
-        self.ask(0..self.last, show, cx)
+        self.ask(0..self.last, visit, cx)
     }
 
-    pub(crate) fn any_last(&self) -> bool {
+    pub(crate) fn has_polled_last(&self) -> bool {
         self.last < self.all.len()
     }
 
-    /// Polls those that are polled once all others are ready.
-    pub(crate) fn poll_last(&mut self, show: Show<'_>, cx: &mut Context<'_>) -> Readiness {
-        self.ask(self.last..self.all.len(), show, cx)
+    /// Polls the conditions that are polled last, once all others are ready.
+    pub(crate) fn poll_last(&mut self, visit: VisitPort<'_>, cx: &mut Context<'_>) -> Readiness {
+        self.ask(self.last..self.all.len(), visit, cx)
     }
 
-    fn ask(&mut self, which: std::ops::Range<usize>, show: Show<'_>, cx: &mut Context<'_>) -> Readiness {
+    fn ask(&mut self, which: std::ops::Range<usize>, visit: VisitPort<'_>, cx: &mut Context<'_>) -> Readiness {
         let mut asked = Readiness::READY;
         for at in which {
-            let status = self.all[at].poll(show, cx);
+            let status = self.all[at].poll(visit, cx);
             self.answers[at] = status;
             asked = asked | status.into();
         }
         asked
     }
 
-    /// The latest moment that one of them waits for.
+    /// The latest moment that a condition waits for.
     pub(crate) fn due(&self) -> Option<Instant> {
         let due = |status: &Status| if let Status::WaitTime(due) = status { Some(*due) } else { None };
         self.answers.iter().filter_map(due).max()
@@ -125,20 +125,20 @@ impl Conditions {
         all.filter(|(_, status)| **status != Status::Ready).map(|(when, _)| when.describe().into_owned()).collect()
     }
 
-    /// Whether a condition that is not ready concerns more than the operator's ports.
+    /// True if a condition that is not ready concerns more than the operator's ports.
     pub(crate) fn wait_elsewhere(&self) -> bool {
         let mut all = self.all.iter().zip(&self.answers);
         all.any(|(when, status)| *status != Status::Ready && !when.is_on_ports())
     }
 
-    /// A run begins, if every claim succeeds.
+    /// Claims all conditions for a run. False, and nothing is claimed, if one of them refuses.
     pub(crate) fn claim(&mut self) -> bool {
         self.refused = claim_all(&mut self.all, When::claim, When::give_back);
         self.running = self.refused.is_none();
         self.running
     }
 
-    /// Describes the condition that rejected the last claim; `None` if a port did, or if none was rejected.
+    /// Describes the condition that rejected the last claim; `None` if a port did, or if the claim succeeded.
     pub(crate) fn refused(&self) -> Option<Cow<'static, str>> {
         self.refused.map(|at| self.all[at].describe())
     }
@@ -155,13 +155,13 @@ impl Conditions {
         }
     }
 
-    pub(crate) fn rest(&mut self) {
-        for_each(&mut self.all, When::rest);
+    pub(crate) fn stop_waiting(&mut self) {
+        for_each(&mut self.all, When::stop_waiting);
     }
 
-    /// No run follows, until the flow begins again.
+    /// Gives back what is claimed and stops waiting, as no run follows until the flow is run again.
     pub(crate) fn close(&mut self) {
-        for_each([Self::give_back, Self::rest], |end| end(self));
+        for_each([Self::give_back, Self::stop_waiting], |end| end(self));
     }
 
     pub(crate) fn into_all(self) -> Vec<When> {

@@ -1,11 +1,11 @@
 //! [`Dependency`]: what an operator of a running flow waits for, and for which other operators.
 //!
-//! The analysis of [closed groups](crate::flow) is based on it. It errs on one side: an operator that might be able to
-//! continue is [`Active`](Dependency::Active), or waits for too many others, never for too few.
+//! The analysis of [closed groups](crate::flow) is based on it. It errs on the safe side: an operator that might be
+//! able to continue is [`Active`](Dependency::Active), or waits for too many others, never for too few.
 
 use super::{
     control::{Control, Hubs},
-    status_cell::{Ask, InRun},
+    status_cell::{IngressWait, RunWait},
 };
 use crate::{
     hub::view::{ReaderWait, WriterWait},
@@ -15,7 +15,7 @@ use crate::{
 /// How an operator depends on the others of its flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Dependency {
-    /// It has ended, or another operator represents it: those of a section share a task.
+    /// It has ended, or an earlier operator of its section represents it: the operators of a section share a task.
     Ended,
     /// It runs, is about to poll its conditions, or waits for something that no other operator has to cause.
     Active,
@@ -31,15 +31,14 @@ pub(crate) struct Dependencies {
     /// within a run.
     runs: Vec<u64>,
     moved: Vec<u64>,
-    /// Some operator waits for an envelope that may be outside, or that an operator in a run may have been given in a
-    /// way unknown to the flow; or for room that an external handle has reserved; or, in the middle of a run, for room
-    /// in one of several hubs. The end of such a wait, or its change to a wait for other operators, may happen without
-    /// the park of any operator.
+    /// True if a wait can end, or turn into a wait for other operators, without any operator parking. Such a wait is
+    /// for an envelope that might be outside or with an operator that received it in a way unknown to the flow; for
+    /// room that an external handle has reserved; or, in the middle of a run, for room in one of several hubs.
     pub(crate) unsure: bool,
 }
 
 impl Dependencies {
-    /// These operators have not moved since `other` was taken.
+    /// True if these operators have not moved since `other` was taken.
     pub(crate) fn are_as_in(&self, other: &Self, operators: &[usize]) -> bool {
         let is_as_in = |at: usize| {
             self.all[at] == other.all[at] && self.runs[at] == other.runs[at] && self.moved[at] == other.moved[at]
@@ -48,49 +47,51 @@ impl Dependencies {
     }
 }
 
-/// What is collected about one operator.
-struct Found<'a> {
+/// The facts collected about one operator's wait.
+struct DependencySearch<'a> {
     control: &'a Control,
     hubs: &'a Hubs,
+    /// The operators that it waits for.
     on: Vec<usize>,
     /// It lacks an envelope.
     envelope: bool,
-    /// A hub is about to deliver a message to it, or has room that it may be given.
+    /// A hub is about to deliver a message to it, or to give it room.
     moves: bool,
-    /// The end of the wait wakes no operator: check again later.
+    /// The wait can end without waking an operator: check again later.
     unsure: bool,
 }
 
 impl Control {
-    /// The states of all operators. `at_rest`: none of them can act before another one has acted, so that a wait for
-    /// something outside its ports does not make an operator active. `None` where the answer would be meaningless: a
-    /// message from outside is in transit to an operator.
-    pub(crate) fn stands(&self, at_rest: bool) -> Option<Dependencies> {
+    /// The state of every operator. `at_rest`: no operator holds a token, so that a wait for something outside its
+    /// ports does not make an operator active. Returns `None` while a message from outside is in transit to an
+    /// operator.
+    pub(crate) fn dependencies(&self, at_rest: bool) -> Option<Dependencies> {
         if self.activity.has_message_entering() {
             return None;
         }
         let hubs = self.hubs();
         let mut unsure = false;
         // Read before the operators: of two passes the second one sees what has moved during the first.
-        let moved = (0..self.nodes.len()).map(|operator| hubs.moved(operator)).collect();
-        let all = (0..self.nodes.len()).map(|operator| self.stand(operator, at_rest, &hubs, &mut unsure)).collect();
-        let runs = self.nodes.iter().map(|node| node.status_cell().runs()).collect();
+        let moved = (0..self.tasks.len()).map(|operator| hubs.moved(operator)).collect();
+        let all =
+            (0..self.tasks.len()).map(|operator| self.dependency(operator, at_rest, &hubs, &mut unsure)).collect();
+        let runs = self.tasks.iter().map(|task| task.status_cell().runs()).collect();
         Some(Dependencies { all, runs, moved, unsure })
     }
 
-    fn stand(&self, operator: usize, at_rest: bool, hubs: &Hubs, unsure: &mut bool) -> Dependency {
-        let node = &self.nodes[operator];
-        if node.has_ended() || self.is_counted(operator) {
+    fn dependency(&self, operator: usize, at_rest: bool, hubs: &Hubs, unsure: &mut bool) -> Dependency {
+        let task = &self.tasks[operator];
+        if task.has_ended() || self.is_represented(operator) {
             return Dependency::Ended;
         }
-        let cell = node.status_cell();
-        // Any event may end a wait of the user's own: a change that another operator makes in shared memory, for
-        // example.
-        let idle = node.is_idle() || mutants::is(Mutant::WakeUnseen);
-        if !idle || (!at_rest && (node.has_refused() || cell.waits_elsewhere())) {
+        let cell = task.status_cell();
+        // Any event might end a wait in user code, for example a change that another operator makes in shared memory.
+        let idle = task.is_idle() || mutants::is(Mutant::WakeUnseen);
+        if !idle || (!at_rest && (task.has_refused() || cell.waits_elsewhere())) {
             return Dependency::Active;
         }
-        let mut found = Found { control: self, hubs, on: Vec::new(), envelope: false, moves: false, unsure: false };
+        let mut found =
+            DependencySearch { control: self, hubs, on: Vec::new(), envelope: false, moves: false, unsure: false };
         match self.section(operator) {
             None => found.add(operator),
             Some(section) => self.operators_of(section).iter().for_each(|&member| found.add(member)),
@@ -103,15 +104,15 @@ impl Control {
         if found.moves {
             return Dependency::Active;
         }
-        // An operator that is in a run may hold an envelope, however it received it.
+        // Any operator that is in a run might hold the envelope.
         if found.envelope {
-            let in_run = |other: &usize| self.nodes[*other].status_cell().status().1 && !self.nodes[*other].is_idle();
-            let holders: Vec<_> = (0..self.nodes.len()).filter(in_run).collect();
+            let in_run = |other: &usize| self.tasks[*other].status_cell().status().1 && !self.tasks[*other].is_idle();
+            let holders: Vec<_> = (0..self.tasks.len()).filter(in_run).collect();
             *unsure |= !holders.is_empty();
             found.on.extend(holders);
         }
-        let Found { mut on, envelope, .. } = found;
-        // If nothing is known about an operator's wait, it may also end by itself.
+        let DependencySearch { mut on, envelope, .. } = found;
+        // A wait that nothing is known about might end by itself.
         if on.is_empty() && !envelope {
             return Dependency::Active;
         }
@@ -122,14 +123,14 @@ impl Control {
         Dependency::Waits(on)
     }
 
-    /// False only for an operator that holds no message of another: it has ended, or it waits for its next run and no
-    /// message is queued for it.
+    /// False only if the operator certainly holds no request: it has ended, or it waits for its next run and no message
+    /// is queued for it.
     fn may_hold_a_request(&self, operator: usize, hubs: &Hubs) -> bool {
-        let node = &self.nodes[operator];
-        if node.has_ended() {
+        let task = &self.tasks[operator];
+        if task.has_ended() {
             return false;
         }
-        let waits_for_a_run = node.is_idle() && node.waits_in_run().is_none() && !node.status_cell().has_workers();
+        let waits_for_a_run = task.is_idle() && task.waits_in_run().is_none() && !task.status_cell().has_workers();
         let mut before = hubs.of(operator).filter(|hub| hub.to == operator);
         let is_linked = hubs.links_of(operator).next().is_some();
         !waits_for_a_run || is_linked || before.any(|hub| hub.state.queued() > 0 || hub.state.keeps_latest())
@@ -141,13 +142,13 @@ impl Control {
     }
 }
 
-impl Found<'_> {
+impl DependencySearch<'_> {
     fn add(&mut self, operator: usize) {
-        let cell = self.control.nodes[operator].status_cell();
+        let cell = self.control.tasks[operator].status_cell();
         let in_run = cell.in_run();
-        let sends = |declared| in_run.map_or(declared, InRun::sends);
-        let receives = |declared| in_run.map_or(declared, InRun::receives);
-        // Unknown are what its workers wait for, and which of its inputs has too few or too many messages.
+        let sends = |declared| in_run.map_or(declared, RunWait::sends);
+        let receives = |declared| in_run.map_or(declared, RunWait::receives);
+        // It is not known what its workers wait for, or which of its inputs has too few or too many messages.
         let workers = cell.has_workers();
         let any = workers || (in_run.is_none() && !cell.lacks().is_empty());
         let (mut holders, mut full) = (Vec::new(), 0);
@@ -173,23 +174,23 @@ impl Found<'_> {
                 }
             }
         }
-        // It sends to one of these hubs. Room in another one wakes no operator, but it may break up a closed group.
+        // It sends to one of these hubs. Room in another hub wakes no operator, but can break up a closed group.
         self.unsure |= in_run.is_some() && full > 1;
-        for ask in cell.asked() {
+        for ask in cell.ingress_waits() {
             match ask {
-                Ask::Answer(desk) => {
-                    // A response that has come back is queued for the desk, or held by it, or the operator has just
-                    // been woken for it.
+                IngressWait::Answer(desk) => {
+                    // A response that has come back is queued for the ingress (`desk`) or held by it, or the operator
+                    // has just been woken for it.
                     let mut before = self.hubs.of(desk).filter(|hub| hub.to == desk);
                     self.moves |= before.any(|hub| hub.state.queued() > 0)
-                        || self.control.nodes[desk].is_at_work()
-                        || !self.control.nodes[operator].is_idle();
+                        || self.control.tasks[desk].is_at_work()
+                        || !self.control.tasks[operator].is_idle();
                     let behind = self.hubs.reached_from(vec![desk]).into_iter();
                     let may_hold = |&other: &usize| other != desk && self.control.may_hold_a_request(other, self.hubs);
                     self.on.extend(behind.filter(may_hold));
                 }
-                // If there is room, another handle has reserved it, which may be outside and may release it.
-                Ask::Room(desk) => {
+                // If there is room, another handle has reserved it: one that might be outside, and might release it.
+                IngressWait::Room(desk) => {
                     for hub in self.hubs.of(desk).filter(|hub| hub.from == desk) {
                         match hub.state.writer_waits() {
                             Some(WriterWait::Room) => self.on.push(hub.to),

@@ -1,8 +1,8 @@
 //! [`OperatorTask`]: an operator's task as seen by its wakers.
 //!
-//! Every waker of an operator goes through its node, which wakes the tokio task and keeps the [tokens](super::idle)
-//! correct. The node also carries requests from outside: end after this run, pause, abort. The operator's future is
-//! polled with the node's [probe waker](probe_waker).
+//! Every waker of an operator goes through its `OperatorTask`, which wakes the tokio task and keeps the
+//! [tokens](super::idle) correct. It also carries requests from outside: end after this run, pause, abort. The
+//! operator's future is polled with its [probe waker](probe_waker).
 
 mod probe_waker;
 
@@ -20,7 +20,7 @@ use super::{
     activity::FlowActivity,
     idle::{NotedWaits, Parking, Woken},
     permit::Permit,
-    status_cell::{InRun, StatusCell},
+    status_cell::{RunWait, StatusCell},
 };
 use crate::{
     condition::Status,
@@ -41,16 +41,16 @@ pub(crate) struct OperatorTask {
     pub(super) status: StatusCell,
 }
 
-/// What is woken with an operator.
+/// The wakers that are woken with an operator.
 struct Wakers {
-    /// The waker of the task that polls the node first: tokio's wakers of one task are all equal.
+    /// The waker of the tokio task, from the first poll: tokio's wakers of one task are all equal.
     task: OnceLock<Arc<Waker>>,
-    /// The task's waker, if it changes nevertheless.
+    /// The waker of the latest poll, if it differs from the first one.
     other: WakerCell,
-    /// The waker of a combinator within the operator's future that polls the wait for the next run with a waker of its
-    /// own.
+    /// The waker of a combinator within the operator's future, if it polls the wait for the next run with a waker of
+    /// its own.
     within: WakerCell,
-    /// For a worker: the node of its operator.
+    /// For a worker: the task of its operator.
     dispatcher: OnceLock<Arc<OperatorTask>>,
 }
 
@@ -58,10 +58,10 @@ struct Wakers {
 struct CurrentPoll {
     /// The address of the current probe waker; 0 if there is none.
     probe_addr: AtomicUsize,
-    /// Decides whether it waits only for other operators in the middle of a run.
+    /// Decides whether the operator waits only for other operators in the middle of a run.
     waits: NotedWaits,
-    /// What the poll waits for in the middle of a run.
-    in_run: Mutex<Option<InRun>>,
+    /// What the operator waits for in the middle of a run.
+    in_run: Mutex<Option<RunWait>>,
     /// The current streak of runs began in this poll.
     began_here: AtomicBool,
     /// The number of watcher registrations at the previous poll.
@@ -81,7 +81,7 @@ mod state {
     pub(super) const ENDED: u32 = 1 << 4;
     /// No more messages arrive, though the other end of its hub still exists.
     pub(super) const RELEASED: u32 = 1 << 5;
-    /// More is woken than the waker of the first poll.
+    /// Other wakers are registered besides that of the first poll.
     pub(super) const MORE_WAKERS: u32 = 1 << 6;
     /// See [`answer`](super::answer).
     pub(super) const AGREED: u32 = 1 << 7;
@@ -100,9 +100,9 @@ pub(crate) enum Method {
     After = 4,
 }
 
-/// The answer of the operator's `may_run`. A `false` may depend on what other operators do, which does not wake this
-/// one. If others were still active at that time, the method is called once more when all are idle. If an operator that
-/// had answered `false` now answers `true` (`agreed`), all the others are asked again.
+/// The last answer of the operator's `may_run`. A `false` might depend on what other operators do, which does not wake
+/// this one. If others were still active at that time, the method is called once more when all are idle. If an operator
+/// that had answered `false` now answers `true` (`agreed`), all others that answered `false` are asked again.
 ///
 /// ```text
 ///             no                  idle              no
@@ -142,18 +142,18 @@ impl OperatorTask {
         })
     }
 
-    /// A node for work that is independent of a flow's runs: it has tokens of its own.
+    /// A task for work that is independent of a flow's runs: it has tokens of its own.
     pub(crate) fn alone() -> Arc<Self> {
         Self::new(0, &FlowActivity::new(1))
     }
 
-    /// The node of a worker of a concurrent operator: the operator's node is woken when this one parks and when it is
-    /// woken.
+    /// The task of a worker of a concurrent operator: the operator's own task is woken when this one parks and when it
+    /// is woken.
     pub(super) fn of_worker(dispatcher: &Arc<Self>) -> Arc<Self> {
-        let node = Self::alone();
-        let _ = node.wakers.dispatcher.set(dispatcher.clone());
-        node.set(state::MORE_WAKERS, true);
-        node
+        let task = Self::alone();
+        let _ = task.wakers.dispatcher.set(dispatcher.clone());
+        task.set(state::MORE_WAKERS, true);
+        task
     }
 
     pub(crate) fn operator(&self) -> usize {
@@ -164,13 +164,13 @@ impl OperatorTask {
         &self.activity
     }
 
-    /// Called before the ports are polled, and when a wait at them is dropped.
+    /// Takes a token if the operator is parked. Called before the ports are polled, and when a wait at them is dropped.
     #[inline]
     pub(crate) fn resume(&self) {
         self.parking.resume(&self.activity.tokens);
     }
 
-    /// Called when nothing was ready.
+    /// Returns the operator's token, after nothing was ready.
     pub(crate) fn park(&self) {
         let last = self.parking.park(&self.activity.tokens);
         if last || self.activity.is_park_awaited() {
@@ -203,46 +203,46 @@ impl OperatorTask {
         }
     }
 
-    /// The wait for the next run is polled with this waker: it is woken together with the node, by everything that lets
-    /// runs begin again or ends the operator. Must be called before these are checked.
+    /// Registers a waker that the wait for the next run is polled with: it is woken with the operator, also when runs
+    /// may begin again or the operator is to end. Must be called before these are checked.
     #[cold]
     pub(super) fn register_within(&self, waker: &Waker) {
         self.set(state::MORE_WAKERS, true);
         self.wakers.within.register(waker);
     }
 
-    /// Everything was ready, but the operator's `may_run` returned false.
+    /// Parks an operator for which everything was ready, except that its `may_run` returned false.
     pub(super) fn park_refused(&self) {
-        // If all others are idle, there is no reason to ask it again.
+        // If all others are idle, there is no reason to call it again.
         if self.parking.is_last(&self.activity.tokens) {
             self.set_answer(answer::REFUSED_AGAIN);
         }
         self.park();
     }
 
-    /// Begins a run, the first since the operator waited.
+    /// Records that a streak of runs began in this poll.
     #[inline]
     pub(super) fn begin_busy(&self) {
         self.poll.began_here.store(true, Ordering::Relaxed);
     }
 
-    /// None of the runs since then has waited in its middle.
+    /// True if no run of the current streak has waited in its middle.
     pub(super) fn began_in_this_poll(&self) -> bool {
         self.poll.began_here.load(Ordering::Relaxed)
     }
 
     /// Publishes why the operator does not run.
     #[inline]
-    pub(super) fn show(&self, status: Status) {
-        if self.status.show(status) {
+    pub(super) fn publish(&self, status: Status) {
+        if self.status.set_status(status) {
             self.activity.watchers.notify(self.operator);
         }
     }
 
     /// Publishes that the operator runs.
     #[inline]
-    pub(super) fn show_running(&self) {
-        if self.status.running() {
+    pub(super) fn publish_running(&self) {
+        if self.status.set_running() {
             self.activity.watchers.notify(self.operator);
         }
     }
@@ -255,24 +255,25 @@ impl OperatorTask {
         self.parking.is_parked()
     }
 
-    /// Only another operator of its flow will wake it: it is parked; or it waits for its [permit](super::permit), its
-    /// last run was refused for that reason, and it has not been woken since.
+    /// True if only another operator of its flow will wake it: it is parked; or it waits for its
+    /// [permit](super::permit), its last step was refused because it waits for other operators, and it has not been
+    /// woken since.
     pub(crate) fn is_idle(&self) -> bool {
-        let refused = |permit: &Permit| permit.is_at_door() && self.status.status().0 == Status::Wait;
-        self.is_parked() || (self.permit().is_some_and(refused) && self.parking.is_calm())
+        let refused = |permit: &Permit| permit.awaits_only_permit() && self.status.status().0 == Status::Wait;
+        self.is_parked() || (self.permit().is_some_and(refused) && self.parking.is_polled_since_wake())
     }
 
-    /// It was woken and has not been polled since, or is in a run that does not wait for others.
+    /// True if it was woken and has not been polled since, or is in a run that does not wait for others.
     pub(crate) fn is_at_work(&self) -> bool {
-        !self.parking.is_calm() || (self.status.status().1 && !self.is_parked())
+        !self.parking.is_polled_since_wake() || (self.status.status().1 && !self.is_parked())
     }
 
-    /// As `is_parked`, for a caller whose earlier writes must be visible to the operator's next poll.
-    pub(crate) fn is_parked_until_it_sees(&self) -> bool {
-        self.parking.is_parked_until_it_sees()
+    /// Like `is_parked`, and makes the caller's earlier writes visible to the operator's next poll.
+    pub(crate) fn publish_and_check_parked(&self) -> bool {
+        self.parking.publish_and_check_parked()
     }
 
-    /// No run begins after the current one.
+    /// Lets no run begin after the current one.
     pub(crate) fn finish(self: &Arc<Self>) {
         self.set(state::FINISHING, true);
         self.wake_by_ref();
@@ -282,12 +283,12 @@ impl OperatorTask {
         self.has(state::FINISHING)
     }
 
-    /// No run begins while the node is paused. This does not wake the node: do that afterwards.
+    /// No run begins while the operator is paused. This does not wake it: do that afterwards.
     pub(crate) fn set_paused(&self, paused: bool) {
         self.set(state::PAUSED, paused);
     }
 
-    /// No run begins unless the permit allows it.
+    /// While `stepped`, no run begins unless the permit allows it.
     pub(crate) fn set_stepped(self: &Arc<Self>, stepped: bool) {
         if stepped {
             self.permit.get_or_init(Permit::default);
@@ -296,7 +297,7 @@ impl OperatorTask {
         self.wake_by_ref();
     }
 
-    /// The operator's future is dropped at its next poll.
+    /// Requests that the operator's future is dropped at its next poll.
     pub(crate) fn abort(self: &Arc<Self>) {
         self.set(state::ABORTED, true);
         self.wake_by_ref();
@@ -329,7 +330,8 @@ impl OperatorTask {
             self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| Some(word & !state::ANSWER | answer));
     }
 
-    /// The next run begins as soon as its conditions are ready: the node is neither held nor finishing nor aborted.
+    /// True if the next run begins as soon as its conditions are ready: the operator is not paused, stepped, finishing
+    /// or aborted.
     #[inline]
     pub(super) fn runs_by_itself(&self) -> bool {
         !self.has(state::REQUESTS)
@@ -340,7 +342,7 @@ impl OperatorTask {
         self.permit.get().filter(|_| self.has(state::STEPPED))
     }
 
-    /// No run begins by itself.
+    /// True while the operator is paused or stepped: no run begins by itself.
     #[inline]
     pub(super) fn is_held(&self) -> bool {
         self.has(state::HELD)
@@ -360,19 +362,19 @@ impl OperatorTask {
         self.has(state::PAUSED)
     }
 
-    /// The operator has ended: its token is returned for good.
+    /// Records that the operator has ended, and returns its token for good.
     pub(crate) fn end(&self) {
-        if self.status.show(Status::Never) {
+        if self.status.set_status(Status::Never) {
             self.activity.watchers.notify_last(self.operator);
         }
-        // What `within` belongs to may keep the probe waker, and so this node.
+        // The combinator that registered `within` might keep the probe waker, and so this task.
         self.wakers.within.wake();
         if self.state.fetch_or(state::ENDED, Ordering::AcqRel) & state::ENDED == 0 {
             self.activity.count_end();
             if self.parking.end(&self.activity.tokens) {
                 self.activity.flow.wake();
             }
-            // Operators that waited for this one may now wait only for each other.
+            // Operators that waited for this one might now wait only for each other.
             self.activity.notify_of_park();
         }
         // Last: a task that steps through the flow reads `ended` when it is woken.
@@ -389,7 +391,7 @@ impl OperatorTask {
         self.set((method as u32) << state::DEFAULTS_SHIFT, true);
     }
 
-    /// The recorded methods were another operator's: several operators may share one node.
+    /// Clears the recorded methods, which were another operator's: the operators of a section share one task.
     pub(super) fn forget_defaults(&self) {
         self.set(state::DEFAULTS, false);
     }
@@ -411,36 +413,37 @@ impl OperatorTask {
         self.set_answer(answer);
     }
 
-    /// It waits only for its own `may_run`.
+    /// True if it waits only for its own `may_run`.
     pub(crate) fn is_refused(&self) -> bool {
         self.is_parked() && self.has_refused()
     }
 
-    /// The last answer of its `may_run` was false.
+    /// True if the last answer of its `may_run` was false.
     pub(crate) fn has_refused(&self) -> bool {
         matches!(self.answer(), answer::REFUSED | answer::REFUSED_AGAIN)
     }
 
-    /// If it has refused even when all were idle, it may be asked again: the flow was active since.
+    /// Allows `may_run` to be called again even if it returned false while all were idle: the flow was active since.
     pub(crate) fn may_be_asked_again(&self) {
         let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
             (word & state::ANSWER == answer::REFUSED_AGAIN).then_some(word & !state::ANSWER | answer::REFUSED)
         });
     }
 
-    /// All operators are idle: asks those again that have refused, if there is a reason to. False if there is none.
-    pub(crate) fn ask_again(nodes: &[Arc<Self>]) -> bool {
+    /// Called when all operators are idle: wakes those whose `may_run` returned false, if another answer is possible.
+    /// Returns false if it is not.
+    pub(crate) fn ask_again(tasks: &[Arc<Self>]) -> bool {
         let mut reason = false;
-        for node in nodes {
+        for task in tasks {
             // An operator that has ended is not asked any more, and would be a reason for ever.
-            reason |= node.is_parked() && node.answer() == answer::REFUSED;
-            reason |= node.take(state::AGREED);
+            reason |= task.is_parked() && task.answer() == answer::REFUSED;
+            reason |= task.take(state::AGREED);
         }
-        let refused: Vec<_> = nodes.iter().filter(|node| reason && node.is_refused()).collect();
-        for node in &refused {
-            node.set_answer(answer::AGAIN);
+        let refused: Vec<_> = tasks.iter().filter(|task| reason && task.is_refused()).collect();
+        for task in &refused {
+            task.set_answer(answer::AGAIN);
         }
-        refused.iter().for_each(|node| node.wake_by_ref());
+        refused.iter().for_each(|task| task.wake_by_ref());
         !refused.is_empty()
     }
 
@@ -515,7 +518,7 @@ mod tests {
 
     use super::*;
 
-    /// Records whether the node had ended when this was woken.
+    /// Records whether the operator had ended when this was woken.
     struct Notes(Arc<OperatorTask>, AtomicU32);
 
     impl Wake for Notes {
@@ -528,12 +531,12 @@ mod tests {
     /// once, and is not notified again.
     #[test]
     fn an_end_is_visible_before_it_is_notified() {
-        let node = OperatorTask::new(0, &FlowActivity::new(1));
-        node.set_stepped(true);
-        let notes = Arc::new(Notes(node.clone(), AtomicU32::new(0)));
-        let permit = node.permit().unwrap();
+        let task = OperatorTask::new(0, &FlowActivity::new(1));
+        task.set_stepped(true);
+        let notes = Arc::new(Notes(task.clone(), AtomicU32::new(0)));
+        let permit = task.permit().unwrap();
         assert!(permit.poll_outcome(&mut Context::from_waker(&Waker::from(notes.clone()))).is_pending());
-        node.end();
+        task.end();
         assert_eq!(notes.1.load(Ordering::Relaxed), 2);
     }
 }

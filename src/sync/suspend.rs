@@ -10,14 +10,14 @@ use std::{
     mem::ManuallyDrop,
 };
 
-/// Suspends the thread's activity until the guard is dropped.
-pub(crate) type SetAside = fn() -> Box<dyn Any>;
+/// A hook that suspends the thread's activity until the returned guard is dropped.
+pub(crate) type SuspendHook = fn() -> Box<dyn Any>;
 
 use super::wakes::set_in_activity;
 
 thread_local! {
     /// Has no destructor, so that it is usable in destructors that run at the thread's end.
-    static HOOK: Cell<Option<SetAside>> = const { Cell::new(None) };
+    static HOOK: Cell<Option<SuspendHook>> = const { Cell::new(None) };
     /// The guards of the user code on the stack, the innermost last.
     static GUARDS: RefCell<ManuallyDrop<Vec<Box<dyn Any>>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
@@ -25,8 +25,8 @@ thread_local! {
 /// Suspends the thread's activity before user code runs.
 #[cold]
 pub(crate) fn suspend() {
-    if let Some(set_aside) = HOOK.get() {
-        let guard = set_aside();
+    if let Some(hook) = HOOK.get() {
+        let guard = hook();
         GUARDS.with_borrow_mut(|guards| guards.push(guard));
     }
 }
@@ -45,7 +45,7 @@ pub(crate) fn resume() {
 }
 
 /// Registers or clears the hook that is called before user code on this thread.
-pub(crate) fn on_user_code(hook: Option<SetAside>) {
+pub(crate) fn on_user_code(hook: Option<SuspendHook>) {
     HOOK.set(hook);
     set_in_activity(hook.is_some());
 }
