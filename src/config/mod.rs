@@ -293,7 +293,7 @@ fn leftover(section: &[String], values: &Dict, asked: &BTreeSet<String>, unused:
 /// Deserializes a value. Also returns the paths of the fields that the type does not have.
 fn read<T: DeserializeOwned>(value: &Value) -> (Result<T, figment::Error>, Vec<Vec<String>>) {
     /// Deserializes as `T`, and records ignored fields even if that fails.
-    struct Seen<T>(T);
+    struct RecordIgnored<T>(T);
 
     thread_local! {
         /// `ManuallyDrop`, so that it is usable in the destructors of the thread's other locals. `read` restores its
@@ -301,7 +301,7 @@ fn read<T: DeserializeOwned>(value: &Value) -> (Result<T, figment::Error>, Vec<V
         static IGNORED: ManuallyDrop<RefCell<Vec<Vec<String>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     }
 
-    impl<'de, T: Deserialize<'de>> Deserialize<'de> for Seen<T> {
+    impl<'de, T: Deserialize<'de>> Deserialize<'de> for RecordIgnored<T> {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
             let note = |path: serde_ignored::Path<'_>| IGNORED.with(|all| all.borrow_mut().push(keys_on(&path)));
             serde_ignored::deserialize(deserializer, note).map(Self)
@@ -310,7 +310,7 @@ fn read<T: DeserializeOwned>(value: &Value) -> (Result<T, figment::Error>, Vec<V
 
     // The `Deserialize` of a field may read another configuration.
     let before = IGNORED.with(|all| all.take());
-    let outcome = value.deserialize::<Seen<T>>().map(|seen| seen.0);
+    let outcome = value.deserialize::<RecordIgnored<T>>().map(|seen| seen.0);
     (outcome, IGNORED.with(|all| all.replace(before)))
 }
 

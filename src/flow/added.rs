@@ -5,7 +5,7 @@ use std::{fmt, ops::Deref, sync::Arc};
 use crate::{
     condition::{IntoCondition, When},
     device::Device,
-    hub::{ChunkHub, MergePolicy, chunks::core::ChunkState},
+    hub::{ChunkHub, MergePolicy, chunks::core::ChunkHubView},
     memory::{Allocator, Plain},
     operator::operator_streams::OwnStreams,
     stream::StreamPool,
@@ -241,7 +241,7 @@ pub(super) struct OperatorSlot {
     pub(super) merge: MergePolicy,
     pub(super) own_thread: Option<ThreadPlan>,
     /// Hubs that the operator's `start` puts chunks into.
-    pub(super) fills: Vec<Arc<dyn ChunkState>>,
+    pub(super) fills: Vec<Arc<dyn ChunkHubView>>,
 }
 
 impl OperatorSlot {

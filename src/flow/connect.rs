@@ -18,10 +18,10 @@ use crate::{
 };
 
 /// One end of a hub, for its port.
-type AnyEnd = Box<dyn Any + Send>;
+type ErasedEnd = Box<dyn Any + Send>;
 
 /// Creates a hub, with the message type erased.
-pub(super) type MakeLink = Arc<dyn Fn(HubPlan) -> Result<(AnyEnd, AnyEnd, Arc<dyn HubView>)> + Send + Sync>;
+pub(super) type MakeLink = Arc<dyn Fn(HubPlan) -> Result<(ErasedEnd, ErasedEnd, Arc<dyn HubView>)> + Send + Sync>;
 
 /// A requested connection.
 #[doc(hidden)]

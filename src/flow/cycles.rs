@@ -26,7 +26,7 @@ use std::{collections::HashSet, fmt, sync::Arc};
 use super::{
     check::{decl, is_named},
     components::components,
-    drive::Member,
+    drive::FlowOperator,
     link::{self, Passage},
     wiring::Wiring,
 };
@@ -164,7 +164,7 @@ pub(super) fn find(flow: &Wiring<'_>, plans: &[HubPlan]) -> (Vec<Cycle>, Vec<Vec
 }
 
 /// Returns an error if one of these cycles has never begun. All operators have ended without an error.
-pub(super) fn unbegun(cycles: &[Vec<usize>], members: &[Member], control: &Control) -> Option<Error> {
+pub(super) fn unbegun(cycles: &[Vec<usize>], members: &[FlowOperator], control: &Control) -> Option<Error> {
     // In a flow that was stopped they may not have had the time to begin.
     if cycles.is_empty() || control.is_stopping() {
         return None;

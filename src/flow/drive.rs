@@ -41,7 +41,7 @@ use super::{
 use crate::{
     device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result, caught, panic_message},
-    hub::{build::HubPlan, chunks::core::ChunkState, queue::Counts},
+    hub::{build::HubPlan, chunks::core::ChunkHubView, queue::Counts},
     kernel::Kernel,
     memory::memory_passes,
     operator::{
@@ -54,13 +54,13 @@ use crate::{
     sync::{discard, logged},
 };
 
-pub(super) struct Member {
+pub(super) struct FlowOperator {
     pub(super) index: usize,
     pub(super) name: Arc<str>,
     pub(super) device: Device,
     pub(super) operator: OwnedOperator,
     /// Hubs that its `start` puts chunks into.
-    pub(super) fills: Vec<Arc<dyn ChunkState>>,
+    pub(super) fills: Vec<Arc<dyn ChunkHubView>>,
 }
 
 /// An operator of a flow. Several are dropped together: with their flow, when the runtime ends, or when a flow's
@@ -158,7 +158,7 @@ pub(super) struct ToLink {
 
 /// The report of a task at its end.
 pub(super) struct Ended {
-    pub(super) member: Member,
+    pub(super) member: FlowOperator,
     /// The operator or section of the task, as it is named in errors.
     pub(super) place: String,
     pub(super) outcome: Result<()>,
@@ -171,16 +171,16 @@ pub(super) struct Finished {
 }
 
 /// The parameters of a run.
-pub(super) struct Start {
+pub(super) struct RunSetup {
     pub(super) flow: u64,
     pub(super) control: Arc<Control>,
-    pub(super) members: Vec<Member>,
+    pub(super) members: Vec<FlowOperator>,
     pub(super) threads: Threads,
     /// By operator: its thread, if it has its own.
     pub(super) own_threads: Vec<Option<OwnThread>>,
     pub(super) hubs_to_create: Vec<HubToCreate>,
     pub(super) links: Vec<ToLink>,
-    pub(super) sections: Vec<section::Start>,
+    pub(super) sections: Vec<section::SectionSetup>,
     /// The operators of each cycle that begins only if one of them overrides `run`.
     pub(super) unbegun: Vec<Vec<usize>>,
     /// The operators are returned at the end. Otherwise each is dropped after its `stop`, if that ran.
@@ -189,11 +189,11 @@ pub(super) struct Start {
 }
 
 /// Starts a run in the background.
-pub(super) fn launch(start: Start) -> Running {
+pub(super) fn launch(start: RunSetup) -> Running {
     let (sender, finished) = oneshot::channel();
     let (control, failing) = (start.control.clone(), start.control.clone());
     let threads = start.threads;
-    let watched = Watched(control.clone());
+    let watched = EndWatchersOnDrop(control.clone());
     spawn(threads, &format!("flow {}", control.name), async move {
         let mut driven = None;
         guarded(failing.clone(), "its own task".into(), async { driven = Some(drive(start, watched, &sender).await) })
@@ -210,16 +210,16 @@ pub(super) fn launch(start: Start) -> Running {
 
 /// Ends the streams of status changes together with the flow, also if the runtime ends first, even before the flow was
 /// polled.
-struct Watched(Arc<Control>);
+struct EndWatchersOnDrop(Arc<Control>);
 
-impl Drop for Watched {
+impl Drop for EndWatchersOnDrop {
     fn drop(&mut self) {
         self.0.activity.watchers.end();
     }
 }
 
-async fn drive(start: Start, watched: Watched, sender: &oneshot::Sender<Finished>) -> Finished {
-    let Start {
+async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Sender<Finished>) -> Finished {
+    let RunSetup {
         flow,
         control,
         mut members,
@@ -353,16 +353,16 @@ async fn drive(start: Start, watched: Watched, sender: &oneshot::Sender<Finished
     Finished { outcome, operators }
 }
 
-async fn first_phase(mut member: Member, flow: u64, node: Arc<OperatorTask>) -> (Member, Result<()>) {
-    let Member { device, operator, name, .. } = &mut member;
+async fn first_phase(mut member: FlowOperator, flow: u64, node: Arc<OperatorTask>) -> (FlowOperator, Result<()>) {
+    let FlowOperator { device, operator, name, .. } = &mut member;
     let outcome = caught(starting(flow, name.clone(), attended(&node, device, operator.start()))).await;
     let filled = outcome.and_then(|()| link::are_filled(&member.fills));
     (member, filled)
 }
 
 /// Runs an operator's `stop`. The operator is returned if it is to be kept, and dropped here otherwise.
-async fn last_phase(member: Member, keep: bool) -> (OperatorStats, Option<OwnedOperator>, Result<()>) {
-    let Member { device, mut operator, .. } = member;
+async fn last_phase(member: FlowOperator, keep: bool) -> (OperatorStats, Option<OwnedOperator>, Result<()>) {
+    let FlowOperator { device, mut operator, .. } = member;
     let stopped = attended_to_the_end(&device, operator.stop()).await;
     let tally = operator.tally();
     if keep {
@@ -411,7 +411,7 @@ fn first_to_stop(operators: usize, hubs_to_create: &[HubToCreate], links: &[ToLi
 /// Creates the hubs and gives each operator its ends. If there is no memory for a hub, memory in use by streams is
 /// awaited.
 async fn build(
-    members: &mut [Member],
+    members: &mut [FlowOperator],
     hubs_to_create: Vec<HubToCreate>,
     links: Vec<ToLink>,
     control: &Control,
@@ -427,7 +427,7 @@ async fn build(
                         return Err(error);
                     }
                 }
-                made => break made?,
+                outcome => break outcome?,
             }
         };
         ends[hub_to_create.from.0].entry(hub_to_create.from.1).or_default().push(sender);
@@ -453,7 +453,7 @@ async fn build(
 
 /// Resolves when all work that the flow has enqueued is done. Work that was not awaited may still have failed.
 async fn done(
-    members: &mut [Member],
+    members: &mut [FlowOperator],
     sections: &[Arc<section::SectionStats>],
     hubs: &Hubs,
     control: &Control,
@@ -485,7 +485,7 @@ async fn done(
     Ok(())
 }
 
-fn devices(members: &[Member]) -> Vec<Device> {
+fn devices(members: &[FlowOperator]) -> Vec<Device> {
     let mut devices: Vec<Device> = Vec::new();
     for member in members {
         if !member.device.is_host() && !devices.contains(&member.device) {

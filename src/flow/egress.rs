@@ -271,9 +271,9 @@ impl<M: Message> Condition for RoomCondition<M> {
 }
 
 /// Closes the queue at the end of a run, however that ends.
-struct CloseOnDrop<'a, M: 'static>(&'a Queue<M>);
+struct CloseQueueOnDrop<'a, M: 'static>(&'a Queue<M>);
 
-impl<M: 'static> Drop for CloseOnDrop<'_, M> {
+impl<M: 'static> Drop for CloseQueueOnDrop<'_, M> {
     fn drop(&mut self) {
         self.0.close_writer();
     }
@@ -284,7 +284,7 @@ impl<M: Message> Operator for EgressOperator<M> {
 
     async fn run(&mut self, ports: &mut SinkPorts<M>, cx: &mut Cx) -> Result<()> {
         let queue = self.0.queue();
-        let _closing = CloseOnDrop(&queue);
+        let _closing = CloseQueueOnDrop(&queue);
         let boundary = Boundary::of_program(cx.node().activity().clone());
         while cx.ready(ports).await {
             let mut message = Discarded::new(ports.input.take()?);

@@ -18,7 +18,7 @@ use crate::{
 
 /// One plan for every connection, in the order of connecting.
 pub(super) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> Vec<HubPlan> {
-    let (near, outputs) = (pinned_for(flow), Outputs::of(flow));
+    let (near, outputs) = (pinned_for(flow), OutputPlans::of(flow));
     within(flow).map(|connection| plan_of(flow, connection, &outputs, &near, problems)).collect()
 }
 
@@ -29,20 +29,20 @@ fn within(flow: &Flow) -> impl Iterator<Item = &Connection> {
 
 /// The properties that the plan of a hub depends on besides its own connection. Computed once per flow, without
 /// recursion: a flow may be a chain of ten thousand operators, and an output may have ten thousand readers.
-struct Outputs<'a> {
-    by_port: HashMap<PortId, Output<'a>>,
+struct OutputPlans<'a> {
+    by_port: HashMap<PortId, OutputPlan<'a>>,
     /// By operator: the size in bytes of the largest envelope that reaches one of its inputs.
     reaching: Vec<Option<usize>>,
 }
 
-struct Output<'a> {
+struct OutputPlan<'a> {
     /// The reader that receives the original messages.
     primary: Option<&'a Connection>,
     /// The size in bytes of its largest blank envelope, if a hub or a declaration sets it.
-    said: Option<usize>,
+    blank_bytes: Option<usize>,
 }
 
-impl<'a> Outputs<'a> {
+impl<'a> OutputPlans<'a> {
     fn of(flow: &Wiring<'a>) -> Self {
         let mut by_port = HashMap::new();
         for connection in within(flow) {
@@ -51,8 +51,8 @@ impl<'a> Outputs<'a> {
                 let branches = flow.leaving(port).map(|(_, branch)| branch).filter(|branch| branch.to.flow == flow.id);
                 let drops = |branch: &&Connection| !wanted(flow, branch).full.blocks();
                 let primary = fan::primary(branches.clone(), drops, |branch| device(flow, branch.to) == writer);
-                let said = branches.filter_map(|branch| wanted(flow, branch).envelope_bytes).max();
-                Output { primary, said }
+                let blank_bytes = branches.filter_map(|branch| wanted(flow, branch).envelope_bytes).max();
+                OutputPlan { primary, blank_bytes }
             });
         }
         let mut outputs = Self { by_port, reaching: vec![None; flow.entries.len()] };
@@ -63,10 +63,10 @@ impl<'a> Outputs<'a> {
     /// In descending order of size, so that the first size to reach an operator is its largest, and each connection is
     /// followed once.
     fn reach(&mut self, flow: &Wiring<'_>) {
-        let said = within(flow).filter_map(|connection| Some((self.said(connection.from)?, connection)));
-        let mut said: Vec<_> = said.collect();
-        said.sort_by_key(|(bytes, _)| Reverse(*bytes));
-        for (bytes, connection) in said {
+        let blank_bytes = within(flow).filter_map(|connection| Some((self.blank_bytes(connection.from)?, connection)));
+        let mut blank_bytes: Vec<_> = blank_bytes.collect();
+        blank_bytes.sort_by_key(|(bytes, _)| Reverse(*bytes));
+        for (bytes, connection) in blank_bytes {
             let mut open = vec![connection];
             while let Some(connection) = open.pop() {
                 let reader = connection.to.operator;
@@ -75,18 +75,18 @@ impl<'a> Outputs<'a> {
                 }
                 self.reaching[reader] = Some(bytes);
                 let passed_on = flow.leaving_operator(reader).filter(|next| next.to.flow == flow.id);
-                open.extend(passed_on.filter(|next| self.said(next.from).is_none()));
+                open.extend(passed_on.filter(|next| self.blank_bytes(next.from).is_none()));
             }
         }
     }
 
-    fn said(&self, output: PortId) -> Option<usize> {
-        self.by_port.get(&output)?.said
+    fn blank_bytes(&self, output: PortId) -> Option<usize> {
+        self.by_port.get(&output)?.blank_bytes
     }
 
     /// The size in bytes of the largest envelope that an output can send: a blank one, or one that is passed on.
     fn size(&self, output: PortId) -> Option<usize> {
-        self.said(output).or(self.reaching[output.operator])
+        self.blank_bytes(output).or(self.reaching[output.operator])
     }
 
     /// Whether the reader of this connection receives the original messages of the output.
@@ -100,7 +100,7 @@ impl<'a> Outputs<'a> {
 fn plan_of(
     flow: &Wiring<'_>,
     connection: &Connection,
-    outputs: &Outputs<'_>,
+    outputs: &OutputPlans<'_>,
     near: &Device,
     problems: &mut Vec<String>,
 ) -> HubPlan {
@@ -120,7 +120,7 @@ fn plan_of(
     let least = needs(flow, connection);
     let capacity = sized("capacity", hub.capacity, least);
     // Only one hub lends the writer its blank envelopes.
-    let writer_bytes = outputs.said(connection.from).filter(|_| carries && !forks);
+    let writer_bytes = outputs.blank_bytes(connection.from).filter(|_| carries && !forks);
     // A concurrent run keeps the envelopes that it has filled until its turn to send.
     let workers = flow.entries[connection.from.operator].workers;
     let kept = writer_bytes.map_or(0, |_| workers.saturating_mul(needs_at(flow, connection.from).max(1)));

@@ -26,7 +26,7 @@ use wakeline_macros::Ports;
 
 use super::{
     Flow,
-    ingress_gate::{Acquisition, CloseOnDrop, IngressGate, SendPermit, Stage},
+    ingress_gate::{Acquisition, CloseGateOnDrop, IngressGate, SendPermit, Stage},
 };
 use crate::{
     condition::Readiness,
@@ -331,7 +331,7 @@ impl<M: Message> Operator for IngressOperator<M> {
 
     async fn run(&mut self, ports: &mut EntrancePorts<M>, cx: &mut Cx) -> Result<()> {
         let gate = IngressGate::new(&ports.messages, cx);
-        let _closing = CloseOnDrop(&gate);
+        let _closing = CloseGateOnDrop(&gate);
         self.stage.send_replace(Stage::Open(gate.clone()));
         let mut no_handles = pin!(self.stage.closed());
         cx.attend(|task, ending| {

@@ -424,9 +424,9 @@ impl<T: Plain> IngressGate<Envelope<T>> {
 }
 
 /// Closes the gate at the end of a run, however that ends.
-pub(super) struct CloseOnDrop<'a, M: Message>(pub(super) &'a IngressGate<M>);
+pub(super) struct CloseGateOnDrop<'a, M: Message>(pub(super) &'a IngressGate<M>);
 
-impl<M: Message> Drop for CloseOnDrop<'_, M> {
+impl<M: Message> Drop for CloseGateOnDrop<'_, M> {
     fn drop(&mut self) {
         self.0.close();
     }

@@ -17,7 +17,7 @@ use crate::{
     hub::{
         ChunkHub,
         chunks::{
-            core::{ChunkState, makes_envelopes},
+            core::{ChunkHubView, makes_envelopes},
             roles::{LinkName, Role},
         },
         external_guard::Quiescence,
@@ -36,7 +36,7 @@ type MakeLinked = Arc<dyn Fn(&Device, LinkName) -> Result<(Box<dyn Any + Send>, 
 pub(super) struct Linking {
     pub(super) port: PortId,
     pub(super) role: Role,
-    pub(super) hub: Arc<dyn ChunkState>,
+    pub(super) hub: Arc<dyn ChunkHubView>,
     name: LinkName,
     make: MakeLinked,
 }
@@ -49,7 +49,7 @@ impl Linking {
 }
 
 /// Identifies a hub: the same for all of its handles.
-fn key(hub: &Arc<dyn ChunkState>) -> *const () {
+fn key(hub: &Arc<dyn ChunkHubView>) -> *const () {
     Arc::as_ptr(hub).cast()
 }
 
@@ -162,8 +162,8 @@ impl Flow {
 }
 
 /// Checks, after an operator's `start`, that it has put chunks into the hubs that it declared.
-pub(super) fn are_filled(hubs: &[Arc<dyn ChunkState>]) -> Result<()> {
-    let lacks = |hub: &&Arc<dyn ChunkState>| hub.is_empty() && hub.links_that(Role::Produce) == 0;
+pub(super) fn are_filled(hubs: &[Arc<dyn ChunkHubView>]) -> Result<()> {
+    let lacks = |hub: &&Arc<dyn ChunkHubView>| hub.is_empty() && hub.links_that(Role::Produce) == 0;
     hubs.iter().find(lacks).map_or(Ok(()), |hub| {
         let text = format!(
             "`start` committed no chunk to hub `{}`, although it is marked `.fills(&hub)`: produce one there, \
@@ -189,7 +189,7 @@ pub(super) fn drained_through(links: &[Linking]) -> impl Iterator<Item = (usize,
 
 /// A hub of chunks, as the path of its chunks through a flow.
 pub(super) struct Passage {
-    pub(super) hub: Arc<dyn ChunkState>,
+    pub(super) hub: Arc<dyn ChunkHubView>,
     pub(super) producers: Vec<usize>,
     /// The reading links, in the order in which each chunk passes them: one stage for each link that modifies, one for
     /// all that peek, and one for those that consume. A single stage if chunks stay in the hub. Links that `flow_to`
@@ -237,7 +237,7 @@ pub(super) fn passages(flow: &Flow) -> Vec<Passage> {
 }
 
 /// The hubs of these links, each once.
-pub(super) fn hubs<'a>(links: impl IntoIterator<Item = &'a LinkedTo>) -> Vec<Arc<dyn ChunkState>> {
+pub(super) fn hubs<'a>(links: impl IntoIterator<Item = &'a LinkedTo>) -> Vec<Arc<dyn ChunkHubView>> {
     let mut found = HashSet::new();
     let new = links.into_iter().filter(|link| found.insert(key(&link.state)));
     new.map(|link| link.state.clone()).collect()
@@ -245,12 +245,12 @@ pub(super) fn hubs<'a>(links: impl IntoIterator<Item = &'a LinkedTo>) -> Vec<Arc
 
 /// Makes a flow known to its hubs while it runs: their other links may cause work in it.
 pub(super) struct Attached {
-    hubs: Vec<Arc<dyn ChunkState>>,
+    hubs: Vec<Arc<dyn ChunkHubView>>,
     flow: Arc<dyn Quiescence>,
 }
 
 impl Attached {
-    pub(super) fn new(hubs: Vec<Arc<dyn ChunkState>>, flow: Arc<dyn Quiescence>) -> Self {
+    pub(super) fn new(hubs: Vec<Arc<dyn ChunkHubView>>, flow: Arc<dyn Quiescence>) -> Self {
         hubs.iter().for_each(|hub| hub.join(&flow));
         Self { hubs, flow }
     }
@@ -300,7 +300,7 @@ pub(super) fn problems(
     port: impl Fn(PortId) -> String,
     device: impl Fn(PortId) -> Device,
     optional: impl Fn(PortId) -> bool,
-    filled: &[Arc<dyn ChunkState>],
+    filled: &[Arc<dyn ChunkHubView>],
     problems: &mut Vec<String>,
 ) {
     let groups = by_hub(links).into_iter().filter_map(|group| {

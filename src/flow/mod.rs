@@ -14,7 +14,7 @@ mod added;
 mod blank_queue;
 mod check;
 mod checked;
-mod closed;
+
 mod components;
 mod connect;
 mod cycles;
@@ -36,6 +36,7 @@ mod starting;
 mod steps;
 mod supervisor;
 mod thread;
+mod wait_groups;
 mod wiring;
 
 use std::{
@@ -106,7 +107,7 @@ use thread::OwnThread;
 pub struct Flow {
     name: Arc<str>,
     id: u64,
-    entries: Vec<Entry>,
+    entries: Vec<OperatorEntry>,
     connections: Vec<Connection>,
     links: Vec<link::Linking>,
     sections: Vec<Section>,
@@ -118,7 +119,7 @@ pub struct Flow {
 }
 
 /// One operator of a flow.
-struct Entry {
+struct OperatorEntry {
     name: Arc<str>,
     /// `None` while the flow runs.
     operator: Option<OwnedOperator>,
@@ -215,7 +216,7 @@ impl Flow {
     ) -> (Arc<str>, Arc<Mutex<OperatorSlot>>) {
         let name: Arc<str> = name.into();
         let place = Arc::new(Mutex::new(OperatorSlot { conditions: plan.conditions, ..OperatorSlot::default() }));
-        self.entries.push(Entry {
+        self.entries.push(OperatorEntry {
             name: name.clone(),
             operator: Some(OwnedOperator::new(operator, &self.name, &name)),
             ports: plan.ports,
@@ -357,7 +358,7 @@ impl Flow {
             // `enter` calls conditions of the user's.
             drop(place);
             operator.enter(setting, node.clone(), surroundings.clone());
-            members.push(drive::Member { index, name: entry.name.clone(), device, operator, fills });
+            members.push(drive::FlowOperator { index, name: entry.name.clone(), device, operator, fills });
         }
         let hubs_to_create: Vec<_> = plans
             .into_iter()
@@ -381,14 +382,14 @@ impl Flow {
             port: self.entries[link.port.operator].ports[link.port.port].name,
         });
         let (links, threads) = (links.collect(), self.threads);
-        let sections = sections.into_iter().map(|plan| section::Start {
+        let sections = sections.into_iter().map(|plan| section::SectionSetup {
             interior: plan.interior.iter().map(|at| hubs_to_create[*at].clone()).collect(),
             mode: self.mode,
             stats: section::SectionStats::new(&plan.name),
             plan,
         });
         let sections = sections.collect();
-        Ok(drive::launch(drive::Start {
+        Ok(drive::launch(drive::RunSetup {
             flow: self.id,
             control,
             members,

@@ -35,7 +35,7 @@ use wakeline_macros::Ports;
 use super::{
     Flow, Handle, Ingress,
     ingress::span,
-    ingress_gate::{Acquisition, CloseOnDrop, IngressGate, SendPermit, Stage, failed},
+    ingress_gate::{Acquisition, CloseGateOnDrop, IngressGate, SendPermit, Stage, failed},
 };
 use crate::{
     condition::{PortState, Readiness},
@@ -93,11 +93,11 @@ impl Flow {
         requests: Hub,
     ) -> Service<Req, Res> {
         let (stage, handle) = watch::channel(Stage::Before);
-        let book = Arc::new(PendingRequests { name: name.into(), open: Mutex::default() });
-        let added = self.add(&*book.name, ServiceOperator { stage, book: book.clone() });
+        let pending = Arc::new(PendingRequests { name: name.into(), open: Mutex::default() });
+        let added = self.add(&*pending.name, ServiceOperator { stage, pending: pending.clone() });
         self.connect_with(added.requests, to, requests);
         self.connect(from, added.responses);
-        Service { requests: Ingress::new(self.id, handle), book, limit: None, asked: Acquisition::No }
+        Service { requests: Ingress::new(self.id, handle), pending, limit: None, acquisition: Acquisition::No }
     }
 }
 
@@ -184,9 +184,9 @@ impl Flow {
 /// answered. The caller's [`Span`](tracing::Span) travels with the request.
 pub struct Service<Req: Message, Res: Message> {
     requests: Ingress<Req>,
-    book: Arc<PendingRequests<Res>>,
+    pending: Arc<PendingRequests<Res>>,
     limit: Option<Arc<Semaphore>>,
-    asked: Acquisition<Admission<Req>>,
+    acquisition: Acquisition<Admission<Req>>,
 }
 
 struct Admission<Req: Message> {
@@ -301,11 +301,11 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     fn send(&self, admission: Admission<Req>, request: Discarded<Req>, span: Option<Span>) -> ResponseFuture<Res> {
         let Admission { place, slot } = admission;
         let (answer, response) = oneshot::channel();
-        let standing = Arc::new(RequestState { slot: Mutex::new(slot), ..RequestState::default() });
-        let mut pending = Pending { response, standing: standing.clone(), book: self.book.clone(), flow: None };
+        let state = Arc::new(RequestState { slot: Mutex::new(slot), ..RequestState::default() });
+        let mut pending = Pending { response, state: state.clone(), pending: self.pending.clone(), flow: None };
         let sent = place.send(request, SentBy::Caller, |flow| {
             pending.flow = Some(flow.clone());
-            let caller = Request::new(&self.book, answer, standing, flow.clone());
+            let caller = PendingRequest::new(&self.pending, answer, state, flow.clone());
             Load::of_reply(Reply::to(caller, span))
         });
         match sent {
@@ -338,8 +338,8 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
     type Future = ResponseFuture<Res>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let mut asked = std::mem::replace(&mut self.asked, Acquisition::No);
-        let polled = asked.poll(
+        let mut acquisition = std::mem::replace(&mut self.acquisition, Acquisition::No);
+        let polled = acquisition.poll(
             cx,
             |admission| admission.place.is_void(),
             || match self.try_admission()? {
@@ -347,13 +347,13 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
                 None => Ok(Acquisition::Waiting(Box::pin(self.wait_for_admission()?))),
             },
         );
-        self.asked = asked;
+        self.acquisition = acquisition;
         polled
     }
 
     fn call(&mut self, request: Req) -> ResponseFuture<Res> {
         let mut request = Discarded::new(request);
-        let Some(admission) = self.asked.take() else {
+        let Some(admission) = self.acquisition.take() else {
             let error = Error::new(ErrorKind::Usage, "`call` was called without a ready `poll_ready`");
             return ResponseFuture::failed(error);
         };
@@ -378,15 +378,20 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
 /// The clone does not share a slot that this handle has reserved.
 impl<Req: Message, Res: Message> Clone for Service<Req, Res> {
     fn clone(&self) -> Self {
-        let Self { requests, book, limit, .. } = self;
-        Self { requests: requests.clone(), book: book.clone(), limit: limit.clone(), asked: Acquisition::No }
+        let Self { requests, pending, limit, .. } = self;
+        Self {
+            requests: requests.clone(),
+            pending: pending.clone(),
+            limit: limit.clone(),
+            acquisition: Acquisition::No,
+        }
     }
 }
 
 impl<Req: Message, Res: Message> fmt::Debug for Service<Req, Res> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Service")
-            .field("name", &self.book.name)
+            .field("name", &self.pending.name)
             .field("closed", &self.is_closed())
             .finish_non_exhaustive()
     }
@@ -413,8 +418,8 @@ enum State<Res: 'static> {
 /// The caller's end of a request.
 struct Pending<Res: 'static> {
     response: oneshot::Receiver<Result<Res>>,
-    standing: Arc<RequestState>,
-    book: Arc<PendingRequests<Res>>,
+    state: Arc<RequestState>,
+    pending: Arc<PendingRequests<Res>>,
     flow: Option<Handle>,
 }
 
@@ -424,15 +429,15 @@ impl<Res> Pending<Res> {
     fn within(&self, waker: &Waker) -> Option<(Arc<OperatorTask>, usize)> {
         let control = &self.flow.as_ref()?.0;
         let node = control.asker(waker)?;
-        let desk = control.names.iter().position(|name| **name == *self.book.name)?;
-        self.standing.asker.register(&Waker::from(node.clone()));
-        (!self.standing.taken_over.load(Ordering::Acquire)).then(|| (node.clone(), desk))
+        let service = control.names.iter().position(|name| **name == *self.pending.name)?;
+        self.state.asker.register(&Waker::from(node.clone()));
+        (!self.state.taken_over.load(Ordering::Acquire)).then(|| (node.clone(), service))
     }
 }
 
 impl<Res: 'static> Drop for Pending<Res> {
     fn drop(&mut self) {
-        self.standing.end();
+        self.state.end();
     }
 }
 
@@ -478,8 +483,8 @@ impl<Res: 'static> Future for ResponseFuture<Res> {
         let answer = match state {
             State::Waits(pending) => {
                 let polled = match pending.within(cx.waker()) {
-                    Some((operator, desk)) => {
-                        operator.poll_asked(Ask::Answer(desk), cx, |task| Pin::new(&mut pending.response).poll(task))
+                    Some((operator, service)) => {
+                        operator.poll_asked(Ask::Answer(service), cx, |task| Pin::new(&mut pending.response).poll(task))
                     }
                     None => Pin::new(&mut pending.response).poll(&mut this.proxy.stand_in(cx)),
                 };
@@ -502,17 +507,17 @@ impl<Res: 'static> fmt::Debug for ResponseFuture<Res> {
 /// The requests of one service that are in flight.
 struct PendingRequests<Res: 'static> {
     name: String,
-    open: Mutex<Slab<Weak<Request<Res>>>>,
+    open: Mutex<Slab<Weak<PendingRequest<Res>>>>,
 }
 
 /// A request in flight, shared by all messages that may lead to its response.
-struct Request<Res: 'static> {
-    book: Arc<PendingRequests<Res>>,
+struct PendingRequest<Res: 'static> {
+    pending: Arc<PendingRequests<Res>>,
     slot: usize,
     number: u64,
     /// `None` once it is answered.
     answer: Mutex<Option<oneshot::Sender<Result<Res>>>>,
-    standing: Arc<RequestState>,
+    state: Arc<RequestState>,
     /// The last operator that took one of those messages.
     seen_by: Mutex<Option<Arc<str>>>,
     flow: Handle,
@@ -532,26 +537,26 @@ impl<Res: 'static> PendingRequests<Res> {
         }
     }
 
-    fn requests(&self) -> Vec<Arc<Request<Res>>> {
+    fn requests(&self) -> Vec<Arc<PendingRequest<Res>>> {
         lock(&self.open).iter().filter_map(|(_, request)| request.upgrade()).collect()
     }
 }
 
-impl<Res: 'static> Request<Res> {
+impl<Res: 'static> PendingRequest<Res> {
     fn new(
-        book: &Arc<PendingRequests<Res>>,
+        pending: &Arc<PendingRequests<Res>>,
         answer: oneshot::Sender<Result<Res>>,
-        standing: Arc<RequestState>,
+        state: Arc<RequestState>,
         flow: Handle,
     ) -> Arc<Self> {
-        let mut open = lock(&book.open);
+        let mut open = lock(&pending.open);
         let entry = open.vacant_entry();
         let request = Arc::new(Self {
-            book: book.clone(),
+            pending: pending.clone(),
             slot: entry.key(),
             number: next_number(),
             answer: Mutex::new(Some(answer)),
-            standing,
+            state,
             seen_by: Mutex::default(),
             flow,
         });
@@ -563,7 +568,7 @@ impl<Res: 'static> Request<Res> {
     fn answer(&self, answer: Result<Res>) {
         let waiting = lock(&self.answer).take();
         // Before the answer is sent: a caller that receives it and sends another request finds the slot free.
-        self.standing.end();
+        self.state.end();
         // The caller may have given up. The destructor of a response is user code.
         if let Some(Err(back)) = waiting.map(|waiting| waiting.send(answer)) {
             discard(back);
@@ -571,7 +576,7 @@ impl<Res: 'static> Request<Res> {
     }
 
     fn is_waiting(&self) -> bool {
-        !self.standing.done.load(Ordering::Acquire)
+        !self.state.done.load(Ordering::Acquire)
     }
 
     fn is_answered(&self) -> bool {
@@ -585,7 +590,7 @@ impl<Res: 'static> Request<Res> {
             return;
         }
         let error = failed(&self.flow).unwrap_or_else(|| {
-            let (service, operator) = (&*self.book.name, lock(&self.seen_by).take());
+            let (service, operator) = (&*self.pending.name, lock(&self.seen_by).take());
             // The caller is answered even if the subscriber panics.
             logged(|| match operator.as_deref() {
                 Some(operator) => {
@@ -599,7 +604,7 @@ impl<Res: 'static> Request<Res> {
     }
 }
 
-impl<Res: Send + 'static> Caller for Request<Res> {
+impl<Res: Send + 'static> Caller for PendingRequest<Res> {
     fn number(&self) -> u64 {
         self.number
     }
@@ -613,8 +618,8 @@ impl<Res: Send + 'static> Caller for Request<Res> {
     }
 
     fn taken_over(&self) {
-        self.standing.taken_over.store(true, Ordering::Release);
-        self.standing.asker.wake();
+        self.state.taken_over.store(true, Ordering::Release);
+        self.state.asker.wake();
     }
 
     fn seen_by(&self, operator: &Arc<str>) {
@@ -623,9 +628,9 @@ impl<Res: Send + 'static> Caller for Request<Res> {
 }
 
 /// The last message that could have led to its response was dropped.
-impl<Res: 'static> Drop for Request<Res> {
+impl<Res: 'static> Drop for PendingRequest<Res> {
     fn drop(&mut self) {
-        lock(&self.book.open).try_remove(self.slot);
+        lock(&self.pending.open).try_remove(self.slot);
         self.leave("sent no response, or a hub dropped it");
     }
 }
@@ -633,11 +638,11 @@ impl<Res: 'static> Drop for Request<Res> {
 /// The operator of the service: admits requests while there are handles, and delivers responses.
 struct ServiceOperator<Req: Message, Res: 'static> {
     stage: watch::Sender<Stage<Req>>,
-    book: Arc<PendingRequests<Res>>,
+    pending: Arc<PendingRequests<Res>>,
 }
 
 #[derive(Ports)]
-struct DeskPorts<Req: Message, Res: Message> {
+struct ServicePorts<Req: Message, Res: Message> {
     #[output]
     requests: SharedPort<Output<Req>>,
     #[input]
@@ -646,12 +651,12 @@ struct DeskPorts<Req: Message, Res: Message> {
 
 impl<Res: Message> PendingRequests<Res> {
     /// The requests of this service among those that a message answers.
-    fn own(self: &Arc<Self>, reply: &Reply) -> Vec<Arc<Request<Res>>> {
+    fn own(self: &Arc<Self>, reply: &Reply) -> Vec<Arc<PendingRequest<Res>>> {
         let requests = reply.callers().iter().filter_map(|caller| {
             let caller: Arc<dyn Any + Send + Sync> = caller.clone();
-            caller.downcast::<Request<Res>>().ok()
+            caller.downcast::<PendingRequest<Res>>().ok()
         });
-        requests.filter(|request| Arc::ptr_eq(&request.book, self)).collect()
+        requests.filter(|request| Arc::ptr_eq(&request.pending, self)).collect()
     }
 
     fn fail(self: &Arc<Self>, reply: &Reply, error: &Error) {
@@ -695,17 +700,17 @@ impl<Res: Message> PendingRequests<Res> {
 }
 
 impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
-    type Ports = DeskPorts<Req, Res>;
+    type Ports = ServicePorts<Req, Res>;
 
-    async fn run(&mut self, ports: &mut DeskPorts<Req, Res>, cx: &mut Cx) -> Result<()> {
+    async fn run(&mut self, ports: &mut ServicePorts<Req, Res>, cx: &mut Cx) -> Result<()> {
         let gate = IngressGate::new(&ports.requests, cx);
         // Used only by this task: the code of a response runs with no lock held.
         let responses = &ports.responses;
-        let _closing = CloseOnDrop(&gate);
+        let _closing = CloseGateOnDrop(&gate);
         self.stage.send_replace(Stage::Open(gate.clone()));
         let mut no_handles = pin!(self.stage.closed());
-        let (book, context) = (self.book.clone(), cx.context().clone());
-        let errors = CallerErrors::new(cx.flow().name(), &book.name);
+        let (pending, context) = (self.pending.clone(), cx.context().clone());
+        let errors = CallerErrors::new(cx.flow().name(), &pending.name);
         let transfer = ResponseTransfer::new(context.node().activity().clone(), errors);
         let mut open = true;
         cx.attend(|task, ending| {
@@ -733,11 +738,11 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
                     // If no caller waits, the envelopes return to their pool.
                     let given = response.get_mut().filter(|_| reply.is_waited_for());
                     match (given.map_or(Ok(()), |response| transfer.give(response)), response.take()) {
-                        (Ok(()), Some(response)) => book.answer(&reply, response),
+                        (Ok(()), Some(response)) => pending.answer(&reply, response),
                         (Ok(()), None) => {}
                         (Err(error), response) => {
                             discard(response);
-                            book.fail(&reply, &error);
+                            pending.fail(&reply, &error);
                         }
                     }
                     context.release_unneeded();
@@ -748,13 +753,13 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
     }
 
     /// Never called: `run` is overridden.
-    async fn compute(&mut self, _ports: &mut DeskPorts<Req, Res>, _cx: &mut Cx) -> Result<()> {
+    async fn compute(&mut self, _ports: &mut ServicePorts<Req, Res>, _cx: &mut Cx) -> Result<()> {
         Ok(())
     }
 
     async fn stop(&mut self, cx: &mut Cx) -> Result<()> {
         self.stage.send_replace(Stage::Ended(cx.flow()));
-        self.book.close();
+        self.pending.close();
         Ok(())
     }
 }
@@ -762,6 +767,6 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
 /// For a flow whose runtime has ended.
 impl<Req: Message, Res: 'static> Drop for ServiceOperator<Req, Res> {
     fn drop(&mut self) {
-        self.book.close();
+        self.pending.close();
     }
 }

@@ -88,14 +88,14 @@ pub struct Steps {
     ended: Vec<bool>,
     /// By operator: it has begun a run that has not ended.
     began: Vec<bool>,
-    log: Option<Log>,
-    hub_logs: Vec<(usize, Log)>,
+    log: Option<StepLog>,
+    hub_logs: Vec<(usize, StepLog)>,
     /// By hub: its counts as last logged.
-    seen: Vec<Seen>,
+    seen: Vec<LoggedCounts>,
     over: bool,
 }
 
-type Log = Discarded<Box<dyn Write + Send>>;
+type StepLog = Discarded<Box<dyn Write + Send>>;
 
 /// One step of a flow. See [`Steps`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,14 +142,14 @@ impl fmt::Display for Step {
 
 /// The messages that have passed a hub, and those that are queued in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
+struct LoggedCounts {
     queued: u64,
     taken: u64,
     dropped: u64,
     untaken: u64,
 }
 
-impl Seen {
+impl LoggedCounts {
     fn of(hub: &dyn HubView) -> Self {
         let counts = hub.counts();
         Self { queued: hub.queued() as u64, taken: counts.taken, dropped: counts.dropped, untaken: counts.untaken }
@@ -196,7 +196,7 @@ impl Flow {
             began: vec![false; operators],
             log: None,
             hub_logs: Vec::new(),
-            seen: vec![Seen::default(); hub_names.len()],
+            seen: vec![LoggedCounts::default(); hub_names.len()],
             hub_names,
             over: false,
         })
@@ -285,7 +285,7 @@ impl Steps {
         Some(step)
     }
 
-    fn made(&mut self, step: Step, last: Vec<Ticket>, since: Instant) {
+    fn set_made_step(&mut self, step: Step, last: Vec<Ticket>, since: Instant) {
         self.moved = true;
         self.settling = Some((step, last, since));
     }
@@ -315,14 +315,14 @@ impl Steps {
         match outcome {
             StepOutcome::Ran(last) => {
                 self.began[at] = false;
-                self.made(Step::Ran { operator, run: runs }, last, since);
+                self.set_made_step(Step::Ran { operator, run: runs }, last, since);
             }
             StepOutcome::Waits if !std::mem::replace(&mut self.began[at], true) => {
-                self.made(Step::Began { operator, run: runs + 1 }, Vec::new(), since);
+                self.set_made_step(Step::Began { operator, run: runs + 1 }, Vec::new(), since);
             }
             StepOutcome::Ended => {
                 self.ended[at] = true;
-                self.made(Step::Ended { operator }, Vec::new(), since);
+                self.set_made_step(Step::Ended { operator }, Vec::new(), since);
             }
             StepOutcome::Waits | StepOutcome::Refused => {
                 let control = self.control.clone();
@@ -348,7 +348,7 @@ impl Steps {
             Ok(None) => {}
             Ok(Some(bytes)) => {
                 let step = Step::Moved { hub: hub.state.name().clone(), bytes };
-                self.made(step, hub.state.last_copy().into_iter().collect(), since);
+                self.set_made_step(step, hub.state.last_copy().into_iter().collect(), since);
             }
             // Both ends of the hub get the error.
             Err(error) => self.write(|| format!("  {}: {error}", hub.state.name())),
@@ -432,7 +432,7 @@ impl Steps {
 
     fn log_hubs(&mut self) {
         for (at, hub) in self.hubs().all.iter().enumerate() {
-            let (now, name) = (Seen::of(&*hub.state), hub.state.name());
+            let (now, name) = (LoggedCounts::of(&*hub.state), hub.state.name());
             let before = std::mem::replace(&mut self.seen[at], now);
             if now != before {
                 self.write(|| format!("    {name}: {}", now.since(&before)));

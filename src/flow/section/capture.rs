@@ -16,13 +16,13 @@ use std::{collections::HashMap, sync::Arc};
 use smallvec::SmallVec;
 
 use super::{
+    graph_table::{GraphShape, Lengths},
     plan::{BoundaryPort, SectionPlan},
-    table::{Lengths, Shape},
 };
 use crate::{
     device::human,
     error::{Error, ErrorKind, Result},
-    flow::drive::{HubToCreate, Member, operator},
+    flow::drive::{FlowOperator, HubToCreate, operator},
     graph::{Capturing, Exec, Graph},
     hub::{RawEnvelope, pool::Pool},
     memory::{
@@ -55,7 +55,7 @@ struct InputMemory {
 
 /// One output of the graph.
 pub(super) struct OutputMemory {
-    pub(super) from: Source,
+    pub(super) from: OutputSource,
     pub(super) bytes: usize,
     /// Bytes of each row. `None` if it does not have the rows of the inputs.
     row_bytes: Option<usize>,
@@ -63,7 +63,7 @@ pub(super) struct OutputMemory {
     end: Option<usize>,
 }
 
-pub(super) enum Source {
+pub(super) enum OutputSource {
     Input(usize),
     Own(RawEnvelope),
 }
@@ -74,7 +74,7 @@ struct CapturedInput {
     bytes: usize,
 }
 
-struct Recorded {
+struct RecordedRun {
     /// The envelope sent from each output.
     kept: Vec<RawEnvelope>,
     /// Of the inputs, then of the outputs.
@@ -85,7 +85,7 @@ struct Recorded {
 
 /// Calls `act` with one port of an operator.
 pub(super) fn with_port<R>(
-    member: &mut Member,
+    member: &mut FlowOperator,
     port: &str,
     act: impl FnOnce(&mut dyn AnyPort) -> Option<Result<R>>,
 ) -> Result<R> {
@@ -104,10 +104,10 @@ pub(super) fn with_port<R>(
 
 /// Captures one run of each operator, for messages of this shape.
 pub(super) fn capture(
-    members: &mut [Member],
+    members: &mut [FlowOperator],
     plan: &SectionPlan,
     interior: &[HubToCreate],
-    shape: &Shape,
+    shape: &GraphShape,
 ) -> Result<(Replay, Graph)> {
     let captured = shape.lengths.iter().map(|&bytes| {
         let memory = Memory::on(&plan.device, bytes)?;
@@ -122,7 +122,7 @@ pub(super) fn capture(
         capturing.capture().recorder().set_label(None);
         recorded
     })?;
-    let Recorded { kept, openings, written } = recorded;
+    let RecordedRun { kept, openings, written } = recorded;
     let sent: Vec<_> = kept.iter().map(RawEnvelope::memory).collect();
     if let Some(name) = graph.kept_by(&sent) {
         let text = "memory that was allocated in the capture, and that it was the last to use, is kept after it: a replay keeps \
@@ -133,11 +133,11 @@ pub(super) fn capture(
     let mut outputs = Vec::with_capacity(kept.len());
     let mut end = captured.len();
     for (edge, envelope) in plan.outputs.iter().zip(kept) {
-        let made = made(edge, envelope, &captured, shape, &mut end);
-        outputs.push(made.map_err(|error| error.at(operator(&members[edge.member].name)))?);
+        let output = output_memory(edge, envelope, &captured, shape, &mut end);
+        outputs.push(output.map_err(|error| error.at(operator(&members[edge.member].name)))?);
     }
     let inputs = plan.inputs.iter().zip(captured).zip(written).enumerate().map(|(end, ((edge, captured), written))| {
-        fed(captured, written, end).map_err(|error| error.at(operator(&members[edge.member].name)))
+        input_memory(captured, written, end).map_err(|error| error.at(operator(&members[edge.member].name)))
     });
     let inputs = inputs.collect::<Result<Vec<_>>>()?;
     Ok((Replay { exec: graph.instantiate_open(&openings)?, inputs, outputs }, graph))
@@ -147,8 +147,8 @@ pub(super) fn capture(
 pub(super) fn is_the_same(first: &(Replay, Graph), again: &(Replay, Graph)) -> Result<()> {
     let ((first, graph), (second, again)) = (first, again);
     let other_memory = || {
-        let differs = graph.memory_differs_from(&first.fed(), again);
-        differs.or_else(|| again.memory_differs_from(&second.fed(), graph))
+        let differs = graph.memory_differs_from(&first.inputs(), again);
+        differs.or_else(|| again.memory_differs_from(&second.inputs(), graph))
     };
     let (whose, what) = match graph.differs_from(again) {
         Some((whose, node)) => (whose, format!("{node} is not the same")),
@@ -169,12 +169,12 @@ pub(super) fn is_the_same(first: &(Replay, Graph), again: &(Replay, Graph)) -> R
 }
 
 fn record(
-    members: &mut [Member],
+    members: &mut [FlowOperator],
     plan: &SectionPlan,
     interior: &[HubToCreate],
     captured: &[CapturedInput],
     capturing: &Capturing,
-) -> Result<Recorded> {
+) -> Result<RecordedRun> {
     let capture = capturing.capture();
     let recorder = capture.recorder();
     let mut openings = Vec::with_capacity(plan.inputs.len() + plan.outputs.len());
@@ -230,7 +230,7 @@ fn record(
     let inputs = openings.iter().take(plan.inputs.len());
     let written = inputs.map(|opening| opening.is_written_after(capture)).collect::<Result<_>>()?;
     capturing.join()?;
-    Ok(Recorded { kept, openings, written })
+    Ok(RecordedRun { kept, openings, written })
 }
 
 /// Whether a graph can copy the envelope out.
@@ -243,11 +243,11 @@ fn missing() -> Error {
 }
 
 /// `end`: the number of the next opening.
-fn made(
+fn output_memory(
     edge: &BoundaryPort,
     envelope: RawEnvelope,
     captured: &[CapturedInput],
-    shape: &Shape,
+    shape: &GraphShape,
     end: &mut usize,
 ) -> Result<OutputMemory> {
     let bytes = envelope.bytes();
@@ -270,16 +270,16 @@ fn made(
     };
     let passed_on = captured.iter().position(|captured| envelope.home().ptr_eq(&Arc::downgrade(&captured.home)));
     let from = match passed_on {
-        None => Source::Own(envelope),
-        // The envelope was returned to its pool, where `fed` expects it.
-        Some(input) => Source::Input(input),
+        None => OutputSource::Own(envelope),
+        // The envelope was returned to its pool, where `input_memory` expects it.
+        Some(input) => OutputSource::Input(input),
     };
     let own = (bytes > 0).then_some(*end);
     *end += usize::from(own.is_some());
     Ok(OutputMemory { from, bytes, row_bytes, end: own })
 }
 
-fn fed(captured: CapturedInput, written: bool, end: usize) -> Result<InputMemory> {
+fn input_memory(captured: CapturedInput, written: bool, end: usize) -> Result<InputMemory> {
     let CapturedInput { home, start, bytes } = captured;
     let envelope = home.take()?.filter(|envelope| envelope.memory().address().is_ok_and(|address| address.0 == start));
     let Some(envelope) = envelope else {
@@ -298,7 +298,7 @@ impl Replay {
 
     /// Returns an error if the rows of an output have another length than in the graph of another bucket: then they are
     /// not rows.
-    pub(super) fn has_same_rows(&self, other: &Self, plan: &SectionPlan, members: &[Member]) -> Result<()> {
+    pub(super) fn has_same_rows(&self, other: &Self, plan: &SectionPlan, members: &[FlowOperator]) -> Result<()> {
         let outputs = plan.outputs.iter().zip(self.outputs.iter().zip(&other.outputs));
         for (edge, (one, two)) in outputs {
             let (Some(row), Some(other_row)) = (one.row_bytes, two.row_bytes) else { continue };
@@ -317,8 +317,8 @@ impl Replay {
     }
 
     /// The memory of the inputs.
-    fn fed(&self) -> Vec<&Memory> {
-        self.inputs.iter().map(|fed| fed.envelope.memory()).collect()
+    fn inputs(&self) -> Vec<&Memory> {
+        self.inputs.iter().map(|input| input.envelope.memory()).collect()
     }
 
     /// Enqueues a replay: copies the messages in, padded with zeros, launches the graph, and copies each output into
@@ -332,30 +332,30 @@ impl Replay {
     ) -> Result<()> {
         let execution = self.exec.execution();
         let (mut read, mut written) = (SmallVec::<[bool; 2]>::new(), SmallVec::<[bool; 2]>::new());
-        for (fed, message) in self.inputs.iter_mut().zip(messages.iter()) {
+        for (input, message) in self.inputs.iter_mut().zip(messages.iter()) {
             let message = message.as_ref().ok_or_else(missing)?;
-            let (bytes, to) = (message.bytes(), fed.envelope.memory_mut());
-            let redirected = execution.set_open_end(fed.end, message.memory(), bytes)?;
+            let (bytes, to) = (message.bytes(), input.envelope.memory_mut());
+            let redirected = execution.set_open_end(input.end, message.memory(), bytes)?;
             if !redirected {
                 transfer::copy(stream, message.memory(), to, bytes)?;
             }
-            transfer::zero(stream, to, bytes, fed.stale)?;
-            fed.stale = if fed.written { fed.bytes } else { bytes };
+            transfer::zero(stream, to, bytes, input.stale)?;
+            input.stale = if input.written { input.bytes } else { bytes };
             read.push(redirected);
         }
-        for (output, made) in self.outputs.iter().enumerate() {
-            let envelope = made.goes_to(output, messages, blanks).ok_or_else(missing)?;
-            let bytes = made.bytes(rows);
+        for (index, output) in self.outputs.iter().enumerate() {
+            let envelope = output.goes_to(index, messages, blanks).ok_or_else(missing)?;
+            let bytes = output.bytes(rows);
             envelope.set_bytes(bytes);
-            written.push(match made.end {
+            written.push(match output.end {
                 Some(end) => execution.set_open_end(end, envelope.memory(), bytes)?,
                 None => false,
             });
         }
         let mut given = SmallVec::<[Given<'_>; 2]>::new();
         for (input, message) in messages.iter_mut().enumerate() {
-            let goes_on = |made: &OutputMemory| matches!(made.from, Source::Input(of) if of == input);
-            let written = self.outputs.iter().zip(&written).any(|(made, written)| *written && goes_on(made));
+            let goes_on = |output: &OutputMemory| matches!(output.from, OutputSource::Input(of) if of == input);
+            let written = self.outputs.iter().zip(&written).any(|(output, written)| *written && goes_on(output));
             let memory = message.as_mut().ok_or_else(missing)?.memory_mut();
             given.push(Given { memory, read: read[input], written });
         }
@@ -369,13 +369,13 @@ impl Replay {
         given.retain(|given| given.read || given.written);
         execution.launch_with(stream, &mut given)?;
         drop(given);
-        for (output, made) in self.outputs.iter().enumerate().filter(|(output, _)| !written[*output]) {
-            let from = match &made.from {
-                Source::Own(envelope) => envelope,
-                Source::Input(input) => &self.inputs[*input].envelope,
+        for (index, output) in self.outputs.iter().enumerate().filter(|(index, _)| !written[*index]) {
+            let from = match &output.from {
+                OutputSource::Own(envelope) => envelope,
+                OutputSource::Input(input) => &self.inputs[*input].envelope,
             };
-            let to = made.goes_to(output, messages, blanks).ok_or_else(missing)?;
-            transfer::copy(stream, from.memory(), to.memory_mut(), made.bytes(rows))?;
+            let to = output.goes_to(index, messages, blanks).ok_or_else(missing)?;
+            transfer::copy(stream, from.memory(), to.memory_mut(), output.bytes(rows))?;
         }
         Ok(())
     }
@@ -398,15 +398,15 @@ impl OutputMemory {
         blanks: &'a mut [Option<RawEnvelope>],
     ) -> Option<&'a mut RawEnvelope> {
         let envelope = match self.from {
-            Source::Input(input) => messages.get_mut(input),
-            Source::Own(_) => blanks.get_mut(output),
+            OutputSource::Input(input) => messages.get_mut(input),
+            OutputSource::Own(_) => blanks.get_mut(output),
         };
         envelope?.as_mut()
     }
 }
 
 /// The lengths of the messages that are queued at the section's boundary. `None` if an input has none.
-pub(super) fn lengths(members: &mut [Member], inputs: &[BoundaryPort]) -> Result<Option<Lengths>> {
+pub(super) fn lengths(members: &mut [FlowOperator], inputs: &[BoundaryPort]) -> Result<Option<Lengths>> {
     let mut lengths = Lengths::new();
     for edge in inputs {
         let first = with_port(&mut members[edge.member], edge.port, |port| {

@@ -15,18 +15,18 @@
 //!            a message from each output, in the order of the inputs
 //! ```
 //!
-//! [`plan`] checks and plans a section, [`table`] chooses the graph of a round, [`capture`] makes one, and [`run`] is
+//! [`plan`] checks and plans a section, [`graph_table`] chooses the graph of a round, [`capture`] makes one, and [`run`] is
 //! the section's task.
 
 mod capture;
+mod graph_table;
 mod plan;
 mod run;
-mod table;
 
 use std::{fmt, sync::Arc};
 
 pub(super) use plan::{SectionPlan, plans};
-pub(super) use run::{SectionStats, Start, place, task};
+pub(super) use run::{SectionSetup, SectionStats, place, task};
 
 use super::{Added, Flow, OperatorSlot};
 use crate::{

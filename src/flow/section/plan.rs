@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Inspect, Section, Settings, USUAL_SHAPES, table::Lengths};
+use super::{Inspect, Section, Settings, USUAL_SHAPES, graph_table::Lengths};
 use crate::{
     condition::{PortId, Room},
     device::Device,

@@ -12,14 +12,14 @@ use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::{
-    capture::{Replay, Source, capture, is_the_same, lengths, with_port},
+    capture::{OutputSource, Replay, capture, is_the_same, lengths, with_port},
+    graph_table::{GraphShape, GraphTable, Route},
     plan::{Arrival, SectionPlan},
-    table::{Route, Shape, Table},
 };
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result, caught},
-    flow::drive::{Ended, HubToCreate, Member, blamed, operator},
+    flow::drive::{Ended, FlowOperator, HubToCreate, blamed, operator},
     graph::Graph,
     hub::RawEnvelope,
     memory::memory_passes,
@@ -34,7 +34,7 @@ use crate::{
     sync::{Mutex, lock, logged},
 };
 
-pub(in crate::flow) struct Start {
+pub(in crate::flow) struct SectionSetup {
     pub(in crate::flow) plan: SectionPlan,
     /// The inner hubs, which are created anew in each capture.
     pub(in crate::flow) interior: Vec<HubToCreate>,
@@ -74,14 +74,14 @@ pub(in crate::flow) fn place(name: &str) -> String {
 
 /// Runs a section to its end, and reports the end of each of its operators.
 pub(in crate::flow) async fn task(
-    start: Start,
-    members: Vec<Member>,
+    start: SectionSetup,
+    members: Vec<FlowOperator>,
     node: Arc<OperatorTask>,
     control: Arc<Control>,
     sender: mpsc::UnboundedSender<Ended>,
 ) {
     let (name, device) = (start.plan.name.clone(), start.plan.device.clone());
-    let mut running = Running::new(start, members, &node);
+    let mut running = SectionRun::new(start, members, &node);
     let outcome = caught(attended(&node, &device, running.run())).await;
     // Before its ports are closed, so that an operator that loses a message because of that finds the reason.
     if let Err(error) = &outcome {
@@ -108,14 +108,14 @@ pub(in crate::flow) async fn task(
     }
 }
 
-struct Running {
+struct SectionRun {
     plan: SectionPlan,
     interior: Vec<HubToCreate>,
     mode: CompletionMode,
     stats: Arc<SectionStats>,
-    members: Vec<Member>,
+    members: Vec<FlowOperator>,
     run_loop: RunLoop,
-    table: Table<Replay>,
+    table: GraphTable<Replay>,
     /// By operator: how a replay passes its messages on. Set when the section takes its stream.
     passing: Vec<SectionContext>,
     /// The stream of the replays. Dropped after the graphs.
@@ -123,10 +123,10 @@ struct Running {
     has_reported_rows: bool,
 }
 
-impl Running {
-    fn new(start: Start, members: Vec<Member>, node: &Arc<OperatorTask>) -> Self {
-        let Start { plan, interior, mode, stats } = start;
-        let table = Table::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
+impl SectionRun {
+    fn new(start: SectionSetup, members: Vec<FlowOperator>, node: &Arc<OperatorTask>) -> Self {
+        let SectionSetup { plan, interior, mode, stats } = start;
+        let table = GraphTable::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
         // Its operators are warned about when they block.
         let run_loop = RunLoop::new(&plan.name, node, Vec::new(), true);
         Self {
@@ -144,7 +144,7 @@ impl Running {
     }
 
     /// Returns the operators, and drops the graphs.
-    fn end(self) -> Vec<Member> {
+    fn end(self) -> Vec<FlowOperator> {
         self.members
     }
 
@@ -157,7 +157,7 @@ impl Running {
                 self.capture(shape).await?;
             }
         }
-        while next_run(Boundary { section: self }).await {
+        while next_run(WaitingSection { section: self }).await {
             // A hub that drops messages may have dropped this one.
             let Some(lengths) = lengths(&mut self.members, &self.plan.inputs)? else {
                 self.run_loop.discard_run();
@@ -237,7 +237,7 @@ impl Running {
     }
 
     /// Captures a graph. If there is no memory for it, memory in use by streams is awaited.
-    async fn captured(&mut self, shape: &Shape) -> Result<(Replay, Graph)> {
+    async fn captured(&mut self, shape: &GraphShape) -> Result<(Replay, Graph)> {
         loop {
             match capture(&mut self.members, &self.plan, &self.interior, shape) {
                 Err(error) if error.is_out_of_memory() => {
@@ -245,12 +245,12 @@ impl Running {
                         return Err(error);
                     }
                 }
-                made => return made,
+                outcome => return outcome,
             }
         }
     }
 
-    async fn capture(&mut self, shape: Shape) -> Result<()> {
+    async fn capture(&mut self, shape: GraphShape) -> Result<()> {
         // Evicted first: the new graph may need the memory of the old one.
         if let Some((evicted, replay)) = self.table.evict() {
             drop(replay);
@@ -342,25 +342,25 @@ impl Running {
             .get(graph)
             .ok_or_else(|| Error::new(ErrorKind::Usage, "internal error: no such graph (please report)"))?;
         let mut blanks: SmallVec<[Option<RawEnvelope>; 2]> = SmallVec::new();
-        for (made, edge) in replay.outputs.iter().zip(&plan.outputs) {
-            let Source::Own(like) = &made.from else {
+        for (output, edge) in replay.outputs.iter().zip(&plan.outputs) {
+            let OutputSource::Own(like) = &output.from else {
                 blanks.push(None);
                 continue;
             };
             let member = &mut members[edge.member];
             let blank = with_port(member, edge.port, |port| port.section_output().map(|output| output.blank()))?;
             blanks.push(Some(match blank {
-                Blank::Taken(envelope) if envelope.memory().bytes() >= made.bytes => envelope,
+                Blank::Taken(envelope) if envelope.memory().bytes() >= output.bytes => envelope,
                 // The operator sends memory of its own, which may be larger than the hub's envelopes.
                 Blank::Taken(_) | Blank::NoPool => RawEnvelope::on(stream, like.memory().bytes())?,
                 Blank::AllInUse => return Err(gone()),
             }));
         }
         replay.enqueue(stream, &mut messages, &mut blanks, rows)?;
-        for ((made, edge), blank) in replay.outputs.iter().zip(&plan.outputs).zip(blanks) {
-            let envelope = match made.from {
-                Source::Input(input) => messages[input].take(),
-                Source::Own(_) => blank,
+        for ((output, edge), blank) in replay.outputs.iter().zip(&plan.outputs).zip(blanks) {
+            let envelope = match output.from {
+                OutputSource::Input(input) => messages[input].take(),
+                OutputSource::Own(_) => blank,
             };
             let envelope = envelope.ok_or_else(|| {
                 Error::new(ErrorKind::Usage, "internal error: two outputs send one envelope (please report)")
@@ -391,17 +391,17 @@ impl Running {
 }
 
 /// A section that waits for its next run: for a message at each of its inputs, and for room at each output.
-struct Boundary<'a> {
-    section: &'a mut Running,
+struct WaitingSection<'a> {
+    section: &'a mut SectionRun,
 }
 
-impl Runnable for Boundary<'_> {
+impl Runnable for WaitingSection<'_> {
     fn parts(&mut self) -> (&mut RunLoop, Option<&mut dyn AllPorts>) {
         (&mut self.section.run_loop, None)
     }
 
     fn poll_ready(&mut self, task: &mut Context<'_>) -> Readiness {
-        let Running { members, plan, .. } = &mut *self.section;
+        let SectionRun { members, plan, .. } = &mut *self.section;
         let mut asked = Readiness::READY;
         for edge in plan.inputs.iter().chain(&plan.outputs) {
             members[edge.member].operator.visit(&mut |name, port| {
@@ -436,7 +436,7 @@ impl Runnable for Boundary<'_> {
     }
 
     fn last_work(&self) -> Vec<Ticket> {
-        let Running { members, stats, .. } = &*self.section;
+        let SectionRun { members, stats, .. } = &*self.section;
         members.iter().flat_map(|member| member.operator.last()).chain(stats.last()).collect()
     }
 }

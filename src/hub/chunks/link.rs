@@ -12,7 +12,7 @@ use super::{
     chunk::{Chunk, beside},
     core::{Registration, place_name},
     roles::{ChunkRole, LinkName, Produce, Role},
-    state::{Asks, LinkId},
+    state::{LinkId, PollRequest},
 };
 use crate::{
     device::Device,
@@ -29,7 +29,7 @@ use crate::{
 /// any more, although a chunk that it was given may still be in use. If a flow's operators have links to the same
 /// hub, the link holds that flow: the flow does not end while this link may still do something.
 pub struct Link<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static = ()> {
-    pub(super) seat: Arc<Registration<T, S>>,
+    pub(super) registration: Arc<Registration<T, S>>,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -54,15 +54,15 @@ pub(crate) struct Waiting<T: Plain, S: Clone + Send + Sync + 'static>(Weak<Regis
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Drop for Waiting<T, S> {
     fn drop(&mut self) {
-        if let Some(seat) = self.0.upgrade() {
-            seat.rest();
+        if let Some(registration) = self.0.upgrade() {
+            registration.rest();
         }
     }
 }
 
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
-    pub(super) fn new(seat: Registration<T, S>) -> Self {
-        Self { seat: Arc::new(seat), kind: PhantomData }
+    pub(super) fn new(registration: Registration<T, S>) -> Self {
+        Self { registration: Arc::new(registration), kind: PhantomData }
     }
 
     /// Waits for the next chunk or, for a link that produces, for the next blank.
@@ -115,7 +115,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
                 return Poll::Pending;
             }
             let budget = ready!(tokio::task::coop::poll_proceed(task));
-            let next = self.seat.poll_next(true, task);
+            let next = self.registration.poll_next(true, task);
             if next.is_ready() {
                 budget.made_progress();
             }
@@ -125,34 +125,34 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     }
 
     pub(crate) fn waiting(&self) -> Waiting<T, S> {
-        Waiting(Arc::downgrade(&self.seat))
+        Waiting(Arc::downgrade(&self.registration))
     }
 
     /// For a port: polls for the next chunk. Another link may take it before `take` is called.
     pub(crate) fn ask(&self, task: &mut Context<'_>) -> Result<Answer> {
-        self.seat.ask(Asks { blank: true, stays: true }, task)
+        self.registration.ask(PollRequest { blank: true, stays: true }, task)
     }
 
     /// Takes it, if it is still there.
     pub(crate) fn take(&self) -> Result<Option<Chunk<K, T, S>>> {
-        self.seat.take(true)
+        self.registration.take(true)
     }
 
     /// Stops waiting.
     pub(crate) fn rest(&self) {
-        self.seat.rest();
+        self.registration.rest();
     }
 
     pub(crate) fn watch(&self, waker: &Waker) {
-        self.seat.watch(waker);
+        self.registration.watch(waker);
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.seat.has_ended()
+        self.registration.has_ended()
     }
 
     pub(crate) fn id(&self) -> LinkId {
-        self.seat.id
+        self.registration.id
     }
 
     /// Runs `work` with the next chunk, and commits the chunk if that succeeds. Returns `None` if there will be no
@@ -187,18 +187,18 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
 
     /// The link's location.
     pub fn device(&self) -> &Device {
-        &self.seat.device
+        &self.registration.device
     }
 
     /// The hub's name.
     pub fn hub(&self) -> &str {
-        &self.seat.core.name
+        &self.registration.core.name
     }
 }
 
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Drop for Link<K, T, S> {
     fn drop(&mut self) {
-        self.seat.retire();
+        self.registration.retire();
     }
 }
 
@@ -285,7 +285,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         task: &mut Context<'_>,
     ) -> Poll<Result<Option<Chunk<Produce, T, S>>>> {
         self.fits(envelope, returns)?;
-        self.seat.poll_next(false, task)
+        self.registration.poll_next(false, task)
     }
 
     /// Puts an envelope into that slot.
@@ -306,7 +306,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         });
         match place {
             Ok(mut place) => {
-                let came_back = self.seat.comes_in(&mut envelope);
+                let came_back = self.registration.envelope_sent(&mut envelope);
                 place.fill_with(envelope, structure, returns);
                 // Cannot fail: the chunk has an envelope and a structure.
                 let _ = place.commit_any();
@@ -318,8 +318,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     }
 
     fn fits(&self, envelope: &Envelope<T>, returns: bool) -> Result<()> {
-        let (bytes, wanted) = (envelope.raw().memory().bytes(), self.seat.core.bytes);
-        let (name, of) = (&self.seat.core.name, size_of::<T>());
+        let (bytes, wanted) = (envelope.raw().memory().bytes(), self.registration.core.bytes);
+        let (name, of) = (&self.registration.core.name, size_of::<T>());
         let refuse = |why: String| Err(Error::new(ErrorKind::Usage, format!("hub `{name}`: {why}")));
         if bytes != wanted {
             return refuse(format!(
@@ -328,8 +328,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
                 bytes / of
             ));
         }
-        if self.seat.core.device_of(envelope) != self.seat.device {
-            let (there, link) = (envelope.location(), place_name(&self.seat.device));
+        if self.registration.core.device_of(envelope) != self.registration.device {
+            let (there, link) = (envelope.location(), place_name(&self.registration.device));
             return refuse(format!("an envelope on {there} cannot be sent by a link on {link}: use a link on {there}"));
         }
         if returns && envelope.raw().memory().is_read_only() {
@@ -418,13 +418,17 @@ impl DestinationName {
 
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Destination for Link<K, T, S> {
     fn name(&self) -> DestinationName {
-        DestinationName { name: self.seat.name, role: self.seat.role, hub: Some(self.seat.core.name.clone()) }
+        DestinationName {
+            name: self.registration.name,
+            role: self.registration.role,
+            hub: Some(self.registration.core.name.clone()),
+        }
     }
 }
 
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> fmt::Debug for Link<K, T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let role: Role = self.seat.role;
+        let role: Role = self.registration.role;
         f.debug_struct("Link")
             .field("hub", &self.hub())
             .field("role", &role)

@@ -35,7 +35,7 @@ pub use link::DestinationName;
 pub use link::{Consumer, Destination, Link, Modifier, Peeker, Producer, Unsent};
 
 use self::{
-    core::{ChunkState, Core},
+    core::{ChunkHubView, Core},
     roles::{ChunkRole, Consume, LinkName, Modify, Peek, Produce},
 };
 use crate::{
@@ -137,7 +137,7 @@ pub struct ChunkHubBuilder<T, S> {
     elements: usize,
     capacity: Option<usize>,
     envelopes: Vec<(Device, usize)>,
-    near: Option<Device>,
+    pinned_for: Option<Device>,
     of: std::marker::PhantomData<fn(T, S)>,
 }
 
@@ -166,15 +166,15 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubBuilder<T, S> {
         self
     }
 
-    /// Adds `count` envelopes on the host. They are page-locked for the device set with [`near`](Self::near) or, by
+    /// Adds `count` envelopes on the host. They are page-locked for the device set with [`pinned_for`](Self::pinned_for) or, by
     /// default, the first device that has envelopes.
     pub fn host_envelopes(self, count: usize) -> Self {
         self.envelopes(&Device::host(), count)
     }
 
     /// Sets the device that envelopes on the host are page-locked for.
-    pub fn near(mut self, device: &Device) -> Self {
-        self.near = Some(device.clone());
+    pub fn pinned_for(mut self, device: &Device) -> Self {
+        self.pinned_for = Some(device.clone());
         self
     }
 
@@ -185,7 +185,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubBuilder<T, S> {
     /// [`Setup`](ErrorKind::Setup) if the queue has 0 slots, if the envelopes have room for no element, or if there
     /// is no copy path between its devices; [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers.
     pub fn build(self) -> Result<ChunkHub<T, S>> {
-        let Self { name, elements, capacity, envelopes, near, .. } = self;
+        let Self { name, elements, capacity, envelopes, pinned_for, .. } = self;
         let refuse = |why: &str| Err(Error::new(ErrorKind::Setup, format!("hub `{name}`: {why}")));
         let capacity = capacity.unwrap_or(1);
         if capacity == 0 {
@@ -196,12 +196,12 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubBuilder<T, S> {
         }
         let bytes = bytes_of::<T>(elements).map_err(|error| error.at(format!("hub `{name}`")))?;
         let device = envelopes.iter().map(|(device, _)| device).find(|device| !device.is_host()).cloned();
-        let near = near.or(device);
+        let pinned_for = pinned_for.or(device);
         let core = Core::new(name, bytes, capacity);
         // Device memory first: there is less of it, so a failure is found sooner.
         let (host, devices): (Vec<_>, Vec<_>) = envelopes.into_iter().partition(|(device, _)| device.is_host());
         for (device, count) in devices.into_iter().chain(host).filter(|(_, count)| *count > 0) {
-            core.add_envelopes(&device, count, near.as_ref())?;
+            core.add_envelopes(&device, count, pinned_for.as_ref())?;
         }
         Ok(ChunkHub { core })
     }
@@ -215,7 +215,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
             elements: 0,
             capacity: None,
             envelopes: Vec::new(),
-            near: None,
+            pinned_for: None,
             of: std::marker::PhantomData,
         }
     }
@@ -325,7 +325,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
     }
 
     /// A flow's view of the hub.
-    pub(crate) fn state(&self) -> Arc<dyn ChunkState> {
+    pub(crate) fn state(&self) -> Arc<dyn ChunkHubView> {
         self.core.clone()
     }
 

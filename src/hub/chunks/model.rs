@@ -28,7 +28,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
 use super::{
     roles::{LinkName, Role},
-    state::{Actions, Asks, Blanks, Grant, LOOKS, LinkId, LocationId, Move, State},
+    state::{Actions, Blanks, ChunkHubState, Grant, LinkId, LocationId, Move, PollRequest, VISITS},
 };
 use crate::hub::queue::Answer;
 
@@ -87,7 +87,7 @@ impl Blanks<Held> for Pools {
         self.0[place].len()
     }
 
-    fn made(&self, place: LocationId) -> usize {
+    fn total(&self, place: LocationId) -> usize {
         self.1[place]
     }
 
@@ -135,7 +135,7 @@ struct Known {
 }
 
 struct World {
-    state: State<Held, ()>,
+    state: ChunkHubState<Held, ()>,
     pools: Pools,
     tasks: Vec<Task>,
     moves: Vec<Move<Held>>,
@@ -204,7 +204,7 @@ impl World {
         let (late, links): (Vec<_>, Vec<_>) = setup.links.iter().partition(|link| is_late(link));
         let mut world = Self {
             tasks: Vec::new(),
-            state: State::new(setup.capacity),
+            state: ChunkHubState::new(setup.capacity),
             pools: Pools(setup.envelopes.iter().enumerate().map(blanks).collect(), setup.envelopes.clone()),
             moves: Vec::new(),
             homing: Vec::new(),
@@ -263,7 +263,7 @@ impl World {
         true
     }
 
-    fn act<R>(&mut self, act: impl FnOnce(&mut State<Held, ()>, &mut Pools, &mut Actions<Held>) -> R) -> R {
+    fn act<R>(&mut self, act: impl FnOnce(&mut ChunkHubState<Held, ()>, &mut Pools, &mut Actions<Held>) -> R) -> R {
         let mut out = Actions::default();
         let Self { state, pools, .. } = self;
         let done = locked(|| {
@@ -427,7 +427,7 @@ impl World {
     /// Switches the flow of data to other links, and the last time to all of them.
     fn switch(&mut self) {
         self.switches -= 1;
-        let some = self.tasks.iter().map(|task| LinkName::Hand(task.id.0)).filter(|_| self.rng.random());
+        let some = self.tasks.iter().map(|task| LinkName::Standalone(task.id.0)).filter(|_| self.rng.random());
         let flow = (self.switches > 0).then(|| some.collect());
         self.act(|state, _, _| state.set_flow(flow));
     }
@@ -448,7 +448,7 @@ impl World {
         let waker = Arc::new(Waker::from(self.tasks[at].woken.clone()));
         let mut out = Actions::default();
         let blank = self.tasks[at].role != Role::Produce || !self.sends || self.rng.random();
-        let asks = Asks { blank, stays: self.rng.random() };
+        let asks = PollRequest { blank, stays: self.rng.random() };
         let asked = self.state.poll(id, asks, &waker, Some(&waker), &mut self.pools, &mut out).unwrap();
         self.carry_out(out);
         match asked {
@@ -650,7 +650,7 @@ fn the_source_of_a_copy_that_was_replaced_is_not_dropped_under_the_lock() {
     let ids: Vec<_> = world.tasks.iter().map(|task| task.id).collect();
     let waker = Arc::new(Waker::noop().clone());
     let ask = |world: &mut World, id| {
-        let asks = Asks { blank: true, stays: false };
+        let asks = PollRequest { blank: true, stays: false };
         world.act(|state, pools, out| state.poll(id, asks, &waker, Some(&waker), pools, out));
     };
     let arrives = |world: &mut World, copy: Move<Held>| {
@@ -665,7 +665,7 @@ fn the_source_of_a_copy_that_was_replaced_is_not_dropped_under_the_lock() {
     ask(&mut world, ids[2]);
     let late = world.moves.pop().unwrap();
     assert_eq!((late.from, late.to), (0, 2));
-    world.act(|state, _, _| state.spoilt(number, 0));
+    world.act(|state, _, _| state.lose_copy(number, 0));
     world.homing.clear();
     ask(&mut world, ids[3]);
     let back = world.moves.pop().unwrap();
@@ -865,9 +865,9 @@ fn looks(role: Role, links: usize) -> usize {
     let setup = Setup { envelopes: vec![1, 2], capacity: 2, links, chunks: 3, ..Setup::default() };
     let (mut world, mut most, mut goes_on) = (World::new(&setup), 0, true);
     while goes_on && world.made < commits {
-        LOOKS.set(0);
+        VISITS.set(0);
         goes_on = world.step();
-        most = LOOKS.get().max(most);
+        most = VISITS.get().max(most);
     }
     most
 }

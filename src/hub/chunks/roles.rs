@@ -15,7 +15,7 @@ pub(crate) enum Role {
 /// A link's name for `flow_to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LinkName {
-    Hand(u64),
+    Standalone(u64),
     /// The numbers of a flow, an operator and a port: the same in all of the flow's runs.
     Port(u64, usize, usize),
 }
@@ -26,7 +26,7 @@ impl LinkName {
     pub(crate) fn order(self) -> u64 {
         match self {
             Self::Port(flow, operator, _) => (flow << 32 | operator as u64) & !(1 << 63),
-            Self::Hand(number) => number | 1 << 63,
+            Self::Standalone(number) => number | 1 << 63,
         }
     }
 }

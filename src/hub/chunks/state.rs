@@ -2,7 +2,7 @@
 //! freed.
 //!
 //! It does not depend on devices, locks or futures. On each event (a link polls, takes, commits, gives back or is
-//! dropped; a copy was enqueued; an envelope was returned), [`settle`](State::settle) computes the consequences
+//! dropped; a copy was enqueued; an envelope was returned), [`settle`](ChunkHubState::settle) computes the consequences
 //! ([`Actions`]): copies to enqueue, tasks to wake, envelopes to free. The caller carries them out with no lock held.
 //!
 //! ```text
@@ -39,7 +39,7 @@
 //! follows waiting consumers only to places where this is true as well; elsewhere a younger chunk could hold the
 //! envelope that the older one needs, while waiting for that one's. If links or the flow of data have changed
 //! meanwhile, copies that are in the way are dropped, or moved to another place if they are the only ones. If no
-//! place has a free envelope for that and none is being returned, one more envelope is allocated ([`Spare`]), by the
+//! place has a free envelope for that and none is being returned, one more envelope is allocated ([`SpareEnvelope`]), by the
 //! waiting link when it polls. This never leaves a place with more envelopes than it was given or the queue has
 //! chunks.
 //!
@@ -47,7 +47,7 @@
 //! one chunk more than that is [refused](TooFew), wherever the chunks are at that time.
 //!
 //! **A user's own envelope** is returned to the user once no link needs the chunk there, unless the chunk is to
-//! [return](Chunk::returns_to) in it: then it is kept beside the chunk, and is the blank for the copy that comes
+//! [return](ChunkRecord::returns_to) in it: then it is kept beside the chunk, and is the blank for the copy that comes
 //! back.
 //!
 //! **A lost device.** Its links are served no more, and no chunk waits for them. Nothing is copied to its place, and
@@ -86,7 +86,7 @@ pub(super) trait Blanks<E> {
     fn take(&mut self, place: LocationId) -> Option<E>;
     fn count(&self, place: LocationId) -> usize;
     /// The number of envelopes there, free or in use.
-    fn made(&self, place: LocationId) -> usize;
+    fn total(&self, place: LocationId) -> usize;
     fn places(&self) -> usize;
     /// Whether the envelope was made there, as opposed to one sent by a user.
     fn is_own(&self, place: LocationId, envelope: &E) -> bool;
@@ -95,7 +95,7 @@ pub(super) trait Blanks<E> {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asks {
+pub(super) struct PollRequest {
     /// For a producer: a blank, in addition to a place in the queue.
     pub(super) blank: bool,
     /// It may also wait for something else, and not take what is there.
@@ -117,7 +117,7 @@ pub(super) struct Grant<E, S> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooFew {
     pub(super) chunks: usize,
-    pub(super) made: usize,
+    pub(super) envelopes: usize,
 }
 
 impl TooFew {
@@ -127,7 +127,7 @@ impl TooFew {
     }
 }
 
-/// A copy to enqueue. Both envelopes come back with [`State::arrived`].
+/// A copy to enqueue. Both envelopes come back with [`ChunkHubState::arrived`].
 #[derive(Debug)]
 pub(super) struct Move<E> {
     pub(super) number: u64,
@@ -154,7 +154,7 @@ impl<E> Default for Actions<E> {
 }
 
 #[derive(Debug)]
-struct Link {
+struct LinkRecord {
     role: Role,
     name: LinkName,
     place: LocationId,
@@ -162,7 +162,7 @@ struct Link {
     retired: bool,
     /// Chunks are given to it: it is not retired, and data flows to it.
     is_served: bool,
-    waits: Option<Waits>,
+    waits: Option<LinkWait>,
     /// Woken by the next change of any kind.
     watcher: Option<Arc<Waker>>,
     /// When it was last served.
@@ -172,7 +172,7 @@ struct Link {
 }
 
 #[derive(Debug)]
-struct Waits {
+struct LinkWait {
     since: u64,
     waker: Arc<Waker>,
     /// For a blank, in addition to a place in the queue.
@@ -180,16 +180,16 @@ struct Waits {
     /// It was woken, and has not polled since.
     woken: bool,
     /// It could have had what it waits for and did not take it: it also waits for something else.
-    looked: bool,
+    offered: bool,
 }
 
 #[derive(Debug)]
-struct Chunk<E, S> {
+struct ChunkRecord<E, S> {
     number: u64,
     structure: S,
-    copies: SmallVec<[Copy<E>; 2]>,
+    copies: SmallVec<[ChunkCopy<E>; 2]>,
     /// The link that has exclusive access.
-    alone: Option<LinkId>,
+    held_by: Option<LinkId>,
     moving: usize,
     /// Sorted.
     seen: SmallVec<[LinkId; 4]>,
@@ -228,9 +228,9 @@ impl Turn {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts([usize; 4]);
+struct RoleCounts([usize; 4]);
 
-impl Counts {
+impl RoleCounts {
     fn of(&self, role: Role) -> usize {
         self.0[role as usize]
     }
@@ -249,14 +249,14 @@ impl Counts {
 }
 
 #[derive(Debug)]
-struct Copy<E> {
+struct ChunkCopy<E> {
     place: LocationId,
-    slot: Slot<E>,
+    slot: CopyState<E>,
     peeks: usize,
 }
 
 #[derive(Debug)]
-enum Slot<E> {
+enum CopyState<E> {
     Arriving,
     There(E),
     Lent,
@@ -266,7 +266,7 @@ enum Slot<E> {
 
 /// The state of the one additional envelope without which nothing could move any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Spare {
+enum SpareEnvelope {
     No,
     /// The chunk of this number needs it, at this place, for a waiting link.
     Needed(u64, LocationId),
@@ -276,20 +276,20 @@ enum Spare {
 
 #[cfg(test)]
 thread_local! {
-    pub(super) static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    pub(super) static VISITS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct State<E, S> {
+pub(super) struct ChunkHubState<E, S> {
     capacity: usize,
-    links: BTreeMap<LinkId, Link>,
-    counts: Counts,
+    links: BTreeMap<LinkId, LinkRecord>,
+    counts: RoleCounts,
     /// Of the links that are served.
-    served: Counts,
-    chunks: VecDeque<Chunk<E, S>>,
+    served: RoleCounts,
+    chunks: VecDeque<ChunkRecord<E, S>>,
     /// Consumed, and still peeked at.
-    lingering: Vec<Chunk<E, S>>,
+    lingering: Vec<ChunkRecord<E, S>>,
     /// Places in the queue of producers that have not committed yet: the chunk's number, and where its blank is.
     open: Vec<(u64, Option<LocationId>)>,
     /// The links that data is restricted to by `flow_to`.
@@ -299,7 +299,7 @@ pub(super) struct State<E, S> {
     clock: u64,
     /// Wakers that were removed, to be dropped with no lock held.
     gone: Vec<Arc<Waker>>,
-    spare: Spare,
+    spare: SpareEnvelope,
     lost: SmallVec<[LocationId; 1]>,
     /// How often a chunk that a link had looked at went to another link since the last one was taken: by a consumer,
     /// if there are any.
@@ -314,11 +314,11 @@ pub(super) struct State<E, S> {
     flow_had_consumer: bool,
 }
 
-impl<E> Copy<E> {
+impl<E> ChunkCopy<E> {
     fn there(&self) -> Option<&E> {
         match &self.slot {
-            Slot::There(envelope) => Some(envelope),
-            Slot::Arriving | Slot::Lent | Slot::Lost => None,
+            CopyState::There(envelope) => Some(envelope),
+            CopyState::Arriving | CopyState::Lent | CopyState::Lost => None,
         }
     }
 
@@ -327,8 +327,8 @@ impl<E> Copy<E> {
     }
 }
 
-impl<E, S> Chunk<E, S> {
-    fn copy(&self, place: LocationId) -> Option<&Copy<E>> {
+impl<E, S> ChunkRecord<E, S> {
+    fn copy(&self, place: LocationId) -> Option<&ChunkCopy<E>> {
         self.copies.iter().find(|copy| copy.place == place)
     }
 
@@ -359,7 +359,7 @@ impl<E, S> Chunk<E, S> {
 
     /// No copy is left, since they were lost.
     fn is_lost(&self) -> bool {
-        self.lost_at.is_some() && self.alone.is_none() && self.moving == 0 && self.spare() == 0
+        self.lost_at.is_some() && self.held_by.is_none() && self.moving == 0 && self.spare() == 0
     }
 
     /// Drops the copy at that place, if there is one, as lost.
@@ -370,7 +370,7 @@ impl<E, S> Chunk<E, S> {
         let Some(at) = self.copies.iter().position(|copy| copy.place == place && copy.there().is_some()) else {
             return;
         };
-        if let Slot::There(envelope) = std::mem::replace(&mut self.copies[at].slot, Slot::Lost) {
+        if let CopyState::There(envelope) = std::mem::replace(&mut self.copies[at].slot, CopyState::Lost) {
             freed.push(envelope);
         }
         if self.copies[at].peeks == 0 {
@@ -381,7 +381,7 @@ impl<E, S> Chunk<E, S> {
 
     fn remove(&mut self, place: LocationId, freed: &mut Vec<E>) {
         if let Some(at) = self.copies.iter().position(|copy| copy.place == place)
-            && let Slot::There(envelope) = self.copies.swap_remove(at).slot
+            && let CopyState::There(envelope) = self.copies.swap_remove(at).slot
         {
             self.release(place, envelope, freed);
         }
@@ -410,7 +410,7 @@ impl<E, S> Chunk<E, S> {
         E: Deref,
     {
         let is_same = |there: &E| std::ptr::eq(&raw const **there, &raw const *clone);
-        if !self.copies.iter().filter_map(Copy::there).any(is_same) {
+        if !self.copies.iter().filter_map(ChunkCopy::there).any(is_same) {
             freed.push(clone);
         }
     }
@@ -422,13 +422,13 @@ impl<E, S> Chunk<E, S> {
     }
 }
 
-impl<E: Clone + Deref, S: Clone> State<E, S> {
+impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             capacity,
             links: BTreeMap::new(),
-            counts: Counts::default(),
-            served: Counts::default(),
+            counts: RoleCounts::default(),
+            served: RoleCounts::default(),
             chunks: VecDeque::new(),
             lingering: Vec::new(),
             open: Vec::new(),
@@ -437,7 +437,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             links_made: 0,
             clock: 0,
             gone: Vec::new(),
-            spare: Spare::No,
+            spare: SpareEnvelope::No,
             lost: SmallVec::new(),
             passed_over: 0,
             freed: Vec::new(),
@@ -459,7 +459,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     pub(super) fn link(&mut self, role: Role, place: LocationId, name: Option<LinkName>) -> (LinkId, LinkName) {
         self.links_made += 1;
         let id = LinkId(self.links_made);
-        let name = name.unwrap_or(LinkName::Hand(id.0));
+        let name = name.unwrap_or(LinkName::Standalone(id.0));
         self.had_producer |= role == Role::Produce;
         self.had_reader |= role != Role::Produce;
         self.had_consumer |= role == Role::Consume;
@@ -472,7 +472,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
         // It gets chunks that are already there, like any other link.
         let link =
-            Link { role, name, place, retired: false, is_served, waits: None, watcher: None, served: 0, last: 0 };
+            LinkRecord { role, name, place, retired: false, is_served, waits: None, watcher: None, served: 0, last: 0 };
         self.links.insert(id, link);
         (id, name)
     }
@@ -508,7 +508,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     /// Restricts the flow of data to these links; `None`: to all.
     pub(super) fn set_flow(&mut self, flow: Option<Vec<LinkName>>) {
         let names: Option<HashSet<_>> = flow.as_ref().map(|flow| flow.iter().collect());
-        self.served = Counts::default();
+        self.served = RoleCounts::default();
         self.flow_had_consumer = false;
         for link in self.links.values_mut() {
             let is_named = !link.retired && names.as_ref().is_none_or(|names| names.contains(&link.name));
@@ -540,7 +540,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// The copy of a chunk at a place cannot be used as a source: a device elsewhere was lost while it wrote to it.
-    pub(super) fn spoilt(&mut self, number: u64, place: LocationId) {
+    pub(super) fn lose_copy(&mut self, number: u64, place: LocationId) {
         let mut freed = std::mem::take(&mut self.freed);
         if let Some(chunk) = self.find(number) {
             chunk.lose(place, &mut freed);
@@ -551,7 +551,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     /// Drops copies that are known to have failed. A failure may become known at any time after the copy was
     /// enqueued, so this is called before a link takes a chunk or gives one back.
     pub(super) fn lose_failed(&mut self, blanks: &impl Blanks<E>) {
-        let has_failed = |copy: &&Copy<E>| copy.there().is_some_and(|envelope| blanks.has_failed(envelope));
+        let has_failed = |copy: &&ChunkCopy<E>| copy.there().is_some_and(|envelope| blanks.has_failed(envelope));
         for chunk in self.chunks.iter_mut().chain(&mut self.lingering) {
             while let Some(place) = chunk.copies.iter().find(has_failed).map(|copy| copy.place) {
                 chunk.lose(place, &mut self.freed);
@@ -566,20 +566,20 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     /// For a chunk whose envelope came back, possibly to a place that is lost.
     fn lose_again(&mut self, number: u64) {
         for place in self.lost.clone() {
-            self.spoilt(number, place);
+            self.lose_copy(number, place);
         }
     }
 
     /// All links. Tests count the visits.
-    fn each(&self) -> impl Iterator<Item = (LinkId, &Link)> {
+    fn each(&self) -> impl Iterator<Item = (LinkId, &LinkRecord)> {
         self.links.iter().map(|(id, link)| {
             #[cfg(test)]
-            LOOKS.set(LOOKS.get() + 1);
+            VISITS.set(VISITS.get() + 1);
             (*id, link)
         })
     }
 
-    fn of_role(&self, role: Role) -> impl Iterator<Item = (LinkId, &Link)> {
+    fn of_role(&self, role: Role) -> impl Iterator<Item = (LinkId, &LinkRecord)> {
         let links = (self.served.of(role) > 0).then(|| self.each());
         links.into_iter().flatten().filter(move |(_, link)| link.role == role && link.is_served)
     }
@@ -594,11 +594,15 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// Links of this role that have not had the chunk.
-    fn pending<'a>(&'a self, chunk: &'a Chunk<E, S>, role: Role) -> impl Iterator<Item = (LinkId, &'a Link)> {
+    fn pending<'a>(
+        &'a self,
+        chunk: &'a ChunkRecord<E, S>,
+        role: Role,
+    ) -> impl Iterator<Item = (LinkId, &'a LinkRecord)> {
         self.of_role(role).filter(|(id, _)| !chunk.is_seen_by(*id))
     }
 
-    fn turn(&self, chunk: &Chunk<E, S>) -> Turn {
+    fn turn(&self, chunk: &ChunkRecord<E, S>) -> Turn {
         if !self.consumes() {
             return Turn { modify: None, peek: false, any: true };
         }
@@ -614,13 +618,13 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     pub(super) fn produced(&mut self, number: u64, place: LocationId, envelope: E, structure: S, returns: bool) {
         let is_sent = self.open.iter().any(|(open, place)| *open == number && place.is_none());
         self.unproduced(number);
-        let copies = SmallVec::from_iter([Copy { place, slot: Slot::There(envelope), peeks: 0 }]);
+        let copies = SmallVec::from_iter([ChunkCopy { place, slot: CopyState::There(envelope), peeks: 0 }]);
         let at = self.chunks.partition_point(|chunk| chunk.number < number);
-        let chunk = Chunk {
+        let chunk = ChunkRecord {
             number,
             structure,
             copies,
-            alone: None,
+            held_by: None,
             moving: 0,
             seen: SmallVec::new(),
             lost_at: None,
@@ -638,7 +642,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         self.open.retain(|(open, _)| *open != number);
     }
 
-    fn find(&mut self, number: u64) -> Option<&mut Chunk<E, S>> {
+    fn find(&mut self, number: u64) -> Option<&mut ChunkRecord<E, S>> {
         let at = self.chunks.binary_search_by_key(&number, |chunk| chunk.number);
         match at {
             Ok(at) => self.chunks.get_mut(at),
@@ -675,16 +679,16 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             out.freed.push(envelope);
             return Some(structure);
         };
-        chunk.alone = None;
+        chunk.held_by = None;
         let old = std::mem::replace(&mut chunk.structure, structure);
         chunk.set_seen(id, true);
         for copy in chunk.copies.drain(..).collect::<SmallVec<[_; 2]>>() {
             match copy.slot {
-                Slot::Lent | Slot::Lost => chunk.copies.push(copy),
-                Slot::There(_) if mutants::is(Mutant::StaleCopy) => chunk.copies.push(copy),
-                Slot::There(old) => chunk.release(copy.place, old, &mut out.freed),
+                CopyState::Lent | CopyState::Lost => chunk.copies.push(copy),
+                CopyState::There(_) if mutants::is(Mutant::StaleCopy) => chunk.copies.push(copy),
+                CopyState::There(old) => chunk.release(copy.place, old, &mut out.freed),
                 // Unreachable: a chunk that is held exclusively is not copied.
-                Slot::Arriving => {}
+                CopyState::Arriving => {}
             }
         }
         out.freed.extend(Self::put_back(chunk, envelope));
@@ -696,9 +700,9 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     /// is another copy.
     pub(super) fn given_back(&mut self, id: LinkId, number: u64, envelope: E, written: bool, out: &mut Actions<E>) {
         let Some(chunk) = self.find(number) else { return out.freed.push(envelope) };
-        chunk.alone = None;
+        chunk.held_by = None;
         if written && chunk.spare() > 0 {
-            let lent = chunk.copies.iter().position(|copy| matches!(copy.slot, Slot::Lent));
+            let lent = chunk.copies.iter().position(|copy| matches!(copy.slot, CopyState::Lent));
             match lent.map(|at| chunk.copies.swap_remove(at).place) {
                 Some(place) => chunk.release(place, envelope, &mut out.freed),
                 None => out.freed.push(envelope),
@@ -711,9 +715,9 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// Returns the envelope if none was lent.
-    fn put_back(chunk: &mut Chunk<E, S>, envelope: E) -> Option<E> {
-        match chunk.copies.iter_mut().find(|copy| matches!(copy.slot, Slot::Lent)) {
-            Some(copy) => copy.slot = Slot::There(envelope),
+    fn put_back(chunk: &mut ChunkRecord<E, S>, envelope: E) -> Option<E> {
+        match chunk.copies.iter_mut().find(|copy| matches!(copy.slot, CopyState::Lent)) {
+            Some(copy) => copy.slot = CopyState::There(envelope),
             None => return Some(envelope),
         }
         None
@@ -751,7 +755,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         if let Some(copy) = chunk.copies.iter_mut().find(|copy| copy.place == place) {
             copy.peeks -= 1;
             over = copy.peeks == 0;
-            if over && matches!(copy.slot, Slot::Lost) {
+            if over && matches!(copy.slot, CopyState::Lost) {
                 chunk.remove(place, &mut out.freed);
             }
         }
@@ -786,7 +790,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         chunk.drop_clone(source, &mut out.freed);
         chunk.moving -= 1;
         match (envelope, chunk.copies.iter().position(|copy| copy.place == to)) {
-            (Some(envelope), Some(at)) => chunk.copies[at].slot = Slot::There(envelope),
+            (Some(envelope), Some(at)) => chunk.copies[at].slot = CopyState::There(envelope),
             (None, Some(at)) => {
                 chunk.copies.swap_remove(at);
                 if chunk.returns_to == Some(to) {
@@ -804,14 +808,14 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     pub(super) fn claim_spare(&mut self, id: LinkId) -> bool {
         let claims = self.links.get(&id).is_some_and(|link| self.needs_spare(id, link));
         if claims {
-            self.spare = Spare::Coming;
+            self.spare = SpareEnvelope::Coming;
         }
         claims
     }
 
     /// The claimed envelope was allocated, or the allocation failed: then another waiting link tries.
     pub(super) fn spare_came(&mut self) {
-        self.spare = Spare::No;
+        self.spare = SpareEnvelope::No;
     }
 
     #[cfg(test)]
@@ -842,7 +846,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
 
     /// Whether a waiting link would get what it waits for if it polled.
     pub(super) fn may_go(&self, id: LinkId, blanks: &impl Blanks<E>) -> bool {
-        let waits = |link: &Link| link.waits.as_ref().map(|waits| waits.blank);
+        let waits = |link: &LinkRecord| link.waits.as_ref().map(|waits| waits.blank);
         let asked = self.links.get(&id).and_then(|link| Some((link, waits(link)?)));
         asked.is_some_and(|(link, blank)| Snapshot::new(self, blanks).may_go(id, link, blank))
     }
@@ -877,7 +881,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         let Some(link) = self.links.get(&id) else { return false };
         let chunk = self.next_for(id, link).map(|at| &self.chunks[at]);
         chunk.is_some_and(|chunk| {
-            self.turn(chunk).is_of(id, link.role) && chunk.alone.is_none() && chunk.copy(link.place).is_none()
+            self.turn(chunk).is_of(id, link.role) && chunk.held_by.is_none() && chunk.copy(link.place).is_none()
         })
     }
 }

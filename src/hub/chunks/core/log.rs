@@ -1,4 +1,4 @@
-//! [`Log`]: the event log of a chunk hub.
+//! [`EventLog`]: the event log of a chunk hub.
 //!
 //! A line is noted when something happens, and written once the hub's state has changed, with no lock held: the
 //! writer is user code, which may use the hub, block or panic. One thread at a time uses the writer, and also writes
@@ -32,7 +32,7 @@ const MOST: usize = 1024;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Log {
+pub(super) struct EventLog {
     /// Whether there ever was a writer.
     any: AtomicBool,
     lines: Mutex<Lines>,
@@ -67,7 +67,7 @@ impl Lines {
     }
 }
 
-impl Log {
+impl EventLog {
     pub(super) fn set(&self, writer: Box<dyn Write + Send>) {
         let writer = Discarded::new(writer);
         let mut lines = lock(&self.lines);
@@ -149,8 +149,8 @@ impl Log {
     }
 }
 
-impl fmt::Debug for Log {
+impl fmt::Debug for EventLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Log").finish_non_exhaustive()
+        f.debug_struct("EventLog").finish_non_exhaustive()
     }
 }

@@ -18,11 +18,11 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Blanks, Chunk, Link, LinkId, LocationId, Role, State, Turn};
+use super::{Blanks, ChunkHubState, ChunkRecord, LinkId, LinkRecord, LocationId, Role, Turn};
 
 /// See the module.
 pub(super) struct Snapshot<'a, E, S, B> {
-    state: &'a State<E, S>,
+    state: &'a ChunkHubState<E, S>,
     blanks: &'a B,
     /// By chunk.
     turns: SmallVec<[Cell<Option<Turn>>; 4]>,
@@ -53,7 +53,7 @@ struct First {
 const NONE: u64 = u64::MAX;
 
 impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
-    pub(super) fn new(state: &'a State<E, S>, blanks: &'a B) -> Self {
+    pub(super) fn new(state: &'a ChunkHubState<E, S>, blanks: &'a B) -> Self {
         Self {
             state,
             blanks,
@@ -65,7 +65,7 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
     }
 
     /// Whether it is this link's turn at that chunk, whichever link has it now.
-    fn is_turn(&self, id: LinkId, link: &Link, at: usize) -> bool {
+    fn is_turn(&self, id: LinkId, link: &LinkRecord, at: usize) -> bool {
         let turn = &self.turns[at];
         let known = turn.get().unwrap_or_else(|| self.state.turn(&self.state.chunks[at]));
         turn.set(Some(known));
@@ -73,8 +73,8 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
     }
 
     /// Whether no link has the chunk in a way that excludes this one.
-    fn is_free(link: &Link, chunk: &Chunk<E, S>) -> bool {
-        if chunk.alone.is_some() {
+    fn is_free(link: &LinkRecord, chunk: &ChunkRecord<E, S>) -> bool {
+        if chunk.held_by.is_some() {
             return false;
         }
         match link.role {
@@ -100,19 +100,19 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
     }
 
     /// Returns true for a producer for whose chunk there will be no envelope.
-    pub(super) fn is_refused(&self, link: &Link) -> bool {
+    pub(super) fn is_refused(&self, link: &LinkRecord) -> bool {
         link.role == Role::Produce && !self.has_enough() && self.state.too_few(0, self.blanks).is_some()
     }
 
     /// Whether the link could have what it asks for now if no other link asked.
-    pub(super) fn is_there(&self, id: LinkId, link: &Link, blank: bool) -> bool {
+    pub(super) fn is_there(&self, id: LinkId, link: &LinkRecord, blank: bool) -> bool {
         if link.role == Role::Produce {
             return self.state.room() > 0 && (!blank || (self.has_blanks(link.place) && self.has_enough()));
         }
         self.state.next_for(id, link).is_some_and(|at| self.is_there_of(id, link, at))
     }
 
-    fn is_there_of(&self, id: LinkId, link: &Link, at: usize) -> bool {
+    fn is_there_of(&self, id: LinkId, link: &LinkRecord, at: usize) -> bool {
         let chunk = &self.state.chunks[at];
         Self::is_free(link, chunk) && (chunk.is_there(link.place) || chunk.is_lost()) && self.is_turn(id, link, at)
     }
@@ -122,7 +122,7 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
             let none = First { peek: NONE, modify: NONE, consume: NONE, modify_after_peeks: NONE };
             let mut firsts = Firsts { produce: NONE, chunks: SmallVec::from_elem(none, self.state.chunks.len()) };
             for (id, link) in self.state.each() {
-                let Some(waits) = link.waits.as_ref().filter(|waits| !waits.looked) else { continue };
+                let Some(waits) = link.waits.as_ref().filter(|waits| !waits.offered) else { continue };
                 if link.role == Role::Produce {
                     if self.is_there(id, link, waits.blank) {
                         firsts.produce = firsts.produce.min(waits.since);
@@ -141,7 +141,7 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
                 }
                 let chunk = &self.state.chunks[at];
                 if link.role == Role::Modify
-                    && chunk.alone.is_none()
+                    && chunk.held_by.is_none()
                     && chunk.is_there(link.place)
                     && self.is_turn(id, link, at)
                 {
@@ -154,7 +154,7 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
 
     /// Whether a link that came before this one waits for the same and can have it: it was woken, and has not looked
     /// yet.
-    fn has_precedence(&self, id: LinkId, link: &Link) -> bool {
+    fn has_precedence(&self, id: LinkId, link: &LinkRecord) -> bool {
         let came = link.waits.as_ref().map_or(NONE, |waits| waits.since);
         let firsts = self.firsts();
         if link.role == Role::Produce {
@@ -171,7 +171,7 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
     }
 
     /// Whether the link may have what it asks for now.
-    pub(super) fn may_go(&self, id: LinkId, link: &Link, blank: bool) -> bool {
+    pub(super) fn may_go(&self, id: LinkId, link: &LinkRecord, blank: bool) -> bool {
         self.is_there(id, link, blank) && !self.has_precedence(id, link)
     }
 

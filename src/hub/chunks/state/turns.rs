@@ -6,22 +6,25 @@
 
 use std::{ops::Deref, sync::Arc, task::Waker};
 
-use super::{Actions, Asks, Blanks, Chunk, Copy, Grant, Link, LinkId, Role, Slot, State, Waits, snapshot::Snapshot};
+use super::{
+    Actions, Blanks, ChunkCopy, ChunkHubState, ChunkRecord, CopyState, Grant, LinkId, LinkRecord, LinkWait,
+    PollRequest, Role, snapshot::Snapshot,
+};
 use crate::hub::queue::Answer;
 
-impl<E: Clone + Deref, S: Clone> State<E, S> {
+impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
     pub(super) fn room(&self) -> usize {
         self.capacity.saturating_sub(self.chunks.len() + self.open.len())
     }
 
     /// The link's next chunk, whether it is ready or not.
-    pub(super) fn next_for(&self, id: LinkId, link: &Link) -> Option<usize> {
+    pub(super) fn next_for(&self, id: LinkId, link: &LinkRecord) -> Option<usize> {
         if !link.is_served {
             return None;
         }
         if link.role == Role::Consume {
             let consumed = |by: &LinkId| self.links.get(by).is_some_and(|link| link.role == Role::Consume);
-            return self.chunks.iter().position(|chunk| !chunk.alone.as_ref().is_some_and(consumed));
+            return self.chunks.iter().position(|chunk| !chunk.held_by.as_ref().is_some_and(consumed));
         }
         if self.consumes() {
             return self.chunks.iter().position(|chunk| !chunk.is_seen_by(id));
@@ -51,10 +54,10 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// Whether it waits for a blank, and each envelope of the hub is the only copy of a chunk that stays.
-    fn is_out_of_blanks(&self, link: &Link, blanks: &impl Blanks<E>) -> bool {
-        let is_own = |copy: &Copy<E>| copy.there().is_some_and(|envelope| blanks.is_own(copy.place, envelope));
-        let stays = |chunk: &&Chunk<E, S>| {
-            chunk.alone.is_none() && chunk.moving == 0 && matches!(&chunk.copies[..], [copy] if is_own(copy))
+    fn is_out_of_blanks(&self, link: &LinkRecord, blanks: &impl Blanks<E>) -> bool {
+        let is_own = |copy: &ChunkCopy<E>| copy.there().is_some_and(|envelope| blanks.is_own(copy.place, envelope));
+        let stays = |chunk: &&ChunkRecord<E, S>| {
+            chunk.held_by.is_none() && chunk.moving == 0 && matches!(&chunk.copies[..], [copy] if is_own(copy))
         };
         let waits = link.waits.as_ref().is_some_and(|waits| waits.blank);
         waits && self.chunks.iter().filter(stays).count() >= self.envelopes(blanks).1
@@ -69,7 +72,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     pub(in crate::hub::chunks) fn poll(
         &mut self,
         id: LinkId,
-        Asks { blank, stays }: Asks,
+        PollRequest { blank, stays }: PollRequest,
         waker: &Waker,
         shared: Option<&Arc<Waker>>,
         blanks: &mut impl Blanks<E>,
@@ -95,13 +98,13 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                     }
                     // Only once: of two links that each have what the other one lacks, in two hubs, each look would
                     // wake the other.
-                    if !std::mem::replace(&mut waits.looked, true) {
+                    if !std::mem::replace(&mut waits.offered, true) {
                         self.wake_those_behind(blanks, out);
                     }
                 }
                 // It may wait for something else, and must be woken by the hub's end meanwhile.
                 none if stays => {
-                    *none = Some(Waits { since, waker: shared?.clone(), blank, woken: true, looked: true });
+                    *none = Some(LinkWait { since, waker: shared?.clone(), blank, woken: true, offered: true });
                 }
                 None => {}
             }
@@ -112,9 +115,9 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 if !waits.waker.will_wake(waker) {
                     self.gone.push(std::mem::replace(&mut waits.waker, shared?.clone()));
                 }
-                (waits.blank, waits.woken, waits.looked) = (blank, false, false);
+                (waits.blank, waits.woken, waits.offered) = (blank, false, false);
             }
-            none => *none = Some(Waits { since, waker: shared?.clone(), blank, woken: false, looked: false }),
+            none => *none = Some(LinkWait { since, waker: shared?.clone(), blank, woken: false, offered: false }),
         }
         self.settle(blanks, out);
         Some(Answer::Wait)
@@ -194,9 +197,9 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 copy.peeks += 1;
                 copy.there().cloned()?
             } else {
-                chunk.alone = Some(id);
-                match std::mem::replace(&mut copy.slot, Slot::Lent) {
-                    Slot::There(envelope) => envelope,
+                chunk.held_by = Some(id);
+                match std::mem::replace(&mut copy.slot, CopyState::Lent) {
+                    CopyState::There(envelope) => envelope,
                     // Unreachable: this was checked above.
                     other => {
                         copy.slot = other;

@@ -1,4 +1,4 @@
-//! [`ChunkState`]: a flow's view of a chunk hub.
+//! [`ChunkHubView`]: a flow's view of a chunk hub.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// A flow's view of a chunk hub, independent of the element type.
-pub(crate) trait ChunkState: fmt::Debug + Send + Sync {
+pub(crate) trait ChunkHubView: fmt::Debug + Send + Sync {
     fn name(&self) -> &Arc<str>;
     /// The number of chunks that are to be consumed and were not yet.
     fn queued(&self) -> usize;
@@ -57,7 +57,7 @@ pub(crate) enum MissingResource {
     Room(String),
 }
 
-impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
+impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubView for Core<T, S> {
     fn name(&self) -> &Arc<str> {
         &self.name
     }
