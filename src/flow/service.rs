@@ -15,46 +15,35 @@
 //! Callers may be untrusted: of a failure inside the flow they receive only the kind and a general message. The
 //! operator and the cause are in the log, and a failure of the whole flow is also in its own error.
 
+mod pending;
+
 use std::{
-    any::Any,
     fmt,
     pin::{Pin, pin},
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::{Context, Poll, Waker, ready},
+    sync::Arc,
+    task::{Context, Poll, ready},
 };
 
 use futures::future::{Either, select};
-use slab::Slab;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tracing::Span;
 use wakeline_macros::Ports;
 
+use self::pending::{PendingRequest, PendingRequests, PendingResponse, RequestState};
 use super::{
-    Flow, Handle, Ingress,
+    Flow, Ingress,
     ingress::span,
-    ingress_gate::{Acquisition, CloseGateOnDrop, IngressGate, SendPermit, Stage, failed},
+    ingress_gate::{Acquisition, CloseGateOnDrop, IngressGate, SendPermit, Stage},
 };
 use crate::{
     condition::{PortState, Readiness},
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
-        Envelope, Hub, Message, Reply,
-        crossing::ResponseTransfer,
-        external::SentBy,
-        header::Load,
-        reply::{Caller, next_number},
-        settle::OpenWork,
+        Envelope, Hub, Message, Reply, crossing::ResponseTransfer, external::SentBy, header::Load, settle::OpenWork,
     },
     memory::Plain,
-    mutants::{self, Mutant},
-    operator::{
-        Cx, Input, InputHandle, Operator, Output, OutputHandle, node::OperatorTask, shared_port::SharedPort,
-        status_cell::Ask,
-    },
-    sync::{Discarded, Mutex, ProxyWaker, WakerCell, contained, discard, lock, logged, proxied},
+    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, shared_port::SharedPort, status_cell::Ask},
+    sync::{Discarded, Mutex, ProxyWaker, discard, proxied},
 };
 
 impl Flow {
@@ -301,8 +290,8 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     fn send(&self, admission: Admission<Req>, request: Discarded<Req>, span: Option<Span>) -> ResponseFuture<Res> {
         let Admission { place, slot } = admission;
         let (answer, response) = oneshot::channel();
-        let state = Arc::new(RequestState { slot: Mutex::new(slot), ..RequestState::default() });
-        let mut pending = Pending { response, state: state.clone(), pending: self.pending.clone(), flow: None };
+        let state = Arc::new(RequestState::new(slot));
+        let mut pending = PendingResponse { response, state: state.clone(), pending: self.pending.clone(), flow: None };
         let sent = place.send(request, SentBy::Caller, |flow| {
             pending.flow = Some(flow.clone());
             let caller = PendingRequest::new(&self.pending, answer, state, flow.clone());
@@ -407,60 +396,12 @@ pub struct ResponseFuture<Res: 'static> {
 }
 
 enum State<Res: 'static> {
-    Waits(Pending<Res>),
+    Waits(PendingResponse<Res>),
     /// Waits for the device work on the request, and then for a slot. The lock is never taken; it makes the type
     /// `Sync`.
     Asks(Mutex<Pin<Box<dyn Future<Output = Result<Res>> + Send>>>),
     /// The request was never sent.
     Failed(Option<Error>),
-}
-
-/// The caller's end of a request.
-struct Pending<Res: 'static> {
-    response: oneshot::Receiver<Result<Res>>,
-    state: Arc<RequestState>,
-    pending: Arc<PendingRequests<Res>>,
-    flow: Option<Handle>,
-}
-
-impl<Res> Pending<Res> {
-    /// The operator of the same flow that waits for the response with this waker, and the operator of the service.
-    /// `None` if the response may also come from outside the flow.
-    fn within(&self, waker: &Waker) -> Option<(Arc<OperatorTask>, usize)> {
-        let control = &self.flow.as_ref()?.0;
-        let node = control.asker(waker)?;
-        let service = control.names.iter().position(|name| **name == *self.pending.name)?;
-        self.state.asker.register(&Waker::from(node.clone()));
-        (!self.state.taken_over.load(Ordering::Acquire)).then(|| (node.clone(), service))
-    }
-}
-
-impl<Res: 'static> Drop for Pending<Res> {
-    fn drop(&mut self) {
-        self.state.end();
-    }
-}
-
-/// The state of a request, shared by the caller's end and the flow's end.
-#[derive(Default)]
-struct RequestState {
-    /// The request was answered, or its caller gave up.
-    done: AtomicBool,
-    /// The slot within the limit, until then.
-    slot: Mutex<Option<OwnedSemaphorePermit>>,
-    /// User code has taken the reply.
-    taken_over: AtomicBool,
-    /// The caller, if it is an operator of the flow: notified when `taken_over` is set.
-    asker: WakerCell,
-}
-
-impl RequestState {
-    fn end(&self) {
-        self.done.store(true, Ordering::Release);
-        let slot = lock(&self.slot).take();
-        // Wakes the next caller, with no lock held.
-        drop(slot);
-    }
 }
 
 impl<Res: 'static> ResponseFuture<Res> {
@@ -504,137 +445,6 @@ impl<Res: 'static> fmt::Debug for ResponseFuture<Res> {
     }
 }
 
-/// The requests of one service that are in flight.
-struct PendingRequests<Res: 'static> {
-    name: String,
-    open: Mutex<Slab<Weak<PendingRequest<Res>>>>,
-}
-
-/// A request in flight, shared by all messages that may lead to its response.
-struct PendingRequest<Res: 'static> {
-    pending: Arc<PendingRequests<Res>>,
-    slot: usize,
-    number: u64,
-    /// `None` once it is answered.
-    answer: Mutex<Option<oneshot::Sender<Result<Res>>>>,
-    state: Arc<RequestState>,
-    /// The last operator that took one of those messages.
-    seen_by: Mutex<Option<Arc<str>>>,
-    flow: Handle,
-}
-
-impl<Res: 'static> PendingRequests<Res> {
-    /// A limit is closed only for this reason.
-    fn limited_to_none() -> Error {
-        Error::new(ErrorKind::Usage, "the service has a limit of 0 requests: set at least 1")
-    }
-
-    /// The flow has ended: requests that are not answered by now fail.
-    fn close(&self) {
-        for request in self.requests() {
-            // Calls a tracing subscriber, which may panic: the other requests must still be answered.
-            contained("a request could not be closed", || request.leave("kept it until the flow ended"));
-        }
-    }
-
-    fn requests(&self) -> Vec<Arc<PendingRequest<Res>>> {
-        lock(&self.open).iter().filter_map(|(_, request)| request.upgrade()).collect()
-    }
-}
-
-impl<Res: 'static> PendingRequest<Res> {
-    fn new(
-        pending: &Arc<PendingRequests<Res>>,
-        answer: oneshot::Sender<Result<Res>>,
-        state: Arc<RequestState>,
-        flow: Handle,
-    ) -> Arc<Self> {
-        let mut open = lock(&pending.open);
-        let entry = open.vacant_entry();
-        let request = Arc::new(Self {
-            pending: pending.clone(),
-            slot: entry.key(),
-            number: next_number(),
-            answer: Mutex::new(Some(answer)),
-            state,
-            seen_by: Mutex::default(),
-            flow,
-        });
-        entry.insert(Arc::downgrade(&request));
-        request
-    }
-
-    /// Only the first answer counts.
-    fn answer(&self, answer: Result<Res>) {
-        let waiting = lock(&self.answer).take();
-        // Before the answer is sent: a caller that receives it and sends another request finds the slot free.
-        self.state.end();
-        // The caller may have given up. The destructor of a response is user code.
-        if let Some(Err(back)) = waiting.map(|waiting| waiting.send(answer)) {
-            discard(back);
-        }
-    }
-
-    fn is_waiting(&self) -> bool {
-        !self.state.done.load(Ordering::Acquire)
-    }
-
-    fn is_answered(&self) -> bool {
-        lock(&self.answer).is_none()
-    }
-
-    /// There will be no further answer. A request without one fails with the flow's failure, or because of `last`,
-    /// which describes what its last operator did.
-    fn leave(&self, last: &str) {
-        if !self.is_waiting() {
-            return;
-        }
-        let error = failed(&self.flow).unwrap_or_else(|| {
-            let (service, operator) = (&*self.pending.name, lock(&self.seen_by).take());
-            // The caller is answered even if the subscriber panics.
-            logged(|| match operator.as_deref() {
-                Some(operator) => {
-                    tracing::warn!(service, operator, "a request was not answered: its last operator {last}")
-                }
-                None => tracing::warn!(service, "a request was not answered: no operator took it"),
-            });
-            Error::new(ErrorKind::Unanswered, "the request was dropped without an answer")
-        });
-        self.answer(Err(error));
-    }
-}
-
-impl<Res: Send + 'static> Caller for PendingRequest<Res> {
-    fn number(&self) -> u64 {
-        self.number
-    }
-
-    fn is_waiting(&self) -> bool {
-        Self::is_waiting(self)
-    }
-
-    fn fail(&self, error: Error) {
-        self.answer(Err(error));
-    }
-
-    fn taken_over(&self) {
-        self.state.taken_over.store(true, Ordering::Release);
-        self.state.asker.wake();
-    }
-
-    fn seen_by(&self, operator: &Arc<str>) {
-        *lock(&self.seen_by) = Some(operator.clone());
-    }
-}
-
-/// The last message that could have led to its response was dropped.
-impl<Res: 'static> Drop for PendingRequest<Res> {
-    fn drop(&mut self) {
-        lock(&self.pending.open).try_remove(self.slot);
-        self.leave("sent no response, or a hub dropped it");
-    }
-}
-
 /// The operator of the service: admits requests while there are handles, and delivers responses.
 struct ServiceOperator<Req: Message, Res: 'static> {
     stage: watch::Sender<Stage<Req>>,
@@ -647,56 +457,6 @@ struct ServicePorts<Req: Message, Res: Message> {
     requests: SharedPort<Output<Req>>,
     #[input]
     responses: SharedPort<Input<Res>>,
-}
-
-impl<Res: Message> PendingRequests<Res> {
-    /// The requests of this service among those that a message answers.
-    fn own(self: &Arc<Self>, reply: &Reply) -> Vec<Arc<PendingRequest<Res>>> {
-        let requests = reply.callers().iter().filter_map(|caller| {
-            let caller: Arc<dyn Any + Send + Sync> = caller.clone();
-            caller.downcast::<PendingRequest<Res>>().ok()
-        });
-        requests.filter(|request| Arc::ptr_eq(&request.pending, self)).collect()
-    }
-
-    fn fail(self: &Arc<Self>, reply: &Reply, error: &Error) {
-        self.own(reply).iter().for_each(|request| request.answer(Err(error.again())));
-    }
-
-    fn answer(self: &Arc<Self>, reply: &Reply, response: Res) {
-        let own = self.own(reply);
-        let waiting: Vec<_> = own.iter().filter(|request| request.is_waiting()).collect();
-        let service = &*self.name;
-        match &waiting[..] {
-            [] if mutants::is(Mutant::AnsweredTwice) => {
-                if let Some(other) = self.requests().into_iter().find(|request| request.is_waiting()) {
-                    other.answer(Ok(response));
-                }
-            }
-            [] if reply.is_empty() || own.iter().any(|request| request.is_answered()) => {
-                logged(|| {
-                    tracing::warn!(service, "dropped a response that answers no request");
-                });
-                discard(response);
-            }
-            [] => discard(response),
-            [request] => request.answer(Ok(response)),
-            several => {
-                logged(|| {
-                    tracing::warn!(
-                        service,
-                        requests = several.len(),
-                        "one response came for several requests, which fail: an operator that takes several messages in \
-                         one run must state which of its messages answers which, with `cx.take_replies()` and `send_for`"
-                    );
-                });
-                let error =
-                    Error::new(ErrorKind::Usage, "the response cannot be distinguished from those to other requests");
-                several.iter().for_each(|request| request.answer(Err(error.again())));
-                discard(response);
-            }
-        }
-    }
 }
 
 impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {

@@ -285,7 +285,7 @@ impl Steps {
         Some(step)
     }
 
-    fn set_made_step(&mut self, step: Step, last: Vec<Ticket>, since: Instant) {
+    fn begin_settling(&mut self, step: Step, last: Vec<Ticket>, since: Instant) {
         self.moved = true;
         self.settling = Some((step, last, since));
     }
@@ -315,14 +315,14 @@ impl Steps {
         match outcome {
             StepOutcome::Ran(last) => {
                 self.began[at] = false;
-                self.set_made_step(Step::Ran { operator, run: runs }, last, since);
+                self.begin_settling(Step::Ran { operator, run: runs }, last, since);
             }
             StepOutcome::Waits if !std::mem::replace(&mut self.began[at], true) => {
-                self.set_made_step(Step::Began { operator, run: runs + 1 }, Vec::new(), since);
+                self.begin_settling(Step::Began { operator, run: runs + 1 }, Vec::new(), since);
             }
             StepOutcome::Ended => {
                 self.ended[at] = true;
-                self.set_made_step(Step::Ended { operator }, Vec::new(), since);
+                self.begin_settling(Step::Ended { operator }, Vec::new(), since);
             }
             StepOutcome::Waits | StepOutcome::Refused => {
                 let control = self.control.clone();
@@ -348,7 +348,7 @@ impl Steps {
             Ok(None) => {}
             Ok(Some(bytes)) => {
                 let step = Step::Moved { hub: hub.state.name().clone(), bytes };
-                self.set_made_step(step, hub.state.last_copy().into_iter().collect(), since);
+                self.begin_settling(step, hub.state.last_copy().into_iter().collect(), since);
             }
             // Both ends of the hub get the error.
             Err(error) => self.write(|| format!("  {}: {error}", hub.state.name())),

@@ -4,6 +4,7 @@
 //! held: it enqueues copies, returns envelopes to their pools and wakes tasks. The return of an envelope to its pool
 //! is such an event, too.
 
+mod locations;
 mod log;
 mod registration;
 mod view;
@@ -20,6 +21,9 @@ use std::{
     task::Waker,
 };
 
+pub(crate) use locations::makes_envelopes;
+pub(super) use locations::place_name;
+use locations::{Envelopes, HubLocations};
 use log::EventLog;
 pub(super) use registration::Registration;
 use smallvec::SmallVec;
@@ -27,7 +31,7 @@ pub(crate) use view::{ChunkHubView, MissingResource};
 
 use super::{
     roles::{LinkName, Role},
-    state::{Actions, Blanks, ChunkHubState, LinkId, LocationId, Move, TooFew},
+    state::{Actions, ChunkHubState, LinkId, LocationId, Move, TooFew},
 };
 use crate::{
     device::{Device, LossObserver, human},
@@ -41,9 +45,6 @@ use crate::{
     stream::Stream,
     sync::{Deferred, Discarded, Level, Mutex, discard, discard_all, lock, logged, wake_shared},
 };
-
-/// An envelope, which peeking links share.
-type Envelopes<T> = Arc<Envelope<T>>;
 
 /// A chunk's structure. It may itself contain chunk hubs.
 pub(super) type Structure<S> = Arc<Discarded<S>>;
@@ -76,20 +77,6 @@ impl<T: Plain, S: 'static> Drop for Core<T, S> {
         std::mem::take(&mut self.log).end(self.name.clone());
         drop(structures);
     }
-}
-
-struct HubLocations<T> {
-    all: Vec<HubLocation>,
-    /// The error of the first copy that failed because a device was lost.
-    lost: OnceLock<Error>,
-    of: std::marker::PhantomData<fn() -> T>,
-}
-
-struct HubLocation {
-    device: Device,
-    pool: Option<Arc<Pool>>,
-    /// Whether the hub is registered for a notification of the device's loss.
-    loss_registered: bool,
 }
 
 #[derive(Debug, Default)]
@@ -155,70 +142,6 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Quiescence for TakenEnvelope<T,
             taken.extend(held.flat_map(|held| held.extract_if(.., |held| Arc::ptr_eq(held.boundary(), &boundary))));
         }
         taken
-    }
-}
-
-/// The builder call that adds envelopes on that device.
-pub(crate) fn makes_envelopes(device: &Device) -> &'static str {
-    if device.is_host() { "host_envelopes(2)" } else { "envelopes(&device, 2)" }
-}
-
-/// For example `the host` or `cuda:0`.
-pub(super) fn place_name(device: &Device) -> &str {
-    if device.is_host() { "the host" } else { device.name() }
-}
-
-impl<T: Plain> HubLocations<T> {
-    fn new() -> Self {
-        Self { all: Vec::new(), lost: OnceLock::new(), of: std::marker::PhantomData }
-    }
-
-    /// The number of a place; assigns a new one if it has none.
-    fn number(&mut self, device: &Device) -> LocationId {
-        self.find(device).unwrap_or_else(|| {
-            self.all.push(HubLocation { device: device.clone(), pool: None, loss_registered: false });
-            self.all.len() - 1
-        })
-    }
-
-    fn find(&self, device: &Device) -> Option<LocationId> {
-        self.all.iter().position(|place| place.device == *device)
-    }
-
-    fn count(&self, place: LocationId) -> usize {
-        self.all.get(place).and_then(|place| place.pool.as_ref()).map_or(0, |pool| pool.count())
-    }
-}
-
-impl<T: Plain> Blanks<Envelopes<T>> for HubLocations<T> {
-    fn take(&mut self, place: LocationId) -> Option<Envelopes<T>> {
-        let pool = self.all.get(place)?.pool.as_ref()?;
-        pool.take().ok()?.map(|raw| Arc::new(Envelope::of_raw(raw)))
-    }
-
-    fn count(&self, place: LocationId) -> usize {
-        self.all.get(place).and_then(|place| place.pool.as_ref()).map_or(0, |pool| pool.idle())
-    }
-
-    fn total(&self, place: LocationId) -> usize {
-        Self::count(self, place)
-    }
-
-    fn places(&self) -> usize {
-        self.all.len()
-    }
-
-    fn is_own(&self, place: LocationId, envelope: &Envelopes<T>) -> bool {
-        let pool = self.all.get(place).and_then(|place| place.pool.as_ref());
-        pool.is_some_and(|pool| std::ptr::eq(envelope.raw().home().as_ptr(), Arc::as_ptr(pool)))
-    }
-
-    fn has_failed(&self, envelope: &Envelopes<T>) -> bool {
-        let failed = Device::any_is_lost().then(|| envelope.raw().memory().check_contents()).and_then(Result::err);
-        let has_failed = failed.is_some();
-        // Only the first one is kept.
-        failed.into_iter().for_each(|error| _ = self.lost.set(error));
-        has_failed
     }
 }
 
