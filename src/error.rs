@@ -21,6 +21,7 @@
 //! | [`Unanswered`](ErrorKind::Unanswered) | an operator dropped a request, which the message names: answer it, or refuse it with `Reply::fail` |
 //! | [`Cancelled`](ErrorKind::Cancelled) | the flow was aborted |
 //! | [`Driver`](ErrorKind::Driver) | a driver call failed for another reason; the message has its name and code |
+//! | [`Internal`](ErrorKind::Internal) | a bug in wakeline: please report it with the message |
 
 mod caller;
 mod panics;
@@ -80,6 +81,8 @@ pub enum ErrorKind {
     Cancelled,
     /// A driver call failed.
     Driver,
+    /// A bug in wakeline. Please report it.
+    Internal,
 }
 
 impl ErrorKind {
@@ -91,8 +94,8 @@ impl ErrorKind {
             ErrorKind::Race => "race",
             ErrorKind::InvalidMemory => "invalid memory",
             ErrorKind::Kernel => "kernel",
-            ErrorKind::Setup => "wrong setup",
-            ErrorKind::Usage => "wrong use",
+            ErrorKind::Setup => "invalid setup",
+            ErrorKind::Usage => "invalid use",
             ErrorKind::Stalled => "stalled",
             ErrorKind::Operator => "operator failed",
             ErrorKind::Panicked => "panicked",
@@ -100,6 +103,7 @@ impl ErrorKind {
             ErrorKind::Unanswered => "unanswered",
             ErrorKind::Cancelled => "cancelled",
             ErrorKind::Driver => "driver call failed",
+            ErrorKind::Internal => "internal error",
         }
     }
 }
@@ -147,6 +151,12 @@ impl Error {
             cause: None,
             attachment: None,
         }))
+    }
+
+    /// Creates the error for a state that only a bug of this crate can lead to.
+    #[cold]
+    pub(crate) fn internal(message: impl fmt::Display) -> Self {
+        Self::new(ErrorKind::Internal, format!("{message} (please report)"))
     }
 
     /// Creates the error for an output whose readers have all ended.
@@ -328,23 +338,41 @@ impl Drop for Displayed {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Error {
+    /// Writes the error's text. `names_kind`: with the phrase for its kind.
+    fn write(&self, f: &mut fmt::Formatter<'_>, names_kind: bool) -> fmt::Result {
         let Some(_displayed) = Displayed::enter() else { return f.write_str("further causes are not displayed") };
         for place in self.0.places.iter().rev() {
             write!(f, "{place}: ")?;
         }
         let cause = self.source();
-        match (&self.0.message, cause) {
-            (Some(message), _) if self.0.kind == ErrorKind::Operator => write!(f, "{message}")?,
-            (Some(message), _) => write!(f, "{}: {message}", self.0.kind.phrase())?,
-            (None, Some(cause)) => return write!(f, "{cause}"),
-            (None, None) => write!(f, "{}", self.0.kind.phrase())?,
+        let Some(message) = &self.0.message else {
+            return match cause {
+                Some(cause) => write!(f, "{cause}"),
+                None => f.write_str(self.0.kind.phrase()),
+            };
+        };
+        if names_kind && self.0.kind != ErrorKind::Operator {
+            write!(f, "{}: ", self.0.kind.phrase())?;
         }
-        if let Some(cause) = cause {
-            write!(f, ": {cause}")?;
+        match cause {
+            None => f.write_str(message),
+            // The fault comes first, then the list of the work that was lost with the device.
+            Some(cause) if self.is_device_lost() => {
+                match cause.downcast_ref::<Self>() {
+                    Some(cause) => cause.write(f, !cause.is_device_lost())?,
+                    None => write!(f, "{cause}")?,
+                }
+                write!(f, "; {message}")
+            }
+            Some(cause) => write!(f, "{message}: {cause}"),
         }
-        Ok(())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, true)
     }
 }
 

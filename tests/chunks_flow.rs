@@ -280,7 +280,7 @@ on_both!(an_operator_fills_a_hub_in_its_start, async |device: Device| {
             (_, says) => {
                 let error = ran.unwrap_err();
                 let text = if says {
-                    "operator `begin`: wrong use: `start` committed no chunk to hub `numbers`, although it is marked `.fills(&hub)`"
+                    "operator `begin`: invalid use: `start` committed no chunk to hub `numbers`, although it is marked `.fills(&hub)`"
                 } else {
                     "or mark the operator whose `start` puts chunks there, `.fills(&hub)`"
                 };

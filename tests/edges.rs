@@ -356,7 +356,7 @@ async fn an_operator_that_never_takes_what_it_waits_for_fails() {
     }
 
     let send = || source(async || Ok(Some(1_u32)));
-    let text = "operator `leaves`: input `input`: wrong use: 131072 runs in a row have left the messages there, and sent none: \
+    let text = "operator `leaves`: input `input`: invalid use: 131072 runs in a row have left the messages there, and sent none: \
                 take one in each run, or say with `.when(..)` when it is to run";
     for (case, fails) in ["waits", "named", "several", "optional", "latest", "yields"]
         .into_iter()
@@ -427,7 +427,7 @@ async fn an_operator_whose_condition_refuses_every_claim_fails() {
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "operator `send`: wrong use: its condition (a token) is ready, and has refused 131072 claims in a row: \
+        "operator `send`: invalid use: its condition (a token) is ready, and has refused 131072 claims in a row: \
          `claim` must succeed for what `poll_status` reports as ready, and `poll_status` must wait for what is not \
          available any more"
     );

@@ -339,7 +339,7 @@ async fn e1_an_operator_sends_its_own_error_to_its_callers() {
     let service = flow.service("inner-service", refuses.input, refuses.output);
     let running = flow.spawn().unwrap();
     let error = within(service.ask(10)).await.unwrap_err();
-    assert!(error.to_string().starts_with("wrong use: numbers below 10, please"), "{error}");
+    assert!(error.to_string().starts_with("invalid use: numbers below 10, please"), "{error}");
     assert!(error.downcast_ref::<std::fmt::Error>().is_some());
     assert_eq!(within(service.ask(9)).await.unwrap(), 9);
     drop(service);

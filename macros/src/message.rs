@@ -236,7 +236,7 @@ fn read(item: &DeriveInput) -> syn::Result<Vec<Variant>> {
 }
 
 /// A number, a `char` or a `bool`, or an array of them: it has no heap data.
-fn is_number(ty: &Type) -> bool {
+pub(crate) fn is_number(ty: &Type) -> bool {
     const NUMBERS: [&str; 16] = [
         "bool", "char", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "u8", "u16", "u32", "u64", "u128",
         "usize",

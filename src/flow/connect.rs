@@ -55,7 +55,8 @@ impl fmt::Debug for Target {
 #[diagnostic::on_unimplemented(
     message = "an output of `{M}` cannot be connected to `{Self}`",
     label = "not an input of `{M}`, nor several",
-    note = "write `connect(from.out, to.input)`, or `connect(from.out, [one.input, other.input])`"
+    note = "write the output first: `connect(from.out, to.input)`, or `connect(from.out, [one.input, other.input])`; \
+            if the two are reversed, swap them"
 )]
 pub trait Targets<M: Message> {
     /// `kind`: the hub for inputs that have none of their own.

@@ -142,9 +142,8 @@ impl SpinDetector {
                  for what `poll_status` reports as ready, and `poll_status` must wait for what is not available any more"
             ),
             None => {
-                format!(
-                    "internal error: its ports are ready, and have refused {MAX_RUNS} claims in a row (please report)"
-                )
+                let text = format!("its ports are ready, and have refused {MAX_RUNS} claims in a row");
+                return Some(Error::internal(text));
             }
         };
         Some(Error::new(ErrorKind::Usage, text))

@@ -200,7 +200,7 @@ impl Declaration {
     fn bounded(&self) -> Generics {
         let mut generics = self.generics.clone();
         for PortField { ty, .. } in &self.ports {
-            let bound = parse_quote_spanned!(errors::at(ty)=> #ty: ::wakeline::__private::Port);
+            let bound = parse_quote_spanned!(errors::at(ty)=> for<'__ports> #ty: ::wakeline::__private::Port);
             generics.make_where_clause().predicates.push(bound);
         }
         generics

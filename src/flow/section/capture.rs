@@ -239,7 +239,7 @@ fn is_copied_out(envelope: &RawEnvelope) -> bool {
 }
 
 fn missing() -> Error {
-    Error::new(ErrorKind::Usage, "internal error: the section does not match its plan (please report)")
+    Error::internal("the section does not match its plan")
 }
 
 /// `end`: the number of the next opening.

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     condition::Readiness,
-    error::{Error, ErrorKind, Result, caught},
+    error::{Error, Result, caught},
     flow::drive::{Ended, FlowOperator, HubToCreate, blamed, operator},
     graph::Graph,
     hub::RawEnvelope,
@@ -338,9 +338,7 @@ impl SectionRun {
         stream: &Stream,
     ) -> Result<()> {
         let Self { plan, members, table, stats, passing, .. } = self;
-        let replay = table
-            .get(graph)
-            .ok_or_else(|| Error::new(ErrorKind::Usage, "internal error: no such graph (please report)"))?;
+        let replay = table.get(graph).ok_or_else(|| Error::internal("the section has no graph of that number"))?;
         let mut blanks: SmallVec<[Option<RawEnvelope>; 2]> = SmallVec::new();
         for (output, edge) in replay.outputs.iter().zip(&plan.outputs) {
             let OutputSource::Own(like) = &output.from else {
@@ -362,9 +360,7 @@ impl SectionRun {
                 OutputSource::Input(input) => messages[input].take(),
                 OutputSource::Own(_) => blank,
             };
-            let envelope = envelope.ok_or_else(|| {
-                Error::new(ErrorKind::Usage, "internal error: two outputs send one envelope (please report)")
-            })?;
+            let envelope = envelope.ok_or_else(|| Error::internal("two outputs of the section send one envelope"))?;
             with_port(&mut members[edge.member], edge.port, |port| {
                 port.section_output().map(|output| output.send(envelope, &passing[edge.member]))
             })?;
@@ -442,5 +438,5 @@ impl Runnable for WaitingSection<'_> {
 }
 
 fn gone() -> Error {
-    Error::new(ErrorKind::Usage, "internal error: the section lost its envelope (please report)")
+    Error::internal("the section lost its envelope")
 }
