@@ -536,3 +536,26 @@ fn config_a_long_file_is_read_in_time_and_its_lines_are_right() {
         assert!(error.contains(&format!(":{line}")), "{key}: {error}");
     }
 }
+
+#[test]
+fn config_a_variable_with_one_underscore_too_few_is_recognised() {
+    let variables = [("WAKELINE_TEST_UPPER_RATE", "4"), ("WAKELINE_TEST_OTHER", "4")];
+    with_variables("config_a_variable_with_one_underscore_too_few_is_recognised", &variables, || {
+        #[derive(Debug, Deserialize)]
+        struct Rate {
+            #[allow(dead_code, reason = "read only")]
+            rate: u32,
+        }
+        let config = Config::new().env("WAKELINE_TEST").unwrap();
+        let error = config.get::<Rate>("upper").unwrap_err().to_string();
+        let wanted = "`upper.rate` is missing: set it by the variable `WAKELINE_TEST_UPPER__RATE` \
+                      (`WAKELINE_TEST_UPPER_RATE` is another key: two underscores separate names)";
+        assert!(error.ends_with(wanted), "{error}");
+        let error = config.deny_unused().unwrap_err().to_string();
+        assert!(error.contains("(did you mean `WAKELINE_TEST_UPPER__RATE`?)"), "{error}");
+        assert!(
+            error.contains("`other` in the variable `WAKELINE_TEST_OTHER`: correct the operator's name"),
+            "{error}"
+        );
+    });
+}

@@ -108,8 +108,12 @@ impl Layer {
         })
     }
 
-    pub(super) fn is_variable(&self) -> bool {
-        matches!(self.place, SourceLocation::Variable(_))
+    /// The name of the environment variable, if this layer is one.
+    pub(super) fn variable(&self) -> Option<&str> {
+        match &self.place {
+            SourceLocation::Variable(name) => Some(name),
+            _ => None,
+        }
     }
 
     /// Describes how this source could set a key.

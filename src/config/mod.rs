@@ -64,7 +64,7 @@ pub struct Config {
     merged: Figment,
     /// The merged value, computed at the first read.
     whole: OnceLock<Value>,
-    asked: Mutex<BTreeSet<String>>,
+    read_keys: Mutex<BTreeSet<String>>,
 }
 
 impl Config {
@@ -141,7 +141,7 @@ impl Config {
             let text = format!("`{key}` is not a key: a key is non-empty names joined by dots");
             return Err(Error::new(ErrorKind::Setup, text));
         }
-        self.asked.lock().insert(key.into());
+        self.read_keys.lock().insert(key.into());
         let (outcome, unknown) = match self.whole().find_ref(key) {
             Some(value) => read::<T>(value),
             None => match read::<T>(&Value::Empty(Tag::Default, Empty::None)) {
@@ -172,12 +172,12 @@ impl Config {
     }
 
     fn unused_keys(&self) -> Vec<Vec<String>> {
-        let asked = self.asked.lock();
+        let read_keys = self.read_keys.lock();
         let mut unused = Vec::new();
-        if !asked.contains("")
+        if !read_keys.contains("")
             && let Some(all) = self.whole().as_dict()
         {
-            leftover(&[], all, &asked, &mut unused);
+            leftover(&[], all, &read_keys, &mut unused);
         }
         unused
     }
@@ -191,9 +191,33 @@ impl Config {
         if unused.is_empty() {
             return Ok(());
         }
-        let located = unused.iter().map(|keys| format!("`{}`{}", joined(keys), self.at(keys))).collect::<Vec<_>>();
+        let located = unused.iter().map(|keys| format!("`{}`{}{}", joined(keys), self.at(keys), self.intended(keys)));
+        let located = located.collect::<Vec<_>>();
         let text = format!("nothing uses {}: correct the operator's name, or remove it", located.join(" and "));
         Err(Error::new(ErrorKind::Setup, text))
+    }
+
+    /// A suggestion for an unused variable such as `APP_UPPER_RATE` where `upper` is a section that was read.
+    fn intended(&self, keys: &[String]) -> String {
+        let Some(variable) = self.origin(keys).and_then(|(layer, _)| layer.variable()) else { return String::new() };
+        let (flat, set) = (keys.join("_"), keys.join("__"));
+        let read_keys = self.read_keys.lock();
+        let intended = read_keys.iter().filter_map(|key| {
+            let names: Vec<_> = key.split('.').collect();
+            let rest = flat.strip_prefix(&names.join("_"))?;
+            let section = names.join("__");
+            match rest.strip_prefix('_') {
+                None if rest.is_empty() => Some(section),
+                Some(name) if !name.is_empty() => Some(format!("{section}__{name}")),
+                _ => None,
+            }
+        });
+        let longest = intended.filter(|intended| *intended != set).max_by_key(String::len);
+        let prefix = variable.len().checked_sub(set.len()).and_then(|end| variable.get(..end));
+        match (prefix, longest) {
+            (Some(prefix), Some(key)) => format!(" (did you mean `{prefix}{}`?)", key.to_ascii_uppercase()),
+            _ => String::new(),
+        }
     }
 
     fn whole(&self) -> &Value {
@@ -235,7 +259,7 @@ impl Config {
             // The key is absent, and was read as an empty section.
             Kind::InvalidType(Actual::Map, _) if self.find(&all).is_none() => self.missing(&all),
             Kind::InvalidType(found, expected) => {
-                let variable = self.origin(&all).is_some_and(|(layer, _)| layer.is_variable());
+                let variable = self.origin(&all).is_some_and(|(layer, _)| layer.variable().is_some());
                 let quotes = if variable && expected.contains("string") { ": put it in quotes" } else { "" };
                 format!("{} is {found}, but {expected} is expected{quotes}", key(&all))
             }
@@ -250,7 +274,11 @@ impl Config {
     fn missing(&self, keys: &[String]) -> String {
         let ways: Vec<_> = self.layers.iter().filter_map(|layer| layer.way_to_set(keys)).collect();
         let ways = if ways.is_empty() { "by `Config::set`".into() } else { ways.join(", or ") };
-        format!("`{}` is missing: set it {ways}", joined(keys))
+        let end = format!("_{}", keys.join("_")).to_ascii_lowercase();
+        let mut variables = self.layers.iter().filter_map(Layer::variable);
+        let similar = variables.find(|name| name.to_ascii_lowercase().replace("__", "_").ends_with(&end));
+        let similar = similar.map(|name| format!(" (`{name}` is another key: two underscores separate names)"));
+        format!("`{}` is missing: set it {ways}{}", joined(keys), similar.unwrap_or_default())
     }
 }
 
@@ -273,17 +301,17 @@ fn unknown_field(keys: &[String], place: &str, known: Option<&[&str]>) -> String
 
 /// Collects the keys that were not read. A section of which some keys were read is searched; otherwise it counts as a
 /// whole.
-fn leftover(section: &[String], values: &Dict, asked: &BTreeSet<String>, unused: &mut Vec<Vec<String>>) {
+fn leftover(section: &[String], values: &Dict, read_keys: &BTreeSet<String>, unused: &mut Vec<Vec<String>>) {
     for (name, value) in values {
         let keys = [section, slice::from_ref(name)].concat();
         let key = joined(&keys);
         let inside = format!("{key}.");
         match value {
-            _ if asked.contains(&key) => {}
+            _ if read_keys.contains(&key) => {}
             Value::Dict(_, values)
-                if asked.range(inside.clone()..).next().is_some_and(|first| first.starts_with(&inside)) =>
+                if read_keys.range(inside.clone()..).next().is_some_and(|first| first.starts_with(&inside)) =>
             {
-                leftover(&keys, values, asked, unused);
+                leftover(&keys, values, read_keys, unused);
             }
             _ => unused.push(keys),
         }
