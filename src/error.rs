@@ -12,7 +12,7 @@
 //! | [`Race`](ErrorKind::Race) | two unordered accesses: add the ordering that the message names |
 //! | [`InvalidMemory`](ErrorKind::InvalidMemory) | memory was used after it was freed, or read before it was written; the message says which |
 //! | [`Kernel`](ErrorKind::Kernel) | fix the kernel's source; the compiler's log is in the message |
-//! | [`Setup`](ErrorKind::Setup) | a flow, or a hub outside of a flow, was built or configured wrongly; the message says how to fix it |
+//! | [`Setup`](ErrorKind::Setup) | a flow, or a hub outside of a flow, was built or configured incorrectly; the message says how to fix it |
 //! | [`Usage`](ErrorKind::Usage) | an invalid call |
 //! | [`Stalled`](ErrorKind::Stalled) | operators wait for each other; the message says which waits for what |
 //! | [`Operator`](ErrorKind::Operator) | an operator's own error: see its cause |
@@ -53,7 +53,7 @@ pub enum ErrorKind {
     NoDevice,
     /// The device or the host does not have the requested memory.
     OutOfMemory,
-    /// A fault ended the device: all of its work is lost, and it accepts no more.
+    /// A fault ended the device: all of its work is lost, and it accepts no further work.
     DeviceLost,
     /// The race checker found two unordered accesses.
     Race,
@@ -61,12 +61,13 @@ pub enum ErrorKind {
     InvalidMemory,
     /// A kernel could not be compiled, loaded or found.
     Kernel,
-    /// A flow, or something outside of a flow, was built or configured wrongly. No part of the flow has run.
+    /// A flow, or something outside of a flow, was built or configured incorrectly. No part of the flow has run.
     Setup,
     /// An invalid call.
     Usage,
-    /// The flow is not done, but nothing in it can make progress. An envelope outside of the flow counts as able to
-    /// make progress only if it is in a message that shows it ([`Host`](crate::Host), [`Arc`]).
+    /// The flow is not done, but nothing in it can make progress. An envelope outside the flow
+    /// keeps the flow from stalling only if the hub can see it in its message, which it cannot in a
+    /// [`Host`](crate::Host) or an [`Arc`].
     Stalled,
     /// An operator returned an error of its own.
     Operator,
@@ -208,7 +209,7 @@ impl Error {
         self
     }
 
-    /// Notes that `place` observed the error without having caused it.
+    /// Notes that `place` observed the error but did not cause it.
     pub(crate) fn noticed_by(mut self, place: &str) -> Self {
         let noticed = format!(" (noticed by {place})");
         match &mut self.0.message {

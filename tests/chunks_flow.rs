@@ -231,7 +231,7 @@ async fn h10_setup_errors_are_reported_before_the_run_all_at_once() {
              with `envelopes(&device, 2)` or `add_envelopes`",
             device.name()
         ),
-        "no port produces chunks for hub `empty`, and `drain.numbers` would wait forever",
+        "no port produces chunks for hub `empty`, so `drain.numbers` would wait forever",
         "`again` has several runs at a time",
         "ports `round.points` and `round.sums` of one operator wait for the same chunk of hub `nowhere`",
     ] {
@@ -310,7 +310,7 @@ async fn h10_too_few_envelopes_for_chunks_that_stay_fail_every_run() {
         });
         let error = ran.await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Setup);
-        for text in ["operator `fill`", "has 2 envelopes, too few for 2 chunks that stay in it", "3 suffice"] {
+        for text in ["operator `fill`", "has 2 envelopes, too few for 2 chunks that stay in it", "it needs 3,"] {
             assert!(error.to_string().contains(text), "{error}");
         }
     }

@@ -253,7 +253,7 @@ async fn c1_a_minimum_above_the_queue_is_an_error_before_running() {
         "operator `both` has a sum of messages that waits for 9 messages, and its queue holds 8",
         "operator `both` has a condition that names one port twice",
         "operator `both` port `left` waits for 5 messages, and its queue holds 4",
-        "`room.output` waits for room for 3 messages, and its queue holds 2",
+        "`room.output` waits for room for 3 messages, but its queue holds 2",
         "operator `end` has a condition on room at its input `input`",
         "operator `end` has a condition on a port of another operator",
         "operator `end` runs every 0 seconds",

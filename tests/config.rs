@@ -311,13 +311,13 @@ fn config_an_invalid_key_or_value_is_an_error() {
     for key in ["", "upper.", "upper..rate", ".rate"] {
         let error = Config::new().set(key, 1).unwrap_err();
         assert!(
-            error.to_string().contains("tests/config.rs:") && error.to_string().contains("is not a key"),
+            error.to_string().contains("tests/config.rs:") && error.to_string().contains("is not a valid key"),
             "{error}"
         );
     }
     for key in ["upper.", "upper..rate", ".rate", "."] {
         let error = Config::new().set("upper.rate", 1).unwrap().get::<Option<u32>>(key).unwrap_err();
-        assert!(error.to_string().contains(&format!("`{key}` is not a key")), "{error}");
+        assert!(error.to_string().contains(&format!("`{key}` is not a valid key")), "{error}");
     }
     let error = Config::new().set("upper", BTreeMap::from([((1, 2), 3)])).unwrap_err();
     assert!(error.to_string().contains("sets `upper` to a value that a TOML file cannot express"), "{error}");

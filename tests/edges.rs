@@ -240,7 +240,7 @@ async fn sizes_that_make_no_sense_are_reported_before_running() {
     let message = flow.run().await.unwrap_err().to_string();
     assert!(
         message.contains("2 problems")
-            && message.contains("hold no element of 4")
+            && message.contains("are too small for one element of 4")
             && message.contains("carry no envelopes"),
         "{message}"
     );

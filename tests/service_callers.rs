@@ -428,7 +428,7 @@ async fn e1_an_envelope_in_a_response_leaks_no_names() {
         assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
         assert_clean(error);
     }
-    assert_eq!(in_log("an envelope outside of the flow failed"), 1, "once: {:?}", lock(&LOG));
+    assert_eq!(in_log("an envelope outside the flow failed"), 1, "once: {:?}", lock(&LOG));
     assert_eq!(in_log("operator=\"inner-service\""), 1, "{:?}", lock(&LOG));
     drop((service, envelope));
     let own = within(running).await.unwrap_err();

@@ -254,7 +254,7 @@ fn is_envelope(field: &Field, errors: &mut Errors) -> bool {
         if !matches!(attribute.meta, Meta::Path(_)) {
             errors.at(attribute, "`#[envelope]` takes no options");
         } else if seen {
-            errors.at(attribute, "`#[envelope]` is here twice: remove one");
+            errors.at(attribute, "`#[envelope]` is given twice: remove one");
         }
         seen = true;
     }
@@ -270,7 +270,7 @@ fn event_name(field: &Field, errors: &mut Errors) -> Option<LitStr> {
     let mut attributes = field.attrs.iter().filter(|attribute| attribute.path().is_ident("event"));
     let attribute = attributes.next()?;
     for again in attributes {
-        errors.at(again, "`#[event]` is here twice: remove one");
+        errors.at(again, "`#[event]` is given twice: remove one");
     }
     match (&attribute.meta, &field.ident) {
         (Meta::Path(_), Some(name)) => Some(LitStr::new(&name.unraw().to_string(), name.span())),

@@ -41,7 +41,7 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    pub(super) fn nothing(place: SourceLocation) -> Self {
+    pub(super) fn empty(place: SourceLocation) -> Self {
         Self { place, values: Dict::new(), lines: BTreeMap::new() }
     }
 
@@ -66,7 +66,8 @@ impl Layer {
     fn one(key: &str, value: Value, place: SourceLocation) -> Result<Self> {
         let mut names = key.rsplit('.');
         if key.split('.').any(str::is_empty) {
-            let text = format!("{place} sets `{key}`, which is not a key: a key is non-empty names joined by dots");
+            let text =
+                format!("{place} sets `{key}`, which is not a valid key: a key is non-empty names joined by dots");
             return Err(Error::new(ErrorKind::Setup, text));
         }
         if key.split('.').nth(document::MOST).is_some() {

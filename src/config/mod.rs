@@ -85,7 +85,7 @@ impl Config {
     /// Adds a TOML file, which overrides earlier sources.
     ///
     /// # Errors
-    /// As [`file`](Self::file).
+    /// Those of [`file`](Self::file).
     pub fn with_file(self, path: impl AsRef<Path>) -> Result<Self> {
         Ok(self.with(Layer::file(path.as_ref())?))
     }
@@ -104,8 +104,8 @@ impl Config {
     fn with_variables(self, prefix: &str, all: impl Iterator<Item = (OsString, OsString)>) -> Result<Self> {
         let layers = layer::variables(prefix, all)?;
         let mut config = layers.into_iter().fold(self, Self::with);
-        // Without variables it is still a place where a missing key can be set.
-        config.layers.push(Layer::nothing(layer::SourceLocation::Environment(prefix.into())));
+        // Even without variables, errors name the environment as a place to set a missing key.
+        config.layers.push(Layer::empty(layer::SourceLocation::Environment(prefix.into())));
         Ok(config)
     }
 
@@ -128,7 +128,7 @@ impl Config {
     }
 
     /// Deserializes a section or a single value; the empty key stands for the whole configuration. An absent section
-    /// counts as an empty one, which suits a type whose fields all have defaults; an `Option` is `None` then.
+    /// counts as an empty one, which suits a type whose fields all have defaults; an absent `Option` is `None`.
     ///
     /// The fields of a type with `#[serde(flatten)]` cannot be determined, so unknown fields are not detected there.
     ///
@@ -138,7 +138,7 @@ impl Config {
     /// set it. Values after one of the wrong type are not checked. Also for a key that contains an empty name.
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
         if !key.is_empty() && key.split('.').any(str::is_empty) {
-            let text = format!("`{key}` is not a key: a key is non-empty names joined by dots");
+            let text = format!("`{key}` is not a valid key: a key is non-empty names joined by dots");
             return Err(Error::new(ErrorKind::Setup, text));
         }
         self.read_keys.lock().insert(key.into());
@@ -166,7 +166,7 @@ impl Config {
     }
 
     /// The keys that are set but were not read, alone or as a part of a section. They indicate a misspelt operator name
-    /// or a leftover.
+    /// or an obsolete setting.
     pub fn unused(&self) -> Vec<String> {
         self.unused_keys().iter().map(|keys| joined(keys)).collect()
     }
@@ -231,7 +231,7 @@ impl Config {
 
     /// The layer that set a key, and the key's location there.
     fn origin(&self, keys: &[String]) -> Option<(&Layer, String)> {
-        // The locations of an array's elements are not recorded: the array's is used.
+        // The locations of an array's elements are not recorded, so the array's own location is used.
         let mut sections = (1..=keys.len()).rev().map(|len| &keys[..len]);
         sections.find_map(|keys| self.layers.iter().rev().find_map(|layer| Some((layer, layer.at(keys)?))))
     }

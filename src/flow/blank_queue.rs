@@ -7,9 +7,9 @@
 //! ```
 //!
 //! One caller is woken per envelope, and then the operator checks again: while an envelope is still in the pool, the
-//! next caller is woken. So no wake is lost if a caller that was woken is dropped or not polled. A caller that finds
-//! that another one was quicker keeps its place. A caller registers before it checks: if an envelope is returned after
-//! the check, the caller is found here.
+//! next caller is woken. So no wake is lost if a caller that was woken is dropped or not polled. If another caller
+//! takes the envelope first, the woken caller keeps its place. A caller registers before it checks: if an envelope is
+//! returned after the check, the caller is found here.
 //!
 //! Does not depend on a device: `tests/loom/blanks.rs` includes this file unchanged.
 
@@ -62,7 +62,7 @@ impl BlankQueue {
 }
 
 impl QueuedCaller<'_> {
-    /// Keeps the waker. The caller must check for an envelope after this.
+    /// Registers the waker. The caller must check for an envelope after this.
     pub(super) fn register(&self, waker: &Waker) {
         if lock(&self.queue.0).callers.get(&self.number).is_some_and(|known| known.will_wake(waker)) {
             return;

@@ -1,9 +1,9 @@
 //! One run of a flow, from its hubs to its report.
 //!
-//! The flow has one task (`drive`), and so has each operator, which reports its end through a channel and returns the
-//! operator: see [`supervisor`](super::supervisor).
+//! The flow has a task (`drive`), and so does each operator. An operator's task reports its end through a channel,
+//! which also returns the operator: see [`supervisor`](super::supervisor).
 //!
-//! An operator with its [own thread](super::thread) is sent there for each phase, and returned from it.
+//! An operator with its [own thread](super::thread) is sent to that thread for each phase, and returned.
 //!
 //! ```text
 //!   hubs, kernels ──> start, one by one ──> all run ──> stop, one by one ──> report
@@ -11,7 +11,7 @@
 //!         └─────────────────┴──────────────────┴──> stop, one by one ──> that error
 //! ```
 //!
-//! If no operator has failed, all enqueued work is awaited before the `stop`s, since the last of it may still fail.
+//! If no operator has failed, all enqueued work is awaited before the `stop`s, since the last of it might still fail.
 
 use std::{
     collections::HashMap,
@@ -54,12 +54,13 @@ use crate::{
     sync::{discard, logged},
 };
 
+/// An operator during a run of its flow.
 pub(super) struct FlowOperator {
     pub(super) index: usize,
     pub(super) name: Arc<str>,
     pub(super) device: Device,
     pub(super) operator: OwnedOperator,
-    /// Hubs that its `start` puts chunks into.
+    /// The hubs that the operator's `start` puts chunks into.
     pub(super) fills: Vec<Arc<dyn ChunkHubView>>,
 }
 
@@ -146,7 +147,7 @@ pub(super) struct HubToCreate {
     /// Whether its writer waits for room, and its reader for messages.
     pub(super) writer_waits: bool,
     pub(super) reader_waits: bool,
-    /// The reader's port, if that waits for a message of each connection.
+    /// The reader's port, if it waits for a message from each connection.
     pub(super) of_each: Option<&'static str>,
 }
 
@@ -159,7 +160,7 @@ pub(super) struct ToLink {
 /// The report of a task at its end.
 pub(super) struct Ended {
     pub(super) member: FlowOperator,
-    /// The operator or section of the task, as it is named in errors.
+    /// The operator or section of the task, as errors name it.
     pub(super) place: String,
     pub(super) outcome: Result<()>,
 }
@@ -208,8 +209,7 @@ pub(super) fn launch(start: RunSetup) -> Running {
     Running::new(control, finished)
 }
 
-/// Ends the streams of status changes together with the flow, also if the runtime ends first, even before the flow was
-/// polled.
+/// Ends the streams of status changes with the flow, even if the runtime shuts down before the flow is polled.
 struct EndWatchersOnDrop(Arc<Control>);
 
 impl Drop for EndWatchersOnDrop {
@@ -360,7 +360,7 @@ async fn first_phase(mut member: FlowOperator, flow: u64, node: Arc<OperatorTask
     (member, filled)
 }
 
-/// Runs an operator's `stop`. The operator is returned if it is to be kept, and dropped here otherwise.
+/// Runs an operator's `stop`. Returns the operator if `keep` is set, and drops it otherwise.
 async fn last_phase(member: FlowOperator, keep: bool) -> (OperatorStats, Option<OwnedOperator>, Result<()>) {
     let FlowOperator { device, mut operator, .. } = member;
     let stopped = attended_to_the_end(&device, operator.stop()).await;
@@ -375,8 +375,8 @@ pub(super) fn operator(name: &str) -> String {
     format!("operator `{name}`")
 }
 
-/// The operators that end first when the flow is drained: its sources, and those of loops that no source leads to,
-/// which nothing else would ever end.
+/// The operators that end first when the flow is drained: its sources, and the operators of loops that no source leads
+/// to, which nothing else would end.
 fn first_to_stop(operators: usize, hubs_to_create: &[HubToCreate], links: &[ToLink]) -> Vec<bool> {
     let links: Vec<_> = links.iter().map(|link| link.linking.clone()).collect();
     let drained: Vec<_> = link::drained_through(&links).collect();
@@ -408,8 +408,8 @@ fn first_to_stop(operators: usize, hubs_to_create: &[HubToCreate], links: &[ToLi
     first
 }
 
-/// Creates the hubs and gives each operator its ends. If there is no memory for a hub, memory in use by streams is
-/// awaited.
+/// Creates the hubs and gives each operator its ends of them. If there is no memory for a hub, waits for memory that
+/// streams are using.
 async fn build(
     members: &mut [FlowOperator],
     hubs_to_create: Vec<HubToCreate>,
@@ -451,7 +451,7 @@ async fn build(
     Ok(Hubs::new(hubs, linked, members.len()))
 }
 
-/// Resolves when all work that the flow has enqueued is done. Work that was not awaited may still have failed.
+/// Waits until all work that the flow has enqueued is done, since work that no operator has awaited may have failed.
 async fn done(
     members: &mut [FlowOperator],
     sections: &[Arc<section::SectionStats>],
@@ -475,8 +475,8 @@ async fn done(
         until_over(control, enqueued, last.completed()).await?;
     }
     for last in link::hubs(&hubs.links).into_iter().flat_map(|hub| hub.last_copies()) {
-        // A hub of chunks continues to work without a device that was lost. The loss is an error only for the links
-        // that were to receive chunks that were lost with it.
+        // A hub of chunks continues without a lost device. The loss is an error only for links whose chunks were lost
+        // with it.
         match until_over(control, enqueued, last.completed()).await {
             Err(error) if !error.is_device_lost() => return Err(error),
             _ => {}
@@ -518,8 +518,8 @@ impl<'a> Limit<'a> {
         Self { control, stop: TimeLimit::default() }
     }
 
-    /// Returns the error once the flow is aborted or its deadline has passed. Until then the waker is kept. `left`: the
-    /// work that is left, in words.
+    /// Returns the error once the flow is aborted or its deadline has passed. Registers the waker until then. `left`
+    /// describes the work that is left.
     fn is_over(&mut self, left: impl FnOnce() -> String, task: &mut Context<'_>) -> Option<Error> {
         self.control.flow_task.register(task.waker());
         if self.control.is_aborted() {
@@ -569,8 +569,9 @@ pub(super) fn overdue(control: &Control, time: Duration, left: &str) -> Error {
     Error::new(ErrorKind::Cancelled, text)
 }
 
-/// The error of a failure at `place`. An abort is not the failure of an operator. A lost device is detected by the next
-/// operator that uses it: the error already names the unfinished work, and `place` only noticed it.
+/// The error of a failure at `place`. An abort is not the failure of an operator. The loss of a device is detected by
+/// the next operator that uses the device: the error already names the unfinished work, and `place` only noticed the
+/// loss.
 pub(super) fn blamed(control: &Control, error: Error, place: &str) -> Error {
     match error.kind() {
         ErrorKind::Cancelled if control.is_aborted() => aborted(control),
@@ -584,5 +585,5 @@ pub(super) fn aborted(control: &Control) -> Error {
 }
 
 pub(super) fn gone() -> Error {
-    Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")
+    Error::new(ErrorKind::Cancelled, "the runtime shut down while the flow was running")
 }

@@ -1,7 +1,7 @@
 //! [`Service`]: a flow as an async function from request to response.
 //!
-//! One operator is at both ends. Requests enter the flow as through an [ingress](super::ingress), directly from the
-//! caller. Responses return to the operator, each with a reference to its request.
+//! One operator is at both ends of the flow. Requests enter the flow as through an [ingress](super::ingress), directly
+//! from the caller. Responses return to the operator, each with a reference to its request.
 //!
 //! ```text
 //!   call ──> requests ──> [ the flow's operators ] ──> responses ──> the operator ──> the caller
@@ -47,8 +47,8 @@ use crate::{
 };
 
 impl Flow {
-    /// Makes the flow a service: an input takes the requests, and an output sends the responses. Adds an operator of
-    /// that name, which represents the callers. See [`Service`].
+    /// Makes the flow a service: an input takes the requests, and an output sends the responses. Adds an operator
+    /// called `name`, which represents the callers. See [`Service`].
     ///
     /// ```
     /// use wakeline::{Flow, operator::map};
@@ -73,7 +73,8 @@ impl Flow {
         self.service_with(name, to, from, Hub::default())
     }
 
-    /// As [`service`](Self::service), with this kind of hub for the requests. Its capacity limits the queued requests.
+    /// Like [`service`](Self::service), with this kind of hub for the requests. Its capacity limits the queued
+    /// requests.
     pub fn service_with<Req: Message, Res: Message>(
         &mut self,
         name: impl Into<String>,
@@ -179,7 +180,7 @@ pub struct Service<Req: Message, Res: Message> {
 }
 
 struct Admission<Req: Message> {
-    place: SendPermit<Req>,
+    permit: SendPermit<Req>,
     slot: Option<OwnedSemaphorePermit>,
 }
 
@@ -230,7 +231,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
             Err(tokio::sync::TryAcquireError::NoPermits) => return Ok(None),
             Err(tokio::sync::TryAcquireError::Closed) => return Err(PendingRequests::<Res>::limited_to_none()),
         };
-        Ok(self.requests.try_place()?.map(|place| Admission { place, slot }))
+        Ok(self.requests.try_permit()?.map(|permit| Admission { permit, slot }))
     }
 
     fn wait_for_admission(&self) -> Result<impl Future<Output = Result<Admission<Req>>> + Send + Sync + use<Req, Res>> {
@@ -247,7 +248,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
                 }
                 None => None,
             };
-            Ok(Admission { place: gate.place().await?, slot })
+            Ok(Admission { permit: gate.permit().await?, slot })
         })
     }
 
@@ -270,7 +271,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         let mut work = pin!(work.done());
         if self.is_closed() {
             // Returns the reason.
-            self.requests.try_place()?;
+            self.requests.try_permit()?;
         }
         let gate = match self.requests.gate() {
             Some(gate) => gate,
@@ -288,11 +289,11 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     }
 
     fn send(&self, admission: Admission<Req>, request: Discarded<Req>, span: Option<Span>) -> ResponseFuture<Res> {
-        let Admission { place, slot } = admission;
+        let Admission { permit, slot } = admission;
         let (answer, response) = oneshot::channel();
         let state = Arc::new(RequestState::new(slot));
         let mut pending = PendingResponse { response, state: state.clone(), pending: self.pending.clone(), flow: None };
-        let sent = place.send(request, SentBy::Caller, |flow| {
+        let sent = permit.send(request, SentBy::Caller, |flow| {
             pending.flow = Some(flow.clone());
             let caller = PendingRequest::new(&self.pending, answer, state, flow.clone());
             Load::of_reply(Reply::to(caller, span))
@@ -312,10 +313,10 @@ impl<T: Plain, Res: Message> Service<Envelope<T>, Res> {
     /// their data and fills the envelope, not a handle of the service.
     ///
     /// # Errors
-    /// As [`Ingress::blank`].
+    /// Those of [`Ingress::blank`].
     ///
     /// # Cancel safety
-    /// As [`Ingress::blank`].
+    /// The same as for [`Ingress::blank`].
     pub async fn blank(&self) -> Result<Envelope<T>> {
         self.requests.blank().await
     }
@@ -330,7 +331,7 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
         let mut acquisition = std::mem::replace(&mut self.acquisition, Acquisition::No);
         let polled = acquisition.poll(
             cx,
-            |admission| admission.place.is_void(),
+            |admission| admission.permit.is_void(),
             || match self.try_admission()? {
                 Some(admission) => Ok(Acquisition::Has(admission)),
                 None => Ok(Acquisition::Waiting(Box::pin(self.wait_for_admission()?))),
@@ -349,7 +350,7 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
         match request.get_mut().map_or(Ok(None), OpenWork::on) {
             Ok(None) => self.send(admission, request, span()),
             Ok(Some(_)) => {
-                // The slot is available to others in the meantime.
+                // The slot is available to other callers meanwhile.
                 drop(admission);
                 let (service, span) = (self.clone(), Discarded::new(span()));
                 ResponseFuture::new(State::Asks(Mutex::new(Box::pin(async move {
@@ -474,7 +475,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
         let transfer = ResponseTransfer::new(context.node().activity().clone(), errors);
         let mut open = true;
         cx.attend(|task, ending| {
-            if open && (ending || no_handles.as_mut().poll(task).is_ready() || !gate.tend()) {
+            if open && (ending || no_handles.as_mut().poll(task).is_ready() || !gate.on_wake()) {
                 open = false;
                 gate.close();
             }

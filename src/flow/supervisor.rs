@@ -6,8 +6,8 @@
 //! waits for what.
 //!
 //! A part of the flow may be at rest while the rest continues: a loop next to a timer, a deadlock in a service. So the
-//! supervisor also [searches](super::searches) for [groups](wait_groups) of operators that wait only for each other, which end
-//! or stall by the same rules.
+//! supervisor also [searches](super::searches) for [groups](wait_groups) of operators that wait only for each other,
+//! which end or stall by the same rules.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -53,7 +53,7 @@ pub(super) struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
-    /// Runs all operators to their ends. Returns them, and the first failure.
+    /// Runs all operators to their end. Returns the operators, and the first failure.
     pub(super) async fn run(
         &self,
         operators: Vec<FlowOperator>,
@@ -135,7 +135,7 @@ impl Supervisor<'_> {
                     stopping = true;
                     let first = nodes.iter().zip(self.first_to_stop).filter(|(_, first)| **first);
                     first.for_each(|(node, _)| node.finish());
-                    // An operator that waits for a message or for something else may now have only the latter left.
+                    // An operator that waits for a message or for another event may now have only the event left.
                     nodes.iter().for_each(Wake::wake_by_ref);
                 }
                 Next::Fail(error) => {
@@ -196,7 +196,7 @@ impl Supervisor<'_> {
             }
             let all = (0..nodes.len()).filter(|&operator| !nodes[operator].has_ended()).collect();
             let verdicts = self.judge(all, true);
-            // Something from outside may have begun in the meantime. The next rest notifies this task.
+            // A sender outside the flow may have become active meanwhile. This task is notified of the next rest.
             return if tokens.at_rest() == Some(since) { self.carry_out(verdicts, true, idle) } else { Poll::Pending };
         }
         // Checked again after a search, which may have set the time of the next one.
@@ -218,7 +218,7 @@ impl Supervisor<'_> {
         Poll::Pending
     }
 
-    /// Every operator has refused the step that was requested: is the flow, or a part of it, at rest?
+    /// Called when every operator has refused the requested step. Checks whether the flow, or a part of it, is at rest.
     fn check_for_stepper(&self, task: &mut Context<'_>, idle: &mut IdleSearch) -> Poll<Next> {
         if self.control.activity.has_message_entering() {
             // Sends are synchronous: the message will be in its queue in a moment.
@@ -230,7 +230,7 @@ impl Supervisor<'_> {
             let all =
                 (0..self.control.nodes.len()).filter(|&operator| !self.control.nodes[operator].has_ended()).collect();
             let verdicts = self.judge(all, true);
-            // A send from outside may have begun in the meantime.
+            // A sender outside the flow may have become active meanwhile.
             idle.unsure = !self.control.is_idle();
             if idle.unsure { Poll::Pending } else { self.carry_out(verdicts, true, idle) }
         } else {
@@ -265,7 +265,7 @@ impl Supervisor<'_> {
         overdue(self.control, time, &each.collect::<Vec<_>>().join("\n  - "))
     }
 
-    /// Do some operators wait only for each other, while others continue?
+    /// Searches for operators that wait only for each other, while others continue.
     fn search_groups(&self, idle: &mut IdleSearch) -> Poll<Next> {
         let Some(before) = self.control.stands(false) else {
             idle.searches.again(SEARCH_AGAIN_AFTER);
@@ -291,14 +291,14 @@ impl Supervisor<'_> {
     }
 
     /// Decides whether these operators have ended or stalled. They make no progress unless they are notified. `all`: no
-    /// other operator makes progress either. An observer outside the flow may have notified one since: that operator
-    /// still waits.
+    /// other operator makes progress either. If a thread outside the flow has notified one of them meanwhile, that
+    /// operator still counts as waiting.
     fn judge(&self, group: Vec<usize>, all: bool) -> Vec<GroupOutcome> {
         let found = self.examine(&group);
         if !found.stuck {
             return vec![GroupOutcome::Done(group, found.hubs_of_chunks)];
         }
-        // Loops that have become idle are done, and the others may be waiting for their end.
+        // Loops that have become idle are done, and the other operators might be waiting for their end.
         let done = |core: Vec<usize>| {
             let found = self.examine(&core);
             (!found.stuck).then_some(GroupOutcome::Done(core, found.hubs_of_chunks))
@@ -327,7 +327,7 @@ impl Supervisor<'_> {
         if done.is_empty() { Poll::Pending } else { Poll::Ready(Next::Done(done)) }
     }
 
-    /// The parts of a group at rest that wait only for themselves.
+    /// The parts of a group at rest whose operators wait for no operator outside the part.
     fn cores(&self, group: &[usize], all: bool) -> Vec<Vec<usize>> {
         let Some(stands) = self.control.stands(all) else { return Vec::new() };
         let firsts: Vec<_> = group.iter().map(|&operator| self.control.first_of(operator)).collect();
@@ -349,8 +349,8 @@ impl Supervisor<'_> {
         let mut stuck = false;
         for &operator in group {
             let lacks = self.control.lacks(operator);
-            // Its ports have all that it needs, and what else it waits for will not occur, such as a gate without a
-            // handle. An operator that refuses by itself has nothing left to do.
+            // Its ports have all that it needs, but another condition will never become ready, such as a gate without a
+            // handle. An operator that refuses to run has nothing left to do.
             let elsewhere = lacks.waits_beside_its_ports() && !nodes[operator].has_refused();
             stuck |= elsewhere || !lacks.room.is_empty() || !lacks.asked.is_empty();
             let lacks = lacks.all();
@@ -365,7 +365,8 @@ impl Supervisor<'_> {
         // The latest value need not have been read.
         let message_is_left = |hub: &dyn HubView| hub.queued() > 0 && !hub.keeps_latest();
         stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && message_is_left(&*hub.state));
-        // A group that only produces leaves its chunks to other active links of the hub: operators, or links by hand.
+        // A group that only produces leaves its chunks to other active links of the hub: operators, or standalone
+        // links.
         let chunk_is_left = |hub: &Arc<dyn ChunkHubView>| {
             let links = || self.hubs.links.iter().filter(|link| Arc::ptr_eq(&link.state, hub));
             let takes = links().any(|link| is_of_group(link.operator) && link.role != Role::Produce);
@@ -376,13 +377,13 @@ impl Supervisor<'_> {
         GroupFindings { stuck, waits, hubs_of_chunks }
     }
 
-    /// These operators have nothing left to do. Returns those that end now.
+    /// Called for operators that have nothing left to do. Returns those that end now.
     fn done(&self, group: Vec<usize>, hubs_of_chunks: &[Arc<dyn ChunkHubView>], idle: &mut IdleSearch) -> Vec<usize> {
         let nodes = &self.control.nodes;
         let members: HashSet<_> = group.iter().copied().collect();
         let is_of_group = |operator: usize| members.contains(&operator);
-        // A wait in the middle of a run is ended first: the operator may send more, which others are to receive. Only
-        // one is released at a time, and none ends yet. Each is released again only if a message has moved since.
+        // First, waits in the middle of a run are ended: the operator may send more messages. Only one operator is
+        // released at a time, and none ends yet. Each is released again only if a message has moved since.
         let own = self.hubs.all.iter().filter(|hub| is_of_group(hub.from) || is_of_group(hub.to));
         let taken: u64 = own.map(|hub| hub.state.counts().taken).sum();
         let moved = taken
@@ -409,7 +410,7 @@ impl Supervisor<'_> {
         Vec::new()
     }
 
-    /// These operators have stalled. Returns the error, if the flow is to fail.
+    /// Called for operators that have stalled. Returns the error if the flow has to fail.
     fn stalled(&self, group: Vec<usize>, all: bool, waits: &[String], idle: &mut IdleSearch) -> Option<Error> {
         let what = match all {
             true => "no operator can make progress",
@@ -430,9 +431,10 @@ impl Supervisor<'_> {
     }
 }
 
+/// The state of a group of operators at rest.
 enum GroupOutcome {
     Done(Vec<usize>, Vec<Arc<dyn ChunkHubView>>),
-    /// Messages are left that none of them will take; with what each operator waits for.
+    /// Messages are left that none of them will take. Also describes what each operator waits for.
     Stalled(Vec<usize>, Vec<String>),
 }
 
@@ -454,9 +456,9 @@ struct IdleSearch {
     releases: u64,
     /// The last search was inconclusive.
     unsure: bool,
-    /// [`IdleCheck`](crate::operator::activity::IdleCheck) is to be answered once the next action is carried out.
+    /// [`IdleCheck`](crate::operator::activity::IdleCheck) must be answered once the next action is carried out.
     answers: bool,
-    /// For each stalled group: what was reported.
+    /// The report of each stalled group.
     reported: HashMap<Vec<usize>, String>,
 }
 

@@ -131,10 +131,10 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// Like [`lock`](Self::lock), at another level: for one of several locks of the same kind that are held together.
+    /// Like [`lock`](Self::lock), at another level, for one of several locks of the same kind that are held together.
     #[inline]
     #[track_caller]
-    #[cfg_attr(not(debug_assertions), allow(unused_variables, reason = "only debug builds look at it"))]
+    #[cfg_attr(not(debug_assertions), allow(unused_variables, reason = "only debug builds check it"))]
     pub(crate) fn lock_as(&self, level: Level) -> MutexGuard<'_, T> {
         #[cfg(debug_assertions)]
         let held = held::HeldLock::acquire(level, std::any::type_name::<T>(), true);
@@ -277,7 +277,7 @@ mod held {
     }
 
     thread_local! {
-        // Neither has a destructor, so both are usable in destructors that run at the thread's end.
+        // Neither has a destructor, so both can be used in destructors that run at the thread's end.
         static HELD: RefCell<[Option<LockEntry>; MOST]> = const { RefCell::new([None; MOST]) };
         static KEYS: Cell<u64> = const { Cell::new(0) };
     }

@@ -48,6 +48,7 @@ use crate::sync::{assert_unlocked, is_unlocked, resume, strands_others, suspend}
 #[must_use = "it wakes when `wake` is called"]
 pub(crate) struct WakeList(SmallVec<[Waker; 4]>);
 
+/// A wake, a drop or another call that runs later.
 enum DeferredCall {
     Wake(Waker),
     WakeShared(Arc<Waker>),
@@ -134,7 +135,7 @@ impl Drop for WakeList {
     }
 }
 
-/// A guard for one of a chain's calls on the stack.
+/// A guard that counts one call of a chain on the stack.
 struct DepthGuard(Chain);
 
 impl Chain {
@@ -210,10 +211,10 @@ pub(crate) fn wake(waker: Waker) {
     wake_one(waker);
 }
 
-/// Wakes a waker. False if it panicked.
+/// Wakes a waker. Returns false if it panicked.
 fn wake_one(waker: Waker) -> bool {
     if is_deferred() {
-        hold_back(DeferredCall::Wake(waker));
+        defer(DeferredCall::Wake(waker));
         return true;
     }
     assert_unlocked();
@@ -261,7 +262,7 @@ pub(crate) fn wake_shared(waker: &Arc<Waker>) {
 #[cold]
 fn wake_shared_aside(waker: &Arc<Waker>) {
     if is_deferred() {
-        return hold_back(DeferredCall::WakeShared(waker.clone()));
+        return defer(DeferredCall::WakeShared(waker.clone()));
     }
     assert_unlocked();
     if Chain::Wakes.is_deepest() {
@@ -295,13 +296,13 @@ pub(crate) fn discard<T: 'static>(value: T) {
 /// lock, so this does not assert that no lock is held.
 pub(crate) fn discard_cause<T: 'static>(cause: T) {
     if is_deferred() {
-        hold_back(DeferredCall::Drop(Box::new(cause)));
+        defer(DeferredCall::Drop(Box::new(cause)));
     } else {
         drop_one(cause);
     }
 }
 
-/// Drops a value. False if its destructor panicked.
+/// Drops a value. Returns false if its destructor panicked.
 fn drop_one<T: 'static>(value: T) -> bool {
     if Chain::Drops.is_deepest() {
         Chain::Drops.queue(DeferredCall::Drop(Box::new(value)));
@@ -324,7 +325,7 @@ pub(crate) fn log(event: impl FnOnce() + 'static) {
 /// its end.
 pub(crate) fn later(what: &'static str, call: impl FnOnce() + 'static) {
     if is_deferred() {
-        hold_back(DeferredCall::Call(what, Box::new(call)));
+        defer(DeferredCall::Call(what, Box::new(call)));
     } else {
         contained(what, call);
     }
@@ -386,7 +387,7 @@ pub(crate) fn assert_may_wake() {
     }
 }
 
-/// Calls user code. A panic is contained and logged. False if there was one.
+/// Calls user code. A panic is contained and logged. Returns false if there was one.
 #[inline]
 pub(crate) fn contained(what: &'static str, call: impl FnOnce()) -> bool {
     assert_unlocked();
@@ -400,11 +401,11 @@ fn caught(what: &'static str, call: impl FnOnce()) -> bool {
     if aside {
         suspend();
     }
-    let goes_well = caught_here(what, call);
+    let ok = caught_here(what, call);
     if aside {
         resume();
     }
-    goes_well
+    ok
 }
 
 #[inline]
@@ -436,9 +437,9 @@ fn report(what: &'static str, payload: Box<dyn Any + Send>) {
 }
 
 #[cold]
-fn hold_back(held: DeferredCall) {
+fn defer(call: DeferredCall) {
     SCOPES.set(SCOPES.get() | DEFERRED);
-    QUEUE.with_borrow_mut(|queue| queue.push(held));
+    QUEUE.with_borrow_mut(|queue| queue.push(call));
 }
 
 impl Deferred {
@@ -457,7 +458,7 @@ impl Drop for Deferred {
             SCOPES.set(outer & !DEFERRED);
             assert_unlocked();
             if outer & DEFERRED > 0 {
-                run_held();
+                run_deferred();
             }
         } else {
             SCOPES.set(outer);
@@ -466,11 +467,11 @@ impl Drop for Deferred {
 }
 
 #[cold]
-fn run_held() {
+fn run_deferred() {
     // These actions may open scopes of their own and defer more, which those scopes run.
     let queue = QUEUE.with_borrow_mut(|queue| std::mem::take(&mut **queue));
-    for held in queue {
-        match held {
+    for call in queue {
+        match call {
             DeferredCall::Wake(waker) => wake(waker),
             DeferredCall::WakeShared(waker) => {
                 wake_shared(&waker);

@@ -166,8 +166,8 @@ impl Launcher<'_> {
             ArgumentKind::SliceMut => quote_spanned!(errors::at(ty)=> call.slice_mut::<#ty, _>(#name);),
             ArgumentKind::Scalar => quote_spanned!(errors::at(ty)=> call.scalar::<#ty>(&#name);),
         });
-        // Assumed here, since the definition reports an argument of a wrong type. Behind a `for<'..>`, the compiler does
-        // not check a bound at the declaration.
+        // Assumed here, since the definition reports an argument of a wrong type. Behind a `for<'..>`, the compiler
+        // does not check a bound at the declaration.
         let bounds: Vec<_> = self
             .arguments
             .iter()

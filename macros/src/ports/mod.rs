@@ -1,9 +1,9 @@
 //! `#[derive(Ports)]`: generates a struct of handles for a struct of ports, to connect them.
 //!
-//! [`Declaration::read`] takes the struct apart and collects the errors, those of the fields' attributes ([`options`])
-//! and of the struct's own ([`groups`]) included; the rest only generates. The methods of the generated `impl` visit
-//! the ports in the order of the fields. Claiming is all or nothing: the calls nest, so that when one port has nothing
-//! to claim, the ports before it undo their claims, the latest first.
+//! [`Declaration::read`] parses the struct and collects the errors, including those in the attributes of the fields
+//! ([`options`]) and of the struct ([`groups`]); the rest only generates code. The methods of the generated `impl`
+//! visit the ports in the order of the fields. Claiming is all or nothing: the calls nest, so that when one port has
+//! nothing to claim, the ports before it undo their claims, the latest first.
 
 mod groups;
 mod options;
@@ -354,7 +354,7 @@ impl PortField {
             match found {
                 None => found = Some((direction, attribute)),
                 Some((first, _)) if first == direction => {
-                    errors.at(attribute, format!("`#[{}]` is here twice: remove one", direction.word()));
+                    errors.at(attribute, format!("`#[{}]` is given twice: remove one", direction.word()));
                 }
                 Some(_) => {
                     errors.at(attribute, "a field is one port: remove one of the attributes, or make two fields")
@@ -499,7 +499,7 @@ mod tests {
         assert!(messages[5].contains("belongs to an output"));
         assert!(messages[6].contains("twice"));
         assert!(messages[7].contains("belongs to an input"));
-        assert!(messages[8].contains("has no value"));
+        assert!(messages[8].contains("takes no value"));
         assert!(messages[9].contains("needs a value"));
         assert!(messages[10].contains("named by a string"));
     }

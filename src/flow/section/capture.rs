@@ -1,14 +1,14 @@
 //! One graph of a section: its capture, and the copies in and out of its memory.
 //!
-//! For the capture, each operator has streams of the capture and hubs of the capture to the other operators. On the
-//! section's boundary it has an input end with one message, or an output end that keeps the sent message. Each
+//! For the capture, each operator gets streams of the capture, and hubs of the capture to the other operators. A port
+//! on the section's boundary gets an input end with one message, or an output end that keeps the sent message. Each
 //! `compute` is polled once, in the order of the messages, all within one call.
 //!
 //! ```text
 //!   allocated before  the inputs' memory: it belongs to the section, which copies each message there
 //!   allocated in it   all envelopes of the inner hubs, and what operators allocate: owned and reused by the graph
 //!   sent from it      in memory of the graph: copied to a blank envelope of the destination hub
-//!                     in an input's envelope, passed on: copied back to the incoming message, which is sent on
+//!                     in an input's envelope: copied back to the incoming message, which is sent on
 //! ```
 
 use std::{collections::HashMap, sync::Arc};
@@ -45,9 +45,9 @@ pub(super) struct Replay {
 struct InputMemory {
     envelope: RawEnvelope,
     bytes: usize,
-    /// From here on the memory is zero.
+    /// The memory is zero from this offset on.
     stale: usize,
-    /// An operator writes to the memory.
+    /// Whether an operator writes to the memory.
     written: bool,
     /// The number of its opening.
     end: usize,
@@ -57,7 +57,7 @@ struct InputMemory {
 pub(super) struct OutputMemory {
     pub(super) from: OutputSource,
     pub(super) bytes: usize,
-    /// Bytes of each row. `None` if it does not have the rows of the inputs.
+    /// The size of a row in bytes. `None` if the output does not have the rows of the inputs.
     row_bytes: Option<usize>,
     /// The number of its opening. `None` if nothing is copied out.
     end: Option<usize>,
@@ -77,13 +77,13 @@ struct CapturedInput {
 struct RecordedRun {
     /// The envelope sent from each output.
     kept: Vec<RawEnvelope>,
-    /// Of the inputs, then of the outputs.
+    /// Those of the inputs, then those of the outputs.
     openings: Vec<Opening>,
     /// Whether an operator writes each input's memory.
     written: Vec<bool>,
 }
 
-/// Calls `act` with one port of an operator.
+/// Calls `act` with the port of an operator that has this name.
 pub(super) fn with_port<R>(
     member: &mut FlowOperator,
     port: &str,
@@ -117,7 +117,7 @@ pub(super) fn capture(
     let captured = captured.collect::<Result<Vec<_>>>()?;
     let (graph, recorded) = Graph::capture(&plan.device, |capturing| {
         let recorded = record(members, plan, interior, &captured, capturing);
-        // In any case, the operators return to their own streams and ports.
+        // Even after an error, the operators return to their own streams and ports.
         members.iter_mut().for_each(|member| member.operator.leave_capture());
         capturing.capture().recorder().set_label(None);
         recorded
@@ -125,9 +125,8 @@ pub(super) fn capture(
     let RecordedRun { kept, openings, written } = recorded;
     let sent: Vec<_> = kept.iter().map(RawEnvelope::memory).collect();
     if let Some(name) = graph.kept_by(&sent) {
-        let text = "memory that was allocated in the capture, and that it was the last to use, is kept after it: a replay keeps \
-                    no memory, and this memory has no contents before the first replay; allocate it earlier, in `start` for \
-                    example";
+        let text = "memory that was allocated in the capture, and that it was the last to use, outlives the capture: a replay \
+                    keeps no memory, and this memory has no contents before the first replay; allocate it earlier, for example in `start`";
         return Err(Error::new(ErrorKind::Usage, text).at(operator(&name)));
     }
     let mut outputs = Vec::with_capacity(kept.len());
@@ -253,7 +252,7 @@ fn output_memory(
     let bytes = envelope.bytes();
     let wrong = |what: String| Err(Error::new(ErrorKind::Usage, what).at(format!("port `{}`", edge.port)));
     if envelope.memory().is_host() {
-        return wrong("it sends an envelope on the host, which a graph cannot fill".into());
+        return wrong("it sends an envelope on the host, which a graph cannot fill: send one on the device".into());
     }
     let row_bytes = match shape.rows.filter(|_| !edge.whole) {
         None => None,
@@ -261,8 +260,8 @@ fn output_memory(
         Some(rows) => {
             let elements = bytes / edge.element_bytes;
             return wrong(format!(
-                "it sends {} for {}, which is not a whole number for each: if they do not have \
-                 the rows of the inputs, use `.whole(..)`",
+                "it sends {} for {}, not a whole number for each row: if its messages do not have the rows of the inputs, \
+                 declare it with `.whole(..)`",
                 human::count(elements, "element"),
                 human::count(rows, "row")
             ));
@@ -271,7 +270,7 @@ fn output_memory(
     let passed_on = captured.iter().position(|captured| envelope.home().ptr_eq(&Arc::downgrade(&captured.home)));
     let from = match passed_on {
         None => OutputSource::Own(envelope),
-        // The envelope was returned to its pool, where `input_memory` expects it.
+        // The envelope returns to its pool, where `input_memory` expects it.
         Some(input) => OutputSource::Input(input),
     };
     let own = (bytes > 0).then_some(*end);
@@ -283,7 +282,8 @@ fn input_memory(captured: CapturedInput, written: bool, end: usize) -> Result<In
     let CapturedInput { home, start, bytes } = captured;
     let envelope = home.take()?.filter(|envelope| envelope.memory().address().is_ok_and(|address| address.0 == start));
     let Some(envelope) = envelope else {
-        let text = "it keeps or swaps the envelope that it takes at the section's boundary: a replay has no other";
+        let text = "it keeps or swaps the envelope that it takes at the section's boundary, but each replay uses that envelope: \
+                    send it on, or drop it";
         return Err(Error::new(ErrorKind::Usage, text));
     };
     // The contents are unknown.
@@ -291,13 +291,13 @@ fn input_memory(captured: CapturedInput, written: bool, end: usize) -> Result<In
 }
 
 impl Replay {
-    /// An operator has dropped memory that the graph uses: its next run would use other memory, or none.
+    /// Whether an operator has dropped memory that the graph uses: its next run would use other memory, or none.
     pub(super) fn is_stale(&self) -> bool {
         self.exec.graph().is_left_alone()
     }
 
-    /// Returns an error if the rows of an output have another length than in the graph of another bucket: then they are
-    /// not rows.
+    /// Returns an error if the rows of an output differ in length from those in the graph of another bucket: they are
+    /// not rows then.
     pub(super) fn has_same_rows(&self, other: &Self, plan: &SectionPlan, members: &[FlowOperator]) -> Result<()> {
         let outputs = plan.outputs.iter().zip(self.outputs.iter().zip(&other.outputs));
         for (edge, (one, two)) in outputs {
@@ -306,8 +306,8 @@ impl Replay {
                 continue;
             }
             let text = format!(
-                "it sends {} bytes for one bucket and {} for another, which is {row} and {other_row} bytes a row: a replay would \
-                 cut that wrongly; if it does not have the rows of the inputs, use `.whole(..)`",
+                "it sends {} bytes for one bucket and {} for another, which is {row} and {other_row} bytes a row, so a replay \
+                 could not cut it to the valid rows: if its messages do not have the rows of the inputs, declare it with `.whole(..)`",
                 one.bytes, two.bytes
             );
             let error = Error::new(ErrorKind::Usage, text).at(format!("port `{}`", edge.port));
@@ -322,7 +322,7 @@ impl Replay {
     }
 
     /// Enqueues a replay: copies the messages in, padded with zeros, launches the graph, and copies each output into
-    /// the message that was passed on, or into the output's blank envelope. `rows`: the number of valid rows.
+    /// the message whose envelope it uses, or into the output's blank envelope. `rows`: the number of valid rows.
     pub(super) fn enqueue(
         &mut self,
         stream: &Stream,

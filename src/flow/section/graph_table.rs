@@ -8,9 +8,9 @@
 //! A shape without a graph is streamed once, and then captured.
 //!
 //! Without buckets the table may be full. Then a new shape is streamed and counted. Once it has occurred [`OFTEN`]
-//! times since the least recently used graph was used, that graph is evicted and the new shape is captured: the lengths
-//! that occur first do not stay forever. If more lengths alternate than there may be graphs, the graphs stay, since a
-//! capture costs more than a round, and each graph would be evicted before it is used.
+//! times since the least recently used graph was used, that graph is evicted and the new shape is captured, so that the
+//! lengths that occur first do not stay forever. If more lengths alternate than the table has graphs, the graphs stay:
+//! a capture costs more than a round, and each graph would be evicted before its next use.
 
 use std::collections::VecDeque;
 
@@ -104,7 +104,7 @@ impl<G> GraphTable<G> {
         self.buckets.is_none() && self.graphs.len() >= self.most
     }
 
-    /// Counts a shape without a graph. True if it has occurred often enough to replace a graph.
+    /// Counts a shape without a graph. Returns true if it has occurred often enough to replace a graph.
     fn is_frequent(&mut self, lengths: &Lengths) -> bool {
         let Some(least) = self.graphs.iter().map(|entry| entry.used).min() else { return false };
         let known = self.candidates.iter().position(|candidate| candidate.lengths == *lengths);
@@ -156,7 +156,7 @@ impl<G> GraphTable<G> {
         self.graphs.push(CachedGraph { shape, graph, used: self.round });
     }
 
-    /// Keeps the graphs for which `stays` is true. The shapes of the others have no graph any more.
+    /// Keeps the graphs for which `stays` is true, and drops the others.
     pub(super) fn retain(&mut self, stays: impl Fn(&G) -> bool) {
         self.graphs.retain(|entry| stays(&entry.graph));
     }

@@ -36,7 +36,7 @@ use crate::{
 
 pub(in crate::flow) struct SectionSetup {
     pub(in crate::flow) plan: SectionPlan,
-    /// The inner hubs, which are created anew in each capture.
+    /// The inner hubs, which each capture creates again.
     pub(in crate::flow) interior: Vec<HubToCreate>,
     pub(in crate::flow) mode: CompletionMode,
     pub(in crate::flow) stats: Arc<SectionStats>,
@@ -67,7 +67,7 @@ impl SectionStats {
     }
 }
 
-/// The section as it is named in errors: `section `net``.
+/// The name of a section in errors: `section `net``.
 pub(in crate::flow) fn place(name: &str) -> String {
     format!("section `{name}`")
 }
@@ -83,7 +83,7 @@ pub(in crate::flow) async fn task(
     let (name, device) = (start.plan.name.clone(), start.plan.device.clone());
     let mut running = SectionRun::new(start, members, &node);
     let outcome = caught(attended(&node, &device, running.run())).await;
-    // Before its ports are closed, so that an operator that loses a message because of that finds the reason.
+    // Before the ports are closed, so that an operator that loses a message because of that finds the reason.
     if let Err(error) = &outcome {
         control.fail(blamed(&control, error.again(), &place(&name)));
     }
@@ -127,7 +127,7 @@ impl SectionRun {
     fn new(start: SectionSetup, members: Vec<FlowOperator>, node: &Arc<OperatorTask>) -> Self {
         let SectionSetup { plan, interior, mode, stats } = start;
         let table = GraphTable::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
-        // Its operators are warned about when they block.
+        // The section's operators log their own warnings when they block.
         let run_loop = RunLoop::new(&plan.name, node, Vec::new(), true);
         Self {
             plan,
@@ -205,7 +205,7 @@ impl SectionRun {
         self.members.iter().any(|member| member.operator.has_finished())
     }
 
-    /// Runs each operator once. False if one of them cannot run any more.
+    /// Runs each operator once. Returns false if one of them cannot run any more.
     async fn stream(&mut self) -> Result<bool> {
         for member in &mut self.members {
             if !member.operator.round().await.map_err(|error| error.at(operator(&member.name)))? {
@@ -236,7 +236,7 @@ impl SectionRun {
         Ok(stream)
     }
 
-    /// Captures a graph. If there is no memory for it, memory in use by streams is awaited.
+    /// Captures a graph. If there is no memory for it, waits for memory that streams are using.
     async fn captured(&mut self, shape: &GraphShape) -> Result<(Replay, Graph)> {
         loop {
             match capture(&mut self.members, &self.plan, &self.interior, shape) {
@@ -290,7 +290,7 @@ impl SectionRun {
         Ok(())
     }
 
-    /// Launches the graph instead of running the operators. False if an output has no reader any more.
+    /// Launches the graph instead of running the operators. Returns false if an output has no reader any more.
     async fn replay(&mut self, graph: usize, rows: Option<usize>) -> Result<bool> {
         let stream = self.own_stream()?;
         let messages = self.take()?;
@@ -307,8 +307,7 @@ impl SectionRun {
         Ok(true)
     }
 
-    /// Takes a message at each input. The metadata and replies of the messages pass through the operators as if these
-    /// ran.
+    /// Takes a message at each input. The metadata and replies of the messages are propagated as if the operators ran.
     fn take(&mut self) -> Result<SmallVec<[Option<RawEnvelope>; 2]>> {
         let Self { plan, members, passing, .. } = self;
         let mut messages = SmallVec::new();
@@ -413,12 +412,12 @@ impl Runnable for WaitingSection<'_> {
         asked
     }
 
-    /// Its operators have no `may_run`.
+    /// Always ready: the section's operators have no `may_run`.
     fn poll_last(&mut self, _task: &mut Context<'_>) -> Readiness {
         Readiness::READY
     }
 
-    /// The messages are taken in the run: a hub that drops messages may have dropped one by then.
+    /// Takes nothing: the run takes the messages, since a hub that drops messages may have dropped one by then.
     fn claim(&mut self) -> bool {
         true
     }

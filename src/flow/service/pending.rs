@@ -44,12 +44,12 @@ pub(super) struct PendingRequest<Res: 'static> {
 }
 
 impl<Res: 'static> PendingRequests<Res> {
-    /// A limit is closed only for this reason.
+    /// The error for a limit of 0, the only reason for which a limit is closed.
     pub(super) fn limited_to_none() -> Error {
         Error::new(ErrorKind::Usage, "the service has a limit of 0 requests: set at least 1")
     }
 
-    /// The flow has ended: requests that are not answered by now fail.
+    /// Called when the flow has ended: fails the requests that are not answered yet.
     pub(super) fn close(&self) {
         for request in self.requests() {
             // Calls a tracing subscriber, which may panic: the other requests must still be answered.
@@ -103,8 +103,8 @@ impl<Res: 'static> PendingRequest<Res> {
         lock(&self.answer).is_none()
     }
 
-    /// There will be no further answer. A request without one fails with the flow's failure, or because of `last`,
-    /// which describes what its last operator did.
+    /// Called when there will be no further answer. A request without an answer fails with the flow's failure or, if
+    /// there is none, as unanswered. `last` describes for the log what its last operator did.
     fn leave(&self, last: &str) {
         if !self.is_waiting() {
             return;
@@ -147,7 +147,7 @@ impl<Res: Send + 'static> Caller for PendingRequest<Res> {
     }
 }
 
-/// The last message that could have led to its response was dropped.
+/// Runs when the last message that could have led to the response was dropped.
 impl<Res: 'static> Drop for PendingRequest<Res> {
     fn drop(&mut self) {
         lock(&self.pending.open).try_remove(self.slot);
@@ -214,8 +214,8 @@ pub(super) struct PendingResponse<Res: 'static> {
 }
 
 impl<Res> PendingResponse<Res> {
-    /// The operator of the same flow that waits for the response with this waker, and the operator of the service.
-    /// `None` if the response may also come from outside the flow.
+    /// The operator of the same flow that waits for the response with this waker, and the number of the service's
+    /// operator. `None` if the response may also come from outside the flow.
     pub(super) fn within(&self, waker: &Waker) -> Option<(Arc<OperatorTask>, usize)> {
         let control = &self.flow.as_ref()?.0;
         let node = control.asker(waker)?;

@@ -29,8 +29,8 @@ use crate::{
 /// provided that there is a copy at another location: the chunk continues from that copy, unchanged. (Copies
 /// elsewhere that exist when the chunk is given out are kept until the commit.)
 ///
-/// **The only copy stays as it was written**, data and length, and is visible to all: there is nothing else that the
-/// chunk could be. It is the only copy if the chunk was produced or last modified at the link's own location and was
+/// **The only copy stays as it was written**, data and length, and is visible to all: there is no earlier content to
+/// return to. A copy is the only one if the chunk was produced or last modified at the link's own location and was
 /// not wanted elsewhere since, or if a copy elsewhere had to make room; in a hub with envelopes at a single location,
 /// it always is. Its structure is unchanged. Code that may fail or be cancelled while writing should write to memory
 /// of its own first, and copy that into the chunk at the end.
@@ -39,13 +39,13 @@ use crate::{
 pub struct Chunk<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static = ()> {
     registration: Arc<Registration<T, S>>,
     number: u64,
-    /// `None` only while it is committed or dropped.
+    /// `None` only while the chunk is committed or dropped.
     held: Option<HeldEnvelope<T>>,
     /// Shared with the hub, so that it is never cloned there.
     structure: Option<Structure<S>>,
     /// Whether anything was written to or set on the chunk.
     written: bool,
-    /// The user's own envelope was sent, and the chunk is to return into it.
+    /// The user's own envelope was sent, and the chunk returns into it.
     returns: bool,
     kind: PhantomData<fn() -> K>,
 }
@@ -95,7 +95,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         }
     }
 
-    /// Its number in the hub, counted from 1, in the order in which blanks were given out.
+    /// The chunk's number in the hub, counted from 1, in the order in which blanks were given out.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -119,7 +119,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         }
     }
 
-    /// Commits it according to its link's role, for callers that do not know the role.
+    /// Commits the chunk according to its link's role, for callers that do not know the role.
     pub(crate) fn commit_any(mut self) -> Result<()> {
         match self.registration.role {
             Role::Produce => self.commit_produced(),
@@ -142,7 +142,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         Ok(())
     }
 
-    /// A blank has none until it is set; the same is true of a chunk that was swapped with such a blank.
+    /// Returns an error for a blank whose structure was not set, or a chunk that was swapped with such a blank.
     fn has_structure(&self) -> Result<()> {
         if self.structure.is_some() {
             return Ok(());
@@ -199,10 +199,10 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         self.envelope_mut().set_len(len)
     }
 
-    /// Gives write access to the valid part on the host, once nothing uses it any more.
+    /// Gives write access to the valid part on the host, once all work on it is done.
     ///
     /// # Errors
-    /// As [`Envelope::write`].
+    /// The same as for [`Envelope::write`].
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -210,10 +210,10 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         self.envelope_mut().write().await
     }
 
-    /// Gives write access to the full capacity on the host, once nothing uses it any more.
+    /// Gives write access to the full capacity on the host, once all work on it is done.
     ///
     /// # Errors
-    /// As [`Envelope::space`].
+    /// The same as for [`Envelope::space`].
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -221,13 +221,13 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         self.envelope_mut().space().await
     }
 
-    /// Copies `data` into it on the host, as its valid part.
+    /// Copies `data` into the chunk on the host, as its valid part.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if `data` exceeds the capacity, or if the chunk is in device memory.
     ///
     /// # Cancel safety
-    /// Dropping the future may leave the length set and the data not written.
+    /// Dropping the future may leave the length set but the data not written.
     pub async fn fill_from(&mut self, data: &[T]) -> Result<()> {
         self.set_len(data.len())?;
         self.write().await?.copy_from_slice(data);
@@ -237,7 +237,7 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
     /// Swaps the contents of two chunks, of this hub or another: data, valid part and structure. Nothing is copied.
     ///
     /// # Errors
-    /// As [`Envelope::swap`].
+    /// The same as for [`Envelope::swap`].
     pub fn swap<L: Writes>(&mut self, other: &mut Chunk<L, T, S>) -> Result<()> {
         self.envelope_mut().swap(other.envelope_mut())?;
         mem::swap(&mut self.structure, &mut other.structure);
@@ -246,7 +246,7 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Produce, T, S> {
-    /// Publishes it as the hub's newest chunk.
+    /// Publishes the chunk as the hub's newest one.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if its structure was not set; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -262,7 +262,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Produce, T, S> {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Modify, T, S> {
-    /// Publishes its present content to all links. Copies at other locations are discarded.
+    /// Publishes the chunk's present content to all links. Copies at other locations are discarded.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if it was swapped with a blank and has no structure;
@@ -273,7 +273,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Modify, T, S> {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Consume, T, S> {
-    /// Removes it from the hub. Its envelope returns to its pool.
+    /// Removes the chunk from the hub. Its envelope returns to its pool.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -281,8 +281,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Consume, T, S> {
         self.commit_consumed().map(drop)
     }
 
-    /// Removes it from the hub and returns its envelope, to write to or to pass on. The envelope returns to this hub
-    /// after its last use. An envelope that was [sent](super::Link::send) by the user is the user's again.
+    /// Removes the chunk from the hub and returns its envelope, to write to or to send on. The envelope returns to this
+    /// hub after its last use. An envelope that was [sent](super::Link::send) by the user is the user's again.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.

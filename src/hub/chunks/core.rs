@@ -1,8 +1,8 @@
 //! The core of a chunk hub: the [state machine](super::state) under a lock, the envelopes, the copies.
 //!
 //! A hub has no task of its own. The thread that causes an event also carries out its consequences, with no lock
-//! held: it enqueues copies, returns envelopes to their pools and wakes tasks. The return of an envelope to its pool
-//! is such an event, too.
+//! held: it enqueues copies, returns envelopes to their pools and wakes tasks. The return of an envelope to its pool is
+//! also an event.
 
 mod locations;
 mod log;
@@ -87,17 +87,17 @@ struct ChunkCounters {
     copied_bytes: AtomicU64,
 }
 
-/// The flows that have links here, and what holds them from outside.
+/// The flows that have links here, and the guards that keep them from ending.
 #[derive(Default)]
 struct Flows {
     running: Vec<Arc<Boundary>>,
     outside: HashMap<LinkId, Vec<ExternalGuard>>,
-    /// For each envelope that was taken out by hand, by the address of its [`TakenEnvelope`]: the flows that have begun since.
-    /// Flows that ran at that time have a mark on the envelope instead.
+    /// For each envelope that was taken out of the hub outside a flow, by the address of its [`TakenEnvelope`]: the
+    /// flows that have begun since. Flows that ran at that time have a mark on the envelope instead.
     out: HashMap<usize, Vec<ExternalGuard>>,
 }
 
-/// An envelope that was taken out by hand, until it is returned.
+/// An envelope that was taken out of the hub outside a flow, until it is returned.
 struct TakenEnvelope<T: Plain, S: Clone + Send + Sync + 'static> {
     core: Weak<Core<T, S>>,
 }
@@ -120,7 +120,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Quiescence for TakenEnvelope<T,
         }
     }
 
-    /// No flow can begin any more that would wait for it.
+    /// No flow that would wait for the envelope can begin any more.
     fn has_ended(&self) -> bool {
         self.core.strong_count() == 0
     }
@@ -168,7 +168,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         Ok(())
     }
 
-    /// Allocates the envelope without which no chunk could move any more, for the link that
+    /// Allocates the envelope without which no chunk could move, for the link that
     /// [claimed](ChunkHubState::claim_spare) it.
     fn add_spare(&self, device: &Device) -> Result<()> {
         let added = self.allocate(device, 1, None);
@@ -250,7 +250,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
             let mut inner = lock(&self.inner);
             let place = self.place(&mut inner.places, device)?;
             let (id, name) = inner.state.link(role, place, name);
-            // Holds the flows before their operators can find that they wait for this link.
+            // Keeps the flows from ending before their operators can wait for this link.
             if let LinkName::Standalone(_) = name {
                 let mut flows = lock(&self.flows);
                 let held = flows.running.iter().map(ExternalGuard::holding).collect();
@@ -263,7 +263,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
             device.on_loss(own);
         }
         self.act(|state, _, out| {
-            // It was lost before the hub was registered for the notification.
+            // The device was lost before the hub was registered for the notification.
             if device.is_lost() {
                 state.lose(place, out);
             }
@@ -306,8 +306,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         drop((gone, left));
     }
 
-    /// Called when an envelope is taken out by hand. Returns its marks: for the flows that run, and for those that
-    /// begin before it is returned.
+    /// Called when an envelope is taken out of the hub outside a flow. Returns its marks: for the flows that run, and
+    /// for those that begin before it is returned.
     fn envelope_taken(&self) -> SmallVec<[Arc<Boundary>; 2]> {
         let out = Arc::new(TakenEnvelope { core: self.own.clone() });
         let mut flows = lock(&self.flows);
@@ -319,8 +319,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         running.into_iter().chain([Boundary::of_program(out)]).collect()
     }
 
-    /// For a mark of an envelope that enters the hub: returns true if it is of one of the hub's flows, or says that
-    /// the envelope was taken out here.
+    /// Whether a mark of an envelope that enters the hub belongs to one of the hub's flows, or notes that the envelope
+    /// was taken out of this hub.
     fn waits(&self, boundary: &Boundary) -> bool {
         let flows = lock(&self.flows);
         flows.running.iter().any(|flow| flow.is_beside(boundary)) || flows.out.contains_key(&boundary.address())
@@ -446,8 +446,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
             transfer::copy(&stream, source.raw().memory(), arrival.raw_mut().memory_mut(), bytes)?;
             if Device::any_is_lost() { arrival.raw().memory().check_contents() } else { Ok(()) }
         };
-        // If it was corrupted by a loss that became known meanwhile, it is retried. If it is corrupted again, its
-        // source was.
+        // Retried if a loss that became known meanwhile corrupted the copy. If it is corrupted again, its source was
+        // corrupted.
         copy().or_else(|error| if error.is_device_lost() { copy() } else { Err(error) })?;
         arrival.raw_mut().set_bytes(bytes);
         // Committed now, so that later users of the envelope wait for this copy and for no work after it.
@@ -473,7 +473,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         Ok(stream)
     }
 
-    /// Marks the hub as failed; it passes no more chunks.
+    /// Marks the hub as failed: its links get this error from now on.
     fn fail(&self, error: Error) {
         // Only the first failure is stored.
         let _ = self.failed.set(error.at(format!("hub `{}`", self.name)));
@@ -494,7 +494,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         self.log.set(writer);
     }
 
-    /// Notes a line, before the change that it describes. The log's writer gets it after the change, when
+    /// Queues a line for the log, before the change that it describes. It is written after the change, when
     /// [`act`](Self::act) ends.
     pub(super) fn log_event(&self, line: impl FnOnce() -> String) {
         let mut traced = false;
@@ -547,7 +547,7 @@ fn wake_all(wakes: Vec<Arc<Waker>>) {
 
 /// Unwraps an envelope to which there is no other reference.
 pub(super) fn sole<T: Plain>(envelope: Envelopes<T>) -> Result<Envelope<T>> {
-    Arc::into_inner(envelope).ok_or_else(|| Error::new(ErrorKind::Usage, "an envelope is still shared"))
+    Arc::into_inner(envelope).ok_or_else(|| Error::internal("a chunk's envelope is still shared"))
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
@@ -562,8 +562,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         let place = if device.is_host() { "&Device::host()" } else { "&device" };
         let text = format!(
             "hub `{name}` has {envelopes} envelopes, too few for {chunks} chunks that stay in it, since no link consumes them: \
-             {needed} suffice, one for each chunk and one to move them from place to place; \
-             `hub.add_envelopes({place}, {more})`, or link the consumer before"
+             it needs {needed}, one for each chunk and one to move them between locations; \
+             call `hub.add_envelopes({place}, {more})`, or link the consumer first"
         );
         Error::new(ErrorKind::Setup, text)
     }

@@ -26,8 +26,8 @@ use crate::{
 /// [`consume`](super::ChunkHub::consume), [`peek`](super::ChunkHub::peek) or [`modify`](super::ChunkHub::modify).
 ///
 /// It can be used from any task, on any runtime, without a flow. Dropping it removes the link: no chunk waits for it
-/// any more, although a chunk that it was given may still be in use. If a flow's operators have links to the same
-/// hub, the link holds that flow: the flow does not end while this link may still do something.
+/// any more, although a chunk that it was given might still be in use. If a flow's operators have links to the same
+/// hub, this link keeps the flow from ending, since it may still produce or consume chunks.
 pub struct Link<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static = ()> {
     pub(super) registration: Arc<Registration<T, S>>,
     kind: PhantomData<fn() -> K>,
@@ -48,8 +48,8 @@ pub struct Unsent<T: Plain> {
     error: Error,
 }
 
-/// Marks the link as waiting until it is dropped. A weak reference, so that the link can be dropped while this is
-/// leaked.
+/// A guard: the link waits until the guard is dropped. The reference is weak, so that the link can be dropped even if
+/// the guard is leaked.
 pub(crate) struct Waiting<T: Plain, S: Clone + Send + Sync + 'static>(Weak<Registration<T, S>>);
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Drop for Waiting<T, S> {
@@ -68,7 +68,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     /// Waits for the next chunk or, for a link that produces, for the next blank.
     ///
     /// A chunk that is consumed or modified belongs to this link until it is committed: **dropped without a `commit`,
-    /// it is the next one again**. Where chunks stay, because no link consumes them, links cycle through them
+    /// it is the link's next chunk again**. Where chunks stay, because no link consumes them, links cycle through them
     /// indefinitely: a peeking link gets a hub's only chunk again at once, changed or not.
     ///
     /// ```
@@ -83,7 +83,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     /// # }
     /// ```
     ///
-    /// Returns `None` when there are no more chunks and no link is left that could bring more. For a reading link
+    /// Returns `None` when there are no more chunks and no link is left that could produce more. For a reading link
     /// this means that all producing links are dropped. For a producing link it means that all consuming links are
     /// dropped; if there never was one, that all reading links are dropped and neither room nor an envelope becomes
     /// free any more. `None` is not final: when a new producing (or reading) link is made, this link continues. A
@@ -133,7 +133,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
         self.registration.ask(PollRequest { blank: true, stays: true }, task)
     }
 
-    /// Takes it, if it is still there.
+    /// Takes the next chunk or blank, if it is still available.
     pub(crate) fn take(&self) -> Result<Option<Chunk<K, T, S>>> {
         self.registration.take(true)
     }
@@ -155,7 +155,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
         self.registration.id
     }
 
-    /// Runs `work` with the next chunk, and commits the chunk if that succeeds. Returns `None` if there will be no
+    /// Runs `work` on the next chunk, and commits the chunk if `work` succeeds. Returns `None` if there will be no
     /// more chunks.
     ///
     /// ```
@@ -174,7 +174,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     /// ```
     ///
     /// # Errors
-    /// Those of `work`, in which case the chunk is not committed. Otherwise as [`next`](Self::next).
+    /// Those of `work`, after which the chunk is not committed, and those of [`next`](Self::next).
     ///
     /// # Cancel safety
     /// Dropping the future drops the chunk, uncommitted.
@@ -223,9 +223,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     /// ```
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if its size differs from that of the hub's envelopes, or if it is not at the
-    /// link's location; [`Closed`](ErrorKind::Closed) if no link takes chunks any more. The envelope is returned with
-    /// the error.
+    /// [`Usage`](ErrorKind::Usage) if the envelope's size differs from that of the hub's envelopes, or if it is not at
+    /// the link's location; [`Closed`](ErrorKind::Closed) if no link takes chunks any more. The envelope is returned
+    /// with the error.
     ///
     /// # Cancel safety
     /// Dropping the future drops the envelope, unsent. A future that is kept but not polled keeps its turn, as in
@@ -238,7 +238,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     /// chunk after a link elsewhere has modified it, the chunk is copied into this memory and no other. With a
     /// consumer at this location, the user thus gets the result in the memory that was sent.
     ///
-    /// If the chunk is consumed elsewhere, this memory keeps the last state that the chunk had here.
+    /// If the chunk is consumed elsewhere, this memory keeps the last content that the chunk had here.
     ///
     /// ```
     /// use wakeline::{Buffer, ChunkHub, prelude::*};
@@ -262,10 +262,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     /// ```
     ///
     /// # Errors
-    /// As [`send`](Self::send); [`Usage`](ErrorKind::Usage) if the memory is read-only.
+    /// Those of [`send`](Self::send); [`Usage`](ErrorKind::Usage) if the memory is read-only.
     ///
     /// # Cancel safety
-    /// As [`send`](Self::send).
+    /// The same as for [`send`](Self::send).
     pub async fn send_in_place(&mut self, envelope: impl Into<Envelope<T>>, structure: S) -> Result<(), Unsent<T>> {
         self.send_as(envelope.into(), structure, true).await
     }
@@ -288,7 +288,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         self.registration.poll_next(false, task)
     }
 
-    /// Puts an envelope into that slot.
+    /// Puts an envelope into the slot that [`poll_place`](Self::poll_place) returned.
     pub(crate) fn put(
         &self,
         place: Result<Option<Chunk<Produce, T, S>>>,
@@ -323,7 +323,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Usage, format!("hub `{name}`: {why}")));
         if bytes != wanted {
             return refuse(format!(
-                "its envelopes have room for {} elements, and this one for {}: all envelopes of a hub have the same size",
+                "its envelopes have room for {} elements, but this one for {}: all envelopes of a hub have the same size",
                 wanted / of,
                 bytes / of
             ));
@@ -333,7 +333,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
             return refuse(format!("an envelope on {there} cannot be sent by a link on {link}: use a link on {there}"));
         }
         if returns && envelope.raw().memory().is_read_only() {
-            return refuse("`send_in_place` writes to the envelope, and this one is read-only: use `send`".into());
+            return refuse("`send_in_place` writes to the envelope, but this one is read-only: use `send`".into());
         }
         Ok(())
     }
@@ -344,7 +344,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
 }
 
 impl<T: Plain> Unsent<T> {
-    /// The reason why it was not sent.
+    /// The reason why the envelope was not sent.
     pub fn error(&self) -> &Error {
         &self.error
     }
@@ -401,7 +401,7 @@ impl DestinationName {
         Self { name, role, hub: None }
     }
 
-    /// The link's name, if it can be given chunks of that hub.
+    /// The link's name, if it is a reading link of `hub`.
     pub(super) fn at_hub(self, hub: &Arc<str>) -> Result<LinkName> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Usage, format!("hub `{hub}`: `flow_to` names {why}")));
         match &self.hub {

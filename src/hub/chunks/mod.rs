@@ -12,7 +12,7 @@
 //!         needs the copy there
 //! ```
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `state.rs` | the state machine, independent of devices; in `state/`, whose turn it is, and what follows from an event |
 //! | `model.rs` | the state machine against a model |
@@ -107,7 +107,7 @@ use crate::{
 /// Chunks that stay, because no link consumes them, need more envelopes: in a hub with several locations one per
 /// chunk, plus one to move chunks between locations. A producer that asks for a blank beyond that while a link reads
 /// gets a [`Setup`](ErrorKind::Setup) error that says how many are enough. So link the consumer before the producer
-/// asks for that many.
+/// needs that many.
 ///
 /// # A lost device
 ///
@@ -116,8 +116,8 @@ use crate::{
 /// chunk whose only copy was lost is reported as [`DeviceLost`](ErrorKind::DeviceLost) to each link that would get
 /// it. The link's next call continues with the chunk after it, and the error of a consuming link removes the chunk.
 ///
-/// A copy elsewhere that the device had not completed is lost, too. Until that is known, a link may get this copy,
-/// and gets the error when it awaits the data. After that no link gets it: the chunk is copied again from an intact
+/// A copy elsewhere that the device had not completed is also lost. Until that is known, a link may get this copy, and
+/// gets the error when it awaits the data. After that no link gets this copy: the chunk is copied again from an intact
 /// copy, or is lost.
 ///
 /// # With a flow
@@ -166,8 +166,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubBuilder<T, S> {
         self
     }
 
-    /// Adds `count` envelopes on the host. They are page-locked for the device set with [`pinned_for`](Self::pinned_for) or, by
-    /// default, the first device that has envelopes.
+    /// Adds `count` envelopes on the host. They are page-locked for the device set with
+    /// [`pinned_for`](Self::pinned_for) or, by default, the first device that has envelopes.
     pub fn host_envelopes(self, count: usize) -> Self {
         self.envelopes(&Device::host(), count)
     }
@@ -208,7 +208,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubBuilder<T, S> {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
-    /// A builder for a hub of that name. At least the number of [elements](ChunkHubBuilder::elements) must be set.
+    /// Creates a builder for a hub of this name. At least the number of [elements](ChunkHubBuilder::elements) must be
+    /// set.
     pub fn builder(name: impl Into<String>) -> ChunkHubBuilder<T, S> {
         ChunkHubBuilder {
             name: name.into().into(),
@@ -224,34 +225,34 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
         self.core.link(K::ROLE.0, device, None).map(Link::new)
     }
 
-    /// A link that fills blanks on this device or on the host, and sends the user's own envelopes.
+    /// Creates a link that fills blanks on this device or on the host, and sends the user's own envelopes.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) if there is no copy path between that device and the hub's others.
+    /// [`Setup`](ErrorKind::Setup) if there is no copy path between this device and the hub's other devices.
     pub fn produce(&self, device: &Device) -> Result<Producer<T, S>> {
         self.link::<Produce>(device)
     }
 
-    /// A link that removes chunks, on this device or on the host. Several such links take turns.
+    /// Creates a link that removes chunks, on this device or on the host. Several such links take turns.
     ///
     /// # Errors
-    /// As [`produce`](Self::produce).
+    /// The same as for [`produce`](Self::produce).
     pub fn consume(&self, device: &Device) -> Result<Consumer<T, S>> {
         self.link::<Consume>(device)
     }
 
-    /// A link that reads chunks on this device or on the host, concurrently with others.
+    /// Creates a link that reads chunks on this device or on the host, concurrently with other links.
     ///
     /// # Errors
-    /// As [`produce`](Self::produce).
+    /// The same as for [`produce`](Self::produce).
     pub fn peek(&self, device: &Device) -> Result<Peeker<T, S>> {
         self.link::<Peek>(device)
     }
 
-    /// A link that changes chunks on this device or on the host.
+    /// Creates a link that changes chunks on this device or on the host.
     ///
     /// # Errors
-    /// As [`produce`](Self::produce).
+    /// The same as for [`produce`](Self::produce).
     pub fn modify(&self, device: &Device) -> Result<Modifier<T, S>> {
         self.link::<Modify>(device)
     }
@@ -280,7 +281,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
     ///
     /// # Errors
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers; [`Setup`](ErrorKind::Setup) as
-    /// [`produce`](Self::produce).
+    /// for [`produce`](Self::produce).
     pub fn add_envelopes(&self, device: &Device, count: usize) -> Result<()> {
         if count == 0 {
             return Ok(());
@@ -294,8 +295,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
         self.core.envelopes(device)
     }
 
-    /// Writes a line for each event: what is produced, copied, given to a link, modified or consumed, and where. A
-    /// writer that fails or panics is not used again. The same lines go to `tracing`, at debug level.
+    /// Writes a line for each event: a chunk is produced, copied, given to a link, modified or consumed. A writer that
+    /// fails or panics is not used again. The same lines go to `tracing`, at debug level.
     ///
     /// The writer may use the hub. One thread at a time writes; the lines of other threads are queued meanwhile, up
     /// to 1,024 of them. A thread also writes at most 1,024 lines before it continues. Further lines are dropped, and

@@ -1,13 +1,13 @@
-//! Tests the state machine against a model: any links, any places, any number of envelopes, any order.
+//! Tests the state machine against a model, with any links, places, numbers of envelopes and orders of events.
 //!
-//! Every link is a task that runs only when it was woken. Copies, and the return of envelopes, take any amount of
-//! time. For each chunk the model knows its data and which links have changed it. When no task is awake any more all
-//! work must be done: a lost wake-up, or chunks that block each other, show as chunks that are left.
+//! Every link is a task that runs only when it was woken. Copies and returns of envelopes take any amount of
+//! time. For each chunk the model knows its data and which links have changed it. When no task is awake any more, all
+//! work must be done: a lost wake-up, or chunks that block each other, would leave chunks behind.
 //!
-//! Links may be added late, when the chunks are there or the producers are dropped; they may be removed; and the flow
-//! of data may switch. In these cases the model allocates more envelopes where the hub would. If all links are there
-//! from the start there is no memory for that, and none is needed: every chunk passes, also if links stop waiting and
-//! poll again later.
+//! Links may be added late, when chunks already exist or the producers are dropped; links may be removed; and the flow
+//! of data may be redirected. In these cases the model allocates more envelopes where the hub would. If all links exist
+//! from the start, there is no memory for that and none is needed: every chunk gets through, even if links stop waiting
+//! and poll again later.
 //!
 //! The device of a place may be lost at any time: its links end, and exactly the chunks without an intact copy
 //! elsewhere are lost.
@@ -388,11 +388,11 @@ impl World {
         }
         let there = |roles: &[Role]| self.tasks.iter().filter(|task| !task.gone && roles.contains(&task.role)).count();
         let (readers, consumers) = (there(&[Role::Peek, Role::Modify, Role::Consume]), there(&[Role::Consume]));
-        let may_go = |task: &Task| {
+        let may_proceed = |task: &Task| {
             let last = readers < 2 || (task.role == Role::Consume && consumers < 2);
             !task.gone && task.has.is_none() && task.role != Role::Produce && !last
         };
-        let can: Vec<_> = (0..self.tasks.len()).filter(|at| may_go(&self.tasks[*at])).collect();
+        let can: Vec<_> = (0..self.tasks.len()).filter(|at| may_proceed(&self.tasks[*at])).collect();
         if let Some(at) = can.choose(&mut self.rng).copied() {
             let id = self.tasks[at].id;
             (self.tasks[at].gone, self.tasks[at].paused) = (true, false);
@@ -482,7 +482,7 @@ impl World {
             }
             Answer::Yes => {}
         }
-        // It has looked; it may also wait for something else, and then polls again.
+        // The task was offered something. It might also be waiting for something else, and then polls again.
         self.tasks[at].woken.0.store(true, Ordering::Relaxed);
         if asked == Answer::Yes && (self.commits || self.rng.random_ratio(3, 4)) {
             let Some(grant) = self.act(|state, pools, _| state.take(id, blank, pools)) else {
@@ -641,8 +641,8 @@ impl World {
     }
 }
 
-/// The copy that another one was made from is lost, and the chunk has come back to that place by the time the other
-/// arrives.
+/// A copy is lost after another copy was started from it, and the chunk has returned to its place by the time the
+/// second copy arrives.
 #[test]
 fn the_source_of_a_copy_that_was_replaced_is_not_dropped_under_the_lock() {
     let links = vec![(Role::Produce, 0), (Role::Peek, 1), (Role::Peek, 2), (Role::Peek, 0)];
@@ -724,7 +724,7 @@ fn run(setup: &Setup) {
     for (given, there) in setup.envelopes.iter().zip(&world.pools.1) {
         assert!(*there <= setup.capacity.max(*given), "{there} envelopes, of {given}, for {} chunks", setup.capacity);
     }
-    // An envelope that was sent is freed once its chunk is elsewhere, and the chunk comes back into one of the hub's.
+    // A sent envelope is freed once its chunk is elsewhere, and the chunk returns in one of the hub's envelopes.
     if !setup.may_need_more() && !setup.sends {
         assert_eq!((world.spares, world.refused), (0, None), "there are enough");
     }

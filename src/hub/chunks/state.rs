@@ -1,4 +1,4 @@
-//! The state machine of a chunk hub: which link is given which chunk, what is copied where, and which envelopes are
+//! The state machine of a chunk hub: which link gets which chunk, which copies are made, and which envelopes are
 //! freed.
 //!
 //! It does not depend on devices, locks or futures. On each event (a link polls, takes, commits, gives back or is
@@ -32,25 +32,25 @@
 //! chunks. Links are served in the order of their arrival. A peek waits only for modifying links, and for these only
 //! on its second turn.
 //!
-//! **No chunk blocks another for ever.** Chunks are ordered by the age of the blanks that they were made of. A
-//! younger chunk takes an envelope only if enough are left for all that the older chunks still need there: for each
-//! link that is still to modify or peek, and for one consumer, whose place is the chunk's goal. So at each of these
-//! places at least one envelope is left to the chunk itself and to older ones, which leave the hub first. The goal
-//! follows waiting consumers only to places where this is true as well; elsewhere a younger chunk could hold the
-//! envelope that the older one needs, while waiting for that one's. If links or the flow of data have changed
-//! meanwhile, copies that are in the way are dropped, or moved to another place if they are the only ones. If no
-//! place has a free envelope for that and none is being returned, one more envelope is allocated ([`SpareEnvelope`]), by the
-//! waiting link when it polls. This never leaves a place with more envelopes than it was given or the queue has
+//! **No chunk blocks another for ever.** Chunks are ordered by the age of the blanks that they were made of. A younger
+//! chunk takes an envelope only if enough are left for all that the older chunks still need there: for each link that
+//! is still to modify or peek, and for one consumer, whose place is the chunk's goal. So at each of these places at
+//! least one envelope is left to the chunk itself and to older ones, which leave the hub first. The goal follows
+//! waiting consumers only to places where this is true as well; elsewhere a younger chunk could hold the envelope that
+//! the older one needs, while it waits for the older one's envelope. If links or the flow of data have changed
+//! meanwhile, copies that occupy the envelopes are dropped, or moved to another place if they are the only ones. If no
+//! place has a free envelope for that and none is being returned, one more envelope is allocated ([`SpareEnvelope`]),
+//! by the waiting link when it polls. This never leaves a place with more envelopes than it was given or the queue has
 //! chunks.
 //!
 //! **Chunks that stay** need an envelope each, and one more to move them if there are several places. A producer of
 //! one chunk more than that is [refused](TooFew), wherever the chunks are at that time.
 //!
-//! **A user's own envelope** is returned to the user once no link needs the chunk there, unless the chunk is to
-//! [return](ChunkRecord::returns_to) in it: then it is kept beside the chunk, and is the blank for the copy that comes
-//! back.
+//! **A user's own envelope** is returned to the user once no link needs the chunk there, unless the chunk
+//! [returns](ChunkRecord::returns_to) in it: then the envelope is kept beside the chunk, as the blank for the copy that
+//! returns.
 //!
-//! **A lost device.** Its links are served no more, and no chunk waits for them. Nothing is copied to its place, and
+//! **A lost device.** Its links are no longer served, and no chunk waits for them. Nothing is copied to its place, and
 //! the copies there are lost. A chunk without another copy keeps its place in the queue: each link that would get it
 //! takes the loss, [`Grant::lost`], instead, and a consumer that does so removes it.
 //!
@@ -88,7 +88,7 @@ pub(super) trait Blanks<E> {
     /// The number of envelopes there, free or in use.
     fn total(&self, place: LocationId) -> usize;
     fn places(&self) -> usize;
-    /// Whether the envelope was made there, as opposed to one sent by a user.
+    /// Whether the envelope was allocated by the hub there, as opposed to sent by a user.
     fn is_own(&self, place: LocationId, envelope: &E) -> bool;
     /// Whether its content is known to be lost, with a device that was to write it.
     fn has_failed(&self, envelope: &E) -> bool;
@@ -98,11 +98,11 @@ pub(super) trait Blanks<E> {
 pub(super) struct PollRequest {
     /// For a producer: a blank, in addition to a place in the queue.
     pub(super) blank: bool,
-    /// It may also wait for something else, and not take what is there.
+    /// The link might also be waiting for something else, and then does not take what is available.
     pub(super) stays: bool,
 }
 
-/// What a link is given: a blank, or a chunk.
+/// A blank or a chunk that is given to a link.
 #[derive(Debug)]
 pub(super) struct Grant<E, S> {
     pub(super) number: u64,
@@ -113,7 +113,7 @@ pub(super) struct Grant<E, S> {
     pub(super) lost: Option<LocationId>,
 }
 
-/// For a hub whose chunks stay: the numbers of chunks and of envelopes, which are too few for them.
+/// For a hub whose chunks stay: the number of chunks, and the number of envelopes, which are too few for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooFew {
     pub(super) chunks: usize,
@@ -127,7 +127,7 @@ impl TooFew {
     }
 }
 
-/// A copy to enqueue. Both envelopes come back with [`ChunkHubState::arrived`].
+/// A copy to enqueue. Both envelopes are returned with [`ChunkHubState::arrived`].
 #[derive(Debug)]
 pub(super) struct Move<E> {
     pub(super) number: u64,
@@ -137,7 +137,7 @@ pub(super) struct Move<E> {
     pub(super) blank: E,
 }
 
-/// What is to be done once no lock is held.
+/// The actions to carry out once no lock is held.
 #[derive(Debug)]
 pub(super) struct Actions<E> {
     pub(super) moves: Vec<Move<E>>,
@@ -158,7 +158,7 @@ struct LinkRecord {
     role: Role,
     name: LinkName,
     place: LocationId,
-    /// The link is dropped; chunks that it was given are still in use.
+    /// The link is dropped, but chunks that it was given are still in use.
     retired: bool,
     /// Chunks are given to it: it is not retired, and data flows to it.
     is_served: bool,
@@ -177,9 +177,9 @@ struct LinkWait {
     waker: Arc<Waker>,
     /// For a blank, in addition to a place in the queue.
     blank: bool,
-    /// It was woken, and has not polled since.
+    /// The link was woken, and has not polled since.
     woken: bool,
-    /// It could have had what it waits for and did not take it: it also waits for something else.
+    /// What the link waits for was offered to it, and it did not take it, because it also waits for something else.
     offered: bool,
 }
 
@@ -199,18 +199,18 @@ struct ChunkRecord<E, S> {
     goal: Option<LocationId>,
     /// It was sent in the user's own envelope, which does not count as the hub's.
     is_sent: bool,
-    /// The place of the user's own envelope, which the chunk is to return into; and that envelope, while it holds no
-    /// copy.
+    /// The place of the user's own envelope, in which the chunk returns.
     returns_to: Option<LocationId>,
+    /// That envelope, while it holds no copy.
     returns_in: Option<E>,
 }
 
-/// Whose turn it is at a chunk that is to be consumed.
+/// The links that may take a chunk next.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// The first link that is still to modify it.
+    /// The first link that is still to modify the chunk.
     modify: Option<LinkId>,
-    /// A link is to peek at it, if none is to modify it.
+    /// A link is still to peek at the chunk, and none is to modify it.
     peek: bool,
     /// For a chunk that stays: any link.
     any: bool,
@@ -264,7 +264,7 @@ enum CopyState<E> {
     Lost,
 }
 
-/// The state of the one additional envelope without which nothing could move any more.
+/// The state of the one additional envelope that is allocated when no chunk can move without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SpareEnvelope {
     No,
@@ -301,16 +301,16 @@ pub(super) struct ChunkHubState<E, S> {
     gone: Vec<Arc<Waker>>,
     spare: SpareEnvelope,
     lost: SmallVec<[LocationId; 1]>,
-    /// How often a chunk that a link had looked at went to another link since the last one was taken: by a consumer,
-    /// if there are any.
+    /// How often a chunk that had been offered to a link went to another link since a chunk was last taken (by a
+    /// consumer, if there are any).
     passed_over: usize,
     /// Lost envelopes, to be freed by the next `settle`.
     freed: Vec<E>,
-    /// Whether there ever was such a link.
+    /// Whether there has ever been such a link.
     had_producer: bool,
     had_reader: bool,
     had_consumer: bool,
-    /// Of the links that data flows to.
+    /// Whether there has ever been a consumer among the links that data flows to.
     flow_had_consumer: bool,
 }
 
@@ -387,8 +387,8 @@ impl<E, S> ChunkRecord<E, S> {
         }
     }
 
-    /// Called when an envelope of this chunk is no longer needed at its place. Frees it, unless the chunk is to
-    /// return into it.
+    /// Called when an envelope of this chunk is no longer needed at its place. Frees it, unless the chunk
+    /// returns in it.
     fn release(&mut self, place: LocationId, envelope: E, freed: &mut Vec<E>) {
         if self.returns_to == Some(place) {
             freed.extend(self.returns_in.replace(envelope));
@@ -470,14 +470,14 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         if is_served {
             self.served.add(role);
         }
-        // It gets chunks that are already there, like any other link.
+        // The link also gets chunks that are already in the hub.
         let link =
             LinkRecord { role, name, place, retired: false, is_served, waits: None, watcher: None, served: 0, last: 0 };
         self.links.insert(id, link);
         (id, name)
     }
 
-    /// The link asks for nothing more, and nothing waits for it.
+    /// Called when the link is dropped: it takes nothing more, and no chunk waits for it.
     pub(super) fn retire(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(&id) {
             link.retired = true;
@@ -489,7 +489,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         }
     }
 
-    /// The link has given back everything and is removed.
+    /// Removes a link that has returned everything it was given.
     pub(super) fn unlink(&mut self, id: LinkId) {
         let link = self.links.remove(&id);
         if let Some(link) = &link {
@@ -521,7 +521,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         self.flow = flow;
     }
 
-    /// The device of that place is lost. Wakes all links, and drops nothing: envelopes are freed by `settle`.
+    /// Handles the loss of the device at `place`. Wakes all links, and drops nothing: envelopes are freed by `settle`.
     pub(super) fn lose(&mut self, place: LocationId, out: &mut Actions<E>) {
         if self.is_lost(place) {
             return;
@@ -539,7 +539,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         chunks.for_each(|chunk| chunk.lose(place, &mut self.freed));
     }
 
-    /// The copy of a chunk at a place cannot be used as a source: a device elsewhere was lost while it wrote to it.
+    /// Drops the copy of a chunk at a place: another device was lost while it wrote this copy.
     pub(super) fn lose_copy(&mut self, number: u64, place: LocationId) {
         let mut freed = std::mem::take(&mut self.freed);
         if let Some(chunk) = self.find(number) {
@@ -563,7 +563,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         self.lost.contains(&place)
     }
 
-    /// For a chunk whose envelope came back, possibly to a place that is lost.
+    /// Called for a chunk whose envelope has been returned, possibly to a place that is lost.
     fn lose_again(&mut self, number: u64) {
         for place in self.lost.clone() {
             self.lose_copy(number, place);
@@ -637,7 +637,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         self.lose_again(number);
     }
 
-    /// A place of the queue is given back.
+    /// Gives a place in the queue back.
     pub(super) fn unproduced(&mut self, number: u64) {
         self.open.retain(|(open, _)| *open != number);
     }
@@ -650,8 +650,8 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         }
     }
 
-    /// A chunk was consumed, and its envelope belongs to the link. Returns its structure once no link sees the chunk
-    /// any more.
+    /// Removes a chunk that was consumed, whose envelope belongs to the link now. Returns its structure once no link
+    /// sees the chunk any more.
     pub(super) fn consumed(&mut self, number: u64, out: &mut Actions<E>) -> Option<S> {
         let at = self.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()?;
         let mut chunk = self.chunks.remove(at)?;
@@ -666,7 +666,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         None
     }
 
-    /// A chunk was modified: the copies at other places are outdated, and so is the structure that is returned.
+    /// Publishes a modified chunk. Frees the outdated copies at other places, and returns the outdated structure.
     pub(super) fn modified(
         &mut self,
         id: LinkId,
@@ -696,7 +696,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         Some(old)
     }
 
-    /// A chunk that was held exclusively comes back, unchanged or `written`. What was written is discarded if there
+    /// Takes back a chunk that a link held exclusively, unchanged or `written`. The written data is discarded if there
     /// is another copy.
     pub(super) fn given_back(&mut self, id: LinkId, number: u64, envelope: E, written: bool, out: &mut Actions<E>) {
         let Some(chunk) = self.find(number) else { return out.freed.push(envelope) };
@@ -711,7 +711,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
             out.freed.extend(Self::put_back(chunk, envelope));
         }
         self.lose_again(number);
-        self.come_again(id, number);
+        self.offer_again(id, number);
     }
 
     /// Returns the envelope if none was lent.
@@ -724,7 +724,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
     }
 
     /// Makes the chunk the link's next again.
-    fn come_again(&mut self, id: LinkId, number: u64) {
+    fn offer_again(&mut self, id: LinkId, number: u64) {
         if let Some(link) = self.links.get_mut(&id)
             && link.last == number
         {
@@ -732,8 +732,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         }
     }
 
-    /// A peek has ended. `unseen`: it does not count. Returns the structure with the last peek at a chunk that was
-    /// consumed.
+    /// Ends a peek. `unseen`: it does not count. The last peek at a chunk that was consumed returns its structure.
     pub(super) fn peeked(
         &mut self,
         id: LinkId,
@@ -768,12 +767,13 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
             }
         }
         if unseen {
-            self.come_again(id, number);
+            self.offer_again(id, number);
         }
         structure
     }
 
-    /// A copy was enqueued: `envelope` is equal to `source` for all later users. `None` if that failed.
+    /// Called when a copy was enqueued: `envelope` equals `source` for all later users. It is `None` if the enqueue
+    /// failed.
     pub(super) fn arrived(
         &mut self,
         number: u64,
@@ -813,7 +813,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         claims
     }
 
-    /// The claimed envelope was allocated, or the allocation failed: then another waiting link tries.
+    /// Called when the claimed envelope was allocated, or could not be: then another waiting link tries.
     pub(super) fn spare_came(&mut self) {
         self.spare = SpareEnvelope::No;
     }
@@ -845,10 +845,10 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
     }
 
     /// Whether a waiting link would get what it waits for if it polled.
-    pub(super) fn may_go(&self, id: LinkId, blanks: &impl Blanks<E>) -> bool {
+    pub(super) fn may_proceed(&self, id: LinkId, blanks: &impl Blanks<E>) -> bool {
         let waits = |link: &LinkRecord| link.waits.as_ref().map(|waits| waits.blank);
         let asked = self.links.get(&id).and_then(|link| Some((link, waits(link)?)));
-        asked.is_some_and(|(link, blank)| Snapshot::new(self, blanks).may_go(id, link, blank))
+        asked.is_some_and(|(link, blank)| Snapshot::new(self, blanks).may_proceed(id, link, blank))
     }
 
     pub(super) fn flow(&self) -> Option<&[LinkName]> {
@@ -856,16 +856,16 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
     }
 
     /// Whether data does not flow to this link.
-    pub(super) fn is_left_out(&self, id: LinkId) -> bool {
+    pub(super) fn is_excluded(&self, id: LinkId) -> bool {
         self.links.get(&id).is_some_and(|link| !link.is_served)
     }
 
-    pub(super) fn links_that(&self, role: Role) -> usize {
+    pub(super) fn link_count(&self, role: Role) -> usize {
         self.counts.of(role)
     }
 
-    /// Whether data can get to that place without a copy: it is there, or a producer is.
-    pub(super) fn may_lie_at(&self, place: LocationId) -> bool {
+    /// Whether data can get to `place` without a copy, because a chunk or a producer is there.
+    pub(super) fn has_source_at(&self, place: LocationId) -> bool {
         let lies = self.chunks.iter().any(|chunk| chunk.has_envelope(place));
         lies || self.links.values().any(|link| link.role == Role::Produce && link.place == place)
     }

@@ -62,17 +62,17 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         }
         out.wakes.extend(self.links.values_mut().filter_map(|link| link.watcher.take()));
         self.wake(blanks, out, |state, snapshot, id, link, waits| {
-            let may_go = || {
-                snapshot.may_go(id, link, waits.blank)
+            let may_proceed = || {
+                snapshot.may_proceed(id, link, waits.blank)
                     || state.needs_spare(id, link)
                     || (waits.blank && snapshot.is_refused(link))
             };
-            state.has_ended(id, blanks) || (!waits.woken && may_go())
+            state.has_ended(id, blanks) || (!waits.woken && may_proceed())
         });
     }
 
     /// Wakes the waiting links that are due, in the order of their arrival. Skips links that were woken before,
-    /// unless they have looked since and taken nothing.
+    /// unless they were offered something since and took nothing.
     pub(super) fn wake<B: Blanks<E>>(
         &mut self,
         blanks: &B,
@@ -107,12 +107,13 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         }
     }
 
-    /// The places of consumers, and since when the first consumer of each place waits. A consumer that has looked and
-    /// taken nothing, because it also waits for something else, does not count: it must not hold up others.
+    /// The places of consumers, and since when the first consumer of each place waits. A consumer that was offered
+    /// a chunk and did not take it, because it also waits for something else, does not count: it must not block others.
     ///
-    /// Two consumers that each have what the other lacks, in two hubs, would lose it to each other again and again.
-    /// So if a chunk was passed on more often than there are consumers, and none has taken one meanwhile, the first
-    /// waiting consumer gets it, whether it has looked or not. The order for this is the same in all hubs of a flow.
+    /// Two consumers of two hubs, each with the chunk that the other one lacks, would lose these chunks to each other
+    /// again and again. So if chunks went to other consumers more often than there are consumers, and none has taken
+    /// one meanwhile, the first waiting consumer gets it, whether or not it was offered one before. The order of
+    /// consumers is the same in all hubs of a flow.
     fn consumers(&self) -> Consumers {
         let mut places = Consumers::new();
         let is_contested = self.is_contested();
@@ -130,16 +131,16 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         places
     }
 
-    /// Whether chunks that links have looked at were given to others more often than there are links, and none has
-    /// taken anything meanwhile.
+    /// Whether chunks that had been offered to links went to other links more often than there are links, and no chunk
+    /// was taken meanwhile.
     fn is_contested(&self) -> bool {
         let rivals = if self.consumes() { self.counts.of(Role::Consume) } else { self.counts.of_readers() };
         self.passed_over > rivals
     }
 
     /// Where chunks stay, the equivalent of the rule for [consumers](Self::consumers): the chunk that the first link
-    /// waits for, whether it has looked or not, and where. This demand precedes all others, so that they cannot evict
-    /// the chunk.
+    /// waits for, whether or not it was offered before, and where. This demand precedes all others, so that they cannot
+    /// evict the chunk.
     fn first_contested(&self) -> Option<(usize, LocationId, u64)> {
         if self.consumes() || !self.is_contested() {
             return None;
@@ -193,7 +194,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         chunk.has_envelope(place) || younger + to_come < blanks.total(place)
     }
 
-    /// Where a chunk that is to be consumed is wanted next: each place once.
+    /// The places where a chunk is needed next, each once. For hubs whose chunks are consumed.
     pub(super) fn next_places(&self, chunk: &ChunkRecord<E, S>) -> SmallVec<[LocationId; 4]> {
         if let Some((_, link)) = self.pending(chunk, Role::Modify).next() {
             return SmallVec::from_iter([link.place]);
@@ -233,8 +234,8 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         older + if to_come > 0 && is_read() { to_come } else { 0 }
     }
 
-    /// The number of blanks at a place that are not available to this chunk, for which a link waits since `since`:
-    /// others get them first.
+    /// The number of blanks at a place that are not available to this chunk, for which a link has waited since `since`:
+    /// other chunks get them first.
     fn kept(&self, at: usize, place: LocationId, since: u64, blanks: &impl Blanks<E>) -> usize {
         if self.consumes() {
             return self.reserved(at, place);
@@ -274,7 +275,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         }
     }
 
-    /// The chunks that links wait for, and where: each once, for the link that came first.
+    /// The chunks that links wait for, and where: each once, for the link that has waited longest.
     fn demands(&self) -> Demands {
         let mut waiting = Demands::new();
         for (id, link) in self.each() {
@@ -323,7 +324,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
                 place: *place,
                 demanded: true,
             }));
-            // A link that cycles through the chunks and is at work on one gets the next one ahead of time.
+            // A link that cycles through the chunks gets its next chunk ahead of time, while it uses another.
             for (id, link) in self.each().filter(|(_, link)| link.role != Role::Produce && link.served > 0) {
                 if let Some(at) = self.next_for(id, link).filter(|at| self.chunks[*at].number != link.last) {
                     wanted.push(WantedCopy { chunk: at, place: link.place, demanded: false });
@@ -408,7 +409,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
     }
 
     /// Whether an unused copy is there, in an envelope of the hub. A user's envelope makes no room: no other chunk
-    /// may use it, and a chunk that is to return into it would do so at once.
+    /// may use it, and a chunk that returns in it would do so at once.
     fn is_idle_own(chunk: &ChunkRecord<E, S>, place: LocationId, blanks: &impl Blanks<E>) -> bool {
         let copy = chunk.copy(place).filter(|copy| copy.is_idle());
         copy.and_then(ChunkCopy::there).is_some_and(|envelope| blanks.is_own(place, envelope))
@@ -456,8 +457,8 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         false
     }
 
-    /// Whether an older chunk is there. It makes progress as soon as the links that are to have it poll, and is
-    /// helped first if it is stuck itself.
+    /// Whether an older chunk has a copy at `place`. That chunk makes progress as soon as the links that are to get it
+    /// poll; if it is stuck itself, it gets the additional envelope first.
     fn is_used_before(&self, before: usize, place: LocationId) -> bool {
         self.consumes() && self.chunks.iter().take(before).any(|chunk| chunk.copy(place).is_some())
     }

@@ -1,8 +1,8 @@
-//! Turns: the answer that a link gets when it polls, and what it is given when it takes.
+//! Turns: the answer that a link gets when it polls, and the grant that it gets when it takes.
 //!
-//! Polling changes nothing except that the link waits. The answer is that it may go if what it wants is there and no
-//! link that came before it can have that and was woken for it: such links look first. A link that has looked and
-//! does not take (its operator also waits for something else) blocks no other link.
+//! Polling changes nothing except that the link waits. The link may proceed if what it waits for is available and no
+//! link ahead of it was woken for the same: such a link polls first. A link that does not take what it was offered
+//! (its operator also waits for something else) blocks no other link.
 
 use std::{ops::Deref, sync::Arc, task::Waker};
 
@@ -33,7 +33,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         later.or_else(|| (!self.chunks.is_empty()).then_some(0))
     }
 
-    /// Whether nothing will come to this link any more.
+    /// Whether this link will get nothing more.
     pub(in crate::hub::chunks) fn has_ended(&self, id: LinkId, blanks: &impl Blanks<E>) -> bool {
         let Some(link) = self.links.get(&id) else { return true };
         if link.role == Role::Produce {
@@ -44,7 +44,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         let over = self.had_producer && self.counts.of(Role::Produce) == 0;
         over && match link.role {
             Role::Consume => self.chunks.is_empty(),
-            // Without consumers, chunks that are in the way of others stay there.
+            // Without consumers, chunks that block others stay in the hub.
             _ if self.consumes() => {
                 let unconsumed = self.had_consumer && self.counts.of(Role::Consume) == 0;
                 unconsumed || self.chunks.iter().all(|chunk| chunk.is_seen_by(id))
@@ -53,7 +53,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         }
     }
 
-    /// Whether it waits for a blank, and each envelope of the hub is the only copy of a chunk that stays.
+    /// Whether the link waits for a blank while each envelope of the hub is the only copy of a chunk that stays.
     fn is_out_of_blanks(&self, link: &LinkRecord, blanks: &impl Blanks<E>) -> bool {
         let is_own = |copy: &ChunkCopy<E>| copy.there().is_some_and(|envelope| blanks.is_own(copy.place, envelope));
         let stays = |chunk: &&ChunkRecord<E, S>| {
@@ -65,7 +65,8 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
 
     /// Polls for the link, which changes nothing except that the link waits now.
     ///
-    /// What was reported as available remains so until the link can take it: nothing is settled in between.
+    /// A chunk or blank that is reported as available remains so until the link can take it, since nothing is settled
+    /// in between.
     ///
     /// `shared` is the same waker, cloned by a caller that held no lock. Without it, `None` is returned if the link
     /// does not have a required waker yet.
@@ -79,7 +80,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         out: &mut Actions<E>,
     ) -> Option<Answer> {
         if self.links.get(&id).is_some_and(|link| self.is_lost(link.place)) {
-            // It gets the error from its device.
+            // The link gets the error of its device.
             return Some(Answer::Wait);
         }
         if self.has_ended(id, blanks) {
@@ -88,7 +89,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
             return Some(Answer::Never);
         }
         let since = self.tick();
-        let ready = self.links.get(&id).is_some_and(|link| Snapshot::new(self, blanks).may_go(id, link, blank));
+        let ready = self.links.get(&id).is_some_and(|link| Snapshot::new(self, blanks).may_proceed(id, link, blank));
         let Some(link) = self.links.get_mut(&id) else { return Some(Answer::Never) };
         if ready {
             match &mut link.waits {
@@ -96,13 +97,13 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
                     if !waits.waker.will_wake(waker) {
                         self.gone.push(std::mem::replace(&mut waits.waker, shared?.clone()));
                     }
-                    // Only once: of two links that each have what the other one lacks, in two hubs, each look would
-                    // wake the other.
+                    // Only once: two links of two hubs, each with the chunk that the other one lacks, would otherwise
+                    // wake each other with each poll.
                     if !std::mem::replace(&mut waits.offered, true) {
                         self.wake_those_behind(blanks, out);
                     }
                 }
-                // It may wait for something else, and must be woken by the hub's end meanwhile.
+                // The link might be waiting for something else, and must be woken if the hub ends meanwhile.
                 none if stays => {
                     *none = Some(LinkWait { since, waker: shared?.clone(), blank, woken: true, offered: true });
                 }
@@ -123,16 +124,16 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         Some(Answer::Wait)
     }
 
-    /// A link that could go may not do so: wakes the links that wait behind it, or for the envelope that it holds up,
-    /// to poll again.
+    /// Called when a link that may proceed might not do so. Wakes the links behind it, and those that wait for the
+    /// envelope that it blocks, to poll again.
     fn wake_those_behind(&mut self, blanks: &impl Blanks<E>, out: &mut Actions<E>) {
         self.wake(blanks, out, |state, snapshot, id, link, waits| {
             let lacks = || match link.role {
-                // The copy that was looked at may make room for it.
+                // The copy that was offered might be evicted to make room for it.
                 Role::Produce => waits.blank && blanks.count(link.place) == 0 && state.room() > 0,
                 _ => state.next_for(id, link).is_some_and(|at| state.chunks[at].copy(link.place).is_none()),
             };
-            !waits.woken && (snapshot.may_go(id, link, waits.blank) || lacks())
+            !waits.woken && (snapshot.may_proceed(id, link, waits.blank) || lacks())
         });
     }
 
@@ -167,7 +168,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         }
     }
 
-    /// Takes what [`poll`](Self::poll) reported. `None` if it is no longer available.
+    /// Takes the chunk or blank that [`poll`](Self::poll) reported. `None` if it is no longer available.
     pub(in crate::hub::chunks) fn take(
         &mut self,
         id: LinkId,
@@ -175,7 +176,7 @@ impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
         blanks: &mut impl Blanks<E>,
     ) -> Option<Grant<E, S>> {
         let link = self.links.get(&id)?;
-        if !Snapshot::new(self, blanks).may_go(id, link, blank) {
+        if !Snapshot::new(self, blanks).may_proceed(id, link, blank) {
             return None;
         }
         let (role, place) = (link.role, link.place);
