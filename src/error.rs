@@ -12,7 +12,7 @@
 //! | [`Race`](ErrorKind::Race) | two unordered accesses: add the ordering that the message names |
 //! | [`InvalidMemory`](ErrorKind::InvalidMemory) | memory was used after it was freed, or read before it was written; the message says which |
 //! | [`Kernel`](ErrorKind::Kernel) | fix the kernel's source; the compiler's log is in the message |
-//! | [`Setup`](ErrorKind::Setup) | a flow, or a hub outside of a flow, was built or configured wrongly; the message says how to fix it |
+//! | [`Setup`](ErrorKind::Setup) | a flow, or a hub outside of a flow, was built or configured incorrectly; the message says how to fix it |
 //! | [`Usage`](ErrorKind::Usage) | an invalid call |
 //! | [`Stalled`](ErrorKind::Stalled) | operators wait for each other; the message says which waits for what |
 //! | [`Operator`](ErrorKind::Operator) | an operator's own error: see its cause |
@@ -21,6 +21,7 @@
 //! | [`Unanswered`](ErrorKind::Unanswered) | an operator dropped a request, which the message names: answer it, or refuse it with `Reply::fail` |
 //! | [`Cancelled`](ErrorKind::Cancelled) | the flow was aborted |
 //! | [`Driver`](ErrorKind::Driver) | a driver call failed for another reason; the message has its name and code |
+//! | [`Internal`](ErrorKind::Internal) | a bug in wakeline: please report it with the message |
 
 mod caller;
 mod panics;
@@ -52,7 +53,7 @@ pub enum ErrorKind {
     NoDevice,
     /// The device or the host does not have the requested memory.
     OutOfMemory,
-    /// A fault ended the device: all of its work is lost, and it accepts no more.
+    /// A fault ended the device: all of its work is lost, and it accepts no further work.
     DeviceLost,
     /// The race checker found two unordered accesses.
     Race,
@@ -60,12 +61,13 @@ pub enum ErrorKind {
     InvalidMemory,
     /// A kernel could not be compiled, loaded or found.
     Kernel,
-    /// A flow, or something outside of a flow, was built or configured wrongly. No part of the flow has run.
+    /// A flow, or something outside of a flow, was built or configured incorrectly. No part of the flow has run.
     Setup,
     /// An invalid call.
     Usage,
-    /// The flow is not done, but nothing in it can make progress. An envelope outside of the flow counts as able to
-    /// make progress only if it is in a message that shows it ([`Host`](crate::Host), [`Arc`]).
+    /// The flow is not done, but nothing in it can make progress. An envelope outside the flow
+    /// keeps the flow from stalling only if the hub can see it in its message, which it cannot in a
+    /// [`Host`](crate::Host) or an [`Arc`].
     Stalled,
     /// An operator returned an error of its own.
     Operator,
@@ -80,6 +82,8 @@ pub enum ErrorKind {
     Cancelled,
     /// A driver call failed.
     Driver,
+    /// A bug in wakeline. Please report it.
+    Internal,
 }
 
 impl ErrorKind {
@@ -91,8 +95,8 @@ impl ErrorKind {
             ErrorKind::Race => "race",
             ErrorKind::InvalidMemory => "invalid memory",
             ErrorKind::Kernel => "kernel",
-            ErrorKind::Setup => "wrong setup",
-            ErrorKind::Usage => "wrong use",
+            ErrorKind::Setup => "invalid setup",
+            ErrorKind::Usage => "invalid use",
             ErrorKind::Stalled => "stalled",
             ErrorKind::Operator => "operator failed",
             ErrorKind::Panicked => "panicked",
@@ -100,6 +104,7 @@ impl ErrorKind {
             ErrorKind::Unanswered => "unanswered",
             ErrorKind::Cancelled => "cancelled",
             ErrorKind::Driver => "driver call failed",
+            ErrorKind::Internal => "internal error",
         }
     }
 }
@@ -151,6 +156,12 @@ impl Error {
         }))
     }
 
+    /// Creates the error for a state that only a bug of this crate can lead to.
+    #[cold]
+    pub(crate) fn internal(message: impl fmt::Display) -> Self {
+        Self::new(ErrorKind::Internal, format!("{message} (please report)"))
+    }
+
     /// Creates the error for an output whose readers have all ended.
     pub(crate) fn reader_gone(message: impl Into<String>) -> Self {
         let mut error = Self::new(ErrorKind::Closed, message);
@@ -200,7 +211,7 @@ impl Error {
         self
     }
 
-    /// Notes that `place` observed the error without having caused it.
+    /// Notes that `place` observed the error but did not cause it.
     pub(crate) fn noticed_by(mut self, place: &str) -> Self {
         let noticed = format!(" (noticed by {place})");
         match &mut self.0.message {
@@ -317,23 +328,41 @@ impl Drop for Displayed {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Error {
+    /// Writes the error's text. `names_kind`: with the phrase for its kind.
+    fn write(&self, f: &mut fmt::Formatter<'_>, names_kind: bool) -> fmt::Result {
         let Some(_displayed) = Displayed::enter() else { return f.write_str("further causes are not displayed") };
         for place in self.0.places.iter().rev() {
             write!(f, "{place}: ")?;
         }
         let cause = self.source();
-        match (&self.0.message, cause) {
-            (Some(message), _) if self.0.kind == ErrorKind::Operator => write!(f, "{message}")?,
-            (Some(message), _) => write!(f, "{}: {message}", self.0.kind.phrase())?,
-            (None, Some(cause)) => return write!(f, "{cause}"),
-            (None, None) => write!(f, "{}", self.0.kind.phrase())?,
+        let Some(message) = &self.0.message else {
+            return match cause {
+                Some(cause) => write!(f, "{cause}"),
+                None => f.write_str(self.0.kind.phrase()),
+            };
+        };
+        if names_kind && self.0.kind != ErrorKind::Operator {
+            write!(f, "{}: ", self.0.kind.phrase())?;
         }
-        if let Some(cause) = cause {
-            write!(f, ": {cause}")?;
+        match cause {
+            None => f.write_str(message),
+            // The fault comes first, then the list of the work that was lost with the device.
+            Some(cause) if self.is_device_lost() => {
+                match cause.downcast_ref::<Self>() {
+                    Some(cause) => cause.write(f, !cause.is_device_lost())?,
+                    None => write!(f, "{cause}")?,
+                }
+                write!(f, "; {message}")
+            }
+            Some(cause) => write!(f, "{message}: {cause}"),
         }
-        Ok(())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, true)
     }
 }
 

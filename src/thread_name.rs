@@ -1,6 +1,6 @@
 //! Names of threads.
 
-/// The maximum length of a thread's name in bytes. Linux shows 15 of them, a panic message all.
+/// The maximum length of a thread's name in bytes. Linux shows 15 of them, and a panic message shows all.
 const MOST: usize = 64;
 
 /// Derives a thread's name from a user's name. A NUL would make [`std::thread::Builder`] panic and other control

@@ -232,7 +232,7 @@ fn operators_that_contest_chunks_wait_without_being_polled() {
             let hubs = ["left", "right"].map(|name| {
                 let builder = ChunkHub::<u32>::builder(name).elements(1).queue(random.random_range(1..=3));
                 let builder = builder.envelopes(&device, random.random_range(1..=2));
-                builder.host_envelopes(random.random_range(1..=2)).near(&device).build().unwrap()
+                builder.host_envelopes(random.random_range(1..=2)).pinned_for(&device).build().unwrap()
             });
             let mut flow = Flow::new("contested");
             let count = random.random_range(5..40);

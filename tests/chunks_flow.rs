@@ -231,7 +231,7 @@ async fn h10_setup_errors_are_reported_before_the_run_all_at_once() {
              with `envelopes(&device, 2)` or `add_envelopes`",
             device.name()
         ),
-        "no port produces chunks for hub `empty`, and `drain.numbers` would wait forever",
+        "no port produces chunks for hub `empty`, so `drain.numbers` would wait forever",
         "`again` has several runs at a time",
         "ports `round.points` and `round.sums` of one operator wait for the same chunk of hub `nowhere`",
     ] {
@@ -280,7 +280,7 @@ on_both!(an_operator_fills_a_hub_in_its_start, async |device: Device| {
             (_, says) => {
                 let error = ran.unwrap_err();
                 let text = if says {
-                    "operator `begin`: wrong use: `start` committed no chunk to hub `numbers`, although it is marked `.fills(&hub)`"
+                    "operator `begin`: invalid use: `start` committed no chunk to hub `numbers`, although it is marked `.fills(&hub)`"
                 } else {
                     "or mark the operator whose `start` puts chunks there, `.fills(&hub)`"
                 };
@@ -310,7 +310,7 @@ async fn h10_too_few_envelopes_for_chunks_that_stay_fail_every_run() {
         });
         let error = ran.await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Setup);
-        for text in ["operator `fill`", "has 2 envelopes, too few for 2 chunks that stay in it", "3 suffice"] {
+        for text in ["operator `fill`", "has 2 envelopes, too few for 2 chunks that stay in it", "it needs 3,"] {
             assert!(error.to_string().contains(text), "{error}");
         }
     }

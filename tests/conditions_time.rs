@@ -405,9 +405,9 @@ fn c6_a_runtime_without_timers_is_an_error_before_the_flow_runs() {
         "operator `sum` waits for 3 messages at `left`, `right` together, or 7ms since its last run,",
     ];
     let lines = lines.map(|line| {
-        format!("\n  - {line} and this tokio runtime has no timers: build it with `enable_time` or `enable_all`")
+        format!("\n  - {line} but this tokio runtime has no timers: build it with `enable_time` or `enable_all`")
     });
-    assert_eq!(error.to_string(), format!("flow `c6`: wrong setup: 3 problems:{}", lines.concat()));
+    assert_eq!(error.to_string(), format!("flow `c6`: invalid setup: 3 problems:{}", lines.concat()));
     // Outside a runtime, timers cannot be checked.
     flow(true).check().unwrap();
 }

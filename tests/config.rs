@@ -311,13 +311,13 @@ fn config_an_invalid_key_or_value_is_an_error() {
     for key in ["", "upper.", "upper..rate", ".rate"] {
         let error = Config::new().set(key, 1).unwrap_err();
         assert!(
-            error.to_string().contains("tests/config.rs:") && error.to_string().contains("is not a key"),
+            error.to_string().contains("tests/config.rs:") && error.to_string().contains("is not a valid key"),
             "{error}"
         );
     }
     for key in ["upper.", "upper..rate", ".rate", "."] {
         let error = Config::new().set("upper.rate", 1).unwrap().get::<Option<u32>>(key).unwrap_err();
-        assert!(error.to_string().contains(&format!("`{key}` is not a key")), "{error}");
+        assert!(error.to_string().contains(&format!("`{key}` is not a valid key")), "{error}");
     }
     let error = Config::new().set("upper", BTreeMap::from([((1, 2), 3)])).unwrap_err();
     assert!(error.to_string().contains("sets `upper` to a value that a TOML file cannot express"), "{error}");
@@ -535,4 +535,27 @@ fn config_a_long_file_is_read_in_time_and_its_lines_are_right() {
         let error = config.get::<Vec<String>>(key).unwrap_err().to_string();
         assert!(error.contains(&format!(":{line}")), "{key}: {error}");
     }
+}
+
+#[test]
+fn config_a_variable_with_one_underscore_too_few_is_recognised() {
+    let variables = [("WAKELINE_TEST_UPPER_RATE", "4"), ("WAKELINE_TEST_OTHER", "4")];
+    with_variables("config_a_variable_with_one_underscore_too_few_is_recognised", &variables, || {
+        #[derive(Debug, Deserialize)]
+        struct Rate {
+            #[allow(dead_code, reason = "read only")]
+            rate: u32,
+        }
+        let config = Config::new().env("WAKELINE_TEST").unwrap();
+        let error = config.get::<Rate>("upper").unwrap_err().to_string();
+        let wanted = "`upper.rate` is missing: set it by the variable `WAKELINE_TEST_UPPER__RATE` \
+                      (`WAKELINE_TEST_UPPER_RATE` is another key: two underscores separate names)";
+        assert!(error.ends_with(wanted), "{error}");
+        let error = config.deny_unused().unwrap_err().to_string();
+        assert!(error.contains("(did you mean `WAKELINE_TEST_UPPER__RATE`?)"), "{error}");
+        assert!(
+            error.contains("`other` in the variable `WAKELINE_TEST_OTHER`: correct the operator's name"),
+            "{error}"
+        );
+    });
 }

@@ -240,7 +240,7 @@ async fn sizes_that_make_no_sense_are_reported_before_running() {
     let message = flow.run().await.unwrap_err().to_string();
     assert!(
         message.contains("2 problems")
-            && message.contains("hold no element of 4")
+            && message.contains("are too small for one element of 4")
             && message.contains("carry no envelopes"),
         "{message}"
     );
@@ -356,7 +356,7 @@ async fn an_operator_that_never_takes_what_it_waits_for_fails() {
     }
 
     let send = || source(async || Ok(Some(1_u32)));
-    let text = "operator `leaves`: input `input`: wrong use: 131072 runs in a row have taken no message here and sent none: \
+    let text = "operator `leaves`: input `input`: invalid use: 131072 runs in a row have taken no message here and sent none: \
                 take at least one in each run, or limit when the operator runs with `.when(..)`";
     for (case, fails) in ["waits", "named", "several", "optional", "latest", "yields"]
         .into_iter()
@@ -427,7 +427,7 @@ async fn an_operator_whose_condition_refuses_every_claim_fails() {
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "operator `send`: wrong use: its condition (a token) was ready and refused the claim 131072 times in a row: \
+        "operator `send`: invalid use: its condition (a token) was ready and refused the claim 131072 times in a row: \
          `claim` must succeed when `poll_status` has returned `Ready`, and `poll_status` must return a wait when `claim` \
          would fail"
     );

@@ -307,7 +307,7 @@ async fn e3_what_cannot_stay_on_one_thread_is_an_error() {
     let _ = flow.add_local("stays", Phases::new(&board)).on_own_thread();
     let error = LocalSet::new().run_until(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
-    assert!(error.to_string().contains("`stays` is to have a thread of its own"), "{error}");
+    assert!(error.to_string().contains("`stays` is set to run on its own thread"), "{error}");
 }
 
 /// An operator that is `Send` may have its own thread, and block there, in a flow with local operators.

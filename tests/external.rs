@@ -174,7 +174,7 @@ async fn s5_the_replacement_of_external_work() {
     // Host memory and another device's memory are not slices of this device.
     let mut pinned = Buffer::pinned(&device, 4).unwrap();
     let error = set(&stream, &mut pinned, 1).unwrap_err();
-    assert!(error.to_string().contains("external work `set` on `stream`: wrong use"), "{error}");
+    assert!(error.to_string().contains("external work `set` on `stream`: invalid use"), "{error}");
     let mut far = Buffer::new(&emulated(), 4).unwrap();
     let error = set(&stream, &mut far, 1).unwrap_err();
     assert!(error.to_string().contains("copy it there first"), "{error}");

@@ -614,7 +614,7 @@ async fn c4_more_room_from_outside_than_there_are_envelopes_is_an_error_before_r
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
     let message = error.to_string();
-    let wanted = "`make.output` waits for room for 3 messages, and it has 2 envelopes: give it 3 or more";
+    let wanted = "`make.output` waits for room for 3 messages, but the hub has 2 envelopes: set 3 or more";
     assert!(message.contains(wanted), "{message}");
 }
 

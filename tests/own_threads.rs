@@ -496,7 +496,8 @@ async fn e4_a_missing_core_is_reported_with_all_other_errors() {
     let error = flow.run().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
     let text = error.to_string();
-    for part in ["`far` is to be pinned to core 1023", "`further`", "`furthest`", "`lonely.input` is not connected"] {
+    for part in ["`far` is set to be pinned to core 1023", "`further`", "`furthest`", "`lonely.input` is not connected"]
+    {
         assert!(text.contains(part), "missing: {part}\nin: {text}");
     }
     assert!(!ran.load(Ordering::SeqCst), "no operator has run");

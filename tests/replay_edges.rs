@@ -129,7 +129,7 @@ on_both!(an_operator_that_keeps_memory_allocated_in_a_capture_is_refused, async 
     let error = refused(&device, true, false, lazy).await;
     assert_contains(
         &error,
-        &["memory that was allocated in the capture", "is kept after it", "allocate it earlier, in `start`"],
+        &["memory that was allocated in the capture", "outlives the capture", "allocate it earlier, in `start`"],
     );
 
     // Adds the previous message. Every replay would add the one of the captured run.
@@ -149,7 +149,7 @@ on_both!(an_operator_that_keeps_memory_allocated_in_a_capture_is_refused, async 
         .boxed()
     });
     let error = refused(&device, false, false, adds_previous).await;
-    assert_contains(&error, &["memory that was allocated in the capture", "is kept after it"]);
+    assert_contains(&error, &["memory that was allocated in the capture", "outlives the capture"]);
 });
 
 on_both!(checked_refuses_an_operator_that_uses_other_memory_in_the_next_run, async |device: Device| {

@@ -341,7 +341,7 @@ async fn e1_an_operator_sends_its_own_error_to_its_callers() {
     let service = flow.service("inner-service", refuses.input, refuses.output);
     let running = flow.spawn().unwrap();
     let error = within(service.ask(10)).await.unwrap_err();
-    assert!(error.to_string().starts_with("wrong use: numbers below 10, please"), "{error}");
+    assert!(error.to_string().starts_with("invalid use: numbers below 10, please"), "{error}");
     assert!(error.downcast_ref::<std::fmt::Error>().is_some());
     assert_eq!(within(service.ask(9)).await.unwrap(), 9);
     drop(service);
@@ -430,7 +430,7 @@ async fn e1_an_envelope_in_a_response_leaks_no_names() {
         assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
         assert_clean(error);
     }
-    assert_eq!(in_log("an envelope outside of the flow failed"), 1, "once: {:?}", lock(&LOG));
+    assert_eq!(in_log("an envelope outside the flow failed"), 1, "once: {:?}", lock(&LOG));
     assert_eq!(in_log("operator=\"inner-service\""), 1, "{:?}", lock(&LOG));
     drop((service, envelope));
     let own = within(running).await.unwrap_err();

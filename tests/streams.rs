@@ -303,7 +303,7 @@ async fn s4_a_pool_and_no_own_stream_is_a_setup_error() {
     assert_eq!(error.kind(), ErrorKind::Setup);
     let text = error.to_string();
     for name in ["one", "two"] {
-        let part = format!("operator `{name}` has the pool of streams `narrow` and is to have no stream of its own");
+        let part = format!("operator `{name}` has the stream pool `narrow`, but is set to have no stream of its own");
         assert!(text.contains(&part), "{part}\n{text}");
     }
 }
@@ -481,7 +481,7 @@ async fn s1_a_pool_of_another_device_is_a_setup_error() {
     let error = flow.run().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Setup);
     let text = error.to_string();
-    let far = format!("and its pool of streams `far` is on {other}");
+    let far = format!("but its stream pool `far` is on {other}");
     for part in [
         format!("operator `one` is on {device}, {far}"),
         format!("operator `two` is on the host, {far}"),

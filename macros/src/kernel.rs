@@ -50,7 +50,7 @@ fn read_function(item: TokenStream) -> syn::Result<ItemFn> {
     if let Ok(bodiless) = syn::parse2::<syn::ForeignItemFn>(item.clone()) {
         return Err(syn::Error::new_spanned(
             bodiless.semi_token,
-            "a kernel needs a Rust body, which the emulated device runs and tests compare with",
+            "a kernel needs a Rust body, which the emulated device runs and which tests can compare with",
         ));
     }
     if let Ok(other) = syn::parse2::<syn::Item>(item.clone())

@@ -1,7 +1,8 @@
-//! The derive and attribute macros of wakeline: [`Ports`](macro@Ports), [`Message`](macro@Message) and [`kernel`](macro@kernel).
+//! The derive and attribute macros of wakeline: [`Ports`](macro@Ports), [`Message`](macro@Message) and
+//! [`kernel`](macro@kernel).
 //!
 //! Use them through `wakeline` (`use wakeline::prelude::*`), not from this crate: the generated code names
-//! `::wakeline`. Each macro is in a file of its own. It takes a declaration apart, collects every error (`errors.rs`),
+//! `::wakeline`. Each macro is in a file of its own. It parses a declaration, collects every error (`errors.rs`),
 //! and only then generates code. An error points at the field, argument or option in question and says what to write
 //! instead. Questions that only the compiler can answer (is this type an input?) are asked with that type's own span.
 //!
@@ -45,12 +46,12 @@ use proc_macro::TokenStream;
 /// | `capacity = 4` | both | messages that its queue holds, at least 1, unless the connection sets it |
 /// | `envelope_bytes = 1 << 20` | `#[output]` | bytes of each envelope that the hub allocates for it |
 /// | `envelopes = 3` | `#[output]` | how many envelopes the hub allocates at each location |
-/// | `at_least = 4` | `#[input]` | the operator runs when there are at least so many messages |
-/// | `at_most = 8` | `#[input]` | the operator runs while there are at most so many messages |
-/// | `batch = 8`, `within = "5ms"` | `#[input]` | the operator runs with so many messages, or with fewer once the oldest has waited so long |
+/// | `at_least = 4` | `#[input]` | the operator runs when there are at least this many messages |
+/// | `at_most = 8` | `#[input]` | the operator runs while there are at most this many messages |
+/// | `batch = 8`, `within = "5ms"` | `#[input]` | the operator runs with this many messages, or with fewer once the oldest has waited this long |
 /// | `since = Sent` | `#[input]` | `within` counts from when a message was sent; `Arrived`, the default: from when it arrived |
-/// | `room = 3` | `#[output]` | the operator runs when there is room for so many messages |
-/// | `by_hand` | `#[produce]`, `#[consume]`, `#[modify]` | the chunk is committed by `commit`, and not at the end of the run |
+/// | `room = 3` | `#[output]` | the operator runs when there is room for this many messages |
+/// | `by_hand` | `#[produce]`, `#[consume]`, `#[modify]` | the operator commits the chunk with `commit`; otherwise it is committed at the end of the run |
 /// | `optional` | all | the operator runs whether or not there is a message, or room |
 /// | `done` | `#[input]` | a message counts once the work that wrote it is done |
 /// | `event = "decoded"` | `#[input]` | a message counts once its event of that name has passed; a literal that names an event of the message |
@@ -58,8 +59,8 @@ use proc_macro::TokenStream;
 /// # On the struct
 ///
 /// - `#[ports(handles = Name)]`: sets the name of the struct of handles.
-/// - `#[ports(sum(left, right) = 3)]`: the operator runs when these inputs have so many messages in total.
-/// - `#[ports(each(left = 2, right = 1))]`: it runs when each of these has so many.
+/// - `#[ports(sum(left, right) = 3)]`: the operator runs when these inputs have this many messages in total.
+/// - `#[ports(each(left = 2, right = 1))]`: it runs when each of these inputs has this many.
 /// - `or_after = "10ms"` in the same brackets: it also runs this long after its last run began.
 ///
 /// There may be any number of attributes, each with at most one such condition. An input in one of them has no

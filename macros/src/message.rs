@@ -236,7 +236,7 @@ fn read(item: &DeriveInput) -> syn::Result<Vec<Variant>> {
 }
 
 /// A number, a `char` or a `bool`, or an array of them: it has no heap data.
-fn is_number(ty: &Type) -> bool {
+pub(crate) fn is_number(ty: &Type) -> bool {
     const NUMBERS: [&str; 16] = [
         "bool", "char", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "u8", "u16", "u32", "u64", "u128",
         "usize",
@@ -254,7 +254,7 @@ fn is_envelope(field: &Field, errors: &mut Errors) -> bool {
         if !matches!(attribute.meta, Meta::Path(_)) {
             errors.at(attribute, "`#[envelope]` takes no options");
         } else if seen {
-            errors.at(attribute, "`#[envelope]` is here twice: remove one");
+            errors.at(attribute, "`#[envelope]` is given twice: remove one");
         }
         seen = true;
     }
@@ -270,7 +270,7 @@ fn event_name(field: &Field, errors: &mut Errors) -> Option<LitStr> {
     let mut attributes = field.attrs.iter().filter(|attribute| attribute.path().is_ident("event"));
     let attribute = attributes.next()?;
     for again in attributes {
-        errors.at(again, "`#[event]` is here twice: remove one");
+        errors.at(again, "`#[event]` is given twice: remove one");
     }
     match (&attribute.meta, &field.ident) {
         (Meta::Path(_), Some(name)) => Some(LitStr::new(&name.unraw().to_string(), name.span())),

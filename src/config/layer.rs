@@ -41,7 +41,7 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    pub(super) fn nothing(place: SourceLocation) -> Self {
+    pub(super) fn empty(place: SourceLocation) -> Self {
         Self { place, values: Dict::new(), lines: BTreeMap::new() }
     }
 
@@ -66,7 +66,8 @@ impl Layer {
     fn one(key: &str, value: Value, place: SourceLocation) -> Result<Self> {
         let mut names = key.rsplit('.');
         if key.split('.').any(str::is_empty) {
-            let text = format!("{place} sets `{key}`, which is not a key: a key is non-empty names joined by dots");
+            let text =
+                format!("{place} sets `{key}`, which is not a valid key: a key is non-empty names joined by dots");
             return Err(Error::new(ErrorKind::Setup, text));
         }
         if key.split('.').nth(document::MOST).is_some() {
@@ -108,8 +109,12 @@ impl Layer {
         })
     }
 
-    pub(super) fn is_variable(&self) -> bool {
-        matches!(self.place, SourceLocation::Variable(_))
+    /// The name of the environment variable, if this layer is one.
+    pub(super) fn variable(&self) -> Option<&str> {
+        match &self.place {
+            SourceLocation::Variable(name) => Some(name),
+            _ => None,
+        }
     }
 
     /// Describes how this source could set a key.

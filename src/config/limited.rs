@@ -1,5 +1,5 @@
-//! [`Limited`]: serializes a value to a limited depth. A serializer recurses for each level, so a value that is too
-//! deep for the stack is refused during serialization.
+//! [`Limited`]: serializes a value to a limited depth. A serializer recurses for each level, so a value that would be
+//! too deep for the stack is rejected during serialization.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ use serde::ser::{self, Error, Serialize, Serializer};
 const MOST: usize = 256;
 
 /// Limits the length for which the serializer allocates memory: a value may claim any length.
-fn believed(len: usize) -> usize {
+fn bounded(len: usize) -> usize {
     len.min(MOST)
 }
 
@@ -116,15 +116,15 @@ impl<'b, S: Serializer> Serializer for Levels<'b, S> {
     }
 
     fn serialize_seq(self, len: Option<usize>) -> Result<Self::SerializeSeq, S::Error> {
-        self.with(|within| within.serialize_seq(len.map(believed)))
+        self.with(|within| within.serialize_seq(len.map(bounded)))
     }
 
     fn serialize_tuple(self, len: usize) -> Result<Self::SerializeTuple, S::Error> {
-        self.with(|within| within.serialize_tuple(believed(len)))
+        self.with(|within| within.serialize_tuple(bounded(len)))
     }
 
     fn serialize_tuple_struct(self, name: &'static str, len: usize) -> Result<Self::SerializeTupleStruct, S::Error> {
-        self.with(|within| within.serialize_tuple_struct(name, believed(len)))
+        self.with(|within| within.serialize_tuple_struct(name, bounded(len)))
     }
 
     fn serialize_tuple_variant(
@@ -134,15 +134,15 @@ impl<'b, S: Serializer> Serializer for Levels<'b, S> {
         variant: &'static str,
         len: usize,
     ) -> Result<Self::SerializeTupleVariant, S::Error> {
-        self.with(|within| within.serialize_tuple_variant(name, at, variant, believed(len)))
+        self.with(|within| within.serialize_tuple_variant(name, at, variant, bounded(len)))
     }
 
     fn serialize_map(self, len: Option<usize>) -> Result<Self::SerializeMap, S::Error> {
-        self.with(|within| within.serialize_map(len.map(believed)))
+        self.with(|within| within.serialize_map(len.map(bounded)))
     }
 
     fn serialize_struct(self, name: &'static str, len: usize) -> Result<Self::SerializeStruct, S::Error> {
-        self.with(|within| within.serialize_struct(name, believed(len)))
+        self.with(|within| within.serialize_struct(name, bounded(len)))
     }
 
     fn serialize_struct_variant(
@@ -152,7 +152,7 @@ impl<'b, S: Serializer> Serializer for Levels<'b, S> {
         variant: &'static str,
         len: usize,
     ) -> Result<Self::SerializeStructVariant, S::Error> {
-        self.with(|within| within.serialize_struct_variant(name, at, variant, believed(len)))
+        self.with(|within| within.serialize_struct_variant(name, at, variant, bounded(len)))
     }
 
     fn is_human_readable(&self) -> bool {

@@ -64,7 +64,7 @@ pub struct Config {
     merged: Figment,
     /// The merged value, computed at the first read.
     whole: OnceLock<Value>,
-    asked: Mutex<BTreeSet<String>>,
+    read_keys: Mutex<BTreeSet<String>>,
 }
 
 impl Config {
@@ -85,7 +85,7 @@ impl Config {
     /// Adds a TOML file, which overrides earlier sources.
     ///
     /// # Errors
-    /// As [`file`](Self::file).
+    /// Those of [`file`](Self::file).
     pub fn with_file(self, path: impl AsRef<Path>) -> Result<Self> {
         Ok(self.with(Layer::file(path.as_ref())?))
     }
@@ -104,8 +104,8 @@ impl Config {
     fn with_variables(self, prefix: &str, all: impl Iterator<Item = (OsString, OsString)>) -> Result<Self> {
         let layers = layer::variables(prefix, all)?;
         let mut config = layers.into_iter().fold(self, Self::with);
-        // Without variables it is still a place where a missing key can be set.
-        config.layers.push(Layer::nothing(layer::SourceLocation::Environment(prefix.into())));
+        // Even without variables, errors name the environment as a place to set a missing key.
+        config.layers.push(Layer::empty(layer::SourceLocation::Environment(prefix.into())));
         Ok(config)
     }
 
@@ -128,7 +128,7 @@ impl Config {
     }
 
     /// Deserializes a section or a single value; the empty key stands for the whole configuration. An absent section
-    /// counts as an empty one, which suits a type whose fields all have defaults; an `Option` is `None` then.
+    /// counts as an empty one, which suits a type whose fields all have defaults; an absent `Option` is `None`.
     ///
     /// The fields of a type with `#[serde(flatten)]` cannot be determined, so unknown fields are not detected there.
     ///
@@ -138,10 +138,10 @@ impl Config {
     /// set it. Values after one of the wrong type are not checked. Also for a key that contains an empty name.
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
         if !key.is_empty() && key.split('.').any(str::is_empty) {
-            let text = format!("`{key}` is not a key: a key is non-empty names joined by dots");
+            let text = format!("`{key}` is not a valid key: a key is non-empty names joined by dots");
             return Err(Error::new(ErrorKind::Setup, text));
         }
-        self.asked.lock().insert(key.into());
+        self.read_keys.lock().insert(key.into());
         let (outcome, unknown) = match self.whole().find_ref(key) {
             Some(value) => read::<T>(value),
             None => match read::<T>(&Value::Empty(Tag::Default, Empty::None)) {
@@ -166,18 +166,18 @@ impl Config {
     }
 
     /// The keys that are set but were not read, alone or as a part of a section. They indicate a misspelt operator name
-    /// or a leftover.
+    /// or an obsolete setting.
     pub fn unused(&self) -> Vec<String> {
         self.unused_keys().iter().map(|keys| joined(keys)).collect()
     }
 
     fn unused_keys(&self) -> Vec<Vec<String>> {
-        let asked = self.asked.lock();
+        let read_keys = self.read_keys.lock();
         let mut unused = Vec::new();
-        if !asked.contains("")
+        if !read_keys.contains("")
             && let Some(all) = self.whole().as_dict()
         {
-            leftover(&[], all, &asked, &mut unused);
+            leftover(&[], all, &read_keys, &mut unused);
         }
         unused
     }
@@ -191,9 +191,33 @@ impl Config {
         if unused.is_empty() {
             return Ok(());
         }
-        let located = unused.iter().map(|keys| format!("`{}`{}", joined(keys), self.at(keys))).collect::<Vec<_>>();
+        let located = unused.iter().map(|keys| format!("`{}`{}{}", joined(keys), self.at(keys), self.intended(keys)));
+        let located = located.collect::<Vec<_>>();
         let text = format!("nothing uses {}: correct the operator's name, or remove it", located.join(" and "));
         Err(Error::new(ErrorKind::Setup, text))
+    }
+
+    /// A suggestion for an unused variable such as `APP_UPPER_RATE` where `upper` is a section that was read.
+    fn intended(&self, keys: &[String]) -> String {
+        let Some(variable) = self.origin(keys).and_then(|(layer, _)| layer.variable()) else { return String::new() };
+        let (flat, set) = (keys.join("_"), keys.join("__"));
+        let read_keys = self.read_keys.lock();
+        let intended = read_keys.iter().filter_map(|key| {
+            let names: Vec<_> = key.split('.').collect();
+            let rest = flat.strip_prefix(&names.join("_"))?;
+            let section = names.join("__");
+            match rest.strip_prefix('_') {
+                None if rest.is_empty() => Some(section),
+                Some(name) if !name.is_empty() => Some(format!("{section}__{name}")),
+                _ => None,
+            }
+        });
+        let longest = intended.filter(|intended| *intended != set).max_by_key(String::len);
+        let prefix = variable.len().checked_sub(set.len()).and_then(|end| variable.get(..end));
+        match (prefix, longest) {
+            (Some(prefix), Some(key)) => format!(" (did you mean `{prefix}{}`?)", key.to_ascii_uppercase()),
+            _ => String::new(),
+        }
     }
 
     fn whole(&self) -> &Value {
@@ -207,7 +231,7 @@ impl Config {
 
     /// The layer that set a key, and the key's location there.
     fn origin(&self, keys: &[String]) -> Option<(&Layer, String)> {
-        // The locations of an array's elements are not recorded: the array's is used.
+        // The locations of an array's elements are not recorded, so the array's own location is used.
         let mut sections = (1..=keys.len()).rev().map(|len| &keys[..len]);
         sections.find_map(|keys| self.layers.iter().rev().find_map(|layer| Some((layer, layer.at(keys)?))))
     }
@@ -235,7 +259,7 @@ impl Config {
             // The key is absent, and was read as an empty section.
             Kind::InvalidType(Actual::Map, _) if self.find(&all).is_none() => self.missing(&all),
             Kind::InvalidType(found, expected) => {
-                let variable = self.origin(&all).is_some_and(|(layer, _)| layer.is_variable());
+                let variable = self.origin(&all).is_some_and(|(layer, _)| layer.variable().is_some());
                 let quotes = if variable && expected.contains("string") { ": put it in quotes" } else { "" };
                 format!("{} is {found}, but {expected} is expected{quotes}", key(&all))
             }
@@ -250,7 +274,11 @@ impl Config {
     fn missing(&self, keys: &[String]) -> String {
         let ways: Vec<_> = self.layers.iter().filter_map(|layer| layer.way_to_set(keys)).collect();
         let ways = if ways.is_empty() { "by `Config::set`".into() } else { ways.join(", or ") };
-        format!("`{}` is missing: set it {ways}", joined(keys))
+        let end = format!("_{}", keys.join("_")).to_ascii_lowercase();
+        let mut variables = self.layers.iter().filter_map(Layer::variable);
+        let similar = variables.find(|name| name.to_ascii_lowercase().replace("__", "_").ends_with(&end));
+        let similar = similar.map(|name| format!(" (`{name}` is another key: two underscores separate names)"));
+        format!("`{}` is missing: set it {ways}{}", joined(keys), similar.unwrap_or_default())
     }
 }
 
@@ -273,17 +301,17 @@ fn unknown_field(keys: &[String], place: &str, known: Option<&[&str]>) -> String
 
 /// Collects the keys that were not read. A section of which some keys were read is searched; otherwise it counts as a
 /// whole.
-fn leftover(section: &[String], values: &Dict, asked: &BTreeSet<String>, unused: &mut Vec<Vec<String>>) {
+fn leftover(section: &[String], values: &Dict, read_keys: &BTreeSet<String>, unused: &mut Vec<Vec<String>>) {
     for (name, value) in values {
         let keys = [section, slice::from_ref(name)].concat();
         let key = joined(&keys);
         let inside = format!("{key}.");
         match value {
-            _ if asked.contains(&key) => {}
+            _ if read_keys.contains(&key) => {}
             Value::Dict(_, values)
-                if asked.range(inside.clone()..).next().is_some_and(|first| first.starts_with(&inside)) =>
+                if read_keys.range(inside.clone()..).next().is_some_and(|first| first.starts_with(&inside)) =>
             {
-                leftover(&keys, values, asked, unused);
+                leftover(&keys, values, read_keys, unused);
             }
             _ => unused.push(keys),
         }
@@ -293,7 +321,7 @@ fn leftover(section: &[String], values: &Dict, asked: &BTreeSet<String>, unused:
 /// Deserializes a value. Also returns the paths of the fields that the type does not have.
 fn read<T: DeserializeOwned>(value: &Value) -> (Result<T, figment::Error>, Vec<Vec<String>>) {
     /// Deserializes as `T`, and records ignored fields even if that fails.
-    struct Seen<T>(T);
+    struct RecordIgnored<T>(T);
 
     thread_local! {
         /// `ManuallyDrop`, so that it is usable in the destructors of the thread's other locals. `read` restores its
@@ -301,7 +329,7 @@ fn read<T: DeserializeOwned>(value: &Value) -> (Result<T, figment::Error>, Vec<V
         static IGNORED: ManuallyDrop<RefCell<Vec<Vec<String>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     }
 
-    impl<'de, T: Deserialize<'de>> Deserialize<'de> for Seen<T> {
+    impl<'de, T: Deserialize<'de>> Deserialize<'de> for RecordIgnored<T> {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
             let note = |path: serde_ignored::Path<'_>| IGNORED.with(|all| all.borrow_mut().push(keys_on(&path)));
             serde_ignored::deserialize(deserializer, note).map(Self)
@@ -310,7 +338,7 @@ fn read<T: DeserializeOwned>(value: &Value) -> (Result<T, figment::Error>, Vec<V
 
     // The `Deserialize` of a field may read another configuration.
     let before = IGNORED.with(|all| all.take());
-    let outcome = value.deserialize::<Seen<T>>().map(|seen| seen.0);
+    let outcome = value.deserialize::<RecordIgnored<T>>().map(|seen| seen.0);
     (outcome, IGNORED.with(|all| all.replace(before)))
 }
 

@@ -475,6 +475,10 @@ impl FromStr for Device {
             None if name == "host" => Ok(Self::host()),
             None if name == "cuda" => Self::cuda(0),
             Some(("cuda", n)) if n.parse::<usize>().is_ok() => Self::cuda(n.parse().unwrap_or_default()),
+            Some(("emulated", _)) => Err(Error::new(
+                ErrorKind::NoDevice,
+                format!("`{name}` cannot be opened by its number: write `emulated`, which makes a new emulated device"),
+            )),
             _ => Err(Error::new(
                 ErrorKind::NoDevice,
                 format!("`{name}` is not a device: write `cuda:0`, `cuda:1`, ..., `emulated` or `host`"),

@@ -5,7 +5,7 @@ use std::{fmt, ops::Deref, sync::Arc};
 use crate::{
     condition::{IntoCondition, When},
     device::Device,
-    hub::{ChunkHub, MergePolicy, chunks::core::ChunkState},
+    hub::{ChunkHub, MergePolicy, chunks::core::ChunkHubView},
     memory::{Allocator, Plain},
     operator::operator_streams::OwnStreams,
     stream::StreamPool,
@@ -72,7 +72,7 @@ impl<H> Added<H> {
         self
     }
 
-    /// Gives the operator no stream of its own: it works on the streams of the messages that it receives. See
+    /// Gives the operator no stream of its own: it uses the streams of the messages that it receives. See
     /// [`Cx::stream`](crate::Cx::stream). Combining this with a [pool](Self::streams) is an error when the flow runs.
     #[must_use]
     pub fn without_own_stream(self) -> Self {
@@ -110,8 +110,9 @@ impl<H> Added<H> {
         self
     }
 
-    /// Declares that the operator's [`start`](crate::Operator::start) puts the first chunks into this hub through a
-    /// link by hand. Otherwise a flow whose operators read an empty hub without a producer is an error.
+    /// Declares that the operator's [`start`](crate::Operator::start) puts the first chunks into this hub, through a
+    /// link that it creates. Without this declaration, a flow whose operators read an empty hub without a producer is
+    /// an error.
     ///
     /// The flow fails if `start` leaves the hub empty and without a producing link.
     ///
@@ -164,13 +165,13 @@ impl<H> Added<H> {
     /// `stop`, and the drop after an abort. Use it for an operator that blocks, or whose library must be called from
     /// one thread. The thread is started and joined by the flow.
     ///
-    /// The operator may block for any time: the runtime's other tasks continue, even on a single-threaded runtime. Only
-    /// its own flow may have to wait for it: for its messages, and, when it is stopped or aborted, for its current
-    /// operation, since it is dropped at its next `await`. Tokio's timers, sockets and `tokio::spawn` work as usual,
-    /// and so do calls that refuse to block on a worker thread, such as `blocking_recv`.
+    /// The operator may block for any length of time: the runtime's other tasks continue, even on a single-threaded
+    /// runtime. Only its own flow may have to wait for it: for its messages, and, when it is stopped or aborted, for
+    /// its current operation, since it is dropped at its next `await`. Tokio's timers, sockets and `tokio::spawn` work
+    /// as usual, and so do calls that refuse to block on a worker thread, such as `blocking_recv`.
     ///
-    /// An operator without its own thread that blocks its worker for 100 ms or more is named in the log, the third
-    /// time.
+    /// An operator without its own thread that blocks its worker for 100 ms or more is named in the log, from the third
+    /// time on.
     ///
     /// A flow that was [spawned](super::Flow::spawn) also drops the operator on that thread;
     /// [`Flow::run`](super::Flow::run) keeps the operator for the next run, on another thread. In a
@@ -199,9 +200,9 @@ impl<H> Added<H> {
         self
     }
 
-    /// As [`on_own_thread`](Self::on_own_thread), with the thread pinned to a core, counted from 0. If it cannot be
-    /// pinned to that core, which holds for every core on systems other than Linux, that is an error before the flow
-    /// runs.
+    /// Like [`on_own_thread`](Self::on_own_thread), with the thread pinned to a core, counted from 0. If the thread
+    /// cannot be pinned to that core, the flow fails before it runs. This is the case for every core on systems other
+    /// than Linux.
     #[must_use]
     pub fn on_own_thread_pinned(self, core: usize) -> Self {
         lock(&self.place).own_thread = Some(ThreadPlan { core: Some(core) });
@@ -232,8 +233,9 @@ impl<H> fmt::Debug for Added<H> {
 #[derive(Debug, Default)]
 pub(super) struct OperatorSlot {
     pub(super) device: Option<Device>,
-    /// The pool of its own streams, if one was given, and whether it is to have no stream. Both together is an error.
+    /// The pool of the operator's own streams, if one was given.
     pub(super) pool: Option<StreamPool>,
+    /// The operator has no stream of its own. Together with a pool, this is an error.
     pub(super) without_own_stream: bool,
     pub(super) allocator: Option<Allocator>,
     /// Empty while the flow runs.
@@ -241,7 +243,7 @@ pub(super) struct OperatorSlot {
     pub(super) merge: MergePolicy,
     pub(super) own_thread: Option<ThreadPlan>,
     /// Hubs that the operator's `start` puts chunks into.
-    pub(super) fills: Vec<Arc<dyn ChunkState>>,
+    pub(super) fills: Vec<Arc<dyn ChunkHubView>>,
 }
 
 impl OperatorSlot {

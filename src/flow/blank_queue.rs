@@ -7,9 +7,9 @@
 //! ```
 //!
 //! One caller is woken per envelope, and then the operator checks again: while an envelope is still in the pool, the
-//! next caller is woken. So no wake is lost if a caller that was woken is dropped or not polled. A caller that finds
-//! that another one was quicker keeps its place. A caller registers before it checks: if an envelope is returned after
-//! the check, the caller is found here.
+//! next caller is woken. So no wake is lost if a caller that was woken is dropped or not polled. If another caller
+//! takes the envelope first, the woken caller keeps its place. A caller registers before it checks: if an envelope is
+//! returned after the check, the caller is found here.
 //!
 //! Does not depend on a device: `tests/loom/blanks.rs` includes this file unchanged.
 
@@ -18,9 +18,9 @@ use std::{collections::BTreeMap, task::Waker};
 use crate::sync::{Mutex, WakeList, discard, lock, wake};
 
 /// See the [module](self).
-pub(super) struct BlankQueue(Mutex<Waiting>);
+pub(super) struct BlankQueue(Mutex<QueuedCallers>);
 
-struct Waiting {
+struct QueuedCallers {
     /// By their numbers. A caller that is woken is removed until it registers again.
     callers: BTreeMap<u64, Waker>,
     /// The last number that was assigned.
@@ -28,20 +28,20 @@ struct Waiting {
 }
 
 /// A caller's place in the queue. Its waker is dropped with it.
-pub(super) struct Caller<'a> {
+pub(super) struct QueuedCaller<'a> {
     queue: &'a BlankQueue,
     number: u64,
 }
 
 impl BlankQueue {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(Waiting { callers: BTreeMap::new(), number: 0 }))
+        Self(Mutex::new(QueuedCallers { callers: BTreeMap::new(), number: 0 }))
     }
 
-    pub(super) fn join(&self) -> Caller<'_> {
+    pub(super) fn join(&self) -> QueuedCaller<'_> {
         let mut waiting = lock(&self.0);
         waiting.number += 1;
-        Caller { queue: self, number: waiting.number }
+        QueuedCaller { queue: self, number: waiting.number }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -61,8 +61,8 @@ impl BlankQueue {
     }
 }
 
-impl Caller<'_> {
-    /// Keeps the waker. The caller must check for an envelope after this.
+impl QueuedCaller<'_> {
+    /// Registers the waker. The caller must check for an envelope after this.
     pub(super) fn register(&self, waker: &Waker) {
         if lock(&self.queue.0).callers.get(&self.number).is_some_and(|known| known.will_wake(waker)) {
             return;
@@ -74,7 +74,7 @@ impl Caller<'_> {
     }
 }
 
-impl Drop for Caller<'_> {
+impl Drop for QueuedCaller<'_> {
     fn drop(&mut self) {
         let waker = lock(&self.queue.0).callers.remove(&self.number);
         discard(waker);

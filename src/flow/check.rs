@@ -66,8 +66,8 @@ fn names(flow: &Flow, problems: &mut Vec<String>) {
     }
 }
 
-/// Every port is connected within this flow, and only once, except for `Inputs` and for outputs whose messages can
-/// fork.
+/// Checks that every port is connected within this flow, and only once, except for `Inputs` and for outputs whose
+/// messages can fork.
 fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
     let (mut used, mut reported) = (HashSet::new(), HashSet::new());
     let alone: HashSet<_> =
@@ -120,7 +120,7 @@ fn ports(flow: &Wiring<'_>, problems: &mut Vec<String>) {
     }
 }
 
-/// The hubs of chunks have what their links need, and the linked operators may have links.
+/// Checks that the hubs of chunks have what their links need, and that the linked operators may have links.
 fn links(flow: &Wiring<'_>, problems: &mut Vec<String>) {
     if flow.links.iter().any(|link| link.port.flow != flow.id) {
         return;
@@ -132,8 +132,8 @@ fn links(flow: &Wiring<'_>, problems: &mut Vec<String>) {
         let (port, entry) = (port_name(flow, link.port), &flow.entries[link.port.operator]);
         if entry.workers > 0 {
             problems.push(format!(
-                "port `{port}` is linked to a hub of chunks, and `{}` has several runs at a time, which would share its \
-                 chunk: remove one of the two",
+                "port `{port}` is linked to a hub of chunks, but `{}` has several runs at a time, which would share its \
+                 chunk: remove either the port or `concurrent`",
                 entry.name
             ));
         }
@@ -146,7 +146,7 @@ fn links(flow: &Wiring<'_>, problems: &mut Vec<String>) {
     }
 }
 
-/// The conditions of operators can become ready.
+/// Checks that the conditions of operators can become ready.
 fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
     for (operator, entry) in flow.entries.iter().enumerate() {
         let ids = entry.ports.iter().enumerate();
@@ -168,7 +168,7 @@ fn conditions(flow: &Wiring<'_>, problems: &mut Vec<String>) {
         }
         let mut own = Vec::new();
         let find = |port| known.iter().find(|(id, _)| *id == port).and_then(|(_, facts)| *facts);
-        // User-defined conditions are called with no lock held, and are put back in any case.
+        // User-defined conditions are called with no lock held, and put back even if one panics.
         let mut conditions = std::mem::take(&mut lock(&entry.place).conditions);
         let asked =
             catch_unwind(AssertUnwindSafe(|| conditions.iter().for_each(|when| when.problems(&find, &mut own))));
@@ -191,14 +191,14 @@ fn facts(flow: &Wiring<'_>, port: PortId) -> Option<PortFacts> {
         let room = own.map(|own| if wanted(flow, own).full.blocks() { hubs::capacity(flow, own) } else { usize::MAX });
         return Some(PortFacts { capacity: room.min()?, is_input: false, latest: false });
     }
-    // Messages of all connections are counted together.
+    // The messages of all connections are counted together.
     let own = || flow.arriving(port.operator).filter(|own| own.to == port && own.from.flow == flow.id);
     let capacity = own().map(|own| hubs::capacity(flow, own)).reduce(usize::saturating_add)?;
     let latest = own().all(|own| wanted(flow, own).full == Full::Replace);
     Some(PortFacts { capacity, is_input: true, latest })
 }
 
-/// The operator runs only when this port, or one of several, has a message or room for one.
+/// Whether the operator runs only when this port, or one of several, has a message or room for one.
 pub(super) fn waits_at(flow: &Flow, port: PortId) -> bool {
     !decl(flow, port).need.optional || is_named(flow, port)
 }
@@ -210,7 +210,7 @@ pub(super) fn waits_for_each(flow: &Flow, port: PortId) -> Option<&'static str> 
     of_each.then_some(decl.name)
 }
 
-/// A condition of the operator names this port, which replaces the condition of the port's attribute.
+/// Whether a condition of the operator names this port, which replaces the condition of the port's attribute.
 pub(super) fn is_named(flow: &Flow, port: PortId) -> bool {
     let place = lock(&flow.entries[port.operator].place);
     condition::named_ports(&place.conditions).iter().any(|(named, _)| *named == port)
@@ -220,14 +220,15 @@ fn pooled(flow: &Flow) -> impl Iterator<Item = (usize, StreamPool)> {
     flow.entries.iter().enumerate().filter_map(|(operator, entry)| Some((operator, lock(&entry.place).pool.clone()?)))
 }
 
-/// A pool's streams belong to the device of its operators, and an operator with a pool does not exclude streams.
+/// Checks that a pool's streams belong to the device of its operators, and that an operator with a pool is not set to
+/// have no stream.
 fn pools(flow: &Flow, problems: &mut Vec<String>) {
     for (operator, pool) in pooled(flow) {
         let (name, device) = (&flow.entries[operator].name, device_of(flow, operator));
         if lock(&flow.entries[operator].place).without_own_stream {
             problems.push(format!(
-                "operator `{name}` has the pool of streams `{}` and is to have no stream of its own: remove one of the \
-                 two, `.streams(..)` or `.without_own_stream()`",
+                "operator `{name}` has the stream pool `{}`, but is set to have no stream of its own: remove either \
+                 `.streams(..)` or `.without_own_stream()`",
                 pool.name()
             ));
         }
@@ -235,15 +236,16 @@ fn pools(flow: &Flow, problems: &mut Vec<String>) {
             let (on, of) = (if device.is_host() { "the host" } else { device.name() }, pool.device());
             let again = if on == of.name() { ", which was opened another time" } else { "" };
             problems.push(format!(
-                "operator `{name}` is on {on}, and its pool of streams `{}` is on {of}{again}: give it a pool of its \
-                 own device, or put it on the pool's",
+                "operator `{name}` is on {on}, but its stream pool `{}` is on {of}{again}: use a pool on the operator's \
+                 device, or put the operator on the pool's",
                 pool.name()
             ));
         }
     }
 }
 
-/// An allocator's memory is on its operator's device or on the host, and memory is reserved for one run at a time.
+/// Checks that an allocator's memory is on its operator's device or on the host, and that memory is reserved for one
+/// run at a time.
 fn allocators(flow: &Flow, problems: &mut Vec<String>) {
     for (operator, entry) in flow.entries.iter().enumerate() {
         let (name, device, place) = (&entry.name, device_of(flow, operator), lock(&entry.place));
@@ -254,11 +256,11 @@ fn allocators(flow: &Flow, problems: &mut Vec<String>) {
             if !allocator.is_host() && *allocator.device() != device {
                 let on = if device.is_host() { "the host" } else { device.name() };
                 problems.push(format!(
-                    "operator `{name}` is on {on}, and {does} {allocator}: {instead} an allocator of its own device"
+                    "operator `{name}` is on {on}, but {does} {allocator}: {instead} an allocator on its own device"
                 ));
             }
         }
-        // Each condition would reserve the same memory, and one could take it from the other forever.
+        // Each condition would reserve the same memory, and each could take it from the other again and again.
         for (at, one) in reserved.iter().enumerate() {
             let own = || reserved.iter().filter(|other| other.allocator() == one.allocator());
             if own().count() > 1 && !reserved[..at].iter().any(|before| before.allocator() == one.allocator()) {
@@ -273,14 +275,15 @@ fn allocators(flow: &Flow, problems: &mut Vec<String>) {
         }
         if entry.workers > 0 && !reserved.is_empty() {
             problems.push(format!(
-                "operator `{name}` has several runs at a time, and memory is reserved for one run: remove one of the \
-                 two, `concurrent` or `.when(memory(..))`"
+                "operator `{name}` has several runs at a time, but memory is reserved for one run: remove either \
+                 `concurrent` or `.when(memory(..))`"
             ));
         }
     }
 }
 
-/// The runtime has timers if operators need them. A flow that is checked outside a runtime is not run there.
+/// Checks that the runtime has timers if operators need them. A flow that is checked outside a runtime is not run
+/// there.
 fn timers(flow: &Flow, problems: &mut Vec<String>) {
     let mut waits = Vec::new();
     for (operator, entry) in flow.entries.iter().enumerate() {
@@ -297,28 +300,28 @@ fn timers(flow: &Flow, problems: &mut Vec<String>) {
     if !waits.is_empty() && !spawn::has_timers() {
         problems.extend(waits.into_iter().map(|(name, condition)| {
             format!(
-                "operator `{name}` waits for {condition}, and this tokio runtime has no timers: build it with `enable_time` or \
+                "operator `{name}` waits for {condition}, but this tokio runtime has no timers: build it with `enable_time` or \
                  `enable_all`"
             )
         }));
     }
 }
 
-/// Operators with their own thread can be moved there, and the cores to pin them to exist.
+/// Checks that operators with their own thread can be moved there, and that the cores to pin them to exist.
 fn own_threads(flow: &Flow, problems: &mut Vec<String>) {
     for entry in &flow.entries {
         let Some(plan) = lock(&entry.place).own_thread else { continue };
         let name = &entry.name;
         if entry.stays {
             problems.push(format!(
-                "operator `{name}` is to have a thread of its own, and a `LocalOperator` stays on its flow's thread: \
+                "operator `{name}` is set to run on its own thread, but a `LocalOperator` stays on its flow's thread: \
                  make it an `Operator`, or remove `on_own_thread`"
             ));
         }
         if entry.workers > 0 {
             problems.push(format!(
-                "operator `{name}` is to have a thread of its own, and its concurrent runs are tasks of the runtime: \
-                 remove one of the two, `on_own_thread` or `concurrent`"
+                "operator `{name}` is set to run on its own thread, but its concurrent runs are tasks of the runtime: \
+                 remove either `on_own_thread` or `concurrent`"
             ));
         }
         // There are no threads in a simulation.
@@ -326,26 +329,26 @@ fn own_threads(flow: &Flow, problems: &mut Vec<String>) {
         if let Err(error) = thread::try_core(core) {
             problems.push(match error.kind() {
                 io::ErrorKind::Unsupported => format!(
-                    "operator `{name}` is to be pinned to core {core}, and this system does not support pinning: \
+                    "operator `{name}` is set to be pinned to core {core}, but this system does not support pinning: \
                      use `on_own_thread`"
                 ),
                 _ => format!(
-                    "operator `{name}` is to be pinned to core {core}, and this process has no such core: cores are \
-                     counted from 0, and it has {}",
-                    available_parallelism().map_or("less".to_string(), |count| count.to_string())
+                    "operator `{name}` is set to be pinned to core {core}, but this process has no such core: cores are \
+                     counted from 0, and the process has {}",
+                    available_parallelism().map_or("fewer".to_string(), |count| count.to_string())
                 ),
             });
         }
     }
 }
 
-/// The number of concurrent runs is limited: each is a clone of the operator and a task.
+/// Checks the number of concurrent runs: each is a clone of the operator and a task.
 fn concurrency(flow: &Flow, problems: &mut Vec<String>) {
     /// The most concurrent runs of one operator.
     const MAX_WORKERS: usize = 1 << 16;
     for entry in flow.entries.iter().filter(|entry| entry.workers > MAX_WORKERS) {
         problems.push(format!(
-            "operator `{}` is to have {} runs at a time, each with a clone of it: at most {MAX_WORKERS}",
+            "operator `{}` is set to {} runs at a time, each with a clone of the operator: use at most {MAX_WORKERS}",
             entry.name, entry.workers
         ));
     }
@@ -376,7 +379,7 @@ fn warn_of_small_pools(flow: &Flow) {
     }
 }
 
-/// The settings of `connect_with`, then those of the ports' attributes.
+/// The hub of a connection: the settings of `connect_with` come first, then those of the ports' attributes.
 pub(super) fn wanted(flow: &Flow, connection: &Connection) -> Hub {
     connection.hub.or(decl(flow, connection.to).hub).or(decl(flow, connection.from).hub)
 }

@@ -1,7 +1,7 @@
 //! What an output is connected to: one input, or several at once.
 //!
-//! Each connection has its own hub. The requirement of several readers that messages can be [forked](crate::Fork) is
-//! checked here, where the message type is known: a flow stores connections of all types alike.
+//! Each connection has its own hub. With several readers, messages must be [`Fork`](crate::Fork): this is checked here,
+//! where the message type is known, since a flow stores connections with the type erased.
 
 use std::{any::Any, fmt, sync::Arc};
 
@@ -18,10 +18,10 @@ use crate::{
 };
 
 /// One end of a hub, for its port.
-type AnyEnd = Box<dyn Any + Send>;
+type ErasedEnd = Box<dyn Any + Send>;
 
 /// Creates a hub, with the message type erased.
-pub(super) type MakeLink = Arc<dyn Fn(HubPlan) -> Result<(AnyEnd, AnyEnd, Arc<dyn HubView>)> + Send + Sync>;
+pub(super) type MakeLink = Arc<dyn Fn(HubPlan) -> Result<(ErasedEnd, ErasedEnd, Arc<dyn HubView>)> + Send + Sync>;
 
 /// A requested connection.
 #[doc(hidden)]
@@ -55,10 +55,11 @@ impl fmt::Debug for Target {
 #[diagnostic::on_unimplemented(
     message = "an output of `{M}` cannot be connected to `{Self}`",
     label = "not an input of `{M}`, nor several",
-    note = "write `connect(from.out, to.input)`, or `connect(from.out, [one.input, other.input])`"
+    note = "write the output first: `connect(from.out, to.input)`, or `connect(from.out, [one.input, other.input])`; \
+            if the two are reversed, swap them"
 )]
 pub trait Targets<M: Message> {
-    /// `kind`: the hub for inputs that have none of their own.
+    /// `kind`: the kind of hub for inputs that have none of their own.
     #[doc(hidden)]
     fn targets(self, kind: HubKind<M>) -> Vec<Target>;
 }
@@ -70,7 +71,7 @@ pub struct Branch<M> {
 }
 
 impl<M> InputHandle<M> {
-    /// This input, connected by a hub of its own kind. For [`Flow::connect`](crate::Flow::connect), where an output has
+    /// Connects this input by a hub of its own kind. For [`Flow::connect`](crate::Flow::connect), where an output has
     /// several readers.
     ///
     /// ```

@@ -1,6 +1,6 @@
 //! Cycles: operators whose messages or chunks can return to them.
 //!
-//! A cycle can fail in two ways. It may fill up: messages from outside go round until its hubs are full, and then each
+//! A cycle can fail in two ways. It may fill up: messages from outside circulate until its hubs are full, and each
 //! operator waits for the next. Or it may never begin: each operator waits for a message of another one before its
 //! first run.
 //!
@@ -11,7 +11,7 @@
 //! ```text
 //!   operators ──> strongly connected components ──> listed: what they hold, what feeds them
 //!                          │ each operator needs a message of another one in it
-//!                          └──> never begin ──> at the end: without a run, and `run` not overridden? an error
+//!                          └──> never begin ──> at the end: no run, and `run` is not overridden? an error
 //! ```
 //!
 //! A hub of chunks is modelled as a chain of nodes, one before each [stage](Passage::stages) of links that a chunk
@@ -26,7 +26,7 @@ use std::{collections::HashSet, fmt, sync::Arc};
 use super::{
     check::{decl, is_named},
     components::components,
-    drive::Member,
+    drive::FlowOperator,
     link::{self, Passage},
     wiring::Wiring,
 };
@@ -107,8 +107,8 @@ impl fmt::Display for Feed {
     }
 }
 
-/// The cycles of a flow, in the order of adding; and the operators' numbers of those that cannot begin unless an
-/// operator overrides `run`. `plans`: of all connections.
+/// The cycles of a flow, in the order of adding, and the numbers of the operators of cycles that cannot begin unless an
+/// operator overrides `run`. `plans`: the plans of all connections.
 pub(super) fn find(flow: &Wiring<'_>, plans: &[HubPlan]) -> (Vec<Cycle>, Vec<Vec<usize>>) {
     let passages = link::passages(flow);
     let edges = Edges::of(flow, &passages);
@@ -164,8 +164,8 @@ pub(super) fn find(flow: &Wiring<'_>, plans: &[HubPlan]) -> (Vec<Cycle>, Vec<Vec
 }
 
 /// Returns an error if one of these cycles has never begun. All operators have ended without an error.
-pub(super) fn unbegun(cycles: &[Vec<usize>], members: &[Member], control: &Control) -> Option<Error> {
-    // In a flow that was stopped they may not have had the time to begin.
+pub(super) fn unbegun(cycles: &[Vec<usize>], members: &[FlowOperator], control: &Control) -> Option<Error> {
+    // In a flow that was stopped, a cycle might not have had the time to begin.
     if cycles.is_empty() || control.is_stopping() {
         return None;
     }
@@ -205,7 +205,7 @@ enum Via {
 struct Edges {
     leaving: Vec<Vec<Edge>>,
     arriving: Vec<Vec<Edge>>,
-    /// What each node of a hub of chunks waits for. The nodes are numbered after the operators.
+    /// What each node of a chunk hub waits for. The nodes are numbered after the operators.
     nodes: Vec<Needs>,
     /// By operator: the nodes of the hubs whose chunks it waits for.
     waits: Vec<Vec<usize>>,
@@ -243,7 +243,7 @@ impl Edges {
         Self { leaving, arriving, nodes, waits }
     }
 
-    /// For each operator and node: true if it runs only after another one of these has.
+    /// For each operator and node: true if it runs only after another operator or node of its cycle has.
     fn never_run(&self, flow: &Wiring<'_>) -> Vec<bool> {
         let (all, operators) = (0..self.leaving.len(), flow.entries.len());
         let mut never = vec![true; all.len()];
@@ -253,7 +253,7 @@ impl Edges {
         };
         let needs: Vec<_> = all.clone().map(of).collect();
         let mut open: Vec<_> = all.collect();
-        // An operator that can run may enable those after it.
+        // An operator that can run may enable the operators after it.
         while let Some(operator) = open.pop() {
             if never[operator] && !needs[operator].iter().any(|need| need.depends_on(&never)) {
                 never[operator] = false;
@@ -263,7 +263,7 @@ impl Edges {
         never
     }
 
-    /// What an operator waits for before its first run, at each of its inputs.
+    /// The writers that an operator waits for before its first run, for each of its inputs.
     fn needs(&self, flow: &Wiring<'_>, operator: usize) -> Vec<Needs> {
         let ports = flow.entries[operator].ports.iter().enumerate();
         let waits = ports.filter(|(port, decl)| {

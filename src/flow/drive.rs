@@ -1,9 +1,9 @@
 //! One run of a flow, from its hubs to its report.
 //!
-//! The flow has one task (`drive`), and so has each operator, which reports its end through a channel and returns the
-//! operator: see [`supervisor`](super::supervisor).
+//! The flow has a task (`drive`), and so does each operator. An operator's task reports its end through a channel,
+//! which also returns the operator: see [`supervisor`](super::supervisor).
 //!
-//! An operator with its [own thread](super::thread) is sent there for each phase, and returned from it.
+//! An operator with its [own thread](super::thread) is sent to that thread for each phase, and returned.
 //!
 //! ```text
 //!   hubs, kernels ──> start, one by one ──> all run ──> stop, one by one ──> report
@@ -11,7 +11,7 @@
 //!         └─────────────────┴──────────────────┴──> stop, one by one ──> that error
 //! ```
 //!
-//! If no operator has failed, all enqueued work is awaited before the `stop`s, since the last of it may still fail.
+//! If no operator has failed, all enqueued work is awaited before the `stop`s, since the last of it might still fail.
 
 use std::{
     collections::HashMap,
@@ -41,7 +41,7 @@ use super::{
 use crate::{
     device::{Device, ticks::TickClock},
     error::{Error, ErrorKind, Result, caught, panic_message},
-    hub::{build::HubPlan, chunks::core::ChunkState, queue::Counts},
+    hub::{build::HubPlan, chunks::core::ChunkHubView, queue::Counts},
     kernel::Kernel,
     memory::wait_for_reusable_memory,
     operator::{
@@ -54,13 +54,14 @@ use crate::{
     sync::{discard, logged},
 };
 
-pub(super) struct Member {
+/// An operator during a run of its flow.
+pub(super) struct FlowOperator {
     pub(super) index: usize,
     pub(super) name: Arc<str>,
     pub(super) device: Device,
     pub(super) operator: OwnedOperator,
-    /// Hubs that its `start` puts chunks into.
-    pub(super) fills: Vec<Arc<dyn ChunkState>>,
+    /// The hubs that the operator's `start` puts chunks into.
+    pub(super) fills: Vec<Arc<dyn ChunkHubView>>,
 }
 
 /// An operator of a flow. Several are dropped together: with their flow, when the runtime ends, or when a flow's
@@ -146,7 +147,7 @@ pub(super) struct HubToCreate {
     /// Whether its writer waits for room, and its reader for messages.
     pub(super) writer_waits: bool,
     pub(super) reader_waits: bool,
-    /// The reader's port, if that waits for a message of each connection.
+    /// The reader's port, if it waits for a message from each connection.
     pub(super) of_each: Option<&'static str>,
 }
 
@@ -158,8 +159,8 @@ pub(super) struct ToLink {
 
 /// The report of a task at its end.
 pub(super) struct Ended {
-    pub(super) member: Member,
-    /// The operator or section of the task, as it is named in errors.
+    pub(super) member: FlowOperator,
+    /// The operator or section of the task, as errors name it.
     pub(super) place: String,
     pub(super) outcome: Result<()>,
 }
@@ -171,16 +172,16 @@ pub(super) struct Finished {
 }
 
 /// The parameters of a run.
-pub(super) struct Start {
+pub(super) struct RunSetup {
     pub(super) flow: u64,
     pub(super) control: Arc<Control>,
-    pub(super) members: Vec<Member>,
+    pub(super) members: Vec<FlowOperator>,
     pub(super) threads: Threads,
     /// By operator: its thread, if it has its own.
     pub(super) own_threads: Vec<Option<OwnThread>>,
     pub(super) hubs_to_create: Vec<HubToCreate>,
     pub(super) links: Vec<ToLink>,
-    pub(super) sections: Vec<section::Start>,
+    pub(super) sections: Vec<section::SectionSetup>,
     /// The operators of each cycle that begins only if one of them overrides `run`.
     pub(super) unbegun: Vec<Vec<usize>>,
     /// The operators are returned at the end. Otherwise each is dropped after its `stop`, if that ran.
@@ -189,11 +190,11 @@ pub(super) struct Start {
 }
 
 /// Starts a run in the background.
-pub(super) fn launch(start: Start) -> Running {
+pub(super) fn launch(start: RunSetup) -> Running {
     let (sender, finished) = oneshot::channel();
     let (control, failing) = (start.control.clone(), start.control.clone());
     let threads = start.threads;
-    let watched = Watched(control.clone());
+    let watched = EndWatchersOnDrop(control.clone());
     spawn(threads, &format!("flow {}", control.name), async move {
         let mut driven = None;
         guarded(failing.clone(), "its own task".into(), async { driven = Some(drive(start, watched, &sender).await) })
@@ -208,18 +209,17 @@ pub(super) fn launch(start: Start) -> Running {
     Running::new(control, finished)
 }
 
-/// Ends the streams of status changes together with the flow, also if the runtime ends first, even before the flow was
-/// polled.
-struct Watched(Arc<Control>);
+/// Ends the streams of status changes with the flow, even if the runtime shuts down before the flow is polled.
+struct EndWatchersOnDrop(Arc<Control>);
 
-impl Drop for Watched {
+impl Drop for EndWatchersOnDrop {
     fn drop(&mut self) {
         self.0.activity.watchers.end();
     }
 }
 
-async fn drive(start: Start, watched: Watched, sender: &oneshot::Sender<Finished>) -> Finished {
-    let Start {
+async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Sender<Finished>) -> Finished {
+    let RunSetup {
         flow,
         control,
         mut members,
@@ -353,16 +353,16 @@ async fn drive(start: Start, watched: Watched, sender: &oneshot::Sender<Finished
     Finished { outcome, operators }
 }
 
-async fn first_phase(mut member: Member, flow: u64, node: Arc<OperatorTask>) -> (Member, Result<()>) {
-    let Member { device, operator, name, .. } = &mut member;
+async fn first_phase(mut member: FlowOperator, flow: u64, node: Arc<OperatorTask>) -> (FlowOperator, Result<()>) {
+    let FlowOperator { device, operator, name, .. } = &mut member;
     let outcome = caught(starting(flow, name.clone(), poll_in_context(&node, device, operator.start()))).await;
     let filled = outcome.and_then(|()| link::are_filled(&member.fills));
     (member, filled)
 }
 
-/// Runs an operator's `stop`. The operator is returned if it is to be kept, and dropped here otherwise.
-async fn last_phase(member: Member, keep: bool) -> (OperatorStats, Option<OwnedOperator>, Result<()>) {
-    let Member { device, mut operator, .. } = member;
+/// Runs an operator's `stop`. Returns the operator if `keep` is set, and drops it otherwise.
+async fn last_phase(member: FlowOperator, keep: bool) -> (OperatorStats, Option<OwnedOperator>, Result<()>) {
+    let FlowOperator { device, mut operator, .. } = member;
     let stopped = poll_stop_in_context(&device, operator.stop()).await;
     let tally = operator.tally();
     if keep {
@@ -375,8 +375,8 @@ pub(super) fn operator(name: &str) -> String {
     format!("operator `{name}`")
 }
 
-/// The operators that end first when the flow is drained: its sources, and those of loops that no source leads to,
-/// which nothing else would ever end.
+/// The operators that end first when the flow is drained: its sources, and the operators of loops that no source leads
+/// to, which nothing else would end.
 fn first_to_stop(operators: usize, hubs_to_create: &[HubToCreate], links: &[ToLink]) -> Vec<bool> {
     let links: Vec<_> = links.iter().map(|link| link.linking.clone()).collect();
     let drained: Vec<_> = link::drained_through(&links).collect();
@@ -408,10 +408,10 @@ fn first_to_stop(operators: usize, hubs_to_create: &[HubToCreate], links: &[ToLi
     first
 }
 
-/// Creates the hubs and gives each operator its ends. If there is no memory for a hub, memory in use by streams is
-/// awaited.
+/// Creates the hubs and gives each operator its ends of them. If there is no memory for a hub, waits for memory that
+/// streams are using.
 async fn build(
-    members: &mut [Member],
+    members: &mut [FlowOperator],
     hubs_to_create: Vec<HubToCreate>,
     links: Vec<ToLink>,
     control: &Control,
@@ -427,7 +427,7 @@ async fn build(
                         return Err(error);
                     }
                 }
-                made => break made?,
+                outcome => break outcome?,
             }
         };
         ends[hub_to_create.from.0].entry(hub_to_create.from.1).or_default().push(sender);
@@ -451,9 +451,9 @@ async fn build(
     Ok(Hubs::new(hubs, linked, members.len()))
 }
 
-/// Resolves when all work that the flow has enqueued is done. Work that was not awaited may still have failed.
+/// Waits until all work that the flow has enqueued is done, since work that no operator has awaited may have failed.
 async fn done(
-    members: &mut [Member],
+    members: &mut [FlowOperator],
     sections: &[Arc<section::SectionStats>],
     hubs: &Hubs,
     control: &Control,
@@ -475,8 +475,8 @@ async fn done(
         until_over(control, enqueued, last.completed()).await?;
     }
     for last in link::hubs(&hubs.links).into_iter().flat_map(|hub| hub.last_copies()) {
-        // A hub of chunks continues to work without a device that was lost. The loss is an error only for the links
-        // that were to receive chunks that were lost with it.
+        // A hub of chunks continues without a lost device. The loss is an error only for links whose chunks were lost
+        // with it.
         match until_over(control, enqueued, last.completed()).await {
             Err(error) if !error.is_device_lost() => return Err(error),
             _ => {}
@@ -485,7 +485,7 @@ async fn done(
     Ok(())
 }
 
-fn devices(members: &[Member]) -> Vec<Device> {
+fn devices(members: &[FlowOperator]) -> Vec<Device> {
     let mut devices: Vec<Device> = Vec::new();
     for member in members {
         if !member.device.is_host() && !devices.contains(&member.device) {
@@ -518,8 +518,8 @@ impl<'a> Limit<'a> {
         Self { control, stop: TimeLimit::default() }
     }
 
-    /// Returns the error once the flow is aborted or its deadline has passed. Until then the waker is kept. `left`: the
-    /// work that is left, in words.
+    /// Returns the error once the flow is aborted or its deadline has passed. Registers the waker until then. `left`
+    /// describes the work that is left.
     fn is_over(&mut self, left: impl FnOnce() -> String, task: &mut Context<'_>) -> Option<Error> {
         self.control.flow_task.register(task.waker());
         if self.control.is_aborted() {
@@ -569,8 +569,9 @@ pub(super) fn overdue(control: &Control, time: Duration, left: &str) -> Error {
     Error::new(ErrorKind::Cancelled, text)
 }
 
-/// The error of a failure at `place`. An abort is not the failure of an operator. A lost device is detected by the next
-/// operator that uses it: the error already names the unfinished work, and `place` only noticed it.
+/// The error of a failure at `place`. An abort is not the failure of an operator. The loss of a device is detected by
+/// the next operator that uses the device: the error already names the unfinished work, and `place` only noticed the
+/// loss.
 pub(super) fn blamed(control: &Control, error: Error, place: &str) -> Error {
     match error.kind() {
         ErrorKind::Cancelled if control.is_aborted() => aborted(control),
@@ -584,5 +585,5 @@ pub(super) fn aborted(control: &Control) -> Error {
 }
 
 pub(super) fn gone() -> Error {
-    Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")
+    Error::new(ErrorKind::Cancelled, "the runtime shut down while the flow was running")
 }

@@ -1,6 +1,6 @@
 //! [`Egress`]: messages that leave a flow.
 //!
-//! An operator takes each message and passes it to the handle through a queue of one. While that queue is full, the
+//! An operator takes each message and sends it to the handle through a queue of one. While that queue is full, the
 //! operator waits for the program outside, and the flow waits with it. While there is no message, it waits for other
 //! operators, so that an idle flow ends even if an egress is still polled. Envelopes are marked as [outside the
 //! flow](crate::hub::external_guard), since dropping one may let a writer continue. The program that holds the handle
@@ -42,7 +42,7 @@ use crate::{
 };
 
 impl Flow {
-    /// Adds an operator of that name that passes the messages of an output to the returned handle. See [`Egress`].
+    /// Adds an operator called `name` that forwards the messages of an output to the returned handle. See [`Egress`].
     ///
     /// ```
     /// use wakeline::{Flow, operator::source};
@@ -66,7 +66,7 @@ impl Flow {
         self.egress_with(name, from, Hub::default())
     }
 
-    /// As [`egress`](Self::egress), with this kind of hub between the output and the egress.
+    /// Like [`egress`](Self::egress), with this kind of hub between the output and the egress.
     pub fn egress_with<M: Message>(&mut self, name: impl Into<String>, from: OutputHandle<M>, hub: Hub) -> Egress<M> {
         let exit = Arc::new(EgressShared::default());
         let queue = exit.queue();
@@ -78,8 +78,8 @@ impl Flow {
     }
 }
 
-/// Receives what a flow sends out of it, in any task or thread, as a [`Stream`] or with [`recv`](Self::recv). Created
-/// by [`Flow::egress`].
+/// Receives the messages that a flow sends out, in any task or thread, as a [`Stream`] or with [`recv`](Self::recv).
+/// Created by [`Flow::egress`].
 ///
 /// The flow waits for the handle as for a slow operator. It ends with messages left in the egress only if it fails or
 /// is aborted. If it needs a received [`Envelope`](crate::Envelope) to continue, it also waits until that is dropped,
@@ -154,7 +154,7 @@ impl<M: 'static> EgressShared<M> {
     /// run.
     fn next(&self, queue: &Arc<Queue<M>>) -> Arc<Queue<M>> {
         let mut state = lock(&self.state);
-        // The handle received from it while its run was the current one.
+        // The handle received from this queue while its run was the current one.
         let is_first = state.earlier.front().is_some_and(|earlier| Arc::ptr_eq(earlier, queue));
         let come_to = if is_first { state.earlier.pop_front() } else { None };
         let next = state.earlier.pop_front().unwrap_or_else(|| state.queue.clone());
@@ -270,10 +270,10 @@ impl<M: Message> Condition for RoomCondition<M> {
     }
 }
 
-/// Closes the queue at the end of a run, however that ends.
-struct CloseOnDrop<'a, M: 'static>(&'a Queue<M>);
+/// Closes the queue when a run ends, in whatever way.
+struct CloseQueueOnDrop<'a, M: 'static>(&'a Queue<M>);
 
-impl<M: 'static> Drop for CloseOnDrop<'_, M> {
+impl<M: 'static> Drop for CloseQueueOnDrop<'_, M> {
     fn drop(&mut self) {
         self.0.close_writer();
     }
@@ -284,7 +284,7 @@ impl<M: Message> Operator for EgressOperator<M> {
 
     async fn run(&mut self, ports: &mut SinkPorts<M>, cx: &mut Cx) -> Result<()> {
         let queue = self.0.queue();
-        let _closing = CloseOnDrop(&queue);
+        let _closing = CloseQueueOnDrop(&queue);
         let boundary = Boundary::of_program(cx.operator_task().activity().clone());
         while cx.ready(ports).await {
             let mut message = Discarded::new(ports.input.take()?);

@@ -18,7 +18,7 @@ use crate::{
 
 /// One plan for every connection, in the order of connecting.
 pub(super) fn plans(flow: &Wiring<'_>, problems: &mut Vec<String>) -> Vec<HubPlan> {
-    let (near, outputs) = (pinned_for(flow), Outputs::of(flow));
+    let (near, outputs) = (pinned_for(flow), OutputPlans::of(flow));
     within(flow).map(|connection| plan_of(flow, connection, &outputs, &near, problems)).collect()
 }
 
@@ -27,22 +27,22 @@ fn within(flow: &Flow) -> impl Iterator<Item = &Connection> {
     flow.connections.iter().filter(|connection| connection.from.flow == flow.id && connection.to.flow == flow.id)
 }
 
-/// The properties that the plan of a hub depends on besides its own connection. Computed once per flow, without
-/// recursion: a flow may be a chain of ten thousand operators, and an output may have ten thousand readers.
-struct Outputs<'a> {
-    by_port: HashMap<PortId, Output<'a>>,
+/// The properties of other connections that the plan of a hub depends on. Computed once per flow, without recursion: a
+/// flow may be a chain of ten thousand operators, and an output may have ten thousand readers.
+struct OutputPlans<'a> {
+    by_port: HashMap<PortId, OutputPlan<'a>>,
     /// By operator: the size in bytes of the largest envelope that reaches one of its inputs.
     reaching: Vec<Option<usize>>,
 }
 
-struct Output<'a> {
+struct OutputPlan<'a> {
     /// The reader that receives the original messages.
     primary: Option<&'a Connection>,
-    /// The size in bytes of its largest blank envelope, if a hub or a declaration sets it.
-    said: Option<usize>,
+    /// The size in bytes of the output's largest blank envelope, if a hub or a declaration sets it.
+    blank_bytes: Option<usize>,
 }
 
-impl<'a> Outputs<'a> {
+impl<'a> OutputPlans<'a> {
     fn of(flow: &Wiring<'a>) -> Self {
         let mut by_port = HashMap::new();
         for connection in within(flow) {
@@ -51,8 +51,8 @@ impl<'a> Outputs<'a> {
                 let branches = flow.leaving(port).map(|(_, branch)| branch).filter(|branch| branch.to.flow == flow.id);
                 let drops = |branch: &&Connection| !wanted(flow, branch).full.blocks();
                 let primary = fan::primary(branches.clone(), drops, |branch| device(flow, branch.to) == writer);
-                let said = branches.filter_map(|branch| wanted(flow, branch).envelope_bytes).max();
-                Output { primary, said }
+                let blank_bytes = branches.filter_map(|branch| wanted(flow, branch).envelope_bytes).max();
+                OutputPlan { primary, blank_bytes }
             });
         }
         let mut outputs = Self { by_port, reaching: vec![None; flow.entries.len()] };
@@ -63,10 +63,10 @@ impl<'a> Outputs<'a> {
     /// In descending order of size, so that the first size to reach an operator is its largest, and each connection is
     /// followed once.
     fn reach(&mut self, flow: &Wiring<'_>) {
-        let said = within(flow).filter_map(|connection| Some((self.said(connection.from)?, connection)));
-        let mut said: Vec<_> = said.collect();
-        said.sort_by_key(|(bytes, _)| Reverse(*bytes));
-        for (bytes, connection) in said {
+        let blank_bytes = within(flow).filter_map(|connection| Some((self.blank_bytes(connection.from)?, connection)));
+        let mut blank_bytes: Vec<_> = blank_bytes.collect();
+        blank_bytes.sort_by_key(|(bytes, _)| Reverse(*bytes));
+        for (bytes, connection) in blank_bytes {
             let mut open = vec![connection];
             while let Some(connection) = open.pop() {
                 let reader = connection.to.operator;
@@ -75,18 +75,18 @@ impl<'a> Outputs<'a> {
                 }
                 self.reaching[reader] = Some(bytes);
                 let passed_on = flow.leaving_operator(reader).filter(|next| next.to.flow == flow.id);
-                open.extend(passed_on.filter(|next| self.said(next.from).is_none()));
+                open.extend(passed_on.filter(|next| self.blank_bytes(next.from).is_none()));
             }
         }
     }
 
-    fn said(&self, output: PortId) -> Option<usize> {
-        self.by_port.get(&output)?.said
+    fn blank_bytes(&self, output: PortId) -> Option<usize> {
+        self.by_port.get(&output)?.blank_bytes
     }
 
     /// The size in bytes of the largest envelope that an output can send: a blank one, or one that is passed on.
     fn size(&self, output: PortId) -> Option<usize> {
-        self.said(output).or(self.reaching[output.operator])
+        self.blank_bytes(output).or(self.reaching[output.operator])
     }
 
     /// Whether the reader of this connection receives the original messages of the output.
@@ -100,7 +100,7 @@ impl<'a> Outputs<'a> {
 fn plan_of(
     flow: &Wiring<'_>,
     connection: &Connection,
-    outputs: &Outputs<'_>,
+    outputs: &OutputPlans<'_>,
     near: &Device,
     problems: &mut Vec<String>,
 ) -> HubPlan {
@@ -113,14 +113,14 @@ fn plan_of(
 
     let mut sized = |what: &str, number: Option<usize>, default: usize| {
         hub::at_least_one(what, number.unwrap_or(default)).unwrap_or_else(|_| {
-            problem(format!("its {what} is 0, and no message could pass: set at least 1"));
+            problem(format!("its {what} is 0, so no message could pass: set at least 1"));
             default
         })
     };
     let least = needs(flow, connection);
     let capacity = sized("capacity", hub.capacity, least);
     // Only one hub lends the writer its blank envelopes.
-    let writer_bytes = outputs.said(connection.from).filter(|_| carries && !forks);
+    let writer_bytes = outputs.blank_bytes(connection.from).filter(|_| carries && !forks);
     // A concurrent run keeps the envelopes that it has filled until its turn to send.
     let workers = flow.entries[connection.from.operator].workers;
     let kept = writer_bytes.map_or(0, |_| workers.saturating_mul(needs_at(flow, connection.from).max(1)));
@@ -129,9 +129,11 @@ fn plan_of(
     if let Some(bytes) = hub.envelope_bytes {
         sized("envelope size", Some(bytes), 1);
         if !carries {
-            problem("it has an envelope size, and its messages carry no envelopes".into());
+            problem("it has an envelope size, but its messages carry no envelopes: remove the size".into());
         } else if (1..element_bytes).contains(&bytes) {
-            problem(format!("its envelopes of {bytes} bytes hold no element of {element_bytes} bytes"));
+            problem(format!(
+                "its envelopes of {bytes} bytes are too small for one element of {element_bytes} bytes: enlarge them"
+            ));
         }
     }
     if carries && !hub.full.blocks() && envelopes < hub.default_envelopes(least) {
@@ -160,25 +162,30 @@ fn plan_of(
     if envelopes < kept {
         let writer = &flow.entries[connection.from.operator].name;
         problem(format!(
-            "`{writer}` has {workers} runs at a time, which keep {kept} envelopes until their turn to send, and it has \
-             {envelopes}: give it {kept} or more, `Hub::envelopes`"
+            "`{writer}` has {workers} runs at a time, which keep {kept} envelopes until their turn to send, but the hub has \
+             {envelopes}: set {kept} or more with `Hub::envelopes`"
         ));
     }
     let room = needs_at(flow, connection.from);
     let waits = || format!("`{}` waits for room for {room} messages", port_name(flow, connection.from));
-    // What a condition waits for was checked with the other conditions of the operator.
+    // The number of messages that a condition waits for was checked with the operator's other conditions.
     if room > capacity && hub.full.blocks() && !is_named(flow, connection.from) {
-        problem(format!("{}, and its queue holds {capacity}: give it a capacity of {room} or more", waits()));
+        problem(format!("{}, but its queue holds {capacity}: set a capacity of {room} or more", waits()));
     }
     let lent = writer_bytes.is_some() || (carries && forks);
     if lent && room > envelopes {
-        problem(format!("{}, and it has {envelopes} envelopes: give it {room} or more, `Hub::envelopes`", waits()));
+        problem(format!(
+            "{}, but the hub has {envelopes} envelopes: set {room} or more with `Hub::envelopes`",
+            waits()
+        ));
     }
     let passes = writer_bytes.is_some() || reader_bytes.is_some();
     let waited_for = certainly_needs(flow, connection.to);
     if passes && waited_for > envelopes {
         let waits = format!("`{}` waits for {waited_for} messages", port_name(flow, connection.to));
-        problem(format!("{waits}, and it has {envelopes} envelopes: give it {waited_for} or more, `Hub::envelopes`"));
+        problem(format!(
+            "{waits}, but the hub has {envelopes} envelopes: set {waited_for} or more with `Hub::envelopes`"
+        ));
     }
     let near = [&reader, &writer].into_iter().find(|device| !device.is_host()).unwrap_or(near).clone();
     HubPlan {
@@ -201,8 +208,8 @@ fn plan_of(
     }
 }
 
-/// Makes the hubs of one reader that keep the latest message end together, if the reader has no other input that ends
-/// it. Queues of optional inputs are waited for.
+/// Makes the hubs of one reader that keep the latest message end together, if the reader has no other input whose end
+/// ends it. The reader still waits for the queues of optional inputs.
 pub(super) fn ends_with(flow: &Flow, plans: &mut [HubPlan]) {
     let mut inputs = vec![Vec::new(); flow.entries.len()];
     let mut end_alone = vec![false; flow.entries.len()];
@@ -224,8 +231,8 @@ pub(super) fn ends_with(flow: &Flow, plans: &mut [HubPlan]) {
     }
 }
 
-/// The hubs that copy envelopes although their data is on the reader's device already: that of the original message, or
-/// of another fork.
+/// The hubs that copy envelopes although their data is already on the reader's device, in the original message or in
+/// another fork.
 pub(super) fn copies(flow: &Wiring<'_>, plans: &[HubPlan]) -> Vec<Copied> {
     let all = || flow.connections.iter().zip(plans);
     // First the devices that the original messages go to; then, in the order of the connections, those of the forks.
@@ -280,7 +287,7 @@ pub(super) fn capacity(flow: &Flow, connection: &Connection) -> usize {
     wanted(flow, connection).capacity.unwrap_or_else(|| needs(flow, connection))
 }
 
-/// The device that host memory is pinned for: memory between two operators on the host may later be copied to it.
+/// The device that host memory is pinned for: memory between two operators on the host might later be copied to it.
 fn pinned_for(flow: &Flow) -> Device {
     let devices = flow.entries.iter().filter_map(|entry| lock(&entry.place).device.clone());
     devices.into_iter().find(|device| !device.is_host()).unwrap_or_else(Device::host)

@@ -1,7 +1,7 @@
 //! [`Ingress`]: messages that enter a flow.
 //!
-//! A handle sends directly into the hub. The flow also has an operator for the ingress, which does no work: it waits
-//! for an event while a handle exists, so that the flow neither ends nor stalls. When the last handle is dropped, it
+//! A handle sends directly into the hub. The flow also has an operator for the ingress, which does no work: while a
+//! handle exists it waits for an event, so that the flow neither ends nor stalls. When the last handle is dropped, it
 //! closes the hub, and the operators downstream end in turn.
 //!
 //! ```text
@@ -26,7 +26,7 @@ use wakeline_macros::Ports;
 
 use super::{
     Flow,
-    ingress_gate::{Acquisition, CloseOnDrop, IngressGate, SendPermit, Stage},
+    ingress_gate::{Acquisition, CloseGateOnDrop, IngressGate, SendPermit, Stage},
 };
 use crate::{
     condition::Readiness,
@@ -38,7 +38,7 @@ use crate::{
 };
 
 impl Flow {
-    /// Adds an operator of that name that passes messages from the returned handle to an input. See [`Ingress`].
+    /// Adds an operator called `name` that forwards messages from the returned handle to an input. See [`Ingress`].
     ///
     /// ```
     /// use wakeline::{Flow, operator::sink};
@@ -58,7 +58,7 @@ impl Flow {
         self.ingress_with(name, to, Hub::default())
     }
 
-    /// As [`ingress`](Self::ingress), with this kind of hub between the ingress and the input.
+    /// Like [`ingress`](Self::ingress), with this kind of hub between the ingress and the input.
     pub fn ingress_with<M: Message>(&mut self, name: impl Into<String>, to: InputHandle<M>, hub: Hub) -> Ingress<M> {
         let (stage, handle) = watch::channel(Stage::Before);
         let added = self.add(name, IngressOperator { stage });
@@ -101,7 +101,7 @@ pub struct Ingress<M: Message> {
     flow: u64,
     /// The handles are the receivers of this channel. `None`: this handle was closed.
     stage: Option<watch::Receiver<Stage<M>>>,
-    place: Acquisition<SendPermit<M>>,
+    permit: Acquisition<SendPermit<M>>,
 }
 
 /// A message that was not sent, and the reason.
@@ -114,7 +114,7 @@ pub struct SendError<M> {
 
 impl<M: Message> Ingress<M> {
     pub(super) fn new(flow: u64, stage: watch::Receiver<Stage<M>>) -> Self {
-        Self { flow, stage: Some(stage), place: Acquisition::No }
+        Self { flow, stage: Some(stage), permit: Acquisition::No }
     }
 
     /// Sends a message, as soon as the flow runs and the hub has room. Senders are served in the order of their calls.
@@ -130,8 +130,8 @@ impl<M: Message> Ingress<M> {
     /// Dropping the future before it resolves drops the message, unsent. A future that is kept but not polled keeps its
     /// place in the queue of senders, and later a reserved slot of the hub: drop it to release that to the next sender.
     pub async fn send(&self, message: M) -> Result<(), SendError<M>> {
-        match self.place().await {
-            Ok(place) => send_at(place, message),
+        match self.permit().await {
+            Ok(permit) => send_at(permit, message),
             Err(error) => Err(SendError::new(Some(message), error)),
         }
     }
@@ -139,10 +139,10 @@ impl<M: Message> Ingress<M> {
     /// Sends a message if there is room now. Returns it if there is none, or if the flow does not run at the moment.
     ///
     /// # Errors
-    /// As [`Ingress::send`].
+    /// Those of [`Ingress::send`].
     pub fn try_send(&self, message: M) -> Result<Result<(), M>, SendError<M>> {
-        match self.try_place() {
-            Ok(Some(place)) => send_at(place, message).map(Ok),
+        match self.try_permit() {
+            Ok(Some(permit)) => send_at(permit, message).map(Ok),
             Ok(None) => Ok(Err(message)),
             Err(error) => Err(SendError::new(Some(message), error)),
         }
@@ -158,24 +158,24 @@ impl<M: Message> Ingress<M> {
     }
 
     fn stage(&self) -> Result<&watch::Receiver<Stage<M>>> {
-        self.stage.as_ref().ok_or_else(|| Error::new(ErrorKind::Closed, "this handle of an ingress was closed"))
+        self.stage.as_ref().ok_or_else(|| Error::new(ErrorKind::Closed, "this ingress handle was closed"))
     }
 
-    async fn place(&self) -> Result<SendPermit<M>> {
-        match self.try_place()? {
-            Some(place) => Ok(place),
+    async fn permit(&self) -> Result<SendPermit<M>> {
+        match self.try_permit()? {
+            Some(permit) => Ok(permit),
             None => SendPermit::once_open(self.flow, self.stage()?.clone()).await,
         }
     }
 
-    pub(super) fn try_place(&self) -> Result<Option<SendPermit<M>>> {
+    pub(super) fn try_permit(&self) -> Result<Option<SendPermit<M>>> {
         let stage = self.stage()?;
         let gate = match &*stage.borrow() {
             Stage::Open(gate) => gate.clone(),
             over if stage.has_changed().is_err() => return Err(over.refusal()),
             Stage::Before | Stage::Ended(_) => return Ok(None),
         };
-        gate.try_place()
+        gate.try_permit()
     }
 
     /// Waits for the gate, until the flow runs.
@@ -205,8 +205,8 @@ impl<T: Plain> Ingress<Envelope<T>> {
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the size of the hub's envelopes is not set (see
-    /// [`ingress_with`](Flow::ingress_with) and [`Hub::envelope_bytes`]); otherwise as [`Ingress::send`]. The errors of
-    /// the envelope's own methods have only the kind and a general message.
+    /// [`ingress_with`](Flow::ingress_with) and [`Hub::envelope_bytes`]); otherwise those of [`Ingress::send`]. The
+    /// errors of the envelope's own methods have only the kind and a general message.
     ///
     /// # Cancel safety
     /// An envelope is taken only when the future resolves: dropping the future loses none.
@@ -215,8 +215,8 @@ impl<T: Plain> Ingress<Envelope<T>> {
     }
 }
 
-fn send_at<M: Message>(place: SendPermit<M>, message: M) -> Result<(), SendError<M>> {
-    place.send(Discarded::new(message), SentBy::Feeder, |_| Load::of_reply(Reply::of_span(span())))
+fn send_at<M: Message>(permit: SendPermit<M>, message: M) -> Result<(), SendError<M>> {
+    permit.send(Discarded::new(message), SentBy::Feeder, |_| Load::of_reply(Reply::of_span(span())))
 }
 
 /// The current span, if it is enabled.
@@ -230,18 +230,18 @@ impl<M: Message> Sink<M> for Ingress<M> {
 
     /// When ready, a slot is reserved for this handle, until it sends or is dropped.
     fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError<M>>> {
-        let mut place = mem::replace(&mut self.place, Acquisition::No);
-        let asked = place.poll(cx, SendPermit::is_void, || match self.try_place()? {
-            Some(place) => Ok(Acquisition::Has(place)),
+        let mut permit = mem::replace(&mut self.permit, Acquisition::No);
+        let polled = permit.poll(cx, SendPermit::is_void, || match self.try_permit()? {
+            Some(permit) => Ok(Acquisition::Has(permit)),
             None => Ok(Acquisition::Waiting(Box::pin(self.wait_for_permit()?))),
         });
-        self.place = place;
-        asked.map_err(|error| SendError::new(None, error))
+        self.permit = permit;
+        polled.map_err(|error| SendError::new(None, error))
     }
 
     fn start_send(mut self: Pin<&mut Self>, message: M) -> Result<(), SendError<M>> {
-        match self.place.take() {
-            Some(place) => send_at(place, message),
+        match self.permit.take() {
+            Some(permit) => send_at(permit, message),
             None => {
                 let error = Error::new(ErrorKind::Usage, "`start_send` was called without a ready `poll_ready`");
                 Err(SendError::new(Some(message), error))
@@ -256,7 +256,7 @@ impl<M: Message> Sink<M> for Ingress<M> {
 
     /// Has the same effect as dropping this handle.
     fn poll_close(mut self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Result<(), SendError<M>>> {
-        self.place = Acquisition::No;
+        self.permit = Acquisition::No;
         self.stage = None;
         Poll::Ready(Ok(()))
     }
@@ -265,7 +265,7 @@ impl<M: Message> Sink<M> for Ingress<M> {
 /// The clone does not share a slot that this handle has reserved as a [`Sink`].
 impl<M: Message> Clone for Ingress<M> {
     fn clone(&self) -> Self {
-        Self { flow: self.flow, stage: self.stage.clone(), place: Acquisition::No }
+        Self { flow: self.flow, stage: self.stage.clone(), permit: Acquisition::No }
     }
 }
 
@@ -315,34 +315,34 @@ impl<M> std::error::Error for SendError<M> {
     }
 }
 
-/// The operator of the ingress. It lives as long as there are handles.
+/// The operator of the ingress. It ends when the last handle is dropped.
 struct IngressOperator<M: Message> {
     stage: watch::Sender<Stage<M>>,
 }
 
 #[derive(Ports)]
-struct EntrancePorts<M: Message> {
+struct IngressPorts<M: Message> {
     #[output]
     messages: SharedPort<Output<M>>,
 }
 
 impl<M: Message> Operator for IngressOperator<M> {
-    type Ports = EntrancePorts<M>;
+    type Ports = IngressPorts<M>;
 
-    async fn run(&mut self, ports: &mut EntrancePorts<M>, cx: &mut Cx) -> Result<()> {
+    async fn run(&mut self, ports: &mut IngressPorts<M>, cx: &mut Cx) -> Result<()> {
         let gate = IngressGate::new(&ports.messages, cx);
-        let _closing = CloseOnDrop(&gate);
+        let _closing = CloseGateOnDrop(&gate);
         self.stage.send_replace(Stage::Open(gate.clone()));
         let mut no_handles = pin!(self.stage.closed());
         cx.attend(|task, ending| {
-            let open = !ending && no_handles.as_mut().poll(task).is_pending() && gate.tend();
+            let open = !ending && no_handles.as_mut().poll(task).is_pending() && gate.on_wake();
             Ok(if open { Readiness::WAIT_EVENT } else { Readiness::NEVER })
         })
         .await
     }
 
     /// Never called: `run` is overridden.
-    async fn compute(&mut self, _ports: &mut EntrancePorts<M>, _cx: &mut Cx) -> Result<()> {
+    async fn compute(&mut self, _ports: &mut IngressPorts<M>, _cx: &mut Cx) -> Result<()> {
         Ok(())
     }
 

@@ -47,7 +47,7 @@ use crate::{
 /// The most slots that are given out at once, for a hub that always has room.
 const MAX: usize = 1024;
 
-/// The state of the flow, published by the operator. Once that is dropped, the flow does not run again.
+/// The state of the flow, published by the operator. Once the operator is dropped, the flow does not run again.
 pub(super) enum Stage<M: Message> {
     Before,
     Open(Arc<IngressGate<M>>),
@@ -58,18 +58,18 @@ pub(super) enum Stage<M: Message> {
 /// An ingress while its flow runs.
 pub(super) struct IngressGate<M: Message> {
     output: PortRef<Output<M>>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// The hub's slots that have become permits, and that no message has taken yet.
     given_out: Mutex<usize>,
     blanks: BlankQueue,
     closed: Notify,
-    /// Sends in progress. The operator keeps its token until this is closed.
+    /// The sends in progress. The operator keeps its token until all of them have ended.
     senders: Senders,
-    rest: Arc<FlowActivity>,
+    activity: Arc<FlowActivity>,
     boundary: Arc<Boundary>,
     owner: Waker,
     /// The operator's number.
-    desk: usize,
+    operator: usize,
     flow: Handle,
 }
 
@@ -97,7 +97,8 @@ pub(super) fn ended(flow: &Handle) -> Error {
     })
 }
 
-/// The error that the flow failed with, as shown to a caller outside. The log and the flow's own error have all of it.
+/// The error that the flow failed with, as shown to a caller outside. The log and the flow's own error have the
+/// details.
 pub(super) fn failed(flow: &Handle) -> Option<Error> {
     const ABORTED: &str = "the flow was aborted";
     match flow.failure() {
@@ -127,15 +128,15 @@ impl<M: Message> IngressGate<M> {
         let errors = CallerErrors::new(cx.flow().name(), cx.name());
         Arc::new(Self {
             output: output.share(),
-            places: Arc::new(Semaphore::new(0)),
+            permits: Arc::new(Semaphore::new(0)),
             given_out: Mutex::at(Level::Ingress, 0),
             blanks: BlankQueue::new(),
             closed: Notify::new(),
             senders: Senders::new(),
-            rest: cx.operator_task().activity().clone(),
+            activity: cx.operator_task().activity().clone(),
             boundary: Boundary::of_callers(cx.operator_task().activity().clone(), errors),
             owner: cx.waker(),
-            desk: cx.operator_task().operator(),
+            operator: cx.operator_task().operator(),
             flow: cx.flow(),
         })
     }
@@ -168,7 +169,7 @@ impl<M: Message> IngressGate<M> {
     /// Resolves when the ingress is closed, with the reason.
     pub(super) async fn closed(&self) -> Error {
         loop {
-            // Is notified of everything from here on, even before it is polled.
+            // Created before the check: it also receives notifications that come before it is polled.
             let notified = self.closed.notified();
             if self.is_closed() {
                 return ended(&self.flow);
@@ -189,14 +190,14 @@ impl<M: Message> IngressGate<M> {
         }
     }
 
-    pub(super) async fn place(self: Arc<Self>) -> Result<SendPermit<M>> {
-        if let Some(place) = self.try_place()? {
-            return Ok(place);
+    pub(super) async fn permit(self: Arc<Self>) -> Result<SendPermit<M>> {
+        if let Some(permit) = self.try_permit()? {
+            return Ok(permit);
         }
-        let (mut acquired, proxy) = (pin!(self.places.clone().acquire_owned()), ProxyWaker::new());
+        let (mut acquired, proxy) = (pin!(self.permits.clone().acquire_owned()), ProxyWaker::new());
         let mut acquired = |task: &mut Context<'_>| acquired.as_mut().poll(&mut proxy.stand_in(task));
         let permit = poll_fn(|task| match self.flow.0.operator_polled_with(task.waker()) {
-            Some(operator) => operator.poll_ingress_wait(IngressWait::Room(self.desk), task, &mut acquired),
+            Some(operator) => operator.poll_ingress_wait(IngressWait::Room(self.operator), task, &mut acquired),
             None => acquired(task),
         });
         match permit.await {
@@ -205,24 +206,24 @@ impl<M: Message> IngressGate<M> {
         }
     }
 
-    pub(super) fn try_place(self: &Arc<Self>) -> Result<Option<SendPermit<M>>> {
+    pub(super) fn try_permit(self: &Arc<Self>) -> Result<Option<SendPermit<M>>> {
         if self.is_closed() {
             return Err(ended(&self.flow));
         }
-        let mut asked = self.places.clone().try_acquire_owned();
-        if matches!(asked, Err(TryAcquireError::NoPermits)) && self.look() {
-            asked = self.places.clone().try_acquire_owned();
+        let mut acquired = self.permits.clone().try_acquire_owned();
+        if matches!(acquired, Err(TryAcquireError::NoPermits)) && self.add_permits() {
+            acquired = self.permits.clone().try_acquire_owned();
         }
-        match asked {
+        match acquired {
             Ok(permit) => Ok(Some(SendPermit { gate: self.clone(), permit })),
-            Err(TryAcquireError::NoPermits) if !self.places.is_closed() => Ok(None),
+            Err(TryAcquireError::NoPermits) if !self.permits.is_closed() => Ok(None),
             Err(_) => Err(ended(&self.flow)),
         }
     }
 
-    /// Applies `act` to the output, by which messages take `used` slots, and turns further free slots into permits. The
-    /// operator is woken when there are more. False if the ingress is closed.
-    fn use_places<R>(&self, used: usize, act: impl FnOnce(&mut Output<M>) -> R) -> (Option<R>, bool) {
+    /// Calls `act` with the output, which puts messages into `used` slots, and turns further free slots into permits.
+    /// The operator is woken when more slots are free. Returns false if the ingress is closed.
+    fn use_slots<R>(&self, used: usize, act: impl FnOnce(&mut Output<M>) -> R) -> (Option<R>, bool) {
         let _later = Deferred::new();
         // Held during `act`: no sender may see a slot that is neither given out nor taken, or both.
         let mut given_out = lock(&self.given_out);
@@ -245,21 +246,22 @@ impl<M: Message> IngressGate<M> {
         drop(given_out);
         let (done, open) = used.map_or((None, false), |(done, open)| (Some(done), open));
         if open {
-            self.places.add_permits(more);
+            self.permits.add_permits(more);
         } else {
             self.close();
         }
         (done, open)
     }
 
-    /// The operator was woken: there may be slots, or blank envelopes. False if the ingress is closed.
-    pub(super) fn tend(&self) -> bool {
+    /// Called when the operator was woken, since there might be slots or blank envelopes. Returns false if the ingress
+    /// is closed.
+    pub(super) fn on_wake(&self) -> bool {
         if !self.blanks.is_empty() && self.has_blank() && self.blanks.wake_first() {
-            // Polled again after that caller: another envelope may be in the pool, or the same one if the caller did
+            // Polled again after that caller: another envelope might be in the pool, or the same one if the caller did
             // not take it.
             wake(self.owner.clone());
         }
-        self.look()
+        self.add_permits()
     }
 
     /// Whether a blank envelope is in the pool, or none will ever be. If not, the operator is woken when one is
@@ -269,24 +271,24 @@ impl<M: Message> IngressGate<M> {
         self.output.with(|output| output.poll_has_blank(&mut owner)).is_none_or(|there| there.is_ready())
     }
 
-    /// Turns the hub's free slots into permits. False if the ingress is closed.
-    fn look(&self) -> bool {
-        self.use_places(0, |_| ()).1
+    /// Turns the hub's free slots into permits. Returns false if the ingress is closed.
+    fn add_permits(&self) -> bool {
+        self.use_slots(0, |_| ()).1
     }
 
     /// True if no permit is given out any more, from the moment at which the flow is stopped.
     pub(super) fn is_closed(&self) -> bool {
-        self.places.is_closed() || self.flow.is_stopping()
+        self.permits.is_closed() || self.flow.is_stopping()
     }
 
     pub(super) fn close(&self) {
         // The semaphore wakes under its lock.
         let _later = Deferred::new();
-        if self.senders.close(&self.rest.tokens) {
-            self.rest.flow.wake();
+        if self.senders.close(&self.activity.tokens) {
+            self.activity.flow.wake();
         }
         self.output.with(Output::close);
-        self.places.close();
+        self.permits.close();
         self.blanks.wake_all();
         self.closed.notify_waiters();
     }
@@ -304,16 +306,16 @@ impl<'a, M: Message> Sending<'a, M> {
 
 impl<M: Message> Drop for Sending<'_, M> {
     fn drop(&mut self) {
-        let rest = &self.0.rest;
-        if self.0.senders.leave(&rest.tokens) {
-            rest.flow.wake();
+        let activity = &self.0.activity;
+        if self.0.senders.leave(&activity.tokens) {
+            activity.flow.wake();
         }
     }
 }
 
 impl<M: Message> SendPermit<M> {
     pub(super) async fn once_open(flow: u64, stage: watch::Receiver<Stage<M>>) -> Result<Self> {
-        IngressGate::once_open(flow, stage).await?.place().await
+        IngressGate::once_open(flow, stage).await?.permit().await
     }
 
     /// True if the permit cannot be used: the flow's run has ended, or is about to.
@@ -329,7 +331,7 @@ impl<M: Message> SendPermit<M> {
         load: impl FnOnce(&Handle) -> Option<Load>,
     ) -> Result<(), SendError<M>> {
         let Self { gate, permit } = self;
-        // Dropped last, when everything that follows from the message has happened.
+        // Dropped last, after all consequences of the send.
         let mut sending = None;
         // Dropped after the message, so that the flow does not appear to be at rest in between.
         let mut came_back = ReturnedMarks::default();
@@ -351,7 +353,7 @@ impl<M: Message> SendPermit<M> {
         let Some(departed) = departed else { return Err(SendError::new(None, ended(&gate.flow))) };
         permit.forget();
         let (place, mut dropped) = (parcel.place(), None);
-        let (sent, _) = gate.use_places(1, |output| match &departed {
+        let (sent, _) = gate.use_slots(1, |output| match &departed {
             Err(error) => Err(error.clone()),
             Ok(departed) if !output.is_closed() && !gate.flow.is_stopping() => {
                 sending = Sending::begin(&gate);
@@ -423,16 +425,16 @@ impl<T: Plain> IngressGate<Envelope<T>> {
     }
 }
 
-/// Closes the gate at the end of a run, however that ends.
-pub(super) struct CloseOnDrop<'a, M: Message>(pub(super) &'a IngressGate<M>);
+/// Closes the gate when a run ends, in whatever way.
+pub(super) struct CloseGateOnDrop<'a, M: Message>(pub(super) &'a IngressGate<M>);
 
-impl<M: Message> Drop for CloseOnDrop<'_, M> {
+impl<M: Message> Drop for CloseGateOnDrop<'_, M> {
     fn drop(&mut self) {
         self.0.close();
     }
 }
 
-/// A resource that is acquired by polling. It is kept until it is used, and released when this is dropped.
+/// The acquisition of a resource by polling. The resource is kept until it is taken, and released on drop.
 pub(super) enum Acquisition<T> {
     No,
     Waiting(Pin<Box<dyn Future<Output = Result<T>> + Send + Sync>>),

@@ -17,7 +17,7 @@ use crate::{
     hub::{
         ChunkHub,
         chunks::{
-            core::{ChunkState, makes_envelopes},
+            core::{ChunkHubView, makes_envelopes},
             roles::{LinkName, Role},
         },
         external_guard::Quiescence,
@@ -36,7 +36,7 @@ type MakeLinked = Arc<dyn Fn(&Device, LinkName) -> Result<(Box<dyn Any + Send>, 
 pub(super) struct Linking {
     pub(super) port: PortId,
     pub(super) role: Role,
-    pub(super) hub: Arc<dyn ChunkState>,
+    pub(super) hub: Arc<dyn ChunkHubView>,
     name: LinkName,
     make: MakeLinked,
 }
@@ -48,8 +48,8 @@ impl Linking {
     }
 }
 
-/// Identifies a hub: the same for all of its handles.
-fn key(hub: &Arc<dyn ChunkState>) -> *const () {
+/// The identity of a hub, which all its handles share.
+fn key(hub: &Arc<dyn ChunkHubView>) -> *const () {
     Arc::as_ptr(hub).cast()
 }
 
@@ -69,7 +69,7 @@ fn by_hub(links: &[Linking]) -> Vec<Vec<&Linking>> {
 impl Flow {
     /// Links a port to a hub of chunks: a [`Produce`](crate::operator::Produce), [`Consume`](crate::operator::Consume),
     /// [`Peek`](crate::operator::Peek) or [`Modify`](crate::operator::Modify). The order of linking is the order in
-    /// which each chunk passes those that modify it.
+    /// which the modifying links get each chunk.
     ///
     /// ```
     /// use wakeline::{operator::{Consume, Produce}, prelude::*};
@@ -128,9 +128,10 @@ impl Flow {
     /// without an envelope on an operator's device, readers of a hub without a producer.
     ///
     /// # Flows that share a hub
-    /// A link by hand keeps a flow alive whose operators wait. A port of *another flow* does not: a flow whose
-    /// operators all wait for chunks that another flow is working on is at rest, and ends without them. So combine the
-    /// two flows, or keep the reading flow alive with a link by hand until the writing flow has ended:
+    /// A link that is not a flow's port, such as the one from `hub.produce(..)`, keeps a flow alive while its operators
+    /// wait. A port of *another flow* does not: a flow whose operators all wait for chunks that another flow is working
+    /// on is at rest, and ends without them. So combine the two flows, or keep the reading flow alive with such a link
+    /// until the writing flow has ended:
     ///
     /// ```
     /// # use wakeline::prelude::*;
@@ -162,8 +163,8 @@ impl Flow {
 }
 
 /// Checks, after an operator's `start`, that it has put chunks into the hubs that it declared.
-pub(super) fn are_filled(hubs: &[Arc<dyn ChunkState>]) -> Result<()> {
-    let lacks = |hub: &&Arc<dyn ChunkState>| hub.is_empty() && hub.links_that(Role::Produce) == 0;
+pub(super) fn are_filled(hubs: &[Arc<dyn ChunkHubView>]) -> Result<()> {
+    let lacks = |hub: &&Arc<dyn ChunkHubView>| hub.is_empty() && hub.link_count(Role::Produce) == 0;
     hubs.iter().find(lacks).map_or(Ok(()), |hub| {
         let text = format!(
             "`start` committed no chunk to hub `{}`, although it is marked `.fills(&hub)`: produce one there, \
@@ -179,7 +180,7 @@ pub(super) fn are_filled(hubs: &[Arc<dyn ChunkState>]) -> Result<()> {
 pub(super) fn drained_through(links: &[Linking]) -> impl Iterator<Item = (usize, usize)> + '_ {
     by_hub(links).into_iter().flat_map(|own| {
         let here = own.iter().any(|link| link.role == Role::Consume);
-        let is_consumed = here || own.first().is_some_and(|link| link.hub.links_that(Role::Consume) > 0);
+        let is_consumed = here || own.first().is_some_and(|link| link.hub.link_count(Role::Consume) > 0);
         let of = |writes: bool| own.iter().filter(move |link| (link.role == Role::Produce) == writes);
         let writers: Vec<_> = of(true).map(|link| link.port.operator).collect();
         let readers: Vec<_> = of(false).filter(|_| is_consumed).map(|link| link.port.operator).collect();
@@ -189,15 +190,15 @@ pub(super) fn drained_through(links: &[Linking]) -> impl Iterator<Item = (usize,
 
 /// A hub of chunks, as the path of its chunks through a flow.
 pub(super) struct Passage {
-    pub(super) hub: Arc<dyn ChunkState>,
+    pub(super) hub: Arc<dyn ChunkHubView>,
     pub(super) producers: Vec<usize>,
     /// The reading links, in the order in which each chunk passes them: one stage for each link that modifies, one for
     /// all that peek, and one for those that consume. A single stage if chunks stay in the hub. Links that `flow_to`
     /// excludes are left out.
     pub(super) stages: Vec<Vec<PortId>>,
-    /// Links by hand produce chunks.
+    /// Links outside the flow produce chunks.
     pub(super) is_fed: bool,
-    /// There may be chunks before any operator runs.
+    /// There might be chunks before any operator runs.
     pub(super) is_filled: bool,
     /// The largest number of chunks at once.
     pub(super) holds: usize,
@@ -213,14 +214,14 @@ pub(super) fn passages(flow: &Flow) -> Vec<Passage> {
         let of = |role| own.iter().filter(move |link| link.role == role);
         let served =
             |role| of(role).filter(|link| named.is_empty() || named.contains(&link.name)).map(|link| link.port);
-        let is_consumed = served(Role::Consume).next().is_some() || hub.links_that(Role::Consume) > 0;
+        let is_consumed = served(Role::Consume).next().is_some() || hub.link_count(Role::Consume) > 0;
         let readers = [served(Role::Peek).collect(), served(Role::Consume).collect()];
         let mut stages: Vec<Vec<_>> = served(Role::Modify).map(|port| vec![port]).chain(readers).collect();
         if !is_consumed {
             stages = vec![stages.concat()];
         }
         stages.retain(|stage| !stage.is_empty());
-        let is_fed = hub.links_that(Role::Produce) > 0;
+        let is_fed = hub.link_count(Role::Produce) > 0;
         // An optional port may send envelopes of the user's.
         let sends = is_fed || of(Role::Produce).any(|link| check::decl(flow, link.port).need.optional);
         let (places, envelopes) = hub.most();
@@ -237,7 +238,7 @@ pub(super) fn passages(flow: &Flow) -> Vec<Passage> {
 }
 
 /// The hubs of these links, each once.
-pub(super) fn hubs<'a>(links: impl IntoIterator<Item = &'a LinkedTo>) -> Vec<Arc<dyn ChunkState>> {
+pub(super) fn hubs<'a>(links: impl IntoIterator<Item = &'a LinkedTo>) -> Vec<Arc<dyn ChunkHubView>> {
     let mut found = HashSet::new();
     let new = links.into_iter().filter(|link| found.insert(key(&link.state)));
     new.map(|link| link.state.clone()).collect()
@@ -245,12 +246,12 @@ pub(super) fn hubs<'a>(links: impl IntoIterator<Item = &'a LinkedTo>) -> Vec<Arc
 
 /// Makes a flow known to its hubs while it runs: their other links may cause work in it.
 pub(super) struct Attached {
-    hubs: Vec<Arc<dyn ChunkState>>,
+    hubs: Vec<Arc<dyn ChunkHubView>>,
     flow: Arc<dyn Quiescence>,
 }
 
 impl Attached {
-    pub(super) fn new(hubs: Vec<Arc<dyn ChunkState>>, flow: Arc<dyn Quiescence>) -> Self {
+    pub(super) fn new(hubs: Vec<Arc<dyn ChunkHubView>>, flow: Arc<dyn Quiescence>) -> Self {
         hubs.iter().for_each(|hub| hub.join(&flow));
         Self { hubs, flow }
     }
@@ -269,7 +270,7 @@ struct Group<'a> {
     produced: bool,
     names: HashSet<LinkName>,
     before: HashMap<usize, Vec<&'a Linking>>,
-    /// The mistakes of the hub itself have been reported.
+    /// Whether the mistakes of the hub itself have been reported.
     is_done: bool,
 }
 
@@ -293,14 +294,14 @@ impl Group<'_> {
     }
 }
 
-/// The mistakes in a flow's links. `optional`: the port's operator runs without a chunk; `filled`: the hubs that
-/// operators put chunks into in their `start`.
+/// Collects the mistakes in a flow's links. `optional`: whether the port's operator runs without a chunk; `filled`: the
+/// hubs that operators put chunks into in their `start`.
 pub(super) fn problems(
     links: &[Linking],
     port: impl Fn(PortId) -> String,
     device: impl Fn(PortId) -> Device,
     optional: impl Fn(PortId) -> bool,
-    filled: &[Arc<dyn ChunkState>],
+    filled: &[Arc<dyn ChunkHubView>],
     problems: &mut Vec<String>,
 ) {
     let groups = by_hub(links).into_iter().filter_map(|group| {
@@ -317,14 +318,15 @@ pub(super) fn problems(
         let place = if on.is_host() { "the host" } else { on.name() };
         if let Some(other) = link.hub.device_without_copy_path(&on) {
             problems.push(format!(
-                "port `{name}` is on {place}, and hub `{hub}` on {other}: there is no copy path between these devices"
+                "port `{name}` is on {place} and hub `{hub}` on {other}, but there is no copy path between these devices: put \
+                 the operator on the host"
             ));
             continue;
         }
         let comes = if link.role == Role::Produce {
             optional(link.port)
         } else {
-            link.hub.may_lie_at(&on) || group.sent_at.contains(&on)
+            link.hub.has_source_at(&on) || group.sent_at.contains(&on)
         };
         if link.hub.envelopes_at(&on) == 0 && !comes {
             problems.push(format!(
@@ -361,10 +363,10 @@ pub(super) fn problems(
             }
         }
         let is_filled = || filled.iter().any(|hub| key(hub) == key(&link.hub));
-        if !group.produced && link.hub.links_that(Role::Produce) == 0 && link.hub.is_empty() && !is_filled() {
+        if !group.produced && link.hub.link_count(Role::Produce) == 0 && link.hub.is_empty() && !is_filled() {
             problems.push(format!(
-                "no port produces chunks for hub `{hub}`, and `{name}` would wait forever: link a port that does, create a \
-                 link by hand, `hub.produce(..)`, or mark the operator whose `start` puts chunks there, `.fills(&hub)`"
+                "no port produces chunks for hub `{hub}`, so `{name}` would wait forever: link a port that does, create a \
+                 producer with `hub.produce(..)`, or mark the operator whose `start` fills the hub with `.fills(&hub)`"
             ));
         }
     }

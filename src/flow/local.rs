@@ -15,8 +15,8 @@ use crate::{
     stream::CompletionMode,
 };
 
-/// A flow on one thread: its operators need not be `Send`, and may share state without locks. Everything else is as in
-/// a [`Flow`]: conditions, hubs, devices, the report, the end.
+/// A flow on one thread: its operators need not be `Send`, and may share state without locks. Conditions, hubs,
+/// devices, the report and the end are those of a [`Flow`].
 ///
 /// It runs inside a [`LocalSet`](tokio::task::LocalSet), on a runtime of either kind, or on a
 /// [`LocalRuntime`](tokio::runtime::LocalRuntime), along with other tasks there. See [`LocalOperator`] for an example.
@@ -43,32 +43,32 @@ impl LocalFlow {
         Self { flow, here: PhantomData }
     }
 
-    /// As [`Flow::name`].
+    /// See [`Flow::name`].
     pub fn name(&self) -> &str {
         self.flow.name()
     }
 
-    /// As [`Flow::set_completion_mode`].
+    /// See [`Flow::set_completion_mode`].
     pub fn set_completion_mode(&mut self, mode: CompletionMode) {
         self.flow.set_completion_mode(mode);
     }
 
-    /// As [`Flow::device_times`].
+    /// See [`Flow::device_times`].
     pub fn device_times(&mut self, on: bool) {
         self.flow.device_times(on);
     }
 
-    /// As [`Flow::on_stall`].
+    /// See [`Flow::on_stall`].
     pub fn on_stall(&mut self, on_stall: OnStall) {
         self.flow.on_stall(on_stall);
     }
 
-    /// As [`Flow::gate`].
+    /// See [`Flow::gate`].
     pub fn gate(&mut self, name: impl Into<String>) -> Gate {
         self.flow.gate(name)
     }
 
-    /// As [`Flow::replay`]. The operators must be `Send`: those added with [`add`](Self::add).
+    /// Like [`Flow::replay`]. The operators must be `Send`: those added with [`add`](Self::add).
     pub fn replay(&mut self, name: impl Into<String>, operators: impl Operators) -> &mut Section {
         self.flow.replay(name, operators)
     }
@@ -92,17 +92,17 @@ impl LocalFlow {
         added
     }
 
-    /// As [`Flow::connect`].
+    /// See [`Flow::connect`].
     pub fn connect<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>) {
         self.flow.connect(from, to);
     }
 
-    /// As [`Flow::connect_with`].
+    /// See [`Flow::connect_with`].
     pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: impl HubOf<M>) {
         self.flow.connect_with(from, to, hub);
     }
 
-    /// As [`Flow::link`].
+    /// See [`Flow::link`].
     pub fn link<K, T, S>(&mut self, port: LinkHandle<K, T, S>, hub: &ChunkHub<T, S>)
     where
         K: ChunkRole,
@@ -112,40 +112,40 @@ impl LocalFlow {
         self.flow.link(port, hub);
     }
 
-    /// As [`Flow::check`].
+    /// See [`Flow::check`].
     ///
     /// # Errors
-    /// As [`Flow::check`].
+    /// See [`Flow::check`].
     pub fn check(&self) -> Result<Checked> {
         self.flow.check()
     }
 
-    /// As [`Flow::run`], on the current thread.
+    /// Like [`Flow::run`], on the current thread.
     ///
     /// # Errors
-    /// As [`Flow::run`], and [`Usage`](crate::ErrorKind::Usage) outside a `LocalSet` or `LocalRuntime`, in which case
-    /// tokio also prints its own message.
+    /// Those of [`Flow::run`], and [`Usage`](crate::ErrorKind::Usage) outside a `LocalSet` or `LocalRuntime`, in which
+    /// case tokio also prints its own message.
     ///
     /// # Cancel safety
-    /// As [`Flow::run`]: the `stop`s of the operators run in the background as long as the `LocalSet` or `LocalRuntime`
-    /// does.
+    /// Like [`Flow::run`]: the `stop`s of the operators run in the background as long as the `LocalSet` or
+    /// `LocalRuntime` does.
     pub async fn run(&mut self) -> Result<Report> {
         self.flow.run().await
     }
 
-    /// As [`Flow::steps`], on the current thread.
+    /// Like [`Flow::steps`], on the current thread.
     ///
     /// # Errors
-    /// As [`run`](Self::run), for mistakes that are found before anything runs.
+    /// Those of [`run`](Self::run) for mistakes that are found before anything runs.
     pub fn steps(self) -> Result<Steps> {
         self.flow.steps()
     }
 
-    /// As [`Flow::spawn`], on the current thread. The returned handle may be awaited, stopped and dropped on any
+    /// Like [`Flow::spawn`], on the current thread. The returned handle may be awaited, stopped and dropped on any
     /// thread.
     ///
     /// # Errors
-    /// As [`run`](Self::run), for mistakes that are found before anything runs.
+    /// Those of [`run`](Self::run) for mistakes that are found before anything runs.
     pub fn spawn(self) -> Result<Running> {
         self.flow.spawn()
     }

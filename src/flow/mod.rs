@@ -14,7 +14,7 @@ mod added;
 mod blank_queue;
 mod check;
 mod checked;
-mod closed;
+
 mod components;
 mod connect;
 mod cycles;
@@ -36,6 +36,7 @@ mod starting;
 mod steps;
 mod supervisor;
 mod thread;
+mod wait_groups;
 mod wiring;
 
 use std::{
@@ -106,7 +107,7 @@ use thread::OwnThread;
 pub struct Flow {
     name: Arc<str>,
     id: u64,
-    entries: Vec<Entry>,
+    entries: Vec<OperatorEntry>,
     connections: Vec<Connection>,
     links: Vec<link::Linking>,
     sections: Vec<Section>,
@@ -118,7 +119,7 @@ pub struct Flow {
 }
 
 /// One operator of a flow.
-struct Entry {
+struct OperatorEntry {
     name: Arc<str>,
     /// `None` while the flow runs.
     operator: Option<OwnedOperator>,
@@ -139,7 +140,7 @@ struct Connection {
     forks: bool,
 }
 
-/// How often the check is repeated if conditions are added to the operators meanwhile.
+/// The maximum number of checks, if conditions are added to the operators during each.
 const MAX_CHECKS: usize = 16;
 
 impl Flow {
@@ -166,8 +167,8 @@ impl Flow {
         &self.name
     }
 
-    /// Sets how the streams of its operators and hubs detect that their work is done. An operator may override this for
-    /// its own stream.
+    /// Sets how the streams of the flow's operators and hubs detect that their work is done. An operator may override
+    /// this for its own stream.
     pub fn set_completion_mode(&mut self, mode: CompletionMode) {
         self.mode = mode;
     }
@@ -184,7 +185,7 @@ impl Flow {
         self.on_stall = on_stall;
     }
 
-    /// Returns the gate of that name, which is open at first, for use with `.when(..)`. Operators find it by its name,
+    /// Returns the gate called `name`, which is open at first, for use with `.when(..)`. Operators find it by its name,
     /// with [`Cx::gate`](crate::Cx::gate). The same name returns the same gate.
     ///
     /// ```
@@ -215,7 +216,7 @@ impl Flow {
     ) -> (Arc<str>, Arc<Mutex<OperatorSlot>>) {
         let name: Arc<str> = name.into();
         let place = Arc::new(Mutex::new(OperatorSlot { conditions: plan.conditions, ..OperatorSlot::default() }));
-        self.entries.push(Entry {
+        self.entries.push(OperatorEntry {
             name: name.clone(),
             operator: Some(OwnedOperator::new(operator, &self.name, &name)),
             ports: plan.ports,
@@ -228,7 +229,7 @@ impl Flow {
 
     /// Connects an output to an input by a hub. By default the hub queues one message and has two envelopes on each
     /// side, of the size in the output's declaration or of the envelopes that are passed on. If an operator waits for
-    /// several messages or for room for several, the queue is as long, with one envelope more than messages.
+    /// several messages or for room for several, the queue holds that many, with one envelope more than messages.
     ///
     /// An output can also be connected to several inputs, each by a hub of its own:
     ///
@@ -247,10 +248,10 @@ impl Flow {
     /// # }).unwrap();
     /// ```
     ///
-    /// Then every message goes to each of them, and must be [`Fork`](crate::Fork): host data is cloned, and an
-    /// envelope, which is exclusive to its reader, is copied on the device to another envelope of the hub. One reader
-    /// gets the original message: the first on the same device among those whose hubs hold the writer up, otherwise the
-    /// last. [`check`](Self::check) lists these copies. The writer waits for the slowest reader.
+    /// Every message then goes to each input, and must be [`Fork`](crate::Fork): host data is cloned, and an envelope,
+    /// which is exclusive to its reader, is copied on the device to another envelope of the hub. One reader gets the
+    /// original message: the first on the same device among those whose hubs make the writer wait, otherwise the last.
+    /// [`check`](Self::check) lists these copies. The writer waits for the slowest reader.
     ///
     /// An [`Input`](crate::Input) is connected once, [`Inputs`](crate::Inputs) any number of times.
     ///
@@ -259,7 +260,7 @@ impl Flow {
         self.connect_with(from, to, Hub::default());
     }
 
-    /// As [`connect`](Self::connect), with this kind of hub for each input that has none of its own
+    /// Like [`connect`](Self::connect), with this kind of hub for each input that has none of its own
     /// ([`InputHandle::with`](crate::operator::InputHandle::with)).
     pub fn connect_with<M: Message>(&mut self, from: OutputHandle<M>, to: impl Targets<M>, hub: impl HubOf<M>) {
         for connect::Target { to, hub, make, forks } in to.targets(hub.kind()) {
@@ -270,7 +271,7 @@ impl Flow {
     /// Reports what can be known without running the flow: mistakes, and properties that may be unexpected.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) with every mistake in the setup, as [`run`](Self::run).
+    /// [`Setup`](ErrorKind::Setup) with every mistake in the setup, like [`run`](Self::run).
     pub fn check(&self) -> Result<Checked> {
         self.planned().map(|(planned, _)| planned.checked)
     }
@@ -305,7 +306,7 @@ impl Flow {
     /// the [`Running`] resolves.
     ///
     /// # Errors
-    /// As [`run`](Self::run), for mistakes that are found before anything runs.
+    /// Those of [`run`](Self::run) for mistakes that are found before anything runs.
     pub fn spawn(mut self) -> Result<Running> {
         self.launch(false, false)
     }
@@ -341,7 +342,7 @@ impl Flow {
         for (index, (entry, node)) in self.entries.iter_mut().zip(&control.tasks).enumerate() {
             let Some(mut operator) = entry.operator.take() else { continue };
             let mut place = lock(&entry.place);
-            // Only those that were checked. Conditions that are added from now on apply to the next run.
+            // Only the conditions that were checked. Those that are added from now on apply to the next run.
             let own = conditions.get(index).map_or(0, |count| place.conditions.len().min(*count));
             let device = place.device.clone().unwrap_or_else(Device::host);
             let setting = OperatorSettings {
@@ -357,7 +358,7 @@ impl Flow {
             // `enter` calls conditions of the user's.
             drop(place);
             operator.enter(setting, node.clone(), surroundings.clone());
-            members.push(drive::Member { index, name: entry.name.clone(), device, operator, fills });
+            members.push(drive::FlowOperator { index, name: entry.name.clone(), device, operator, fills });
         }
         let hubs_to_create: Vec<_> = plans
             .into_iter()
@@ -381,14 +382,14 @@ impl Flow {
             port: self.entries[link.port.operator].ports[link.port.port].name,
         });
         let (links, threads) = (links.collect(), self.threads);
-        let sections = sections.into_iter().map(|plan| section::Start {
+        let sections = sections.into_iter().map(|plan| section::SectionSetup {
             interior: plan.interior.iter().map(|at| hubs_to_create[*at].clone()).collect(),
             mode: self.mode,
             stats: section::SectionStats::new(&plan.name),
             plan,
         });
         let sections = sections.collect();
-        Ok(drive::launch(drive::Start {
+        Ok(drive::launch(drive::RunSetup {
             flow: self.id,
             control,
             members,
@@ -403,9 +404,9 @@ impl Flow {
         }))
     }
 
-    /// The flow's plan, and the number of conditions that each operator has by now, all of which it takes into account.
+    /// The flow's plan, and the number of conditions of each operator that it takes into account.
     fn planned(&self) -> Result<(check::Planned, Vec<usize>)> {
-        // Another thread may add conditions during the check, and so may conditions that are called.
+        // Another thread may add conditions during the check, and so may a condition that the check calls.
         let counts = || self.entries.iter().map(|entry| lock(&entry.place).conditions.len()).collect::<Vec<_>>();
         for _ in 0..MAX_CHECKS {
             let (before, planned) = (counts(), check::plan(self)?);

@@ -12,19 +12,19 @@
 /// - An operator that waits for a condition of the user's own, a predicate or `may_run` counts as active.
 /// - An operator that waits for a message in the middle of a run counts as waiting at all of its inputs.
 /// - A wait for an envelope counts as a wait for all operators in a run, and for all operators that messages of the hub
-///   may have reached. An envelope that an operator gave away through a channel of the program's own is unknown to the
-///   flow.
+///   might have reached. The flow does not know of an envelope that an operator sent through a channel of the
+///   program's own.
 /// - An operator that calls a [`Service`](crate::Service) of its own flow, or sends into its own
 ///   [`Ingress`](crate::Ingress), counts as waiting for the reader while there is no room, and, once a request is sent,
-///   for all operators that may hold it. It counts as active while another handle has room reserved, and while it waits
-///   for a slot within a service's limit, since a caller that drops its future releases one.
+///   for all operators that might hold it. It counts as active while another handle has room reserved, and while it
+///   waits for a slot within a service's limit, since a caller that drops its future releases one.
 /// - Such a caller also counts as active if an operator has [taken the reply](crate::Cx::take_replies), if its runs are
 ///   [concurrent](crate::operator::concurrent), or if it awaits the response in a combinator with its own wakers, such
 ///   as `FuturesUnordered`.
 /// - An operator that waits for a message of its own flow's [`Egress`](crate::Egress), or for a blank envelope of its
 ///   own `Ingress`, counts as active.
 ///
-/// A runtime without timers is recognised by a panic of tokio's, which is caught; the panic hook is still called.
+/// A runtime without timers is recognised by a panic in tokio, which is caught; the panic hook is still called.
 /// Operators that wait for each other with nothing left to take, such as those of an idle loop, have not stalled: they
 /// end.
 ///

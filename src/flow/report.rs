@@ -40,7 +40,7 @@ pub struct Report {
 pub struct OperatorReport {
     /// The name of the operator.
     pub name: Arc<str>,
-    /// The number of calls of `compute`.
+    /// The number of calls to `compute`.
     pub runs: u64,
     /// Messages taken from all inputs, and chunks that it consumed, peeked at or modified.
     pub messages_in: u64,

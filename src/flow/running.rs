@@ -24,8 +24,8 @@ use crate::{
 /// error](Error::report).
 ///
 /// # Cancel safety
-/// Dropping it aborts the flow: operators are dropped at their current await, and every `stop` still runs in the
-/// background, as long as the runtime does.
+/// Dropping this future aborts the flow: operators are dropped at their current await, and every `stop` still runs in
+/// the background, as long as the runtime does.
 #[must_use = "dropping it aborts the flow"]
 pub struct Running {
     control: Arc<Control>,
@@ -68,7 +68,7 @@ impl Running {
         self.control.stop();
     }
 
-    /// As [`stop`](Self::stop), but the flow is aborted if it has not ended after this time. See
+    /// Like [`stop`](Self::stop), but the flow is aborted if it has not ended after this time. See
     /// [`Handle::stop_within`].
     pub fn stop_within(&self, time: Duration) {
         self.control.stop_within(time);
@@ -91,7 +91,7 @@ impl Running {
                     self.operators = finished.operators;
                     finished.outcome
                 }
-                Err(_) => Err(Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran")),
+                Err(_) => Err(Error::new(ErrorKind::Cancelled, "the runtime shut down while the flow was running")),
             });
         })
     }
@@ -111,7 +111,7 @@ impl Future for Running {
         }
         ready!(self.poll_over(cx));
         self.done = true;
-        let gone = || Err(Error::new(ErrorKind::Cancelled, "the runtime ended while the flow ran"));
+        let gone = || Err(Error::new(ErrorKind::Cancelled, "the runtime shut down while the flow was running"));
         Poll::Ready(self.outcome.take().unwrap_or_else(gone))
     }
 }

@@ -1,7 +1,7 @@
 //! [`SearchSchedule`]: when the flow's supervisor searches for groups of operators that wait only for each other.
 //!
-//! A search takes place a while after an operator has parked or ended, and not again before another one has: an idle
-//! flow has no timer.
+//! A search takes place a while after an operator has parked or ended, and is not repeated before another operator has:
+//! an idle flow has no timer.
 //!
 //! ```text
 //!             an operator parks               SEARCH_AFTER                          no such group
@@ -12,8 +12,8 @@
 //!                                     └──────────────────────────┘
 //! ```
 //!
-//! There is no search on a runtime without timers, nor where a panic would abort the process, since tokio reports
-//! missing timers by a panic.
+//! There is no search on a runtime without timers, nor in a program that aborts on a panic, since tokio reports missing
+//! timers by a panic.
 
 use std::{task::Context, time::Duration};
 
@@ -25,8 +25,8 @@ use crate::{
     operator::activity::FlowActivity,
 };
 
-/// The time between an operator's park and the search. Users who wait for a response see a stall before they give up,
-/// and a busy flow pays for ten searches per second.
+/// The time between an operator's park and the search. It is short enough to report a stall before a caller times out,
+/// and limits a busy flow to ten searches per second.
 pub(super) const SEARCH_AFTER: Duration = Duration::from_millis(100);
 
 /// The time until the next search after an inconclusive one.
@@ -46,7 +46,7 @@ impl TimeLimit {
         *self.there_are_timers.get_or_insert_with(|| cfg!(panic = "unwind") && has_timers())
     }
 
-    /// True from `due` on. Until then the waker is kept.
+    /// True from `due` on. Registers the waker until then.
     pub(super) fn has_passed(&mut self, due: Instant, task: &mut Context<'_>) -> bool {
         self.there_are_timers() && self.alarm.has_passed(due, task)
     }
@@ -61,7 +61,7 @@ pub(super) struct SearchSchedule {
 }
 
 impl SearchSchedule {
-    /// True a while after an operator has parked or ended, once. Until then the waker is kept.
+    /// True once, a while after an operator has parked or ended. Registers the waker until then.
     pub(super) fn is_due(&mut self, activity: &FlowActivity, task: &mut Context<'_>) -> bool {
         if !std::mem::replace(&mut self.begun, true) {
             activity.await_park();

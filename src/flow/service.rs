@@ -1,7 +1,7 @@
 //! [`Service`]: a flow as an async function from request to response.
 //!
-//! One operator is at both ends. Requests enter the flow as through an [ingress](super::ingress), directly from the
-//! caller. Responses return to the operator, each with a reference to its request.
+//! One operator is at both ends of the flow. Requests enter the flow as through an [ingress](super::ingress), directly
+//! from the caller. Responses return to the operator, each with a reference to its request.
 //!
 //! ```text
 //!   call ──> requests ──> [ the flow's operators ] ──> responses ──> the operator ──> the caller
@@ -15,51 +15,40 @@
 //! Callers may be untrusted: of a failure inside the flow they receive only the kind and a general message. The
 //! operator and the cause are in the log, and a failure of the whole flow is also in its own error.
 
+mod pending;
+
 use std::{
-    any::Any,
     fmt,
     pin::{Pin, pin},
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::{Context, Poll, Waker, ready},
+    sync::Arc,
+    task::{Context, Poll, ready},
 };
 
 use futures::future::{Either, select};
-use slab::Slab;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tracing::Span;
 use wakeline_macros::Ports;
 
+use self::pending::{PendingRequest, PendingRequests, PendingResponse, RequestState};
 use super::{
-    Flow, Handle, Ingress,
+    Flow, Ingress,
     ingress::span,
-    ingress_gate::{Acquisition, CloseOnDrop, IngressGate, SendPermit, Stage, failed},
+    ingress_gate::{Acquisition, CloseGateOnDrop, IngressGate, SendPermit, Stage},
 };
 use crate::{
     condition::{PortState, Readiness},
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
-        Envelope, Hub, Message, Reply,
-        crossing::ResponseTransfer,
-        external::SentBy,
-        header::Load,
-        reply::{Caller, next_number},
-        settle::OpenWork,
+        Envelope, Hub, Message, Reply, crossing::ResponseTransfer, external::SentBy, header::Load, settle::OpenWork,
     },
     memory::Plain,
-    mutants::{self, Mutant},
-    operator::{
-        Cx, Input, InputHandle, Operator, Output, OutputHandle, operator_task::OperatorTask, shared_port::SharedPort,
-        status_cell::IngressWait,
-    },
-    sync::{Discarded, Mutex, ProxyWaker, WakerCell, contained, discard, lock, logged, proxied},
+    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, shared_port::SharedPort, status_cell::IngressWait},
+    sync::{Discarded, Mutex, ProxyWaker, discard, proxied},
 };
 
 impl Flow {
-    /// Makes the flow a service: an input takes the requests, and an output sends the responses. Adds an operator of
-    /// that name, which represents the callers. See [`Service`].
+    /// Makes the flow a service: an input takes the requests, and an output sends the responses. Adds an operator
+    /// called `name`, which represents the callers. See [`Service`].
     ///
     /// ```
     /// use wakeline::{Flow, operator::map};
@@ -84,7 +73,8 @@ impl Flow {
         self.service_with(name, to, from, Hub::default())
     }
 
-    /// As [`service`](Self::service), with this kind of hub for the requests. Its capacity limits the queued requests.
+    /// Like [`service`](Self::service), with this kind of hub for the requests. Its capacity limits the queued
+    /// requests.
     pub fn service_with<Req: Message, Res: Message>(
         &mut self,
         name: impl Into<String>,
@@ -93,11 +83,11 @@ impl Flow {
         requests: Hub,
     ) -> Service<Req, Res> {
         let (stage, handle) = watch::channel(Stage::Before);
-        let book = Arc::new(PendingRequests { name: name.into(), open: Mutex::default() });
-        let added = self.add(&*book.name, ServiceOperator { stage, book: book.clone() });
+        let pending = Arc::new(PendingRequests { name: name.into(), open: Mutex::default() });
+        let added = self.add(&*pending.name, ServiceOperator { stage, pending: pending.clone() });
         self.connect_with(added.requests, to, requests);
         self.connect(from, added.responses);
-        Service { requests: Ingress::new(self.id, handle), book, limit: None, asked: Acquisition::No }
+        Service { requests: Ingress::new(self.id, handle), pending, limit: None, acquisition: Acquisition::No }
     }
 }
 
@@ -184,13 +174,13 @@ impl Flow {
 /// answered. The caller's [`Span`](tracing::Span) travels with the request.
 pub struct Service<Req: Message, Res: Message> {
     requests: Ingress<Req>,
-    book: Arc<PendingRequests<Res>>,
+    pending: Arc<PendingRequests<Res>>,
     limit: Option<Arc<Semaphore>>,
-    asked: Acquisition<Admission<Req>>,
+    acquisition: Acquisition<Admission<Req>>,
 }
 
 struct Admission<Req: Message> {
-    place: SendPermit<Req>,
+    permit: SendPermit<Req>,
     slot: Option<OwnedSemaphorePermit>,
 }
 
@@ -241,7 +231,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
             Err(tokio::sync::TryAcquireError::NoPermits) => return Ok(None),
             Err(tokio::sync::TryAcquireError::Closed) => return Err(PendingRequests::<Res>::limited_to_none()),
         };
-        Ok(self.requests.try_place()?.map(|place| Admission { place, slot }))
+        Ok(self.requests.try_permit()?.map(|permit| Admission { permit, slot }))
     }
 
     fn wait_for_admission(&self) -> Result<impl Future<Output = Result<Admission<Req>>> + Send + Sync + use<Req, Res>> {
@@ -258,7 +248,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
                 }
                 None => None,
             };
-            Ok(Admission { place: gate.place().await?, slot })
+            Ok(Admission { permit: gate.permit().await?, slot })
         })
     }
 
@@ -281,7 +271,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         let mut work = pin!(work.done());
         if self.is_closed() {
             // Returns the reason.
-            self.requests.try_place()?;
+            self.requests.try_permit()?;
         }
         let gate = match self.requests.gate() {
             Some(gate) => gate,
@@ -299,13 +289,13 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     }
 
     fn send(&self, admission: Admission<Req>, request: Discarded<Req>, span: Option<Span>) -> ResponseFuture<Res> {
-        let Admission { place, slot } = admission;
+        let Admission { permit, slot } = admission;
         let (answer, response) = oneshot::channel();
-        let standing = Arc::new(RequestState { slot: Mutex::new(slot), ..RequestState::default() });
-        let mut pending = Pending { response, standing: standing.clone(), book: self.book.clone(), flow: None };
-        let sent = place.send(request, SentBy::Caller, |flow| {
+        let state = Arc::new(RequestState::new(slot));
+        let mut pending = PendingResponse { response, state: state.clone(), pending: self.pending.clone(), flow: None };
+        let sent = permit.send(request, SentBy::Caller, |flow| {
             pending.flow = Some(flow.clone());
-            let caller = Request::new(&self.book, answer, standing, flow.clone());
+            let caller = PendingRequest::new(&self.pending, answer, state, flow.clone());
             Load::of_reply(Reply::to(caller, span))
         });
         match sent {
@@ -323,10 +313,10 @@ impl<T: Plain, Res: Message> Service<Envelope<T>, Res> {
     /// their data and fills the envelope, not a handle of the service.
     ///
     /// # Errors
-    /// As [`Ingress::blank`].
+    /// Those of [`Ingress::blank`].
     ///
     /// # Cancel safety
-    /// As [`Ingress::blank`].
+    /// The same as for [`Ingress::blank`].
     pub async fn blank(&self) -> Result<Envelope<T>> {
         self.requests.blank().await
     }
@@ -338,29 +328,29 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
     type Future = ResponseFuture<Res>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let mut asked = std::mem::replace(&mut self.asked, Acquisition::No);
-        let polled = asked.poll(
+        let mut acquisition = std::mem::replace(&mut self.acquisition, Acquisition::No);
+        let polled = acquisition.poll(
             cx,
-            |admission| admission.place.is_void(),
+            |admission| admission.permit.is_void(),
             || match self.try_admission()? {
                 Some(admission) => Ok(Acquisition::Has(admission)),
                 None => Ok(Acquisition::Waiting(Box::pin(self.wait_for_admission()?))),
             },
         );
-        self.asked = asked;
+        self.acquisition = acquisition;
         polled
     }
 
     fn call(&mut self, request: Req) -> ResponseFuture<Res> {
         let mut request = Discarded::new(request);
-        let Some(admission) = self.asked.take() else {
+        let Some(admission) = self.acquisition.take() else {
             let error = Error::new(ErrorKind::Usage, "`call` was called without a ready `poll_ready`");
             return ResponseFuture::failed(error);
         };
         match request.get_mut().map_or(Ok(None), OpenWork::on) {
             Ok(None) => self.send(admission, request, span()),
             Ok(Some(_)) => {
-                // The slot is available to others in the meantime.
+                // The slot is available to other callers meanwhile.
                 drop(admission);
                 let (service, span) = (self.clone(), Discarded::new(span()));
                 ResponseFuture::new(State::Asks(Mutex::new(Box::pin(async move {
@@ -378,15 +368,20 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
 /// The clone does not share a slot that this handle has reserved.
 impl<Req: Message, Res: Message> Clone for Service<Req, Res> {
     fn clone(&self) -> Self {
-        let Self { requests, book, limit, .. } = self;
-        Self { requests: requests.clone(), book: book.clone(), limit: limit.clone(), asked: Acquisition::No }
+        let Self { requests, pending, limit, .. } = self;
+        Self {
+            requests: requests.clone(),
+            pending: pending.clone(),
+            limit: limit.clone(),
+            acquisition: Acquisition::No,
+        }
     }
 }
 
 impl<Req: Message, Res: Message> fmt::Debug for Service<Req, Res> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Service")
-            .field("name", &self.book.name)
+            .field("name", &self.pending.name)
             .field("closed", &self.is_closed())
             .finish_non_exhaustive()
     }
@@ -402,60 +397,12 @@ pub struct ResponseFuture<Res: 'static> {
 }
 
 enum State<Res: 'static> {
-    Waits(Pending<Res>),
+    Waits(PendingResponse<Res>),
     /// Waits for the device work on the request, and then for a slot. The lock is never taken; it makes the type
     /// `Sync`.
     Asks(Mutex<Pin<Box<dyn Future<Output = Result<Res>> + Send>>>),
     /// The request was never sent.
     Failed(Option<Error>),
-}
-
-/// The caller's end of a request.
-struct Pending<Res: 'static> {
-    response: oneshot::Receiver<Result<Res>>,
-    standing: Arc<RequestState>,
-    book: Arc<PendingRequests<Res>>,
-    flow: Option<Handle>,
-}
-
-impl<Res> Pending<Res> {
-    /// The operator of the same flow that waits for the response with this waker, and the operator of the service.
-    /// `None` if the response may also come from outside the flow.
-    fn within(&self, waker: &Waker) -> Option<(Arc<OperatorTask>, usize)> {
-        let control = &self.flow.as_ref()?.0;
-        let node = control.operator_polled_with(waker)?;
-        let desk = control.names.iter().position(|name| **name == *self.book.name)?;
-        self.standing.asker.register(&Waker::from(node.clone()));
-        (!self.standing.taken_over.load(Ordering::Acquire)).then(|| (node.clone(), desk))
-    }
-}
-
-impl<Res: 'static> Drop for Pending<Res> {
-    fn drop(&mut self) {
-        self.standing.end();
-    }
-}
-
-/// The state of a request, shared by the caller's end and the flow's end.
-#[derive(Default)]
-struct RequestState {
-    /// The request was answered, or its caller gave up.
-    done: AtomicBool,
-    /// The slot within the limit, until then.
-    slot: Mutex<Option<OwnedSemaphorePermit>>,
-    /// User code has taken the reply.
-    taken_over: AtomicBool,
-    /// The caller, if it is an operator of the flow: notified when `taken_over` is set.
-    asker: WakerCell,
-}
-
-impl RequestState {
-    fn end(&self) {
-        self.done.store(true, Ordering::Release);
-        let slot = lock(&self.slot).take();
-        // Wakes the next caller, with no lock held.
-        drop(slot);
-    }
 }
 
 impl<Res: 'static> ResponseFuture<Res> {
@@ -478,9 +425,9 @@ impl<Res: 'static> Future for ResponseFuture<Res> {
         let answer = match state {
             State::Waits(pending) => {
                 let polled = match pending.within(cx.waker()) {
-                    Some((operator, desk)) => operator.poll_ingress_wait(IngressWait::Answer(desk), cx, |task| {
-                        Pin::new(&mut pending.response).poll(task)
-                    }),
+                    Some((operator, service)) => {
+                        operator.poll_ingress_wait(IngressWait::Answer(service), cx, |task| Pin::new(&mut pending.response).poll(task))
+                    }
                     None => Pin::new(&mut pending.response).poll(&mut this.proxy.stand_in(cx)),
                 };
                 ready!(polled).unwrap_or_else(|_| Err(again()))
@@ -499,217 +446,36 @@ impl<Res: 'static> fmt::Debug for ResponseFuture<Res> {
     }
 }
 
-/// The requests of one service that are in flight.
-struct PendingRequests<Res: 'static> {
-    name: String,
-    open: Mutex<Slab<Weak<Request<Res>>>>,
-}
-
-/// A request in flight, shared by all messages that may lead to its response.
-struct Request<Res: 'static> {
-    book: Arc<PendingRequests<Res>>,
-    slot: usize,
-    number: u64,
-    /// `None` once it is answered.
-    answer: Mutex<Option<oneshot::Sender<Result<Res>>>>,
-    standing: Arc<RequestState>,
-    /// The last operator that took one of those messages.
-    seen_by: Mutex<Option<Arc<str>>>,
-    flow: Handle,
-}
-
-impl<Res: 'static> PendingRequests<Res> {
-    /// A limit is closed only for this reason.
-    fn limited_to_none() -> Error {
-        Error::new(ErrorKind::Usage, "the service has a limit of 0 requests: set at least 1")
-    }
-
-    /// The flow has ended: requests that are not answered by now fail.
-    fn close(&self) {
-        for request in self.requests() {
-            // Calls a tracing subscriber, which may panic: the other requests must still be answered.
-            contained("a request could not be closed", || request.leave("kept it until the flow ended"));
-        }
-    }
-
-    fn requests(&self) -> Vec<Arc<Request<Res>>> {
-        lock(&self.open).iter().filter_map(|(_, request)| request.upgrade()).collect()
-    }
-}
-
-impl<Res: 'static> Request<Res> {
-    fn new(
-        book: &Arc<PendingRequests<Res>>,
-        answer: oneshot::Sender<Result<Res>>,
-        standing: Arc<RequestState>,
-        flow: Handle,
-    ) -> Arc<Self> {
-        let mut open = lock(&book.open);
-        let entry = open.vacant_entry();
-        let request = Arc::new(Self {
-            book: book.clone(),
-            slot: entry.key(),
-            number: next_number(),
-            answer: Mutex::new(Some(answer)),
-            standing,
-            seen_by: Mutex::default(),
-            flow,
-        });
-        entry.insert(Arc::downgrade(&request));
-        request
-    }
-
-    /// Only the first answer counts.
-    fn answer(&self, answer: Result<Res>) {
-        let waiting = lock(&self.answer).take();
-        // Before the answer is sent: a caller that receives it and sends another request finds the slot free.
-        self.standing.end();
-        // The caller may have given up. The destructor of a response is user code.
-        if let Some(Err(back)) = waiting.map(|waiting| waiting.send(answer)) {
-            discard(back);
-        }
-    }
-
-    fn is_waiting(&self) -> bool {
-        !self.standing.done.load(Ordering::Acquire)
-    }
-
-    fn is_answered(&self) -> bool {
-        lock(&self.answer).is_none()
-    }
-
-    /// There will be no further answer. A request without one fails with the flow's failure, or because of `last`,
-    /// which describes what its last operator did.
-    fn leave(&self, last: &str) {
-        if !self.is_waiting() {
-            return;
-        }
-        let error = failed(&self.flow).unwrap_or_else(|| {
-            let (service, operator) = (&*self.book.name, lock(&self.seen_by).take());
-            // The caller is answered even if the subscriber panics.
-            logged(|| match operator.as_deref() {
-                Some(operator) => {
-                    tracing::warn!(service, operator, "a request was not answered: its last operator {last}")
-                }
-                None => tracing::warn!(service, "a request was not answered: no operator took it"),
-            });
-            Error::new(ErrorKind::Unanswered, "the request was dropped without an answer")
-        });
-        self.answer(Err(error));
-    }
-}
-
-impl<Res: Send + 'static> Caller for Request<Res> {
-    fn number(&self) -> u64 {
-        self.number
-    }
-
-    fn is_waiting(&self) -> bool {
-        Self::is_waiting(self)
-    }
-
-    fn fail(&self, error: Error) {
-        self.answer(Err(error));
-    }
-
-    fn taken_over(&self) {
-        self.standing.taken_over.store(true, Ordering::Release);
-        self.standing.asker.wake();
-    }
-
-    fn seen_by(&self, operator: &Arc<str>) {
-        *lock(&self.seen_by) = Some(operator.clone());
-    }
-}
-
-/// The last message that could have led to its response was dropped.
-impl<Res: 'static> Drop for Request<Res> {
-    fn drop(&mut self) {
-        lock(&self.book.open).try_remove(self.slot);
-        self.leave("sent no response, or a hub dropped it");
-    }
-}
-
 /// The operator of the service: admits requests while there are handles, and delivers responses.
 struct ServiceOperator<Req: Message, Res: 'static> {
     stage: watch::Sender<Stage<Req>>,
-    book: Arc<PendingRequests<Res>>,
+    pending: Arc<PendingRequests<Res>>,
 }
 
 #[derive(Ports)]
-struct DeskPorts<Req: Message, Res: Message> {
+struct ServicePorts<Req: Message, Res: Message> {
     #[output]
     requests: SharedPort<Output<Req>>,
     #[input]
     responses: SharedPort<Input<Res>>,
 }
 
-impl<Res: Message> PendingRequests<Res> {
-    /// The requests of this service among those that a message answers.
-    fn own(self: &Arc<Self>, reply: &Reply) -> Vec<Arc<Request<Res>>> {
-        let requests = reply.callers().iter().filter_map(|caller| {
-            let caller: Arc<dyn Any + Send + Sync> = caller.clone();
-            caller.downcast::<Request<Res>>().ok()
-        });
-        requests.filter(|request| Arc::ptr_eq(&request.book, self)).collect()
-    }
-
-    fn fail(self: &Arc<Self>, reply: &Reply, error: &Error) {
-        self.own(reply).iter().for_each(|request| request.answer(Err(error.clone())));
-    }
-
-    fn answer(self: &Arc<Self>, reply: &Reply, response: Res) {
-        let own = self.own(reply);
-        let waiting: Vec<_> = own.iter().filter(|request| request.is_waiting()).collect();
-        let service = &*self.name;
-        match &waiting[..] {
-            [] if mutants::is(Mutant::AnsweredTwice) => {
-                if let Some(other) = self.requests().into_iter().find(|request| request.is_waiting()) {
-                    other.answer(Ok(response));
-                }
-            }
-            [] if reply.is_empty() || own.iter().any(|request| request.is_answered()) => {
-                logged(|| {
-                    tracing::warn!(service, "dropped a response that answers no request");
-                });
-                discard(response);
-            }
-            [] => discard(response),
-            [request] => request.answer(Ok(response)),
-            several => {
-                logged(|| {
-                    tracing::warn!(
-                        service,
-                        requests = several.len(),
-                        "one response came for several requests, which fail: an operator that takes several messages in \
-                         one run must state which of its messages answers which, with `cx.take_replies()` and `send_for`"
-                    );
-                });
-                let error =
-                    Error::new(ErrorKind::Usage, "the response cannot be distinguished from those to other requests");
-                several.iter().for_each(|request| request.answer(Err(error.clone())));
-                discard(response);
-            }
-        }
-    }
-}
-
 impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
-    type Ports = DeskPorts<Req, Res>;
+    type Ports = ServicePorts<Req, Res>;
 
-    async fn run(&mut self, ports: &mut DeskPorts<Req, Res>, cx: &mut Cx) -> Result<()> {
+    async fn run(&mut self, ports: &mut ServicePorts<Req, Res>, cx: &mut Cx) -> Result<()> {
         let gate = IngressGate::new(&ports.requests, cx);
         // Used only by this task: the code of a response runs with no lock held.
         let responses = &ports.responses;
-        let _closing = CloseOnDrop(&gate);
+        let _closing = CloseGateOnDrop(&gate);
         self.stage.send_replace(Stage::Open(gate.clone()));
         let mut no_handles = pin!(self.stage.closed());
-        let (book, context) = (self.book.clone(), cx.context().clone());
-        let errors = CallerErrors::new(cx.flow().name(), &book.name);
+        let (pending, context) = (self.pending.clone(), cx.context().clone());
+        let errors = CallerErrors::new(cx.flow().name(), &pending.name);
         let transfer = ResponseTransfer::new(context.operator_task().activity().clone(), errors);
         let mut open = true;
         cx.attend(|task, ending| {
-            if open && (ending || no_handles.as_mut().poll(task).is_ready() || !gate.tend()) {
+            if open && (ending || no_handles.as_mut().poll(task).is_ready() || !gate.on_wake()) {
                 open = false;
                 gate.close();
             }
@@ -733,11 +499,11 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
                     // If no caller waits, the envelopes return to their pool.
                     let given = response.get_mut().filter(|_| reply.is_waited_for());
                     match (given.map_or(Ok(()), |response| transfer.give(response)), response.take()) {
-                        (Ok(()), Some(response)) => book.answer(&reply, response),
+                        (Ok(()), Some(response)) => pending.answer(&reply, response),
                         (Ok(()), None) => {}
                         (Err(error), response) => {
                             discard(response);
-                            book.fail(&reply, &error);
+                            pending.fail(&reply, &error);
                         }
                     }
                     context.release_unneeded();
@@ -748,13 +514,13 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
     }
 
     /// Never called: `run` is overridden.
-    async fn compute(&mut self, _ports: &mut DeskPorts<Req, Res>, _cx: &mut Cx) -> Result<()> {
+    async fn compute(&mut self, _ports: &mut ServicePorts<Req, Res>, _cx: &mut Cx) -> Result<()> {
         Ok(())
     }
 
     async fn stop(&mut self, cx: &mut Cx) -> Result<()> {
         self.stage.send_replace(Stage::Ended(cx.flow()));
-        self.book.close();
+        self.pending.close();
         Ok(())
     }
 }
@@ -762,6 +528,6 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
 /// For a flow whose runtime has ended.
 impl<Req: Message, Res: 'static> Drop for ServiceOperator<Req, Res> {
     fn drop(&mut self) {
-        self.book.close();
+        self.pending.close();
     }
 }

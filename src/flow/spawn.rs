@@ -37,7 +37,7 @@ pub(super) fn require_runtime(threads: Threads) -> Result<()> {
 
 /// False if the current tokio runtime has no timers. True outside a runtime, where no flow is run.
 pub(super) fn has_timers() -> bool {
-    // As for `spawn_local` above: tokio has no query for this, and panics.
+    // Like `spawn_local` above: tokio has no query for this, and panics.
     let unknown = tokio::runtime::Handle::try_current().is_err() && !in_simulation();
     unknown || catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok()
 }
@@ -56,9 +56,9 @@ pub(super) fn spawn(threads: Threads, name: &str, task: impl Future<Output = ()>
     }
 }
 
-/// Wraps `part` of a flow's tasks. Panics of operators are caught where they occur. Any other panic (in the drop of a
-/// message, or a bug of this crate) ends the flow with the panic's message, instead of looking like the end of the
-/// runtime.
+/// Wraps one of a flow's tasks, which `part` names in errors. Panics of operators are caught where they occur. Any
+/// other panic (in the drop of a message, or a bug of this crate) ends the flow with the panic's message, instead of
+/// looking like the end of the runtime.
 pub(super) async fn guarded(control: Arc<Control>, part: String, task: impl Future<Output = ()>) {
     if let Err(panic) = catch_panic(task).await {
         let error = Error::new(ErrorKind::Panicked, panic_message(panic));
@@ -68,7 +68,7 @@ pub(super) async fn guarded(control: Arc<Control>, part: String, task: impl Futu
     }
 }
 
-/// As [`spawn`], for an operator with tasks besides its own.
+/// Like [`spawn`], for an operator with tasks besides its own.
 pub(super) fn spawner(threads: Threads) -> Spawn {
     match threads {
         Threads::Any => |name, task| spawn(Threads::Any, name, task),

@@ -15,8 +15,8 @@ pub(super) async fn starting<R>(flow: u64, operator: Arc<str>, start: impl Futur
     STARTING.scope((flow, operator), start).await
 }
 
-/// To be called before this task waits for a flow to run. Returns an error if it runs the `start` of an operator of
-/// that flow.
+/// Returns an error if this task runs the `start` of an operator of that flow. Call it before the task waits for the
+/// flow to run.
 pub(super) fn may_wait_for(flow: u64) -> Result<()> {
     let waits = |(starting, operator): &(u64, Arc<str>)| (*starting == flow).then(|| operator.clone());
     let Some(operator) = STARTING.try_with(waits).ok().flatten() else { return Ok(()) };

@@ -63,11 +63,11 @@ use crate::{
 /// ```
 ///
 /// An operator whose own loop never calls [`Cx::ready`](crate::operator::Cx::ready) is not stepped: it runs by itself,
-/// and so do users of an ingress or an egress. A message reaches an egress only after some more steps: call `try_recv`
-/// between them. A run may wait for another operator's run by other means than a port: for a notification of the
-/// program's own, for a response of the flow's own service in a combinator with its own wakers, or for a slot within
-/// that service's limit. Stepping then waits for that run while no other operator runs; [`run_on`](Self::run_on) lets
-/// the others run.
+/// and so do the users of an ingress or an egress. A message reaches an egress only after some more steps: call
+/// `try_recv` between them. A run may wait for another operator's run by means other than a port: for a notification of
+/// the program's own, for a response of the flow's own service in a combinator with its own wakers, or for a slot
+/// within that service's limit. Stepping then waits for that run while no other operator runs; [`run_on`](Self::run_on)
+/// lets the others run.
 ///
 /// Dropping it aborts the flow, as dropping [`Running`] does.
 #[must_use = "dropping it aborts the flow"]
@@ -79,23 +79,23 @@ pub struct Steps {
     generation: u64,
     /// The index of the next operator or, after the operators, hub.
     turn: usize,
-    /// The time at which it was asked for a run.
+    /// The time at which the operator was asked for a run.
     asked: Option<Instant>,
     moved: bool,
-    /// A step that has been made, its device work that is left, and its start time.
+    /// The last step, its unfinished device work, and its start time.
     settling: Option<(Step, Vec<Ticket>, Instant)>,
-    /// By operator: its end has been returned as a step.
+    /// By operator: whether its end has been returned as a step.
     ended: Vec<bool>,
-    /// By operator: it has begun a run that has not ended.
+    /// By operator: whether it has begun a run that has not ended.
     began: Vec<bool>,
-    log: Option<Log>,
-    hub_logs: Vec<(usize, Log)>,
+    log: Option<StepLog>,
+    hub_logs: Vec<(usize, StepLog)>,
     /// By hub: its counts as last logged.
-    seen: Vec<Seen>,
+    seen: Vec<LoggedCounts>,
     over: bool,
 }
 
-type Log = Discarded<Box<dyn Write + Send>>;
+type StepLog = Discarded<Box<dyn Write + Send>>;
 
 /// One step of a flow. See [`Steps`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ pub enum Step {
         /// Counted from 1.
         run: u64,
     },
-    /// An operator has begun a run, which waits for another operator or a hub, for example for room.
+    /// An operator has begun a run that waits for another operator or a hub, for example for room.
     Began {
         /// The name of the operator.
         operator: Arc<str>,
@@ -140,16 +140,16 @@ impl fmt::Display for Step {
     }
 }
 
-/// The messages that have passed a hub, and those that are queued in it.
+/// The numbers of messages that have passed a hub, or are queued in it, as last logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
+struct LoggedCounts {
     queued: u64,
     taken: u64,
     dropped: u64,
     untaken: u64,
 }
 
-impl Seen {
+impl LoggedCounts {
     fn of(hub: &dyn HubView) -> Self {
         let counts = hub.counts();
         Self { queued: hub.queued() as u64, taken: counts.taken, dropped: counts.dropped, untaken: counts.untaken }
@@ -176,7 +176,7 @@ impl Flow {
     /// Runs the flow step by step. See [`Steps`].
     ///
     /// # Errors
-    /// As [`Flow::spawn`].
+    /// The same as for [`Flow::spawn`].
     pub fn steps(mut self) -> Result<Steps> {
         let running = self.launch(false, true)?;
         let control = running.handle().0;
@@ -196,7 +196,7 @@ impl Flow {
             began: vec![false; operators],
             log: None,
             hub_logs: Vec::new(),
-            seen: vec![Seen::default(); hub_names.len()],
+            seen: vec![LoggedCounts::default(); hub_names.len()],
             hub_names,
             over: false,
         })
@@ -263,7 +263,7 @@ impl Steps {
         self.running.handle()
     }
 
-    /// Lets the flow run on by itself, as after [`Flow::spawn`].
+    /// Lets the flow continue by itself, like after [`Flow::spawn`].
     pub fn run_on(self) -> Running {
         self.control.unstep();
         self.running
@@ -285,7 +285,7 @@ impl Steps {
         Some(step)
     }
 
-    fn made(&mut self, step: Step, last: Vec<Ticket>, since: Instant) {
+    fn begin_settling(&mut self, step: Step, last: Vec<Ticket>, since: Instant) {
         self.moved = true;
         self.settling = Some((step, last, since));
     }
@@ -315,14 +315,14 @@ impl Steps {
         match outcome {
             StepOutcome::Ran(last) => {
                 self.began[at] = false;
-                self.made(Step::Ran { operator, run: runs }, last, since);
+                self.begin_settling(Step::Ran { operator, run: runs }, last, since);
             }
             StepOutcome::Waits if !std::mem::replace(&mut self.began[at], true) => {
-                self.made(Step::Began { operator, run: runs + 1 }, Vec::new(), since);
+                self.begin_settling(Step::Began { operator, run: runs + 1 }, Vec::new(), since);
             }
             StepOutcome::Ended => {
                 self.ended[at] = true;
-                self.made(Step::Ended { operator }, Vec::new(), since);
+                self.begin_settling(Step::Ended { operator }, Vec::new(), since);
             }
             StepOutcome::Waits | StepOutcome::Refused => {
                 let control = self.control.clone();
@@ -348,7 +348,7 @@ impl Steps {
             Ok(None) => {}
             Ok(Some(bytes)) => {
                 let step = Step::Moved { hub: hub.state.name().clone(), bytes };
-                self.made(step, hub.state.last_copy().into_iter().collect(), since);
+                self.begin_settling(step, hub.state.last_copy().into_iter().collect(), since);
             }
             // Both ends of the hub get the error.
             Err(error) => self.write(|| format!("  {}: {error}", hub.state.name())),
@@ -365,13 +365,13 @@ impl Steps {
             } else if was_idle {
                 self.write(|| "no operator can make progress".into());
             }
-            // The ends of operators are steps, too, except after a stall.
+            // The ends of operators are also steps, except after a stall.
             let over = poll_fn(|task| Poll::Ready(self.running.poll_over(task).is_ready())).await;
             let has_stalled = checked.is_none() && self.handle().failure().is_some();
             if over && (has_stalled || self.ended.iter().all(|ended| *ended)) {
                 return self.end();
             }
-            // If this future is dropped here, the wait is not repeated.
+            // Set, so that the wait is not repeated if this future is dropped here.
             self.moved = true;
         }
         self.generation += 1;
@@ -396,7 +396,7 @@ impl Steps {
         .await
     }
 
-    /// Waits until an operator is woken, the flow is over, or the idle flow is to be checked again.
+    /// Waits until an operator is woken, the flow is over, or the idle flow has to be checked again.
     async fn wait_for_event(&mut self, was_idle: bool) {
         poll_fn(|task| {
             self.control.activity.stepper.register(task.waker());
@@ -432,7 +432,7 @@ impl Steps {
 
     fn log_hubs(&mut self) {
         for (at, hub) in self.hubs().all.iter().enumerate() {
-            let (now, name) = (Seen::of(&*hub.state), hub.state.name());
+            let (now, name) = (LoggedCounts::of(&*hub.state), hub.state.name());
             let before = std::mem::replace(&mut self.seen[at], now);
             if now != before {
                 self.write(|| format!("    {name}: {}", now.since(&before)));
@@ -461,8 +461,8 @@ impl Steps {
     }
 }
 
-/// Writes a line. If the writer fails, returns false and writes `end` to the program's log. The writer is user code,
-/// and so is an error's `Display`.
+/// Writes a line. If the writer fails, returns false and logs `end`. The writer is user code, and so is an error's
+/// `Display`.
 fn goes_on(log: &mut impl Write, line: impl FnOnce() -> String, end: &str) -> bool {
     let mut text = String::from("(a text that panicked)");
     contained("an error's `Display` panicked", || text = line());

@@ -6,8 +6,8 @@
 //! waits for what.
 //!
 //! A part of the flow may be at rest while the rest continues: a loop next to a timer, a deadlock in a service. So the
-//! supervisor also [searches](super::searches) for [groups](closed) of operators that wait only for each other, which end
-//! or stall by the same rules.
+//! supervisor also [searches](super::searches) for [groups](wait_groups) of operators that wait only for each other,
+//! which end or stall by the same rules.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,18 +20,19 @@ use std::{
 use tokio::sync::mpsc;
 
 use super::{
-    OnStall, closed,
-    drive::{Ended, Member, aborted, blamed, gone, operator, overdue},
+    OnStall,
+    drive::{Ended, FlowOperator, aborted, blamed, gone, operator, overdue},
     link,
     searches::{SEARCH_AFTER, SEARCH_AGAIN_AFTER, SearchSchedule, TimeLimit},
     section,
     spawn::{Threads, guarded, spawn},
     thread::OwnThread,
+    wait_groups,
 };
 use crate::{
     error::{Error, ErrorKind, caught},
     hub::{
-        chunks::{core::ChunkState, roles::Role},
+        chunks::{core::ChunkHubView, roles::Role},
         view::HubView,
     },
     operator::{
@@ -52,17 +53,17 @@ pub(super) struct Supervisor<'a> {
 }
 
 impl Supervisor<'_> {
-    /// Runs all operators to their ends. Returns them, and the first failure.
+    /// Runs all operators to their end. Returns the operators, and the first failure.
     pub(super) async fn run(
         &self,
-        operators: Vec<Member>,
-        sections: Vec<section::Start>,
-    ) -> (Vec<Member>, Option<Error>) {
+        operators: Vec<FlowOperator>,
+        sections: Vec<section::SectionSetup>,
+    ) -> (Vec<FlowOperator>, Option<Error>) {
         let nodes = &self.control.tasks;
         let (sender, mut ended) = mpsc::unbounded_channel();
-        let mut back: Vec<Option<Member>> = operators.iter().map(|_| None).collect();
+        let mut back: Vec<Option<FlowOperator>> = operators.iter().map(|_| None).collect();
         let mut left = operators.len();
-        let mut members: Vec<Vec<Member>> = sections.iter().map(|_| Vec::new()).collect();
+        let mut members: Vec<Vec<FlowOperator>> = sections.iter().map(|_| Vec::new()).collect();
         for (mut member, node) in operators.into_iter().zip(nodes) {
             if let Some(section) = self.control.section(member.index) {
                 members[section].push(member);
@@ -134,7 +135,7 @@ impl Supervisor<'_> {
                     stopping = true;
                     let first = nodes.iter().zip(self.first_to_stop).filter(|(_, first)| **first);
                     first.for_each(|(node, _)| node.finish());
-                    // An operator that waits for a message or for something else may now have only the latter left.
+                    // An operator that waits for a message or for another event may now have only the event left.
                     nodes.iter().for_each(Wake::wake_by_ref);
                 }
                 Next::Fail(error) => {
@@ -195,7 +196,7 @@ impl Supervisor<'_> {
             }
             let all = (0..nodes.len()).filter(|&operator| !nodes[operator].has_ended()).collect();
             let verdicts = self.judge(all, true);
-            // Something from outside may have begun in the meantime. The next rest notifies this task.
+            // A sender outside the flow may have become active meanwhile. This task is notified of the next rest.
             return if tokens.at_rest() == Some(since) { self.carry_out(verdicts, true, idle) } else { Poll::Pending };
         }
         // Checked again after a search, which may have set the time of the next one.
@@ -217,7 +218,7 @@ impl Supervisor<'_> {
         Poll::Pending
     }
 
-    /// Every operator has refused the step that was requested: is the flow, or a part of it, at rest?
+    /// Called when every operator has refused the requested step. Checks whether the flow, or a part of it, is at rest.
     fn check_for_stepper(&self, task: &mut Context<'_>, idle: &mut IdleSearch) -> Poll<Next> {
         if self.control.activity.has_message_entering() {
             // Sends are synchronous: the message will be in its queue in a moment.
@@ -229,7 +230,7 @@ impl Supervisor<'_> {
             let all =
                 (0..self.control.tasks.len()).filter(|&operator| !self.control.tasks[operator].has_ended()).collect();
             let verdicts = self.judge(all, true);
-            // A send from outside may have begun in the meantime.
+            // A sender outside the flow may have become active meanwhile.
             idle.unsure = !self.control.is_idle();
             if idle.unsure { Poll::Pending } else { self.carry_out(verdicts, true, idle) }
         } else {
@@ -264,14 +265,14 @@ impl Supervisor<'_> {
         overdue(self.control, time, &each.collect::<Vec<_>>().join("\n  - "))
     }
 
-    /// Do some operators wait only for each other, while others continue?
+    /// Searches for operators that wait only for each other, while others continue.
     fn search_groups(&self, idle: &mut IdleSearch) -> Poll<Next> {
         let Some(before) = self.control.dependencies(false) else {
             idle.searches.again(SEARCH_AGAIN_AFTER);
             idle.unsure = true;
             return Poll::Pending;
         };
-        let groups = closed::groups(&before.all).into_iter();
+        let groups = wait_groups::groups(&before.all).into_iter();
         let judged: Vec<_> = groups.map(|group| (self.judge(self.with_sections(&group), false), group)).collect();
         // The operators were examined one by one, and may have acted since.
         let after = self.control.dependencies(false);
@@ -290,28 +291,33 @@ impl Supervisor<'_> {
     }
 
     /// Decides whether these operators have ended or stalled. They make no progress unless they are notified. `all`: no
-    /// other operator makes progress either. An observer outside the flow may have notified one since: that operator
-    /// still waits.
-    fn judge(&self, group: Vec<usize>, all: bool) -> Vec<Verdict> {
+    /// other operator makes progress either. If a thread outside the flow has notified one of them meanwhile, that
+    /// operator still counts as waiting.
+    fn judge(&self, group: Vec<usize>, all: bool) -> Vec<GroupOutcome> {
         let found = self.examine(&group);
         if !found.stuck {
-            return vec![Verdict::Done(group, found.hubs_of_chunks)];
+            return vec![GroupOutcome::Done(group, found.hubs_of_chunks)];
         }
-        // Loops that have become idle are done, and the others may be waiting for their end.
+        // Loops that have become idle are done, and the other operators might be waiting for their end.
         let done = |core: Vec<usize>| {
             let found = self.examine(&core);
-            (!found.stuck).then_some(Verdict::Done(core, found.hubs_of_chunks))
+            (!found.stuck).then_some(GroupOutcome::Done(core, found.hubs_of_chunks))
         };
         let done: Vec<_> = self.cores(&group, all).into_iter().filter_map(done).collect();
-        if done.is_empty() { vec![Verdict::Stalled(group, found.waits)] } else { done }
+        if done.is_empty() { vec![GroupOutcome::Stalled(group, found.waits)] } else { done }
     }
 
-    fn carry_out(&self, verdicts: impl IntoIterator<Item = Verdict>, all: bool, idle: &mut IdleSearch) -> Poll<Next> {
+    fn carry_out(
+        &self,
+        verdicts: impl IntoIterator<Item = GroupOutcome>,
+        all: bool,
+        idle: &mut IdleSearch,
+    ) -> Poll<Next> {
         let mut done = Vec::new();
         for verdict in verdicts {
             match verdict {
-                Verdict::Done(group, hubs_of_chunks) => done.extend(self.done(group, &hubs_of_chunks, idle)),
-                Verdict::Stalled(group, waits) => {
+                GroupOutcome::Done(group, hubs_of_chunks) => done.extend(self.done(group, &hubs_of_chunks, idle)),
+                GroupOutcome::Stalled(group, waits) => {
                     if let Some(error) = self.stalled(group, all, &waits, idle) {
                         return Poll::Ready(Next::Fail(error));
                     }
@@ -321,11 +327,11 @@ impl Supervisor<'_> {
         if done.is_empty() { Poll::Pending } else { Poll::Ready(Next::Done(done)) }
     }
 
-    /// The parts of a group at rest that wait only for themselves.
+    /// The parts of a group at rest whose operators wait for no operator outside the part.
     fn cores(&self, group: &[usize], all: bool) -> Vec<Vec<usize>> {
         let Some(stands) = self.control.dependencies(all) else { return Vec::new() };
         let firsts: Vec<_> = group.iter().map(|&operator| self.control.first_of(operator)).collect();
-        let mut cores = closed::cores(&stands.all, &firsts);
+        let mut cores = wait_groups::cores(&stands.all, &firsts);
         cores.iter_mut().for_each(|core| *core = self.with_sections(core));
         cores.retain(|core| core.len() < group.len());
         cores
@@ -337,14 +343,14 @@ impl Supervisor<'_> {
         (0..self.control.tasks.len()).filter(|at| operators.contains(&self.control.first_of(*at))).collect()
     }
 
-    fn examine(&self, group: &[usize]) -> Found {
+    fn examine(&self, group: &[usize]) -> GroupFindings {
         let nodes = &self.control.tasks;
         let mut waits: Vec<String> = Vec::new();
         let mut stuck = false;
         for &operator in group {
             let lacks = self.control.lacks(operator);
-            // Its ports have all that it needs, and what else it waits for will not occur, such as a gate without a
-            // handle. An operator that refuses by itself has nothing left to do.
+            // Its ports have all that it needs, but another condition will never become ready, such as a gate without a
+            // handle. An operator that refuses to run has nothing left to do.
             let elsewhere = lacks.waits_beside_its_ports() && !nodes[operator].has_refused();
             stuck |= elsewhere || !lacks.room.is_empty() || !lacks.asked.is_empty();
             let lacks = lacks.all();
@@ -359,30 +365,36 @@ impl Supervisor<'_> {
         // The latest value need not have been read.
         let message_is_left = |hub: &dyn HubView| hub.queued() > 0 && !hub.keeps_latest();
         stuck |= self.hubs.all.iter().any(|hub| is_of_group(hub.to) && message_is_left(&*hub.state));
-        // A group that only produces leaves its chunks to other active links of the hub: operators, or links by hand.
-        let chunk_is_left = |hub: &Arc<dyn ChunkState>| {
+        // A group that only produces leaves its chunks to other active links of the hub: operators, or standalone
+        // links.
+        let chunk_is_left = |hub: &Arc<dyn ChunkHubView>| {
             let links = || self.hubs.links.iter().filter(|link| Arc::ptr_eq(&link.state, hub));
             let takes = links().any(|link| is_of_group(link.operator) && link.role != Role::Produce);
             let others = links().any(|link| !is_of_group(link.operator) && !nodes[link.operator].has_ended());
             hub.queued() > 0 && (takes || !(others || self.control.activity.outside() > 0))
         };
         stuck |= hubs_of_chunks.iter().any(chunk_is_left);
-        Found { stuck, waits, hubs_of_chunks }
+        GroupFindings { stuck, waits, hubs_of_chunks }
     }
 
-    /// These operators have nothing left to do. Returns those that end now.
-    fn done(&self, group: Vec<usize>, hubs_of_chunks: &[Arc<dyn ChunkState>], idle: &mut IdleSearch) -> Vec<usize> {
+    /// Called for operators that have nothing left to do. Returns those that end now.
+    fn done(&self, group: Vec<usize>, hubs_of_chunks: &[Arc<dyn ChunkHubView>], idle: &mut IdleSearch) -> Vec<usize> {
         let nodes = &self.control.tasks;
         let members: HashSet<_> = group.iter().copied().collect();
         let is_of_group = |operator: usize| members.contains(&operator);
-        // A wait in the middle of a run is ended first: the operator may send more, which others are to receive. Only
-        // one is released at a time, and none ends yet. Each is released again only if a message has moved since.
+        // First, waits in the middle of a run are ended: the operator may send more messages. Only one operator is
+        // released at a time, and none ends yet. Each is released again only if a message has moved since.
         let own = self.hubs.all.iter().filter(|hub| is_of_group(hub.from) || is_of_group(hub.to));
         let taken: u64 = own.map(|hub| hub.state.counts().taken).sum();
-        let moved = taken + hubs_of_chunks.iter().map(|hub| hub.counts()).map(|(made, gone)| made + gone).sum::<u64>();
+        let moved = taken
+            + hubs_of_chunks
+                .iter()
+                .map(|hub| hub.counts())
+                .map(|(produced, consumed)| produced + consumed)
+                .sum::<u64>();
         let released = idle.released.entry(group.clone()).or_default();
         if released.moved != Some(moved) {
-            *released = Released { moved: Some(moved), operators: Vec::new() };
+            *released = ReleasedWaits { moved: Some(moved), operators: Vec::new() };
         }
         let in_run = || group.iter().copied().filter(|at| nodes[*at].waits_in_run().is_some());
         let Some(next) = in_run().find(|at| !released.operators.contains(at)) else {
@@ -398,7 +410,7 @@ impl Supervisor<'_> {
         Vec::new()
     }
 
-    /// These operators have stalled. Returns the error, if the flow is to fail.
+    /// Called for operators that have stalled. Returns the error if the flow has to fail.
     fn stalled(&self, group: Vec<usize>, all: bool, waits: &[String], idle: &mut IdleSearch) -> Option<Error> {
         let what = match all {
             true => "no operator can make progress",
@@ -419,17 +431,18 @@ impl Supervisor<'_> {
     }
 }
 
-enum Verdict {
-    Done(Vec<usize>, Vec<Arc<dyn ChunkState>>),
-    /// Messages are left that none of them will take; with what each operator waits for.
+/// The state of a group of operators at rest.
+enum GroupOutcome {
+    Done(Vec<usize>, Vec<Arc<dyn ChunkHubView>>),
+    /// Messages are left that none of them will take. Also describes what each operator waits for.
     Stalled(Vec<usize>, Vec<String>),
 }
 
-struct Found {
+struct GroupFindings {
     /// A message or a chunk is left that none of them will take.
     stuck: bool,
     waits: Vec<String>,
-    hubs_of_chunks: Vec<Arc<dyn ChunkState>>,
+    hubs_of_chunks: Vec<Arc<dyn ChunkHubView>>,
 }
 
 /// The state of the search for operators at rest.
@@ -438,20 +451,20 @@ struct IdleSearch {
     searches: SearchSchedule,
     /// The deadline of [`stop_within`](crate::flow::Handle::stop_within).
     stop: TimeLimit,
-    released: HashMap<Vec<usize>, Released>,
+    released: HashMap<Vec<usize>, ReleasedWaits>,
     /// The number of waits in a run that were ended.
     releases: u64,
     /// The last search was inconclusive.
     unsure: bool,
-    /// [`IdleCheck`](crate::operator::activity::IdleCheck) is to be answered once the next action is carried out.
+    /// [`IdleCheck`](crate::operator::activity::IdleCheck) must be answered once the next action is carried out.
     answers: bool,
-    /// For each stalled group: what was reported.
+    /// The report of each stalled group.
     reported: HashMap<Vec<usize>, String>,
 }
 
 /// The members of a group whose waits in a run were ended since a message was last taken.
 #[derive(Default)]
-struct Released {
+struct ReleasedWaits {
     /// The number of messages taken until then.
     moved: Option<u64>,
     operators: Vec<usize>,

@@ -66,7 +66,7 @@ impl OwnThread {
 
     /// Polls a future to completion on the thread. Call this only after the previous job has ended.
     pub(super) fn spawn(&self, job: impl Future<Output = ()> + Send + 'static) {
-        // Should the thread have exited, the job is dropped, and its receiver is notified.
+        // If the thread has exited, the job is dropped, and its receiver is notified.
         let _ = self.jobs.send(job.boxed());
     }
 
@@ -77,8 +77,8 @@ impl OwnThread {
         receiver.await.ok()
     }
 
-    /// Ends the thread. Destructors of its thread-locals may take time, so a helper thread joins it, and not one of the
-    /// runtime's blocking pool, all of which may be waiting for this flow.
+    /// Ends the thread. The destructors of its thread-locals may take time, so a helper thread joins it. The runtime's
+    /// blocking pool is not used, since all of its threads might be waiting for this flow.
     pub(super) async fn end(self) {
         let Self { jobs, thread } = self;
         drop(jobs);
@@ -87,7 +87,7 @@ impl OwnThread {
             let _ = thread.join().map_err(panic_message);
             let _ = sender.send(());
         };
-        // If the helper thread cannot be started, the end is not waited for.
+        // If the helper thread cannot be started, the thread is not joined.
         let _ = thread::Builder::new().name("wakeline-join".into()).spawn(waits);
         let _ = ended.await;
     }
@@ -119,7 +119,7 @@ async fn work(mut jobs: mpsc::UnboundedReceiver<Job>) {
     while let Some(job) = jobs.recv().await {
         let next = pin!(jobs.recv());
         if let Either::Right(_) = select(job, next).await {
-            // The flow's task and the runtime have ended: the output is not needed.
+            // The flow's task and the runtime have ended, so the output is not needed.
             return;
         }
     }

@@ -101,13 +101,26 @@ impl<T: Plain> Envelope<T> {
     /// [`Usage`](ErrorKind::Usage) if it exceeds the capacity.
     pub fn set_len(&mut self, len: usize) -> Result<()> {
         if len > self.capacity() {
-            return Err(Error::new(
-                ErrorKind::Usage,
-                format!("{len} elements cannot be valid in an envelope for {}", self.capacity()),
-            ));
+            return Err(self.too_long(len));
         }
         self.raw.bytes = len * size_of::<T>();
         Ok(())
+    }
+
+    #[cold]
+    fn too_long(&self, len: usize) -> Error {
+        let capacity = self.capacity();
+        let pool = self.raw.home().upgrade();
+        let text = match pool.as_ref().filter(|_| self.raw.marks.errors().is_none()) {
+            Some(pool) => format!(
+                "an envelope of hub `{}` has room for {capacity} elements, not for {len}: raise the hub's envelope size, \
+                 with `Hub::envelope_bytes` or, for a hub of chunks, `.elements(..)`",
+                pool.hub()
+            ),
+            // No name of a flow is given to its callers.
+            None => format!("this envelope has room for {capacity} elements, not for {len}: use a larger one"),
+        };
+        Error::new(ErrorKind::Usage, text)
     }
 
     /// The location of its memory: `cuda:0`, `the host`.

@@ -206,9 +206,7 @@ impl<M: Fork> Fork for Option<M> {
 impl<M: Fork, const N: usize> Fork for [M; N] {
     fn fork(&self, copier: &mut Copier<'_>) -> Result<Self> {
         let forks = M::fork_all(self, copier)?;
-        forks.try_into().map_err(|_| {
-            Error::new(ErrorKind::Usage, "internal error: the fork of an array has another length (please report)")
-        })
+        forks.try_into().map_err(|_| Error::internal("the fork of an array has another length"))
     }
 }
 

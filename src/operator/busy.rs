@@ -143,10 +143,8 @@ impl SpinDetector {
                  would fail"
             ),
             None => {
-                format!(
-                    "internal error: its ports were ready and refused the claim {MAX_RUNS} times in a row (please \
-                     report)"
-                )
+                let text = format!("its ports were ready and refused the claim {MAX_RUNS} times in a row");
+                return Some(Error::internal(text));
             }
         };
         Some(Error::new(ErrorKind::Usage, text))

@@ -27,7 +27,7 @@ use crate::{
     error::Error,
     hub::{
         chunks::{
-            core::{ChunkState, MissingResource},
+            core::{ChunkHubView, MissingResource},
             roles::Role,
             state::LinkId,
         },
@@ -94,7 +94,7 @@ pub(crate) struct ConnectedHub {
 
 /// A link from one of the operators to a hub of chunks.
 pub(crate) struct LinkedTo {
-    pub(crate) state: Arc<dyn ChunkState>,
+    pub(crate) state: Arc<dyn ChunkHubView>,
     pub(crate) link: LinkId,
     pub(crate) role: Role,
     pub(crate) operator: usize,

@@ -5,7 +5,7 @@
 //!   a lock may be held. User code runs with no lock held, and its panics are contained.
 //! - [`log`]: a `tracing` event where a lock may be held.
 //! - [`Deferred`]: a scope that defers the wakes, drops and logs of its thread until the locks within it are released.
-//! - [`on_user_code`]: suspends an activity of a thread (a capture) while user code of another task runs there.
+//! - [`on_user_code`]: suspends an activity of a thread (a capture) while it runs user code of another task.
 //! - [`limit_depth`]: a call that may recurse, with a bound on the stack. Wakes and discards are bounded in the same
 //!   way.
 //!
@@ -37,13 +37,13 @@ pub(crate) use wakes::{
     limit_depth, log, logged, wake, wake_again, wake_shared,
 };
 
-/// [`Mutex::at`], for the protocols, whose model checks have another mutex.
+/// [`Mutex::at`] for the protocols, whose model checks use another mutex.
 #[inline]
 pub(crate) const fn mutex_at<T>(level: Level, value: T) -> Mutex<T> {
     Mutex::at(level, value)
 }
 
-/// A mutant: after a waker that panics, the remaining wakers are not woken.
+/// A mutant: if a waker panics, the remaining wakers are not woken.
 #[inline]
 pub(crate) fn strands_others() -> bool {
     mutants::is(Mutant::WakersStranded)

@@ -87,7 +87,7 @@ pub(crate) struct MutexGuard<'a, T: ?Sized> {
     inner: sync::MutexGuard<'a, T>,
     // Declared after the guard, so that the lock is released first.
     #[cfg(debug_assertions)]
-    held: held::Held,
+    held: held::HeldLock,
 }
 
 /// std's condition variable, for a [`Mutex`]. A waiting thread holds no other lock.
@@ -123,7 +123,7 @@ impl<T: ?Sized> Mutex<T> {
     #[track_caller]
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         #[cfg(debug_assertions)]
-        let held = held::Held::acquire(self.level, std::any::type_name::<T>(), true);
+        let held = held::HeldLock::acquire(self.level, std::any::type_name::<T>(), true);
         MutexGuard {
             inner: self.inner.lock().unwrap_or_else(PoisonError::into_inner),
             #[cfg(debug_assertions)]
@@ -131,13 +131,13 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// Like [`lock`](Self::lock), at another level: for one of several locks of the same kind that are held together.
+    /// Like [`lock`](Self::lock), at another level, for one of several locks of the same kind that are held together.
     #[inline]
     #[track_caller]
-    #[cfg_attr(not(debug_assertions), allow(unused_variables, reason = "only debug builds look at it"))]
+    #[cfg_attr(not(debug_assertions), allow(unused_variables, reason = "only debug builds check it"))]
     pub(crate) fn lock_as(&self, level: Level) -> MutexGuard<'_, T> {
         #[cfg(debug_assertions)]
-        let held = held::Held::acquire(level, std::any::type_name::<T>(), true);
+        let held = held::HeldLock::acquire(level, std::any::type_name::<T>(), true);
         MutexGuard {
             inner: self.inner.lock().unwrap_or_else(PoisonError::into_inner),
             #[cfg(debug_assertions)]
@@ -155,7 +155,7 @@ impl<T: ?Sized> Mutex<T> {
             Err(sync::TryLockError::WouldBlock) => return None,
         };
         #[cfg(debug_assertions)]
-        let held = held::Held::acquire(self.level, std::any::type_name::<T>(), false);
+        let held = held::HeldLock::acquire(self.level, std::any::type_name::<T>(), false);
         Some(MutexGuard {
             inner,
             #[cfg(debug_assertions)]
@@ -269,7 +269,7 @@ mod held {
     const MOST: usize = 24;
 
     #[derive(Clone, Copy)]
-    struct Entry {
+    struct LockEntry {
         key: u64,
         level: Level,
         name: &'static str,
@@ -277,18 +277,18 @@ mod held {
     }
 
     thread_local! {
-        // Neither has a destructor, so both are usable in destructors that run at the thread's end.
-        static HELD: RefCell<[Option<Entry>; MOST]> = const { RefCell::new([None; MOST]) };
+        // Neither has a destructor, so both can be used in destructors that run at the thread's end.
+        static HELD: RefCell<[Option<LockEntry>; MOST]> = const { RefCell::new([None; MOST]) };
         static KEYS: Cell<u64> = const { Cell::new(0) };
     }
 
     /// An entry of the table; `None` if the table was full.
-    pub(super) struct Held(Option<u64>, PhantomData<*mut ()>);
+    pub(super) struct HeldLock(Option<u64>, PhantomData<*mut ()>);
 
-    impl Held {
+    impl HeldLock {
         #[track_caller]
         pub(super) fn acquire(level: Level, name: &'static str, in_order: bool) -> Self {
-            let new = Entry { key: KEYS.replace(KEYS.get() + 1), level, name, at: Location::caller() };
+            let new = LockEntry { key: KEYS.replace(KEYS.get() + 1), level, name, at: Location::caller() };
             let wrong = HELD.with_borrow(|held| held.iter().flatten().find(|held| held.level >= level).copied());
             if let Some(wrong) = wrong.filter(|_| in_order && !std::thread::panicking()) {
                 refuse(&new, &wrong);
@@ -310,7 +310,7 @@ mod held {
         }
     }
 
-    impl Drop for Held {
+    impl Drop for HeldLock {
         fn drop(&mut self) {
             let Some(key) = self.0 else { return };
             HELD.with_borrow_mut(|held| {
@@ -335,11 +335,11 @@ mod held {
 
     #[cold]
     #[track_caller]
-    fn refuse(new: &Entry, held: &Entry) -> ! {
+    fn refuse(new: &LockEntry, held: &LockEntry) -> ! {
         panic!("lock order violated: {new} would be acquired while {held} is held")
     }
 
-    impl std::fmt::Display for Entry {
+    impl std::fmt::Display for LockEntry {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             write!(f, "{:?} ({}) at {}", self.level, self.name, self.at)
         }

@@ -1,4 +1,4 @@
-//! [`ProxyWaker`]: passed to other libraries' primitives in place of a user's waker.
+//! [`ProxyWaker`]: given to other libraries' primitives in place of a user's waker.
 //!
 //! tokio's semaphore wakes under its lock when it is closed, and after a waker that panics it does not wake the others.
 //! A proxy never panics, and if a [`Deferred`](super::Deferred) scope is open it wakes the user's waker after the
@@ -13,7 +13,7 @@ use std::{
 
 use super::WakerCell;
 
-/// A waker that forwards to the waker it was last polled with.
+/// A waker that forwards to the waker of the task that polled it last.
 #[derive(Debug)]
 pub(crate) struct ProxyWaker {
     cell: Arc<Proxied>,

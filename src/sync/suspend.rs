@@ -1,8 +1,8 @@
 //! [`suspend`]: excludes user code from an activity of the thread, such as a capture, that the user code interrupts.
 //!
-//! A waker that is woken during another task's capture continues its own task. `sync` does not know the activity: the
-//! code that begins one on this thread registers a hook. The hook is called before user code, suspends the activity and
-//! returns a guard whose drop resumes it.
+//! A waker that is woken during another task's capture runs code of its own task. `sync` does not know the activity:
+//! the code that begins it on this thread registers a hook. The hook is called before user code, suspends the activity
+//! and returns a guard whose drop resumes the activity.
 
 use std::{
     any::Any,
@@ -36,7 +36,7 @@ pub(crate) fn resume() {
     let guard = GUARDS.with_borrow_mut(|guards| {
         let guard = guards.pop();
         if guards.is_empty() {
-            // Frees the allocation as well, as the thread does not when it ends.
+            // Also frees the allocation, which the thread does not do when it ends.
             **guards = Vec::new();
         }
         guard

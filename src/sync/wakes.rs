@@ -48,7 +48,8 @@ use crate::sync::{assert_unlocked, is_unlocked, resume, strands_others, suspend}
 #[must_use = "it wakes when `wake` is called"]
 pub(crate) struct WakeList(SmallVec<[Waker; 4]>);
 
-enum Held {
+/// A wake, a drop or another call that runs later.
+enum DeferredCall {
     Wake(Waker),
     WakeShared(Arc<Waker>),
     Drop(#[allow(dead_code, reason = "dropped")] Box<dyn Any>),
@@ -83,11 +84,11 @@ thread_local! {
     static SCOPES: Cell<usize> = const { Cell::new(0) };
     /// For each chain, the calls that wait for the deepest one to return, which then runs them all. No destructor, as
     /// below.
-    static TOO_DEEP: RefCell<ManuallyDrop<[Vec<Held>; 3]>> =
+    static TOO_DEEP: RefCell<ManuallyDrop<[Vec<DeferredCall>; 3]>> =
         const { RefCell::new(ManuallyDrop::new([Vec::new(), Vec::new(), Vec::new()])) };
     /// The actions that the open scopes defer. No destructor, so that it is usable in destructors that run at the
     /// thread's end; the end of the outermost scope empties it.
-    static QUEUE: RefCell<ManuallyDrop<Vec<Held>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
+    static QUEUE: RefCell<ManuallyDrop<Vec<DeferredCall>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 /// A scope that defers the wakes and discards of its thread. They run at the end of the outermost scope. Open the scope
@@ -134,8 +135,8 @@ impl Drop for WakeList {
     }
 }
 
-/// A guard for one of a chain's calls on the stack.
-struct Entered(Chain);
+/// A guard that counts one call of a chain on the stack.
+struct DepthGuard(Chain);
 
 impl Chain {
     #[inline]
@@ -154,13 +155,13 @@ impl Chain {
     }
 
     #[inline]
-    fn enter(self) -> Entered {
+    fn enter(self) -> DepthGuard {
         SCOPES.set(SCOPES.get() + self.call());
-        Entered(self)
+        DepthGuard(self)
     }
 
     #[cold]
-    fn queue(self, call: Held) {
+    fn queue(self, call: DeferredCall) {
         TOO_DEEP.with_borrow_mut(|queues| queues[self as usize].push(call));
     }
 
@@ -173,20 +174,20 @@ impl Chain {
             }
             for call in queued {
                 match call {
-                    Held::Wake(waker) => _ = wake_by_ref(waker),
-                    Held::WakeShared(waker) => {
+                    DeferredCall::Wake(waker) => _ = wake_by_ref(waker),
+                    DeferredCall::WakeShared(waker) => {
                         caught("a waker panicked", || waker.wake_by_ref());
                         discard(waker);
                     }
-                    Held::Drop(value) => _ = caught("a destructor panicked", || drop(value)),
-                    Held::Call(what, call) => _ = caught(what, call),
+                    DeferredCall::Drop(value) => _ = caught("a destructor panicked", || drop(value)),
+                    DeferredCall::Call(what, call) => _ = caught(what, call),
                 }
             }
         }
     }
 }
 
-impl Drop for Entered {
+impl Drop for DepthGuard {
     #[inline]
     fn drop(&mut self) {
         if self.0.is_deepest() {
@@ -200,7 +201,7 @@ impl Drop for Entered {
 #[inline]
 pub(crate) fn limit_depth(chain: Chain, call: impl FnOnce() + 'static) {
     if chain.is_deepest() {
-        return chain.queue(Held::Call("a call that was queued in a long chain panicked", Box::new(call)));
+        return chain.queue(DeferredCall::Call("a call that was queued in a long chain panicked", Box::new(call)));
     }
     let _entered = chain.enter();
     call();
@@ -210,15 +211,15 @@ pub(crate) fn wake(waker: Waker) {
     wake_one(waker);
 }
 
-/// Wakes a waker. False if it panicked.
+/// Wakes a waker. Returns false if it panicked.
 fn wake_one(waker: Waker) -> bool {
     if is_deferred() {
-        hold_back(Held::Wake(waker));
+        defer(DeferredCall::Wake(waker));
         return true;
     }
     assert_unlocked();
     if Chain::Wakes.is_deepest() {
-        Chain::Wakes.queue(Held::Wake(waker));
+        Chain::Wakes.queue(DeferredCall::Wake(waker));
         return true;
     }
     let _entered = Chain::Wakes.enter();
@@ -261,11 +262,11 @@ pub(crate) fn wake_shared(waker: &Arc<Waker>) {
 #[cold]
 fn wake_shared_aside(waker: &Arc<Waker>) {
     if is_deferred() {
-        return hold_back(Held::WakeShared(waker.clone()));
+        return defer(DeferredCall::WakeShared(waker.clone()));
     }
     assert_unlocked();
     if Chain::Wakes.is_deepest() {
-        return Chain::Wakes.queue(Held::WakeShared(waker.clone()));
+        return Chain::Wakes.queue(DeferredCall::WakeShared(waker.clone()));
     }
     let _entered = Chain::Wakes.enter();
     caught("a waker panicked", || waker.wake_by_ref());
@@ -295,16 +296,16 @@ pub(crate) fn discard<T: 'static>(value: T) {
 /// lock, so this does not assert that no lock is held.
 pub(crate) fn discard_cause<T: 'static>(cause: T) {
     if is_deferred() {
-        hold_back(Held::Drop(Box::new(cause)));
+        defer(DeferredCall::Drop(Box::new(cause)));
     } else {
         drop_one(cause);
     }
 }
 
-/// Drops a value. False if its destructor panicked.
+/// Drops a value. Returns false if its destructor panicked.
 fn drop_one<T: 'static>(value: T) -> bool {
     if Chain::Drops.is_deepest() {
-        Chain::Drops.queue(Held::Drop(Box::new(value)));
+        Chain::Drops.queue(DeferredCall::Drop(Box::new(value)));
         return true;
     }
     let _entered = Chain::Drops.enter();
@@ -324,7 +325,7 @@ pub(crate) fn log(event: impl FnOnce() + 'static) {
 /// its end.
 pub(crate) fn later(what: &'static str, call: impl FnOnce() + 'static) {
     if is_deferred() {
-        hold_back(Held::Call(what, Box::new(call)));
+        defer(DeferredCall::Call(what, Box::new(call)));
     } else {
         contained(what, call);
     }
@@ -386,7 +387,7 @@ pub(crate) fn assert_may_wake() {
     }
 }
 
-/// Calls user code. A panic is contained and logged. False if there was one.
+/// Calls user code. A panic is contained and logged. Returns false if there was one.
 #[inline]
 pub(crate) fn contained(what: &'static str, call: impl FnOnce()) -> bool {
     assert_unlocked();
@@ -400,11 +401,11 @@ fn caught(what: &'static str, call: impl FnOnce()) -> bool {
     if aside {
         suspend();
     }
-    let goes_well = caught_here(what, call);
+    let ok = caught_here(what, call);
     if aside {
         resume();
     }
-    goes_well
+    ok
 }
 
 #[inline]
@@ -436,9 +437,9 @@ fn report(what: &'static str, payload: Box<dyn Any + Send>) {
 }
 
 #[cold]
-fn hold_back(held: Held) {
+fn defer(call: DeferredCall) {
     SCOPES.set(SCOPES.get() | DEFERRED);
-    QUEUE.with_borrow_mut(|queue| queue.push(held));
+    QUEUE.with_borrow_mut(|queue| queue.push(call));
 }
 
 impl Deferred {
@@ -457,7 +458,7 @@ impl Drop for Deferred {
             SCOPES.set(outer & !DEFERRED);
             assert_unlocked();
             if outer & DEFERRED > 0 {
-                run_held();
+                run_deferred();
             }
         } else {
             SCOPES.set(outer);
@@ -466,18 +467,18 @@ impl Drop for Deferred {
 }
 
 #[cold]
-fn run_held() {
+fn run_deferred() {
     // These actions may open scopes of their own and defer more, which those scopes run.
     let queue = QUEUE.with_borrow_mut(|queue| std::mem::take(&mut **queue));
-    for held in queue {
-        match held {
-            Held::Wake(waker) => wake(waker),
-            Held::WakeShared(waker) => {
+    for call in queue {
+        match call {
+            DeferredCall::Wake(waker) => wake(waker),
+            DeferredCall::WakeShared(waker) => {
                 wake_shared(&waker);
                 discard(waker);
             }
-            Held::Drop(value) => discard(value),
-            Held::Call(what, call) => later(what, call),
+            DeferredCall::Drop(value) => discard(value),
+            DeferredCall::Call(what, call) => later(what, call),
         }
     }
 }

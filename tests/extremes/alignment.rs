@@ -47,7 +47,7 @@ on_both!(elements_of_the_widest_alignment_are_aligned_everywhere, async |device:
             kept.push(Box::new((odd, envelope)));
         }
     }
-    let hub = ChunkHub::<Wide, ()>::builder("wide").elements(3).host_envelopes(2).near(&device).build().unwrap();
+    let hub = ChunkHub::<Wide, ()>::builder("wide").elements(3).host_envelopes(2).pinned_for(&device).build().unwrap();
     let mut produce = hub.produce(&Device::host()).unwrap();
     produce.with(async |blank| blank.fill_from(&[Wide([7; 32]); 3]).await).await.unwrap();
 });

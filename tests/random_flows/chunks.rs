@@ -91,7 +91,7 @@ impl Chunks {
     fn spawn(&self, simulation: &Simulation, devices: &[Device]) -> Result<Vec<Task<Result<()>>>> {
         let host = Device::host();
         let at = |place: usize| devices.get(place).unwrap_or(&host);
-        let mut hub = ChunkHub::<u32, Tag>::builder("chunks").elements(*WORDS.end()).near(&devices[0]);
+        let mut hub = ChunkHub::<u32, Tag>::builder("chunks").elements(*WORDS.end()).pinned_for(&devices[0]);
         hub = match self.queue {
             Some(queue) => hub.queue(queue),
             None => hub.unbounded(),

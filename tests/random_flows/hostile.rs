@@ -260,7 +260,8 @@ impl Hand {
     /// The reader and the writer wait for each other's chunk.
     fn chunk(&mut self, stream: &Stream) -> Result<Pending> {
         let device = stream.device();
-        let hub = ChunkHub::<u32, ()>::builder("hostile").elements(WORDS).near(device).envelopes(device, 1).build()?;
+        let hub =
+            ChunkHub::<u32, ()>::builder("hostile").elements(WORDS).pinned_for(device).envelopes(device, 1).build()?;
         let (mut producer, mut consumer) = (hub.produce(device)?, hub.consume(device)?);
         drop(hub);
         let stream = stream.clone();

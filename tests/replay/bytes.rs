@@ -81,7 +81,10 @@ on_both!(an_output_without_the_rows_of_the_inputs_must_be_declared_whole, async 
         flow.replay("net", one).buckets([8]).rows(one.input, ROW);
     });
     let error = undeclared.await.err().unwrap().to_string();
-    assert_contains(&error, &["operator `one`: port `output`", "it sends 1 element for 8 rows", "use `.whole(..)`"]);
+    assert_contains(
+        &error,
+        &["operator `one`: port `output`", "it sends 1 element for 8 rows", "declare it with `.whole(..)`"],
+    );
 });
 
 /// Sends a fixed number of elements, regardless of its input.

@@ -246,7 +246,7 @@ fn problems_of_a_section_are_reported_before_the_flow_runs() {
     assert_contains(&error, &["a bucket of 0 rows holds nothing", "a row of 0 elements at `input`"]);
     assert_contains(
         &error,
-        &["the rows of `two.input` are set, which is not a port on its boundary", "whole messages of `two.output`"],
+        &["the rows of `two.input` are set, but this is not a port on its boundary", "whole messages of `two.output`"],
     );
 
     let error = problems(|flow, one, _, _| {
@@ -277,7 +277,7 @@ fn problems_of_a_section_are_reported_before_the_flow_runs() {
         let _ = two.clone().when(wakeline::condition::count(3));
         flow.replay("net", (one, two));
     });
-    assert_contains(&error, &["operator `one` has a thread of its own", "operator `two` has a condition of its own"]);
+    assert_contains(&error, &["operator `one` has its own thread", "operator `two` has a condition of its own"]);
 
     let error = problems(|flow, one, two, device| {
         let foreign = Flow::new("other").add("far", Increment).on(device);
@@ -320,7 +320,7 @@ fn a_section_with_an_unsuitable_shape_or_boundary_is_refused() {
     flow.replay("net", (&fork, &join));
     assert_contains(
         &flow.check().unwrap_err().to_string(),
-        &["`join` takes what `fork` sends by way of `around`", "wait for itself"],
+        &["`join` takes messages that `fork` sends by way of `around`", "wait for itself"],
     );
 
     let mut flow = Flow::new("numbers");
@@ -344,7 +344,7 @@ fn a_section_with_an_unsuitable_shape_or_boundary_is_refused() {
     let end = flow.add("end", sink(async |_: u32| Ok(()))).on(&device);
     flow.connect(numbers.output, end.input);
     flow.replay("net", (&numbers, &end));
-    assert_contains(&flow.check().unwrap_err().to_string(), &["no message comes into it from outside"]);
+    assert_contains(&flow.check().unwrap_err().to_string(), &["no message enters it from outside"]);
 }
 
 /// `guilty` enqueues additional work in every second run, and `innocent` always enqueues the same. The nodes of `innocent`

@@ -11,7 +11,7 @@ use super::{
     signature::{Argument, ArgumentKind},
     source::DeviceCode,
 };
-use crate::errors;
+use crate::{errors, message::is_number};
 
 /// A checked kernel.
 pub(super) struct Launcher<'a> {
@@ -90,38 +90,34 @@ impl Launcher<'_> {
                 file: #file,
                 declared: #declared,
                 source: #source,
-                prototype: __wakeline_prototype,
-                body: __wakeline_body,
+                // Closures, so that an argument of a wrong type is reported once for the whole definition.
+                prototype: || {
+                    let declared: &[&'static str] = &[#(#types),*];
+                    let mut types = ::std::string::String::new();
+                    for (at, one) in ::core::iter::Iterator::enumerate(declared.iter()) {
+                        if !one.is_empty() && !declared[..at].contains(one) {
+                            if !types.is_empty() {
+                                types.push('\n');
+                            }
+                            types.push_str(one);
+                        }
+                    }
+                    let pieces: &[&'static str] = &[#(#pieces),*];
+                    ::wakeline::__private::Prototype { types, function: pieces.concat() }
+                },
+                // Called with the contract of `KernelDef::body`: the arguments are those of the declaration, in its
+                // order. Each is read as the type that the declaration gives it, and borrowed no longer than the call.
+                body: |arguments: &[::wakeline::__private::BodyArg]| {
+                    let _ = arguments;
+                    // A safe function with exactly these arguments, whatever attributes the function has.
+                    let body: fn(#(#parameters),*) = #name;
+                    #(#bind)*
+                    body(#(#locals),*);
+                },
                 number: ::wakeline::__private::KernelNumber::new(),
             };
 
             ::wakeline::__private::inventory::submit! { ::wakeline::__private::Registered(&__WAKELINE_KERNEL) }
-
-            fn __wakeline_prototype() -> ::wakeline::__private::Prototype {
-                let declared: &[&'static str] = &[#(#types),*];
-                let mut types = ::std::string::String::new();
-                for (at, one) in ::core::iter::Iterator::enumerate(declared.iter()) {
-                    if !one.is_empty() && !declared[..at].contains(one) {
-                        if !types.is_empty() {
-                            types.push('\n');
-                        }
-                        types.push_str(one);
-                    }
-                }
-                let pieces: &[&'static str] = &[#(#pieces),*];
-                ::wakeline::__private::Prototype { types, function: pieces.concat() }
-            }
-
-            /// # Safety
-            /// The contract of `KernelDef::body`: the arguments are those of the declaration, in its order. Each is
-            /// read as the type that the declaration gives it, and borrowed no longer than the call.
-            unsafe fn __wakeline_body(arguments: &[::wakeline::__private::BodyArg]) {
-                let _ = arguments;
-                // A safe function with exactly these arguments, whatever attributes the function has.
-                let body: fn(#(#parameters),*) = #name;
-                #(#bind)*
-                body(#(#locals),*);
-            }
         }
     }
 
@@ -170,6 +166,15 @@ impl Launcher<'_> {
             ArgumentKind::SliceMut => quote_spanned!(errors::at(ty)=> call.slice_mut::<#ty, _>(#name);),
             ArgumentKind::Scalar => quote_spanned!(errors::at(ty)=> call.scalar::<#ty>(&#name);),
         });
+        // Assumed here, since the definition reports an argument of a wrong type. Behind a `for<'..>`, the compiler
+        // does not check a bound at the declaration.
+        let bounds: Vec<_> = self
+            .arguments
+            .iter()
+            .filter(|argument| !is_number(&argument.ty))
+            .map(|Argument { ty, .. }| quote!(for<'__kernel> #ty: ::wakeline::kernel::KernelType))
+            .collect();
+        let assumed = (!bounds.is_empty()).then(|| quote!(where #(#bounds),*));
         let enqueue = quote_spanned!(site=> call.enqueue());
         let enqueue = match &self.code {
             Some(code) => quote_spanned!(code.vouched.span=> unsafe { #enqueue }),
@@ -181,7 +186,9 @@ impl Launcher<'_> {
             ///
             /// # Errors
             /// Memory of another device, device code that does not load, or a device that is lost.
-            #vis fn #launch(stream: &::wakeline::Stream, #(#parameters),*) -> ::wakeline::Result<()> {
+            #vis fn #launch(stream: &::wakeline::Stream, #(#parameters),*) -> ::wakeline::Result<()>
+            #assumed
+            {
                 Self::#launch_with(
                     <::wakeline::kernel::Grid as ::core::default::Default>::default(),
                     stream,
@@ -197,7 +204,9 @@ impl Launcher<'_> {
                 grid: ::wakeline::kernel::Grid,
                 stream: &::wakeline::Stream,
                 #(#parameters),*
-            ) -> ::wakeline::Result<()> {
+            ) -> ::wakeline::Result<()>
+            #assumed
+            {
                 let mut call = ::wakeline::__private::Call::new(&__WAKELINE_KERNEL, stream, grid);
                 #(#pass)*
                 #enqueue

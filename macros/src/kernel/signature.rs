@@ -25,24 +25,23 @@ pub(super) fn check(sig: &Signature, errors: &mut Errors) -> Vec<Argument> {
         errors.at(token, "a kernel cannot be `const`: remove it");
     }
     if let Some(token) = &sig.asyncness {
-        errors.at(token, "a kernel cannot be `async`: its body runs to its end, as on a device; remove `async`");
+        errors
+            .at(token, "a kernel cannot be `async`: its body runs to completion, like the device code; remove `async`");
     }
     if let Safety::Unsafe(token) = &sig.safety {
         errors.at(
             token,
-            "safe code calls a kernel's Rust body: remove `unsafe`; for the device code it goes in the attribute",
+            "a kernel's Rust body is called by safe code: remove `unsafe`; the `unsafe` for the device code goes in the attribute",
         );
     }
     if let Some(abi) = &sig.abi {
-        errors.at(
-            abi,
-            "a kernel is a plain Rust function: remove the `extern`; the device code's own says `extern \"C\"`",
-        );
+        errors
+            .at(abi, "a kernel is a plain Rust function: remove the `extern`; only the device code is `extern \"C\"`");
     }
     if !sig.generics.params.is_empty() {
         errors.at(
             &sig.generics,
-            "a kernel cannot be generic: it has one compiled body. Write one for each type that you need",
+            "a kernel cannot be generic, since it has one compiled body: write one kernel for each type",
         );
     } else if let Some(clause) = &sig.generics.where_clause {
         errors.at(clause, "a kernel cannot be generic: remove the where clause");
@@ -101,7 +100,7 @@ fn kind_of(ty: &Type, errors: &mut Errors) -> Option<(ArgumentKind, Type)> {
                     errors.at(ty, format!("{BY_VALUE}: write `&{mutability}[{elem}]`, a slice of any length"));
                 }
                 Type::Path(path) if path.path.is_ident("str") => {
-                    errors.at(ty, format!("{BY_VALUE}: text is bytes on a device, `&[u8]`"))
+                    errors.at(ty, format!("{BY_VALUE}: pass text as bytes, `&[u8]`"))
                 }
                 _ if reference.mutability.is_some() => {
                     errors.at(ty, format!("{BY_VALUE}: write `&mut [T]`, a slice of one element"));
@@ -120,8 +119,12 @@ fn kind_of(ty: &Type, errors: &mut Errors) -> Option<(ArgumentKind, Type)> {
             None
         }
         Type::Ptr(_) => {
-            errors
-                .at(ty, format!("{BY_VALUE}: write a slice instead of a pointer; device code gets pointer and length"));
+            errors.at(
+                ty,
+                format!(
+                    "{BY_VALUE}: write a slice instead of a pointer; the device code gets the pointer and the length"
+                ),
+            );
             None
         }
         value => Some((ArgumentKind::Scalar, value.clone())),

@@ -103,7 +103,7 @@ impl Settings {
             if word == "handles" {
                 match entry.ident() {
                     None => errors.at(&word, "`handles` needs a name: `handles = Name`"),
-                    Some(_) if self.handles.is_some() => errors.at(&word, "`handles` is here twice: remove one"),
+                    Some(_) if self.handles.is_some() => errors.at(&word, "`handles` is given twice: remove one"),
                     name => self.handles = name,
                 }
             } else if word == "sum" || word == "each" {
@@ -116,7 +116,7 @@ impl Settings {
             } else if word == "or_after" {
                 match entry {
                     Entry { members: None, value: Some(_), .. } if or_after.is_some() => {
-                        errors.at(&word, "`or_after` is here twice: remove one");
+                        errors.at(&word, "`or_after` is given twice: remove one");
                     }
                     Entry { members: None, value: Some(value), .. } => {
                         or_after = errors.keep(duration(&value)).map(|span| (word, span));
@@ -160,7 +160,7 @@ impl Settings {
                 } else if port.direction == Direction::Output {
                     errors.at(name, format!("`{name}` is an output: `{word}` waits for messages at inputs"));
                 } else if members[..at].iter().any(|other| other.port.unraw() == name.unraw()) {
-                    errors.at(name, format!("`{name}` is here twice: remove one"));
+                    errors.at(name, format!("`{name}` is given twice: remove one"));
                 }
             }
         }
@@ -295,7 +295,7 @@ mod tests {
         let refused = [
             (quote!(#[ports(sum(a, x) = 3)]), "there is no port `x`: the inputs are `a`, `b`"),
             (quote!(#[ports(sum(a, out) = 3)]), "`out` is an output: `sum` waits for messages at inputs"),
-            (quote!(#[ports(each(a = 1, a = 2))]), "`a` is here twice"),
+            (quote!(#[ports(each(a = 1, a = 2))]), "`a` is given twice"),
             (quote!(#[ports(sum(a, full) = 3)]), "`full` is in `sum(..)`, which sets what to wait for"),
             (quote!(#[ports(sum(a, b))]), "`sum` needs a number of messages: `sum(left, right) = 3`"),
             (quote!(#[ports(sum(a, b) = 0)]), "waiting for 0 messages has no effect"),
@@ -308,9 +308,9 @@ mod tests {
             (quote!(#[ports(or_after = "10ms")]), "`or_after` goes with a condition"),
             (quote!(#[ports(sum(a) = 1, or_after)]), "`or_after` needs a duration"),
             (quote!(#[ports(sum(a) = 1, or_after = "10")]), "time unit needed"),
-            (quote!(#[ports(sum(a) = 1, or_after = "1s", or_after = "1s")]), "`or_after` is here twice"),
+            (quote!(#[ports(sum(a) = 1, or_after = "1s", or_after = "1s")]), "`or_after` is given twice"),
             (quote!(#[ports(sum(a) = 1, each(b = 1))]), "only one condition in each `#[ports(..)]`"),
-            (quote!(#[ports(handles = One, handles = Two)]), "`handles` is here twice"),
+            (quote!(#[ports(handles = One, handles = Two)]), "`handles` is given twice"),
             (quote!(#[ports(handles)]), "`handles` needs a name"),
             (quote!(#[ports(most(a, b) = 3)]), "those of `#[ports]` are `handles`, `sum`, `each`, `or_after`"),
         ];

@@ -1,9 +1,9 @@
 //! `#[derive(Ports)]`: generates a struct of handles for a struct of ports, to connect them.
 //!
-//! [`Declaration::read`] takes the struct apart and collects the errors, those of the fields' attributes ([`options`])
-//! and of the struct's own ([`groups`]) included; the rest only generates. The methods of the generated `impl` visit
-//! the ports in the order of the fields. Claiming is all or nothing: the calls nest, so that when one port has nothing
-//! to claim, the ports before it undo their claims, the latest first.
+//! [`Declaration::read`] parses the struct and collects the errors, including those in the attributes of the fields
+//! ([`options`]) and of the struct ([`groups`]); the rest only generates code. The methods of the generated `impl`
+//! visit the ports in the order of the fields. Claiming is all or nothing: the calls nest, so that when one port has
+//! nothing to claim, the ports before it undo their claims, the latest first.
 
 mod groups;
 mod options;
@@ -12,8 +12,8 @@ mod values;
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 use syn::{
-    Attribute, Data, DeriveInput, Fields, GenericParam, Generics, Ident, Type, Visibility, ext::IdentExt,
-    parse_quote_spanned, punctuated::Punctuated,
+    Attribute, Data, DeriveInput, Fields, GenericArgument, GenericParam, Generics, Ident, PathArguments, Type,
+    Visibility, ext::IdentExt, parse_quote_spanned, punctuated::Punctuated,
 };
 
 use self::{groups::Settings, options::Options};
@@ -195,12 +195,24 @@ impl Declaration {
         }
     }
 
-    /// The bounds of the generated `impl`s: those of the struct, and that each field is a port. The compiler would find
-    /// a violation without them, but would report it at each use; this way it is reported once.
+    /// The bounds of the generated `impl`s: those of the struct, that each field is a port, and that what it carries is
+    /// a message. The compiler finds a violation without them, but reports it at each use. Behind a `for<'..>` it does
+    /// not check them at the declaration: the error is reported at the field.
     fn bounded(&self) -> Generics {
-        let mut generics = self.generics.clone();
+        let mut generics = self.carrying_messages();
         for PortField { ty, .. } in &self.ports {
-            let bound = parse_quote_spanned!(errors::at(ty)=> #ty: ::wakeline::__private::Port);
+            let bound = parse_quote_spanned!(errors::at(ty)=> for<'__ports> #ty: ::wakeline::__private::Port);
+            generics.make_where_clause().predicates.push(bound);
+        }
+        generics
+    }
+
+    /// The bounds of the struct, and that each type between the brackets of an `Input<..>` or an `Output<..>` is a
+    /// message.
+    fn carrying_messages(&self) -> Generics {
+        let mut generics = self.generics.clone();
+        for ty in self.ports.iter().filter_map(|port| message_of(&port.ty)) {
+            let bound = parse_quote_spanned!(errors::at(ty)=> for<'__ports> #ty: ::wakeline::Message);
             generics.make_where_clause().predicates.push(bound);
         }
         generics
@@ -283,7 +295,8 @@ impl Declaration {
     /// Checks that an `#[input]` is an input, and an `#[output]` an output: the compiler reports it at the field's
     /// type.
     fn checks(&self) -> TokenStream {
-        let (impl_generics, _, where_clause) = self.generics.split_for_impl();
+        let generics = self.carrying_messages();
+        let (impl_generics, _, where_clause) = generics.split_for_impl();
         let checks = self.ports.iter().map(|port| {
             let ty = &port.ty;
             if let Some(role) = port.direction.role() {
@@ -341,7 +354,7 @@ impl PortField {
             match found {
                 None => found = Some((direction, attribute)),
                 Some((first, _)) if first == direction => {
-                    errors.at(attribute, format!("`#[{}]` is here twice: remove one", direction.word()));
+                    errors.at(attribute, format!("`#[{}]` is given twice: remove one", direction.word()));
                 }
                 Some(_) => {
                     errors.at(attribute, "a field is one port: remove one of the attributes, or make two fields")
@@ -365,6 +378,18 @@ impl PortField {
             .filter(|attribute| attribute.path().is_ident("doc") || attribute.path().is_ident("cfg"))
             .collect();
         Some(Self { vis: field.vis, name, ty: field.ty, attributes, direction, options })
+    }
+}
+
+/// The `M` of an `Input<M>`, an `Inputs<M>` or an `Output<M>`.
+fn message_of(port: &Type) -> Option<&Type> {
+    let Type::Path(path) = port else { return None };
+    let last =
+        path.path.segments.last().filter(|last| ["Input", "Inputs", "Output"].iter().any(|port| last.ident == port))?;
+    let PathArguments::AngleBracketed(arguments) = &last.arguments else { return None };
+    match arguments.args.first() {
+        Some(GenericArgument::Type(message)) => Some(message),
+        _ => None,
     }
 }
 
@@ -474,7 +499,7 @@ mod tests {
         assert!(messages[5].contains("belongs to an output"));
         assert!(messages[6].contains("twice"));
         assert!(messages[7].contains("belongs to an input"));
-        assert!(messages[8].contains("has no value"));
+        assert!(messages[8].contains("takes no value"));
         assert!(messages[9].contains("needs a value"));
         assert!(messages[10].contains("named by a string"));
     }

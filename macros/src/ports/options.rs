@@ -172,8 +172,10 @@ impl Options {
             };
             if let Some(waits) = waits {
                 let word = direction.word();
-                errors
-                    .at(&optional.name, format!("an `optional` {word} waits for nothing, `{waits}` does: remove one"));
+                errors.at(
+                    &optional.name,
+                    format!("an `optional` {word} waits for nothing, but `{waits}` does: remove one"),
+                );
             }
             return;
         }
@@ -198,8 +200,10 @@ impl Options {
             && let (Some(is), Some(needed)) = (self.number("at_most"), self.number(least))
             && is < needed
         {
-            errors
-                .at(&most.value, format!("the operator waits for {needed} messages, and never runs with at most {is}"));
+            errors.at(
+                &most.value,
+                format!("the operator waits for {needed} messages, so it never runs with at most {is}"),
+            );
         }
     }
 
@@ -248,12 +252,12 @@ impl PortOption {
         if !known.suits(direction) {
             errors.at(&*name, format!("`{name}` {}", known.belongs()));
         } else if before.iter().any(|option| option.name == *name) {
-            errors.at(&*name, format!("`{name}` is here twice: remove one"));
+            errors.at(&*name, format!("`{name}` is given twice: remove one"));
         }
         match (known.value, value) {
             (Value::None, None) => {}
             (Value::None, Some(value)) => {
-                errors.at(value, format!("`{name}` has no value: write just `#[{word}({name})]`"));
+                errors.at(value, format!("`{name}` takes no value: write just `#[{word}({name})]`"));
             }
             (_, None) => errors.at(&*name, format!("this option needs a value: `{name} = ..`")),
             (Value::Number(zero), Some(value)) => {
@@ -331,13 +335,13 @@ mod tests {
             (quote!(#[input(batch = 2, at_least = 2)]), "`batch` and `at_least` both set how many"),
             (
                 quote!(#[input(at_least = 3, at_most = 2)]),
-                "the operator waits for 3 messages, and never runs with at most 2",
+                "the operator waits for 3 messages, so it never runs with at most 2",
             ),
             (quote!(#[input(batch = 8, within = "5ms", at_most = 2)]), "the operator waits for 8 messages"),
             (quote!(#[input(batch = 8, since = Sent)]), "add `within = ..`"),
             (quote!(#[input(batch = 8, within = "5ms", since = Now)]), "`since` is `Sent`, or"),
-            (quote!(#[input(optional, at_most = 2)]), "an `optional` input waits for nothing, `at_most` does"),
-            (quote!(#[output(room = 2, optional)]), "an `optional` output waits for nothing, `room` does"),
+            (quote!(#[input(optional, at_most = 2)]), "an `optional` input waits for nothing, but `at_most` does"),
+            (quote!(#[output(room = 2, optional)]), "an `optional` output waits for nothing, but `room` does"),
             (quote!(#[input(at_least = 0)]), "use `optional`"),
             (quote!(#[input(at_most = 0)]), "the operator would never run"),
             (quote!(#[input(batch = 0)]), "a batch of 0"),

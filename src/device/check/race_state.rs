@@ -582,7 +582,7 @@ impl RaceState {
 
 /// Not reached: the caller has looked up the component under the same lock.
 fn unknown() -> Error {
-    Error::new(ErrorKind::Usage, "internal error: a stream is unknown to the race checker (please report)")
+    Error::internal("a stream is unknown to the race checker")
 }
 
 pub(super) fn find_mut<'a>(regions: &'a mut Regions, touch: &Touch) -> Option<(&'a mut Region, Range<u64>)> {

@@ -429,6 +429,9 @@ fn a_destroyed_event_is_refused() {
     device.event_destroy(event);
     for refused in [device.stream_wait(a, event), device.event_record(event, a), device.event_query(event).map(drop)] {
         let error = refused.unwrap_err().to_string();
-        assert!(error.contains("wrong use: the event was destroyed: it can no longer be recorded, queried"), "{error}");
+        assert!(
+            error.contains("invalid use: the event was destroyed: it can no longer be recorded, queried"),
+            "{error}"
+        );
     }
 }

@@ -1,14 +1,14 @@
 //! One graph of a section: its capture, and the copies in and out of its memory.
 //!
-//! For the capture, each operator has streams of the capture and hubs of the capture to the other operators. On the
-//! section's boundary it has an input end with one message, or an output end that keeps the sent message. Each
+//! For the capture, each operator gets streams of the capture, and hubs of the capture to the other operators. A port
+//! on the section's boundary gets an input end with one message, or an output end that keeps the sent message. Each
 //! `compute` is polled once, in the order of the messages, all within one call.
 //!
 //! ```text
 //!   allocated before  the inputs' memory: it belongs to the section, which copies each message there
 //!   allocated in it   all envelopes of the inner hubs, and what operators allocate: owned and reused by the graph
 //!   sent from it      in memory of the graph: copied to a blank envelope of the destination hub
-//!                     in an input's envelope, passed on: copied back to the incoming message, which is sent on
+//!                     in an input's envelope: copied back to the incoming message, which is sent on
 //! ```
 
 use std::{collections::HashMap, sync::Arc};
@@ -16,13 +16,13 @@ use std::{collections::HashMap, sync::Arc};
 use smallvec::SmallVec;
 
 use super::{
+    graph_table::{GraphShape, Lengths},
     plan::{BoundaryPort, SectionPlan},
-    table::{Lengths, Shape},
 };
 use crate::{
     device::human,
     error::{Error, ErrorKind, Result},
-    flow::drive::{HubToCreate, Member, operator},
+    flow::drive::{FlowOperator, HubToCreate, operator},
     graph::{Capturing, Exec, Graph},
     hub::{RawEnvelope, pool::Pool},
     memory::{
@@ -45,9 +45,9 @@ pub(super) struct Replay {
 struct InputMemory {
     envelope: RawEnvelope,
     bytes: usize,
-    /// From here on the memory is zero.
+    /// The memory is zero from this offset on.
     stale: usize,
-    /// An operator writes to the memory.
+    /// Whether an operator writes to the memory.
     written: bool,
     /// The number of its opening.
     end: usize,
@@ -55,15 +55,15 @@ struct InputMemory {
 
 /// One output of the graph.
 pub(super) struct OutputMemory {
-    pub(super) from: Source,
+    pub(super) from: OutputSource,
     pub(super) bytes: usize,
-    /// Bytes of each row. `None` if it does not have the rows of the inputs.
+    /// The size of a row in bytes. `None` if the output does not have the rows of the inputs.
     row_bytes: Option<usize>,
     /// The number of its opening. `None` if nothing is copied out.
     end: Option<usize>,
 }
 
-pub(super) enum Source {
+pub(super) enum OutputSource {
     Input(usize),
     Own(RawEnvelope),
 }
@@ -74,18 +74,18 @@ struct CapturedInput {
     bytes: usize,
 }
 
-struct Recorded {
+struct RecordedRun {
     /// The envelope sent from each output.
     kept: Vec<RawEnvelope>,
-    /// Of the inputs, then of the outputs.
+    /// Those of the inputs, then those of the outputs.
     openings: Vec<Opening>,
     /// Whether an operator writes each input's memory.
     written: Vec<bool>,
 }
 
-/// Calls `act` with one port of an operator.
+/// Calls `act` with the port of an operator that has this name.
 pub(super) fn with_port<R>(
-    member: &mut Member,
+    member: &mut FlowOperator,
     port: &str,
     act: impl FnOnce(&mut dyn AnyPort) -> Option<Result<R>>,
 ) -> Result<R> {
@@ -104,10 +104,10 @@ pub(super) fn with_port<R>(
 
 /// Captures one run of each operator, for messages of this shape.
 pub(super) fn capture(
-    members: &mut [Member],
+    members: &mut [FlowOperator],
     plan: &SectionPlan,
     interior: &[HubToCreate],
-    shape: &Shape,
+    shape: &GraphShape,
 ) -> Result<(Replay, Graph)> {
     let captured = shape.lengths.iter().map(|&bytes| {
         let memory = Memory::on(&plan.device, bytes)?;
@@ -117,27 +117,26 @@ pub(super) fn capture(
     let captured = captured.collect::<Result<Vec<_>>>()?;
     let (graph, recorded) = Graph::capture(&plan.device, |capturing| {
         let recorded = record(members, plan, interior, &captured, capturing);
-        // In any case, the operators return to their own streams and ports.
+        // Even after an error, the operators return to their own streams and ports.
         members.iter_mut().for_each(|member| member.operator.leave_capture());
         capturing.capture().recorder().set_label(None);
         recorded
     })?;
-    let Recorded { kept, openings, written } = recorded;
+    let RecordedRun { kept, openings, written } = recorded;
     let sent: Vec<_> = kept.iter().map(RawEnvelope::memory).collect();
     if let Some(name) = graph.kept_by(&sent) {
-        let text = "memory that was allocated in the capture, and that it was the last to use, is kept after it: a replay keeps \
-                    no memory, and this memory has no contents before the first replay; allocate it earlier, in `start` for \
-                    example";
+        let text = "memory that was allocated in the capture, and that it was the last to use, outlives the capture: a replay \
+                    keeps no memory, and this memory has no contents before the first replay; allocate it earlier, for example in `start`";
         return Err(Error::new(ErrorKind::Usage, text).at(operator(&name)));
     }
     let mut outputs = Vec::with_capacity(kept.len());
     let mut end = captured.len();
     for (edge, envelope) in plan.outputs.iter().zip(kept) {
-        let made = made(edge, envelope, &captured, shape, &mut end);
-        outputs.push(made.map_err(|error| error.at(operator(&members[edge.member].name)))?);
+        let output = output_memory(edge, envelope, &captured, shape, &mut end);
+        outputs.push(output.map_err(|error| error.at(operator(&members[edge.member].name)))?);
     }
     let inputs = plan.inputs.iter().zip(captured).zip(written).enumerate().map(|(end, ((edge, captured), written))| {
-        fed(captured, written, end).map_err(|error| error.at(operator(&members[edge.member].name)))
+        input_memory(captured, written, end).map_err(|error| error.at(operator(&members[edge.member].name)))
     });
     let inputs = inputs.collect::<Result<Vec<_>>>()?;
     Ok((Replay { exec: graph.instantiate_open(&openings)?, inputs, outputs }, graph))
@@ -147,8 +146,8 @@ pub(super) fn capture(
 pub(super) fn is_the_same(first: &(Replay, Graph), again: &(Replay, Graph)) -> Result<()> {
     let ((first, graph), (second, again)) = (first, again);
     let other_memory = || {
-        let differs = graph.memory_differs_from(&first.fed(), again);
-        differs.or_else(|| again.memory_differs_from(&second.fed(), graph))
+        let differs = graph.memory_differs_from(&first.inputs(), again);
+        differs.or_else(|| again.memory_differs_from(&second.inputs(), graph))
     };
     let (whose, what) = match graph.differs_from(again) {
         Some((whose, node)) => (whose, format!("{node} is not the same")),
@@ -169,12 +168,12 @@ pub(super) fn is_the_same(first: &(Replay, Graph), again: &(Replay, Graph)) -> R
 }
 
 fn record(
-    members: &mut [Member],
+    members: &mut [FlowOperator],
     plan: &SectionPlan,
     interior: &[HubToCreate],
     captured: &[CapturedInput],
     capturing: &Capturing,
-) -> Result<Recorded> {
+) -> Result<RecordedRun> {
     let capture = capturing.capture();
     let recorder = capture.recorder();
     let mut openings = Vec::with_capacity(plan.inputs.len() + plan.outputs.len());
@@ -230,7 +229,7 @@ fn record(
     let inputs = openings.iter().take(plan.inputs.len());
     let written = inputs.map(|opening| opening.is_written_after(capture)).collect::<Result<_>>()?;
     capturing.join()?;
-    Ok(Recorded { kept, openings, written })
+    Ok(RecordedRun { kept, openings, written })
 }
 
 /// Whether a graph can copy the envelope out.
@@ -239,21 +238,21 @@ fn is_copied_out(envelope: &RawEnvelope) -> bool {
 }
 
 fn missing() -> Error {
-    Error::new(ErrorKind::Usage, "internal error: the section does not match its plan (please report)")
+    Error::internal("the section does not match its plan")
 }
 
 /// `end`: the number of the next opening.
-fn made(
+fn output_memory(
     edge: &BoundaryPort,
     envelope: RawEnvelope,
     captured: &[CapturedInput],
-    shape: &Shape,
+    shape: &GraphShape,
     end: &mut usize,
 ) -> Result<OutputMemory> {
     let bytes = envelope.bytes();
     let wrong = |what: String| Err(Error::new(ErrorKind::Usage, what).at(format!("port `{}`", edge.port)));
     if envelope.memory().is_host() {
-        return wrong("it sends an envelope on the host, which a graph cannot fill".into());
+        return wrong("it sends an envelope on the host, which a graph cannot fill: send one on the device".into());
     }
     let row_bytes = match shape.rows.filter(|_| !edge.whole) {
         None => None,
@@ -261,8 +260,8 @@ fn made(
         Some(rows) => {
             let elements = bytes / edge.element_bytes;
             return wrong(format!(
-                "it sends {} for {}, which is not a whole number for each: if they do not have \
-                 the rows of the inputs, use `.whole(..)`",
+                "it sends {} for {}, not a whole number for each row: if its messages do not have the rows of the inputs, \
+                 declare it with `.whole(..)`",
                 human::count(elements, "element"),
                 human::count(rows, "row")
             ));
@@ -270,20 +269,21 @@ fn made(
     };
     let passed_on = captured.iter().position(|captured| envelope.home().ptr_eq(&Arc::downgrade(&captured.home)));
     let from = match passed_on {
-        None => Source::Own(envelope),
-        // The envelope was returned to its pool, where `fed` expects it.
-        Some(input) => Source::Input(input),
+        None => OutputSource::Own(envelope),
+        // The envelope returns to its pool, where `input_memory` expects it.
+        Some(input) => OutputSource::Input(input),
     };
     let own = (bytes > 0).then_some(*end);
     *end += usize::from(own.is_some());
     Ok(OutputMemory { from, bytes, row_bytes, end: own })
 }
 
-fn fed(captured: CapturedInput, written: bool, end: usize) -> Result<InputMemory> {
+fn input_memory(captured: CapturedInput, written: bool, end: usize) -> Result<InputMemory> {
     let CapturedInput { home, start, bytes } = captured;
     let envelope = home.take()?.filter(|envelope| envelope.memory().address().is_ok_and(|address| address.0 == start));
     let Some(envelope) = envelope else {
-        let text = "it keeps or swaps the envelope that it takes at the section's boundary: a replay has no other";
+        let text = "it keeps or swaps the envelope that it takes at the section's boundary, but each replay uses that envelope: \
+                    send it on, or drop it";
         return Err(Error::new(ErrorKind::Usage, text));
     };
     // The contents are unknown.
@@ -291,14 +291,14 @@ fn fed(captured: CapturedInput, written: bool, end: usize) -> Result<InputMemory
 }
 
 impl Replay {
-    /// An operator has dropped memory that the graph uses: its next run would use other memory, or none.
+    /// Whether an operator has dropped memory that the graph uses: its next run would use other memory, or none.
     pub(super) fn is_stale(&self) -> bool {
         self.exec.graph().is_sole_owner()
     }
 
-    /// Returns an error if the rows of an output have another length than in the graph of another bucket: then they are
-    /// not rows.
-    pub(super) fn has_same_rows(&self, other: &Self, plan: &SectionPlan, members: &[Member]) -> Result<()> {
+    /// Returns an error if the rows of an output differ in length from those in the graph of another bucket: they are
+    /// not rows then.
+    pub(super) fn has_same_rows(&self, other: &Self, plan: &SectionPlan, members: &[FlowOperator]) -> Result<()> {
         let outputs = plan.outputs.iter().zip(self.outputs.iter().zip(&other.outputs));
         for (edge, (one, two)) in outputs {
             let (Some(row), Some(other_row)) = (one.row_bytes, two.row_bytes) else { continue };
@@ -306,8 +306,8 @@ impl Replay {
                 continue;
             }
             let text = format!(
-                "it sends {} bytes for one bucket and {} for another, which is {row} and {other_row} bytes a row: a replay would \
-                 cut that wrongly; if it does not have the rows of the inputs, use `.whole(..)`",
+                "it sends {} bytes for one bucket and {} for another, which is {row} and {other_row} bytes a row, so a replay \
+                 could not cut it to the valid rows: if its messages do not have the rows of the inputs, declare it with `.whole(..)`",
                 one.bytes, two.bytes
             );
             let error = Error::new(ErrorKind::Usage, text).at(format!("port `{}`", edge.port));
@@ -317,12 +317,12 @@ impl Replay {
     }
 
     /// The memory of the inputs.
-    fn fed(&self) -> Vec<&Memory> {
-        self.inputs.iter().map(|fed| fed.envelope.memory()).collect()
+    fn inputs(&self) -> Vec<&Memory> {
+        self.inputs.iter().map(|input| input.envelope.memory()).collect()
     }
 
     /// Enqueues a replay: copies the messages in, padded with zeros, launches the graph, and copies each output into
-    /// the message that was passed on, or into the output's blank envelope. `rows`: the number of valid rows.
+    /// the message whose envelope it uses, or into the output's blank envelope. `rows`: the number of valid rows.
     pub(super) fn enqueue(
         &mut self,
         stream: &Stream,
@@ -332,30 +332,30 @@ impl Replay {
     ) -> Result<()> {
         let execution = self.exec.execution();
         let (mut read, mut written) = (SmallVec::<[bool; 2]>::new(), SmallVec::<[bool; 2]>::new());
-        for (fed, message) in self.inputs.iter_mut().zip(messages.iter()) {
+        for (input, message) in self.inputs.iter_mut().zip(messages.iter()) {
             let message = message.as_ref().ok_or_else(missing)?;
-            let (bytes, to) = (message.bytes(), fed.envelope.memory_mut());
-            let redirected = execution.set_open_end(fed.end, message.memory(), bytes)?;
+            let (bytes, to) = (message.bytes(), input.envelope.memory_mut());
+            let redirected = execution.set_open_end(input.end, message.memory(), bytes)?;
             if !redirected {
                 transfer::copy(stream, message.memory(), to, bytes)?;
             }
-            transfer::zero(stream, to, bytes, fed.stale)?;
-            fed.stale = if fed.written { fed.bytes } else { bytes };
+            transfer::zero(stream, to, bytes, input.stale)?;
+            input.stale = if input.written { input.bytes } else { bytes };
             read.push(redirected);
         }
-        for (output, made) in self.outputs.iter().enumerate() {
-            let envelope = made.goes_to(output, messages, blanks).ok_or_else(missing)?;
-            let bytes = made.bytes(rows);
+        for (index, output) in self.outputs.iter().enumerate() {
+            let envelope = output.goes_to(index, messages, blanks).ok_or_else(missing)?;
+            let bytes = output.bytes(rows);
             envelope.set_bytes(bytes);
-            written.push(match made.end {
+            written.push(match output.end {
                 Some(end) => execution.set_open_end(end, envelope.memory(), bytes)?,
                 None => false,
             });
         }
         let mut given = SmallVec::<[LaunchMemory<'_>; 2]>::new();
         for (input, message) in messages.iter_mut().enumerate() {
-            let goes_on = |made: &OutputMemory| matches!(made.from, Source::Input(of) if of == input);
-            let written = self.outputs.iter().zip(&written).any(|(made, written)| *written && goes_on(made));
+            let goes_on = |output: &OutputMemory| matches!(output.from, OutputSource::Input(of) if of == input);
+            let written = self.outputs.iter().zip(&written).any(|(output, written)| *written && goes_on(output));
             let memory = message.as_mut().ok_or_else(missing)?.memory_mut();
             given.push(LaunchMemory { memory, read: read[input], written });
         }
@@ -369,13 +369,13 @@ impl Replay {
         given.retain(|given| given.read || given.written);
         execution.launch_with(stream, &mut given)?;
         drop(given);
-        for (output, made) in self.outputs.iter().enumerate().filter(|(output, _)| !written[*output]) {
-            let from = match &made.from {
-                Source::Own(envelope) => envelope,
-                Source::Input(input) => &self.inputs[*input].envelope,
+        for (index, output) in self.outputs.iter().enumerate().filter(|(index, _)| !written[*index]) {
+            let from = match &output.from {
+                OutputSource::Own(envelope) => envelope,
+                OutputSource::Input(input) => &self.inputs[*input].envelope,
             };
-            let to = made.goes_to(output, messages, blanks).ok_or_else(missing)?;
-            transfer::copy(stream, from.memory(), to.memory_mut(), made.bytes(rows))?;
+            let to = output.goes_to(index, messages, blanks).ok_or_else(missing)?;
+            transfer::copy(stream, from.memory(), to.memory_mut(), output.bytes(rows))?;
         }
         Ok(())
     }
@@ -398,15 +398,15 @@ impl OutputMemory {
         blanks: &'a mut [Option<RawEnvelope>],
     ) -> Option<&'a mut RawEnvelope> {
         let envelope = match self.from {
-            Source::Input(input) => messages.get_mut(input),
-            Source::Own(_) => blanks.get_mut(output),
+            OutputSource::Input(input) => messages.get_mut(input),
+            OutputSource::Own(_) => blanks.get_mut(output),
         };
         envelope?.as_mut()
     }
 }
 
 /// The lengths of the messages that are queued at the section's boundary. `None` if an input has none.
-pub(super) fn lengths(members: &mut [Member], inputs: &[BoundaryPort]) -> Result<Option<Lengths>> {
+pub(super) fn lengths(members: &mut [FlowOperator], inputs: &[BoundaryPort]) -> Result<Option<Lengths>> {
     let mut lengths = Lengths::new();
     for edge in inputs {
         let first = with_port(&mut members[edge.member], edge.port, |port| {

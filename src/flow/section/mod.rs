@@ -1,8 +1,8 @@
 //! [`Section`]: operators of a flow whose runs are replayed as one CUDA graph.
 //!
-//! In a *streamed* round each operator runs once, in the order of their messages, as without a section. In a *replayed*
-//! round no operator runs: the work that they enqueued during a capture is launched as one graph, between copies of the
-//! messages into its memory and of the results out of it.
+//! In a *streamed* round each operator runs once, in the order of the messages, as if there were no section. In a
+//! *replayed* round no operator runs: the work that they enqueued during a capture is launched as one graph, between
+//! copies of the messages into its memory and of the results out of it.
 //!
 //! ```text
 //!            a message at each input of the section, room at each output
@@ -15,18 +15,18 @@
 //!            a message from each output, in the order of the inputs
 //! ```
 //!
-//! [`plan`] checks and plans a section, [`table`] chooses the graph of a round, [`capture`] makes one, and [`run`] is
-//! the section's task.
+//! [`plan`] checks and plans a section, [`graph_table`] chooses the graph of a round, [`capture`] makes one, and
+//! [`run`] is the section's task.
 
 mod capture;
+mod graph_table;
 mod plan;
 mod run;
-mod table;
 
 use std::{fmt, sync::Arc};
 
 pub(super) use plan::{SectionPlan, plans};
-pub(super) use run::{SectionStats, Start, place, task};
+pub(super) use run::{SectionSetup, SectionStats, place, task};
 
 use super::{Added, Flow, OperatorSlot};
 use crate::{
@@ -124,12 +124,13 @@ impl Flow {
     /// branches stay parallel.
     ///
     /// The operators are ordinary ones. In a run, each takes one message at each input and sends one at each output,
-    /// and its `compute` only enqueues work (see [the whole list](#what-a-section-can-hold)). Messages that cross the
-    /// section's boundary are [`Envelope`]s; within it they may be of any type.
+    /// and its `compute` only enqueues work (see [the complete list](#what-a-section-can-hold)). Messages that cross
+    /// the section's boundary are [`Envelope`]s; within it they may be of any type.
     ///
     /// A graph has fixed sizes. With [`buckets`](Section::buckets), the messages are padded with zeros to the next
-    /// bucket. Without, there is one graph for each combination of message lengths, up to [a limit](Section::at_most).
-    /// The first round of each shape is run as without a section, and so is every round that fits no graph.
+    /// bucket. Without buckets, there is one graph for each combination of message lengths, up to [a
+    /// limit](Section::at_most). The first round of each shape is streamed: the operators run as if there were no
+    /// section. So is every round that fits no graph.
     ///
     /// ```
     /// use wakeline::{operator::{MapPorts, sink, source}, prelude::*};
@@ -197,7 +198,7 @@ impl Flow {
     /// other uses. If an operator drops such memory in a streamed round, for example for a larger buffer, the graphs
     /// that use it are captured again. Memory that operators allocate in `compute` belongs to the graph, and is reused
     /// within it where the graph's edges allow. With an allocator that has a fixed number of blocks, each graph keeps
-    /// the blocks that it uses. An envelope that comes into the section has exactly the size of its data.
+    /// the blocks that it uses. An envelope that enters the section has exactly the size of its data.
     ///
     /// In the [report](super::Report), the operators' runs include all rounds, and so do the messages at the section's
     /// boundary. The messages within it and the device's time are those of streamed rounds only. Seen from outside, the
@@ -235,7 +236,7 @@ impl Section {
     }
 
     /// Declares that the messages of this output do not have the rows of the inputs, for example a sum over all rows.
-    /// They are sent whole.
+    /// They are sent uncut.
     pub fn whole<T: Plain>(&mut self, output: OutputHandle<Envelope<T>>) -> &mut Self {
         self.settings.whole.push(output.id);
         self

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   connections    both ends within ──> interior      one end within ──> the boundary, an input or an output
-//!   operators      in an order in which each comes after those whose messages it takes
+//!   operators      sorted so that each comes after the operators whose messages it takes
 //! ```
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Inspect, Section, Settings, USUAL_SHAPES, table::Lengths};
+use super::{Inspect, Section, Settings, USUAL_SHAPES, graph_table::Lengths};
 use crate::{
     condition::{PortId, Room},
     device::Device,
@@ -94,8 +94,8 @@ fn members(
     let (mut members, mut own, mut wrong) = (Vec::new(), HashSet::new(), false);
     for (name, place) in &section.members {
         let what = match number(place) {
-            None => format!("operator `{name}` belongs to another flow"),
-            Some(at) if !own.insert(at) => format!("operator `{name}` is named twice"),
+            None => format!("operator `{name}` belongs to another flow: name operators of this flow"),
+            Some(at) if !own.insert(at) => format!("operator `{name}` is named twice: name it once"),
             Some(at) if !taken.insert(at) => format!("operator `{name}` is also in another section: it can be in one"),
             Some(at) => {
                 members.push(at);
@@ -175,7 +175,7 @@ impl<'a> Planner<'a> {
             }
         }
         if inputs.is_empty() {
-            problem("no message comes into it from outside, so it would never run".into());
+            problem("no message enters it from outside, so it would never run: connect one of its inputs to an operator outside".into());
         }
         self.named_ports(&inputs, &outputs, &order, problem);
         // If a port is named several times, the last one counts.
@@ -228,11 +228,13 @@ impl<'a> Planner<'a> {
                 ));
             } else if own != device && !device.is_host() {
                 let first = self.name(self.members[0]);
-                problem(format!("`{first}` is on {device} and `{name}` on {own}: a graph belongs to one device"));
+                problem(format!(
+                    "`{first}` is on {device} and `{name}` on {own}, but a graph belongs to one device: make two sections"
+                ));
             }
             if entry.workers > 0 {
                 problem(format!(
-                    "operator `{name}` has several runs at a time, and a section has one: add it without `concurrent`"
+                    "operator `{name}` has several runs at a time, but a section has one: add it without `concurrent`"
                 ));
             }
             if entry.stays {
@@ -241,13 +243,13 @@ impl<'a> Planner<'a> {
             let place = lock(&entry.place);
             if place.own_thread.is_some() {
                 problem(format!(
-                    "operator `{name}` has a thread of its own, and a section is one task: remove the thread"
+                    "operator `{name}` has its own thread, but a section is one task: remove `on_own_thread`"
                 ));
             }
             if !place.conditions.is_empty() {
                 problem(format!(
-                    "operator `{name}` has a condition of its own, and a section runs when there is a message at each of its \
-                     inputs: give it to an operator upstream of the section"
+                    "operator `{name}` has a condition of its own, but a section runs when there is a message at each of its \
+                     inputs: move the condition to an operator upstream of the section"
                 ));
             }
         }
@@ -257,17 +259,18 @@ impl<'a> Planner<'a> {
     fn sizes(&self, problem: &mut impl FnMut(String)) {
         let Settings { buckets, rows, at_start, most, .. } = self.settings;
         match buckets {
-            Some(buckets) if buckets.is_empty() => problem("its list of buckets is empty".into()),
+            Some(buckets) if buckets.is_empty() => {
+                problem("its list of buckets is empty: list at least one, or remove `buckets`".into())
+            }
             Some(buckets) if buckets.contains(&0) => problem("a bucket of 0 rows holds nothing: use at least 1".into()),
             Some(_) if most.is_some() => {
-                problem(
-                    "it has both buckets and a limit of graphs: remove one of the two, `buckets` or `at_most`".into(),
-                );
+                problem("it has both buckets and a limit on graphs: remove either `buckets` or `at_most`".into());
             }
             None if *at_start => problem(
-                "it is to be captured at the start, when the sizes are not known yet: set them with `buckets`".into(),
+                "it is set to be captured at the start, when the sizes are not known yet: set them with `buckets`"
+                    .into(),
             ),
-            None if !rows.is_empty() => problem("it has rows and no buckets: set both, or neither".into()),
+            None if !rows.is_empty() => problem("it has rows but no buckets: set both, or neither".into()),
             _ => {}
         }
         for (port, _) in rows.iter().filter(|(_, elements)| *elements == 0) {
@@ -275,7 +278,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// An order in which each operator comes after those whose messages it takes.
+    /// Sorts the operators so that each comes after those whose messages it takes.
     fn order(&self, problem: &mut impl FnMut(String)) -> Option<Vec<usize>> {
         // Of the operators that can be next, the one that was added first is chosen.
         let mut waits: HashMap<usize, usize> =
@@ -337,8 +340,8 @@ impl<'a> Planner<'a> {
         found
     }
 
-    /// Outside the section, no path leads from one of its operators to another, except back to an operator that the
-    /// message came from. Such a path is a loop through the section, whose message belongs to a later round.
+    /// Checks that no path outside the section leads from one of its operators to another, except back to an operator
+    /// that the message came from: such a path is a loop through the section, and its message belongs to a later round.
     fn is_one_step(&self, problem: &mut impl FnMut(String)) {
         let joined = self.flow.connections.iter().filter(|joined| joined.from.flow == joined.to.flow);
         let joined = joined.map(|joined| (joined.from.operator, joined.to.operator));
@@ -364,8 +367,8 @@ impl<'a> Planner<'a> {
                     } else if !before.contains(&to) {
                         let (from, through, to) = (self.name(member), self.name(operator), self.name(to));
                         problem(format!(
-                            "`{to}` takes what `{from}` sends by way of `{through}`, which is not in it: it would wait for \
-                             itself; add `{through}` to it, or make two sections"
+                            "`{to}` takes messages that `{from}` sends by way of `{through}`, which is not in the section: it \
+                             would wait for itself; add `{through}` to it, or make two sections"
                         ));
                         return;
                     }
@@ -374,7 +377,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// A port waits for one message, or for room for one.
+    /// Checks that a port waits for one message, or for room for one.
     fn port(&self, port: PortId, decl: &PortDecl, problem: &mut impl FnMut(String)) {
         let name = || check::port_name(self.flow, port);
         let waits = match decl.kind {
@@ -428,7 +431,7 @@ impl<'a> Planner<'a> {
         outside > 0
     }
 
-    /// The ports named in the settings are on the boundary.
+    /// Checks that the ports named in the settings are on the boundary.
     fn named_ports(
         &self,
         inputs: &[(PortId, BoundaryPort)],
@@ -439,7 +442,7 @@ impl<'a> Planner<'a> {
         let mut not_there = |port: &PortId, what: &str| {
             let known = port.flow == self.flow.id && port.operator < self.flow.entries.len();
             let name = if known { check::port_name(self.flow, *port) } else { port.name.into() };
-            problem(format!("{what} of `{name}` are set, which is not a port on its boundary"));
+            problem(format!("{what} of `{name}` are set, but this is not a port on its boundary"));
         };
         let inputs: HashSet<_> = inputs.iter().map(|(id, _)| id).collect();
         for (port, _) in self.settings.rows.iter().filter(|(port, _)| !inputs.contains(port)) {

@@ -12,14 +12,14 @@ use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::{
-    capture::{Replay, Source, capture, is_the_same, lengths, with_port},
+    capture::{OutputSource, Replay, capture, is_the_same, lengths, with_port},
+    graph_table::{GraphShape, GraphTable, Route},
     plan::{Arrival, SectionPlan},
-    table::{Route, Shape, Table},
 };
 use crate::{
     condition::Readiness,
-    error::{Error, ErrorKind, Result, caught},
-    flow::drive::{Ended, HubToCreate, Member, blamed, operator},
+    error::{Error, Result, caught},
+    flow::drive::{Ended, FlowOperator, HubToCreate, blamed, operator},
     graph::Graph,
     hub::RawEnvelope,
     memory::wait_for_reusable_memory,
@@ -37,9 +37,9 @@ use crate::{
     sync::{Mutex, lock, logged},
 };
 
-pub(in crate::flow) struct Start {
+pub(in crate::flow) struct SectionSetup {
     pub(in crate::flow) plan: SectionPlan,
-    /// The inner hubs, which are created anew in each capture.
+    /// The inner hubs, which each capture creates again.
     pub(in crate::flow) interior: Vec<HubToCreate>,
     pub(in crate::flow) mode: CompletionMode,
     pub(in crate::flow) stats: Arc<SectionStats>,
@@ -70,23 +70,23 @@ impl SectionStats {
     }
 }
 
-/// The section as it is named in errors: `section `net``.
+/// The name of a section in errors: `section `net``.
 pub(in crate::flow) fn place(name: &str) -> String {
     format!("section `{name}`")
 }
 
 /// Runs a section to its end, and reports the end of each of its operators.
 pub(in crate::flow) async fn task(
-    start: Start,
-    members: Vec<Member>,
+    start: SectionSetup,
+    members: Vec<FlowOperator>,
     node: Arc<OperatorTask>,
     control: Arc<Control>,
     sender: mpsc::UnboundedSender<Ended>,
 ) {
     let (name, device) = (start.plan.name.clone(), start.plan.device.clone());
-    let mut running = Running::new(start, members, &node);
+    let mut running = SectionRun::new(start, members, &node);
     let outcome = caught(poll_in_context(&node, &device, running.run())).await;
-    // Before its ports are closed, so that an operator that loses a message because of that finds the reason.
+    // Before the ports are closed, so that an operator that loses a message because of that finds the reason.
     if let Err(error) = &outcome {
         control.fail(blamed(&control, error.clone(), &place(&name)));
     }
@@ -111,14 +111,14 @@ pub(in crate::flow) async fn task(
     }
 }
 
-struct Running {
+struct SectionRun {
     plan: SectionPlan,
     interior: Vec<HubToCreate>,
     mode: CompletionMode,
     stats: Arc<SectionStats>,
-    members: Vec<Member>,
+    members: Vec<FlowOperator>,
     run_loop: RunLoop,
-    table: Table<Replay>,
+    table: GraphTable<Replay>,
     /// By operator: how a replay passes its messages on. Set when the section takes its stream.
     passing: Vec<SectionContext>,
     /// The stream of the replays. Dropped after the graphs.
@@ -126,11 +126,11 @@ struct Running {
     has_reported_rows: bool,
 }
 
-impl Running {
-    fn new(start: Start, members: Vec<Member>, node: &Arc<OperatorTask>) -> Self {
-        let Start { plan, interior, mode, stats } = start;
-        let table = Table::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
-        // Its operators are warned about when they block.
+impl SectionRun {
+    fn new(start: SectionSetup, members: Vec<FlowOperator>, node: &Arc<OperatorTask>) -> Self {
+        let SectionSetup { plan, interior, mode, stats } = start;
+        let table = GraphTable::new(plan.buckets.as_deref(), plan.row_bytes.clone(), plan.most);
+        // The section's operators log their own warnings when they block.
         let run_loop = RunLoop::new(&plan.name, node, Vec::new(), true);
         Self {
             plan,
@@ -147,7 +147,7 @@ impl Running {
     }
 
     /// Returns the operators, and drops the graphs.
-    fn end(self) -> Vec<Member> {
+    fn end(self) -> Vec<FlowOperator> {
         self.members
     }
 
@@ -160,7 +160,7 @@ impl Running {
                 self.capture(shape).await?;
             }
         }
-        while next_run(Boundary { section: self }).await {
+        while next_run(WaitingSection { section: self }).await {
             // A hub that drops messages may have dropped this one.
             let Some(lengths) = lengths(&mut self.members, &self.plan.inputs)? else {
                 self.run_loop.discard_run();
@@ -208,7 +208,7 @@ impl Running {
         self.members.iter().any(|member| member.operator.has_finished())
     }
 
-    /// Runs each operator once. False if one of them cannot run any more.
+    /// Runs each operator once. Returns false if one of them cannot run any more.
     async fn stream(&mut self) -> Result<bool> {
         for member in &mut self.members {
             if !member.operator.round().await.map_err(|error| error.at(operator(&member.name)))? {
@@ -239,8 +239,8 @@ impl Running {
         Ok(stream)
     }
 
-    /// Captures a graph. If there is no memory for it, memory in use by streams is awaited.
-    async fn captured(&mut self, shape: &Shape) -> Result<(Replay, Graph)> {
+    /// Captures a graph. If there is no memory for it, waits for memory that streams are using.
+    async fn captured(&mut self, shape: &GraphShape) -> Result<(Replay, Graph)> {
         loop {
             match capture(&mut self.members, &self.plan, &self.interior, shape) {
                 Err(error) if error.is_out_of_memory() => {
@@ -248,12 +248,12 @@ impl Running {
                         return Err(error);
                     }
                 }
-                made => return made,
+                outcome => return outcome,
             }
         }
     }
 
-    async fn capture(&mut self, shape: Shape) -> Result<()> {
+    async fn capture(&mut self, shape: GraphShape) -> Result<()> {
         // Evicted first: the new graph may need the memory of the old one.
         if let Some((evicted, replay)) = self.table.evict() {
             drop(replay);
@@ -293,7 +293,7 @@ impl Running {
         Ok(())
     }
 
-    /// Launches the graph instead of running the operators. False if an output has no reader any more.
+    /// Launches the graph instead of running the operators. Returns false if an output has no reader any more.
     async fn replay(&mut self, graph: usize, rows: Option<usize>) -> Result<bool> {
         let stream = self.own_stream()?;
         let messages = self.take()?;
@@ -310,8 +310,7 @@ impl Running {
         Ok(true)
     }
 
-    /// Takes a message at each input. The metadata and replies of the messages pass through the operators as if these
-    /// ran.
+    /// Takes a message at each input. The metadata and replies of the messages are propagated as if the operators ran.
     fn take(&mut self) -> Result<SmallVec<[Option<RawEnvelope>; 2]>> {
         let Self { plan, members, passing, .. } = self;
         let mut messages = SmallVec::new();
@@ -341,33 +340,29 @@ impl Running {
         stream: &Stream,
     ) -> Result<()> {
         let Self { plan, members, table, stats, passing, .. } = self;
-        let replay = table
-            .get(graph)
-            .ok_or_else(|| Error::new(ErrorKind::Usage, "internal error: no such graph (please report)"))?;
+        let replay = table.get(graph).ok_or_else(|| Error::internal("the section has no graph of that number"))?;
         let mut blanks: SmallVec<[Option<RawEnvelope>; 2]> = SmallVec::new();
-        for (made, edge) in replay.outputs.iter().zip(&plan.outputs) {
-            let Source::Own(like) = &made.from else {
+        for (output, edge) in replay.outputs.iter().zip(&plan.outputs) {
+            let OutputSource::Own(like) = &output.from else {
                 blanks.push(None);
                 continue;
             };
             let member = &mut members[edge.member];
             let blank = with_port(member, edge.port, |port| port.section_output().map(|output| output.blank()))?;
             blanks.push(Some(match blank {
-                Blank::Taken(envelope) if envelope.memory().bytes() >= made.bytes => envelope,
+                Blank::Taken(envelope) if envelope.memory().bytes() >= output.bytes => envelope,
                 // The operator sends memory of its own, which may be larger than the hub's envelopes.
                 Blank::Taken(_) | Blank::NoPool => RawEnvelope::on(stream, like.memory().bytes())?,
                 Blank::AllInUse => return Err(gone()),
             }));
         }
         replay.enqueue(stream, &mut messages, &mut blanks, rows)?;
-        for ((made, edge), blank) in replay.outputs.iter().zip(&plan.outputs).zip(blanks) {
-            let envelope = match made.from {
-                Source::Input(input) => messages[input].take(),
-                Source::Own(_) => blank,
+        for ((output, edge), blank) in replay.outputs.iter().zip(&plan.outputs).zip(blanks) {
+            let envelope = match output.from {
+                OutputSource::Input(input) => messages[input].take(),
+                OutputSource::Own(_) => blank,
             };
-            let envelope = envelope.ok_or_else(|| {
-                Error::new(ErrorKind::Usage, "internal error: two outputs send one envelope (please report)")
-            })?;
+            let envelope = envelope.ok_or_else(|| Error::internal("two outputs of the section send one envelope"))?;
             with_port(&mut members[edge.member], edge.port, |port| {
                 port.section_output().map(|output| output.send(envelope, &passing[edge.member]))
             })?;
@@ -394,17 +389,17 @@ impl Running {
 }
 
 /// A section that waits for its next run: for a message at each of its inputs, and for room at each output.
-struct Boundary<'a> {
-    section: &'a mut Running,
+struct WaitingSection<'a> {
+    section: &'a mut SectionRun,
 }
 
-impl Runnable for Boundary<'_> {
+impl Runnable for WaitingSection<'_> {
     fn parts(&mut self) -> (&mut RunLoop, Option<&mut dyn AllPorts>) {
         (&mut self.section.run_loop, None)
     }
 
     fn poll_ready(&mut self, task: &mut Context<'_>) -> Readiness {
-        let Running { members, plan, .. } = &mut *self.section;
+        let SectionRun { members, plan, .. } = &mut *self.section;
         let mut asked = Readiness::READY;
         for edge in plan.inputs.iter().chain(&plan.outputs) {
             members[edge.member].operator.visit(&mut |name, port| {
@@ -420,12 +415,12 @@ impl Runnable for Boundary<'_> {
         asked
     }
 
-    /// Its operators have no `may_run`.
+    /// Always ready: the section's operators have no `may_run`.
     fn poll_last(&mut self, _task: &mut Context<'_>) -> Readiness {
         Readiness::READY
     }
 
-    /// The messages are taken in the run: a hub that drops messages may have dropped one by then.
+    /// Takes nothing: the run takes the messages, since a hub that drops messages may have dropped one by then.
     fn claim(&mut self) -> bool {
         true
     }
@@ -439,11 +434,11 @@ impl Runnable for Boundary<'_> {
     }
 
     fn last_work(&self) -> Vec<Ticket> {
-        let Running { members, stats, .. } = &*self.section;
+        let SectionRun { members, stats, .. } = &*self.section;
         members.iter().flat_map(|member| member.operator.last()).chain(stats.last()).collect()
     }
 }
 
 fn gone() -> Error {
-    Error::new(ErrorKind::Usage, "internal error: the section lost its envelope (please report)")
+    Error::internal("the section lost its envelope")
 }

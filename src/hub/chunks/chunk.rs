@@ -29,23 +29,23 @@ use crate::{
 /// provided that there is a copy at another location: the chunk continues from that copy, unchanged. (Copies
 /// elsewhere that exist when the chunk is given out are kept until the commit.)
 ///
-/// **The only copy stays as it was written**, data and length, and is visible to all: there is nothing else that the
-/// chunk could be. It is the only copy if the chunk was produced or last modified at the link's own location and was
+/// **The only copy stays as it was written**, data and length, and is visible to all: there is no earlier content to
+/// return to. A copy is the only one if the chunk was produced or last modified at the link's own location and was
 /// not wanted elsewhere since, or if a copy elsewhere had to make room; in a hub with envelopes at a single location,
 /// it always is. Its structure is unchanged. Code that may fail or be cancelled while writing should write to memory
 /// of its own first, and copy that into the chunk at the end.
 ///
 /// A structure is stored beside the data. It is any value of the user's, such as a matrix's shape or a frame's time.
 pub struct Chunk<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static = ()> {
-    seat: Arc<Registration<T, S>>,
+    registration: Arc<Registration<T, S>>,
     number: u64,
-    /// `None` only while it is committed or dropped.
-    held: Option<Held<T>>,
+    /// `None` only while the chunk is committed or dropped.
+    held: Option<HeldEnvelope<T>>,
     /// Shared with the hub, so that it is never cloned there.
     structure: Option<Structure<S>>,
     /// Whether anything was written to or set on the chunk.
     written: bool,
-    /// The user's own envelope was sent, and the chunk is to return into it.
+    /// The user's own envelope was sent, and the chunk returns into it.
     returns: bool,
     kind: PhantomData<fn() -> K>,
 }
@@ -54,7 +54,7 @@ pub(super) fn beside<S>(structure: S) -> Structure<S> {
     Arc::new(Discarded::new(structure))
 }
 
-enum Held<T: Plain> {
+enum HeldEnvelope<T: Plain> {
     Alone(Envelope<T>),
     Shared(Arc<Envelope<T>>),
     /// A slot in the queue.
@@ -62,27 +62,40 @@ enum Held<T: Plain> {
 }
 
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
-    pub(super) fn new(seat: Arc<Registration<T, S>>, grant: Grant<Arc<Envelope<T>>, Structure<S>>) -> Result<Self> {
+    pub(super) fn new(
+        registration: Arc<Registration<T, S>>,
+        grant: Grant<Arc<Envelope<T>>, Structure<S>>,
+    ) -> Result<Self> {
         let Grant { number, envelope, structure, .. } = grant;
         let held = match envelope {
-            None => Held::Place,
-            Some(envelope) if seat.role == Role::Peek => Held::Shared(envelope),
-            Some(envelope) => Held::Alone(sole(envelope)?),
+            None => HeldEnvelope::Place,
+            Some(envelope) if registration.role == Role::Peek => HeldEnvelope::Shared(envelope),
+            Some(envelope) => HeldEnvelope::Alone(sole(envelope)?),
         };
         // In a hub without structures (`S = ()`), it need not be set.
         let structure = structure.or_else(|| (&() as &dyn Any).downcast_ref::<S>().cloned().map(beside));
-        Ok(Self { seat, number, held: Some(held), structure, written: false, returns: false, kind: PhantomData })
+        Ok(Self {
+            registration,
+            number,
+            held: Some(held),
+            structure,
+            written: false,
+            returns: false,
+            kind: PhantomData,
+        })
     }
 
     fn envelope(&self) -> &Envelope<T> {
         match &self.held {
-            Some(Held::Alone(envelope)) => envelope,
-            Some(Held::Shared(envelope)) => envelope,
-            Some(Held::Place) | None => unreachable!("a chunk owns its envelope until it is committed or dropped"),
+            Some(HeldEnvelope::Alone(envelope)) => envelope,
+            Some(HeldEnvelope::Shared(envelope)) => envelope,
+            Some(HeldEnvelope::Place) | None => {
+                unreachable!("a chunk owns its envelope until it is committed or dropped")
+            }
         }
     }
 
-    /// Its number in the hub, counted from 1, in the order in which blanks were given out.
+    /// The chunk's number in the hub, counted from 1, in the order in which blanks were given out.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -94,21 +107,21 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
 
     /// Returns true for a blank that has not been written to, and whose length and structure were not set.
     pub(crate) fn is_untouched(&self) -> bool {
-        self.seat.role == Role::Produce && !self.written
+        self.registration.role == Role::Produce && !self.written
     }
 
     /// Undoes the grant after a run that did not use it: the chunk is new to the link again.
     pub(crate) fn put_back(mut self) {
         match self.held.take() {
-            Some(Held::Shared(envelope)) => self.seat.peeked(self.number, envelope, true),
+            Some(HeldEnvelope::Shared(envelope)) => self.registration.peeked(self.number, envelope, true),
             // A chunk held exclusively is given back by its drop.
             held => self.held = held,
         }
     }
 
-    /// Commits it according to its link's role, for callers that do not know the role.
+    /// Commits the chunk according to its link's role, for callers that do not know the role.
     pub(crate) fn commit_any(mut self) -> Result<()> {
-        match self.seat.role {
+        match self.registration.role {
             Role::Produce => self.commit_produced(),
             Role::Modify => self.commit_modified(),
             Role::Consume => self.commit_consumed().map(drop),
@@ -118,42 +131,45 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
 
     fn commit_produced(&mut self) -> Result<()> {
         self.has_structure()?;
-        let (Some(Held::Alone(envelope)), Some(structure)) = (&mut self.held, &self.structure) else { return Ok(()) };
+        let (Some(HeldEnvelope::Alone(envelope)), Some(structure)) = (&mut self.held, &self.structure) else {
+            return Ok(());
+        };
         envelope.raw_mut().depart(None)?;
         let structure = structure.clone();
-        if let Some(Held::Alone(envelope)) = self.held.take() {
-            self.seat.produced(self.number, envelope, structure, self.returns);
+        if let Some(HeldEnvelope::Alone(envelope)) = self.held.take() {
+            self.registration.produced(self.number, envelope, structure, self.returns);
         }
         Ok(())
     }
 
-    /// A blank has none until it is set; the same is true of a chunk that was swapped with such a blank.
+    /// Returns an error for a blank whose structure was not set, or a chunk that was swapped with such a blank.
     fn has_structure(&self) -> Result<()> {
         if self.structure.is_some() {
             return Ok(());
         }
-        let (what, name) = (if self.seat.role == Role::Produce { "blank" } else { "chunk" }, &self.seat.core.name);
+        let (what, name) =
+            (if self.registration.role == Role::Produce { "blank" } else { "chunk" }, &self.registration.core.name);
         let text = format!("a {what} of hub `{name}` has no structure: call `set_structure` before the commit");
         Err(Error::new(ErrorKind::Usage, text))
     }
 
     fn commit_modified(&mut self) -> Result<()> {
         self.has_structure()?;
-        if let Some(Held::Alone(envelope)) = &mut self.held {
+        if let Some(HeldEnvelope::Alone(envelope)) = &mut self.held {
             envelope.raw_mut().depart(None)?;
         }
-        if let (Some(Held::Alone(envelope)), Some(structure)) = (self.held.take(), self.structure.take()) {
-            self.seat.modified(self.number, envelope, structure);
+        if let (Some(HeldEnvelope::Alone(envelope)), Some(structure)) = (self.held.take(), self.structure.take()) {
+            self.registration.modified(self.number, envelope, structure);
         }
         Ok(())
     }
 
     fn commit_consumed(&mut self) -> Result<Option<Envelope<T>>> {
-        if let Some(Held::Alone(envelope)) = &mut self.held {
+        if let Some(HeldEnvelope::Alone(envelope)) = &mut self.held {
             envelope.raw_mut().depart(None)?;
         }
-        let Some(Held::Alone(envelope)) = self.held.take() else { return Ok(None) };
-        self.seat.consumed(self.number);
+        let Some(HeldEnvelope::Alone(envelope)) = self.held.take() else { return Ok(None) };
+        self.registration.consumed(self.number);
         Ok(Some(envelope))
     }
 }
@@ -162,15 +178,17 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
     fn envelope_mut(&mut self) -> &mut Envelope<T> {
         self.written = true;
         match &mut self.held {
-            Some(Held::Alone(envelope)) => envelope,
-            Some(Held::Shared(_) | Held::Place) | None => unreachable!("links that may write have exclusive access"),
+            Some(HeldEnvelope::Alone(envelope)) => envelope,
+            Some(HeldEnvelope::Shared(_) | HeldEnvelope::Place) | None => {
+                unreachable!("links that may write have exclusive access")
+            }
         }
     }
 
     /// Sets the structure beside the data.
     pub fn set_structure(&mut self, structure: S) {
         self.structure = Some(beside(structure));
-        self.written |= self.seat.role == Role::Produce;
+        self.written |= self.registration.role == Role::Produce;
     }
 
     /// Sets the number of valid elements: see [`Envelope::set_len`].
@@ -181,10 +199,10 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         self.envelope_mut().set_len(len)
     }
 
-    /// Gives write access to the valid part on the host, once nothing uses it any more.
+    /// Gives write access to the valid part on the host, once all work on it is done.
     ///
     /// # Errors
-    /// As [`Envelope::write`].
+    /// The same as for [`Envelope::write`].
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -192,10 +210,10 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         self.envelope_mut().write().await
     }
 
-    /// Gives write access to the full capacity on the host, once nothing uses it any more.
+    /// Gives write access to the full capacity on the host, once all work on it is done.
     ///
     /// # Errors
-    /// As [`Envelope::space`].
+    /// The same as for [`Envelope::space`].
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -203,13 +221,13 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         self.envelope_mut().space().await
     }
 
-    /// Copies `data` into it on the host, as its valid part.
+    /// Copies `data` into the chunk on the host, as its valid part.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if `data` exceeds the capacity, or if the chunk is in device memory.
     ///
     /// # Cancel safety
-    /// Dropping the future may leave the length set and the data not written.
+    /// Dropping the future may leave the length set but the data not written.
     pub async fn fill_from(&mut self, data: &[T]) -> Result<()> {
         self.set_len(data.len())?;
         self.write().await?.copy_from_slice(data);
@@ -219,7 +237,7 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
     /// Swaps the contents of two chunks, of this hub or another: data, valid part and structure. Nothing is copied.
     ///
     /// # Errors
-    /// As [`Envelope::swap`].
+    /// The same as for [`Envelope::swap`].
     pub fn swap<L: Writes>(&mut self, other: &mut Chunk<L, T, S>) -> Result<()> {
         self.envelope_mut().swap(other.envelope_mut())?;
         mem::swap(&mut self.structure, &mut other.structure);
@@ -228,7 +246,7 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Produce, T, S> {
-    /// Publishes it as the hub's newest chunk.
+    /// Publishes the chunk as the hub's newest one.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if its structure was not set; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -239,12 +257,12 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Produce, T, S> {
     /// Puts an envelope into the slot that was reserved for one.
     pub(super) fn fill_with(&mut self, envelope: Envelope<T>, structure: Structure<S>, returns: bool) {
         self.returns = returns;
-        (self.held, self.structure) = (Some(Held::Alone(envelope)), Some(structure));
+        (self.held, self.structure) = (Some(HeldEnvelope::Alone(envelope)), Some(structure));
     }
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Modify, T, S> {
-    /// Publishes its present content to all links. Copies at other locations are discarded.
+    /// Publishes the chunk's present content to all links. Copies at other locations are discarded.
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if it was swapped with a blank and has no structure;
@@ -255,7 +273,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Modify, T, S> {
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Consume, T, S> {
-    /// Removes it from the hub. Its envelope returns to its pool.
+    /// Removes the chunk from the hub. Its envelope returns to its pool.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -263,15 +281,15 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Consume, T, S> {
         self.commit_consumed().map(drop)
     }
 
-    /// Removes it from the hub and returns its envelope, to write to or to pass on. The envelope returns to this hub
-    /// after its last use. An envelope that was [sent](super::Link::send) by the user is the user's again.
+    /// Removes the chunk from the hub and returns its envelope, to write to or to send on. The envelope returns to this
+    /// hub after its last use. An envelope that was [sent](super::Link::send) by the user is the user's again.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn into_envelope(mut self) -> Result<Envelope<T>> {
         match self.commit_consumed()? {
             Some(mut envelope) => {
-                self.seat.goes_out(&mut envelope);
+                self.registration.envelope_taken(&mut envelope);
                 Ok(envelope)
             }
             None => Err(Error::new(ErrorKind::Usage, "this chunk was committed already")),
@@ -283,20 +301,20 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Drop for Chunk<K,
     fn drop(&mut self) {
         match self.held.take() {
             None => {}
-            Some(Held::Shared(envelope)) => {
+            Some(HeldEnvelope::Shared(envelope)) => {
                 // An error of the device is reported to the next user.
                 let _ = envelope.raw().mark();
-                self.seat.peeked(self.number, envelope, false);
+                self.registration.peeked(self.number, envelope, false);
             }
-            Some(Held::Place) => self.seat.unproduced(self.number),
-            Some(Held::Alone(envelope)) if self.seat.role == Role::Produce => {
+            Some(HeldEnvelope::Place) => self.registration.unproduced(self.number),
+            Some(HeldEnvelope::Alone(envelope)) if self.registration.role == Role::Produce => {
                 // First, so that the link that gets the slot finds the envelope.
                 drop(envelope);
-                self.seat.unproduced(self.number);
+                self.registration.unproduced(self.number);
             }
-            Some(Held::Alone(envelope)) => {
+            Some(HeldEnvelope::Alone(envelope)) => {
                 let _ = envelope.raw().mark();
-                self.seat.given_back(self.number, envelope, self.written);
+                self.registration.given_back(self.number, envelope, self.written);
             }
         }
     }
@@ -327,8 +345,11 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> DeviceSliceMut<T> fo
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> fmt::Debug for Chunk<K, T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Chunk");
-        shown.field("hub", &self.seat.core.name).field("number", &self.number).field("role", &self.seat.role);
-        if let Some(Held::Alone(_) | Held::Shared(_)) = &self.held {
+        shown
+            .field("hub", &self.registration.core.name)
+            .field("number", &self.number)
+            .field("role", &self.registration.role);
+        if let Some(HeldEnvelope::Alone(_) | HeldEnvelope::Shared(_)) = &self.held {
             shown.field("envelope", self.envelope());
         }
         shown.finish_non_exhaustive()

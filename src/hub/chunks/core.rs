@@ -1,12 +1,13 @@
 //! The core of a chunk hub: the [state machine](super::state) under a lock, the envelopes, the copies.
 //!
 //! A hub has no task of its own. The thread that causes an event also carries out its consequences, with no lock
-//! held: it enqueues copies, returns envelopes to their pools and wakes tasks. The return of an envelope to its pool
-//! is such an event, too.
+//! held: it enqueues copies, returns envelopes to their pools and wakes tasks. The return of an envelope to its pool is
+//! also an event.
 
+mod locations;
 mod log;
 mod registration;
-mod seen;
+mod view;
 
 use std::{
     any::Any,
@@ -20,14 +21,17 @@ use std::{
     task::Waker,
 };
 
-use log::Log;
+pub(crate) use locations::makes_envelopes;
+pub(super) use locations::place_name;
+use locations::{Envelopes, HubLocations};
+use log::EventLog;
 pub(super) use registration::Registration;
-pub(crate) use seen::{ChunkState, MissingResource};
 use smallvec::SmallVec;
+pub(crate) use view::{ChunkHubView, MissingResource};
 
 use super::{
     roles::{LinkName, Role},
-    state::{Actions, Blanks, LinkId, LocationId, Move, State, TooFew},
+    state::{Actions, ChunkHubState, LinkId, LocationId, Move, TooFew},
 };
 use crate::{
     device::{Device, LossObserver, human},
@@ -42,9 +46,6 @@ use crate::{
     sync::{Deferred, Discarded, Level, Mutex, discard, discard_all, lock, logged, wake_shared},
 };
 
-/// An envelope, which peeking links share.
-type Envelopes<T> = Arc<Envelope<T>>;
-
 /// A chunk's structure. It may itself contain chunk hubs.
 pub(super) type Structure<S> = Arc<Discarded<S>>;
 
@@ -56,16 +57,16 @@ pub(crate) struct Core<T: Plain, S: 'static> {
     /// For the copies from one place to another.
     streams: Mutex<HashMap<(LocationId, LocationId), Stream>>,
     failed: OnceLock<Error>,
-    log: Log,
+    log: EventLog,
     flows: Mutex<Flows>,
-    counts: Counts,
+    counts: ChunkCounters,
     /// A reference to itself, for its envelopes to keep.
     own: Weak<Self>,
 }
 
 struct Inner<T: Plain, S: 'static> {
-    state: State<Envelopes<T>, Structure<S>>,
-    places: Places<T>,
+    state: ChunkHubState<Envelopes<T>, Structure<S>>,
+    places: HubLocations<T>,
 }
 
 impl<T: Plain, S: 'static> Drop for Core<T, S> {
@@ -78,51 +79,37 @@ impl<T: Plain, S: 'static> Drop for Core<T, S> {
     }
 }
 
-struct Places<T> {
-    all: Vec<PlaceOf>,
-    /// The error of the first copy that failed because a device was lost.
-    lost: OnceLock<Error>,
-    of: std::marker::PhantomData<fn() -> T>,
-}
-
-struct PlaceOf {
-    device: Device,
-    pool: Option<Arc<Pool>>,
-    /// Whether the hub is registered for a notification of the device's loss.
-    loss_registered: bool,
-}
-
 #[derive(Debug, Default)]
-struct Counts {
+struct ChunkCounters {
     produced: AtomicU64,
     consumed: AtomicU64,
     copied: AtomicU64,
     copied_bytes: AtomicU64,
 }
 
-/// The flows that have links here, and what holds them from outside.
+/// The flows that have links here, and the guards that keep them from ending.
 #[derive(Default)]
 struct Flows {
     running: Vec<Arc<Boundary>>,
     outside: HashMap<LinkId, Vec<ExternalGuard>>,
-    /// For each envelope that was taken out by hand, by the address of its [`Out`]: the flows that have begun since.
-    /// Flows that ran at that time have a mark on the envelope instead.
+    /// For each envelope that was taken out of the hub outside a flow, by the address of its [`TakenEnvelope`]: the
+    /// flows that have begun since. Flows that ran at that time have a mark on the envelope instead.
     out: HashMap<usize, Vec<ExternalGuard>>,
 }
 
-/// An envelope that was taken out by hand, until it is returned.
-struct Out<T: Plain, S: Clone + Send + Sync + 'static> {
+/// An envelope that was taken out of the hub outside a flow, until it is returned.
+struct TakenEnvelope<T: Plain, S: Clone + Send + Sync + 'static> {
     core: Weak<Core<T, S>>,
 }
 
-impl<T: Plain, S: Clone + Send + Sync + 'static> Out<T, S> {
+impl<T: Plain, S: Clone + Send + Sync + 'static> TakenEnvelope<T, S> {
     /// Unique and stable, since it is shared and never moves.
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 }
 
-impl<T: Plain, S: Clone + Send + Sync + 'static> Quiescence for Out<T, S> {
+impl<T: Plain, S: Clone + Send + Sync + 'static> Quiescence for TakenEnvelope<T, S> {
     fn lend(&self) {}
 
     fn regain(&self) {
@@ -133,7 +120,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Quiescence for Out<T, S> {
         }
     }
 
-    /// No flow can begin any more that would wait for it.
+    /// No flow that would wait for the envelope can begin any more.
     fn has_ended(&self) -> bool {
         self.core.strong_count() == 0
     }
@@ -158,95 +145,31 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Quiescence for Out<T, S> {
     }
 }
 
-/// The builder call that adds envelopes on that device.
-pub(crate) fn makes_envelopes(device: &Device) -> &'static str {
-    if device.is_host() { "host_envelopes(2)" } else { "envelopes(&device, 2)" }
-}
-
-/// For example `the host` or `cuda:0`.
-pub(super) fn place_name(device: &Device) -> &str {
-    if device.is_host() { "the host" } else { device.name() }
-}
-
-impl<T: Plain> Places<T> {
-    fn new() -> Self {
-        Self { all: Vec::new(), lost: OnceLock::new(), of: std::marker::PhantomData }
-    }
-
-    /// The number of a place; assigns a new one if it has none.
-    fn number(&mut self, device: &Device) -> LocationId {
-        self.find(device).unwrap_or_else(|| {
-            self.all.push(PlaceOf { device: device.clone(), pool: None, loss_registered: false });
-            self.all.len() - 1
-        })
-    }
-
-    fn find(&self, device: &Device) -> Option<LocationId> {
-        self.all.iter().position(|place| place.device == *device)
-    }
-
-    fn count(&self, place: LocationId) -> usize {
-        self.all.get(place).and_then(|place| place.pool.as_ref()).map_or(0, |pool| pool.count())
-    }
-}
-
-impl<T: Plain> Blanks<Envelopes<T>> for Places<T> {
-    fn take(&mut self, place: LocationId) -> Option<Envelopes<T>> {
-        let pool = self.all.get(place)?.pool.as_ref()?;
-        pool.take().ok()?.map(|raw| Arc::new(Envelope::of_raw(raw)))
-    }
-
-    fn count(&self, place: LocationId) -> usize {
-        self.all.get(place).and_then(|place| place.pool.as_ref()).map_or(0, |pool| pool.idle())
-    }
-
-    fn made(&self, place: LocationId) -> usize {
-        Self::count(self, place)
-    }
-
-    fn places(&self) -> usize {
-        self.all.len()
-    }
-
-    fn is_own(&self, place: LocationId, envelope: &Envelopes<T>) -> bool {
-        let pool = self.all.get(place).and_then(|place| place.pool.as_ref());
-        pool.is_some_and(|pool| std::ptr::eq(envelope.raw().home().as_ptr(), Arc::as_ptr(pool)))
-    }
-
-    fn has_failed(&self, envelope: &Envelopes<T>) -> bool {
-        let failed = Device::any_is_lost().then(|| envelope.raw().memory().check_contents()).and_then(Result::err);
-        let has_failed = failed.is_some();
-        // Only the first one is kept.
-        failed.into_iter().for_each(|error| _ = self.lost.set(error));
-        has_failed
-    }
-}
-
 impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     pub(super) fn new(name: Arc<str>, bytes: usize, capacity: usize) -> Arc<Self> {
         Arc::new_cyclic(|own| Self {
             name,
             bytes,
-            inner: Mutex::at(Level::Hub, Inner { state: State::new(capacity), places: Places::new() }),
+            inner: Mutex::at(Level::Hub, Inner { state: ChunkHubState::new(capacity), places: HubLocations::new() }),
             streams: Mutex::at(Level::CopyStreams, HashMap::new()),
             failed: OnceLock::new(),
-            log: Log::default(),
+            log: EventLog::default(),
             flows: Mutex::default(),
-            counts: Counts::default(),
+            counts: ChunkCounters::default(),
             own: own.clone(),
         })
     }
 
     /// Allocates `count` more envelopes at a place, for the links that wait there.
-    pub(super) fn add_envelopes(&self, device: &Device, count: usize, near: Option<&Device>) -> Result<()> {
-        self.allocate(device, count, near)?;
+    pub(super) fn add_envelopes(&self, device: &Device, count: usize, pinned_for: Option<&Device>) -> Result<()> {
+        self.allocate(device, count, pinned_for)?;
         self.log_event(|| format!("{count} more envelopes on {}", place_name(device)));
         self.act(|_, _, _| ());
         Ok(())
     }
 
-    /// Allocates the envelope without which no chunk could move any more, for the link that
-    /// [claimed](State::claim_spare) it.
+    /// Allocates the envelope without which no chunk could move, for the link that
+    /// [claimed](ChunkHubState::claim_spare) it.
     fn add_spare(&self, device: &Device) -> Result<()> {
         let added = self.allocate(device, 1, None);
         if added.is_ok() {
@@ -256,7 +179,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         added
     }
 
-    fn allocate(&self, device: &Device, count: usize, near: Option<&Device>) -> Result<()> {
+    fn allocate(&self, device: &Device, count: usize, pinned_for: Option<&Device>) -> Result<()> {
         let at = || {
             format!(
                 "hub `{}` needs {} of {}",
@@ -265,22 +188,22 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
                 human::bytes(self.bytes as u64)
             )
         };
-        let (pool, near) = {
+        let (pool, pinned_for) = {
             let mut inner = lock(&self.inner);
             let place = self.place(&mut inner.places, device)?;
             // Host memory is page-locked for a device that is not lost.
             let is_one = |device: &&Device| !device.is_host() && !device.is_lost();
             let other = inner.places.all.iter().map(|place| &place.device).find(is_one);
-            let near = near.or(other).unwrap_or(device).clone();
-            (inner.places.all[place].pool.clone(), near)
+            let pinned_for = pinned_for.or(other).unwrap_or(device).clone();
+            (inner.places.all[place].pool.clone(), pinned_for)
         };
         let failed = |error: Error| error.at(format!("{} on {}", at(), place_name(device)));
         match pool {
-            Some(pool) => pool.add(count, device, &near).map_err(failed)?,
+            Some(pool) => pool.add(count, device, &pinned_for).map_err(failed)?,
             None => {
-                let made = Pool::new(&self.name, count, self.bytes, device, &near).map_err(failed)?;
+                let pool = Pool::new(&self.name, count, self.bytes, device, &pinned_for).map_err(failed)?;
                 let core = self.own.clone();
-                made.listen(Box::new(move || {
+                pool.listen(Box::new(move || {
                     if let Some(core) = core.upgrade() {
                         core.act(|_, _, _| ());
                     }
@@ -290,11 +213,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
                 // Another thread may have created the pool meanwhile. It is kept, and the envelopes are allocated
                 // there instead.
                 match &inner.places.all[place].pool {
-                    None => inner.places.all[place].pool = Some(made),
+                    None => inner.places.all[place].pool = Some(pool),
                     Some(pool) => {
                         let pool = pool.clone();
                         drop(inner);
-                        pool.add(count, device, &near).map_err(failed)?;
+                        pool.add(count, device, &pinned_for).map_err(failed)?;
                     }
                 }
             }
@@ -303,7 +226,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     }
 
     /// The number of a place, after checking that there are copy paths to all others.
-    fn place(&self, places: &mut Places<T>, device: &Device) -> Result<LocationId> {
+    fn place(&self, places: &mut HubLocations<T>, device: &Device) -> Result<LocationId> {
         if let Some(other) = places.all.iter().map(|place| &place.device).find(|other| !other.copies_with(device)) {
             let text = format!("hub `{}`: there is no copy path between {device} and {other}", self.name);
             return Err(Error::new(ErrorKind::Setup, text));
@@ -327,8 +250,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
             let mut inner = lock(&self.inner);
             let place = self.place(&mut inner.places, device)?;
             let (id, name) = inner.state.link(role, place, name);
-            // Holds the flows before their operators can find that they wait for this link.
-            if let LinkName::Hand(_) = name {
+            // Keeps the flows from ending before their operators can wait for this link.
+            if let LinkName::Standalone(_) = name {
                 let mut flows = lock(&self.flows);
                 let held = flows.running.iter().map(ExternalGuard::holding).collect();
                 flows.outside.insert(id, held);
@@ -340,7 +263,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
             device.on_loss(own);
         }
         self.act(|state, _, out| {
-            // It was lost before the hub was registered for the notification.
+            // The device was lost before the hub was registered for the notification.
             if device.is_lost() {
                 state.lose(place, out);
             }
@@ -383,10 +306,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         drop((gone, left));
     }
 
-    /// Called when an envelope is taken out by hand. Returns its marks: for the flows that run, and for those that
-    /// begin before it is returned.
-    fn goes_out(&self) -> SmallVec<[Arc<Boundary>; 2]> {
-        let out = Arc::new(Out { core: self.own.clone() });
+    /// Called when an envelope is taken out of the hub outside a flow. Returns its marks: for the flows that run, and
+    /// for those that begin before it is returned.
+    fn envelope_taken(&self) -> SmallVec<[Arc<Boundary>; 2]> {
+        let out = Arc::new(TakenEnvelope { core: self.own.clone() });
         let mut flows = lock(&self.flows);
         let before = flows.out.insert(out.address(), Vec::new());
         let running: SmallVec<[_; 2]> = flows.running.iter().cloned().collect();
@@ -396,8 +319,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         running.into_iter().chain([Boundary::of_program(out)]).collect()
     }
 
-    /// For a mark of an envelope that enters the hub: returns true if it is of one of the hub's flows, or says that
-    /// the envelope was taken out here.
+    /// Whether a mark of an envelope that enters the hub belongs to one of the hub's flows, or notes that the envelope
+    /// was taken out of this hub.
     fn waits(&self, boundary: &Boundary) -> bool {
         let flows = lock(&self.flows);
         flows.running.iter().any(|flow| flow.is_beside(boundary)) || flows.out.contains_key(&boundary.address())
@@ -416,7 +339,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     /// Applies a change to the state and carries out the consequences.
     fn act<R>(
         &self,
-        change: impl FnOnce(&mut State<Envelopes<T>, Structure<S>>, &mut Places<T>, &mut Actions<Envelopes<T>>) -> R,
+        change: impl FnOnce(
+            &mut ChunkHubState<Envelopes<T>, Structure<S>>,
+            &mut HubLocations<T>,
+            &mut Actions<Envelopes<T>>,
+        ) -> R,
     ) -> R {
         let mut actions = Actions::default();
         let changed = {
@@ -495,7 +422,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         let lost: SmallVec<[LocationId; 2]> = [from, to].into_iter().filter(is_lost).collect();
         if lost.is_empty() {
             // Another device was lost while it wrote to the source.
-            state.spoilt(number, from);
+            state.lose_copy(number, from);
         }
         lost.into_iter().for_each(|place| state.lose(place, out));
     }
@@ -519,8 +446,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
             transfer::copy(&stream, source.raw().memory(), arrival.raw_mut().memory_mut(), bytes)?;
             if Device::any_is_lost() { arrival.raw().memory().check_contents() } else { Ok(()) }
         };
-        // If it was corrupted by a loss that became known meanwhile, it is retried. If it is corrupted again, its
-        // source was.
+        // Retried if a loss that became known meanwhile corrupted the copy. If it is corrupted again, its source was
+        // corrupted.
         copy().or_else(|error| if error.is_device_lost() { copy() } else { Err(error) })?;
         arrival.raw_mut().set_bytes(bytes);
         // Committed now, so that later users of the envelope wait for this copy and for no work after it.
@@ -546,7 +473,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         Ok(stream)
     }
 
-    /// Marks the hub as failed; it passes no more chunks.
+    /// Marks the hub as failed: its links get this error from now on.
     fn fail(&self, error: Error) {
         // Only the first failure is stored.
         let _ = self.failed.set(error.at(format!("hub `{}`", self.name)));
@@ -567,7 +494,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         self.log.set(writer);
     }
 
-    /// Notes a line, before the change that it describes. The log's writer gets it after the change, when
+    /// Queues a line for the log, before the change that it describes. It is written after the change, when
     /// [`act`](Self::act) ends.
     pub(super) fn log_event(&self, line: impl FnOnce() -> String) {
         let mut traced = false;
@@ -620,7 +547,7 @@ fn wake_all(wakes: Vec<Arc<Waker>>) {
 
 /// Unwraps an envelope to which there is no other reference.
 pub(super) fn sole<T: Plain>(envelope: Envelopes<T>) -> Result<Envelope<T>> {
-    Arc::into_inner(envelope).ok_or_else(|| Error::new(ErrorKind::Usage, "an envelope is still shared"))
+    Arc::into_inner(envelope).ok_or_else(|| Error::internal("a chunk's envelope is still shared"))
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
@@ -630,25 +557,25 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
 
     /// The error when chunks stay in the hub and a producer asks for one more than there are envelopes for.
     pub(super) fn too_few_envelopes(&self, too_few: TooFew, device: &Device) -> Error {
-        let TooFew { chunks, made } = too_few;
-        let (name, needed, more) = (&self.name, too_few.needed(), too_few.needed() - made);
+        let TooFew { chunks, envelopes } = too_few;
+        let (name, needed, more) = (&self.name, too_few.needed(), too_few.needed() - envelopes);
         let place = if device.is_host() { "&Device::host()" } else { "&device" };
         let text = format!(
-            "hub `{name}` has {made} envelopes, too few for {chunks} chunks that stay in it, since no link consumes them: \
-             {needed} suffice, one for each chunk and one to move them from place to place; \
-             `hub.add_envelopes({place}, {more})`, or link the consumer before"
+            "hub `{name}` has {envelopes} envelopes, too few for {chunks} chunks that stay in it, since no link consumes them: \
+             it needs {needed}, one for each chunk and one to move them between locations; \
+             call `hub.add_envelopes({place}, {more})`, or link the consumer first"
         );
         Error::new(ErrorKind::Setup, text)
     }
 
     pub(super) fn no_envelopes(&self, role: Role, device: &Device) -> Error {
         let (name, place) = (&self.name, place_name(device));
-        let made = makes_envelopes(device);
+        let call = makes_envelopes(device);
         Error::new(
             ErrorKind::Setup,
             format!(
                 "hub `{name}` has no envelopes on {place}, where a link {} its chunks: add some with \
-                 `ChunkHub::builder(..).{made}` or `add_envelopes`",
+                 `ChunkHub::builder(..).{call}` or `add_envelopes`",
                 role.verb()
             ),
         )

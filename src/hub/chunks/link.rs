@@ -12,7 +12,7 @@ use super::{
     chunk::{Chunk, beside},
     core::{Registration, place_name},
     roles::{ChunkRole, LinkName, Produce, Role},
-    state::{Asks, LinkId},
+    state::{LinkId, PollRequest},
 };
 use crate::{
     device::Device,
@@ -26,10 +26,10 @@ use crate::{
 /// [`consume`](super::ChunkHub::consume), [`peek`](super::ChunkHub::peek) or [`modify`](super::ChunkHub::modify).
 ///
 /// It can be used from any task, on any runtime, without a flow. Dropping it removes the link: no chunk waits for it
-/// any more, although a chunk that it was given may still be in use. If a flow's operators have links to the same
-/// hub, the link holds that flow: the flow does not end while this link may still do something.
+/// any more, although a chunk that it was given might still be in use. If a flow's operators have links to the same
+/// hub, this link keeps the flow from ending, since it may still produce or consume chunks.
 pub struct Link<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static = ()> {
-    pub(super) seat: Arc<Registration<T, S>>,
+    pub(super) registration: Arc<Registration<T, S>>,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -48,27 +48,27 @@ pub struct Unsent<T: Plain> {
     error: Error,
 }
 
-/// Marks the link as waiting until it is dropped. A weak reference, so that the link can be dropped while this is
-/// leaked.
+/// A guard: the link waits until the guard is dropped. The reference is weak, so that the link can be dropped even if
+/// the guard is leaked.
 pub(crate) struct Waiting<T: Plain, S: Clone + Send + Sync + 'static>(Weak<Registration<T, S>>);
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Drop for Waiting<T, S> {
     fn drop(&mut self) {
-        if let Some(seat) = self.0.upgrade() {
-            seat.rest();
+        if let Some(registration) = self.0.upgrade() {
+            registration.rest();
         }
     }
 }
 
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
-    pub(super) fn new(seat: Registration<T, S>) -> Self {
-        Self { seat: Arc::new(seat), kind: PhantomData }
+    pub(super) fn new(registration: Registration<T, S>) -> Self {
+        Self { registration: Arc::new(registration), kind: PhantomData }
     }
 
     /// Waits for the next chunk or, for a link that produces, for the next blank.
     ///
     /// A chunk that is consumed or modified belongs to this link until it is committed: **dropped without a `commit`,
-    /// it is the next one again**. Where chunks stay, because no link consumes them, links cycle through them
+    /// it is the link's next chunk again**. Where chunks stay, because no link consumes them, links cycle through them
     /// indefinitely: a peeking link gets a hub's only chunk again at once, changed or not.
     ///
     /// ```
@@ -83,7 +83,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     /// # }
     /// ```
     ///
-    /// Returns `None` when there are no more chunks and no link is left that could bring more. For a reading link
+    /// Returns `None` when there are no more chunks and no link is left that could produce more. For a reading link
     /// this means that all producing links are dropped. For a producing link it means that all consuming links are
     /// dropped; if there never was one, that all reading links are dropped and neither room nor an envelope becomes
     /// free any more. `None` is not final: when a new producing (or reading) link is made, this link continues. A
@@ -115,7 +115,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
                 return Poll::Pending;
             }
             let budget = ready!(tokio::task::coop::poll_proceed(task));
-            let next = self.seat.poll_next(true, task);
+            let next = self.registration.poll_next(true, task);
             if next.is_ready() {
                 budget.made_progress();
             }
@@ -125,37 +125,37 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     }
 
     pub(crate) fn waiting(&self) -> Waiting<T, S> {
-        Waiting(Arc::downgrade(&self.seat))
+        Waiting(Arc::downgrade(&self.registration))
     }
 
     /// For a port: polls for the next chunk. Another link may take it before `take` is called.
     pub(crate) fn ask(&self, task: &mut Context<'_>) -> Result<Answer> {
-        self.seat.ask(Asks { blank: true, stays: true }, task)
+        self.registration.ask(PollRequest { blank: true, stays: true }, task)
     }
 
-    /// Takes it, if it is still there.
+    /// Takes the next chunk or blank, if it is still available.
     pub(crate) fn take(&self) -> Result<Option<Chunk<K, T, S>>> {
-        self.seat.take(true)
+        self.registration.take(true)
     }
 
     /// Stops waiting.
     pub(crate) fn rest(&self) {
-        self.seat.rest();
+        self.registration.rest();
     }
 
     pub(crate) fn watch(&self, waker: &Waker) {
-        self.seat.watch(waker);
+        self.registration.watch(waker);
     }
 
     pub(crate) fn has_ended(&self) -> bool {
-        self.seat.has_ended()
+        self.registration.has_ended()
     }
 
     pub(crate) fn id(&self) -> LinkId {
-        self.seat.id
+        self.registration.id
     }
 
-    /// Runs `work` with the next chunk, and commits the chunk if that succeeds. Returns `None` if there will be no
+    /// Runs `work` on the next chunk, and commits the chunk if `work` succeeds. Returns `None` if there will be no
     /// more chunks.
     ///
     /// ```
@@ -174,7 +174,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
     /// ```
     ///
     /// # Errors
-    /// Those of `work`, in which case the chunk is not committed. Otherwise as [`next`](Self::next).
+    /// Those of `work`, after which the chunk is not committed, and those of [`next`](Self::next).
     ///
     /// # Cancel safety
     /// Dropping the future drops the chunk, uncommitted.
@@ -187,18 +187,18 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Link<K, T, S> {
 
     /// The link's location.
     pub fn device(&self) -> &Device {
-        &self.seat.device
+        &self.registration.device
     }
 
     /// The hub's name.
     pub fn hub(&self) -> &str {
-        &self.seat.core.name
+        &self.registration.core.name
     }
 }
 
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Drop for Link<K, T, S> {
     fn drop(&mut self) {
-        self.seat.retire();
+        self.registration.retire();
     }
 }
 
@@ -223,9 +223,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     /// ```
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if its size differs from that of the hub's envelopes, or if it is not at the
-    /// link's location; [`Closed`](ErrorKind::Closed) if no link takes chunks any more. The envelope is returned with
-    /// the error.
+    /// [`Usage`](ErrorKind::Usage) if the envelope's size differs from that of the hub's envelopes, or if it is not at
+    /// the link's location; [`Closed`](ErrorKind::Closed) if no link takes chunks any more. The envelope is returned
+    /// with the error.
     ///
     /// # Cancel safety
     /// Dropping the future drops the envelope, unsent. A future that is kept but not polled keeps its turn, as in
@@ -238,7 +238,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     /// chunk after a link elsewhere has modified it, the chunk is copied into this memory and no other. With a
     /// consumer at this location, the user thus gets the result in the memory that was sent.
     ///
-    /// If the chunk is consumed elsewhere, this memory keeps the last state that the chunk had here.
+    /// If the chunk is consumed elsewhere, this memory keeps the last content that the chunk had here.
     ///
     /// ```
     /// use wakeline::{Buffer, ChunkHub, prelude::*};
@@ -262,10 +262,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     /// ```
     ///
     /// # Errors
-    /// As [`send`](Self::send); [`Usage`](ErrorKind::Usage) if the memory is read-only.
+    /// Those of [`send`](Self::send); [`Usage`](ErrorKind::Usage) if the memory is read-only.
     ///
     /// # Cancel safety
-    /// As [`send`](Self::send).
+    /// The same as for [`send`](Self::send).
     pub async fn send_in_place(&mut self, envelope: impl Into<Envelope<T>>, structure: S) -> Result<(), Unsent<T>> {
         self.send_as(envelope.into(), structure, true).await
     }
@@ -285,10 +285,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         task: &mut Context<'_>,
     ) -> Poll<Result<Option<Chunk<Produce, T, S>>>> {
         self.fits(envelope, returns)?;
-        self.seat.poll_next(false, task)
+        self.registration.poll_next(false, task)
     }
 
-    /// Puts an envelope into that slot.
+    /// Puts an envelope into the slot that [`poll_place`](Self::poll_place) returned.
     pub(crate) fn put(
         &self,
         place: Result<Option<Chunk<Produce, T, S>>>,
@@ -306,7 +306,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         });
         match place {
             Ok(mut place) => {
-                let came_back = self.seat.comes_in(&mut envelope);
+                let came_back = self.registration.envelope_sent(&mut envelope);
                 place.fill_with(envelope, structure, returns);
                 // Cannot fail: the chunk has an envelope and a structure.
                 let _ = place.commit_any();
@@ -318,22 +318,22 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
     }
 
     fn fits(&self, envelope: &Envelope<T>, returns: bool) -> Result<()> {
-        let (bytes, wanted) = (envelope.raw().memory().bytes(), self.seat.core.bytes);
-        let (name, of) = (&self.seat.core.name, size_of::<T>());
+        let (bytes, wanted) = (envelope.raw().memory().bytes(), self.registration.core.bytes);
+        let (name, of) = (&self.registration.core.name, size_of::<T>());
         let refuse = |why: String| Err(Error::new(ErrorKind::Usage, format!("hub `{name}`: {why}")));
         if bytes != wanted {
             return refuse(format!(
-                "its envelopes have room for {} elements, and this one for {}: all envelopes of a hub have the same size",
+                "its envelopes have room for {} elements, but this one for {}: all envelopes of a hub have the same size",
                 wanted / of,
                 bytes / of
             ));
         }
-        if self.seat.core.device_of(envelope) != self.seat.device {
-            let (there, link) = (envelope.location(), place_name(&self.seat.device));
+        if self.registration.core.device_of(envelope) != self.registration.device {
+            let (there, link) = (envelope.location(), place_name(&self.registration.device));
             return refuse(format!("an envelope on {there} cannot be sent by a link on {link}: use a link on {there}"));
         }
         if returns && envelope.raw().memory().is_read_only() {
-            return refuse("`send_in_place` writes to the envelope, and this one is read-only: use `send`".into());
+            return refuse("`send_in_place` writes to the envelope, but this one is read-only: use `send`".into());
         }
         Ok(())
     }
@@ -344,7 +344,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
 }
 
 impl<T: Plain> Unsent<T> {
-    /// The reason why it was not sent.
+    /// The reason why the envelope was not sent.
     pub fn error(&self) -> &Error {
         &self.error
     }
@@ -401,7 +401,7 @@ impl DestinationName {
         Self { name, role, hub: None }
     }
 
-    /// The link's name, if it can be given chunks of that hub.
+    /// The link's name, if it is a reading link of `hub`.
     pub(super) fn at_hub(self, hub: &Arc<str>) -> Result<LinkName> {
         let refuse = |why: String| Err(Error::new(ErrorKind::Usage, format!("hub `{hub}`: `flow_to` names {why}")));
         match &self.hub {
@@ -418,13 +418,17 @@ impl DestinationName {
 
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Destination for Link<K, T, S> {
     fn name(&self) -> DestinationName {
-        DestinationName { name: self.seat.name, role: self.seat.role, hub: Some(self.seat.core.name.clone()) }
+        DestinationName {
+            name: self.registration.name,
+            role: self.registration.role,
+            hub: Some(self.registration.core.name.clone()),
+        }
     }
 }
 
 impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> fmt::Debug for Link<K, T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let role: Role = self.seat.role;
+        let role: Role = self.registration.role;
         f.debug_struct("Link")
             .field("hub", &self.hub())
             .field("role", &role)

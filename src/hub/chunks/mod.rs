@@ -12,7 +12,7 @@
 //!         needs the copy there
 //! ```
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `state.rs` | the state machine, independent of devices; in `state/`, whose turn it is, and what follows from an event |
 //! | `model.rs` | the state machine against a model |
@@ -35,7 +35,7 @@ pub use link::DestinationName;
 pub use link::{Consumer, Destination, Link, Modifier, Peeker, Producer, Unsent};
 
 use self::{
-    core::{ChunkState, Core},
+    core::{ChunkHubView, Core},
     roles::{ChunkRole, Consume, LinkName, Modify, Peek, Produce},
 };
 use crate::{
@@ -107,7 +107,7 @@ use crate::{
 /// Chunks that stay, because no link consumes them, need more envelopes: in a hub with several locations one per
 /// chunk, plus one to move chunks between locations. A producer that asks for a blank beyond that while a link reads
 /// gets a [`Setup`](ErrorKind::Setup) error that says how many are enough. So link the consumer before the producer
-/// asks for that many.
+/// needs that many.
 ///
 /// # A lost device
 ///
@@ -116,8 +116,8 @@ use crate::{
 /// chunk whose only copy was lost is reported as [`DeviceLost`](ErrorKind::DeviceLost) to each link that would get
 /// it. The link's next call continues with the chunk after it, and the error of a consuming link removes the chunk.
 ///
-/// A copy elsewhere that the device had not completed is lost, too. Until that is known, a link may get this copy,
-/// and gets the error when it awaits the data. After that no link gets it: the chunk is copied again from an intact
+/// A copy elsewhere that the device had not completed is also lost. Until that is known, a link may get this copy, and
+/// gets the error when it awaits the data. After that no link gets this copy: the chunk is copied again from an intact
 /// copy, or is lost.
 ///
 /// # With a flow
@@ -137,7 +137,7 @@ pub struct ChunkHubBuilder<T, S> {
     elements: usize,
     capacity: Option<usize>,
     envelopes: Vec<(Device, usize)>,
-    near: Option<Device>,
+    pinned_for: Option<Device>,
     of: std::marker::PhantomData<fn(T, S)>,
 }
 
@@ -166,15 +166,15 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubBuilder<T, S> {
         self
     }
 
-    /// Adds `count` envelopes on the host. They are page-locked for the device set with [`near`](Self::near) or, by
-    /// default, the first device that has envelopes.
+    /// Adds `count` envelopes on the host. They are page-locked for the device set with
+    /// [`pinned_for`](Self::pinned_for) or, by default, the first device that has envelopes.
     pub fn host_envelopes(self, count: usize) -> Self {
         self.envelopes(&Device::host(), count)
     }
 
     /// Sets the device that envelopes on the host are page-locked for.
-    pub fn near(mut self, device: &Device) -> Self {
-        self.near = Some(device.clone());
+    pub fn pinned_for(mut self, device: &Device) -> Self {
+        self.pinned_for = Some(device.clone());
         self
     }
 
@@ -185,7 +185,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubBuilder<T, S> {
     /// [`Setup`](ErrorKind::Setup) if the queue has 0 slots, if the envelopes have room for no element, or if there
     /// is no copy path between its devices; [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers.
     pub fn build(self) -> Result<ChunkHub<T, S>> {
-        let Self { name, elements, capacity, envelopes, near, .. } = self;
+        let Self { name, elements, capacity, envelopes, pinned_for, .. } = self;
         let refuse = |why: &str| Err(Error::new(ErrorKind::Setup, format!("hub `{name}`: {why}")));
         let capacity = capacity.unwrap_or(1);
         if capacity == 0 {
@@ -196,26 +196,27 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubBuilder<T, S> {
         }
         let bytes = bytes_of::<T>(elements).map_err(|error| error.at(format!("hub `{name}`")))?;
         let device = envelopes.iter().map(|(device, _)| device).find(|device| !device.is_host()).cloned();
-        let near = near.or(device);
+        let pinned_for = pinned_for.or(device);
         let core = Core::new(name, bytes, capacity);
         // Device memory first: there is less of it, so a failure is found sooner.
         let (host, devices): (Vec<_>, Vec<_>) = envelopes.into_iter().partition(|(device, _)| device.is_host());
         for (device, count) in devices.into_iter().chain(host).filter(|(_, count)| *count > 0) {
-            core.add_envelopes(&device, count, near.as_ref())?;
+            core.add_envelopes(&device, count, pinned_for.as_ref())?;
         }
         Ok(ChunkHub { core })
     }
 }
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
-    /// A builder for a hub of that name. At least the number of [elements](ChunkHubBuilder::elements) must be set.
+    /// Creates a builder for a hub of this name. At least the number of [elements](ChunkHubBuilder::elements) must be
+    /// set.
     pub fn builder(name: impl Into<String>) -> ChunkHubBuilder<T, S> {
         ChunkHubBuilder {
             name: name.into().into(),
             elements: 0,
             capacity: None,
             envelopes: Vec::new(),
-            near: None,
+            pinned_for: None,
             of: std::marker::PhantomData,
         }
     }
@@ -224,34 +225,34 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
         self.core.link(K::ROLE.0, device, None).map(Link::new)
     }
 
-    /// A link that fills blanks on this device or on the host, and sends the user's own envelopes.
+    /// Creates a link that fills blanks on this device or on the host, and sends the user's own envelopes.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) if there is no copy path between that device and the hub's others.
+    /// [`Setup`](ErrorKind::Setup) if there is no copy path between this device and the hub's other devices.
     pub fn produce(&self, device: &Device) -> Result<Producer<T, S>> {
         self.link::<Produce>(device)
     }
 
-    /// A link that removes chunks, on this device or on the host. Several such links take turns.
+    /// Creates a link that removes chunks, on this device or on the host. Several such links take turns.
     ///
     /// # Errors
-    /// As [`produce`](Self::produce).
+    /// The same as for [`produce`](Self::produce).
     pub fn consume(&self, device: &Device) -> Result<Consumer<T, S>> {
         self.link::<Consume>(device)
     }
 
-    /// A link that reads chunks on this device or on the host, concurrently with others.
+    /// Creates a link that reads chunks on this device or on the host, concurrently with other links.
     ///
     /// # Errors
-    /// As [`produce`](Self::produce).
+    /// The same as for [`produce`](Self::produce).
     pub fn peek(&self, device: &Device) -> Result<Peeker<T, S>> {
         self.link::<Peek>(device)
     }
 
-    /// A link that changes chunks on this device or on the host.
+    /// Creates a link that changes chunks on this device or on the host.
     ///
     /// # Errors
-    /// As [`produce`](Self::produce).
+    /// The same as for [`produce`](Self::produce).
     pub fn modify(&self, device: &Device) -> Result<Modifier<T, S>> {
         self.link::<Modify>(device)
     }
@@ -280,7 +281,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
     ///
     /// # Errors
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) with the numbers; [`Setup`](ErrorKind::Setup) as
-    /// [`produce`](Self::produce).
+    /// for [`produce`](Self::produce).
     pub fn add_envelopes(&self, device: &Device, count: usize) -> Result<()> {
         if count == 0 {
             return Ok(());
@@ -294,8 +295,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
         self.core.envelopes(device)
     }
 
-    /// Writes a line for each event: what is produced, copied, given to a link, modified or consumed, and where. A
-    /// writer that fails or panics is not used again. The same lines go to `tracing`, at debug level.
+    /// Writes a line for each event: a chunk is produced, copied, given to a link, modified or consumed. A writer that
+    /// fails or panics is not used again. The same lines go to `tracing`, at debug level.
     ///
     /// The writer may use the hub. One thread at a time writes; the lines of other threads are queued meanwhile, up
     /// to 1,024 of them. A thread also writes at most 1,024 lines before it continues. Further lines are dropped, and
@@ -325,7 +326,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHub<T, S> {
     }
 
     /// A flow's view of the hub.
-    pub(crate) fn state(&self) -> Arc<dyn ChunkState> {
+    pub(crate) fn state(&self) -> Arc<dyn ChunkHubView> {
         self.core.clone()
     }
 

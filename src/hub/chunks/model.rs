@@ -1,13 +1,13 @@
-//! Tests the state machine against a model: any links, any places, any number of envelopes, any order.
+//! Tests the state machine against a model, with any links, places, numbers of envelopes and orders of events.
 //!
-//! Every link is a task that runs only when it was woken. Copies, and the return of envelopes, take any amount of
-//! time. For each chunk the model knows its data and which links have changed it. When no task is awake any more all
-//! work must be done: a lost wake-up, or chunks that block each other, show as chunks that are left.
+//! Every link is a task that runs only when it was woken. Copies and returns of envelopes take any amount of
+//! time. For each chunk the model knows its data and which links have changed it. When no task is awake any more, all
+//! work must be done: a lost wake-up, or chunks that block each other, would leave chunks behind.
 //!
-//! Links may be added late, when the chunks are there or the producers are dropped; they may be removed; and the flow
-//! of data may switch. In these cases the model allocates more envelopes where the hub would. If all links are there
-//! from the start there is no memory for that, and none is needed: every chunk passes, also if links stop waiting and
-//! poll again later.
+//! Links may be added late, when chunks already exist or the producers are dropped; links may be removed; and the flow
+//! of data may be redirected. In these cases the model allocates more envelopes where the hub would. If all links exist
+//! from the start, there is no memory for that and none is needed: every chunk gets through, even if links stop waiting
+//! and poll again later.
 //!
 //! The device of a place may be lost at any time: its links end, and exactly the chunks without an intact copy
 //! elsewhere are lost.
@@ -28,7 +28,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
 use super::{
     roles::{LinkName, Role},
-    state::{Actions, Asks, Blanks, Grant, LOOKS, LinkId, LocationId, Move, State},
+    state::{Actions, Blanks, ChunkHubState, Grant, LinkId, LocationId, Move, PollRequest, VISITS},
 };
 use crate::hub::queue::Answer;
 
@@ -87,7 +87,7 @@ impl Blanks<Held> for Pools {
         self.0[place].len()
     }
 
-    fn made(&self, place: LocationId) -> usize {
+    fn total(&self, place: LocationId) -> usize {
         self.1[place]
     }
 
@@ -135,7 +135,7 @@ struct Known {
 }
 
 struct World {
-    state: State<Held, ()>,
+    state: ChunkHubState<Held, ()>,
     pools: Pools,
     tasks: Vec<Task>,
     moves: Vec<Move<Held>>,
@@ -204,7 +204,7 @@ impl World {
         let (late, links): (Vec<_>, Vec<_>) = setup.links.iter().partition(|link| is_late(link));
         let mut world = Self {
             tasks: Vec::new(),
-            state: State::new(setup.capacity),
+            state: ChunkHubState::new(setup.capacity),
             pools: Pools(setup.envelopes.iter().enumerate().map(blanks).collect(), setup.envelopes.clone()),
             moves: Vec::new(),
             homing: Vec::new(),
@@ -263,7 +263,7 @@ impl World {
         true
     }
 
-    fn act<R>(&mut self, act: impl FnOnce(&mut State<Held, ()>, &mut Pools, &mut Actions<Held>) -> R) -> R {
+    fn act<R>(&mut self, act: impl FnOnce(&mut ChunkHubState<Held, ()>, &mut Pools, &mut Actions<Held>) -> R) -> R {
         let mut out = Actions::default();
         let Self { state, pools, .. } = self;
         let done = locked(|| {
@@ -388,11 +388,11 @@ impl World {
         }
         let there = |roles: &[Role]| self.tasks.iter().filter(|task| !task.gone && roles.contains(&task.role)).count();
         let (readers, consumers) = (there(&[Role::Peek, Role::Modify, Role::Consume]), there(&[Role::Consume]));
-        let may_go = |task: &Task| {
+        let may_proceed = |task: &Task| {
             let last = readers < 2 || (task.role == Role::Consume && consumers < 2);
             !task.gone && task.has.is_none() && task.role != Role::Produce && !last
         };
-        let can: Vec<_> = (0..self.tasks.len()).filter(|at| may_go(&self.tasks[*at])).collect();
+        let can: Vec<_> = (0..self.tasks.len()).filter(|at| may_proceed(&self.tasks[*at])).collect();
         if let Some(at) = can.choose(&mut self.rng).copied() {
             let id = self.tasks[at].id;
             (self.tasks[at].gone, self.tasks[at].paused) = (true, false);
@@ -427,7 +427,7 @@ impl World {
     /// Switches the flow of data to other links, and the last time to all of them.
     fn switch(&mut self) {
         self.switches -= 1;
-        let some = self.tasks.iter().map(|task| LinkName::Hand(task.id.0)).filter(|_| self.rng.random());
+        let some = self.tasks.iter().map(|task| LinkName::Standalone(task.id.0)).filter(|_| self.rng.random());
         let flow = (self.switches > 0).then(|| some.collect());
         self.act(|state, _, _| state.set_flow(flow));
     }
@@ -448,7 +448,7 @@ impl World {
         let waker = Arc::new(Waker::from(self.tasks[at].woken.clone()));
         let mut out = Actions::default();
         let blank = self.tasks[at].role != Role::Produce || !self.sends || self.rng.random();
-        let asks = Asks { blank, stays: self.rng.random() };
+        let asks = PollRequest { blank, stays: self.rng.random() };
         let asked = self.state.poll(id, asks, &waker, Some(&waker), &mut self.pools, &mut out).unwrap();
         self.carry_out(out);
         match asked {
@@ -482,7 +482,7 @@ impl World {
             }
             Answer::Yes => {}
         }
-        // It has looked; it may also wait for something else, and then polls again.
+        // The task was offered something. It might also be waiting for something else, and then polls again.
         self.tasks[at].woken.0.store(true, Ordering::Relaxed);
         if asked == Answer::Yes && (self.commits || self.rng.random_ratio(3, 4)) {
             let Some(grant) = self.act(|state, pools, _| state.take(id, blank, pools)) else {
@@ -641,8 +641,8 @@ impl World {
     }
 }
 
-/// The copy that another one was made from is lost, and the chunk has come back to that place by the time the other
-/// arrives.
+/// A copy is lost after another copy was started from it, and the chunk has returned to its place by the time the
+/// second copy arrives.
 #[test]
 fn the_source_of_a_copy_that_was_replaced_is_not_dropped_under_the_lock() {
     let links = vec![(Role::Produce, 0), (Role::Peek, 1), (Role::Peek, 2), (Role::Peek, 0)];
@@ -650,7 +650,7 @@ fn the_source_of_a_copy_that_was_replaced_is_not_dropped_under_the_lock() {
     let ids: Vec<_> = world.tasks.iter().map(|task| task.id).collect();
     let waker = Arc::new(Waker::noop().clone());
     let ask = |world: &mut World, id| {
-        let asks = Asks { blank: true, stays: false };
+        let asks = PollRequest { blank: true, stays: false };
         world.act(|state, pools, out| state.poll(id, asks, &waker, Some(&waker), pools, out));
     };
     let arrives = |world: &mut World, copy: Move<Held>| {
@@ -665,7 +665,7 @@ fn the_source_of_a_copy_that_was_replaced_is_not_dropped_under_the_lock() {
     ask(&mut world, ids[2]);
     let late = world.moves.pop().unwrap();
     assert_eq!((late.from, late.to), (0, 2));
-    world.act(|state, _, _| state.spoilt(number, 0));
+    world.act(|state, _, _| state.lose_copy(number, 0));
     world.homing.clear();
     ask(&mut world, ids[3]);
     let back = world.moves.pop().unwrap();
@@ -724,7 +724,7 @@ fn run(setup: &Setup) {
     for (given, there) in setup.envelopes.iter().zip(&world.pools.1) {
         assert!(*there <= setup.capacity.max(*given), "{there} envelopes, of {given}, for {} chunks", setup.capacity);
     }
-    // An envelope that was sent is freed once its chunk is elsewhere, and the chunk comes back into one of the hub's.
+    // A sent envelope is freed once its chunk is elsewhere, and the chunk returns in one of the hub's envelopes.
     if !setup.may_need_more() && !setup.sends {
         assert_eq!((world.spares, world.refused), (0, None), "there are enough");
     }
@@ -865,9 +865,9 @@ fn looks(role: Role, links: usize) -> usize {
     let setup = Setup { envelopes: vec![1, 2], capacity: 2, links, chunks: 3, ..Setup::default() };
     let (mut world, mut most, mut goes_on) = (World::new(&setup), 0, true);
     while goes_on && world.made < commits {
-        LOOKS.set(0);
+        VISITS.set(0);
         goes_on = world.step();
-        most = LOOKS.get().max(most);
+        most = VISITS.get().max(most);
     }
     most
 }

@@ -1,9 +1,9 @@
-//! What a link does with chunks: produce, consume, peek or modify. As a value for the state machine, and as a type
+//! The role of a link: it produces, consumes, peeks at or modifies chunks. A value for the state machine, and a type
 //! for the links and their guards.
 
 use std::fmt::Debug;
 
-/// What a link does, as a value.
+/// The role of a link, as a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     Produce,
@@ -15,18 +15,18 @@ pub(crate) enum Role {
 /// A link's name for `flow_to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LinkName {
-    Hand(u64),
+    Standalone(u64),
     /// The numbers of a flow, an operator and a port: the same in all of the flow's runs.
     Port(u64, usize, usize),
 }
 
 impl LinkName {
-    /// A sort key: ports in the order of their operators, which is the same in all hubs of a flow, then links by hand
-    /// in the order of linking.
+    /// A sort key: ports in the order of their operators, which is the same in all hubs of a flow, then standalone
+    /// links in the order of linking.
     pub(crate) fn order(self) -> u64 {
         match self {
             Self::Port(flow, operator, _) => (flow << 32 | operator as u64) & !(1 << 63),
-            Self::Hand(number) => number | 1 << 63,
+            Self::Standalone(number) => number | 1 << 63,
         }
     }
 }
@@ -48,7 +48,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What a link does with chunks, as a type: one of those in [`role`](self).
+/// The role of a link, as a type: one of those in [`role`](self).
 pub trait ChunkRole: sealed::Sealed + Debug + Send + Sync + 'static {
     #[doc(hidden)]
     const ROLE: RoleOf;
@@ -59,7 +59,7 @@ pub trait ChunkRole: sealed::Sealed + Debug + Send + Sync + 'static {
 #[derive(Clone, Copy, Debug)]
 pub struct RoleOf(pub(crate) Role);
 
-/// A role that may write the chunks that it is given.
+/// A role whose links may write their chunks.
 #[diagnostic::on_unimplemented(
     message = "chunks can be written only by links that produce or modify them",
     label = "this link does neither: make it a `Modify` or a `Produce`"

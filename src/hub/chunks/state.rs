@@ -1,8 +1,8 @@
-//! The state machine of a chunk hub: which link is given which chunk, what is copied where, and which envelopes are
+//! The state machine of a chunk hub: which link gets which chunk, which copies are made, and which envelopes are
 //! freed.
 //!
 //! It does not depend on devices, locks or futures. On each event (a link polls, takes, commits, gives back or is
-//! dropped; a copy was enqueued; an envelope was returned), [`settle`](State::settle) computes the consequences
+//! dropped; a copy was enqueued; an envelope was returned), [`settle`](ChunkHubState::settle) computes the consequences
 //! ([`Actions`]): copies to enqueue, tasks to wake, envelopes to free. The caller carries them out with no lock held.
 //!
 //! ```text
@@ -32,25 +32,25 @@
 //! chunks. Links are served in the order of their arrival. A peek waits only for modifying links, and for these only
 //! on its second turn.
 //!
-//! **No chunk blocks another for ever.** Chunks are ordered by the age of the blanks that they were made of. A
-//! younger chunk takes an envelope only if enough are left for all that the older chunks still need there: for each
-//! link that is still to modify or peek, and for one consumer, whose place is the chunk's goal. So at each of these
-//! places at least one envelope is left to the chunk itself and to older ones, which leave the hub first. The goal
-//! follows waiting consumers only to places where this is true as well; elsewhere a younger chunk could hold the
-//! envelope that the older one needs, while waiting for that one's. If links or the flow of data have changed
-//! meanwhile, copies that are in the way are dropped, or moved to another place if they are the only ones. If no
-//! place has a free envelope for that and none is being returned, one more envelope is allocated ([`Spare`]), by the
-//! waiting link when it polls. This never leaves a place with more envelopes than it was given or the queue has
+//! **No chunk blocks another for ever.** Chunks are ordered by the age of the blanks that they were made of. A younger
+//! chunk takes an envelope only if enough are left for all that the older chunks still need there: for each link that
+//! is still to modify or peek, and for one consumer, whose place is the chunk's goal. So at each of these places at
+//! least one envelope is left to the chunk itself and to older ones, which leave the hub first. The goal follows
+//! waiting consumers only to places where this is true as well; elsewhere a younger chunk could hold the envelope that
+//! the older one needs, while it waits for the older one's envelope. If links or the flow of data have changed
+//! meanwhile, copies that occupy the envelopes are dropped, or moved to another place if they are the only ones. If no
+//! place has a free envelope for that and none is being returned, one more envelope is allocated ([`SpareEnvelope`]),
+//! by the waiting link when it polls. This never leaves a place with more envelopes than it was given or the queue has
 //! chunks.
 //!
 //! **Chunks that stay** need an envelope each, and one more to move them if there are several places. A producer of
 //! one chunk more than that is [refused](TooFew), wherever the chunks are at that time.
 //!
-//! **A user's own envelope** is returned to the user once no link needs the chunk there, unless the chunk is to
-//! [return](Chunk::returns_to) in it: then it is kept beside the chunk, and is the blank for the copy that comes
-//! back.
+//! **A user's own envelope** is returned to the user once no link needs the chunk there, unless the chunk
+//! [returns](ChunkRecord::returns_to) in it: then the envelope is kept beside the chunk, as the blank for the copy that
+//! returns.
 //!
-//! **A lost device.** Its links are served no more, and no chunk waits for them. Nothing is copied to its place, and
+//! **A lost device.** Its links are no longer served, and no chunk waits for them. Nothing is copied to its place, and
 //! the copies there are lost. A chunk without another copy keeps its place in the queue: each link that would get it
 //! takes the loss, [`Grant::lost`], instead, and a consumer that does so removes it.
 //!
@@ -86,23 +86,23 @@ pub(super) trait Blanks<E> {
     fn take(&mut self, place: LocationId) -> Option<E>;
     fn count(&self, place: LocationId) -> usize;
     /// The number of envelopes there, free or in use.
-    fn made(&self, place: LocationId) -> usize;
+    fn total(&self, place: LocationId) -> usize;
     fn places(&self) -> usize;
-    /// Whether the envelope was made there, as opposed to one sent by a user.
+    /// Whether the envelope was allocated by the hub there, as opposed to sent by a user.
     fn is_own(&self, place: LocationId, envelope: &E) -> bool;
     /// Whether its content is known to be lost, with a device that was to write it.
     fn has_failed(&self, envelope: &E) -> bool;
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asks {
+pub(super) struct PollRequest {
     /// For a producer: a blank, in addition to a place in the queue.
     pub(super) blank: bool,
-    /// It may also wait for something else, and not take what is there.
+    /// The link might also be waiting for something else, and then does not take what is available.
     pub(super) stays: bool,
 }
 
-/// What a link is given: a blank, or a chunk.
+/// A blank or a chunk that is given to a link.
 #[derive(Debug)]
 pub(super) struct Grant<E, S> {
     pub(super) number: u64,
@@ -113,11 +113,11 @@ pub(super) struct Grant<E, S> {
     pub(super) lost: Option<LocationId>,
 }
 
-/// For a hub whose chunks stay: the numbers of chunks and of envelopes, which are too few for them.
+/// For a hub whose chunks stay: the number of chunks, and the number of envelopes, which are too few for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooFew {
     pub(super) chunks: usize,
-    pub(super) made: usize,
+    pub(super) envelopes: usize,
 }
 
 impl TooFew {
@@ -127,7 +127,7 @@ impl TooFew {
     }
 }
 
-/// A copy to enqueue. Both envelopes come back with [`State::arrived`].
+/// A copy to enqueue. Both envelopes are returned with [`ChunkHubState::arrived`].
 #[derive(Debug)]
 pub(super) struct Move<E> {
     pub(super) number: u64,
@@ -137,7 +137,7 @@ pub(super) struct Move<E> {
     pub(super) blank: E,
 }
 
-/// What is to be done once no lock is held.
+/// The actions to carry out once no lock is held.
 #[derive(Debug)]
 pub(super) struct Actions<E> {
     pub(super) moves: Vec<Move<E>>,
@@ -154,15 +154,15 @@ impl<E> Default for Actions<E> {
 }
 
 #[derive(Debug)]
-struct Link {
+struct LinkRecord {
     role: Role,
     name: LinkName,
     place: LocationId,
-    /// The link is dropped; chunks that it was given are still in use.
+    /// The link is dropped, but chunks that it was given are still in use.
     retired: bool,
     /// Chunks are given to it: it is not retired, and data flows to it.
     is_served: bool,
-    waits: Option<Waits>,
+    waits: Option<LinkWait>,
     /// Woken by the next change of any kind.
     watcher: Option<Arc<Waker>>,
     /// When it was last served.
@@ -172,24 +172,24 @@ struct Link {
 }
 
 #[derive(Debug)]
-struct Waits {
+struct LinkWait {
     since: u64,
     waker: Arc<Waker>,
     /// For a blank, in addition to a place in the queue.
     blank: bool,
-    /// It was woken, and has not polled since.
+    /// The link was woken, and has not polled since.
     woken: bool,
-    /// It could have had what it waits for and did not take it: it also waits for something else.
-    looked: bool,
+    /// What the link waits for was offered to it, and it did not take it, because it also waits for something else.
+    offered: bool,
 }
 
 #[derive(Debug)]
-struct Chunk<E, S> {
+struct ChunkRecord<E, S> {
     number: u64,
     structure: S,
-    copies: SmallVec<[Copy<E>; 2]>,
+    copies: SmallVec<[ChunkCopy<E>; 2]>,
     /// The link that has exclusive access.
-    alone: Option<LinkId>,
+    held_by: Option<LinkId>,
     moving: usize,
     /// Sorted.
     seen: SmallVec<[LinkId; 4]>,
@@ -199,18 +199,18 @@ struct Chunk<E, S> {
     goal: Option<LocationId>,
     /// It was sent in the user's own envelope, which does not count as the hub's.
     is_sent: bool,
-    /// The place of the user's own envelope, which the chunk is to return into; and that envelope, while it holds no
-    /// copy.
+    /// The place of the user's own envelope, in which the chunk returns.
     returns_to: Option<LocationId>,
+    /// That envelope, while it holds no copy.
     returns_in: Option<E>,
 }
 
-/// Whose turn it is at a chunk that is to be consumed.
+/// The links that may take a chunk next.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// The first link that is still to modify it.
+    /// The first link that is still to modify the chunk.
     modify: Option<LinkId>,
-    /// A link is to peek at it, if none is to modify it.
+    /// A link is still to peek at the chunk, and none is to modify it.
     peek: bool,
     /// For a chunk that stays: any link.
     any: bool,
@@ -228,9 +228,9 @@ impl Turn {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts([usize; 4]);
+struct RoleCounts([usize; 4]);
 
-impl Counts {
+impl RoleCounts {
     fn of(&self, role: Role) -> usize {
         self.0[role as usize]
     }
@@ -249,14 +249,14 @@ impl Counts {
 }
 
 #[derive(Debug)]
-struct Copy<E> {
+struct ChunkCopy<E> {
     place: LocationId,
-    slot: Slot<E>,
+    slot: CopyState<E>,
     peeks: usize,
 }
 
 #[derive(Debug)]
-enum Slot<E> {
+enum CopyState<E> {
     Arriving,
     There(E),
     Lent,
@@ -264,9 +264,9 @@ enum Slot<E> {
     Lost,
 }
 
-/// The state of the one additional envelope without which nothing could move any more.
+/// The state of the one additional envelope that is allocated when no chunk can move without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Spare {
+enum SpareEnvelope {
     No,
     /// The chunk of this number needs it, at this place, for a waiting link.
     Needed(u64, LocationId),
@@ -276,20 +276,20 @@ enum Spare {
 
 #[cfg(test)]
 thread_local! {
-    pub(super) static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    pub(super) static VISITS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct State<E, S> {
+pub(super) struct ChunkHubState<E, S> {
     capacity: usize,
-    links: BTreeMap<LinkId, Link>,
-    counts: Counts,
+    links: BTreeMap<LinkId, LinkRecord>,
+    counts: RoleCounts,
     /// Of the links that are served.
-    served: Counts,
-    chunks: VecDeque<Chunk<E, S>>,
+    served: RoleCounts,
+    chunks: VecDeque<ChunkRecord<E, S>>,
     /// Consumed, and still peeked at.
-    lingering: Vec<Chunk<E, S>>,
+    lingering: Vec<ChunkRecord<E, S>>,
     /// Places in the queue of producers that have not committed yet: the chunk's number, and where its blank is.
     open: Vec<(u64, Option<LocationId>)>,
     /// The links that data is restricted to by `flow_to`.
@@ -299,26 +299,26 @@ pub(super) struct State<E, S> {
     clock: u64,
     /// Wakers that were removed, to be dropped with no lock held.
     gone: Vec<Arc<Waker>>,
-    spare: Spare,
+    spare: SpareEnvelope,
     lost: SmallVec<[LocationId; 1]>,
-    /// How often a chunk that a link had looked at went to another link since the last one was taken: by a consumer,
-    /// if there are any.
+    /// How often a chunk that had been offered to a link went to another link since a chunk was last taken (by a
+    /// consumer, if there are any).
     passed_over: usize,
     /// Lost envelopes, to be freed by the next `settle`.
     freed: Vec<E>,
-    /// Whether there ever was such a link.
+    /// Whether there has ever been such a link.
     had_producer: bool,
     had_reader: bool,
     had_consumer: bool,
-    /// Of the links that data flows to.
+    /// Whether there has ever been a consumer among the links that data flows to.
     flow_had_consumer: bool,
 }
 
-impl<E> Copy<E> {
+impl<E> ChunkCopy<E> {
     fn there(&self) -> Option<&E> {
         match &self.slot {
-            Slot::There(envelope) => Some(envelope),
-            Slot::Arriving | Slot::Lent | Slot::Lost => None,
+            CopyState::There(envelope) => Some(envelope),
+            CopyState::Arriving | CopyState::Lent | CopyState::Lost => None,
         }
     }
 
@@ -327,8 +327,8 @@ impl<E> Copy<E> {
     }
 }
 
-impl<E, S> Chunk<E, S> {
-    fn copy(&self, place: LocationId) -> Option<&Copy<E>> {
+impl<E, S> ChunkRecord<E, S> {
+    fn copy(&self, place: LocationId) -> Option<&ChunkCopy<E>> {
         self.copies.iter().find(|copy| copy.place == place)
     }
 
@@ -359,7 +359,7 @@ impl<E, S> Chunk<E, S> {
 
     /// No copy is left, since they were lost.
     fn is_lost(&self) -> bool {
-        self.lost_at.is_some() && self.alone.is_none() && self.moving == 0 && self.spare() == 0
+        self.lost_at.is_some() && self.held_by.is_none() && self.moving == 0 && self.spare() == 0
     }
 
     /// Drops the copy at that place, if there is one, as lost.
@@ -370,7 +370,7 @@ impl<E, S> Chunk<E, S> {
         let Some(at) = self.copies.iter().position(|copy| copy.place == place && copy.there().is_some()) else {
             return;
         };
-        if let Slot::There(envelope) = std::mem::replace(&mut self.copies[at].slot, Slot::Lost) {
+        if let CopyState::There(envelope) = std::mem::replace(&mut self.copies[at].slot, CopyState::Lost) {
             freed.push(envelope);
         }
         if self.copies[at].peeks == 0 {
@@ -381,14 +381,14 @@ impl<E, S> Chunk<E, S> {
 
     fn remove(&mut self, place: LocationId, freed: &mut Vec<E>) {
         if let Some(at) = self.copies.iter().position(|copy| copy.place == place)
-            && let Slot::There(envelope) = self.copies.swap_remove(at).slot
+            && let CopyState::There(envelope) = self.copies.swap_remove(at).slot
         {
             self.release(place, envelope, freed);
         }
     }
 
-    /// Called when an envelope of this chunk is no longer needed at its place. Frees it, unless the chunk is to
-    /// return into it.
+    /// Called when an envelope of this chunk is no longer needed at its place. Frees it, unless the chunk
+    /// returns in it.
     fn release(&mut self, place: LocationId, envelope: E, freed: &mut Vec<E>) {
         if self.returns_to == Some(place) {
             freed.extend(self.returns_in.replace(envelope));
@@ -410,7 +410,7 @@ impl<E, S> Chunk<E, S> {
         E: Deref,
     {
         let is_same = |there: &E| std::ptr::eq(&raw const **there, &raw const *clone);
-        if !self.copies.iter().filter_map(Copy::there).any(is_same) {
+        if !self.copies.iter().filter_map(ChunkCopy::there).any(is_same) {
             freed.push(clone);
         }
     }
@@ -422,13 +422,13 @@ impl<E, S> Chunk<E, S> {
     }
 }
 
-impl<E: Clone + Deref, S: Clone> State<E, S> {
+impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             capacity,
             links: BTreeMap::new(),
-            counts: Counts::default(),
-            served: Counts::default(),
+            counts: RoleCounts::default(),
+            served: RoleCounts::default(),
             chunks: VecDeque::new(),
             lingering: Vec::new(),
             open: Vec::new(),
@@ -437,7 +437,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             links_made: 0,
             clock: 0,
             gone: Vec::new(),
-            spare: Spare::No,
+            spare: SpareEnvelope::No,
             lost: SmallVec::new(),
             passed_over: 0,
             freed: Vec::new(),
@@ -459,7 +459,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     pub(super) fn link(&mut self, role: Role, place: LocationId, name: Option<LinkName>) -> (LinkId, LinkName) {
         self.links_made += 1;
         let id = LinkId(self.links_made);
-        let name = name.unwrap_or(LinkName::Hand(id.0));
+        let name = name.unwrap_or(LinkName::Standalone(id.0));
         self.had_producer |= role == Role::Produce;
         self.had_reader |= role != Role::Produce;
         self.had_consumer |= role == Role::Consume;
@@ -470,14 +470,14 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         if is_served {
             self.served.add(role);
         }
-        // It gets chunks that are already there, like any other link.
+        // The link also gets chunks that are already in the hub.
         let link =
-            Link { role, name, place, retired: false, is_served, waits: None, watcher: None, served: 0, last: 0 };
+            LinkRecord { role, name, place, retired: false, is_served, waits: None, watcher: None, served: 0, last: 0 };
         self.links.insert(id, link);
         (id, name)
     }
 
-    /// The link asks for nothing more, and nothing waits for it.
+    /// Called when the link is dropped: it takes nothing more, and no chunk waits for it.
     pub(super) fn retire(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(&id) {
             link.retired = true;
@@ -489,7 +489,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// The link has given back everything and is removed.
+    /// Removes a link that has returned everything it was given.
     pub(super) fn unlink(&mut self, id: LinkId) {
         let link = self.links.remove(&id);
         if let Some(link) = &link {
@@ -508,7 +508,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     /// Restricts the flow of data to these links; `None`: to all.
     pub(super) fn set_flow(&mut self, flow: Option<Vec<LinkName>>) {
         let names: Option<HashSet<_>> = flow.as_ref().map(|flow| flow.iter().collect());
-        self.served = Counts::default();
+        self.served = RoleCounts::default();
         self.flow_had_consumer = false;
         for link in self.links.values_mut() {
             let is_named = !link.retired && names.as_ref().is_none_or(|names| names.contains(&link.name));
@@ -521,7 +521,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         self.flow = flow;
     }
 
-    /// The device of that place is lost. Wakes all links, and drops nothing: envelopes are freed by `settle`.
+    /// Handles the loss of the device at `place`. Wakes all links, and drops nothing: envelopes are freed by `settle`.
     pub(super) fn lose(&mut self, place: LocationId, out: &mut Actions<E>) {
         if self.is_lost(place) {
             return;
@@ -539,8 +539,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         chunks.for_each(|chunk| chunk.lose(place, &mut self.freed));
     }
 
-    /// The copy of a chunk at a place cannot be used as a source: a device elsewhere was lost while it wrote to it.
-    pub(super) fn spoilt(&mut self, number: u64, place: LocationId) {
+    /// Drops the copy of a chunk at a place: another device was lost while it wrote this copy.
+    pub(super) fn lose_copy(&mut self, number: u64, place: LocationId) {
         let mut freed = std::mem::take(&mut self.freed);
         if let Some(chunk) = self.find(number) {
             chunk.lose(place, &mut freed);
@@ -551,7 +551,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     /// Drops copies that are known to have failed. A failure may become known at any time after the copy was
     /// enqueued, so this is called before a link takes a chunk or gives one back.
     pub(super) fn lose_failed(&mut self, blanks: &impl Blanks<E>) {
-        let has_failed = |copy: &&Copy<E>| copy.there().is_some_and(|envelope| blanks.has_failed(envelope));
+        let has_failed = |copy: &&ChunkCopy<E>| copy.there().is_some_and(|envelope| blanks.has_failed(envelope));
         for chunk in self.chunks.iter_mut().chain(&mut self.lingering) {
             while let Some(place) = chunk.copies.iter().find(has_failed).map(|copy| copy.place) {
                 chunk.lose(place, &mut self.freed);
@@ -563,23 +563,23 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         self.lost.contains(&place)
     }
 
-    /// For a chunk whose envelope came back, possibly to a place that is lost.
+    /// Called for a chunk whose envelope has been returned, possibly to a place that is lost.
     fn lose_again(&mut self, number: u64) {
         for place in self.lost.clone() {
-            self.spoilt(number, place);
+            self.lose_copy(number, place);
         }
     }
 
     /// All links. Tests count the visits.
-    fn each(&self) -> impl Iterator<Item = (LinkId, &Link)> {
+    fn each(&self) -> impl Iterator<Item = (LinkId, &LinkRecord)> {
         self.links.iter().map(|(id, link)| {
             #[cfg(test)]
-            LOOKS.set(LOOKS.get() + 1);
+            VISITS.set(VISITS.get() + 1);
             (*id, link)
         })
     }
 
-    fn of_role(&self, role: Role) -> impl Iterator<Item = (LinkId, &Link)> {
+    fn of_role(&self, role: Role) -> impl Iterator<Item = (LinkId, &LinkRecord)> {
         let links = (self.served.of(role) > 0).then(|| self.each());
         links.into_iter().flatten().filter(move |(_, link)| link.role == role && link.is_served)
     }
@@ -594,11 +594,15 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// Links of this role that have not had the chunk.
-    fn pending<'a>(&'a self, chunk: &'a Chunk<E, S>, role: Role) -> impl Iterator<Item = (LinkId, &'a Link)> {
+    fn pending<'a>(
+        &'a self,
+        chunk: &'a ChunkRecord<E, S>,
+        role: Role,
+    ) -> impl Iterator<Item = (LinkId, &'a LinkRecord)> {
         self.of_role(role).filter(|(id, _)| !chunk.is_seen_by(*id))
     }
 
-    fn turn(&self, chunk: &Chunk<E, S>) -> Turn {
+    fn turn(&self, chunk: &ChunkRecord<E, S>) -> Turn {
         if !self.consumes() {
             return Turn { modify: None, peek: false, any: true };
         }
@@ -614,13 +618,13 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     pub(super) fn produced(&mut self, number: u64, place: LocationId, envelope: E, structure: S, returns: bool) {
         let is_sent = self.open.iter().any(|(open, place)| *open == number && place.is_none());
         self.unproduced(number);
-        let copies = SmallVec::from_iter([Copy { place, slot: Slot::There(envelope), peeks: 0 }]);
+        let copies = SmallVec::from_iter([ChunkCopy { place, slot: CopyState::There(envelope), peeks: 0 }]);
         let at = self.chunks.partition_point(|chunk| chunk.number < number);
-        let chunk = Chunk {
+        let chunk = ChunkRecord {
             number,
             structure,
             copies,
-            alone: None,
+            held_by: None,
             moving: 0,
             seen: SmallVec::new(),
             lost_at: None,
@@ -633,12 +637,12 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         self.lose_again(number);
     }
 
-    /// A place of the queue is given back.
+    /// Gives a place in the queue back.
     pub(super) fn unproduced(&mut self, number: u64) {
         self.open.retain(|(open, _)| *open != number);
     }
 
-    fn find(&mut self, number: u64) -> Option<&mut Chunk<E, S>> {
+    fn find(&mut self, number: u64) -> Option<&mut ChunkRecord<E, S>> {
         let at = self.chunks.binary_search_by_key(&number, |chunk| chunk.number);
         match at {
             Ok(at) => self.chunks.get_mut(at),
@@ -646,8 +650,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// A chunk was consumed, and its envelope belongs to the link. Returns its structure once no link sees the chunk
-    /// any more.
+    /// Removes a chunk that was consumed, whose envelope belongs to the link now. Returns its structure once no link
+    /// sees the chunk any more.
     pub(super) fn consumed(&mut self, number: u64, out: &mut Actions<E>) -> Option<S> {
         let at = self.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()?;
         let mut chunk = self.chunks.remove(at)?;
@@ -662,7 +666,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         None
     }
 
-    /// A chunk was modified: the copies at other places are outdated, and so is the structure that is returned.
+    /// Publishes a modified chunk. Frees the outdated copies at other places, and returns the outdated structure.
     pub(super) fn modified(
         &mut self,
         id: LinkId,
@@ -675,16 +679,16 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             out.freed.push(envelope);
             return Some(structure);
         };
-        chunk.alone = None;
+        chunk.held_by = None;
         let old = std::mem::replace(&mut chunk.structure, structure);
         chunk.set_seen(id, true);
         for copy in chunk.copies.drain(..).collect::<SmallVec<[_; 2]>>() {
             match copy.slot {
-                Slot::Lent | Slot::Lost => chunk.copies.push(copy),
-                Slot::There(_) if mutants::is(Mutant::StaleCopy) => chunk.copies.push(copy),
-                Slot::There(old) => chunk.release(copy.place, old, &mut out.freed),
+                CopyState::Lent | CopyState::Lost => chunk.copies.push(copy),
+                CopyState::There(_) if mutants::is(Mutant::StaleCopy) => chunk.copies.push(copy),
+                CopyState::There(old) => chunk.release(copy.place, old, &mut out.freed),
                 // Unreachable: a chunk that is held exclusively is not copied.
-                Slot::Arriving => {}
+                CopyState::Arriving => {}
             }
         }
         out.freed.extend(Self::put_back(chunk, envelope));
@@ -692,13 +696,13 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         Some(old)
     }
 
-    /// A chunk that was held exclusively comes back, unchanged or `written`. What was written is discarded if there
+    /// Takes back a chunk that a link held exclusively, unchanged or `written`. The written data is discarded if there
     /// is another copy.
     pub(super) fn given_back(&mut self, id: LinkId, number: u64, envelope: E, written: bool, out: &mut Actions<E>) {
         let Some(chunk) = self.find(number) else { return out.freed.push(envelope) };
-        chunk.alone = None;
+        chunk.held_by = None;
         if written && chunk.spare() > 0 {
-            let lent = chunk.copies.iter().position(|copy| matches!(copy.slot, Slot::Lent));
+            let lent = chunk.copies.iter().position(|copy| matches!(copy.slot, CopyState::Lent));
             match lent.map(|at| chunk.copies.swap_remove(at).place) {
                 Some(place) => chunk.release(place, envelope, &mut out.freed),
                 None => out.freed.push(envelope),
@@ -707,20 +711,20 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             out.freed.extend(Self::put_back(chunk, envelope));
         }
         self.lose_again(number);
-        self.come_again(id, number);
+        self.offer_again(id, number);
     }
 
     /// Returns the envelope if none was lent.
-    fn put_back(chunk: &mut Chunk<E, S>, envelope: E) -> Option<E> {
-        match chunk.copies.iter_mut().find(|copy| matches!(copy.slot, Slot::Lent)) {
-            Some(copy) => copy.slot = Slot::There(envelope),
+    fn put_back(chunk: &mut ChunkRecord<E, S>, envelope: E) -> Option<E> {
+        match chunk.copies.iter_mut().find(|copy| matches!(copy.slot, CopyState::Lent)) {
+            Some(copy) => copy.slot = CopyState::There(envelope),
             None => return Some(envelope),
         }
         None
     }
 
     /// Makes the chunk the link's next again.
-    fn come_again(&mut self, id: LinkId, number: u64) {
+    fn offer_again(&mut self, id: LinkId, number: u64) {
         if let Some(link) = self.links.get_mut(&id)
             && link.last == number
         {
@@ -728,8 +732,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// A peek has ended. `unseen`: it does not count. Returns the structure with the last peek at a chunk that was
-    /// consumed.
+    /// Ends a peek. `unseen`: it does not count. The last peek at a chunk that was consumed returns its structure.
     pub(super) fn peeked(
         &mut self,
         id: LinkId,
@@ -751,7 +754,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         if let Some(copy) = chunk.copies.iter_mut().find(|copy| copy.place == place) {
             copy.peeks -= 1;
             over = copy.peeks == 0;
-            if over && matches!(copy.slot, Slot::Lost) {
+            if over && matches!(copy.slot, CopyState::Lost) {
                 chunk.remove(place, &mut out.freed);
             }
         }
@@ -764,12 +767,13 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             }
         }
         if unseen {
-            self.come_again(id, number);
+            self.offer_again(id, number);
         }
         structure
     }
 
-    /// A copy was enqueued: `envelope` is equal to `source` for all later users. `None` if that failed.
+    /// Called when a copy was enqueued: `envelope` equals `source` for all later users. It is `None` if the enqueue
+    /// failed.
     pub(super) fn arrived(
         &mut self,
         number: u64,
@@ -786,7 +790,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         chunk.drop_clone(source, &mut out.freed);
         chunk.moving -= 1;
         match (envelope, chunk.copies.iter().position(|copy| copy.place == to)) {
-            (Some(envelope), Some(at)) => chunk.copies[at].slot = Slot::There(envelope),
+            (Some(envelope), Some(at)) => chunk.copies[at].slot = CopyState::There(envelope),
             (None, Some(at)) => {
                 chunk.copies.swap_remove(at);
                 if chunk.returns_to == Some(to) {
@@ -804,14 +808,14 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     pub(super) fn claim_spare(&mut self, id: LinkId) -> bool {
         let claims = self.links.get(&id).is_some_and(|link| self.needs_spare(id, link));
         if claims {
-            self.spare = Spare::Coming;
+            self.spare = SpareEnvelope::Coming;
         }
         claims
     }
 
-    /// The claimed envelope was allocated, or the allocation failed: then another waiting link tries.
+    /// Called when the claimed envelope was allocated, or could not be: then another waiting link tries.
     pub(super) fn spare_came(&mut self) {
-        self.spare = Spare::No;
+        self.spare = SpareEnvelope::No;
     }
 
     #[cfg(test)]
@@ -841,10 +845,10 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// Whether a waiting link would get what it waits for if it polled.
-    pub(super) fn may_go(&self, id: LinkId, blanks: &impl Blanks<E>) -> bool {
-        let waits = |link: &Link| link.waits.as_ref().map(|waits| waits.blank);
+    pub(super) fn may_proceed(&self, id: LinkId, blanks: &impl Blanks<E>) -> bool {
+        let waits = |link: &LinkRecord| link.waits.as_ref().map(|waits| waits.blank);
         let asked = self.links.get(&id).and_then(|link| Some((link, waits(link)?)));
-        asked.is_some_and(|(link, blank)| Snapshot::new(self, blanks).may_go(id, link, blank))
+        asked.is_some_and(|(link, blank)| Snapshot::new(self, blanks).may_proceed(id, link, blank))
     }
 
     pub(super) fn flow(&self) -> Option<&[LinkName]> {
@@ -852,16 +856,16 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// Whether data does not flow to this link.
-    pub(super) fn is_left_out(&self, id: LinkId) -> bool {
+    pub(super) fn is_excluded(&self, id: LinkId) -> bool {
         self.links.get(&id).is_some_and(|link| !link.is_served)
     }
 
-    pub(super) fn links_that(&self, role: Role) -> usize {
+    pub(super) fn link_count(&self, role: Role) -> usize {
         self.counts.of(role)
     }
 
-    /// Whether data can get to that place without a copy: it is there, or a producer is.
-    pub(super) fn may_lie_at(&self, place: LocationId) -> bool {
+    /// Whether data can get to `place` without a copy, because a chunk or a producer is there.
+    pub(super) fn has_source_at(&self, place: LocationId) -> bool {
         let lies = self.chunks.iter().any(|chunk| chunk.has_envelope(place));
         lies || self.links.values().any(|link| link.role == Role::Produce && link.place == place)
     }
@@ -877,7 +881,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         let Some(link) = self.links.get(&id) else { return false };
         let chunk = self.next_for(id, link).map(|at| &self.chunks[at]);
         chunk.is_some_and(|chunk| {
-            self.turn(chunk).is_of(id, link.role) && chunk.alone.is_none() && chunk.copy(link.place).is_none()
+            self.turn(chunk).is_of(id, link.role) && chunk.held_by.is_none() && chunk.copy(link.place).is_none()
         })
     }
 }

@@ -1,15 +1,15 @@
-//! [`Log`]: the event log of a chunk hub.
+//! [`EventLog`]: the event log of a chunk hub.
 //!
-//! A line is noted when something happens, and written once the hub's state has changed, with no lock held: the
-//! writer is user code, which may use the hub, block or panic. One thread at a time uses the writer, and also writes
-//! what other threads note meanwhile. So the lines keep their order.
+//! A line is queued before the hub's state changes, and written after the change, with no lock held: the writer is
+//! user code, which may use the hub, block or panic. One thread at a time uses the writer, and also writes the lines
+//! that other threads queue meanwhile, so the lines keep their order.
 //!
 //! ```text
-//!   note ──> waiting, up to MOST ──> write: a turn of up to MOST lines ──> the rest: by the next `write`, or at the hub's end
-//!               └── full ──> dropped and counted: the count is written in their place
+//!   note ──> waiting, up to MOST ──> write: up to MOST lines ──> the rest: by the next `write`, or at the hub's end
+//!               └── full ──> dropped and counted: the count is written instead
 //! ```
 //!
-//! A thread that notes a line is thus delayed by one turn at most, however many lines others note, and memory is
+//! So a thread writes at most MOST lines before it continues, however many lines other threads queue, and memory is
 //! bounded.
 
 use std::{
@@ -32,15 +32,15 @@ const MOST: usize = 1024;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Log {
-    /// Whether there ever was a writer.
+pub(super) struct EventLog {
+    /// Whether there has ever been a writer.
     any: AtomicBool,
     lines: Mutex<Lines>,
 }
 
 #[derive(Default)]
 struct Lines {
-    /// `None` while it writes.
+    /// `None` while a thread uses it.
     writer: Option<Writer>,
     writing: bool,
     writers: u64,
@@ -67,7 +67,7 @@ impl Lines {
     }
 }
 
-impl Log {
+impl EventLog {
     pub(super) fn set(&self, writer: Box<dyn Write + Send>) {
         let writer = Discarded::new(writer);
         let mut lines = lock(&self.lines);
@@ -103,7 +103,7 @@ impl Log {
         }
     }
 
-    /// Writes the noted lines, for one turn at most. Called with no lock held.
+    /// Writes the queued lines, at most [`MOST`]. Call it with no lock held.
     pub(super) fn write(&self, hub: &str) {
         if !self.is_set() {
             return;
@@ -149,8 +149,8 @@ impl Log {
     }
 }
 
-impl fmt::Debug for Log {
+impl fmt::Debug for EventLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Log").finish_non_exhaustive()
+        f.debug_struct("EventLog").finish_non_exhaustive()
     }
 }

@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::{Core, Envelopes, Inner, Places, Structure, place_name};
+use super::{Core, Envelopes, HubLocations, Inner, Structure, place_name};
 use crate::{
     device::{Device, human},
     error::Result,
@@ -17,7 +17,7 @@ use crate::{
         chunks::{
             chunk::Chunk,
             roles::{ChunkRole, LinkName, Role},
-            state::{Actions, Asks, Grant, LinkId, LocationId, State},
+            state::{Actions, ChunkHubState, Grant, LinkId, LocationId, PollRequest},
         },
         crossing::ReturnedMarks,
         envelope::Envelope,
@@ -65,7 +65,7 @@ impl UncommittedDetector {
 
 impl<T: Plain, S: Clone + Send + Sync + 'static> Registration<T, S> {
     /// Polls for the next chunk, or blank.
-    pub(in crate::hub::chunks) fn ask(&self, asks: Asks, task: &mut Context<'_>) -> Result<Answer> {
+    pub(in crate::hub::chunks) fn ask(&self, asks: PollRequest, task: &mut Context<'_>) -> Result<Answer> {
         self.core.check()?;
         self.device.check()?;
         loop {
@@ -81,10 +81,10 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Registration<T, S> {
             // Cloned without the lock, and only if it is not registered yet.
             let asked = ask(None).or_else(|| ask(Some(&Arc::new(task.waker().clone()))));
             let (asked, comes) = asked.unwrap_or((Answer::Wait, Ok(false)));
-            // Polling may let other links make progress, whatever the answer to this one is.
+            // Polling may let other links make progress, whatever the answer to this link is.
             self.core.carry_out(actions);
             if comes? {
-                // With it the chunk can be copied here, unless another link was quicker.
+                // With the additional envelope the chunk can be copied here, unless another link takes the envelope.
                 self.core.add_spare(&self.device)?;
                 continue;
             }
@@ -97,8 +97,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Registration<T, S> {
         }
     }
 
-    /// Returns an error if no data can ever get to this link's location.
-    fn can_come(&self, state: &State<Envelopes<T>, Structure<S>>, places: &Places<T>) -> Result<()> {
+    /// Returns an error if no data can ever reach this link's location.
+    fn can_come(&self, state: &ChunkHubState<Envelopes<T>, Structure<S>>, places: &HubLocations<T>) -> Result<()> {
         if self.role == Role::Produce
             && let Some(too_few) = state.too_few(0, places)
         {
@@ -107,9 +107,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Registration<T, S> {
         if places.count(self.place) > 0 {
             return Ok(());
         }
-        // A producing link may still be made here and send its own envelopes, as long as there is none elsewhere.
-        let nothing_yet = state.len() == 0 && state.links_that(Role::Produce) == 0;
-        if self.role != Role::Produce && (nothing_yet || state.may_lie_at(self.place)) {
+        // While the hub has no producer, one may still be linked here and send its own envelopes.
+        let nothing_yet = state.len() == 0 && state.link_count(Role::Produce) == 0;
+        if self.role != Role::Produce && (nothing_yet || state.has_source_at(self.place)) {
             return Ok(());
         }
         Err(self.core.no_envelopes(self.role, &self.device))
@@ -129,11 +129,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Registration<T, S> {
         task: &mut Context<'_>,
     ) -> Poll<Result<Option<Chunk<K, T, S>>>> {
         loop {
-            match self.ask(Asks { blank, stays: false }, task)? {
+            match self.ask(PollRequest { blank, stays: false }, task)? {
                 Answer::Never => return Poll::Ready(Ok(None)),
                 Answer::Wait => return Poll::Pending,
                 Answer::Yes => {
-                    // Otherwise another link was quicker, and this one polls again.
+                    // If another link has taken it, this one polls again.
                     if let Some(chunk) = self.take(blank)? {
                         return Poll::Ready(Ok(Some(chunk)));
                     }
@@ -176,7 +176,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Registration<T, S> {
         self.core.act(|state, _, _| state.rest(self.id));
     }
 
-    /// Called when the link is dropped and polls no more; chunks that it was given may still be in use.
+    /// Called when the link is dropped and polls no more. Chunks that it was given might still be in use.
     pub(in crate::hub::chunks) fn retire(&self) {
         self.core.act(|state, _, _| state.retire(self.id));
     }
@@ -221,7 +221,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Registration<T, S> {
     pub(in crate::hub::chunks) fn given_back(&self, number: u64, envelope: Envelope<T>, written: bool) {
         self.core.log_event(|| format!("chunk {number}: given back on {}", place_name(&self.device)));
         // For a port, the operator has its own detection of this.
-        if let LinkName::Hand(_) = self.name
+        if let LinkName::Standalone(_) = self.name
             && self.forgotten.is_one_more(number)
         {
             // The chunk is given back even if the subscriber panics.
@@ -242,17 +242,17 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Registration<T, S> {
         drop(self.core.act(|state, _, out| state.peeked(self.id, number, self.place, envelope, unseen, out)));
     }
 
-    /// Called when the envelope is taken out by hand: no flow of this hub is at rest until it returns, including
-    /// flows that begin before that. Until here, this link holds the flows.
-    pub(in crate::hub::chunks) fn goes_out(&self, envelope: &mut Envelope<T>) {
-        if let LinkName::Hand(_) = self.name {
-            self.core.goes_out().iter().for_each(|boundary| boundary.mark_one(envelope.raw_mut()));
+    /// Called when the envelope is taken out of the hub outside a flow: no flow of this hub is at rest until it
+    /// returns, including flows that begin before that. Until this call, the link itself keeps the flows from ending.
+    pub(in crate::hub::chunks) fn envelope_taken(&self, envelope: &mut Envelope<T>) {
+        if let LinkName::Standalone(_) = self.name {
+            self.core.envelope_taken().iter().for_each(|boundary| boundary.mark_one(envelope.raw_mut()));
         }
     }
 
     /// Called when the envelope enters this hub, so that the hub's flows need not wait for it. The caller drops the
     /// returned marks once the hub has the envelope.
-    pub(in crate::hub::chunks) fn comes_in(&self, envelope: &mut Envelope<T>) -> ReturnedMarks {
+    pub(in crate::hub::chunks) fn envelope_sent(&self, envelope: &mut Envelope<T>) -> ReturnedMarks {
         let mut came_back = ReturnedMarks::default();
         came_back.take(envelope, |boundary| self.core.waits(boundary));
         came_back

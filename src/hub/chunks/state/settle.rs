@@ -13,13 +13,13 @@ use std::ops::Deref;
 use smallvec::SmallVec;
 
 use super::{
-    Actions, Blanks, Chunk, Copy, Link, LinkId, LocationId, Move, Role, Slot, Spare, State, TooFew, Waits,
-    snapshot::Snapshot,
+    Actions, Blanks, ChunkCopy, ChunkHubState, ChunkRecord, CopyState, LinkId, LinkRecord, LinkWait, LocationId, Move,
+    Role, SpareEnvelope, TooFew, snapshot::Snapshot,
 };
 
 /// A chunk is wanted at a place.
 #[derive(Clone, Copy, Debug)]
-struct Wanted {
+struct WantedCopy {
     chunk: usize,
     place: LocationId,
     /// By a link that waits.
@@ -37,7 +37,7 @@ fn demanded_since(demands: &Demands, chunk: usize, at: LocationId) -> Option<u64
 /// Places of consumers, and since when the first consumer there waits: [`u64::MAX`] if none does.
 type Consumers = SmallVec<[(LocationId, u64); 2]>;
 
-impl<E: Clone + Deref, S: Clone> State<E, S> {
+impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
     pub(in crate::hub::chunks) fn settle(&mut self, blanks: &mut impl Blanks<E>, out: &mut Actions<E>) {
         self.lose_failed(blanks);
         out.freed.append(&mut self.freed);
@@ -47,7 +47,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         let demands = self.demands();
         // Before copies that no link waits for yet.
         self.clear_for_producers(&demands, blanks, out);
-        for Wanted { chunk, place, demanded } in self.wanted(&demands, &consumers) {
+        for WantedCopy { chunk, place, demanded } in self.wanted(&demands, &consumers) {
             self.bring(chunk, place, demanded.then_some(&demands), blanks, out);
             if demanded && lacking.is_none() && self.chunks[chunk].copy(place).is_none() && blanks.count(place) == 0 {
                 lacking = Some((chunk, place));
@@ -55,39 +55,40 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
         // After that: copies that were made to make room elsewhere have served their purpose.
         self.trim(out);
-        if self.spare != Spare::Coming {
+        if self.spare != SpareEnvelope::Coming {
             let stuck = lacking.filter(|(at, place)| !self.is_used_before(*at, *place) && self.is_at_rest(blanks));
-            self.spare = stuck.map_or(Spare::No, |(at, place)| Spare::Needed(self.chunks[at].number, place));
+            self.spare =
+                stuck.map_or(SpareEnvelope::No, |(at, place)| SpareEnvelope::Needed(self.chunks[at].number, place));
         }
         out.wakes.extend(self.links.values_mut().filter_map(|link| link.watcher.take()));
         self.wake(blanks, out, |state, snapshot, id, link, waits| {
-            let may_go = || {
-                snapshot.may_go(id, link, waits.blank)
+            let may_proceed = || {
+                snapshot.may_proceed(id, link, waits.blank)
                     || state.needs_spare(id, link)
                     || (waits.blank && snapshot.is_refused(link))
             };
-            state.has_ended(id, blanks) || (!waits.woken && may_go())
+            state.has_ended(id, blanks) || (!waits.woken && may_proceed())
         });
     }
 
     /// Wakes the waiting links that are due, in the order of their arrival. Skips links that were woken before,
-    /// unless they have looked since and taken nothing.
+    /// unless they were offered something since and took nothing.
     pub(super) fn wake<B: Blanks<E>>(
         &mut self,
         blanks: &B,
         out: &mut Actions<E>,
-        is_due: impl Fn(&Self, &Snapshot<'_, E, S, B>, LinkId, &Link, &Waits) -> bool,
+        is_due: impl Fn(&Self, &Snapshot<'_, E, S, B>, LinkId, &LinkRecord, &LinkWait) -> bool,
     ) {
         let snapshot = Snapshot::new(self, blanks);
-        let due = |(id, link): (LinkId, &Link)| {
-            let waits = link.waits.as_ref().filter(|waits| !waits.woken || waits.looked)?;
+        let due = |(id, link): (LinkId, &LinkRecord)| {
+            let waits = link.waits.as_ref().filter(|waits| !waits.woken || waits.offered)?;
             is_due(self, &snapshot, id, link, waits).then_some((waits.since, id))
         };
         let mut due: SmallVec<[(u64, LinkId); 4]> = self.each().filter_map(due).collect();
         due.sort_unstable();
         for (_, id) in due {
             if let Some(waits) = self.links.get_mut(&id).and_then(|link| link.waits.as_mut()) {
-                (waits.woken, waits.looked) = (true, false);
+                (waits.woken, waits.offered) = (true, false);
                 out.wakes.push(waits.waker.clone());
             }
         }
@@ -100,25 +101,26 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     /// Wakes all links that were not woken yet, to poll again whatever they wait for.
     pub(in crate::hub::chunks) fn wake_all(&mut self, out: &mut Actions<E>) {
         let waits = self.links.values_mut().filter_map(|link| link.waits.as_mut());
-        for waits in waits.filter(|waits| !waits.woken || waits.looked) {
-            (waits.woken, waits.looked) = (true, false);
+        for waits in waits.filter(|waits| !waits.woken || waits.offered) {
+            (waits.woken, waits.offered) = (true, false);
             out.wakes.push(waits.waker.clone());
         }
     }
 
-    /// The places of consumers, and since when the first consumer of each place waits. A consumer that has looked and
-    /// taken nothing, because it also waits for something else, does not count: it must not hold up others.
+    /// The places of consumers, and since when the first consumer of each place waits. A consumer that was offered
+    /// a chunk and did not take it, because it also waits for something else, does not count: it must not block others.
     ///
-    /// Two consumers that each have what the other lacks, in two hubs, would lose it to each other again and again.
-    /// So if a chunk was passed on more often than there are consumers, and none has taken one meanwhile, the first
-    /// waiting consumer gets it, whether it has looked or not. The order for this is the same in all hubs of a flow.
+    /// Two consumers of two hubs, each with the chunk that the other one lacks, would lose these chunks to each other
+    /// again and again. So if chunks went to other consumers more often than there are consumers, and none has taken
+    /// one meanwhile, the first waiting consumer gets it, whether or not it was offered one before. The order of
+    /// consumers is the same in all hubs of a flow.
     fn consumers(&self) -> Consumers {
         let mut places = Consumers::new();
         let is_contested = self.is_contested();
         for (_, link) in self.of_role(Role::Consume) {
             let since = match &link.waits {
                 Some(_) if is_contested => link.name.order(),
-                Some(waits) if !waits.looked => waits.since,
+                Some(waits) if !waits.offered => waits.since,
                 _ => u64::MAX,
             };
             match places.iter_mut().find(|(place, _)| *place == link.place) {
@@ -129,16 +131,16 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         places
     }
 
-    /// Whether chunks that links have looked at were given to others more often than there are links, and none has
-    /// taken anything meanwhile.
+    /// Whether chunks that had been offered to links went to other links more often than there are links, and no chunk
+    /// was taken meanwhile.
     fn is_contested(&self) -> bool {
         let rivals = if self.consumes() { self.counts.of(Role::Consume) } else { self.counts.of_readers() };
         self.passed_over > rivals
     }
 
     /// Where chunks stay, the equivalent of the rule for [consumers](Self::consumers): the chunk that the first link
-    /// waits for, whether it has looked or not, and where. This demand precedes all others, so that they cannot evict
-    /// the chunk.
+    /// waits for, whether or not it was offered before, and where. This demand precedes all others, so that they cannot
+    /// evict the chunk.
     fn first_contested(&self) -> Option<(usize, LocationId, u64)> {
         if self.consumes() || !self.is_contested() {
             return None;
@@ -169,9 +171,9 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 _ => kept,
             };
             if let Some(before) = kept.filter(|_| goal != kept) {
-                let looked =
-                    |link: &Link| link.place == before && link.waits.as_ref().is_some_and(|waits| waits.looked);
-                let is_passed_over = self.of_role(Role::Consume).any(|(_, link)| looked(link));
+                let offered =
+                    |link: &LinkRecord| link.place == before && link.waits.as_ref().is_some_and(|waits| waits.offered);
+                let is_passed_over = self.of_role(Role::Consume).any(|(_, link)| offered(link));
                 self.passed_over += usize::from(is_passed_over && !is_contested);
             }
             self.chunks[at].goal = goal;
@@ -183,17 +185,17 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     /// this true for each place where the chunk is wanted.
     fn is_safe(&self, at: usize, place: LocationId, blanks: &impl Blanks<E>) -> bool {
         let chunk = &self.chunks[at];
-        let holds = |chunk: &&Chunk<E, S>| {
+        let holds = |chunk: &&ChunkRecord<E, S>| {
             let copy = chunk.copy(place);
             copy.is_some_and(|copy| copy.there().is_none_or(|envelope| blanks.is_own(place, envelope)))
         };
         let younger = self.chunks.iter().skip(at + 1).filter(holds).count();
         let to_come = self.open.iter().filter(|(number, at)| *number > chunk.number && *at == Some(place)).count();
-        chunk.has_envelope(place) || younger + to_come < blanks.made(place)
+        chunk.has_envelope(place) || younger + to_come < blanks.total(place)
     }
 
-    /// Where a chunk that is to be consumed is wanted next: each place once.
-    pub(super) fn next_places(&self, chunk: &Chunk<E, S>) -> SmallVec<[LocationId; 4]> {
+    /// The places where a chunk is needed next, each once. For hubs whose chunks are consumed.
+    pub(super) fn next_places(&self, chunk: &ChunkRecord<E, S>) -> SmallVec<[LocationId; 4]> {
         if let Some((_, link)) = self.pending(chunk, Role::Modify).next() {
             return SmallVec::from_iter([link.place]);
         }
@@ -208,7 +210,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// Where links are still to modify a chunk or to peek at it, and where it is consumed.
-    fn places_to_come<'a>(&'a self, chunk: &'a Chunk<E, S>) -> impl Iterator<Item = LocationId> + 'a {
+    fn places_to_come<'a>(&'a self, chunk: &'a ChunkRecord<E, S>) -> impl Iterator<Item = LocationId> + 'a {
         let roles = [Role::Modify, Role::Peek].into_iter().flat_map(|role| self.pending(chunk, role));
         roles.map(|(_, link)| link.place).chain(chunk.goal)
     }
@@ -219,9 +221,9 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         if !self.consumes() {
             return 0;
         }
-        let needs = |chunk: &&Chunk<E, S>| {
+        let needs = |chunk: &&ChunkRecord<E, S>| {
             let is_consumed =
-                chunk.alone.and_then(|id| self.links.get(&id)).is_some_and(|link| link.role == Role::Consume);
+                chunk.held_by.and_then(|id| self.links.get(&id)).is_some_and(|link| link.role == Role::Consume);
             let mut places = self.places_to_come(chunk);
             !is_consumed && !chunk.is_lost() && !chunk.has_envelope(place) && places.any(|needed| needed == place)
         };
@@ -232,8 +234,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         older + if to_come > 0 && is_read() { to_come } else { 0 }
     }
 
-    /// The number of blanks at a place that are not available to this chunk, for which a link waits since `since`:
-    /// others get them first.
+    /// The number of blanks at a place that are not available to this chunk, for which a link has waited since `since`:
+    /// other chunks get them first.
     fn kept(&self, at: usize, place: LocationId, since: u64, blanks: &impl Blanks<E>) -> usize {
         if self.consumes() {
             return self.reserved(at, place);
@@ -246,7 +248,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     fn starved(&self) -> impl Iterator<Item = (u64, LocationId)> {
         self.each().filter_map(|(_, link)| {
             let waits =
-                link.waits.as_ref().filter(|waits| waits.blank && !waits.looked && link.role == Role::Produce)?;
+                link.waits.as_ref().filter(|waits| waits.blank && !waits.offered && link.role == Role::Produce)?;
             Some((waits.since, link.place))
         })
     }
@@ -259,7 +261,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
         for at in 0..self.chunks.len() {
             let chunk = &self.chunks[at];
-            if chunk.copies.len() < 2 || chunk.alone.is_some() || chunk.moving > 0 {
+            if chunk.copies.len() < 2 || chunk.held_by.is_some() || chunk.moving > 0 {
                 continue;
             }
             let wanted = self.next_places(chunk);
@@ -273,11 +275,11 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// The chunks that links wait for, and where: each once, for the link that came first.
+    /// The chunks that links wait for, and where: each once, for the link that has waited longest.
     fn demands(&self) -> Demands {
         let mut waiting = Demands::new();
         for (id, link) in self.each() {
-            if let Some(waits) = link.waits.as_ref().filter(|waits| !waits.looked && link.role != Role::Produce)
+            if let Some(waits) = link.waits.as_ref().filter(|waits| !waits.offered && link.role != Role::Produce)
                 && let Some(at) = self.next_for(id, link)
             {
                 waiting.push((at, link.place, waits.since));
@@ -291,7 +293,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     }
 
     /// The places where chunks are wanted and are not, the most urgent first.
-    fn wanted(&self, demands: &Demands, consumers: &Consumers) -> Vec<Wanted> {
+    fn wanted(&self, demands: &Demands, consumers: &Consumers) -> Vec<WantedCopy> {
         let mut wanted = Vec::new();
         if self.consumes() {
             let first = consumers.iter().min_by_key(|(_, since)| *since).filter(|_| self.is_contested());
@@ -299,7 +301,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             for (at, chunk) in self.chunks.iter().enumerate() {
                 for place in self.next_places(chunk) {
                     let demanded = demanded_since(demands, at, place).is_some();
-                    wanted.push(Wanted { chunk: at, place, demanded });
+                    wanted.push(WantedCopy { chunk: at, place, demanded });
                 }
                 // A consumer waits, but not at the chunk's goal, or the one there is not the first of those that
                 // contest the chunk: the goal changes once an envelope is free at the other place.
@@ -309,19 +311,23 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                     let may_have =
                         |place: LocationId| place != goal && waits(place) && first.is_none_or(|first| first == place);
                     let elsewhere = demands.iter().filter(|(of, place, _)| *of == at && may_have(*place));
-                    wanted.extend(elsewhere.map(|(_, place, _)| Wanted { chunk: at, place: *place, demanded: true }));
+                    wanted.extend(elsewhere.map(|(_, place, _)| WantedCopy {
+                        chunk: at,
+                        place: *place,
+                        demanded: true,
+                    }));
                 }
             }
         } else {
-            wanted.extend(demands.iter().map(|(chunk, place, _)| Wanted {
+            wanted.extend(demands.iter().map(|(chunk, place, _)| WantedCopy {
                 chunk: *chunk,
                 place: *place,
                 demanded: true,
             }));
-            // A link that cycles through the chunks and is at work on one gets the next one ahead of time.
+            // A link that cycles through the chunks gets its next chunk ahead of time, while it uses another.
             for (id, link) in self.each().filter(|(_, link)| link.role != Role::Produce && link.served > 0) {
                 if let Some(at) = self.next_for(id, link).filter(|at| self.chunks[*at].number != link.last) {
-                    wanted.push(Wanted { chunk: at, place: link.place, demanded: false });
+                    wanted.push(WantedCopy { chunk: at, place: link.place, demanded: false });
                 }
             }
         }
@@ -343,7 +349,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         out: &mut Actions<E>,
     ) {
         let chunk = &self.chunks[at];
-        if chunk.alone.is_some() || chunk.copy(place).is_some() {
+        if chunk.held_by.is_some() || chunk.copy(place).is_some() {
             return;
         }
         let Some((from, source)) = chunk.copies.iter().find_map(|copy| Some((copy.place, copy.there()?.clone())))
@@ -364,7 +370,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         let chunk = &mut self.chunks[at];
         let own = if returns { chunk.returns_in.take() } else { None };
         let Some(blank) = own.or_else(|| blanks.take(place)) else { return };
-        chunk.copies.push(Copy { place, slot: Slot::Arriving, peeks: 0 });
+        chunk.copies.push(ChunkCopy { place, slot: CopyState::Arriving, peeks: 0 });
         chunk.moving += 1;
         out.moves.push(Move { number: chunk.number, from, to: place, source, blank });
     }
@@ -381,7 +387,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     ) {
         let in_the_way = |at: &usize| {
             let chunk = &self.chunks[*at];
-            let idle = chunk.alone.is_none() && chunk.moving == 0 && Self::is_idle_own(chunk, place, blanks);
+            let idle = chunk.held_by.is_none() && chunk.moving == 0 && Self::is_idle_own(chunk, place, blanks);
             let wanted = if self.consumes() {
                 // An older one would have the first claim on the envelope that it frees.
                 *at < for_chunk && self.places_to_come(chunk).any(|needed| needed == place)
@@ -392,21 +398,21 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         };
         // The youngest, since it is wanted last.
         if let Some(at) = (0..self.chunks.len()).rev().find(in_the_way) {
-            let looked = |(id, link): (LinkId, &Link)| {
-                let looked = link.place == place && link.waits.as_ref().is_some_and(|waits| waits.looked);
-                looked && link.role != Role::Produce && self.next_for(id, link) == Some(at)
+            let offered = |(id, link): (LinkId, &LinkRecord)| {
+                let offered = link.place == place && link.waits.as_ref().is_some_and(|waits| waits.offered);
+                offered && link.role != Role::Produce && self.next_for(id, link) == Some(at)
             };
-            let is_passed_over = !self.consumes() && !self.is_contested() && self.each().any(looked);
+            let is_passed_over = !self.consumes() && !self.is_contested() && self.each().any(offered);
             let goes = self.evict(at, place, demands, blanks, out);
             self.passed_over += usize::from(goes && is_passed_over);
         }
     }
 
     /// Whether an unused copy is there, in an envelope of the hub. A user's envelope makes no room: no other chunk
-    /// may use it, and a chunk that is to return into it would do so at once.
-    fn is_idle_own(chunk: &Chunk<E, S>, place: LocationId, blanks: &impl Blanks<E>) -> bool {
+    /// may use it, and a chunk that returns in it would do so at once.
+    fn is_idle_own(chunk: &ChunkRecord<E, S>, place: LocationId, blanks: &impl Blanks<E>) -> bool {
         let copy = chunk.copy(place).filter(|copy| copy.is_idle());
-        copy.and_then(Copy::there).is_some_and(|envelope| blanks.is_own(place, envelope))
+        copy.and_then(ChunkCopy::there).is_some_and(|envelope| blanks.is_own(place, envelope))
     }
 
     /// Frees the copy of a chunk at a place, or moves it elsewhere if it is the only one. Returns true if it does so
@@ -420,7 +426,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         out: &mut Actions<E>,
     ) -> bool {
         // A copy that is already being moved away makes the room.
-        let moves_out = |chunk: &Chunk<E, S>| chunk.moving > 0 && chunk.is_there(place);
+        let moves_out = |chunk: &ChunkRecord<E, S>| chunk.moving > 0 && chunk.is_there(place);
         if self.chunks.iter().any(moves_out) {
             return false;
         }
@@ -437,10 +443,10 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             return true;
         }
         // A copy that no link waits for makes room elsewhere. Where chunks are consumed, `trim` frees such copies.
-        let is_extra = |chunk: &Chunk<E, S>| chunk.alone.is_none() && chunk.moving == 0 && chunk.spare() > 1;
+        let is_extra = |chunk: &ChunkRecord<E, S>| chunk.held_by.is_none() && chunk.moving == 0 && chunk.spare() > 1;
         let extra = self.chunks.iter().enumerate().filter(|(_, chunk)| !self.consumes() && is_extra(chunk));
         let copies = extra.flat_map(|(of, chunk)| chunk.copies.iter().map(move |copy| (of, copy)));
-        let unused = |(of, copy): &(usize, &Copy<E>)| {
+        let unused = |(of, copy): &(usize, &ChunkCopy<E>)| {
             copy.place != place
                 && Self::is_idle_own(&self.chunks[*of], copy.place, blanks)
                 && demanded_since(demands, *of, copy.place).is_none()
@@ -451,8 +457,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         false
     }
 
-    /// Whether an older chunk is there. It makes progress as soon as the links that are to have it poll, and is
-    /// helped first if it is stuck itself.
+    /// Whether an older chunk has a copy at `place`. That chunk makes progress as soon as the links that are to get it
+    /// poll; if it is stuck itself, it gets the additional envelope first.
     fn is_used_before(&self, before: usize, place: LocationId) -> bool {
         self.consumes() && self.chunks.iter().take(before).any(|chunk| chunk.copy(place).is_some())
     }
@@ -460,27 +466,28 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
     /// Whether nothing changes until a link polls or commits for another reason: every envelope is free or in a chunk
     /// that no link has, and no waiting link can make progress.
     fn is_at_rest(&self, blanks: &impl Blanks<E>) -> bool {
-        let is_idle =
-            |chunk: &Chunk<E, S>| chunk.alone.is_none() && chunk.moving == 0 && chunk.copies.iter().all(Copy::is_idle);
+        let is_idle = |chunk: &ChunkRecord<E, S>| {
+            chunk.held_by.is_none() && chunk.moving == 0 && chunk.copies.iter().all(ChunkCopy::is_idle)
+        };
         if !self.open.is_empty() || !self.lingering.is_empty() || !self.chunks.iter().all(is_idle) {
             return false;
         }
         let lie_at = |place: LocationId| {
-            let lies = |chunk: &&Chunk<E, S>| {
-                let envelope = chunk.copy(place).and_then(Copy::there);
+            let lies = |chunk: &&ChunkRecord<E, S>| {
+                let envelope = chunk.copy(place).and_then(ChunkCopy::there);
                 envelope.is_some_and(|envelope| blanks.is_own(place, envelope))
             };
             self.chunks.iter().filter(lies).count()
         };
-        let is_whole = |place: LocationId| blanks.count(place) + lie_at(place) >= blanks.made(place);
+        let is_whole = |place: LocationId| blanks.count(place) + lie_at(place) >= blanks.total(place);
         (0..blanks.places()).all(|place| self.is_lost(place) || is_whole(place))
             && Snapshot::new(self, blanks).all_wait()
     }
 
     /// Whether the link waits for the chunk that needs one more envelope.
-    pub(super) fn needs_spare(&self, id: LinkId, link: &Link) -> bool {
-        let Spare::Needed(number, place) = self.spare else { return false };
-        let waits = link.waits.as_ref().is_some_and(|waits| !waits.looked);
+    pub(super) fn needs_spare(&self, id: LinkId, link: &LinkRecord) -> bool {
+        let SpareEnvelope::Needed(number, place) = self.spare else { return false };
+        let waits = link.waits.as_ref().is_some_and(|waits| !waits.offered);
         waits
             && link.role != Role::Produce
             && link.place == place
@@ -495,8 +502,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
         let starved = self.starved().filter(|(_, place)| blanks.count(*place) == 0);
         let Some((since, place)) = starved.min() else { return };
-        let in_the_way = |(_, chunk): &(usize, &Chunk<E, S>)| {
-            chunk.alone.is_none() && chunk.moving == 0 && Self::is_idle_own(chunk, place, blanks)
+        let in_the_way = |(_, chunk): &(usize, &ChunkRecord<E, S>)| {
+            chunk.held_by.is_none() && chunk.moving == 0 && Self::is_idle_own(chunk, place, blanks)
         };
         let idle = self.chunks.iter().enumerate().filter(in_the_way);
         let idle = idle.filter(|(at, _)| demanded_since(demands, *at, place).is_none_or(|demand| since < demand));
@@ -508,8 +515,8 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
 
     /// The number of places where the hub has envelopes, and of envelopes in all, without places that are lost.
     pub(super) fn envelopes(&self, blanks: &impl Blanks<E>) -> (usize, usize) {
-        let made = (0..blanks.places()).filter(|place| !self.is_lost(*place)).map(|place| blanks.made(place));
-        made.filter(|made| *made > 0).fold((0, 0), |(places, sum), made| (places + 1, sum + made))
+        let totals = (0..blanks.places()).filter(|place| !self.is_lost(*place)).map(|place| blanks.total(place));
+        totals.filter(|total| *total > 0).fold((0, 0), |(places, sum), total| (places + 1, sum + total))
     }
 
     /// Where chunks stay, each has an envelope, and one is free to move them between places. Returns the numbers if
@@ -520,7 +527,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             return None;
         }
         let chunks = self.chunks.iter().filter(|chunk| !chunk.is_sent).count() + open + 1;
-        let (places, made) = self.envelopes(blanks);
-        (places > 1 && chunks > 1 && made <= chunks).then_some(TooFew { chunks, made })
+        let (places, envelopes) = self.envelopes(blanks);
+        (places > 1 && chunks > 1 && envelopes <= chunks).then_some(TooFew { chunks, envelopes })
     }
 }

@@ -1,11 +1,12 @@
-//! [`Snapshot`]: answers to the questions that are asked for each waiting link, computed once for an unchanged state.
+//! [`Snapshot`]: answers to the questions that `settle` asks about each waiting link, computed once while the state
+//! does not change.
 //!
-//! A link may go if what it asks for is there and no link that came before it can have that. Answered for one link
-//! alone, each of these questions visits all links. Shared answers are cached here:
+//! A link may proceed if what it waits for is available and no link ahead of it can take that. Answering this for one
+//! link visits all links, so the answers that links share are cached here:
 //!
 //! ```text
 //!   of each chunk:  the link that modifies it next, and whether one is to peek at it     (Turn)
-//!                   since when the first link waits that can have it, of each role       (First)
+//!                   for each role, since when the first link that can take it waits      (First)
 //!   of each place:  whether blanks are left for producers
 //! ```
 //!
@@ -18,29 +19,29 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Blanks, Chunk, Link, LinkId, LocationId, Role, State, Turn};
+use super::{Blanks, ChunkHubState, ChunkRecord, LinkId, LinkRecord, LocationId, Role, Turn};
 
 /// See the module.
 pub(super) struct Snapshot<'a, E, S, B> {
-    state: &'a State<E, S>,
+    state: &'a ChunkHubState<E, S>,
     blanks: &'a B,
     /// By chunk.
     turns: SmallVec<[Cell<Option<Turn>>; 4]>,
     has_blanks: RefCell<SmallVec<[(LocationId, bool); 2]>>,
     firsts: OnceCell<Firsts>,
-    /// There are envelopes for one more chunk, whatever becomes of the blanks that producers have.
+    /// There are envelopes for one more chunk, even if the producers commit all their blanks.
     has_enough: OnceCell<bool>,
 }
 
-/// Since when the first link waits, of those that could have what they wait for if they were alone, and have not
-/// looked yet.
+/// The time since when the first link waits, among the links that could take what they wait for if there were no other
+/// links, and that were not offered it yet.
 struct Firsts {
     produce: u64,
     /// By chunk.
     chunks: SmallVec<[First; 4]>,
 }
 
-/// The same for one chunk; [`NONE`] if there is no such link.
+/// The same times for one chunk; [`NONE`] if there is no such link.
 #[derive(Clone, Copy)]
 struct First {
     peek: u64,
@@ -53,7 +54,7 @@ struct First {
 const NONE: u64 = u64::MAX;
 
 impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
-    pub(super) fn new(state: &'a State<E, S>, blanks: &'a B) -> Self {
+    pub(super) fn new(state: &'a ChunkHubState<E, S>, blanks: &'a B) -> Self {
         Self {
             state,
             blanks,
@@ -64,17 +65,17 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         }
     }
 
-    /// Whether it is this link's turn at that chunk, whichever link has it now.
-    fn is_turn(&self, id: LinkId, link: &Link, at: usize) -> bool {
+    /// Whether it is this link's turn at the chunk `at`, regardless of which link has the chunk now.
+    fn is_turn(&self, id: LinkId, link: &LinkRecord, at: usize) -> bool {
         let turn = &self.turns[at];
         let known = turn.get().unwrap_or_else(|| self.state.turn(&self.state.chunks[at]));
         turn.set(Some(known));
         known.is_of(id, link.role)
     }
 
-    /// Whether no link has the chunk in a way that excludes this one.
-    fn is_free(link: &Link, chunk: &Chunk<E, S>) -> bool {
-        if chunk.alone.is_some() {
+    /// Whether no other link uses the chunk in a way that excludes this link.
+    fn is_free(link: &LinkRecord, chunk: &ChunkRecord<E, S>) -> bool {
+        if chunk.held_by.is_some() {
             return false;
         }
         match link.role {
@@ -84,7 +85,7 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         }
     }
 
-    /// Whether blanks are left for producers there, beyond those that chunks still need.
+    /// Whether blanks are left for producers at `place`, beyond those that chunks still need there.
     fn has_blanks(&self, place: LocationId) -> bool {
         let known = self.has_blanks.borrow().iter().find(|(of, _)| *of == place).map(|(_, has)| *has);
         known.unwrap_or_else(|| {
@@ -99,20 +100,20 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         *self.has_enough.get_or_init(|| self.state.too_few(self.state.open.len(), self.blanks).is_none())
     }
 
-    /// Returns true for a producer for whose chunk there will be no envelope.
-    pub(super) fn is_refused(&self, link: &Link) -> bool {
+    /// Returns true for a producer whose chunk would get no envelope.
+    pub(super) fn is_refused(&self, link: &LinkRecord) -> bool {
         link.role == Role::Produce && !self.has_enough() && self.state.too_few(0, self.blanks).is_some()
     }
 
-    /// Whether the link could have what it asks for now if no other link asked.
-    pub(super) fn is_there(&self, id: LinkId, link: &Link, blank: bool) -> bool {
+    /// Whether the link could take what it waits for now if no other link waited.
+    pub(super) fn is_there(&self, id: LinkId, link: &LinkRecord, blank: bool) -> bool {
         if link.role == Role::Produce {
             return self.state.room() > 0 && (!blank || (self.has_blanks(link.place) && self.has_enough()));
         }
         self.state.next_for(id, link).is_some_and(|at| self.is_there_of(id, link, at))
     }
 
-    fn is_there_of(&self, id: LinkId, link: &Link, at: usize) -> bool {
+    fn is_there_of(&self, id: LinkId, link: &LinkRecord, at: usize) -> bool {
         let chunk = &self.state.chunks[at];
         Self::is_free(link, chunk) && (chunk.is_there(link.place) || chunk.is_lost()) && self.is_turn(id, link, at)
     }
@@ -122,7 +123,7 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
             let none = First { peek: NONE, modify: NONE, consume: NONE, modify_after_peeks: NONE };
             let mut firsts = Firsts { produce: NONE, chunks: SmallVec::from_elem(none, self.state.chunks.len()) };
             for (id, link) in self.state.each() {
-                let Some(waits) = link.waits.as_ref().filter(|waits| !waits.looked) else { continue };
+                let Some(waits) = link.waits.as_ref().filter(|waits| !waits.offered) else { continue };
                 if link.role == Role::Produce {
                     if self.is_there(id, link, waits.blank) {
                         firsts.produce = firsts.produce.min(waits.since);
@@ -141,7 +142,7 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
                 }
                 let chunk = &self.state.chunks[at];
                 if link.role == Role::Modify
-                    && chunk.alone.is_none()
+                    && chunk.held_by.is_none()
                     && chunk.is_there(link.place)
                     && self.is_turn(id, link, at)
                 {
@@ -152,9 +153,9 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         })
     }
 
-    /// Whether a link that came before this one waits for the same and can have it: it was woken, and has not looked
-    /// yet.
-    fn has_precedence(&self, id: LinkId, link: &Link) -> bool {
+    /// Whether a link that has waited longer than this one can take the same chunk or blank: it was woken for that, and
+    /// has not polled yet.
+    fn has_precedence(&self, id: LinkId, link: &LinkRecord) -> bool {
         let came = link.waits.as_ref().map_or(NONE, |waits| waits.since);
         let firsts = self.firsts();
         if link.role == Role::Produce {
@@ -162,7 +163,7 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         }
         let Some(first) = self.state.next_for(id, link).map(|at| &firsts.chunks[at]) else { return false };
         match link.role {
-            // A modifying link waits for the peeks to end: no link that has peeked since it came begins another peek.
+            // A modifying link waits for the peeks to end: a link that has peeked since then begins no further peek.
             Role::Peek => {
                 first.consume < came || (first.modify_after_peeks < came && first.modify_after_peeks <= link.served)
             }
@@ -170,12 +171,12 @@ impl<'a, E: Clone + Deref, S: Clone, B: Blanks<E>> Snapshot<'a, E, S, B> {
         }
     }
 
-    /// Whether the link may have what it asks for now.
-    pub(super) fn may_go(&self, id: LinkId, link: &Link, blank: bool) -> bool {
+    /// Whether the link may take what it waits for now.
+    pub(super) fn may_proceed(&self, id: LinkId, link: &LinkRecord, blank: bool) -> bool {
         self.is_there(id, link, blank) && !self.has_precedence(id, link)
     }
 
-    /// Whether no waiting link that has not looked could have what it waits for.
+    /// Whether no waiting link can take what it waits for, apart from links that were offered it already.
     pub(super) fn all_wait(&self) -> bool {
         let firsts = self.firsts();
         firsts.produce == NONE

@@ -1,27 +1,30 @@
-//! Turns: the answer that a link gets when it polls, and what it is given when it takes.
+//! Turns: the answer that a link gets when it polls, and the grant that it gets when it takes.
 //!
-//! Polling changes nothing except that the link waits. The answer is that it may go if what it wants is there and no
-//! link that came before it can have that and was woken for it: such links look first. A link that has looked and
-//! does not take (its operator also waits for something else) blocks no other link.
+//! Polling changes nothing except that the link waits. The link may proceed if what it waits for is available and no
+//! link ahead of it was woken for the same: such a link polls first. A link that does not take what it was offered
+//! (its operator also waits for something else) blocks no other link.
 
 use std::{ops::Deref, sync::Arc, task::Waker};
 
-use super::{Actions, Asks, Blanks, Chunk, Copy, Grant, Link, LinkId, Role, Slot, State, Waits, snapshot::Snapshot};
+use super::{
+    Actions, Blanks, ChunkCopy, ChunkHubState, ChunkRecord, CopyState, Grant, LinkId, LinkRecord, LinkWait,
+    PollRequest, Role, snapshot::Snapshot,
+};
 use crate::hub::queue::Answer;
 
-impl<E: Clone + Deref, S: Clone> State<E, S> {
+impl<E: Clone + Deref, S: Clone> ChunkHubState<E, S> {
     pub(super) fn room(&self) -> usize {
         self.capacity.saturating_sub(self.chunks.len() + self.open.len())
     }
 
     /// The link's next chunk, whether it is ready or not.
-    pub(super) fn next_for(&self, id: LinkId, link: &Link) -> Option<usize> {
+    pub(super) fn next_for(&self, id: LinkId, link: &LinkRecord) -> Option<usize> {
         if !link.is_served {
             return None;
         }
         if link.role == Role::Consume {
             let consumed = |by: &LinkId| self.links.get(by).is_some_and(|link| link.role == Role::Consume);
-            return self.chunks.iter().position(|chunk| !chunk.alone.as_ref().is_some_and(consumed));
+            return self.chunks.iter().position(|chunk| !chunk.held_by.as_ref().is_some_and(consumed));
         }
         if self.consumes() {
             return self.chunks.iter().position(|chunk| !chunk.is_seen_by(id));
@@ -30,7 +33,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         later.or_else(|| (!self.chunks.is_empty()).then_some(0))
     }
 
-    /// Whether nothing will come to this link any more.
+    /// Whether this link will get nothing more.
     pub(in crate::hub::chunks) fn has_ended(&self, id: LinkId, blanks: &impl Blanks<E>) -> bool {
         let Some(link) = self.links.get(&id) else { return true };
         if link.role == Role::Produce {
@@ -41,7 +44,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         let over = self.had_producer && self.counts.of(Role::Produce) == 0;
         over && match link.role {
             Role::Consume => self.chunks.is_empty(),
-            // Without consumers, chunks that are in the way of others stay there.
+            // Without consumers, chunks that block others stay in the hub.
             _ if self.consumes() => {
                 let unconsumed = self.had_consumer && self.counts.of(Role::Consume) == 0;
                 unconsumed || self.chunks.iter().all(|chunk| chunk.is_seen_by(id))
@@ -50,11 +53,11 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// Whether it waits for a blank, and each envelope of the hub is the only copy of a chunk that stays.
-    fn is_out_of_blanks(&self, link: &Link, blanks: &impl Blanks<E>) -> bool {
-        let is_own = |copy: &Copy<E>| copy.there().is_some_and(|envelope| blanks.is_own(copy.place, envelope));
-        let stays = |chunk: &&Chunk<E, S>| {
-            chunk.alone.is_none() && chunk.moving == 0 && matches!(&chunk.copies[..], [copy] if is_own(copy))
+    /// Whether the link waits for a blank while each envelope of the hub is the only copy of a chunk that stays.
+    fn is_out_of_blanks(&self, link: &LinkRecord, blanks: &impl Blanks<E>) -> bool {
+        let is_own = |copy: &ChunkCopy<E>| copy.there().is_some_and(|envelope| blanks.is_own(copy.place, envelope));
+        let stays = |chunk: &&ChunkRecord<E, S>| {
+            chunk.held_by.is_none() && chunk.moving == 0 && matches!(&chunk.copies[..], [copy] if is_own(copy))
         };
         let waits = link.waits.as_ref().is_some_and(|waits| waits.blank);
         waits && self.chunks.iter().filter(stays).count() >= self.envelopes(blanks).1
@@ -62,21 +65,22 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
 
     /// Polls for the link, which changes nothing except that the link waits now.
     ///
-    /// What was reported as available remains so until the link can take it: nothing is settled in between.
+    /// A chunk or blank that is reported as available remains so until the link can take it, since nothing is settled
+    /// in between.
     ///
     /// `shared` is the same waker, cloned by a caller that held no lock. Without it, `None` is returned if the link
     /// does not have a required waker yet.
     pub(in crate::hub::chunks) fn poll(
         &mut self,
         id: LinkId,
-        Asks { blank, stays }: Asks,
+        PollRequest { blank, stays }: PollRequest,
         waker: &Waker,
         shared: Option<&Arc<Waker>>,
         blanks: &mut impl Blanks<E>,
         out: &mut Actions<E>,
     ) -> Option<Answer> {
         if self.links.get(&id).is_some_and(|link| self.is_lost(link.place)) {
-            // It gets the error from its device.
+            // The link gets the error of its device.
             return Some(Answer::Wait);
         }
         if self.has_ended(id, blanks) {
@@ -85,7 +89,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
             return Some(Answer::Never);
         }
         let since = self.tick();
-        let ready = self.links.get(&id).is_some_and(|link| Snapshot::new(self, blanks).may_go(id, link, blank));
+        let ready = self.links.get(&id).is_some_and(|link| Snapshot::new(self, blanks).may_proceed(id, link, blank));
         let Some(link) = self.links.get_mut(&id) else { return Some(Answer::Never) };
         if ready {
             match &mut link.waits {
@@ -93,15 +97,15 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                     if !waits.waker.will_wake(waker) {
                         self.gone.push(std::mem::replace(&mut waits.waker, shared?.clone()));
                     }
-                    // Only once: of two links that each have what the other one lacks, in two hubs, each look would
-                    // wake the other.
-                    if !std::mem::replace(&mut waits.looked, true) {
+                    // Only once: two links of two hubs, each with the chunk that the other one lacks, would otherwise
+                    // wake each other with each poll.
+                    if !std::mem::replace(&mut waits.offered, true) {
                         self.wake_those_behind(blanks, out);
                     }
                 }
-                // It may wait for something else, and must be woken by the hub's end meanwhile.
+                // The link might be waiting for something else, and must be woken if the hub ends meanwhile.
                 none if stays => {
-                    *none = Some(Waits { since, waker: shared?.clone(), blank, woken: true, looked: true });
+                    *none = Some(LinkWait { since, waker: shared?.clone(), blank, woken: true, offered: true });
                 }
                 None => {}
             }
@@ -112,24 +116,24 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 if !waits.waker.will_wake(waker) {
                     self.gone.push(std::mem::replace(&mut waits.waker, shared?.clone()));
                 }
-                (waits.blank, waits.woken, waits.looked) = (blank, false, false);
+                (waits.blank, waits.woken, waits.offered) = (blank, false, false);
             }
-            none => *none = Some(Waits { since, waker: shared?.clone(), blank, woken: false, looked: false }),
+            none => *none = Some(LinkWait { since, waker: shared?.clone(), blank, woken: false, offered: false }),
         }
         self.settle(blanks, out);
         Some(Answer::Wait)
     }
 
-    /// A link that could go may not do so: wakes the links that wait behind it, or for the envelope that it holds up,
-    /// to poll again.
+    /// Called when a link that may proceed might not do so. Wakes the links behind it, and those that wait for the
+    /// envelope that it blocks, to poll again.
     fn wake_those_behind(&mut self, blanks: &impl Blanks<E>, out: &mut Actions<E>) {
         self.wake(blanks, out, |state, snapshot, id, link, waits| {
             let lacks = || match link.role {
-                // The copy that was looked at may make room for it.
+                // The copy that was offered might be evicted to make room for it.
                 Role::Produce => waits.blank && blanks.count(link.place) == 0 && state.room() > 0,
                 _ => state.next_for(id, link).is_some_and(|at| state.chunks[at].copy(link.place).is_none()),
             };
-            !waits.woken && (snapshot.may_go(id, link, waits.blank) || lacks())
+            !waits.woken && (snapshot.may_proceed(id, link, waits.blank) || lacks())
         });
     }
 
@@ -164,7 +168,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         }
     }
 
-    /// Takes what [`poll`](Self::poll) reported. `None` if it is no longer available.
+    /// Takes the chunk or blank that [`poll`](Self::poll) reported. `None` if it is no longer available.
     pub(in crate::hub::chunks) fn take(
         &mut self,
         id: LinkId,
@@ -172,7 +176,7 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
         blanks: &mut impl Blanks<E>,
     ) -> Option<Grant<E, S>> {
         let link = self.links.get(&id)?;
-        if !Snapshot::new(self, blanks).may_go(id, link, blank) {
+        if !Snapshot::new(self, blanks).may_proceed(id, link, blank) {
             return None;
         }
         let (role, place) = (link.role, link.place);
@@ -194,9 +198,9 @@ impl<E: Clone + Deref, S: Clone> State<E, S> {
                 copy.peeks += 1;
                 copy.there().cloned()?
             } else {
-                chunk.alone = Some(id);
-                match std::mem::replace(&mut copy.slot, Slot::Lent) {
-                    Slot::There(envelope) => envelope,
+                chunk.held_by = Some(id);
+                match std::mem::replace(&mut copy.slot, CopyState::Lent) {
+                    CopyState::There(envelope) => envelope,
                     // Unreachable: this was checked above.
                     other => {
                         copy.slot = other;

@@ -1,4 +1,4 @@
-//! [`ChunkState`]: a flow's view of a chunk hub.
+//! [`ChunkHubView`]: a flow's view of a chunk hub.
 
 use std::{
     fmt,
@@ -22,29 +22,30 @@ use crate::{
 };
 
 /// A flow's view of a chunk hub, independent of the element type.
-pub(crate) trait ChunkState: fmt::Debug + Send + Sync {
+pub(crate) trait ChunkHubView: fmt::Debug + Send + Sync {
     fn name(&self) -> &Arc<str>;
-    /// The number of chunks that are to be consumed and were not yet.
+    /// The number of chunks that are still to be consumed.
     fn queued(&self) -> usize;
     /// The numbers of chunks produced and consumed.
     fn counts(&self) -> (u64, u64);
-    fn links_that(&self, role: Role) -> usize;
+    fn link_count(&self, role: Role) -> usize;
     fn is_empty(&self) -> bool;
     fn envelopes_at(&self, device: &Device) -> usize;
     /// The number of chunks that its queue has room for, and the number of its envelopes at all places.
     fn most(&self) -> (usize, usize);
-    /// Whether data can get to that device without a copy.
-    fn may_lie_at(&self, device: &Device) -> bool;
-    /// The name of one of its devices that has no copy path to this one.
+    /// Whether data can get to `device` without a copy.
+    fn has_source_at(&self, device: &Device) -> bool;
+    /// The name of one of the hub's devices that has no copy path to `device`.
     fn device_without_copy_path(&self, device: &Device) -> Option<String>;
     /// The links that data is restricted to, if `flow_to` was called.
     fn flow(&self) -> Vec<LinkName>;
     /// The last copies that were enqueued.
     fn last_copies(&self) -> Vec<Ticket>;
-    /// What a link waits for, if it waits.
+    /// Describes what `link` waits for, if it waits.
     fn lacks(&self, link: LinkId, holders: &dyn EnvelopeHolders) -> Option<MissingResource>;
-    /// A flow with links here begins, or ends.
+    /// Called when a flow with links here begins.
     fn join(&self, flow: &Arc<dyn Quiescence>);
+    /// Called when a flow with links here ends.
     fn leave(&self, flow: &Arc<dyn Quiescence>);
 }
 
@@ -57,7 +58,7 @@ pub(crate) enum MissingResource {
     Room(String),
 }
 
-impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
+impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubView for Core<T, S> {
     fn name(&self) -> &Arc<str> {
         &self.name
     }
@@ -71,8 +72,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
         (self.counts.produced.load(Ordering::Relaxed), self.counts.consumed.load(Ordering::Relaxed))
     }
 
-    fn links_that(&self, role: Role) -> usize {
-        lock(&self.inner).state.links_that(role)
+    fn link_count(&self, role: Role) -> usize {
+        lock(&self.inner).state.link_count(role)
     }
 
     fn is_empty(&self) -> bool {
@@ -88,9 +89,9 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
         (state.capacity(), (0..places.all.len()).map(|place| places.count(place)).sum())
     }
 
-    fn may_lie_at(&self, device: &Device) -> bool {
+    fn has_source_at(&self, device: &Device) -> bool {
         let Inner { state, places } = &*lock(&self.inner);
-        places.find(device).is_some_and(|place| state.may_lie_at(place))
+        places.find(device).is_some_and(|place| state.has_source_at(place))
     }
 
     fn device_without_copy_path(&self, device: &Device) -> Option<String> {
@@ -114,8 +115,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
             let (role, at) = state.waits_at(link)?;
             let place = places.all.get(at)?;
             let on = place_name(&place.device);
-            if state.may_go(link, places) {
-                // It waits for something else.
+            if state.may_proceed(link, places) {
+                // The link waits for something else.
                 return None;
             }
             if role == Role::Produce && !state.has_room() {
@@ -127,7 +128,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
             if role != Role::Produce && !state.lacks_envelope(link) {
                 return Some(MissingResource::Chunk(match state.next_number(link) {
                     Some(number) => format!("chunk {number} of hub `{name}` on {on}: other links get it first"),
-                    None if state.is_left_out(link) => {
+                    None if state.is_excluded(link) => {
                         format!("a chunk of hub `{name}` on {on}: `flow_to` does not name this link")
                     }
                     None => format!("a chunk of hub `{name}` on {on}"),

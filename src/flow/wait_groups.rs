@@ -1,14 +1,14 @@
-//! [`groups`]: operators of a running flow that wait only for each other.
+//! [`groups`]: the groups of operators of a running flow that wait only for each other.
 //!
 //! ```text
-//!   ticks ──> log        a ──> b        `ticks` continues, and so may `log`. `a` waits for `b`, and `b` for `a`:
-//!                        ^     │        nothing that the other operators do can end that.
+//!   ticks ──> log        a ──> b        `ticks` continues, so `log` may. `a` waits for `b`, and `b` for `a`:
+//!                        ^     │        no other operator can end that.
 //!                        └─────┘
 //! ```
 //!
-//! A waiting operator may continue if one of the operators that it waits for may. Starting with all
-//! [active](Dependency::Active) operators, this is followed to its fixed point. The remaining operators are at rest,
-//! whatever the others do: an idle loop, or a deadlock.
+//! A waiting operator may continue if one of the operators that it waits for may continue. Starting with all
+//! [active](Dependency::Active) operators, this is followed to its fixed point. The remaining operators stay at
+//! rest, whatever the others do: they form an idle loop, or a deadlock.
 //!
 //! A group has [cores](cores), which wait for no other operator of the group. The other members wait for them, directly
 //! or indirectly.

@@ -1,4 +1,4 @@
-//! [`Table`]: the graphs of a section, one for each shape, and the choice of the graph for a round.
+//! [`GraphTable`]: the graphs of a section, one for each shape, and the choice of the graph for a round.
 //!
 //! ```text
 //!   buckets 1, 2, 4, 8     rows 3 ──> bucket 4, padded        rows 9 ──> none: streamed
@@ -8,9 +8,9 @@
 //! A shape without a graph is streamed once, and then captured.
 //!
 //! Without buckets the table may be full. Then a new shape is streamed and counted. Once it has occurred [`OFTEN`]
-//! times since the least recently used graph was used, that graph is evicted and the new shape is captured: the lengths
-//! that occur first do not stay forever. If more lengths alternate than there may be graphs, the graphs stay, since a
-//! capture costs more than a round, and each graph would be evicted before it is used.
+//! times since the least recently used graph was used, that graph is evicted and the new shape is captured, so that the
+//! lengths that occur first do not stay forever. If more lengths alternate than the table has graphs, the graphs stay:
+//! a capture costs more than a round, and each graph would be evicted before its next use.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ pub(super) type Lengths = SmallVec<[usize; 2]>;
 
 /// The message sizes that a graph is captured for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct GraphShape {
     /// The bucket, if the section has buckets.
     pub(super) rows: Option<usize>,
     pub(super) lengths: Lengths,
@@ -37,27 +37,27 @@ pub(super) enum Route {
     /// By launching the graph of this number. `rows`: the number of valid rows.
     Replayed { graph: usize, rows: Option<usize> },
     /// By its operators, followed by a capture.
-    Captured(Shape),
+    Captured(GraphShape),
     /// By its operators.
     Streamed,
 }
 
 /// See the [module](self).
-pub(super) struct Table<G> {
+pub(super) struct GraphTable<G> {
     /// In ascending order.
     buckets: Option<Vec<usize>>,
     /// The size of a row in bytes at each input.
     row_bytes: Lengths,
     /// The maximum number of graphs without buckets.
     most: usize,
-    graphs: Vec<Entry<G>>,
+    graphs: Vec<CachedGraph<G>>,
     /// Used when the table is full. Ordered by the last occurrence, the latest last.
     candidates: VecDeque<Candidate>,
     round: u64,
 }
 
-struct Entry<G> {
-    shape: Shape,
+struct CachedGraph<G> {
+    shape: GraphShape,
     graph: G,
     /// The round in which it was last used.
     used: u64,
@@ -69,7 +69,7 @@ struct Candidate {
     came: [u64; OFTEN],
 }
 
-impl<G> Table<G> {
+impl<G> GraphTable<G> {
     pub(super) fn new(buckets: Option<&[usize]>, row_bytes: Lengths, most: usize) -> Self {
         let buckets = buckets.map(|buckets| {
             let mut buckets = buckets.to_vec();
@@ -84,7 +84,7 @@ impl<G> Table<G> {
     pub(super) fn way(&mut self, lengths: &Lengths) -> Route {
         self.round += 1;
         let (rows, shape) = match &self.buckets {
-            None => (None, Shape { rows: None, lengths: lengths.clone() }),
+            None => (None, GraphShape { rows: None, lengths: lengths.clone() }),
             Some(buckets) => {
                 let rows = self.rows(lengths);
                 let bucket = rows.and_then(|rows| buckets.iter().find(|bucket| **bucket >= rows));
@@ -104,7 +104,7 @@ impl<G> Table<G> {
         self.buckets.is_none() && self.graphs.len() >= self.most
     }
 
-    /// Counts a shape without a graph. True if it has occurred often enough to replace a graph.
+    /// Counts a shape without a graph. Returns true if it has occurred often enough to replace a graph.
     fn is_frequent(&mut self, lengths: &Lengths) -> bool {
         let Some(least) = self.graphs.iter().map(|entry| entry.used).min() else { return false };
         let known = self.candidates.iter().position(|candidate| candidate.lengths == *lengths);
@@ -123,10 +123,10 @@ impl<G> Table<G> {
     }
 
     /// Evicts the least recently used graph, if the table is full.
-    pub(super) fn evict(&mut self) -> Option<(Shape, G)> {
+    pub(super) fn evict(&mut self) -> Option<(GraphShape, G)> {
         let least = self.graphs.iter().enumerate().min_by_key(|(_, entry)| entry.used);
         let (at, _) = least.filter(|_| self.is_full())?;
-        let Entry { shape, graph, .. } = self.graphs.swap_remove(at);
+        let CachedGraph { shape, graph, .. } = self.graphs.swap_remove(at);
         Some((shape, graph))
     }
 
@@ -143,20 +143,20 @@ impl<G> Table<G> {
         (first > 0 && rows.all(|other| other == Some(first))).then_some(first)
     }
 
-    fn shape(&self, bucket: usize) -> Shape {
-        Shape { rows: Some(bucket), lengths: self.row_bytes.iter().map(|row| row * bucket).collect() }
+    fn shape(&self, bucket: usize) -> GraphShape {
+        GraphShape { rows: Some(bucket), lengths: self.row_bytes.iter().map(|row| row * bucket).collect() }
     }
 
     /// The shapes that are known before the first message.
-    pub(super) fn shapes(&self) -> Vec<Shape> {
+    pub(super) fn shapes(&self) -> Vec<GraphShape> {
         self.buckets.iter().flatten().map(|bucket| self.shape(*bucket)).collect()
     }
 
-    pub(super) fn add(&mut self, shape: Shape, graph: G) {
-        self.graphs.push(Entry { shape, graph, used: self.round });
+    pub(super) fn add(&mut self, shape: GraphShape, graph: G) {
+        self.graphs.push(CachedGraph { shape, graph, used: self.round });
     }
 
-    /// Keeps the graphs for which `stays` is true. The shapes of the others have no graph any more.
+    /// Keeps the graphs for which `stays` is true, and drops the others.
     pub(super) fn retain(&mut self, stays: impl Fn(&G) -> bool) {
         self.graphs.retain(|entry| stays(&entry.graph));
     }
@@ -182,10 +182,10 @@ mod tests {
 
     #[test]
     fn a_round_takes_the_smallest_bucket_that_holds_it() {
-        let mut table = Table::new(Some(&[8, 2, 2]), smallvec![4, 16], 0);
-        let two = Shape { rows: Some(2), lengths: smallvec![8, 32] };
+        let mut table = GraphTable::new(Some(&[8, 2, 2]), smallvec![4, 16], 0);
+        let two = GraphShape { rows: Some(2), lengths: smallvec![8, 32] };
         assert_eq!(table.way(&smallvec![4, 16]), Route::Captured(two.clone()));
-        assert_eq!(table.shapes(), [two.clone(), Shape { rows: Some(8), lengths: smallvec![32, 128] }]);
+        assert_eq!(table.shapes(), [two.clone(), GraphShape { rows: Some(8), lengths: smallvec![32, 128] }]);
         table.add(two, ());
         assert_eq!(table.way(&smallvec![4, 16]), replayed(0, 1));
         assert_eq!(table.way(&smallvec![8, 32]), replayed(0, 2));
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn without_buckets_each_combination_of_lengths_is_a_shape_until_there_are_too_many() {
-        let mut table = Table::new(None, smallvec![4, 4], 1);
+        let mut table = GraphTable::new(None, smallvec![4, 4], 1);
         let Route::Captured(shape) = table.way(&smallvec![4, 6]) else { panic!("a new one") };
         table.add(shape, ());
         assert_eq!(table.way(&smallvec![4, 6]), Route::Replayed { graph: 0, rows: None });
@@ -208,7 +208,7 @@ mod tests {
     }
 
     /// Executes rounds as a section does. The result has one letter for each round.
-    fn runs(table: &mut Table<()>, rounds: impl IntoIterator<Item = usize>) -> String {
+    fn runs(table: &mut GraphTable<()>, rounds: impl IntoIterator<Item = usize>) -> String {
         let runs = rounds.into_iter().map(|length| match table.way(&smallvec![length]) {
             Route::Replayed { .. } => 'r',
             Route::Streamed => 's',
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_length_that_comes_often_takes_the_place_of_one_that_does_not_come_any_more() {
-        let mut table = Table::new(None, smallvec![1], 2);
+        let mut table = GraphTable::new(None, smallvec![1], 2);
         assert_eq!(runs(&mut table, [1, 2, 1, 1]), "ccrr");
         // Along with others that occur once, and while another graph is in use.
         assert_eq!(runs(&mut table, [7, 1, 8, 7, 9, 7, 7, 1, 2]), "srsssc".to_owned() + "rrs");
@@ -232,10 +232,10 @@ mod tests {
 
     #[test]
     fn more_lengths_in_turns_than_graphs_leave_the_graphs_in_place() {
-        let mut table = Table::new(None, smallvec![1], 2);
+        let mut table = GraphTable::new(None, smallvec![1], 2);
         let rounds = (0..300).map(|round| 1 + round % 3);
         assert_eq!(runs(&mut table, rounds), "ccs".to_owned() + &"rrs".repeat(99));
-        let mut none = Table::new(None, smallvec![1], 0);
+        let mut none = GraphTable::new(None, smallvec![1], 0);
         assert_eq!(runs(&mut none, [1; 9]), "sssssssss");
         // The number of counted shapes is limited.
         runs(&mut table, 10..10_000);
