@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 use super::{Counted, Readiness};
 use crate::{
     error::{Error, Result},
-    hub::{Message, header::Parcel, receiver::Receiver, waking::Interest},
+    hub::{Message, ends::Receiver, parcel::Parcel, waking::Interest},
     stream::{Completed, Ticket},
 };
 

@@ -8,7 +8,7 @@
 use std::task::Context;
 
 use super::Readiness;
-use crate::hub::{Message, outlet::Outlet, sender::Demand, waking::Interest};
+use crate::hub::{Message, ends::Demand, outlet::Outlet, waking::Interest};
 
 /// What an output waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

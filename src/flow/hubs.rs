@@ -10,7 +10,7 @@ use super::{
 use crate::{
     condition::{self, Need, PortId, Room},
     device::Device,
-    hub::{self, Since, build::HubPlan, chunks::roles::Role, core::EndTogether, fan, queue::Full},
+    hub::{self, Since, build::HubPlan, chunks::roles::Role, fan, latest::EndTogether, queue::Full},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::lock,

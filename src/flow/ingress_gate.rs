@@ -31,7 +31,7 @@ use crate::{
         crossing::ReturnedMarks,
         external::SentBy,
         external_guard::Boundary,
-        header::{Load, Parcel},
+        parcel::{Load, Parcel},
     },
     memory::Plain,
     operator::{

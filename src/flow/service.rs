@@ -44,7 +44,7 @@ use crate::{
         Envelope, Hub, Message, Reply,
         crossing::ResponseTransfer,
         external::SentBy,
-        header::Load,
+        parcel::Load,
         reply::{Caller, next_number},
         settle::OpenWork,
     },

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::{
     AgainFn, Message, Since,
-    core::{Again, EndTogether, HubCore},
+    core::HubCore,
+    ends::{Receiver, Sender},
+    latest::{Again, EndTogether},
     pool::Pool,
     queue::{Full, Queue},
-    receiver::Receiver,
-    sender::Sender,
     view::HubView,
 };
 use crate::{

@@ -8,21 +8,21 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
     },
 };
 
 use smallvec::SmallVec;
 
 use super::{
-    AgainFn, Message,
-    header::{Parcel, Since},
-    pool::Pool,
-    queue::{Counts, Full, Pushed, Queue},
-    raw_envelope::RawEnvelope,
+    Message,
+    latest::Again,
+    parcel::{Parcel, Since},
+    pool::{Pool, RawEnvelope},
+    queue::{Pushed, Queue},
     settle::refused,
-    view::{EnvelopeHolders, HubView, ReaderWait, WriterWait, whereabouts},
+    view::WriterRequest,
 };
 use crate::{
     clock,
@@ -30,9 +30,11 @@ use crate::{
     error::{Error, ErrorKind, Result, panic_message},
     memory::transfer,
     mutants::{self, Mutant},
-    stream::{Stream, Ticket},
-    sync::{Mutex, discard, lock, logged},
+    stream::Stream,
+    sync::{Discarded, discard, logged},
 };
+
+mod view;
 
 /// Envelopes that have been replaced, and are returned to their pools once no lock is held.
 type Replaced = SmallVec<[RawEnvelope; 2]>;
@@ -59,33 +61,6 @@ pub(crate) struct HubCore<M: Message> {
     pub(super) failed: OnceLock<Error>,
 }
 
-/// The room for messages and the number of envelopes (blank ones, or those that its forks are copied to) that a
-/// writer has requested, to explain what it waits for. Written only by a writer that may request more than one.
-pub(super) struct WriterRequest {
-    messages: AtomicUsize,
-    envelopes: AtomicUsize,
-}
-
-impl WriterRequest {
-    fn new() -> Self {
-        Self { messages: AtomicUsize::new(1), envelopes: AtomicUsize::new(1) }
-    }
-
-    #[inline]
-    pub(super) fn note(&self, messages: usize, envelopes: usize) {
-        for (noted, asked) in [(&self.messages, messages), (&self.envelopes, envelopes)] {
-            // The value rarely changes, and other threads read the same cache line.
-            if noted.load(Ordering::Relaxed) != asked {
-                noted.store(asked, Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn noted(&self) -> (usize, usize) {
-        (self.messages.load(Ordering::Relaxed), self.envelopes.load(Ordering::Relaxed))
-    }
-}
-
 /// The result of an attempt to move a queued message.
 #[derive(Default)]
 struct Moved {
@@ -107,63 +82,6 @@ enum MoveOutcome {
     Failed(Error),
 }
 
-/// How a message that stays in the hub is read, and when that ends.
-pub(super) struct Again<M> {
-    pub(super) copy: AgainFn<M>,
-    ends_with: Option<Arc<EndTogether>>,
-    over: AtomicBool,
-}
-
-/// The hubs of an operator without any input that ends it alone. Those that keep the latest message end when all of
-/// them have ended.
-#[derive(Default)]
-pub(crate) struct EndTogether {
-    /// How many hubs that keep the latest message have not ended.
-    open: AtomicUsize,
-    /// The other hubs: queues of optional inputs.
-    queues: Mutex<Vec<Weak<dyn HubView>>>,
-}
-
-impl EndTogether {
-    /// `count`: the number of hubs that keep the latest message.
-    pub(crate) fn new(count: usize) -> Self {
-        Self { open: count.into(), ..Self::default() }
-    }
-
-    /// Adds a queue of an optional input.
-    pub(super) fn add(&self, queue: Weak<dyn HubView>) {
-        lock(&self.queues).push(queue);
-    }
-
-    fn is_over(&self) -> bool {
-        // The upgraded reference may be the last one of its hub, so it is dropped with no lock held.
-        let mut queues = (0..).map_while(|at| lock(&self.queues).get(at).cloned());
-        self.open.load(Ordering::Acquire) == 0
-            && queues.all(|queue| queue.upgrade().is_none_or(|queue| queue.has_ended()))
-    }
-}
-
-impl fmt::Debug for EndTogether {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EndTogether").field("open", &self.open).finish_non_exhaustive()
-    }
-}
-
-impl<M> Again<M> {
-    pub(super) fn new(copy: AgainFn<M>, ends_with: Option<Arc<EndTogether>>) -> Self {
-        Self { copy, ends_with, over: AtomicBool::new(false) }
-    }
-
-    /// Called when the writer has ended and the last message was read. Returns true if the reader ends, too.
-    pub(super) fn ends(&self) -> bool {
-        let Some(all) = &self.ends_with else { return false };
-        if !self.over.swap(true, Ordering::AcqRel) {
-            all.open.fetch_sub(1, Ordering::AcqRel);
-        }
-        all.is_over()
-    }
-}
-
 impl<M: Message> HubCore<M> {
     /// A hub without envelopes.
     pub(super) fn new(name: Arc<str>, queue: Queue<Parcel<M>>, reader: Device) -> Self {
@@ -182,6 +100,53 @@ impl<M: Message> HubCore<M> {
             asked: WriterRequest::new(),
             failed: OnceLock::new(),
         }
+    }
+
+    /// Sends the message in `place`, if there is room; otherwise it stays there. `origin`: the stream on which its
+    /// sender works.
+    #[inline]
+    pub(crate) fn try_send(&self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+        self.check()?;
+        let Some(parcel) = place else { return Ok(()) };
+        self.check_places(&mut parcel.message)?;
+        if !self.has_room(1) {
+            return Ok(());
+        }
+        parcel.depart(origin)?;
+        self.send(place)
+    }
+
+    /// Sends a message that has [departed](Parcel::depart), like `try_send`. `dropped` gets the message that the hub
+    /// drops for it, which may be this one. Nothing is moved.
+    pub(crate) fn try_send_departed(
+        &self,
+        place: &mut Option<Parcel<M>>,
+        dropped: impl FnOnce(Parcel<M>),
+    ) -> Result<()> {
+        self.check()?;
+        if self.has_room(1) {
+            self.enqueue(place, dropped);
+        }
+        Ok(())
+    }
+
+    /// Like `hand_on`, if there is room; otherwise returns the message.
+    pub(crate) fn try_hand_on(&self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
+        let mut place = Discarded::new(parcel);
+        self.check()?;
+        if let Some(parcel) = place.get_mut() {
+            self.check_places(&mut parcel.message)?;
+        }
+        if self.has_room(1) {
+            self.send(place.place())?;
+        }
+        Ok(place.take().map_or(Ok(()), Err))
+    }
+
+    /// Pushes a message that was taken from another hub into this one, which always has room for it.
+    pub(crate) fn hand_on(&self, parcel: Parcel<M>) -> Result<()> {
+        // Always succeeds: the reader closes after this sender.
+        self.send(Discarded::new(parcel).place())
     }
 
     /// Sends the message in `place`: a writer has found room for it. It stays there if the reader has ended.
@@ -309,6 +274,54 @@ impl<M: Message> HubCore<M> {
         }
     }
 
+    /// Takes the first message, if it is ready, into `place`, and returns its number. `again`: for a hub that keeps
+    /// the newest, also a message that was read before.
+    #[inline]
+    pub(crate) fn take(&self, place: &mut Option<Parcel<M>>, again: bool) -> Option<u64> {
+        match &self.again {
+            None => self.queue.take(place),
+            Some(kept) if again || self.queue.unread() > 0 => {
+                self.queue.read(place, |parcel| parcel.with_message((kept.copy)(&parcel.message)))
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// Checks that the message can be moved: where the hub copies nothing, its envelopes are at the reader's location;
+    /// otherwise all that are not can be copied at once, as they must be before the message is read.
+    #[inline]
+    pub(super) fn check_places(&self, message: &mut M) -> Result<()> {
+        if !M::CARRIES_ENVELOPES {
+            return Ok(());
+        }
+        let Some(arrivals) = &self.arrivals else { return self.check_location(message) };
+        // A message that is one envelope needs one to copy to, and each hub that copies has one.
+        if M::IS_ENVELOPE { Ok(()) } else { self.check_count(arrivals.count(), message) }
+    }
+
+    fn check_location(&self, message: &mut M) -> Result<()> {
+        let mut misplaced = None;
+        message.envelopes(&mut |envelope| {
+            if !envelope.memory().is_at(&self.reader) {
+                misplaced.get_or_insert_with(|| self.misplaced(envelope));
+            }
+        });
+        misplaced.map_or(Ok(()), |error| Err(self.fail(error)))
+    }
+
+    fn check_count(&self, most: usize, message: &mut M) -> Result<()> {
+        let mut copied = 0;
+        message.envelopes(&mut |envelope| copied += usize::from(!envelope.memory().is_at(&self.reader)));
+        if copied <= most {
+            return Ok(());
+        }
+        let text = format!(
+            "a message has {copied} envelopes to copy, but the hub has only {most}: set `Hub::envelopes` to at least \
+             {copied}"
+        );
+        Err(self.fail(Error::new(ErrorKind::Usage, text)))
+    }
+
     /// Records that messages sent here come from outside the flow.
     pub(super) fn is_fed_from_outside(&self) {
         if !self.outside.load(Ordering::Relaxed) {
@@ -432,14 +445,9 @@ impl<M: Message> HubCore<M> {
     }
 
     /// Whether nothing can be taken, and nothing will be added.
-    pub(super) fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         // A hub that keeps the latest message reports its end to the others even if it never had a message.
         self.queue.has_ended() && self.again.as_ref().is_none_or(|again| again.ends() || self.queue.len() == 0)
-    }
-
-    /// For example `on cuda:0`.
-    fn at_reader(&self) -> String {
-        format!("on {}", if self.reader.is_host() { "the host" } else { self.reader.name() })
     }
 
     #[inline]
@@ -465,139 +473,8 @@ impl<M: Message> HubCore<M> {
 
     /// The hub's error, if it has failed.
     #[inline]
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         self.failed.get().map_or(Ok(()), |error| Err(error.again()))
-    }
-}
-
-impl<M: Message> HubView for HubCore<M> {
-    fn queued(&self) -> usize {
-        self.queue.unread()
-    }
-
-    fn keeps_latest(&self) -> bool {
-        self.again.is_some()
-    }
-
-    fn counts(&self) -> Counts {
-        self.queue.counts()
-    }
-
-    fn last_copy(&self) -> Option<Ticket> {
-        self.copies.as_ref().map(Stream::ticket)
-    }
-
-    fn step(&self) -> Result<Option<u64>> {
-        // A message that was handed back is retried at the next step.
-        self.move_one().map(|moved| moved.bytes)
-    }
-
-    fn go_on(&self) {
-        self.stepped.store(false, Ordering::Release);
-        // An error is stored for both ends.
-        let _ = self.pump();
-    }
-
-    fn has_ended(&self) -> bool {
-        HubCore::has_ended(self)
-    }
-
-    fn name(&self) -> &Arc<str> {
-        &self.name
-    }
-
-    fn holds(&self, pool: &Arc<Pool>) -> usize {
-        // Used only for a text, from any thread: a message whose own code would run under the lock is not counted.
-        if !M::VISITS_UNDER_LOCK {
-            return 0;
-        }
-        let mut count = 0;
-        let pool = Arc::downgrade(pool);
-        self.queue.each(|parcel| {
-            parcel.message.envelopes(&mut |envelope| count += usize::from(envelope.home().ptr_eq(&pool)));
-        });
-        count
-    }
-
-    fn carries_envelopes(&self) -> bool {
-        M::CARRIES_ENVELOPES
-    }
-
-    fn copies(&self) -> bool {
-        self.arrivals.is_some()
-    }
-
-    fn writer_waits(&self) -> Option<WriterWait> {
-        if self.queue.reader_gone() {
-            return None;
-        }
-        let (messages, envelopes) = self.asked.noted();
-        if !self.queue.has_room(messages) {
-            return Some(WriterWait::Room);
-        }
-        if self.blanks.as_ref().is_some_and(|blanks| !blanks.has(envelopes)) {
-            return Some(WriterWait::Blank);
-        }
-        // A hub that drops messages takes the envelopes from older ones, or drops the new message.
-        let forks = self.forks && self.queue.full().blocks();
-        let lacks = forks && self.arrivals.as_ref().is_some_and(|arrivals| !arrivals.has(envelopes));
-        lacks.then_some(WriterWait::Copy)
-    }
-
-    fn reader_waits(&self, in_run: bool) -> Option<ReaderWait> {
-        let again = !in_run && self.queue.ready() > 0;
-        if again || self.queue.has_new() || self.has_ended() {
-            return None;
-        }
-        if self.queue.full() == Full::Replace && mutants::is(Mutant::LatestUnseen) {
-            return None;
-        }
-        if self.queue.unread() == 0 {
-            return Some(ReaderWait::Message);
-        }
-        let arrivals = self.arrivals.as_ref()?;
-        Some(if arrivals.has(1) { ReaderWait::Move } else { ReaderWait::Envelope })
-    }
-
-    fn writer_lacks(&self, holders: &dyn EnvelopeHolders) -> Option<String> {
-        let (messages, envelopes) = self.asked.noted();
-        let what = |one: &str, several: &str| {
-            if envelopes == 1 { one.to_string() } else { format!("{envelopes} {several}") }
-        };
-        match self.writer_waits()? {
-            WriterWait::Room => {
-                let (name, taken, all) = (&self.name, self.queue.len(), self.queue.capacity());
-                Some(match messages {
-                    1 => format!("room in hub `{name}`: its queue of {all} is full"),
-                    _ => {
-                        format!("room for {messages} messages in hub `{name}`: its queue has {taken} of at most {all}")
-                    }
-                })
-            }
-            WriterWait::Blank => {
-                let whereabouts = whereabouts(self.blanks.as_ref()?, holders);
-                Some(format!("{}: {whereabouts}", what("a blank envelope", "blank envelopes")))
-            }
-            WriterWait::Copy => {
-                let whereabouts = whereabouts(self.arrivals.as_ref()?, holders);
-                Some(format!("{} {} to copy to: {whereabouts}", what("an envelope", "envelopes"), self.at_reader()))
-            }
-        }
-    }
-
-    fn reader_lacks(&self, in_run: bool, holders: &dyn EnvelopeHolders) -> Option<String> {
-        let name = &self.name;
-        match self.reader_waits(in_run)? {
-            ReaderWait::Message if self.keeps_latest() && self.queue.len() > 0 => {
-                Some(format!("a newer message in hub `{name}`"))
-            }
-            ReaderWait::Message => Some(format!("a message in hub `{name}`")),
-            ReaderWait::Move => Some(format!("hub `{name}` to move a message")),
-            ReaderWait::Envelope => {
-                let whereabouts = whereabouts(self.arrivals.as_ref()?, holders);
-                Some(format!("an envelope {}: {whereabouts}", self.at_reader()))
-            }
-        }
     }
 }
 

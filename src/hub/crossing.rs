@@ -9,8 +9,7 @@ use smallvec::SmallVec;
 use super::{
     Message,
     external_guard::{Boundary, ExternalGuard, Quiescence},
-    pool::Pool,
-    raw_envelope::{PoolReplacement, RawEnvelope},
+    pool::{Pool, PoolReplacement, RawEnvelope},
 };
 use crate::error::{CallerErrors, Error, Result};
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Weak};
 
-use super::{Message, raw_envelope::RawEnvelope};
+use super::{Message, pool::RawEnvelope};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
@@ -69,7 +69,7 @@ impl<T: Plain> Envelope<T> {
         if mine.is_host() != theirs.is_host() || (!mine.is_host() && mine.device() != theirs.device()) {
             return refuse(format!("one is on {}, the other on {}", self.location(), other.location()));
         }
-        if [&self.raw, &other.raw].iter().any(|raw| raw.home.ptr_eq(&Weak::new())) {
+        if [&self.raw, &other.raw].iter().any(|raw| raw.pool.ptr_eq(&Weak::new())) {
             return refuse("one of them wraps a user's buffer".into());
         }
         std::mem::swap(&mut self.raw.memory, &mut other.raw.memory);

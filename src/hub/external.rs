@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::{Message, core::HubCore, header::Parcel, raw_envelope::RawEnvelope, settle::refused};
+use super::{Message, core::HubCore, parcel::Parcel, pool::RawEnvelope, settle::refused};
 use crate::{
     device::Device,
     error::{ErrorKind, Result},

@@ -16,11 +16,10 @@ use std::{fmt, sync::Arc, task::Waker};
 
 use super::{
     ForkFn, Message,
-    header::Parcel,
-    pool::Pool,
+    ends::{Demand, Sender},
+    parcel::Parcel,
+    pool::{Pool, RawEnvelope},
     queue::Answer,
-    raw_envelope::RawEnvelope,
-    sender::{Demand, Sender},
 };
 use crate::{
     error::{Error, ErrorKind, Result},

@@ -13,7 +13,10 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{Envelope, Host, Message, pool::Pool, raw_envelope::RawEnvelope};
+use super::{
+    Envelope, Host, Message,
+    pool::{Pool, RawEnvelope},
+};
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::{BufferState, HostAccess, Plain, transfer},

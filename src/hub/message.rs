@@ -1,6 +1,6 @@
 //! [`Message`]: a value that travels between operators.
 
-use super::{event_names::EventNames, raw_envelope::RawEnvelope};
+use super::{event_names::EventNames, pool::RawEnvelope};
 use crate::stream::Ticket;
 
 /// A value that travels between operators.

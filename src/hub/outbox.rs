@@ -10,10 +10,9 @@ use std::{
 
 use super::{
     Message,
-    header::Parcel,
-    pool::{Pool, Waiter},
+    parcel::Parcel,
+    pool::{Pool, RawEnvelope, Waiter},
     queue::Answer,
-    raw_envelope::RawEnvelope,
 };
 use crate::{
     error::{Error, Result},
@@ -79,7 +78,7 @@ impl<M: Message> Outbox<M> {
 
     pub(super) fn poll_blank(&mut self, waker: &Waker) -> Answer {
         match &self.blanks {
-            Ok(blanks) if !blanks.has(1) && !self.waiter.get_or_insert_with(|| blanks.waiter()).poll_home(waker) => {
+            Ok(blanks) if !blanks.has(1) && !self.waiter.get_or_insert_with(|| blanks.waiter()).poll_free(waker) => {
                 Answer::Wait
             }
             _ => Answer::Yes,

@@ -7,14 +7,13 @@ use std::{fmt, sync::Arc, task::Waker};
 
 use super::{
     Message, Outcome,
+    ends::{Demand, Sender},
     external::ExternalHandle,
     fan::{self, Fan, WriterEnd},
-    header::Parcel,
     outbox::Outbox,
-    pool::Pool,
+    parcel::Parcel,
+    pool::{Pool, RawEnvelope},
     queue::Answer,
-    raw_envelope::RawEnvelope,
-    sender::{Demand, Sender},
     waking::Interest,
 };
 use crate::{

@@ -1,6 +1,9 @@
 //! [`HubView`]: what a flow sees of a hub: its state, its counts, and what its two ends wait for.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use super::{pool::Pool, queue::Counts};
 use crate::{error::Result, stream::Ticket};
@@ -74,6 +77,33 @@ impl EnvelopeHolders for () {
 
     fn keepers(&self, _hub: &str) -> Vec<String> {
         Vec::new()
+    }
+}
+
+/// The room for messages and the number of envelopes (blank ones, or those that its forks are copied to) that a
+/// writer has requested, to explain what it waits for. Written only by a writer that may request more than one.
+pub(super) struct WriterRequest {
+    messages: AtomicUsize,
+    envelopes: AtomicUsize,
+}
+
+impl WriterRequest {
+    pub(super) fn new() -> Self {
+        Self { messages: AtomicUsize::new(1), envelopes: AtomicUsize::new(1) }
+    }
+
+    #[inline]
+    pub(super) fn note(&self, messages: usize, envelopes: usize) {
+        for (noted, asked) in [(&self.messages, messages), (&self.envelopes, envelopes)] {
+            // The value rarely changes, and other threads read the same cache line.
+            if noted.load(Ordering::Relaxed) != asked {
+                noted.store(asked, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn noted(&self) -> (usize, usize) {
+        (self.messages.load(Ordering::Relaxed), self.envelopes.load(Ordering::Relaxed))
     }
 }
 

@@ -13,7 +13,12 @@ use tokio::time::Instant;
 use crate::{
     condition::{Counted, Readiness, ReadyPrefix, Wanted},
     error::Result,
-    hub::{Message, build, header::Parcel, receiver::Receiver, sender::Sender, waking::Interest},
+    hub::{
+        Message, build,
+        ends::{Receiver, Sender},
+        parcel::Parcel,
+        waking::Interest,
+    },
     sync::{Discarded, discard},
 };
 
@@ -68,7 +73,7 @@ impl<M: Message> InputQueue<M> {
 
     /// Creates an end that has this one message.
     pub(super) fn end_with(&self, message: M) -> Result<Receiver<M>> {
-        let (mut sender, receiver) = self.worker_end();
+        let (sender, receiver) = self.worker_end();
         sender.hand_on(Parcel::new(message, None))?;
         Ok(receiver)
     }
@@ -360,7 +365,7 @@ mod tests {
 
     #[test]
     fn a_claim_that_fails_again_after_a_change_is_accepted() {
-        let (mut sender, mut queue) = promised(3);
+        let (sender, mut queue) = promised(3);
         assert!(!queue.claim());
         for claimed in [false, false, true, true] {
             sender.hand_on(Parcel::new(1, None)).unwrap();

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     condition::Readiness,
     error::Result,
-    hub::{Message, header::Parcel},
+    hub::{Message, parcel::Parcel},
     stream::Ticket,
     sync::{Discarded, discard_all},
 };

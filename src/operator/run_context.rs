@@ -34,7 +34,7 @@ use crate::{
     error::Result,
     hub::{
         MergePolicy, Metadata, Reply,
-        header::{Header, Load},
+        parcel::{Header, Load},
         reply::Origin,
     },
     mutants::{self, Mutant},

@@ -268,7 +268,7 @@ fn made(
             ));
         }
     };
-    let passed_on = captured.iter().position(|captured| envelope.home().ptr_eq(&Arc::downgrade(&captured.home)));
+    let passed_on = captured.iter().position(|captured| envelope.pool().ptr_eq(&Arc::downgrade(&captured.home)));
     let from = match passed_on {
         None => Source::Own(envelope),
         // The envelope was returned to its pool, where `fed` expects it.

@@ -1,21 +1,25 @@
-//! [`Sender`]: the writer's end of a hub.
+//! [`Sender`] and [`Receiver`]: the two ends of a hub, and what each waits for.
+//!
+//! An end is a reference to the [`HubCore`], whose methods send and take the messages. Each end has one owner, which alone
+//! sends or takes. Dropping an end closes its side.
 
 use std::{fmt, ops::Deref, sync::Arc, task::Waker};
+
+use tokio::time::Instant;
 
 use super::{
     Copier, Message,
     core::HubCore,
     external::ExternalHandle,
-    header::Parcel,
-    pool::Pool,
+    parcel::Parcel,
+    pool::{Pool, RawEnvelope},
     queue::{Answer, Full},
-    raw_envelope::RawEnvelope,
     waking::Interest,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    stream::Stream,
-    sync::{Discarded, discard},
+    mutants::{self, Mutant},
+    sync::{discard, discard_all},
 };
 
 /// What a writer waits for.
@@ -132,56 +136,9 @@ impl<M: Message> Sender<M> {
         })
     }
 
-    /// Sends the message in `place`, if there is room; otherwise it stays there. `origin`: the stream on which its
-    /// sender works.
-    #[inline]
-    pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
-        self.check()?;
-        let Some(parcel) = place else { return Ok(()) };
-        self.check_places(&mut parcel.message)?;
-        if !self.has_room(1) {
-            return Ok(());
-        }
-        parcel.depart(origin)?;
-        self.send(place)
-    }
-
-    /// Sends a message that has [departed](Parcel::depart), like `try_send`. `dropped` gets the message that the hub
-    /// drops for it, which may be this one. Nothing is moved.
-    pub(crate) fn try_send_departed(
-        &mut self,
-        place: &mut Option<Parcel<M>>,
-        dropped: impl FnOnce(Parcel<M>),
-    ) -> Result<()> {
-        self.check()?;
-        if self.has_room(1) {
-            self.enqueue(place, dropped);
-        }
-        Ok(())
-    }
-
     /// A handle of the hub, for the steps before and after sending that run without borrowing the sender.
     pub(super) fn external(&self) -> ExternalHandle<M> {
         ExternalHandle::new(&self.0)
-    }
-
-    /// Like `hand_on`, if there is room; otherwise returns the message.
-    pub(crate) fn try_hand_on(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
-        let mut place = Discarded::new(parcel);
-        self.check()?;
-        if let Some(parcel) = place.get_mut() {
-            self.check_places(&mut parcel.message)?;
-        }
-        if self.has_room(1) {
-            self.send(place.place())?;
-        }
-        Ok(place.take().map_or(Ok(()), Err))
-    }
-
-    /// Pushes a message that was taken from another hub into this one, which always has room for it.
-    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>) -> Result<()> {
-        // Always succeeds: the reader closes after this sender.
-        self.send(Discarded::new(parcel).place())
     }
 
     /// Whether the hub never blocks the writer.
@@ -222,41 +179,6 @@ impl<M: Message> Sender<M> {
     pub(crate) fn watch(&self, waker: &Waker) {
         self.queue.keep_writer(waker);
     }
-
-    /// Checks that the message can be moved: where the hub copies nothing, its envelopes are at the reader's location;
-    /// otherwise all that are not can be copied at once, as they must be before the message is read.
-    #[inline]
-    pub(super) fn check_places(&self, message: &mut M) -> Result<()> {
-        if !M::CARRIES_ENVELOPES {
-            return Ok(());
-        }
-        let Some(arrivals) = &self.arrivals else { return self.check_location(message) };
-        // A message that is one envelope needs one to copy to, and each hub that copies has one.
-        if M::IS_ENVELOPE { Ok(()) } else { self.check_count(arrivals.count(), message) }
-    }
-
-    fn check_location(&self, message: &mut M) -> Result<()> {
-        let mut misplaced = None;
-        message.envelopes(&mut |envelope| {
-            if !envelope.memory().is_at(&self.reader) {
-                misplaced.get_or_insert_with(|| self.misplaced(envelope));
-            }
-        });
-        misplaced.map_or(Ok(()), |error| Err(self.fail(error)))
-    }
-
-    fn check_count(&self, most: usize, message: &mut M) -> Result<()> {
-        let mut copied = 0;
-        message.envelopes(&mut |envelope| copied += usize::from(!envelope.memory().is_at(&self.reader)));
-        if copied <= most {
-            return Ok(());
-        }
-        let text = format!(
-            "a message has {copied} envelopes to copy, but the hub has only {most}: set `Hub::envelopes` to at least \
-             {copied}"
-        );
-        Err(self.fail(Error::new(ErrorKind::Usage, text)))
-    }
 }
 
 impl<M: Message> Drop for Sender<M> {
@@ -266,6 +188,156 @@ impl<M: Message> Drop for Sender<M> {
 }
 
 impl<M: Message> fmt::Debug for Sender<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The reader's end of a hub. Dropping it returns the messages that were never taken.
+pub(crate) struct Receiver<M: Message>(Arc<HubCore<M>>);
+
+impl<M: Message> Deref for Receiver<M> {
+    type Target = HubCore<M>;
+
+    #[inline]
+    fn deref(&self) -> &HubCore<M> {
+        &self.0
+    }
+}
+
+impl<M: Message> Receiver<M> {
+    pub(super) fn new(hub: Arc<HubCore<M>>) -> Self {
+        Self(hub)
+    }
+
+    /// Whether there are `count` messages to take, or the hub has failed. `Never` once the writer has closed with fewer
+    /// than that, unless some are still being moved.
+    #[inline]
+    pub(crate) fn poll(&self, count: usize, interest: Interest, waker: &Waker) -> Answer {
+        if self.has_failed() {
+            return Answer::Yes;
+        }
+        // A hub that keeps the latest message ends when that is no longer kept.
+        if count > 1 && !(self.reads_again() && self.has_ended()) {
+            return self.poll_several(count, waker);
+        }
+        let answer = match self.queue.poll_message(interest, waker) {
+            // Checked again: the hub may have failed before the waker was registered.
+            Answer::Wait if self.has_failed() => Answer::Yes,
+            Answer::Wait if mutants::is(Mutant::EndTooSoon) && self.queue.writer_gone() => Answer::Never,
+            other => other,
+        };
+        // A latest-value hub stays readable after its writer has closed.
+        if answer == Answer::Never && self.reads_again() && !self.has_ended() { Answer::Yes } else { answer }
+    }
+
+    #[inline(never)]
+    fn poll_several(&self, count: usize, waker: &Waker) -> Answer {
+        let queue = &self.queue;
+        let ask = || {
+            if self.has_failed() || queue.ready() >= count {
+                Answer::Yes
+            } else if queue.writer_gone() && queue.len() < count && queue.len() == queue.ready() {
+                Answer::Never
+            } else {
+                Answer::Wait
+            }
+        };
+        match ask() {
+            Answer::Wait => {
+                queue.keep_reader(waker);
+                ask()
+            }
+            answer => answer,
+        }
+    }
+
+    /// Since when the first message has waited, if that is recorded.
+    pub(crate) fn oldest(&self) -> Option<Instant> {
+        self.times?;
+        self.queue.peek_locked(0, Parcel::since).flatten()
+    }
+
+    /// Whether there is a message that was not read before. For a hub whose newest message is read repeatedly.
+    pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
+        match &self.again {
+            None => self.poll(1, Interest::Change, waker),
+            Some(_) => self.queue.poll_new(waker),
+        }
+    }
+
+    /// Whether the hub may drop messages that are ready to be taken.
+    pub(crate) fn is_lossy(&self) -> bool {
+        self.queue.is_lossy()
+    }
+
+    /// Whether the newest message is read repeatedly.
+    pub(crate) fn reads_again(&self) -> bool {
+        self.again.is_some()
+    }
+
+    /// Reserves the ready messages for this reader, so that none of them is dropped. Returns their number.
+    pub(crate) fn hold(&self) -> usize {
+        self.queue.hold()
+    }
+
+    /// Ends the reservation of messages that were held and not taken.
+    pub(crate) fn release_unneeded(&self) {
+        self.queue.release_unneeded().into_iter().for_each(discard);
+    }
+
+    /// See [`Queue::version`](super::queue::Queue::version).
+    #[cfg(debug_assertions)]
+    pub(crate) fn version(&self) -> super::queue::Version {
+        self.queue.version()
+    }
+
+    /// The number of the first message.
+    pub(crate) fn first(&self) -> Option<u64> {
+        self.queue.first()
+    }
+
+    /// Registers the waker for the next change.
+    pub(crate) fn watch(&self, waker: &Waker) {
+        self.queue.keep_reader(waker);
+    }
+
+    /// Calls `look` without the lock on the message at `at`, if it can be taken.
+    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(&mut Parcel<M>) -> R) -> Option<R> {
+        self.queue.peek(at, look)
+    }
+
+    /// Drops the first message, and counts it as untaken.
+    pub(crate) fn discard(&self) {
+        self.queue.discard(&mut None);
+    }
+
+    /// Recounts this number of taken messages as untaken, because they were not used.
+    pub(crate) fn leave(&self, messages: u64) {
+        self.queue.leave(messages);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.queue.ready()
+    }
+
+    /// Whether there is no unread message, and none will be added.
+    pub(crate) fn is_over(&self) -> bool {
+        self.queue.has_ended()
+    }
+
+    pub(crate) fn hub(&self) -> &str {
+        &self.name
+    }
+}
+
+impl<M: Message> Drop for Receiver<M> {
+    fn drop(&mut self) {
+        discard_all(self.queue.close_reader());
+    }
+}
+
+impl<M: Message> fmt::Debug for Receiver<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -281,7 +353,6 @@ mod tests {
         hub::{
             Envelope, RawEnvelope,
             build::{self, HubPlan},
-            receiver::Receiver,
         },
         stream::CompletionMode,
         sync::{Mutex, lock},
@@ -341,7 +412,7 @@ mod tests {
             stepped: false,
             captured: None,
         };
-        let (mut sender, receiver, view) = build::build::<Pair>(plan, None).unwrap();
+        let (sender, receiver, view) = build::build::<Pair>(plan, None).unwrap();
         let blank = || Envelope::<u8>::of_raw(sender.blank().unwrap().unwrap());
         let envelopes = [blank(), blank()];
         // One of the two envelopes to copy to is in use.
