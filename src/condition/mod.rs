@@ -82,7 +82,7 @@ pub use port::{OnPorts, PortId, at_least, at_most, batch, each, room, sum};
 pub(crate) use port::{PortFacts, count_at, named};
 pub use predicate::{Predicate, predicate};
 pub(crate) use ready_prefix::{ReadyPrefix, Wanted};
-pub(crate) use room::{Room, room_for, room_problem};
+pub(crate) use room::{Room, room_problem};
 pub(crate) use set::Conditions;
 #[doc(hidden)]
 pub use status::Readiness;

@@ -5,10 +5,7 @@
 //! that [offers](crate::Output::offer) messages. Hubs whose readers have ended are ignored; when all readers have, it
 //! is `Never`.
 
-use std::task::Context;
-
-use super::Readiness;
-use crate::hub::{Message, ends::Demand, outlet::Outlet, waking::Interest};
+use crate::hub::ends::Demand;
 
 /// What an output waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +22,17 @@ impl Default for Room {
     }
 }
 
+impl Room {
+    /// What the output's hubs are asked for.
+    #[inline]
+    pub(crate) fn demand(self) -> Demand {
+        match self {
+            Self::For(messages) => Demand::Room(messages),
+            Self::Unconditional => Demand::Reader,
+        }
+    }
+}
+
 /// A configuration error, if it waits for `count` messages' room in a queue that holds `capacity`.
 pub(crate) fn room_problem(count: usize, capacity: usize) -> Option<String> {
     match count {
@@ -35,18 +43,4 @@ pub(crate) fn room_problem(count: usize, capacity: usize) -> Option<String> {
         )),
         _ => None,
     }
-}
-
-#[inline]
-pub(crate) fn room_for<M: Message>(
-    output: &mut Outlet<M>,
-    room: Room,
-    interest: Interest,
-    cx: &mut Context<'_>,
-) -> Readiness {
-    let demand = match room {
-        Room::For(messages) => Demand::Room(messages),
-        Room::Unconditional => Demand::Reader,
-    };
-    output.poll(demand, interest, cx.waker()).into()
 }

@@ -398,6 +398,10 @@ impl<M: Message> HubCore<M> {
         )
     }
 
+    pub(crate) fn hub(&self) -> &str {
+        &self.name
+    }
+
     /// Marks the hub as failed; it passes no more messages.
     pub(super) fn fail(&self, error: Error) -> Error {
         let error = error.at(format!("hub `{}`", self.name));

@@ -137,7 +137,7 @@ impl<M: Message> Sender<M> {
     }
 
     /// A handle of the hub, for the steps before and after sending that run without borrowing the sender.
-    pub(super) fn external(&self) -> ExternalHandle<M> {
+    pub(crate) fn external(&self) -> ExternalHandle<M> {
         ExternalHandle::new(&self.0)
     }
 
@@ -147,7 +147,7 @@ impl<M: Message> Sender<M> {
     }
 
     /// Whether the queue would accept one more message rather than drop it.
-    pub(super) fn takes_one(&self) -> bool {
+    pub(crate) fn takes_one(&self) -> bool {
         self.queue.full() != Full::DropNewest || self.queue.len() < self.queue.capacity()
     }
 
@@ -324,10 +324,6 @@ impl<M: Message> Receiver<M> {
     /// Whether there is no unread message, and none will be added.
     pub(crate) fn is_over(&self) -> bool {
         self.queue.has_ended()
-    }
-
-    pub(crate) fn hub(&self) -> &str {
-        &self.name
     }
 }
 

@@ -361,7 +361,7 @@ impl<M: Message> Fan<M> {
     }
 }
 
-pub(super) fn envelopes_in<M: Message>(message: &mut M) -> usize {
+pub(crate) fn envelopes_in<M: Message>(message: &mut M) -> usize {
     let mut count = 0;
     if M::CARRIES_ENVELOPES {
         message.envelopes(&mut |_| count += 1);

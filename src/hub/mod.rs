@@ -68,7 +68,6 @@ pub(crate) mod latest;
 pub(crate) mod message;
 mod metadata;
 pub(crate) mod outbox;
-pub(crate) mod outlet;
 pub(crate) mod parcel;
 pub(crate) mod pool;
 pub(crate) mod queue;

@@ -65,18 +65,18 @@ impl<M: Message> Outbox<M> {
     }
 
     /// Buffers the message in `place`.
-    pub(super) fn send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+    pub(crate) fn send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         let Some(parcel) = place else { return Ok(()) };
         parcel.depart(origin)?;
         self.backlog.extend(place.take());
         Ok(())
     }
 
-    pub(super) fn blank(&self) -> Result<Option<RawEnvelope>> {
+    pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
         self.blanks.as_ref().map_err(Error::again)?.take()
     }
 
-    pub(super) fn poll_blank(&mut self, waker: &Waker) -> Answer {
+    pub(crate) fn poll_blank(&mut self, waker: &Waker) -> Answer {
         match &self.blanks {
             Ok(blanks) if !blanks.has(1) && !self.waiter.get_or_insert_with(|| blanks.waiter()).poll_free(waker) => {
                 Answer::Wait
@@ -86,7 +86,7 @@ impl<M: Message> Outbox<M> {
     }
 
     /// Stops waiting for a blank envelope.
-    pub(super) fn leave_blanks(&mut self) {
+    pub(crate) fn leave_blanks(&mut self) {
         self.waiter = None;
     }
 
