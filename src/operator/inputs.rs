@@ -102,10 +102,12 @@ impl<M: Message> Inputs<M> {
                 return Err(Error::new(ErrorKind::Usage, format!("{wait}: `take` once a run, or use `try_take_any`")));
             }
         }
-        let mut open = self.queues.iter_mut().filter(|queue| !queue.has_ended());
-        self.intake.take_all(|intake| {
-            for queue in open.by_ref() {
-                if let Some(message) = intake.take(queue, true)? {
+        let mut connections = 0..self.queues.len();
+        self.take_all(|input| {
+            for connection in connections.by_ref() {
+                if !input.queues[connection].has_ended()
+                    && let Some(message) = input.take_from(connection, true)?
+                {
                     return Ok(Some(message));
                 }
             }
@@ -119,10 +121,11 @@ impl<M: Message> Inputs<M> {
     /// [`Usage`](ErrorKind::Usage) if there is no connection of that number; the error of a failed transfer.
     pub fn try_take_from(&mut self, connection: usize) -> Result<Option<M>> {
         let count = self.queues.len();
-        let queue = self.queues.get_mut(connection).ok_or_else(|| {
-            Error::new(ErrorKind::Usage, format!("connection {connection} of {count}: they are counted from 0"))
-        })?;
-        self.intake.take(queue, false)
+        if connection >= count {
+            let text = format!("connection {connection} of {count}: they are counted from 0");
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        self.take_from(connection, false)
     }
 
     /// Takes the next message of any connection that has one, together with the connection's number. Connections take

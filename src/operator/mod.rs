@@ -9,6 +9,7 @@
 
 pub(crate) mod activity;
 pub(crate) mod attend;
+mod batch;
 mod busy;
 mod concurrent;
 pub(crate) mod control;
@@ -18,10 +19,10 @@ mod functions;
 mod handle;
 pub(crate) mod idle;
 mod input;
+mod input_port;
 mod input_queue;
 mod input_wait;
 mod inputs;
-mod intake;
 mod linked;
 pub(crate) mod local;
 pub(crate) mod node;
