@@ -12,10 +12,12 @@ use std::{
 
 use super::{
     batch::{Batch, Taken, Turns},
-    input_queue::InputQueue,
+    handle::InputHandle,
+    input_queue::{InputQueue, WorkerEnd},
     input_wait::InputWait,
     operator_streams::TakenTickets,
-    ports::Traffic,
+    plan::{Binder, Plan, PortKind, PortOptions, not_connected},
+    ports::{Port, Traffic},
     run_context::RunContext,
     status_cell::InRun,
 };
@@ -341,5 +343,54 @@ impl<M: Message> Drop for IdleAtEnd<'_, M> {
 impl<M: Message, C: Connections> fmt::Debug for Input<M, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple(if C::MANY { "Inputs" } else { "Input" }).field(&self.queues.as_ref()).finish()
+    }
+}
+
+impl<M: Message, C: Connections> Port for Input<M, C> {
+    type Handle = InputHandle<M>;
+
+    fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> InputHandle<M> {
+        InputHandle::new(plan.add::<M>(name, if C::MANY { PortKind::Inputs } else { PortKind::Input }, options))
+    }
+
+    fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
+        let queues: Vec<_> = if binder.has::<WorkerEnd<M>>(name) {
+            binder.ends(name)?.into_iter().map(|end| InputQueue::of_worker(end, options.wanted)).collect()
+        } else {
+            binder.ends(name)?.into_iter().map(|end| InputQueue::new(end, options.wanted)).collect()
+        };
+        let (need, disabled) = binder.need(name, options.need);
+        Ok(Self {
+            keeps_latest: queues.iter().any(InputQueue::reads_again),
+            queues: queues.try_into().map_err(|_| not_connected(name))?,
+            traffic: Traffic::default(),
+            reread: Traffic::default(),
+            untaken: Traffic::default(),
+            tickets: TakenTickets::new(binder.streams.clone()),
+            context: binder.context.clone(),
+            batch: Taken::none(),
+            wait: InputWait::new(need, disabled),
+            turns: Turns::default(),
+        })
+    }
+
+    #[inline]
+    fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness {
+        match (&mut self.wait, self.queues.as_mut()) {
+            (None, [queue]) => queue.poll(before.interest(), cx),
+            (None, _) => self.poll_each(before.interest(), cx),
+            (Some(wait), queues) => wait.poll(queues, cx),
+        }
+    }
+
+    /// This port is the only reader: a message that was available still is, unless its hub drops messages.
+    #[inline]
+    fn claim(&mut self) -> bool {
+        self.tickets.begin(self.traffic.messages);
+        self.queues.as_mut().iter_mut().all(InputQueue::claim)
+    }
+
+    fn unclaim(&mut self) {
+        self.queues.as_mut().iter_mut().for_each(InputQueue::release);
     }
 }

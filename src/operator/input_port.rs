@@ -1,4 +1,4 @@
-//! [`Input`] as a port: of an operator, of one of its workers, and of a section.
+//! [`Input`] as a port of an operator, of one of its workers, and of a section.
 
 use std::{
     any::Any,
@@ -8,13 +8,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    batch::{Taken, Turns},
-    handle::InputHandle,
     input::{Connections, Input},
-    input_queue::{InputQueue, WorkerEnd},
+    input_queue::InputQueue,
     input_wait::{self, InputWait},
-    operator_streams::TakenTickets,
-    plan::{AnyEnd, Binder, Plan, PortKind, PortOptions, not_connected},
+    plan::AnyEnd,
     ports::{AnyPort, InputPort, Port, PortStats, Traffic, WorkerPort},
     section_port::{SectionContext, SectionInput, no_envelope},
 };
@@ -174,54 +171,5 @@ impl<M: Message, C: Connections> SectionInput for Input<M, C> {
     fn captured_end(&self, envelope: RawEnvelope) -> Result<AnyEnd> {
         let [queue, ..] = self.queues.as_ref() else { return Err(no_envelope()) };
         Ok(Box::new(queue.end_with(M::of_envelope(envelope).ok_or_else(no_envelope)?)?))
-    }
-}
-
-impl<M: Message, C: Connections> Port for Input<M, C> {
-    type Handle = InputHandle<M>;
-
-    fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> InputHandle<M> {
-        InputHandle::new(plan.add::<M>(name, if C::MANY { PortKind::Inputs } else { PortKind::Input }, options))
-    }
-
-    fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
-        let queues: Vec<_> = if binder.has::<WorkerEnd<M>>(name) {
-            binder.ends(name)?.into_iter().map(|end| InputQueue::of_worker(end, options.wanted)).collect()
-        } else {
-            binder.ends(name)?.into_iter().map(|end| InputQueue::new(end, options.wanted)).collect()
-        };
-        let (need, disabled) = binder.need(name, options.need);
-        Ok(Self {
-            keeps_latest: queues.iter().any(InputQueue::reads_again),
-            queues: queues.try_into().map_err(|_| not_connected(name))?,
-            traffic: Traffic::default(),
-            reread: Traffic::default(),
-            untaken: Traffic::default(),
-            tickets: TakenTickets::new(binder.streams.clone()),
-            context: binder.context.clone(),
-            batch: Taken::none(),
-            wait: InputWait::new(need, disabled),
-            turns: Turns::default(),
-        })
-    }
-
-    #[inline]
-    fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness {
-        match (&mut self.wait, self.queues.as_mut()) {
-            (None, [queue]) => queue.poll(before.interest(), cx),
-            (None, _) => self.poll_each(before.interest(), cx),
-            (Some(wait), queues) => wait.poll(queues, cx),
-        }
-    }
-
-    /// This port is the only reader: a message that was available still is, unless its hub drops messages.
-    #[inline]
-    fn claim(&mut self) -> bool {
-        self.tickets.begin(self.traffic.messages);
-        self.queues.as_mut().iter_mut().all(InputQueue::claim)
-    }
-
-    fn unclaim(&mut self) {
-        self.queues.as_mut().iter_mut().for_each(InputQueue::release);
     }
 }

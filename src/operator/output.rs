@@ -8,7 +8,13 @@ use std::{
 };
 
 use super::{
-    operator_streams::OperatorStreams, ports::Traffic, readers::Readers, run_context::RunContext, status_cell::InRun,
+    handle::OutputHandle,
+    operator_streams::OperatorStreams,
+    plan::{Binder, Plan, PortKind, PortOptions},
+    ports::{Port, Traffic},
+    readers::Readers,
+    run_context::RunContext,
+    status_cell::InRun,
 };
 use crate::{
     condition::{Readiness, Room},
@@ -17,7 +23,7 @@ use crate::{
         Envelope, Message, Outcome, Reply,
         ends::Demand,
         external::{ExternalHandle, SentBy},
-        outbox::Backlog,
+        outbox::{Backlog, Outbox},
         parcel::Parcel,
         queue::Answer,
         waking::Interest,
@@ -348,6 +354,11 @@ impl<M: Message> Departure<M> {
 }
 
 impl<M: Message> Output<M> {
+    #[inline]
+    pub(super) fn poll_demand(&mut self, room: Room, interest: Interest, cx: &mut Context<'_>) -> Readiness {
+        self.readers.poll(room.demand(), interest, cx.waker()).into()
+    }
+
     /// Is there room for `count` messages in the queue, whether there are blank envelopes or not?
     pub(crate) fn poll_places(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
         self.readers.poll(Demand::Places(count), Interest::Change, cx.waker()).into()
@@ -416,4 +427,47 @@ impl<M: Message> fmt::Debug for Output<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Output").field(&self.readers).finish()
     }
+}
+
+impl<M: Message> Port for Output<M> {
+    type Handle = OutputHandle<M>;
+
+    fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> OutputHandle<M> {
+        OutputHandle::new(plan.add::<M>(name, PortKind::Output, options))
+    }
+
+    fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
+        let room = if binder.need(name, options.need).1 { Room::Unconditional } else { options.room };
+        // The output of a worker, or in a capture, is bound to an outbox that collects its messages.
+        let readers = if binder.has::<Outbox<M>>(name) {
+            Readers::Outbox(binder.end(name)?)
+        } else {
+            Readers::new(binder.ends(name)?)
+        };
+        let (streams, context) = (binder.streams.clone(), binder.context.clone());
+        Ok(Self {
+            readers,
+            room,
+            traffic: Traffic::default(),
+            streams,
+            context,
+            stream: None,
+            backlog: None,
+            pending: None,
+            closing: false,
+        })
+    }
+
+    #[inline]
+    fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness {
+        self.poll_demand(self.room, before.interest(), cx)
+    }
+
+    /// This port is the only writer: the room is still there.
+    #[inline]
+    fn claim(&mut self) -> bool {
+        true
+    }
+
+    fn unclaim(&mut self) {}
 }

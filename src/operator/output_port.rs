@@ -1,4 +1,4 @@
-//! [`Output`] as a port: of an operator, of one of its workers, and of a section.
+//! [`Output`] as a port of an operator, of one of its workers, and of a section.
 
 use std::{
     any::Any,
@@ -9,10 +9,9 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    handle::OutputHandle,
     output::Output,
-    plan::{AnyEnd, Binder, Plan, PortKind, PortOptions},
-    ports::{AnyPort, Flush, OutputPort, Port, PortStats, Traffic, WorkerPort},
+    plan::AnyEnd,
+    ports::{AnyPort, Flush, OutputPort, PortStats, WorkerPort},
     readers::Readers,
     section_port::{Blank, SectionContext, SectionOutput, no_envelope},
 };
@@ -25,11 +24,6 @@ use crate::{
 };
 
 impl<M: Message> Output<M> {
-    #[inline]
-    fn poll_demand(&mut self, room: Room, interest: Interest, cx: &mut Context<'_>) -> Readiness {
-        self.readers.poll(room.demand(), interest, cx.waker()).into()
-    }
-
     /// Sends a departed message of a worker. Returns it if there is no room.
     fn hand_on(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
         match &mut self.readers {
@@ -177,47 +171,4 @@ impl<M: Message> SectionOutput for Output<M> {
         let Readers::Outbox(outbox) = &mut self.readers else { return Vec::new() };
         outbox.take().drain(..).filter_map(|parcel| parcel.message.into_envelope()).collect()
     }
-}
-
-impl<M: Message> Port for Output<M> {
-    type Handle = OutputHandle<M>;
-
-    fn declare(plan: &mut Plan, name: &'static str, options: PortOptions) -> OutputHandle<M> {
-        OutputHandle::new(plan.add::<M>(name, PortKind::Output, options))
-    }
-
-    fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
-        let room = if binder.need(name, options.need).1 { Room::Unconditional } else { options.room };
-        // The output of a worker, or in a capture, is bound to an outbox that collects its messages.
-        let readers = if binder.has::<Outbox<M>>(name) {
-            Readers::Outbox(binder.end(name)?)
-        } else {
-            Readers::new(binder.ends(name)?)
-        };
-        let (streams, context) = (binder.streams.clone(), binder.context.clone());
-        Ok(Self {
-            readers,
-            room,
-            traffic: Traffic::default(),
-            streams,
-            context,
-            stream: None,
-            backlog: None,
-            pending: None,
-            closing: false,
-        })
-    }
-
-    #[inline]
-    fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness {
-        self.poll_demand(self.room, before.interest(), cx)
-    }
-
-    /// This port is the only writer: the room is still there.
-    #[inline]
-    fn claim(&mut self) -> bool {
-        true
-    }
-
-    fn unclaim(&mut self) {}
 }
