@@ -145,7 +145,7 @@ pub mod __private {
         device::backend::{BodyArg, KernelDef, KernelSource, Known, Prototype},
         hub::{
             EventNames, RawEnvelope,
-            carried::{Carried, OfAnything, OfContainer},
+            heap_size::{HeapSize, OfAnything, OfContainer},
             knows_event,
         },
         kernel::{Registered, kernel},

@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 use super::{Counted, Readiness};
 use crate::{
     error::{Error, Result},
-    hub::{Message, ends::Receiver, parcel::Parcel, waking::Interest},
+    hub::{Message, ends::Receiver, hub_side::Interest, parcel::Parcel},
     stream::{Completed, Ticket},
 };
 
@@ -151,13 +151,13 @@ impl ReadyPrefix {
         true
     }
 
-    /// Takes the first message, if it has what is waited for, into `place`, and returns its number. With `again`, also
+    /// Takes the first message, if it has what is waited for, into `place`, and returns its number. With `reread`, also
     /// takes one that was read before.
     pub(crate) fn take<M: Message>(
         &mut self,
         receiver: &Receiver<M>,
         place: &mut Option<Parcel<M>>,
-        again: bool,
+        reread: bool,
     ) -> Result<Option<u64>> {
         if !self.has(receiver, 1) {
             return receiver.check().map(|()| None);
@@ -165,7 +165,7 @@ impl ReadyPrefix {
         receiver.check()?;
         if self.done > 0 {
             self.done -= 1;
-            let taken = receiver.take(place, again);
+            let taken = receiver.take(place, reread);
             self.first = receiver.first().unwrap_or_default();
             return Ok(taken);
         }
@@ -174,7 +174,7 @@ impl ReadyPrefix {
                 receiver.discard();
                 Err(error.at(format!("a message of hub `{}`", receiver.hub())))
             }
-            _ => Ok(receiver.take(place, again)),
+            _ => Ok(receiver.take(place, reread)),
         }
     }
 

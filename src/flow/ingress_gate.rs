@@ -28,10 +28,10 @@ use crate::{
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
         Envelope, Message,
-        crossing::ReturnedMarks,
         external::SentBy,
         external_guard::Boundary,
         parcel::{Load, Parcel},
+        response_transfer::ReturnedMarks,
     },
     memory::Plain,
     operator::{

@@ -42,11 +42,11 @@ use crate::{
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
         Envelope, Hub, Message, Reply,
-        crossing::ResponseTransfer,
         external::SentBy,
+        open_work::OpenWork,
         parcel::Load,
         reply::{Caller, next_number},
-        settle::OpenWork,
+        response_transfer::ResponseTransfer,
     },
     memory::Plain,
     mutants::{self, Mutant},

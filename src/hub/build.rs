@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::{
-    AgainFn, Message, Since,
+    CloneFn, Message, Since,
     core::HubCore,
     ends::{Receiver, Sender},
-    latest::{Again, EndTogether},
+    latest::{EndTogether, KeptLatest},
     pool::Pool,
-    queue::{Full, Queue},
+    queue::{Queue, WhenFull},
     view::HubView,
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
 pub(crate) struct HubPlan {
     pub(crate) name: Arc<str>,
     pub(crate) capacity: usize,
-    pub(crate) full: Full,
+    pub(crate) full: WhenFull,
     /// The hubs of one reader that end together, if one of them keeps the latest message and this is one of them.
     pub(crate) ends_with: Option<Arc<EndTogether>>,
     pub(crate) envelopes: usize,
@@ -42,7 +42,7 @@ pub(crate) struct HubPlan {
     /// The priority of the copy stream: that of the more urgent of the two operators.
     pub(crate) priority: i32,
     /// From which point the waiting times of messages are recorded for the reader.
-    pub(crate) times: Option<Since>,
+    pub(crate) wait_time_origin: Option<Since>,
     /// The hub moves messages only when it is stepped.
     pub(crate) stepped: bool,
     /// The hub is made in a capture, and its writer works on this stream of the capture.
@@ -52,11 +52,11 @@ pub(crate) struct HubPlan {
 /// The two ends of a hub, and a flow's view of it.
 pub(crate) type HubEnds<M> = (Sender<M>, Receiver<M>, Arc<dyn HubView>);
 
-/// Makes a hub: allocates its envelopes and its copy stream. `again`: copies a message that is read and stays.
-pub(crate) fn build<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Result<HubEnds<M>> {
+/// Makes a hub: allocates its envelopes and its copy stream. `clone`: copies a message that is read and stays.
+pub(crate) fn build<M: Message>(plan: HubPlan, clone: Option<CloneFn<M>>) -> Result<HubEnds<M>> {
     let name = &plan.name;
     let copier = if plan.reader.is_host() { &plan.writer } else { &plan.reader };
-    let copies = || match (plan.reader_bytes, plan.captured.as_ref().and_then(Stream::capture)) {
+    let make_copy_stream = || match (plan.reader_bytes, plan.captured.as_ref().and_then(Stream::capture)) {
         // Copies from host to host need no stream.
         (None, _) => Ok(None),
         _ if copier.is_host() => Ok(None),
@@ -67,7 +67,7 @@ pub(crate) fn build<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Res
             Ok(Some(stream))
         }
     };
-    let captured = if plan.captured.is_some() { copies()? } else { None };
+    let captured = if plan.captured.is_some() { make_copy_stream()? } else { None };
     let pool = |bytes: Option<usize>, at: &Device, captured: &Option<Stream>| -> Result<Option<Arc<Pool>>> {
         let Some(bytes) = bytes else { return Ok(None) };
         if let Some(stream) = captured {
@@ -81,22 +81,22 @@ pub(crate) fn build<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Res
         })
     };
     // Device memory first: there is less of it, so a failure is found sooner.
-    let (blanks, arrivals) = if plan.writer.is_host() {
-        let arrivals = pool(plan.reader_bytes, &plan.reader, &captured)?;
-        (pool(plan.writer_bytes, &plan.writer, &plan.captured)?, arrivals)
+    let (blank_pool, arrival_pool) = if plan.writer.is_host() {
+        let arrival_pool = pool(plan.reader_bytes, &plan.reader, &captured)?;
+        (pool(plan.writer_bytes, &plan.writer, &plan.captured)?, arrival_pool)
     } else {
-        let blanks = pool(plan.writer_bytes, &plan.writer, &plan.captured)?;
-        (blanks, pool(plan.reader_bytes, &plan.reader, &captured)?)
+        let blank_pool = pool(plan.writer_bytes, &plan.writer, &plan.captured)?;
+        (blank_pool, pool(plan.reader_bytes, &plan.reader, &captured)?)
     };
-    let copies = if plan.captured.is_some() { captured } else { copies()? };
-    let queues = plan.ends_with.clone().filter(|_| again.is_none());
+    let copy_stream = if plan.captured.is_some() { captured } else { make_copy_stream()? };
+    let queues = plan.ends_with.clone().filter(|_| clone.is_none());
     let core = Arc::new(HubCore {
-        times: plan.times,
-        again: again.map(|copy| Again::new(copy, plan.ends_with)),
+        wait_time_origin: plan.wait_time_origin,
+        latest: clone.map(|clone| KeptLatest::new(clone, plan.ends_with)),
         forks: plan.forks,
-        blanks,
-        arrivals,
-        copies,
+        blank_pool,
+        arrival_pool,
+        copy_stream,
         stepped: plan.stepped.into(),
         ..HubCore::new(name.clone(), Queue::new(plan.capacity, plan.full), plan.reader)
     });
@@ -104,7 +104,7 @@ pub(crate) fn build<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Res
         let queue: Arc<dyn HubView> = core.clone();
         all.add(Arc::downgrade(&queue));
     }
-    if let Some(pool) = &core.blanks {
+    if let Some(pool) = &core.blank_pool {
         let core = Arc::downgrade(&core);
         pool.listen(Box::new(move || {
             if let Some(core) = core.upgrade() {
@@ -112,7 +112,7 @@ pub(crate) fn build<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Res
             }
         }));
     }
-    if let Some(pool) = &core.arrivals {
+    if let Some(pool) = &core.arrival_pool {
         let core = Arc::downgrade(&core);
         pool.listen(Box::new(move || {
             if let Some(core) = core.upgrade().filter(|_| !mutants::is(Mutant::LostWake)) {
@@ -129,7 +129,7 @@ pub(crate) fn build<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Res
 
 /// A hub without a limit, at one location, for messages that were taken from the hub of that name.
 pub(crate) fn private<M: Message>(name: &str) -> (Sender<M>, Receiver<M>) {
-    let queue = Queue::new(usize::MAX, Full::Hold);
+    let queue = Queue::new(usize::MAX, WhenFull::Block);
     let core = Arc::new(HubCore::new(name.into(), queue, Device::host()));
     (Sender::new(core.clone()), Receiver::new(core))
 }

@@ -17,11 +17,11 @@ use smallvec::SmallVec;
 
 use super::{
     Message,
-    latest::Again,
+    latest::KeptLatest,
+    open_work::refused,
     parcel::{Parcel, Since},
     pool::{Pool, RawEnvelope},
     queue::{Pushed, Queue},
-    settle::refused,
     view::WriterRequest,
 };
 use crate::{
@@ -43,21 +43,21 @@ pub(crate) struct HubCore<M: Message> {
     pub(super) name: Arc<str>,
     pub(super) queue: Queue<Parcel<M>>,
     /// From which point the waiting times of messages are recorded for the reader.
-    pub(super) times: Option<Since>,
+    pub(super) wait_time_origin: Option<Since>,
     /// Present where the latest message is kept.
-    pub(super) again: Option<Again<M>>,
+    pub(super) latest: Option<KeptLatest<M>>,
     pub(super) reader: Device,
-    /// Messages that are sent here are forks, whose envelopes come from `arrivals`.
+    /// Messages that are sent here are forks, whose envelopes come from `arrival_pool`.
     pub(super) forks: bool,
-    pub(super) blanks: Option<Arc<Pool>>,
-    pub(super) arrivals: Option<Arc<Pool>>,
-    pub(super) copies: Option<Stream>,
+    pub(super) blank_pool: Option<Arc<Pool>>,
+    pub(super) arrival_pool: Option<Arc<Pool>>,
+    pub(super) copy_stream: Option<Stream>,
     /// Messages come from outside the flow.
-    pub(super) outside: AtomicBool,
+    pub(super) has_external_writer: AtomicBool,
     /// Moves are made only by `step`.
     pub(super) stepped: AtomicBool,
     /// The writer's last request.
-    pub(super) asked: WriterRequest,
+    pub(super) writer_request: WriterRequest,
     pub(super) failed: OnceLock<Error>,
 }
 
@@ -88,16 +88,16 @@ impl<M: Message> HubCore<M> {
         Self {
             name,
             queue,
-            times: None,
-            again: None,
+            wait_time_origin: None,
+            latest: None,
             reader,
             forks: false,
-            blanks: None,
-            arrivals: None,
-            copies: None,
-            outside: AtomicBool::new(false),
+            blank_pool: None,
+            arrival_pool: None,
+            copy_stream: None,
+            has_external_writer: AtomicBool::new(false),
             stepped: AtomicBool::new(false),
-            asked: WriterRequest::new(),
+            writer_request: WriterRequest::new(),
             failed: OnceLock::new(),
         }
     }
@@ -162,19 +162,20 @@ impl<M: Message> HubCore<M> {
     /// Whether messages are moved to the reader. Otherwise they can be taken at once.
     #[inline]
     fn moves(&self) -> bool {
-        M::CARRIES_ENVELOPES && self.arrivals.is_some()
+        M::CARRIES_ENVELOPES && self.arrival_pool.is_some()
     }
 
     /// Moves the message first where no other one waits to be moved: it then enters the queue ready to be taken.
     fn move_and_send(&self, place: &mut Option<Parcel<M>>) -> Result<()> {
-        let is_next = !self.stepped.load(Ordering::Acquire) && self.queue.full().blocks() && self.queue.all_ready();
+        let is_next =
+            !self.stepped.load(Ordering::Acquire) && self.queue.full().blocks_writer() && self.queue.all_ready();
         let Some(parcel) = place.as_mut().filter(|_| is_next && !self.queue.reader_gone()) else {
             self.enqueue(place, discard);
             return self.pump();
         };
         self.note_time(parcel, Since::Sent);
         let mut replaced = Replaced::new();
-        match self.bring_caught(parcel, &mut replaced) {
+        match self.move_message(parcel, &mut replaced) {
             MoveOutcome::Done(_) => {
                 if self.queue.push(place, true) == Pushed::Back {
                     // The reader has ended since: as if it had done so after the push.
@@ -239,7 +240,7 @@ impl<M: Message> HubCore<M> {
         let mut replaced = Replaced::new();
         let Some(mut parcel) = self.queue.begin_move() else { return Ok(Moved::default()) };
         // A hub that fails does so before the move ends, so that no other move begins.
-        let outcome = match self.bring_caught(&mut parcel, &mut replaced) {
+        let outcome = match self.move_message(&mut parcel, &mut replaced) {
             MoveOutcome::Refused(error) => {
                 self.queue.drop_moving();
                 self.refuse(parcel, &error);
@@ -258,12 +259,12 @@ impl<M: Message> HubCore<M> {
 
     /// Moves all envelopes of a message to the reader's location. A message's own methods may panic, and so may the
     /// destructor of another message.
-    fn bring_caught(&self, parcel: &mut Parcel<M>, replaced: &mut Replaced) -> MoveOutcome {
-        let brought = catch_unwind(AssertUnwindSafe(|| {
-            let moved = self.bring(&mut parcel.message, replaced)?;
+    fn move_message(&self, parcel: &mut Parcel<M>, replaced: &mut Replaced) -> MoveOutcome {
+        let moved = catch_unwind(AssertUnwindSafe(|| {
+            let moved = self.move_envelopes(&mut parcel.message, replaced)?;
             Ok(moved.then(|| parcel.message.size_in_bytes() as u64))
         }));
-        match brought.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, panic_message(panic)))) {
+        match moved.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, panic_message(panic)))) {
             Ok(Some(bytes)) => {
                 self.note_time(parcel, Since::Arrived);
                 MoveOutcome::Done(bytes)
@@ -274,14 +275,14 @@ impl<M: Message> HubCore<M> {
         }
     }
 
-    /// Takes the first message, if it is ready, into `place`, and returns its number. `again`: for a hub that keeps
+    /// Takes the first message, if it is ready, into `place`, and returns its number. `reread`: for a hub that keeps
     /// the newest, also a message that was read before.
     #[inline]
-    pub(crate) fn take(&self, place: &mut Option<Parcel<M>>, again: bool) -> Option<u64> {
-        match &self.again {
+    pub(crate) fn take(&self, place: &mut Option<Parcel<M>>, reread: bool) -> Option<u64> {
+        match &self.latest {
             None => self.queue.take(place),
-            Some(kept) if again || self.queue.unread() > 0 => {
-                self.queue.read(place, |parcel| parcel.with_message((kept.copy)(&parcel.message)))
+            Some(kept) if reread || self.queue.unread() > 0 => {
+                self.queue.read(place, |parcel| parcel.with_message((kept.clone)(&parcel.message)))
             }
             Some(_) => None,
         }
@@ -294,7 +295,7 @@ impl<M: Message> HubCore<M> {
         if !M::CARRIES_ENVELOPES {
             return Ok(());
         }
-        let Some(arrivals) = &self.arrivals else { return self.check_location(message) };
+        let Some(arrivals) = &self.arrival_pool else { return self.check_location(message) };
         // A message that is one envelope needs one to copy to, and each hub that copies has one.
         if M::IS_ENVELOPE { Ok(()) } else { self.check_count(arrivals.count(), message) }
     }
@@ -323,17 +324,17 @@ impl<M: Message> HubCore<M> {
     }
 
     /// Records that messages sent here come from outside the flow.
-    pub(super) fn is_fed_from_outside(&self) {
-        if !self.outside.load(Ordering::Relaxed) {
-            self.outside.store(true, Ordering::Relaxed);
+    pub(super) fn set_has_external_writer(&self) {
+        if !self.has_external_writer.load(Ordering::Relaxed) {
+            self.has_external_writer.store(true, Ordering::Relaxed);
         }
     }
 
     /// Whether an error of a move concerns only the message, which comes from outside, and not the hub.
     #[cold]
     fn is_of_message(&self, error: &Error) -> bool {
-        let own_is_lost = || self.copies.as_ref().is_some_and(|copies| copies.device().is_lost());
-        self.outside.load(Ordering::Relaxed) && error.kind() != ErrorKind::Race && !own_is_lost()
+        let own_is_lost = || self.copy_stream.as_ref().is_some_and(|copies| copies.device().is_lost());
+        self.has_external_writer.load(Ordering::Relaxed) && error.kind() != ErrorKind::Race && !own_is_lost()
     }
 
     /// Drops a message that cannot be moved, and reports an error to its callers.
@@ -363,7 +364,7 @@ impl<M: Message> HubCore<M> {
         if memory.is_at(&self.reader) {
             return Ok(());
         }
-        let (Some(arrivals), Some(copies)) = (&self.arrivals, &self.copies) else {
+        let (Some(arrivals), Some(copies)) = (&self.arrival_pool, &self.copy_stream) else {
             return Err(refused(ErrorKind::Usage, "an envelope is not at its reader's location: use a blank envelope"));
         };
         let bytes = envelope.bytes();
@@ -381,7 +382,7 @@ impl<M: Message> HubCore<M> {
     #[inline]
     pub(super) fn note_time(&self, parcel: &mut Parcel<M>, now: Since) {
         // Not again where a move was tried before the message is queued.
-        if self.times == Some(now) && (now == Since::Arrived || parcel.since().is_none()) {
+        if self.wait_time_origin == Some(now) && (now == Since::Arrived || parcel.since().is_none()) {
             parcel.set_since(clock::now());
         }
     }
@@ -413,25 +414,25 @@ impl<M: Message> HubCore<M> {
 
     /// Moves all envelopes of a message to the reader's location. Returns false if there are too few envelopes to
     /// copy to.
-    fn bring(&self, message: &mut M, replaced: &mut Replaced) -> Result<bool> {
+    fn move_envelopes(&self, message: &mut M, replaced: &mut Replaced) -> Result<bool> {
         let mut outcome = Ok(true);
         message.envelopes(&mut |envelope| {
             if matches!(outcome, Ok(true)) {
-                outcome = self.bring_one(envelope, replaced);
+                outcome = self.move_envelope(envelope, replaced);
             }
         });
         outcome
     }
 
-    fn bring_one(&self, envelope: &mut RawEnvelope, replaced: &mut Replaced) -> Result<bool> {
+    fn move_envelope(&self, envelope: &mut RawEnvelope, replaced: &mut Replaced) -> Result<bool> {
         if envelope.memory().is_at(&self.reader) {
             return Ok(true);
         }
-        if self.outside.load(Ordering::Relaxed) {
+        if self.has_external_writer.load(Ordering::Relaxed) {
             // Its device may have been lost since it was sent.
             self.accepts_one(envelope)?;
         }
-        let (Some(arrivals), Some(copies)) = (&self.arrivals, &self.copies) else {
+        let (Some(arrivals), Some(copies)) = (&self.arrival_pool, &self.copy_stream) else {
             return Err(self.misplaced(envelope));
         };
         if envelope.bytes() > arrivals.bytes() {
@@ -451,7 +452,7 @@ impl<M: Message> HubCore<M> {
     /// Whether nothing can be taken, and nothing will be added.
     pub(crate) fn has_ended(&self) -> bool {
         // A hub that keeps the latest message reports its end to the others even if it never had a message.
-        self.queue.has_ended() && self.again.as_ref().is_none_or(|again| again.ends() || self.queue.len() == 0)
+        self.queue.has_ended() && self.latest.as_ref().is_none_or(|kept| kept.ends() || self.queue.len() == 0)
     }
 
     #[inline]
@@ -471,8 +472,8 @@ impl<M: Message> HubCore<M> {
 
     /// Records what the writer requests from now on, so that a stall can be explained.
     #[inline]
-    pub(super) fn ask_for(&self, messages: usize, envelopes: usize) {
-        self.asked.note(messages, envelopes);
+    pub(super) fn request(&self, messages: usize, envelopes: usize) {
+        self.writer_request.note(messages, envelopes);
     }
 
     /// The hub's error, if it has failed.

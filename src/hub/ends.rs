@@ -11,10 +11,10 @@ use super::{
     Copier, Message,
     core::HubCore,
     external::ExternalHandle,
+    hub_side::Interest,
     parcel::Parcel,
     pool::{Pool, RawEnvelope},
-    queue::{Answer, Full},
-    waking::Interest,
+    queue::{Answer, WhenFull},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -62,7 +62,7 @@ impl<M: Message> Sender<M> {
             return Answer::Yes;
         }
         let answer = match demand {
-            Demand::Room(1) if self.blanks.is_none() => self.queue.poll_room(interest, waker),
+            Demand::Room(1) if self.blank_pool.is_none() => self.queue.poll_room(interest, waker),
             // Blank envelopes are not queued here, so each change wakes a writer that waits for one.
             Demand::Room(1) => match self.queue.poll_room(Interest::Change, waker) {
                 Answer::Yes => self.poll_blank(waker),
@@ -72,7 +72,7 @@ impl<M: Message> Sender<M> {
             Demand::Blank => self.poll_blank(waker),
             Demand::Reader => self.queue.poll_reader(waker),
             Demand::Room(messages) => {
-                self.ask_for(messages, messages);
+                self.request(messages, messages);
                 self.poll_several(waker, || self.has_room(messages) && self.has_blanks(messages))
             }
             Demand::Places(messages) => self.poll_several(waker, || self.has_room(messages)),
@@ -101,7 +101,7 @@ impl<M: Message> Sender<M> {
     /// Whether there is a blank envelope, or `Yes` if the hub has no pool of them.
     #[inline]
     fn poll_blank(&self, waker: &Waker) -> Answer {
-        let Some(blanks) = &self.blanks else { return Answer::Yes };
+        let Some(blanks) = &self.blank_pool else { return Answer::Yes };
         if blanks.has(1) {
             return Answer::Yes;
         }
@@ -116,7 +116,7 @@ impl<M: Message> Sender<M> {
     /// Takes a blank envelope, if one is free; an error if the hub has no pool of them.
     pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
         self.check()?;
-        match &self.blanks {
+        match &self.blank_pool {
             Some(blanks) => blanks.take(),
             None => self.blanks().map(|_| None),
         }
@@ -124,7 +124,7 @@ impl<M: Message> Sender<M> {
 
     /// The pool of blank envelopes, or an error that says why there is none.
     pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
-        self.blanks.clone().ok_or_else(|| {
+        self.blank_pool.clone().ok_or_else(|| {
             Error::new(
                 ErrorKind::Usage,
                 format!(
@@ -143,20 +143,20 @@ impl<M: Message> Sender<M> {
 
     /// Whether the hub never blocks the writer.
     pub(super) fn drops(&self) -> bool {
-        !self.queue.full().blocks()
+        !self.queue.full().blocks_writer()
     }
 
     /// Whether the queue would accept one more message rather than drop it.
     pub(crate) fn takes_one(&self) -> bool {
-        self.queue.full() != Full::DropNewest || self.queue.len() < self.queue.capacity()
+        self.queue.full() != WhenFull::DropNewest || self.queue.len() < self.queue.capacity()
     }
 
     /// Makes this many envelopes free to copy to, by dropping older messages if needed. Returns false if the reader
     /// has too many of them.
-    pub(super) fn free_arrivals(&self, count: usize) -> bool {
-        let Some(arrivals) = &self.arrivals else { return true };
+    pub(super) fn free_envelopes(&self, count: usize) -> bool {
+        let Some(arrivals) = &self.arrival_pool else { return true };
         while !arrivals.has(count) {
-            if self.queue.full() != Full::DropOldest {
+            if self.queue.full() != WhenFull::DropOldest {
                 return false;
             }
             let Some(old) = self.queue.drop_oldest() else { return false };
@@ -167,17 +167,17 @@ impl<M: Message> Sender<M> {
 
     /// Whether this many blank envelopes are free, or if the hub has no pool of them.
     pub(super) fn has_blanks(&self, count: usize) -> bool {
-        self.blanks.as_ref().is_none_or(|blanks| blanks.has(count))
+        self.blank_pool.as_ref().is_none_or(|blanks| blanks.has(count))
     }
 
     /// A copier for the envelopes of a fork.
     pub(super) fn copier(&self) -> Copier<'_> {
-        Copier::new(&self.name, self.arrivals.as_ref(), self.copies.as_ref())
+        Copier::new(&self.name, self.arrival_pool.as_ref(), self.copy_stream.as_ref())
     }
 
     /// Registers the waker for the next change.
     pub(crate) fn watch(&self, waker: &Waker) {
-        self.queue.keep_writer(waker);
+        self.queue.register_writer(waker);
     }
 }
 
@@ -218,7 +218,7 @@ impl<M: Message> Receiver<M> {
             return Answer::Yes;
         }
         // A hub that keeps the latest message ends when that is no longer kept.
-        if count > 1 && !(self.reads_again() && self.has_ended()) {
+        if count > 1 && !(self.keeps_latest() && self.has_ended()) {
             return self.poll_several(count, waker);
         }
         let answer = match self.queue.poll_message(interest, waker) {
@@ -228,7 +228,7 @@ impl<M: Message> Receiver<M> {
             other => other,
         };
         // A latest-value hub stays readable after its writer has closed.
-        if answer == Answer::Never && self.reads_again() && !self.has_ended() { Answer::Yes } else { answer }
+        if answer == Answer::Never && self.keeps_latest() && !self.has_ended() { Answer::Yes } else { answer }
     }
 
     #[inline(never)]
@@ -245,7 +245,7 @@ impl<M: Message> Receiver<M> {
         };
         match ask() {
             Answer::Wait => {
-                queue.keep_reader(waker);
+                queue.register_reader(waker);
                 ask()
             }
             answer => answer,
@@ -254,13 +254,13 @@ impl<M: Message> Receiver<M> {
 
     /// Since when the first message has waited, if that is recorded.
     pub(crate) fn oldest(&self) -> Option<Instant> {
-        self.times?;
+        self.wait_time_origin?;
         self.queue.peek_locked(0, Parcel::since).flatten()
     }
 
     /// Whether there is a message that was not read before. For a hub whose newest message is read repeatedly.
     pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
-        match &self.again {
+        match &self.latest {
             None => self.poll(1, Interest::Change, waker),
             Some(_) => self.queue.poll_new(waker),
         }
@@ -272,8 +272,8 @@ impl<M: Message> Receiver<M> {
     }
 
     /// Whether the newest message is read repeatedly.
-    pub(crate) fn reads_again(&self) -> bool {
-        self.again.is_some()
+    pub(crate) fn keeps_latest(&self) -> bool {
+        self.latest.is_some()
     }
 
     /// Reserves the ready messages for this reader, so that none of them is dropped. Returns their number.
@@ -299,7 +299,7 @@ impl<M: Message> Receiver<M> {
 
     /// Registers the waker for the next change.
     pub(crate) fn watch(&self, waker: &Waker) {
-        self.queue.keep_reader(waker);
+        self.queue.register_reader(waker);
     }
 
     /// Calls `look` without the lock on the message at `at`, if it can be taken.
@@ -393,7 +393,7 @@ mod tests {
         let plan = HubPlan {
             name: "any".into(),
             capacity: 1,
-            full: Full::Hold,
+            full: WhenFull::Block,
             ends_with: None,
             envelopes: 2,
             writer_bytes: Some(8),
@@ -404,7 +404,7 @@ mod tests {
             near: device,
             mode: CompletionMode::default(),
             priority: 0,
-            times: None,
+            wait_time_origin: None,
             stepped: false,
             captured: None,
         };
@@ -412,7 +412,7 @@ mod tests {
         let blank = || Envelope::<u8>::of_raw(sender.blank().unwrap().unwrap());
         let envelopes = [blank(), blank()];
         // One of the two envelopes to copy to is in use.
-        let _used = sender.arrivals.as_ref().unwrap().take().unwrap().unwrap();
+        let _used = sender.arrival_pool.as_ref().unwrap().take().unwrap().unwrap();
         let reader = Arc::new(Mutex::new(Some(receiver)));
         let mut place = Some(Parcel::new(Pair { envelopes, visits: Arc::default(), reader }, None));
         sender.try_send(&mut place, None).unwrap();

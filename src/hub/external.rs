@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::{Message, core::HubCore, parcel::Parcel, pool::RawEnvelope, settle::refused};
+use super::{Message, core::HubCore, open_work::refused, parcel::Parcel, pool::RawEnvelope};
 use crate::{
     device::Device,
     error::{ErrorKind, Result},
@@ -19,7 +19,7 @@ pub(crate) struct ExternalHandle<M: Message>(Arc<HubCore<M>>);
 impl<M: Message> ExternalHandle<M> {
     /// Marks the hub as fed from outside its flow.
     pub(super) fn new(hub: &Arc<HubCore<M>>) -> Self {
-        hub.is_fed_from_outside();
+        hub.set_has_external_writer();
         Self(hub.clone())
     }
 
@@ -43,7 +43,7 @@ impl<M: Message> ExternalHandle<M> {
                 problem = hub.accepts_one(envelope).and_then(|()| by.may_send(envelope, &hub.reader));
             }
         });
-        let most = hub.arrivals.as_ref().map_or(usize::MAX, |arrivals| arrivals.count());
+        let most = hub.arrival_pool.as_ref().map_or(usize::MAX, |arrivals| arrivals.count());
         if copied > most {
             return Err(refused(
                 ErrorKind::Usage,

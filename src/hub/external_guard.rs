@@ -18,7 +18,7 @@
 //!
 //! A mark may also say that the envelope was given to a [caller](CallerErrors) of the flow, which must not see the
 //! names of the flow's operators and streams. Such a mark does not hold the flow: a blank envelope of an ingress is
-//! held by the ingress, and one in a service's response becomes the caller's own memory ([`ResponseTransfer`](super::crossing::ResponseTransfer)), since callers
+//! held by the ingress, and one in a service's response becomes the caller's own memory ([`ResponseTransfer`](super::response_transfer::ResponseTransfer)), since callers
 //! do not trust each other.
 
 use std::{fmt, ptr, sync::Arc};
@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 use crate::error::CallerErrors;
 
 /// A flow, as seen by its envelopes that are outside of it.
-pub(crate) trait Quiescence: Send + Sync + 'static {
+pub(crate) trait OutsideTracker: Send + Sync + 'static {
     /// An envelope is outside: from now on the flow is not at rest.
     fn lend(&self);
     fn regain(&self);
@@ -43,7 +43,7 @@ pub(crate) trait Quiescence: Send + Sync + 'static {
 /// A place where envelopes leave a flow: an egress, a service, an ingress that hands out blank envelopes, a chunk
 /// hub.
 pub(crate) struct Boundary {
-    pub(super) flow: Arc<dyn Quiescence>,
+    pub(super) flow: Arc<dyn OutsideTracker>,
     /// Whether the flow is kept from rest while an envelope is outside.
     lends: bool,
     /// The errors that callers get in place of the envelope's own.
@@ -63,16 +63,16 @@ pub(super) struct Marks {
 
 impl Boundary {
     /// To the program that the flow belongs to.
-    pub(crate) fn of_program(flow: Arc<dyn Quiescence>) -> Arc<Self> {
+    pub(crate) fn of_program(flow: Arc<dyn OutsideTracker>) -> Arc<Self> {
         Arc::new(Self { flow, lends: true, errors: None })
     }
 
     /// To callers, which get these errors. The envelopes do not hold the flow.
-    pub(crate) fn of_callers(flow: Arc<dyn Quiescence>, errors: CallerErrors) -> Arc<Self> {
+    pub(crate) fn of_callers(flow: Arc<dyn OutsideTracker>, errors: CallerErrors) -> Arc<Self> {
         Arc::new(Self { flow, lends: false, errors: Some(Arc::new(errors)) })
     }
 
-    pub(crate) fn is_of(&self, flow: &Arc<dyn Quiescence>) -> bool {
+    pub(crate) fn is_of(&self, flow: &Arc<dyn OutsideTracker>) -> bool {
         is_one(&self.flow, flow)
     }
 
@@ -100,7 +100,7 @@ impl Boundary {
     }
 }
 
-fn is_one(one: &Arc<dyn Quiescence>, other: &Arc<dyn Quiescence>) -> bool {
+fn is_one(one: &Arc<dyn OutsideTracker>, other: &Arc<dyn OutsideTracker>) -> bool {
     ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
@@ -117,7 +117,7 @@ impl ExternalGuard {
         &self.0
     }
 
-    pub(crate) fn holds(&self, flow: &Arc<dyn Quiescence>) -> bool {
+    pub(crate) fn holds(&self, flow: &Arc<dyn OutsideTracker>) -> bool {
         self.0.is_of(flow)
     }
 }
@@ -219,7 +219,7 @@ mod tests {
         ended: AtomicBool,
     }
 
-    impl Quiescence for Counted {
+    impl OutsideTracker for Counted {
         fn lend(&self) {
             self.out.fetch_add(1, Ordering::SeqCst);
         }
@@ -250,7 +250,7 @@ mod tests {
         }
         assert_eq!(out(&flows), [1, 1, 1]);
         for gone in [0, 2, 1] {
-            let flow: Arc<dyn Quiescence> = flows[gone].clone();
+            let flow: Arc<dyn OutsideTracker> = flows[gone].clone();
             drop(marks.take(|mark| mark.holds(&flow)));
             assert_eq!(flows[gone].out.load(Ordering::SeqCst), 0);
         }
@@ -297,7 +297,7 @@ mod tests {
         assert!(marks.errors().is_some());
         assert_eq!(marks.iter().count(), 2);
         assert_eq!(out(&[first.clone(), second]), [0, 1], "a mark that only hides errors holds no flow");
-        let flow: Arc<dyn Quiescence> = first;
+        let flow: Arc<dyn OutsideTracker> = first;
         drop(marks.take(|mark| mark.holds(&flow)));
         assert!(marks.errors().is_none());
     }

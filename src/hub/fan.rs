@@ -100,8 +100,8 @@ impl<M: Message> Fan<M> {
     /// See [`Sender::poll`].
     pub(crate) fn poll(&self, demand: Demand, waker: &Waker) -> Answer {
         match demand {
-            Demand::Room(messages) => self.ask_for(messages, messages),
-            Demand::Message(envelopes) => self.ask_for(1, envelopes),
+            Demand::Room(messages) => self.request(messages, messages),
+            Demand::Message(envelopes) => self.request(1, envelopes),
             Demand::Places(_) | Demand::Blank | Demand::Reader => {}
         }
         match self.ask(demand, waker) {
@@ -136,9 +136,9 @@ impl<M: Message> Fan<M> {
     }
 
     /// Records the request at all branches. Blank envelopes are sent in messages of one envelope each.
-    fn ask_for(&self, messages: usize, envelopes: usize) {
+    fn request(&self, messages: usize, envelopes: usize) {
         for (at, branch) in self.branches.iter().enumerate() {
-            branch.ask_for(messages, if at == self.lender { messages } else { envelopes });
+            branch.request(messages, if at == self.lender { messages } else { envelopes });
         }
     }
 
@@ -149,7 +149,8 @@ impl<M: Message> Fan<M> {
     /// The outcome at one hub of sending this many messages, with this many envelopes in total.
     fn outcome(&self, at: usize, messages: usize, envelopes: usize) -> Outcome {
         let branch = &self.branches[at];
-        let can_fork = || at == self.primary || branch.arrivals.as_ref().is_none_or(|arrivals| arrivals.has(envelopes));
+        let can_fork =
+            || at == self.primary || branch.arrival_pool.as_ref().is_none_or(|arrivals| arrivals.has(envelopes));
         if branch.reader_gone() {
             Outcome::Closed
         } else if branch.drops() {
@@ -219,7 +220,7 @@ impl<M: Message> Fan<M> {
         for at in 0..self.branches.len() {
             let branch = &self.branches[at];
             if let Some(arrivals) =
-                branch.arrivals.as_ref().filter(|arrivals| at != self.primary && arrivals.count() < envelopes)
+                branch.arrival_pool.as_ref().filter(|arrivals| at != self.primary && arrivals.count() < envelopes)
             {
                 let (hub, count) = (&branch.name, arrivals.count());
                 return Err(Error::new(
@@ -248,7 +249,7 @@ impl<M: Message> Fan<M> {
         let envelopes = envelopes_in(message);
         for (at, branch) in self.branches.iter().enumerate() {
             let forks = at != self.primary && self.outcomes[at] == Outcome::Sent && branch.drops();
-            if forks && !branch.free_arrivals(envelopes) {
+            if forks && !branch.free_envelopes(envelopes) {
                 self.outcomes[at] = Outcome::Dropped;
             }
         }

@@ -1,4 +1,4 @@
-//! [`Again`]: how a hub keeps its latest message, and when that ends.
+//! [`KeptLatest`]: how a hub keeps its latest message, and when that ends.
 
 use std::{
     fmt,
@@ -8,12 +8,12 @@ use std::{
     },
 };
 
-use super::{AgainFn, view::HubView};
+use super::{CloneFn, view::HubView};
 use crate::sync::{Mutex, lock};
 
 /// How a message that stays in the hub is read, and when that ends.
-pub(super) struct Again<M> {
-    pub(super) copy: AgainFn<M>,
+pub(super) struct KeptLatest<M> {
+    pub(super) clone: CloneFn<M>,
     ends_with: Option<Arc<EndTogether>>,
     over: AtomicBool,
 }
@@ -53,9 +53,9 @@ impl fmt::Debug for EndTogether {
     }
 }
 
-impl<M> Again<M> {
-    pub(super) fn new(copy: AgainFn<M>, ends_with: Option<Arc<EndTogether>>) -> Self {
-        Self { copy, ends_with, over: AtomicBool::new(false) }
+impl<M> KeptLatest<M> {
+    pub(super) fn new(clone: CloneFn<M>, ends_with: Option<Arc<EndTogether>>) -> Self {
+        Self { clone, ends_with, over: AtomicBool::new(false) }
     }
 
     /// Called when the writer has ended and the last message was read. Returns true if the reader ends, too.

@@ -51,10 +51,8 @@
 //! its chunks. It needs no flow.
 
 pub(crate) mod build;
-pub(crate) mod carried;
 pub(crate) mod chunks;
 pub(crate) mod core;
-pub(crate) mod crossing;
 pub(crate) mod ends;
 mod envelope;
 mod event_names;
@@ -63,20 +61,22 @@ pub(crate) mod external_guard;
 pub(crate) mod fan;
 mod fork;
 mod free_list;
-mod kind;
+pub(crate) mod heap_size;
+mod hub_kind;
+pub(crate) mod hub_side;
 pub(crate) mod latest;
 pub(crate) mod message;
 mod metadata;
+pub(crate) mod open_work;
 pub(crate) mod outbox;
 pub(crate) mod parcel;
 pub(crate) mod pool;
 pub(crate) mod queue;
 pub(crate) mod reply;
-pub(crate) mod settle;
+pub(crate) mod response_transfer;
 #[cfg(test)]
 mod tests;
 pub(crate) mod view;
-pub(crate) mod waking;
 
 #[doc(hidden)]
 pub use chunks::DestinationName;
@@ -88,8 +88,8 @@ pub use event_names::{EventNames, knows_event};
 pub use fan::Outcome;
 pub(crate) use fork::ForkFn;
 pub use fork::{Copier, Fork};
-pub(crate) use kind::{AgainFn, DEFAULT_CAPACITY, at_least_one};
-pub use kind::{Hub, HubKind, HubOf, Latest};
+pub(crate) use hub_kind::{CloneFn, DEFAULT_CAPACITY, at_least_one};
+pub use hub_kind::{Hub, HubKind, HubOf, Latest};
 pub use message::{Host, Message};
 pub use metadata::{MergePolicy, Metadata};
 pub use parcel::Since;

@@ -21,15 +21,15 @@ use crate::{
 };
 
 /// Messages that have departed.
-pub(crate) struct Backlog<M: Message>(VecDeque<Parcel<M>>);
+pub(crate) struct OutboxQueue<M: Message>(VecDeque<Parcel<M>>);
 
-impl<M: Message> Default for Backlog<M> {
+impl<M: Message> Default for OutboxQueue<M> {
     fn default() -> Self {
         Self(VecDeque::new())
     }
 }
 
-impl<M: Message> Deref for Backlog<M> {
+impl<M: Message> Deref for OutboxQueue<M> {
     type Target = VecDeque<Parcel<M>>;
 
     fn deref(&self) -> &Self::Target {
@@ -37,14 +37,14 @@ impl<M: Message> Deref for Backlog<M> {
     }
 }
 
-impl<M: Message> DerefMut for Backlog<M> {
+impl<M: Message> DerefMut for OutboxQueue<M> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.0
     }
 }
 
 /// Discards them one by one: several may have a destructor that panics.
-impl<M: Message> Drop for Backlog<M> {
+impl<M: Message> Drop for OutboxQueue<M> {
     fn drop(&mut self) {
         discard_all(self.0.drain(..));
     }
@@ -52,7 +52,7 @@ impl<M: Message> Drop for Backlog<M> {
 
 /// See the module.
 pub(crate) struct Outbox<M: Message> {
-    backlog: Backlog<M>,
+    backlog: OutboxQueue<M>,
     /// The operator's own blank envelopes, or the reason why there are none.
     blanks: std::result::Result<Arc<Pool>, Error>,
     /// Present while it waits for a blank envelope.
@@ -61,7 +61,7 @@ pub(crate) struct Outbox<M: Message> {
 
 impl<M: Message> Outbox<M> {
     pub(crate) fn new(blanks: std::result::Result<Arc<Pool>, Error>) -> Self {
-        Self { backlog: Backlog::default(), blanks, waiter: None }
+        Self { backlog: OutboxQueue::default(), blanks, waiter: None }
     }
 
     /// Buffers the message in `place`.
@@ -90,7 +90,7 @@ impl<M: Message> Outbox<M> {
         self.waiter = None;
     }
 
-    pub(crate) fn take(&mut self) -> Backlog<M> {
+    pub(crate) fn take(&mut self) -> OutboxQueue<M> {
         std::mem::take(&mut self.backlog)
     }
 }

@@ -22,9 +22,9 @@
 //! something else polls with `Interest::Close`: it is woken by events that concern it in any case (the other end has
 //! closed, something has failed), but not by every message.
 //!
-//! A full queue ([`Full`]) blocks the writer, or drops a message: the new one or the oldest. In a queue that drops
+//! A full queue ([`WhenFull`]) blocks the writer, or drops a message: the new one or the oldest. In a queue that drops
 //! the oldest, the reader may `hold` the messages that are ready when its run begins: these are reserved for it, and
-//! do not count against the queue's capacity, until it takes or releases them. A `Replace` queue has one message, the
+//! do not count against the queue's capacity, until it takes or releases them. A `KeepLatest` queue has one message, the
 //! newest, which is read and stays.
 //!
 //! Messages are passed in and out through an `Option` of the caller's (`&mut Option`): they may be large, and a value
@@ -38,7 +38,7 @@
 //! that got `Wait` is woken by the change that it waits for, and a caller that got any answer is woken when the other
 //! end closes. `begin_move` during another move makes that mover look again.
 
-use super::waking::{HubSide, Interest, Others};
+use super::hub_side::{HubSide, Interest, SecondWaker};
 use crate::sync::{AtomicUsize, Level, Mutex, Ordering, discard, lock, mutex_at};
 use smallvec::SmallVec;
 use std::{collections::VecDeque, task::Waker};
@@ -56,24 +56,24 @@ pub(crate) enum Answer {
 
 /// What a full queue does with a new message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Full {
+pub(crate) enum WhenFull {
     /// Rejects it: there is no room.
     #[default]
-    Hold,
+    Block,
     DropNewest,
     DropOldest,
     /// Drops its only message, which can be read repeatedly until then.
-    Replace,
+    KeepLatest,
 }
 
-impl Full {
+impl WhenFull {
     /// Whether the writer waits for room.
-    pub(crate) fn blocks(self) -> bool {
-        self == Self::Hold
+    pub(crate) fn blocks_writer(self) -> bool {
+        self == Self::Block
     }
 
-    fn drops_oldest(self) -> bool {
-        matches!(self, Self::DropOldest | Self::Replace)
+    fn may_lose_ready(self) -> bool {
+        matches!(self, Self::DropOldest | Self::KeepLatest)
     }
 }
 
@@ -113,7 +113,7 @@ pub(crate) struct Version {
 #[derive(Debug)]
 pub(crate) struct Queue<M> {
     capacity: usize,
-    full: Full,
+    full: WhenFull,
     /// The number of messages in the queue, and how many of the first of them are ready. Written under the lock, read
     /// without it.
     len: AtomicUsize,
@@ -142,8 +142,8 @@ struct State<M> {
     seen: bool,
     /// The number of the message that the reader has taken out of its slot to look at; 0: none.
     lent: u64,
-    reader: Others,
-    writer: Others,
+    reader: SecondWaker,
+    writer: SecondWaker,
 }
 
 /// A message's slot in the queue.
@@ -179,7 +179,7 @@ impl<M: 'static> Drop for PeekGuard<'_, M> {
 }
 
 impl<M: 'static> Queue<M> {
-    pub(crate) fn new(capacity: usize, full: Full) -> Self {
+    pub(crate) fn new(capacity: usize, full: WhenFull) -> Self {
         Self {
             capacity,
             full,
@@ -192,7 +192,7 @@ impl<M: 'static> Queue<M> {
                 Level::Hub,
                 State {
                     // One more, since the oldest is removed after the new one was added.
-                    messages: VecDeque::with_capacity(capacity.min(1024) + usize::from(full.drops_oldest())),
+                    messages: VecDeque::with_capacity(capacity.min(1024) + usize::from(full.may_lose_ready())),
                     number: 0,
                     counts: Counts::default(),
                     moving: false,
@@ -201,8 +201,8 @@ impl<M: 'static> Queue<M> {
                     held: 0,
                     seen: false,
                     lent: 0,
-                    reader: Others::default(),
-                    writer: Others::default(),
+                    reader: SecondWaker::default(),
+                    writer: SecondWaker::default(),
                 },
             ),
         }
@@ -225,15 +225,15 @@ impl<M: 'static> Queue<M> {
     /// Whether there is room for this many messages, or if the queue drops messages instead.
     #[inline]
     pub(crate) fn has_room(&self, messages: usize) -> bool {
-        self.len().saturating_add(messages) <= self.capacity || !self.full.blocks()
+        self.len().saturating_add(messages) <= self.capacity || !self.full.blocks_writer()
     }
 
     /// Whether the queue drops ready messages.
     pub(crate) fn is_lossy(&self) -> bool {
-        self.full.drops_oldest()
+        self.full.may_lose_ready()
     }
 
-    pub(crate) fn full(&self) -> Full {
+    pub(crate) fn full(&self) -> WhenFull {
         self.full
     }
 
@@ -243,14 +243,14 @@ impl<M: 'static> Queue<M> {
         match self.ready() {
             0 if self.reader.is_registered(waker, interest) && !self.writer_gone() => Answer::Wait,
             0 => self.wait_for_message(waker),
-            _ if self.full == Full::Replace => self.poll_newest(waker),
+            _ if self.full == WhenFull::KeepLatest => self.poll_newest(waker),
             _ => Answer::Yes,
         }
     }
 
     #[inline(never)]
     fn wait_for_message(&self, waker: &Waker) -> Answer {
-        let mut spare = self.reader.spare(waker);
+        let mut spare = self.reader.clone_unknown(waker);
         let mut state = lock(&self.state);
         if self.ready() > 0 {
             return Answer::Yes;
@@ -258,22 +258,22 @@ impl<M: 'static> Queue<M> {
         if self.writer_gone() && self.len() == 0 {
             return Answer::Never;
         }
-        self.reader.keep(&mut state.reader, waker, &mut spare);
+        self.reader.register(&mut state.reader, waker, &mut spare);
         Answer::Wait
     }
 
     /// The newest message can be read until the writer has closed, and once after that.
     #[cold]
     fn poll_newest(&self, waker: &Waker) -> Answer {
-        let mut spare = self.reader.spare(waker);
+        let mut spare = self.reader.clone_unknown(waker);
         let mut state = lock(&self.state);
-        self.reader.introduce(&mut state.reader, waker, &mut spare);
+        self.reader.register_for_close(&mut state.reader, waker, &mut spare);
         if self.is_over(&state) { Answer::Never } else { Answer::Yes }
     }
 
     /// Whether there is a message that was not read before.
     pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
-        let mut spare = self.reader.spare(waker);
+        let mut spare = self.reader.clone_unknown(waker);
         let mut state = lock(&self.state);
         if self.is_new(&state) {
             return Answer::Yes;
@@ -281,7 +281,7 @@ impl<M: 'static> Queue<M> {
         if self.is_over(&state) {
             return Answer::Never;
         }
-        self.reader.keep(&mut state.reader, waker, &mut spare);
+        self.reader.register(&mut state.reader, waker, &mut spare);
         Answer::Wait
     }
 
@@ -321,7 +321,7 @@ impl<M: 'static> Queue<M> {
         }
         // Only if this waker is known, and not another of the same end: it must be woken when the reader closes,
         // whatever it waits for next.
-        if self.has_room(1) && self.writer.is_known(waker) {
+        if self.has_room(1) && self.writer.is_first_waker(waker) {
             return Answer::Yes;
         }
         if self.writer.is_registered(waker, interest) { Answer::Wait } else { self.wait_for_room(waker) }
@@ -329,23 +329,23 @@ impl<M: 'static> Queue<M> {
 
     #[inline(never)]
     fn wait_for_room(&self, waker: &Waker) -> Answer {
-        let mut spare = self.writer.spare(waker);
+        let mut spare = self.writer.clone_unknown(waker);
         let mut state = lock(&self.state);
         if self.reader_gone() {
             return Answer::Never;
         }
         if self.has_room(1) {
-            self.writer.introduce(&mut state.writer, waker, &mut spare);
+            self.writer.register_for_close(&mut state.writer, waker, &mut spare);
             return Answer::Yes;
         }
-        self.writer.keep(&mut state.writer, waker, &mut spare);
+        self.writer.register(&mut state.writer, waker, &mut spare);
         Answer::Wait
     }
 
     pub(crate) fn poll_reader(&self, waker: &Waker) -> Answer {
-        if !self.writer.is_known(waker) {
-            let mut spare = self.writer.spare(waker);
-            self.writer.introduce(&mut lock(&self.state).writer, waker, &mut spare);
+        if !self.writer.is_first_waker(waker) {
+            let mut spare = self.writer.clone_unknown(waker);
+            self.writer.register_for_close(&mut lock(&self.state).writer, waker, &mut spare);
         }
         if self.reader_gone() { Answer::Never } else { Answer::Yes }
     }
@@ -359,7 +359,7 @@ impl<M: 'static> Queue<M> {
             return Pushed::Back;
         }
         let is_full = state.messages.len() - state.held >= self.capacity;
-        if is_full && !self.full.drops_oldest() {
+        if is_full && !self.full.may_lose_ready() {
             return self.refuse_or_hold(&mut state);
         }
         let mut left = self.ready();
@@ -367,9 +367,9 @@ impl<M: 'static> Queue<M> {
         let number = state.number;
         state.messages.push_back(Slot { number, message: place.take() });
         let pushed = if is_full { drop_oldest_for(&mut state, place, &mut left) } else { Pushed::In };
-        self.show(&state, left + usize::from(ready));
+        self.publish(&state, left + usize::from(ready));
         if ready {
-            let reader = self.reader.due(&mut state.reader);
+            let reader = self.reader.notify(&mut state.reader);
             drop(state);
             reader.wake();
         }
@@ -378,7 +378,7 @@ impl<M: 'static> Queue<M> {
 
     #[cold]
     fn refuse_or_hold(&self, state: &mut State<M>) -> Pushed {
-        if self.full.blocks() {
+        if self.full.blocks_writer() {
             return Pushed::Back;
         }
         state.counts.dropped += 1;
@@ -388,7 +388,7 @@ impl<M: 'static> Queue<M> {
     /// Publishes the lengths to callers that read them without the lock. Called once a change is complete, so that
     /// they do not see the intermediate state in which the oldest is removed and the new one is not yet ready.
     #[inline]
-    fn show(&self, state: &State<M>, ready: usize) {
+    fn publish(&self, state: &State<M>, ready: usize) {
         self.len.store(state.messages.len(), Ordering::Release);
         self.ready.store(ready, Ordering::Release);
         self.unready.store(state.messages.len() - ready, Ordering::Release);
@@ -416,8 +416,8 @@ impl<M: 'static> Queue<M> {
         let mut state = lock(&self.state);
         let mut ready = self.ready();
         let oldest = remove_oldest(&mut state, &mut ready);
-        self.show(&state, ready);
-        let reader = self.reader.due(&mut state.reader);
+        self.publish(&state, ready);
+        let reader = self.reader.notify(&mut state.reader);
         drop(state);
         reader.wake();
         oldest
@@ -452,7 +452,7 @@ impl<M: 'static> Queue<M> {
         while state.messages.len() > self.capacity {
             out.extend(remove_oldest(&mut state, &mut ready).flatten());
         }
-        self.show(&state, ready);
+        self.publish(&state, ready);
         out
     }
 
@@ -522,15 +522,15 @@ impl<M: 'static> Queue<M> {
         let left = self.ready().checked_sub(1)?;
         let Slot { number, message } = state.messages.pop_front()?;
         *place = message;
-        self.show(&state, left);
+        self.publish(&state, left);
         state.held = state.held.saturating_sub(1);
         if !std::mem::take(&mut state.seen) {
             *count(&mut state.counts) += 1;
         }
         if left == 0 {
-            self.reader.will_wait();
+            self.reader.mark_waiting();
         }
-        let writer = self.writer.due(&mut state.writer);
+        let writer = self.writer.notify(&mut state.writer);
         drop(state);
         writer.wake();
         Some(number)
@@ -582,8 +582,8 @@ impl<M: 'static> Queue<M> {
             slot.message = Some(message);
         }
         if moved {
-            self.show(&state, at + 1);
-            let reader = self.reader.due(&mut state.reader);
+            self.publish(&state, at + 1);
+            let reader = self.reader.notify(&mut state.reader);
             drop(state);
             reader.wake();
         }
@@ -604,7 +604,7 @@ impl<M: 'static> Queue<M> {
         let at = self.ready();
         state.messages.remove(at);
         state.counts.dropped += 1;
-        self.show(&state, at);
+        self.publish(&state, at);
         // There is room now, and possibly no message left to wait for.
         let (reader, writer) =
             (self.reader.notify_always(&mut state.reader), self.writer.notify_always(&mut state.writer));
@@ -616,7 +616,7 @@ impl<M: 'static> Queue<M> {
     /// Closes the writer's end. Messages in the queue can still be taken.
     pub(crate) fn close_writer(&self) {
         let mut state = lock(&self.state);
-        self.writer.go();
+        self.writer.close();
         let (reader, writer) = (self.reader.notify_always(&mut state.reader), state.writer.take());
         drop(state);
         discard(writer);
@@ -626,13 +626,13 @@ impl<M: 'static> Queue<M> {
     /// Closes the reader's end, and returns the messages that were never taken.
     pub(crate) fn close_reader(&self) -> VecDeque<Slot<M>> {
         let mut state = lock(&self.state);
-        self.reader.go();
+        self.reader.close();
         let left = std::mem::take(&mut state.messages);
         // A message that is being moved is counted when it comes back.
         let there = left.iter().filter(|slot| slot.message.is_some()).count();
         state.counts.untaken += there.saturating_sub(usize::from(state.seen)) as u64;
         (state.held, state.seen) = (0, false);
-        self.show(&state, 0);
+        self.publish(&state, 0);
         let (reader, writer) = (state.reader.take(), self.writer.notify_always(&mut state.writer));
         drop(state);
         discard(reader);
@@ -652,34 +652,34 @@ impl<M: 'static> Queue<M> {
 
     /// Wakes the writer to poll again: a blank envelope was returned.
     pub(crate) fn wake_writer(&self) {
-        let writer = self.writer.due(&mut lock(&self.state).writer);
+        let writer = self.writer.notify(&mut lock(&self.state).writer);
         writer.wake();
     }
 
     /// Registers the writer's waker for another event that it waits for: a blank envelope.
-    pub(crate) fn keep_writer(&self, waker: &Waker) {
-        if !self.writer.is_kept(waker) {
-            let mut spare = self.writer.spare(waker);
-            self.writer.keep(&mut lock(&self.state).writer, waker, &mut spare);
+    pub(crate) fn register_writer(&self, waker: &Waker) {
+        if !self.writer.is_registered_for_change(waker) {
+            let mut spare = self.writer.clone_unknown(waker);
+            self.writer.register(&mut lock(&self.state).writer, waker, &mut spare);
         }
     }
 
     /// Registers the reader's waker for the next message or the writer's close.
-    pub(crate) fn keep_reader(&self, waker: &Waker) {
-        if !self.reader.is_kept(waker) {
-            let mut spare = self.reader.spare(waker);
-            self.reader.keep(&mut lock(&self.state).reader, waker, &mut spare);
+    pub(crate) fn register_reader(&self, waker: &Waker) {
+        if !self.reader.is_registered_for_change(waker) {
+            let mut spare = self.reader.clone_unknown(waker);
+            self.reader.register(&mut lock(&self.state).reader, waker, &mut spare);
         }
     }
 
     #[inline]
     pub(crate) fn writer_gone(&self) -> bool {
-        self.writer.is_gone()
+        self.writer.is_closed()
     }
 
     #[inline]
     pub(crate) fn reader_gone(&self) -> bool {
-        self.reader.is_gone()
+        self.reader.is_closed()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::queue::{Counts, Full, Pushed, Queue};
+use super::queue::{Counts, Pushed, Queue, WhenFull};
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -40,7 +40,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 #[derive(Default)]
 struct List {
     capacity: usize,
-    full: Full,
+    full: WhenFull,
     messages: Vec<(u64, bool)>,
     /// The message that is being moved, whether or not it is still in the list.
     moving: Option<u64>,
@@ -74,7 +74,7 @@ impl List {
 }
 
 /// `moves`: messages are not ready when they are pushed.
-fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(), TestCaseError> {
+fn check(full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result<(), TestCaseError> {
     let queue = Queue::new(capacity, full);
     let mut list = List { capacity, full, ..List::default() };
     let mut out = None;
@@ -85,12 +85,12 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
                 let mut place = Some(message);
                 let is_full = list.messages.len() - list.held >= list.capacity;
                 let oldest = match list.full {
-                    Full::Hold if is_full => {
+                    WhenFull::Block if is_full => {
                         prop_assert_eq!(queue.push(&mut place, !moves), Pushed::Back);
                         prop_assert_eq!(place, Some(message));
                         continue;
                     }
-                    Full::DropNewest if is_full => {
+                    WhenFull::DropNewest if is_full => {
                         prop_assert_eq!(queue.push(&mut place, !moves), Pushed::Refused);
                         prop_assert_eq!(place, Some(message));
                         list.counts.dropped += 1;
@@ -121,7 +121,7 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
                     *(if discards { &mut list.counts.untaken } else { &mut list.counts.taken }) += 1;
                 }
             }
-            Step::Read if full == Full::Replace => {
+            Step::Read if full == WhenFull::KeepLatest => {
                 let mut place = None;
                 let read = queue.read(&mut place, |message| *message);
                 prop_assert_eq!(read, list.messages.first().map(|(number, _)| *number));
@@ -197,7 +197,7 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
     let refused = steps.iter().filter(|step| matches!(step, Step::Refuse)).count() as u64;
     drop(queue.close_reader());
     let Counts { taken, dropped, untaken } = queue.counts();
-    let newest = if full == Full::DropNewest { dropped - refused } else { 0 };
+    let newest = if full == WhenFull::DropNewest { dropped - refused } else { 0 };
     prop_assert_eq!(taken + dropped + untaken, list.pushed + newest + refused, "each is counted once");
     Ok(())
 }
@@ -207,7 +207,7 @@ proptest! {
     fn the_queue_is_a_list_that_counts(
         steps in steps(),
         capacity in 1..4_usize,
-        full in prop_oneof![Just(Full::Hold), Just(Full::DropNewest), Just(Full::DropOldest)],
+        full in prop_oneof![Just(WhenFull::Block), Just(WhenFull::DropNewest), Just(WhenFull::DropOldest)],
         moves in any::<bool>(),
     ) {
         check(full, capacity, moves, &steps)?;
@@ -215,6 +215,6 @@ proptest! {
 
     #[test]
     fn the_newest_message_can_be_read_repeatedly(steps in steps()) {
-        check(Full::Replace, 1, false, &steps)?;
+        check(WhenFull::KeepLatest, 1, false, &steps)?;
     }
 }

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Message, parcel::Parcel, waking::Interest},
+    hub::{Message, hub_side::Interest, parcel::Parcel},
     mutants::{self, Mutant},
     stream::Ticket,
     sync::Discarded,
@@ -196,21 +196,21 @@ impl<M: Message, C: Connections> Input<M, C> {
         self.len() == 0
     }
 
-    /// Takes the next message of a connection, if there is one, counts it and notes its ticket. `again`: also the newest
+    /// Takes the next message of a connection, if there is one, counts it and notes its ticket. `reread`: also the newest
     /// one of a latest-value hub, even if it was taken before.
     #[inline]
-    pub(super) fn take_from(&mut self, connection: usize, again: bool) -> Result<Option<M>> {
+    pub(super) fn take_from(&mut self, connection: usize, reread: bool) -> Result<Option<M>> {
         let mut place = Discarded::none();
-        self.take_into(place.place(), connection, again)?;
+        self.take_into(place.place(), connection, reread)?;
         Ok(place.take().map(|parcel| parcel.message))
     }
 
     /// Like `take_from`, into `place`, where the message stays until its destructor may run.
     #[inline]
-    fn take_into(&mut self, place: &mut Option<Parcel<M>>, connection: usize, again: bool) -> Result<()> {
+    fn take_into(&mut self, place: &mut Option<Parcel<M>>, connection: usize, reread: bool) -> Result<()> {
         let queue = &mut self.queues.as_mut()[connection];
         let before = queue.last();
-        queue.take(place, again)?;
+        queue.take(place, reread)?;
         let Some(parcel) = place else { return Ok(()) };
         self.traffic.count(&parcel.message);
         if queue.last() == before {
@@ -301,7 +301,7 @@ impl<M: Message, C: Connections> Input<M, C> {
     fn is_over(&self) -> bool {
         let mut all = self.queues.as_ref().iter();
         all.clone().all(InputQueue::is_over)
-            && (!all.clone().all(InputQueue::reads_again) || all.all(InputQueue::has_ended))
+            && (!all.clone().all(InputQueue::keeps_latest) || all.all(InputQueue::has_ended))
     }
 }
 
@@ -361,7 +361,7 @@ impl<M: Message, C: Connections> Port for Input<M, C> {
         };
         let (need, disabled) = binder.need(name, options.need);
         Ok(Self {
-            keeps_latest: queues.iter().any(InputQueue::reads_again),
+            keeps_latest: queues.iter().any(InputQueue::keeps_latest),
             queues: queues.try_into().map_err(|_| not_connected(name))?,
             traffic: Traffic::default(),
             reread: Traffic::default(),

@@ -29,10 +29,10 @@ impl<M: Message, C: Connections> Input<M, C> {
     }
 
     /// Passes the next message of a connection to a worker, with its header. False if there is none.
-    fn pass(&mut self, connection: usize, worker: &mut InputQueue<M>, again: bool) -> Result<bool> {
+    fn pass(&mut self, connection: usize, worker: &mut InputQueue<M>, reread: bool) -> Result<bool> {
         let queue = &mut self.queues.as_mut()[connection];
         let (mut place, before) = (Discarded::none(), queue.last());
-        queue.take(place.place(), again)?;
+        queue.take(place.place(), reread)?;
         let Some(parcel) = place.get() else { return Ok(false) };
         self.traffic.count(&parcel.message);
         if queue.last() == before {
@@ -135,7 +135,7 @@ impl<M: Message, C: Connections> WorkerPort for Input<M, C> {
             let mut untaken = Traffic::default();
             to.clear(|message| untaken.count(message));
             // The newest message of a latest-value hub remains available for the next run.
-            if !from.reads_again() {
+            if !from.keeps_latest() {
                 self.untaken.messages += untaken.messages;
                 self.untaken.bytes = self.untaken.bytes.saturating_add(untaken.bytes);
                 from.count_untaken(untaken.messages);

@@ -16,8 +16,8 @@ use crate::{
     hub::{
         Message, build,
         ends::{Receiver, Sender},
+        hub_side::Interest,
         parcel::Parcel,
-        waking::Interest,
     },
     sync::{Discarded, discard},
 };
@@ -48,7 +48,7 @@ impl<M: Message> InputQueue<M> {
     pub(super) fn new(receiver: Receiver<M>, wanted: Wanted) -> Self {
         let ready_prefix = ReadyPrefix::new(wanted);
         // In a latest-value hub the newest message may be replaced by a newer one, which serves as well.
-        let lossy = receiver.is_lossy() && (ready_prefix.is_some() || !receiver.reads_again());
+        let lossy = receiver.is_lossy() && (ready_prefix.is_some() || !receiver.keeps_latest());
         Self {
             receiver,
             feed: None,
@@ -125,15 +125,15 @@ impl<M: Message> InputQueue<M> {
             },
             Some(prefix) => prefix.poll_count(&self.receiver, most, cx),
         };
-        if self.reads_again() {
-            counted = self.count_kept(counted);
+        if self.keeps_latest() {
+            counted = self.count_latest(counted);
         }
         counted
     }
 
     /// For a latest-value hub: whether the value is available only because it is kept, and whether it is still kept.
     #[cold]
-    fn count_kept(&mut self, counted: Counted) -> Counted {
+    fn count_latest(&mut self, counted: Counted) -> Counted {
         if self.receiver.check().is_err() || !self.is_over() {
             return Counted { once: false, ..counted };
         }
@@ -155,7 +155,7 @@ impl<M: Message> InputQueue<M> {
     /// Is there a message that was not taken before? Also called in the middle of a run: see
     /// [`poll_count`](Self::poll_count).
     pub(super) fn poll_new(&mut self, cx: &mut Context<'_>) -> Readiness {
-        if self.reads_again() {
+        if self.keeps_latest() {
             let new = Readiness::from(self.receiver.poll_new(cx.waker()));
             if !new.is_ready() {
                 return new;
@@ -212,28 +212,28 @@ impl<M: Message> InputQueue<M> {
         }
     }
 
-    /// Takes the next message, if there is one, into `place`. `again`: also the newest one of a latest-value hub, even
+    /// Takes the next message, if there is one, into `place`. `reread`: also the newest one of a latest-value hub, even
     /// if it was taken before.
     #[inline]
-    pub(super) fn take(&mut self, place: &mut Option<Parcel<M>>, again: bool) -> Result<()> {
+    pub(super) fn take(&mut self, place: &mut Option<Parcel<M>>, reread: bool) -> Result<()> {
         let taken = match self.ready_prefix {
             None => {
                 self.receiver.check()?;
-                self.receiver.take(place, again)
+                self.receiver.take(place, reread)
             }
-            Some(_) => self.take_ready(place, again)?,
+            Some(_) => self.take_ready(place, reread)?,
         };
         self.last = taken.unwrap_or(self.last);
         Ok(())
     }
 
     #[inline(never)]
-    fn take_ready(&mut self, place: &mut Option<Parcel<M>>, again: bool) -> Result<Option<u64>> {
+    fn take_ready(&mut self, place: &mut Option<Parcel<M>>, reread: bool) -> Result<Option<u64>> {
         let Some(prefix) = &mut self.ready_prefix else { return Ok(None) };
         if self.lossy {
             self.receiver.hold();
         }
-        let taken = prefix.take(&self.receiver, place, again);
+        let taken = prefix.take(&self.receiver, place, reread);
         if self.promised == 0 {
             self.release();
         }
@@ -301,8 +301,8 @@ impl<M: Message> InputQueue<M> {
     }
 
     /// Whether the newest message is taken again and again.
-    pub(super) fn reads_again(&self) -> bool {
-        self.receiver.reads_again()
+    pub(super) fn keeps_latest(&self) -> bool {
+        self.receiver.keeps_latest()
     }
 
     /// True if there is no message that was not taken before, and none will arrive.

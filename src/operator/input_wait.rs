@@ -35,7 +35,7 @@ impl InputWait {
             for queue in queues {
                 queue.release();
                 // This notifies latest-value hubs of the operator's other inputs of the end of these hubs.
-                if queue.reads_again() {
+                if queue.keeps_latest() {
                     let _ = queue.has_ended();
                 }
             }
@@ -97,7 +97,7 @@ pub(super) fn allows_runs<M: Message>(
 ) -> bool {
     let need = wait.map_or_else(Need::default, |wait| wait.need);
     // The newest message of a latest-value hub is available whether it is taken or not.
-    if need.optional || queues.iter().any(InputQueue::reads_again) {
+    if need.optional || queues.iter().any(InputQueue::keeps_latest) {
         return false;
     }
     let counted = poll_count(queues, need.asks(), cx);

@@ -23,10 +23,10 @@ use crate::{
         Envelope, Message, Outcome, Reply,
         ends::Demand,
         external::{ExternalHandle, SentBy},
-        outbox::{Backlog, Outbox},
+        hub_side::Interest,
+        outbox::{Outbox, OutboxQueue},
         parcel::Parcel,
         queue::Answer,
-        waking::Interest,
     },
     memory::{HostAccess, Plain},
     stream::Stream,
@@ -48,7 +48,7 @@ pub struct Output<M: Message> {
     /// The stream that messages carry, if it was set.
     pub(super) stream: Option<Stream>,
     /// Messages that workers have sent.
-    pub(super) backlog: Option<Box<Backlog<M>>>,
+    pub(super) backlog: Option<Box<OutboxQueue<M>>>,
     /// What the host has to wait for before the first of those can be copied.
     pub(super) pending: Option<Box<HostAccess>>,
     /// A worker has closed it: it is closed once the messages of all other workers are sent.

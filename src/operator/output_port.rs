@@ -18,7 +18,7 @@ use super::{
 use crate::{
     condition::{Counted, PortState, Readiness, Room},
     error::Result,
-    hub::{Message, RawEnvelope, outbox::Outbox, parcel::Parcel, pool::Pool, queue::Answer, waking::Interest},
+    hub::{Message, RawEnvelope, hub_side::Interest, outbox::Outbox, parcel::Parcel, pool::Pool, queue::Answer},
     stream::Stream,
     sync::{Discarded, discard},
 };

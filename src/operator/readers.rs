@@ -11,10 +11,10 @@ use crate::{
         Message, RawEnvelope,
         ends::{Demand, Sender},
         fan::{self, Fan, WriterEnd},
+        hub_side::Interest,
         outbox::Outbox,
         pool::Pool,
         queue::Answer,
-        waking::Interest,
     },
     memory::HostAccess,
 };

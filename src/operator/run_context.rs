@@ -35,7 +35,7 @@ use crate::{
     hub::{
         MergePolicy, Metadata, Reply,
         parcel::{Header, Load},
-        reply::Origin,
+        reply::RequestOrigin,
     },
     mutants::{self, Mutant},
     sync::{Mutex, discard, discard_all, lock},
@@ -72,7 +72,7 @@ struct Held {
     /// If the run fails, its callers get that error, and not that of a dropped reply.
     given: Replies,
     /// That of the first message that is new to the operator, or else that of the first message.
-    origin: Option<Origin>,
+    origin: Option<RequestOrigin>,
     /// The greatest number of the origins of this run.
     newest: u64,
     inside: bool,
@@ -174,7 +174,7 @@ impl RunContext {
     fn clear(&self) {
         self.any.store(false, Ordering::Relaxed);
         let mut held = mem::take(&mut *lock(&self.held));
-        held.leave().iter().for_each(Origin::exit);
+        held.leave().iter().for_each(RequestOrigin::exit);
         // Only one thread at a time executes this.
         self.newest.store(self.newest.load(Ordering::Relaxed).max(held.newest), Ordering::Relaxed);
         let Held { metadata, replies, given, origin, .. } = held;
@@ -237,7 +237,7 @@ impl RunContext {
             (None, _) => {}
         }
         if joined.was_inside {
-            joined.other.iter().for_each(Origin::exit);
+            joined.other.iter().for_each(RequestOrigin::exit);
         }
         if enters {
             self.enter();
@@ -326,14 +326,14 @@ impl RunContext {
     fn enter(&self) {
         // The span's subscriber is called without the lock, here and below.
         let entered = lock(&self.held).enter();
-        entered.iter().for_each(Origin::enter);
+        entered.iter().for_each(RequestOrigin::enter);
         discard(entered);
     }
 
     #[cold]
     fn leave(&self) {
         let left = lock(&self.held).leave();
-        left.iter().for_each(Origin::exit);
+        left.iter().for_each(RequestOrigin::exit);
         discard(left);
     }
 }
@@ -359,7 +359,7 @@ impl Held {
 
     /// Adds the origin of a message. The origin of the run is that of the first message; one that is new to the
     /// operator replaces one that is not.
-    fn join_origin(&mut self, origin: Origin, newest: u64) -> Joined {
+    fn join_origin(&mut self, origin: RequestOrigin, newest: u64) -> Joined {
         self.newest = self.newest.max(origin.number);
         let replaces = self.origin.as_ref().is_none_or(|first| first.number <= newest && newest < origin.number);
         if !replaces {
@@ -369,7 +369,7 @@ impl Held {
         Joined { other: self.origin.replace(origin.clone()), origin, replaces, was_inside }
     }
 
-    fn enter(&mut self) -> Option<Origin> {
+    fn enter(&mut self) -> Option<RequestOrigin> {
         if self.inside {
             return None;
         }
@@ -377,16 +377,16 @@ impl Held {
         self.origin.clone()
     }
 
-    fn leave(&mut self) -> Option<Origin> {
+    fn leave(&mut self) -> Option<RequestOrigin> {
         if mem::take(&mut self.inside) { self.origin.clone() } else { None }
     }
 }
 
 /// The result of joining the origin of a message, for the spans.
 struct Joined {
-    origin: Origin,
+    origin: RequestOrigin,
     /// The previous origin of the run.
-    other: Option<Origin>,
+    other: Option<RequestOrigin>,
     /// The message's origin is now that of the run.
     replaces: bool,
     /// The span of the previous origin was entered.

@@ -34,7 +34,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::{
         envelope::Envelope,
-        external_guard::{Boundary, ExternalGuard, Quiescence},
+        external_guard::{Boundary, ExternalGuard, OutsideTracker},
         pool::Pool,
     },
     memory::{Plain, transfer},
@@ -122,7 +122,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Out<T, S> {
     }
 }
 
-impl<T: Plain, S: Clone + Send + Sync + 'static> Quiescence for Out<T, S> {
+impl<T: Plain, S: Clone + Send + Sync + 'static> OutsideTracker for Out<T, S> {
     fn lend(&self) {}
 
     fn regain(&self) {
@@ -362,7 +362,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     }
 
     /// Registers a running flow that has links here: links from outside may cause activity in it.
-    pub(super) fn join(&self, flow: &Arc<dyn Quiescence>) {
+    pub(super) fn join(&self, flow: &Arc<dyn OutsideTracker>) {
         let boundary = Boundary::of_program(flow.clone());
         let mut flows = lock(&self.flows);
         let Flows { outside, out, .. } = &mut *flows;
@@ -371,7 +371,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     }
 
     /// Removes a flow that has ended.
-    pub(super) fn leave(&self, flow: &Arc<dyn Quiescence>) {
+    pub(super) fn leave(&self, flow: &Arc<dyn OutsideTracker>) {
         let mut gone = Vec::new();
         let mut flows = lock(&self.flows);
         let left: Vec<_> = flows.running.extract_if(.., |running| running.is_of(flow)).collect();

@@ -8,7 +8,7 @@ use crate::{
     hub::{
         Message,
         pool::Pool,
-        queue::{Counts, Full},
+        queue::{Counts, WhenFull},
         view::{EnvelopeHolders, HubView, ReaderWait, WriterWait, whereabouts},
     },
     mutants::{self, Mutant},
@@ -28,7 +28,7 @@ impl<M: Message> HubView for HubCore<M> {
     }
 
     fn keeps_latest(&self) -> bool {
-        self.again.is_some()
+        self.latest.is_some()
     }
 
     fn counts(&self) -> Counts {
@@ -36,7 +36,7 @@ impl<M: Message> HubView for HubCore<M> {
     }
 
     fn last_copy(&self) -> Option<Ticket> {
-        self.copies.as_ref().map(Stream::ticket)
+        self.copy_stream.as_ref().map(Stream::ticket)
     }
 
     fn step(&self) -> Result<Option<u64>> {
@@ -76,23 +76,23 @@ impl<M: Message> HubView for HubCore<M> {
     }
 
     fn copies(&self) -> bool {
-        self.arrivals.is_some()
+        self.arrival_pool.is_some()
     }
 
     fn writer_waits(&self) -> Option<WriterWait> {
         if self.queue.reader_gone() {
             return None;
         }
-        let (messages, envelopes) = self.asked.noted();
+        let (messages, envelopes) = self.writer_request.noted();
         if !self.queue.has_room(messages) {
             return Some(WriterWait::Room);
         }
-        if self.blanks.as_ref().is_some_and(|blanks| !blanks.has(envelopes)) {
+        if self.blank_pool.as_ref().is_some_and(|blanks| !blanks.has(envelopes)) {
             return Some(WriterWait::Blank);
         }
         // A hub that drops messages takes the envelopes from older ones, or drops the new message.
-        let forks = self.forks && self.queue.full().blocks();
-        let lacks = forks && self.arrivals.as_ref().is_some_and(|arrivals| !arrivals.has(envelopes));
+        let forks = self.forks && self.queue.full().blocks_writer();
+        let lacks = forks && self.arrival_pool.as_ref().is_some_and(|arrivals| !arrivals.has(envelopes));
         lacks.then_some(WriterWait::Copy)
     }
 
@@ -101,18 +101,18 @@ impl<M: Message> HubView for HubCore<M> {
         if again || self.queue.has_new() || self.has_ended() {
             return None;
         }
-        if self.queue.full() == Full::Replace && mutants::is(Mutant::LatestUnseen) {
+        if self.queue.full() == WhenFull::KeepLatest && mutants::is(Mutant::LatestUnseen) {
             return None;
         }
         if self.queue.unread() == 0 {
             return Some(ReaderWait::Message);
         }
-        let arrivals = self.arrivals.as_ref()?;
+        let arrivals = self.arrival_pool.as_ref()?;
         Some(if arrivals.has(1) { ReaderWait::Move } else { ReaderWait::Envelope })
     }
 
     fn writer_lacks(&self, holders: &dyn EnvelopeHolders) -> Option<String> {
-        let (messages, envelopes) = self.asked.noted();
+        let (messages, envelopes) = self.writer_request.noted();
         let what = |one: &str, several: &str| {
             if envelopes == 1 { one.to_string() } else { format!("{envelopes} {several}") }
         };
@@ -127,11 +127,11 @@ impl<M: Message> HubView for HubCore<M> {
                 })
             }
             WriterWait::Blank => {
-                let whereabouts = whereabouts(self.blanks.as_ref()?, holders);
+                let whereabouts = whereabouts(self.blank_pool.as_ref()?, holders);
                 Some(format!("{}: {whereabouts}", what("a blank envelope", "blank envelopes")))
             }
             WriterWait::Copy => {
-                let whereabouts = whereabouts(self.arrivals.as_ref()?, holders);
+                let whereabouts = whereabouts(self.arrival_pool.as_ref()?, holders);
                 Some(format!("{} {} to copy to: {whereabouts}", what("an envelope", "envelopes"), self.at_reader()))
             }
         }
@@ -146,7 +146,7 @@ impl<M: Message> HubView for HubCore<M> {
             ReaderWait::Message => Some(format!("a message in hub `{name}`")),
             ReaderWait::Move => Some(format!("hub `{name}` to move a message")),
             ReaderWait::Envelope => {
-                let whereabouts = whereabouts(self.arrivals.as_ref()?, holders);
+                let whereabouts = whereabouts(self.arrival_pool.as_ref()?, holders);
                 Some(format!("an envelope {}: {whereabouts}", self.at_reader()))
             }
         }

@@ -13,7 +13,7 @@ use crate::{
             roles::{LinkName, Role},
             state::LinkId,
         },
-        external_guard::Quiescence,
+        external_guard::OutsideTracker,
         view::{EnvelopeHolders, whereabouts},
     },
     memory::Plain,
@@ -44,8 +44,8 @@ pub(crate) trait ChunkState: fmt::Debug + Send + Sync {
     /// What a link waits for, if it waits.
     fn lacks(&self, link: LinkId, holders: &dyn EnvelopeHolders) -> Option<MissingResource>;
     /// A flow with links here begins, or ends.
-    fn join(&self, flow: &Arc<dyn Quiescence>);
-    fn leave(&self, flow: &Arc<dyn Quiescence>);
+    fn join(&self, flow: &Arc<dyn OutsideTracker>);
+    fn leave(&self, flow: &Arc<dyn OutsideTracker>);
 }
 
 /// A description of what a link waits for.
@@ -140,11 +140,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkState for Core<T, S> {
         Some(MissingResource::Room(format!("{place}: {whereabouts}")))
     }
 
-    fn join(&self, flow: &Arc<dyn Quiescence>) {
+    fn join(&self, flow: &Arc<dyn OutsideTracker>) {
         self.join(flow);
     }
 
-    fn leave(&self, flow: &Arc<dyn Quiescence>) {
+    fn leave(&self, flow: &Arc<dyn OutsideTracker>) {
         self.leave(flow);
     }
 }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::{
     Message,
-    external_guard::{Boundary, ExternalGuard, Quiescence},
+    external_guard::{Boundary, ExternalGuard, OutsideTracker},
     pool::{Pool, PoolReplacement, RawEnvelope},
 };
 use crate::error::{CallerErrors, Error, Result};
@@ -42,7 +42,7 @@ impl Boundary {
 }
 
 impl ResponseTransfer {
-    pub(crate) fn new(flow: Arc<dyn Quiescence>, errors: CallerErrors) -> Self {
+    pub(crate) fn new(flow: Arc<dyn OutsideTracker>, errors: CallerErrors) -> Self {
         Self { boundary: Boundary::of_callers(flow, errors), no_pool: Pool::none() }
     }
 
@@ -128,7 +128,7 @@ mod tests {
     #[derive(Default)]
     struct Counted(AtomicIsize);
 
-    impl Quiescence for Counted {
+    impl OutsideTracker for Counted {
         fn lend(&self) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }

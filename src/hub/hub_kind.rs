@@ -1,6 +1,6 @@
 //! [`Hub`]: the configuration of a hub.
 
-use super::{Message, queue::Full};
+use super::{Message, queue::WhenFull};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The configuration of a hub: how many messages it queues, what it does when it is full, how many envelopes it has
@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// | [`bounded`](Self::bounded) | blocks the writer |
 /// | [`drop_newest`](Self::drop_newest) | drops the message that is sent |
 /// | [`drop_oldest`](Self::drop_oldest) | drops the message that has waited longest |
-/// | [`latest`](Self::latest) | replaces its one message, the newest, which is read again until there is a newer one |
+/// | [`latest`](Self::latest) | replaces its one message, the newest, which is read clone until there is a newer one |
 ///
 /// Dropped messages are [counted](crate::flow::HubReport). A hub that drops messages has by default enough envelopes
 /// to do so: one for each message that it queues, one for the writer and one for the reader. It still waits for a
@@ -29,7 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 pub struct Hub {
     /// Set together with `full`, or `None` if neither was set.
     pub(crate) capacity: Option<usize>,
-    pub(crate) full: Full,
+    pub(crate) full: WhenFull,
     pub(crate) envelopes: Option<usize>,
     pub(crate) envelope_bytes: Option<usize>,
 }
@@ -42,7 +42,7 @@ pub struct Latest(());
 pub(crate) const DEFAULT_CAPACITY: usize = 1;
 
 impl Hub {
-    fn queue(capacity: usize, full: Full) -> Self {
+    fn queue(capacity: usize, full: WhenFull) -> Self {
         Self { capacity: Some(capacity), full, ..Self::default() }
     }
 
@@ -50,14 +50,14 @@ impl Hub {
     /// flow runs.
     #[must_use]
     pub fn bounded(capacity: usize) -> Self {
-        Self::queue(capacity, Full::Hold)
+        Self::queue(capacity, WhenFull::Block)
     }
 
     /// A queue of `capacity` messages that never blocks the writer: while it is full, messages that are sent are
     /// dropped.
     #[must_use]
     pub fn drop_newest(capacity: usize) -> Self {
-        Self::queue(capacity, Full::DropNewest)
+        Self::queue(capacity, WhenFull::DropNewest)
     }
 
     /// A queue of `capacity` messages that never blocks the writer: when it is full, its oldest message is dropped in
@@ -66,7 +66,7 @@ impl Hub {
     /// Messages that are already reserved for an operator's run are not dropped.
     #[must_use]
     pub fn drop_oldest(capacity: usize) -> Self {
-        Self::queue(capacity, Full::DropOldest)
+        Self::queue(capacity, WhenFull::DropOldest)
     }
 
     /// Keeps the newest message and never blocks the writer. The reader's [`take`](crate::Input::take) returns a
@@ -74,7 +74,7 @@ impl Hub {
     /// values that change rarely and are always needed: settings, a position, a reference.
     ///
     /// **Something else must decide when the operator runs**: another input or a period. Once there was a message, an
-    /// input of such a hub is always ready; an operator that waits for nothing else runs again and again with the
+    /// input of such a hub is always ready; an operator that waits for nothing else runs clone and clone with the
     /// same value and never rests. To get each message only once, use [`recv`](crate::Input::recv) or
     /// [`try_take`](crate::Input::try_take), or [`drop_oldest(1)`](Self::drop_oldest).
     ///
@@ -106,7 +106,7 @@ impl Hub {
     ///     type Ports = ScalePorts;
     ///
     ///     async fn compute(&mut self, ports: &mut ScalePorts, _cx: &mut Cx) -> Result<()> {
-    ///         let factor = ports.factor.take()?;            // the newest, again if it has not changed
+    ///         let factor = ports.factor.take()?;            // the newest, clone if it has not changed
     ///         println!("{}", factor * ports.numbers.take()?);
     ///         Ok(())
     ///     }
@@ -165,7 +165,7 @@ impl Hub {
     /// that, so that one is written meanwhile.
     pub(crate) fn default_envelopes(self, needs: usize) -> usize {
         match self.full {
-            Full::Hold => needs.saturating_add(1),
+            WhenFull::Block => needs.saturating_add(1),
             // One for each message that it queues, one for the reader and one for the writer.
             _ => self.capacity.unwrap_or(DEFAULT_CAPACITY).saturating_add(2),
         }
@@ -173,7 +173,7 @@ impl Hub {
 }
 
 /// Makes a copy of a message that stays in the hub.
-pub(crate) type AgainFn<M> = fn(&M) -> M;
+pub(crate) type CloneFn<M> = fn(&M) -> M;
 
 /// A kind of hub for messages of this type: a [`Hub`], or for messages that are `Clone` also one that keeps the
 /// [latest](Hub::latest).
@@ -191,15 +191,15 @@ pub trait HubOf<M: Message> {
 #[derive(Debug)]
 pub struct HubKind<M> {
     pub(crate) hub: Hub,
-    pub(crate) again: Option<AgainFn<M>>,
+    pub(crate) clone: Option<CloneFn<M>>,
 }
 
 impl<M> HubKind<M> {
     /// This configuration, with `defaults` for what is not set.
     pub(crate) fn or(self, defaults: Self) -> Self {
         let hub = self.hub.or(defaults.hub);
-        let keeps = matches!(hub.full, Full::Replace);
-        Self { hub, again: self.again.or(defaults.again).filter(|_| keeps) }
+        let keeps = matches!(hub.full, WhenFull::KeepLatest);
+        Self { hub, clone: self.clone.or(defaults.clone).filter(|_| keeps) }
     }
 }
 
@@ -213,13 +213,13 @@ impl<M> Copy for HubKind<M> {}
 
 impl<M: Message> HubOf<M> for Hub {
     fn kind(self) -> HubKind<M> {
-        HubKind { hub: self, again: None }
+        HubKind { hub: self, clone: None }
     }
 }
 
 impl<M: Message + Clone> HubOf<M> for Latest {
     fn kind(self) -> HubKind<M> {
-        HubKind { hub: Hub::queue(1, Full::Replace), again: Some(M::clone) }
+        HubKind { hub: Hub::queue(1, WhenFull::KeepLatest), clone: Some(M::clone) }
     }
 }
 

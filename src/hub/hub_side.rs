@@ -42,21 +42,21 @@ pub(super) struct HubSide {
 
 /// A second waker, for an end that is polled with different ones.
 #[derive(Debug, Default)]
-pub(super) struct Others(Option<Waker>);
+pub(super) struct SecondWaker(Option<Waker>);
 
 /// A clone of a waker that the end may not know yet, made before the queue's lock is taken. After the lock is
 /// released it contains the waker to drop.
 #[must_use]
-pub(super) struct Spare(Option<Waker>);
+pub(super) struct UnknownWaker(Option<Waker>);
 
-impl Others {
+impl SecondWaker {
     pub(super) fn take(&mut self) -> Option<Waker> {
         self.0.take()
     }
 }
 
 // These may be dropped by the other end, which must not be affected by a panic of a waker's destructor.
-impl Drop for Others {
+impl Drop for SecondWaker {
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(discard);
     }
@@ -68,7 +68,7 @@ impl Drop for HubSide {
     }
 }
 
-impl Drop for Spare {
+impl Drop for UnknownWaker {
     #[inline]
     fn drop(&mut self) {
         // Present only for the first message of an end.
@@ -80,7 +80,7 @@ impl Drop for Spare {
 
 /// A wake-up to deliver after the lock is released.
 #[must_use]
-pub(super) struct Due<'a> {
+pub(super) struct PendingWake<'a> {
     first: Option<&'a Arc<Waker>>,
     other: Option<Waker>,
 }
@@ -91,12 +91,12 @@ impl HubSide {
     }
 
     /// Marks the end as closed. Called under the lock, as for all changes.
-    pub(super) fn go(&self) {
+    pub(super) fn close(&self) {
         self.gone.store(true, Ordering::Release);
     }
 
     #[inline]
-    pub(super) fn is_gone(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
@@ -105,38 +105,38 @@ impl HubSide {
     #[inline]
     pub(super) fn is_registered(&self, waker: &Waker, interest: Interest) -> bool {
         match interest {
-            Interest::Change => self.is_kept(waker),
-            Interest::Close => self.is_known(waker),
+            Interest::Change => self.is_registered_for_change(waker),
+            Interest::Close => self.is_first_waker(waker),
         }
     }
 
     /// Whether the next change will wake this waker. Called without the lock; false negatives are possible.
     #[inline]
-    pub(super) fn is_kept(&self, waker: &Waker) -> bool {
-        self.waits.load(Ordering::Acquire) && self.is_known(waker)
+    pub(super) fn is_registered_for_change(&self, waker: &Waker) -> bool {
+        self.waits.load(Ordering::Acquire) && self.is_first_waker(waker)
     }
 
     /// Whether this waker is woken by anything that concerns the end, whatever it waits for.
     #[inline]
-    pub(super) fn is_known(&self, waker: &Waker) -> bool {
+    pub(super) fn is_first_waker(&self, waker: &Waker) -> bool {
         self.waker.get().is_some_and(|kept| kept.will_wake(waker))
     }
 
     /// Called when the end has just done the last thing that it can do, and has to wait now.
     #[inline]
-    pub(super) fn will_wait(&self) {
+    pub(super) fn mark_waiting(&self) {
         self.waits.store(true, Ordering::Release);
     }
 
     /// Called before the lock is taken, since cloning and dropping a waker runs user code.
     #[inline]
-    pub(super) fn spare(&self, waker: &Waker) -> Spare {
-        Spare(if self.is_known(waker) { None } else { Some(waker.clone()) })
+    pub(super) fn clone_unknown(&self, waker: &Waker) -> UnknownWaker {
+        UnknownWaker(if self.is_first_waker(waker) { None } else { Some(waker.clone()) })
     }
 
     /// Registers `waker` for the next change. `spare` is of the same waker.
-    pub(super) fn keep(&self, other: &mut Others, waker: &Waker, spare: &mut Spare) {
-        if self.is_known(waker) || self.know(spare) {
+    pub(super) fn register(&self, other: &mut SecondWaker, waker: &Waker, spare: &mut UnknownWaker) {
+        if self.is_first_waker(waker) || self.set_first_waker(spare) {
             self.waits.store(true, Ordering::Release);
         } else if !other.0.as_ref().is_some_and(|kept| kept.will_wake(waker)) && spare.0.is_some() {
             std::mem::swap(&mut other.0, &mut spare.0);
@@ -144,14 +144,14 @@ impl HubSide {
     }
 
     /// Registers `waker` for what concerns the end as a whole, but not for every change.
-    pub(super) fn introduce(&self, other: &mut Others, waker: &Waker, spare: &mut Spare) {
-        if !self.is_known(waker) && !self.know(spare) {
-            self.keep(other, waker, spare);
+    pub(super) fn register_for_close(&self, other: &mut SecondWaker, waker: &Waker, spare: &mut UnknownWaker) {
+        if !self.is_first_waker(waker) && !self.set_first_waker(spare) {
+            self.register(other, waker, spare);
         }
     }
 
     /// Stores the first waker, which is kept from then on. Called under the lock. Returns true if this was the first.
-    fn know(&self, spare: &mut Spare) -> bool {
+    fn set_first_waker(&self, spare: &mut UnknownWaker) -> bool {
         if self.waker.get().is_some() {
             return false;
         }
@@ -161,23 +161,23 @@ impl HubSide {
 
     /// There is something new for this end: wakes it if it waits.
     #[inline]
-    pub(super) fn due(&self, other: &mut Others) -> Due<'_> {
+    pub(super) fn notify(&self, other: &mut SecondWaker) -> PendingWake<'_> {
         let mut first = None;
         if self.waits.load(Ordering::Acquire) {
             self.waits.store(false, Ordering::Release);
             first = self.waker.get();
         }
-        Due { first, other: other.take() }
+        PendingWake { first, other: other.take() }
     }
 
     /// Something concerns this end whatever it waits for: wakes it in any case.
-    pub(super) fn notify_always(&self, other: &mut Others) -> Due<'_> {
+    pub(super) fn notify_always(&self, other: &mut SecondWaker) -> PendingWake<'_> {
         self.waits.store(false, Ordering::Release);
-        Due { first: self.waker.get(), other: other.take() }
+        PendingWake { first: self.waker.get(), other: other.take() }
     }
 }
 
-impl Due<'_> {
+impl PendingWake<'_> {
     /// Called after the lock is released.
     #[inline]
     pub(super) fn wake(self) {
