@@ -12,7 +12,7 @@ use crate::{
     condition::{self, PortFacts, PortId, Room, room_problem},
     device::Device,
     error::{Error, ErrorKind, Result, panic_message},
-    hub::{Hub, build::HubPlan, queue::WhenFull},
+    hub::{Hub, build::HubPlan},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::{lock, logged},
@@ -195,7 +195,7 @@ fn facts(flow: &Wiring<'_>, port: PortId) -> Option<PortFacts> {
     // Messages of all connections are counted together.
     let own = || flow.arriving(port.operator).filter(|own| own.to == port && own.from.flow == flow.id);
     let capacity = own().map(|own| hubs::capacity(flow, own)).reduce(usize::saturating_add)?;
-    let latest = own().all(|own| wanted(flow, own).full == WhenFull::KeepLatest);
+    let latest = own().all(|own| wanted(flow, own).full.keeps_latest());
     Some(PortFacts { capacity, is_input: true, latest })
 }
 

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     condition::{self, Need, PortId, Room},
     device::Device,
-    hub::{self, Since, build::HubPlan, chunks::roles::Role, fan, latest::EndTogether, queue::WhenFull},
+    hub::{self, Since, build::HubPlan, chunks::roles::Role, fan, latest::EndTogether},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::lock,
@@ -209,14 +209,14 @@ pub(super) fn ends_with(flow: &Flow, plans: &mut [HubPlan]) {
     for (at, connection) in within(flow).enumerate() {
         let reader = connection.to.operator;
         inputs[reader].push(at);
-        end_alone[reader] |= plans[at].full != WhenFull::KeepLatest && !decl(flow, connection.to).need.optional;
+        end_alone[reader] |= !plans[at].full.keeps_latest() && !decl(flow, connection.to).need.optional;
     }
     // A chunk that is waited for also ends the reader.
     for link in flow.links.iter().filter(|link| link.role != Role::Produce && !decl(flow, link.port).need.optional) {
         end_alone[link.port.operator] = true;
     }
     for (inputs, end_alone) in inputs.into_iter().zip(end_alone) {
-        let latest = inputs.iter().filter(|at| plans[**at].full == WhenFull::KeepLatest).count();
+        let latest = inputs.iter().filter(|at| plans[**at].full.keeps_latest()).count();
         if !end_alone && latest > 0 {
             let all = Arc::new(EndTogether::new(latest));
             inputs.into_iter().for_each(|at| plans[at].ends_with = Some(all.clone()));

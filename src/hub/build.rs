@@ -8,8 +8,9 @@ use super::{
     ends::{Receiver, Sender},
     latest::{EndTogether, KeptLatest},
     pool::Pool,
-    queue::{Queue, WhenFull},
+    queue::Queue,
     view::HubView,
+    when_full::WhenFull,
 };
 use crate::{
     device::{Device, human},

@@ -391,8 +391,8 @@ impl<M: Message> HubCore<M> {
         Error::new(
             ErrorKind::Usage,
             format!(
-                "an envelope on {} was sent, but the hub has none on {} to copy it to: its writer must allocate envelopes \
-                 at its own location",
+                "a message has an envelope on {}, but its reader is on {}, and this hub copies nothing: send an envelope that \
+                 is on the writer's device, such as a blank one",
                 envelope.memory().location(),
                 self.reader
             ),

@@ -14,7 +14,8 @@ use super::{
     hub_side::Interest,
     parcel::Parcel,
     pool::{Pool, RawEnvelope},
-    queue::{Answer, WhenFull},
+    queue::Answer,
+    when_full::WhenFull,
 };
 use crate::{
     error::{Error, ErrorKind, Result},

@@ -1,6 +1,6 @@
 //! [`Hub`]: the configuration of a hub.
 
-use super::{Message, queue::WhenFull};
+use super::{Message, when_full::WhenFull};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The configuration of a hub: how many messages it queues, what it does when it is full, how many envelopes it has
@@ -198,7 +198,7 @@ impl<M> HubKind<M> {
     /// This configuration, with `defaults` for what is not set.
     pub(crate) fn or(self, defaults: Self) -> Self {
         let hub = self.hub.or(defaults.hub);
-        let keeps = matches!(hub.full, WhenFull::KeepLatest);
+        let keeps = hub.full.keeps_latest();
         Self { hub, clone: self.clone.or(defaults.clone).filter(|_| keeps) }
     }
 }

@@ -1,13 +1,13 @@
-//! One end of a queue, as seen by the other end, which wakes it.
+//! [`HubSide`]: one end of a queue, as seen by the other end, which wakes it.
 //!
 //! The first waker of an end is kept for the end's whole life. An operator's waker is always the same, so no waker is
 //! cloned per message; a flag says whether the end waits. The queue's lock orders all changes. Frequent queries are
 //! answered without it.
 //!
 //! ```text
-//!   unknown ──keep──> known, waits ──due, notify_always: wake──> known ──keep, will_wait──> known, waits
-//!      └───introduce──────────────────────────────────────^ │ notify_always: wake
-//!                                                         └─┘
+//!   no waker ──register──> registered ──notify, notify_always: wake──> idle ──register, mark_waiting──> registered
+//!      └───register_for_close────────────────────────────────────────────^ │ notify_always: wake
+//!                                                                        └─┘
 //! ```
 //!
 //! Does not depend on any device, like [`queue`](super::queue), and is model-checked with it in
@@ -31,7 +31,7 @@ pub(crate) enum Interest {
 /// One end, as seen by the other.
 #[derive(Debug)]
 pub(super) struct HubSide {
-    gone: AtomicBool,
+    closed: AtomicBool,
     /// The first waker that the end was polled with. An operator's waker is always the same, so it is kept here and
     /// never cloned per message.
     waker: OnceLock<Arc<Waker>>,
@@ -44,8 +44,8 @@ pub(super) struct HubSide {
 #[derive(Debug, Default)]
 pub(super) struct SecondWaker(Option<Waker>);
 
-/// A clone of a waker that the end may not know yet, made before the queue's lock is taken. After the lock is
-/// released it contains the waker to drop.
+/// A clone of a waker that is not the end's first one, made before the queue's lock is taken. After the lock is released
+/// it contains the waker to drop.
 #[must_use]
 pub(super) struct UnknownWaker(Option<Waker>);
 
@@ -72,8 +72,8 @@ impl Drop for UnknownWaker {
     #[inline]
     fn drop(&mut self) {
         // Present only for the first message of an end.
-        if let Some(spare) = self.0.take() {
-            discard(spare);
+        if let Some(waker) = self.0.take() {
+            discard(waker);
         }
     }
 }
@@ -87,20 +87,20 @@ pub(super) struct PendingWake<'a> {
 
 impl HubSide {
     pub(super) fn new() -> Self {
-        Self { gone: AtomicBool::new(false), waker: OnceLock::new(), waits: AtomicBool::new(false) }
+        Self { closed: AtomicBool::new(false), waker: OnceLock::new(), waits: AtomicBool::new(false) }
     }
 
     /// Marks the end as closed. Called under the lock, as for all changes.
     pub(super) fn close(&self) {
-        self.gone.store(true, Ordering::Release);
+        self.closed.store(true, Ordering::Release);
     }
 
     #[inline]
     pub(super) fn is_closed(&self) -> bool {
-        self.gone.load(Ordering::Acquire)
+        self.closed.load(Ordering::Acquire)
     }
 
-    /// Whether a waker is registered for what it is interested in. Called without the lock; false negatives are
+    /// Whether a waker is registered for `interest`. Called without the lock; false negatives are
     /// possible.
     #[inline]
     pub(super) fn is_registered(&self, waker: &Waker, interest: Interest) -> bool {
@@ -116,50 +116,51 @@ impl HubSide {
         self.waits.load(Ordering::Acquire) && self.is_first_waker(waker)
     }
 
-    /// Whether this waker is woken by anything that concerns the end, whatever it waits for.
+    /// Whether this is the waker that is woken by everything that concerns the end, whatever it waits for.
     #[inline]
     pub(super) fn is_first_waker(&self, waker: &Waker) -> bool {
-        self.waker.get().is_some_and(|kept| kept.will_wake(waker))
+        self.waker.get().is_some_and(|first| first.will_wake(waker))
     }
 
-    /// Called when the end has just done the last thing that it can do, and has to wait now.
+    /// Registers the first waker for the next change: the end has taken the last message, and its next poll will wait.
     #[inline]
     pub(super) fn mark_waiting(&self) {
         self.waits.store(true, Ordering::Release);
     }
 
-    /// Called before the lock is taken, since cloning and dropping a waker runs user code.
+    /// A clone of `waker`, unless it is the first one. Called before the lock is taken, since cloning and dropping a waker
+    /// runs user code.
     #[inline]
     pub(super) fn clone_unknown(&self, waker: &Waker) -> UnknownWaker {
         UnknownWaker(if self.is_first_waker(waker) { None } else { Some(waker.clone()) })
     }
 
-    /// Registers `waker` for the next change. `spare` is of the same waker.
-    pub(super) fn register(&self, other: &mut SecondWaker, waker: &Waker, spare: &mut UnknownWaker) {
-        if self.is_first_waker(waker) || self.set_first_waker(spare) {
+    /// Registers `waker` for the next change. `clone` is of the same waker.
+    pub(super) fn register(&self, other: &mut SecondWaker, waker: &Waker, clone: &mut UnknownWaker) {
+        if self.is_first_waker(waker) || self.set_first_waker(clone) {
             self.waits.store(true, Ordering::Release);
-        } else if !other.0.as_ref().is_some_and(|kept| kept.will_wake(waker)) && spare.0.is_some() {
-            std::mem::swap(&mut other.0, &mut spare.0);
+        } else if !other.0.as_ref().is_some_and(|kept| kept.will_wake(waker)) && clone.0.is_some() {
+            std::mem::swap(&mut other.0, &mut clone.0);
         }
     }
 
-    /// Registers `waker` for what concerns the end as a whole, but not for every change.
-    pub(super) fn register_for_close(&self, other: &mut SecondWaker, waker: &Waker, spare: &mut UnknownWaker) {
-        if !self.is_first_waker(waker) && !self.set_first_waker(spare) {
-            self.register(other, waker, spare);
+    /// Registers `waker` for the other end's close and for errors, but not for every change.
+    pub(super) fn register_for_close(&self, other: &mut SecondWaker, waker: &Waker, clone: &mut UnknownWaker) {
+        if !self.is_first_waker(waker) && !self.set_first_waker(clone) {
+            self.register(other, waker, clone);
         }
     }
 
     /// Stores the first waker, which is kept from then on. Called under the lock. Returns true if this was the first.
-    fn set_first_waker(&self, spare: &mut UnknownWaker) -> bool {
+    fn set_first_waker(&self, clone: &mut UnknownWaker) -> bool {
         if self.waker.get().is_some() {
             return false;
         }
-        let first = spare.0.take().map(|first| self.waker.set(Arc::new(first)));
+        let first = clone.0.take().map(|first| self.waker.set(Arc::new(first)));
         first.is_some()
     }
 
-    /// There is something new for this end: wakes it if it waits.
+    /// Notifies this end of a change: wakes it if it waits for one.
     #[inline]
     pub(super) fn notify(&self, other: &mut SecondWaker) -> PendingWake<'_> {
         let mut first = None;
@@ -170,7 +171,7 @@ impl HubSide {
         PendingWake { first, other: other.take() }
     }
 
-    /// Something concerns this end whatever it waits for: wakes it in any case.
+    /// Notifies this end of a close or an error: wakes it whatever it waits for.
     pub(super) fn notify_always(&self, other: &mut SecondWaker) -> PendingWake<'_> {
         self.waits.store(false, Ordering::Release);
         PendingWake { first: self.waker.get(), other: other.take() }

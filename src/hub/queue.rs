@@ -38,7 +38,10 @@
 //! that got `Wait` is woken by the change that it waits for, and a caller that got any answer is woken when the other
 //! end closes. `begin_move` during another move makes that mover look again.
 
-use super::hub_side::{HubSide, Interest, SecondWaker};
+use super::{
+    hub_side::{HubSide, Interest, SecondWaker},
+    when_full::WhenFull,
+};
 use crate::sync::{AtomicUsize, Level, Mutex, Ordering, discard, lock, mutex_at};
 use smallvec::SmallVec;
 use std::{collections::VecDeque, task::Waker};
@@ -52,29 +55,6 @@ pub(crate) enum Answer {
     Wait,
     /// Never again: the other end has closed.
     Never,
-}
-
-/// What a full queue does with a new message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum WhenFull {
-    /// Rejects it: there is no room.
-    #[default]
-    Block,
-    DropNewest,
-    DropOldest,
-    /// Drops its only message, which can be read repeatedly until then.
-    KeepLatest,
-}
-
-impl WhenFull {
-    /// Whether the writer waits for room.
-    pub(crate) fn blocks_writer(self) -> bool {
-        self == Self::Block
-    }
-
-    fn may_lose_ready(self) -> bool {
-        matches!(self, Self::DropOldest | Self::KeepLatest)
-    }
 }
 
 /// The result of a push.
@@ -243,14 +223,14 @@ impl<M: 'static> Queue<M> {
         match self.ready() {
             0 if self.reader.is_registered(waker, interest) && !self.writer_gone() => Answer::Wait,
             0 => self.wait_for_message(waker),
-            _ if self.full == WhenFull::KeepLatest => self.poll_newest(waker),
+            _ if self.full.keeps_latest() => self.poll_newest(waker),
             _ => Answer::Yes,
         }
     }
 
     #[inline(never)]
     fn wait_for_message(&self, waker: &Waker) -> Answer {
-        let mut spare = self.reader.clone_unknown(waker);
+        let mut clone = self.reader.clone_unknown(waker);
         let mut state = lock(&self.state);
         if self.ready() > 0 {
             return Answer::Yes;
@@ -258,22 +238,22 @@ impl<M: 'static> Queue<M> {
         if self.writer_gone() && self.len() == 0 {
             return Answer::Never;
         }
-        self.reader.register(&mut state.reader, waker, &mut spare);
+        self.reader.register(&mut state.reader, waker, &mut clone);
         Answer::Wait
     }
 
     /// The newest message can be read until the writer has closed, and once after that.
     #[cold]
     fn poll_newest(&self, waker: &Waker) -> Answer {
-        let mut spare = self.reader.clone_unknown(waker);
+        let mut clone = self.reader.clone_unknown(waker);
         let mut state = lock(&self.state);
-        self.reader.register_for_close(&mut state.reader, waker, &mut spare);
+        self.reader.register_for_close(&mut state.reader, waker, &mut clone);
         if self.is_over(&state) { Answer::Never } else { Answer::Yes }
     }
 
     /// Whether there is a message that was not read before.
     pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
-        let mut spare = self.reader.clone_unknown(waker);
+        let mut clone = self.reader.clone_unknown(waker);
         let mut state = lock(&self.state);
         if self.is_new(&state) {
             return Answer::Yes;
@@ -281,7 +261,7 @@ impl<M: 'static> Queue<M> {
         if self.is_over(&state) {
             return Answer::Never;
         }
-        self.reader.register(&mut state.reader, waker, &mut spare);
+        self.reader.register(&mut state.reader, waker, &mut clone);
         Answer::Wait
     }
 
@@ -329,23 +309,23 @@ impl<M: 'static> Queue<M> {
 
     #[inline(never)]
     fn wait_for_room(&self, waker: &Waker) -> Answer {
-        let mut spare = self.writer.clone_unknown(waker);
+        let mut clone = self.writer.clone_unknown(waker);
         let mut state = lock(&self.state);
         if self.reader_gone() {
             return Answer::Never;
         }
         if self.has_room(1) {
-            self.writer.register_for_close(&mut state.writer, waker, &mut spare);
+            self.writer.register_for_close(&mut state.writer, waker, &mut clone);
             return Answer::Yes;
         }
-        self.writer.register(&mut state.writer, waker, &mut spare);
+        self.writer.register(&mut state.writer, waker, &mut clone);
         Answer::Wait
     }
 
     pub(crate) fn poll_reader(&self, waker: &Waker) -> Answer {
         if !self.writer.is_first_waker(waker) {
-            let mut spare = self.writer.clone_unknown(waker);
-            self.writer.register_for_close(&mut lock(&self.state).writer, waker, &mut spare);
+            let mut clone = self.writer.clone_unknown(waker);
+            self.writer.register_for_close(&mut lock(&self.state).writer, waker, &mut clone);
         }
         if self.reader_gone() { Answer::Never } else { Answer::Yes }
     }
@@ -659,16 +639,16 @@ impl<M: 'static> Queue<M> {
     /// Registers the writer's waker for another event that it waits for: a blank envelope.
     pub(crate) fn register_writer(&self, waker: &Waker) {
         if !self.writer.is_registered_for_change(waker) {
-            let mut spare = self.writer.clone_unknown(waker);
-            self.writer.register(&mut lock(&self.state).writer, waker, &mut spare);
+            let mut clone = self.writer.clone_unknown(waker);
+            self.writer.register(&mut lock(&self.state).writer, waker, &mut clone);
         }
     }
 
     /// Registers the reader's waker for the next message or the writer's close.
     pub(crate) fn register_reader(&self, waker: &Waker) {
         if !self.reader.is_registered_for_change(waker) {
-            let mut spare = self.reader.clone_unknown(waker);
-            self.reader.register(&mut lock(&self.state).reader, waker, &mut spare);
+            let mut clone = self.reader.clone_unknown(waker);
+            self.reader.register(&mut lock(&self.state).reader, waker, &mut clone);
         }
     }
 

@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::queue::{Counts, Pushed, Queue, WhenFull};
+use super::{
+    queue::{Counts, Pushed, Queue},
+    when_full::WhenFull,
+};
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -121,7 +124,7 @@ fn check(full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result
                     *(if discards { &mut list.counts.untaken } else { &mut list.counts.taken }) += 1;
                 }
             }
-            Step::Read if full == WhenFull::KeepLatest => {
+            Step::Read if full.keeps_latest() => {
                 let mut place = None;
                 let read = queue.read(&mut place, |message| *message);
                 prop_assert_eq!(read, list.messages.first().map(|(number, _)| *number));

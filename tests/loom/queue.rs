@@ -1,4 +1,4 @@
-//! Model check of `hub/queue.rs` and `hub/hub_side.rs`: a writer, a reader and the task that moves messages.
+//! Model check of `hub/queue.rs`, with `hub/hub_side.rs` and `hub/when_full.rs`: a writer, a reader and the task that moves messages.
 
 #[allow(dead_code)]
 #[path = "../../src/hub/queue.rs"]
@@ -8,6 +8,10 @@ mod queue;
 #[path = "../../src/hub/hub_side.rs"]
 mod hub_side;
 
+#[allow(dead_code)]
+#[path = "../../src/hub/when_full.rs"]
+mod when_full;
+
 use std::{
     future::poll_fn,
     task::{Poll, Waker},
@@ -15,7 +19,8 @@ use std::{
 
 use self::{
     hub_side::Interest,
-    queue::{Answer, Counts, Pushed, Queue, WhenFull},
+    queue::{Answer, Counts, Pushed, Queue},
+    when_full::WhenFull,
 };
 use crate::sync::model;
 use loom::{

@@ -8,7 +8,7 @@ use crate::{
     hub::{
         Message,
         pool::Pool,
-        queue::{Counts, WhenFull},
+        queue::Counts,
         view::{EnvelopeHolders, HubView, ReaderWait, WriterWait, whereabouts},
     },
     mutants::{self, Mutant},
@@ -101,7 +101,7 @@ impl<M: Message> HubView for HubCore<M> {
         if again || self.queue.has_new() || self.has_ended() {
             return None;
         }
-        if self.queue.full() == WhenFull::KeepLatest && mutants::is(Mutant::LatestUnseen) {
+        if self.keeps_latest() && mutants::is(Mutant::LatestUnseen) {
             return None;
         }
         if self.queue.unread() == 0 {
