@@ -345,7 +345,7 @@ impl<M: Message> SendPermit<M> {
         let mut parcel = Discarded::none();
         *parcel.place() = message.take().map(|message| Parcel::new(message, load));
         let departed = parcel.get_mut().map(|parcel| {
-            came_back.take(&mut parcel.message, |boundary| boundary.is_beside(&gate.boundary));
+            came_back.take(&mut parcel.message, |boundary| boundary.has_flow_of(&gate.boundary));
             departure.of(parcel)
         });
         let Some(departed) = departed else { return Err(SendError::new(None, ended(&gate.flow))) };

@@ -732,7 +732,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
                     let reply = context.take_replies().pop().unwrap_or_default();
                     // If no caller waits, the envelopes return to their pool.
                     let given = response.get_mut().filter(|_| reply.is_waited_for());
-                    match (given.map_or(Ok(()), |response| transfer.give(response)), response.take()) {
+                    match (given.map_or(Ok(()), |response| transfer.hand_out(response)), response.take()) {
                         (Ok(()), Some(response)) => book.answer(&reply, response),
                         (Ok(()), None) => {}
                         (Err(error), response) => {

@@ -130,8 +130,8 @@ impl<M: Message> HubCore<M> {
         Ok(())
     }
 
-    /// Like `hand_on`, if there is room; otherwise returns the message.
-    pub(crate) fn try_hand_on(&self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
+    /// Like `forward`, if there is room; otherwise returns the message.
+    pub(crate) fn try_forward(&self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
         let mut place = Discarded::new(parcel);
         self.check()?;
         if let Some(parcel) = place.get_mut() {
@@ -144,7 +144,7 @@ impl<M: Message> HubCore<M> {
     }
 
     /// Pushes a message that was taken from another hub into this one, which always has room for it.
-    pub(crate) fn hand_on(&self, parcel: Parcel<M>) -> Result<()> {
+    pub(crate) fn forward(&self, parcel: Parcel<M>) -> Result<()> {
         // Always succeeds: the reader closes after this sender.
         self.send(Discarded::new(parcel).place())
     }
@@ -177,9 +177,9 @@ impl<M: Message> HubCore<M> {
         let mut replaced = Replaced::new();
         match self.move_message(parcel, &mut replaced) {
             MoveOutcome::Done(_) => {
-                if self.queue.push(place, true) == Pushed::Back {
+                if self.queue.push(place, true) == Pushed::NotQueued {
                     // The reader has ended since: as if it had done so after the push.
-                    self.queue.leave_unsent();
+                    self.queue.count_unsent();
                     discard(place.take());
                 }
             }
@@ -188,14 +188,14 @@ impl<M: Message> HubCore<M> {
                 self.enqueue(place, discard);
                 if place.is_some() && !replaced.is_empty() {
                     // The reader has ended since, and the message is no longer as its sender made it.
-                    self.queue.leave_unsent();
+                    self.queue.count_unsent();
                     discard(place.take());
                 }
                 return self.pump();
             }
             MoveOutcome::Refused(error) => {
-                self.queue.refuse();
-                place.take().into_iter().for_each(|parcel| self.refuse(parcel, &error));
+                self.queue.count_dropped();
+                place.take().into_iter().for_each(|parcel| self.drop_refused(parcel, &error));
             }
             MoveOutcome::Failed(error) => {
                 self.enqueue(place, discard);
@@ -217,8 +217,8 @@ impl<M: Message> HubCore<M> {
             }
         }
         match self.queue.push(place, !moves) {
-            Pushed::InFor | Pushed::Refused => drop(place.take().map(dropped)),
-            Pushed::In | Pushed::Back => {}
+            Pushed::Evicted | Pushed::Dropped => drop(place.take().map(dropped)),
+            Pushed::Queued | Pushed::NotQueued => {}
         }
     }
 
@@ -243,7 +243,7 @@ impl<M: Message> HubCore<M> {
         let outcome = match self.move_message(&mut parcel, &mut replaced) {
             MoveOutcome::Refused(error) => {
                 self.queue.drop_moving();
-                self.refuse(parcel, &error);
+                self.drop_refused(parcel, &error);
                 return Ok(Moved { bytes: None, again: true });
             }
             MoveOutcome::Done(bytes) => Ok(Some(bytes)),
@@ -339,7 +339,7 @@ impl<M: Message> HubCore<M> {
 
     /// Drops a message that cannot be moved, and reports an error to its callers.
     #[cold]
-    fn refuse(&self, parcel: Parcel<M>, error: &Error) {
+    fn drop_refused(&self, parcel: Parcel<M>, error: &Error) {
         logged(|| {
             tracing::warn!(hub = &*self.name, %error, "dropped a message from outside: it cannot be moved to its reader");
         });

@@ -143,12 +143,12 @@ impl<M: Message> Sender<M> {
     }
 
     /// Whether the hub never blocks the writer.
-    pub(super) fn drops(&self) -> bool {
+    pub(super) fn drops_messages(&self) -> bool {
         !self.queue.full().blocks_writer()
     }
 
     /// Whether the queue would accept one more message rather than drop it.
-    pub(crate) fn takes_one(&self) -> bool {
+    pub(crate) fn would_queue(&self) -> bool {
         self.queue.full() != WhenFull::DropNewest || self.queue.len() < self.queue.capacity()
     }
 
@@ -278,13 +278,13 @@ impl<M: Message> Receiver<M> {
     }
 
     /// Reserves the ready messages for this reader, so that none of them is dropped. Returns their number.
-    pub(crate) fn hold(&self) -> usize {
-        self.queue.hold()
+    pub(crate) fn reserve_ready(&self) -> usize {
+        self.queue.reserve_ready()
     }
 
     /// Ends the reservation of messages that were held and not taken.
-    pub(crate) fn release_unneeded(&self) {
-        self.queue.release_unneeded().into_iter().for_each(discard);
+    pub(crate) fn release_reserved(&self) {
+        self.queue.release_reserved().into_iter().for_each(discard);
     }
 
     /// See [`Queue::version`](super::queue::Queue::version).
@@ -314,8 +314,8 @@ impl<M: Message> Receiver<M> {
     }
 
     /// Recounts this number of taken messages as untaken, because they were not used.
-    pub(crate) fn leave(&self, messages: u64) {
-        self.queue.leave(messages);
+    pub(crate) fn recount_untaken(&self, messages: u64) {
+        self.queue.recount_untaken(messages);
     }
 
     pub(crate) fn len(&self) -> usize {

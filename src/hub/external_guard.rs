@@ -73,12 +73,12 @@ impl Boundary {
     }
 
     pub(crate) fn is_of(&self, flow: &Arc<dyn OutsideTracker>) -> bool {
-        is_one(&self.flow, flow)
+        is_same_flow(&self.flow, flow)
     }
 
     /// Whether both are boundaries of the same flow.
-    pub(crate) fn is_beside(&self, other: &Self) -> bool {
-        is_one(&self.flow, &other.flow)
+    pub(crate) fn has_flow_of(&self, other: &Self) -> bool {
+        is_same_flow(&self.flow, &other.flow)
     }
 
     /// The address of the flow; unique while the flow is alive.
@@ -87,12 +87,12 @@ impl Boundary {
     }
 
     /// Whether a mark of one is equivalent to a mark of the other.
-    fn is_like(&self, other: &Self) -> bool {
+    fn is_equivalent(&self, other: &Self) -> bool {
         let same_errors = match &other.errors {
             None => self.errors.is_none(),
             Some(errors) => self.has_errors(errors),
         };
-        same_errors && self.lends == other.lends && self.is_beside(other)
+        same_errors && self.lends == other.lends && self.has_flow_of(other)
     }
 
     fn has_errors(&self, errors: &Arc<CallerErrors>) -> bool {
@@ -100,7 +100,7 @@ impl Boundary {
     }
 }
 
-fn is_one(one: &Arc<dyn OutsideTracker>, other: &Arc<dyn OutsideTracker>) -> bool {
+fn is_same_flow(one: &Arc<dyn OutsideTracker>, other: &Arc<dyn OutsideTracker>) -> bool {
     ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
@@ -143,7 +143,7 @@ impl Marks {
 
     /// Adds a mark, unless there is an equivalent one.
     pub(super) fn add(&mut self, boundary: &Arc<Boundary>) {
-        if !self.iter().any(|mark| mark.0.is_like(boundary)) {
+        if !self.iter().any(|mark| mark.0.is_equivalent(boundary)) {
             self.push(ExternalGuard::holding(boundary));
         }
     }

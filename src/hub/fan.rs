@@ -153,8 +153,8 @@ impl<M: Message> Fan<M> {
             || at == self.primary || branch.arrival_pool.as_ref().is_none_or(|arrivals| arrivals.has(envelopes));
         if branch.reader_gone() {
             Outcome::Closed
-        } else if branch.drops() {
-            if branch.takes_one() { Outcome::Sent } else { Outcome::Dropped }
+        } else if branch.drops_messages() {
+            if branch.would_queue() { Outcome::Sent } else { Outcome::Dropped }
         } else if branch.has_room(messages) && can_fork() {
             Outcome::Sent
         } else {
@@ -169,25 +169,25 @@ impl<M: Message> Fan<M> {
     /// Sends the message in `place` to all open hubs, if all of them have room; otherwise it stays there.
     pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         let Some(parcel) = place else { return Ok(()) };
-        self.look(&mut parcel.message)?;
+        self.determine_outcomes(&mut parcel.message)?;
         if self.outcomes.contains(&Outcome::Full) {
             return Ok(());
         }
         self.free_arrivals(&mut parcel.message);
         self.depart(parcel, origin)?;
         let Some(forks) = self.fork_all(&mut parcel.message)? else { return Ok(()) };
-        self.hand_over(place, forks)
+        self.deliver(place, forks)
     }
 
     /// Sends a message that a worker of the operator has sent, if all hubs have room.
-    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
+    pub(crate) fn try_forward(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
         let mut place = Discarded::new(parcel);
         if let Some(parcel) = place.get_mut() {
-            self.look(&mut parcel.message)?;
+            self.determine_outcomes(&mut parcel.message)?;
             if !self.outcomes.contains(&Outcome::Full) {
                 self.free_arrivals(&mut parcel.message);
                 if let Some(forks) = self.fork_all(&mut parcel.message)? {
-                    self.hand_over(place.place(), forks)?;
+                    self.deliver(place.place(), forks)?;
                 }
             }
         }
@@ -202,17 +202,17 @@ impl<M: Message> Fan<M> {
     /// drops it, it stays in `place`.
     pub(crate) fn offer(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<Vec<Outcome>> {
         let Some(parcel) = place else { return Ok(Vec::new()) };
-        self.look(&mut parcel.message)?;
+        self.determine_outcomes(&mut parcel.message)?;
         self.free_arrivals(&mut parcel.message);
         self.depart(parcel, origin)?;
         // Copies that the host cannot make yet are not awaited.
         let (forks, _) = self.fork(&mut parcel.message)?;
-        self.hand_over(place, forks)?;
+        self.deliver(place, forks)?;
         Ok(self.outcomes.clone())
     }
 
     /// Determines the outcome of a message at each hub.
-    fn look(&mut self, message: &mut M) -> Result<()> {
+    fn determine_outcomes(&mut self, message: &mut M) -> Result<()> {
         self.check()?;
         self.pending = None;
         self.outcomes.clear();
@@ -248,7 +248,7 @@ impl<M: Message> Fan<M> {
     fn free_arrivals(&mut self, message: &mut M) {
         let envelopes = envelopes_in(message);
         for (at, branch) in self.branches.iter().enumerate() {
-            let forks = at != self.primary && self.outcomes[at] == Outcome::Sent && branch.drops();
+            let forks = at != self.primary && self.outcomes[at] == Outcome::Sent && branch.drops_messages();
             if forks && !branch.free_envelopes(envelopes) {
                 self.outcomes[at] = Outcome::Dropped;
             }
@@ -304,7 +304,7 @@ impl<M: Message> Fan<M> {
     }
 
     /// The message stays in `place` if no hub accepts or drops it.
-    fn hand_over(&mut self, place: &mut Option<Parcel<M>>, mut forks: Forks<M>) -> Result<()> {
+    fn deliver(&mut self, place: &mut Option<Parcel<M>>, mut forks: Forks<M>) -> Result<()> {
         let mut done = false;
         // Reversed, to pop them in order. After an error the remaining ones are discarded one by one.
         forks.0.reverse();
@@ -330,7 +330,7 @@ impl<M: Message> Fan<M> {
         }
         for (branch, outcome) in self.branches.iter().zip(&self.outcomes) {
             if *outcome == Outcome::Dropped {
-                branch.queue.refuse();
+                branch.queue.count_dropped();
                 done = true;
             }
         }

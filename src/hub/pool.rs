@@ -238,7 +238,7 @@ pub(super) struct PoolReplacement {
 
 impl PoolReplacement {
     /// Gives the pool its replacement, which wakes the tasks that wait for one. Call it with no lock held.
-    pub(super) fn settle(self) {
+    pub(super) fn complete(self) {
         let Self { replaced, marks } = self;
         if let Some((pool, memory)) = replaced {
             pool.put(memory);

@@ -61,13 +61,13 @@ pub(crate) enum Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Pushed {
-    In,
-    /// The message is in the queue, and an older one was dropped for it and is in the caller's `Option`.
-    InFor,
+    Queued,
+    /// The message is in the queue. An older one was dropped for it, and is in the caller's `Option`.
+    Evicted,
     /// The message counts as dropped; the caller still has it.
-    Refused,
-    /// No room, or no reader.
-    Back,
+    Dropped,
+    /// There is no room, or no reader; the caller still has the message.
+    NotQueued,
 }
 
 /// What has become of all messages that have left the queue.
@@ -113,15 +113,15 @@ struct State<M> {
     counts: Counts,
     moving: bool,
     /// `begin_move` was called during a move.
-    again: bool,
+    move_again: bool,
     /// The message that is being moved was dropped meanwhile.
-    stray: bool,
+    dropped_in_move: bool,
     /// How many of the first messages are reserved for the reader.
-    held: usize,
+    reserved: usize,
     /// The first message was read already.
     seen: bool,
     /// The number of the message that the reader has taken out of its slot to look at; 0: none.
-    lent: u64,
+    peeked: u64,
     reader: SecondWaker,
     writer: SecondWaker,
 }
@@ -145,7 +145,7 @@ struct PeekGuard<'a, M: 'static> {
 impl<M: 'static> Drop for PeekGuard<'_, M> {
     fn drop(&mut self) {
         let mut state = lock(&self.queue.state);
-        state.lent = 0;
+        state.peeked = 0;
         // The messages before it may be gone.
         if let Ok(at) = state.messages.binary_search_by_key(&self.number, |slot| slot.number)
             && let Some(slot) = state.messages.get_mut(at)
@@ -176,11 +176,11 @@ impl<M: 'static> Queue<M> {
                     number: 0,
                     counts: Counts::default(),
                     moving: false,
-                    again: false,
-                    stray: false,
-                    held: 0,
+                    move_again: false,
+                    dropped_in_move: false,
+                    reserved: 0,
                     seen: false,
-                    lent: 0,
+                    peeked: 0,
                     reader: SecondWaker::default(),
                     writer: SecondWaker::default(),
                 },
@@ -336,17 +336,17 @@ impl<M: 'static> Queue<M> {
     pub(crate) fn push(&self, place: &mut Option<M>, ready: bool) -> Pushed {
         let mut state = lock(&self.state);
         if self.reader_gone() || place.is_none() {
-            return Pushed::Back;
+            return Pushed::NotQueued;
         }
-        let is_full = state.messages.len() - state.held >= self.capacity;
+        let is_full = state.messages.len() - state.reserved >= self.capacity;
         if is_full && !self.full.may_lose_ready() {
-            return self.refuse_or_hold(&mut state);
+            return self.push_to_full(&mut state);
         }
         let mut left = self.ready();
         state.number += 1;
         let number = state.number;
         state.messages.push_back(Slot { number, message: place.take() });
-        let pushed = if is_full { drop_oldest_for(&mut state, place, &mut left) } else { Pushed::In };
+        let pushed = if is_full { drop_oldest_for(&mut state, place, &mut left) } else { Pushed::Queued };
         self.publish(&state, left + usize::from(ready));
         if ready {
             let reader = self.reader.notify(&mut state.reader);
@@ -357,12 +357,12 @@ impl<M: 'static> Queue<M> {
     }
 
     #[cold]
-    fn refuse_or_hold(&self, state: &mut State<M>) -> Pushed {
+    fn push_to_full(&self, state: &mut State<M>) -> Pushed {
         if self.full.blocks_writer() {
-            return Pushed::Back;
+            return Pushed::NotQueued;
         }
         state.counts.dropped += 1;
-        Pushed::Refused
+        Pushed::Dropped
     }
 
     /// Publishes the lengths to callers that read them without the lock. Called once a change is complete, so that
@@ -382,12 +382,12 @@ impl<M: 'static> Queue<M> {
     }
 
     /// Counts a message as untaken that could not be pushed, since the reader has closed.
-    pub(crate) fn leave_unsent(&self) {
+    pub(crate) fn count_unsent(&self) {
         lock(&self.state).counts.untaken += 1;
     }
 
     /// Counts a message that is dropped before it is pushed.
-    pub(crate) fn refuse(&self) {
+    pub(crate) fn count_dropped(&self) {
         lock(&self.state).counts.dropped += 1;
     }
 
@@ -404,10 +404,10 @@ impl<M: 'static> Queue<M> {
     }
 
     /// Reserves the ready messages for the reader, so that none of them is dropped. Returns their number.
-    pub(crate) fn hold(&self) -> usize {
+    pub(crate) fn reserve_ready(&self) -> usize {
         let mut state = lock(&self.state);
-        state.held = self.ready();
-        state.held
+        state.reserved = self.ready();
+        state.reserved
     }
 
     /// The state that a claim by the reader depends on: while it is unchanged, the claim has the same result.
@@ -422,11 +422,11 @@ impl<M: 'static> Queue<M> {
         lock(&self.state).messages.front().map(|slot| slot.number)
     }
 
-    /// Ends the reservation of messages that the reader held and did not take. Those that exceed the capacity are
+    /// Ends the reservation of messages that the reader reserved and did not take. Those that exceed the capacity are
     /// dropped and returned.
-    pub(crate) fn release_unneeded(&self) -> SmallVec<[M; 1]> {
+    pub(crate) fn release_reserved(&self) -> SmallVec<[M; 1]> {
         let mut state = lock(&self.state);
-        state.held = 0;
+        state.reserved = 0;
         let mut out = SmallVec::new();
         let mut ready = self.ready();
         while state.messages.len() > self.capacity {
@@ -436,38 +436,38 @@ impl<M: 'static> Queue<M> {
         out
     }
 
-    /// For the reader: calls `look` with the message at `at`, if it is ready. `look` runs without the lock: the
-    /// message is out of its slot meanwhile, and is put back even if `look` panics.
-    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(&mut M) -> R) -> Option<R> {
+    /// For the reader: calls `read` with the message at `at`, if it is ready. `read` runs without the lock: the
+    /// message is out of its slot meanwhile, and is put back even if `read` panics.
+    pub(crate) fn peek<R>(&self, at: usize, read: impl FnOnce(&mut M) -> R) -> Option<R> {
         let mut state = lock(&self.state);
         if at >= self.ready() {
             return None;
         }
-        let mut lent = self.lend(&mut state, at)?;
+        let mut peeked = self.take_for_peek(&mut state, at)?;
         drop(state);
-        lent.message.as_mut().map(look)
+        peeked.message.as_mut().map(read)
     }
 
-    /// Like [`peek`](Self::peek), but under the lock: `look` must not run user code.
-    pub(crate) fn peek_locked<R>(&self, at: usize, look: impl FnOnce(&M) -> R) -> Option<R> {
+    /// Like [`peek`](Self::peek), but under the lock: `read` must not run user code.
+    pub(crate) fn peek_locked<R>(&self, at: usize, read: impl FnOnce(&M) -> R) -> Option<R> {
         let state = lock(&self.state);
         if at >= self.ready() {
             return None;
         }
-        state.messages.get(at)?.message.as_ref().map(look)
+        state.messages.get(at)?.message.as_ref().map(read)
     }
 
     /// Takes the message at `at` out of its slot until the result is dropped.
-    fn lend(&self, state: &mut State<M>, at: usize) -> Option<PeekGuard<'_, M>> {
+    fn take_for_peek(&self, state: &mut State<M>, at: usize) -> Option<PeekGuard<'_, M>> {
         let slot = state.messages.get_mut(at)?;
         let (number, message) = (slot.number, slot.message.take()?);
-        state.lent = number;
+        state.peeked = number;
         Some(PeekGuard { queue: self, number, message: Some(message) })
     }
 
-    /// Calls `look` with all messages that are in their slots, under the lock: `look` must not run user code.
-    pub(crate) fn each(&self, look: impl FnMut(&mut M)) {
-        lock(&self.state).messages.iter_mut().filter_map(|slot| slot.message.as_mut()).for_each(look);
+    /// Calls `read` with all messages that are in their slots, under the lock: `read` must not run user code.
+    pub(crate) fn each(&self, read: impl FnMut(&mut M)) {
+        lock(&self.state).messages.iter_mut().filter_map(|slot| slot.message.as_mut()).for_each(read);
     }
 
     /// Takes the first message, if it is ready, into `place`, and returns its number.
@@ -482,7 +482,7 @@ impl<M: 'static> Queue<M> {
     }
 
     /// Recounts this number of taken messages as untaken.
-    pub(crate) fn leave(&self, messages: u64) {
+    pub(crate) fn recount_untaken(&self, messages: u64) {
         if messages > 0 {
             let counts = &mut lock(&self.state).counts;
             // User code may have swapped its ports, which are plain values, during the run: these messages are then
@@ -503,7 +503,7 @@ impl<M: 'static> Queue<M> {
         let Slot { number, message } = state.messages.pop_front()?;
         *place = message;
         self.publish(&state, left);
-        state.held = state.held.saturating_sub(1);
+        state.reserved = state.reserved.saturating_sub(1);
         if !std::mem::take(&mut state.seen) {
             *count(&mut state.counts) += 1;
         }
@@ -520,13 +520,13 @@ impl<M: 'static> Queue<M> {
     /// the lock.
     pub(crate) fn read(&self, place: &mut Option<M>, copy: impl FnOnce(&M) -> M) -> Option<u64> {
         let mut state = lock(&self.state);
-        let lent = self.lend(&mut state, 0)?;
+        let peeked = self.take_for_peek(&mut state, 0)?;
         if !std::mem::replace(&mut state.seen, true) {
             state.counts.taken += 1;
         }
         drop(state);
-        *place = lent.message.as_ref().map(copy);
-        Some(lent.number)
+        *place = peeked.message.as_ref().map(copy);
+        Some(peeked.number)
     }
 
     /// Takes out the first message that is not ready, to move it. Returns `None` if there is none or if it is being
@@ -534,13 +534,13 @@ impl<M: 'static> Queue<M> {
     pub(crate) fn begin_move(&self) -> Option<M> {
         let mut state = lock(&self.state);
         if state.moving {
-            state.again = true;
+            state.move_again = true;
             return None;
         }
         let at = self.ready();
         let message = state.messages.get_mut(at).and_then(|slot| slot.message.take());
         state.moving = message.is_some();
-        state.again = false;
+        state.move_again = false;
         message
     }
 
@@ -549,8 +549,8 @@ impl<M: 'static> Queue<M> {
     pub(crate) fn end_move(&self, message: M, moved: bool) -> (Option<M>, bool) {
         let mut state = lock(&self.state);
         state.moving = false;
-        let again = moved || state.again;
-        if std::mem::take(&mut state.stray) {
+        let again = moved || state.move_again;
+        if std::mem::take(&mut state.dropped_in_move) {
             return (Some(message), again);
         }
         if self.reader_gone() {
@@ -574,7 +574,7 @@ impl<M: 'static> Queue<M> {
     pub(crate) fn drop_moving(&self) {
         let mut state = lock(&self.state);
         state.moving = false;
-        if std::mem::take(&mut state.stray) {
+        if std::mem::take(&mut state.dropped_in_move) {
             return;
         }
         if self.reader_gone() {
@@ -611,7 +611,7 @@ impl<M: 'static> Queue<M> {
         // A message that is being moved is counted when it comes back.
         let there = left.iter().filter(|slot| slot.message.is_some()).count();
         state.counts.untaken += there.saturating_sub(usize::from(state.seen)) as u64;
-        (state.held, state.seen) = (0, false);
+        (state.reserved, state.seen) = (0, false);
         self.publish(&state, 0);
         let (reader, writer) = (state.reader.take(), self.writer.notify_always(&mut state.writer));
         drop(state);
@@ -666,14 +666,14 @@ impl<M: 'static> Queue<M> {
 /// Removes the oldest message that is not reserved for the reader. Returns it, unless it is being moved. `ready`: the
 /// number of ready messages, updated by this call.
 fn remove_oldest<M>(state: &mut State<M>, ready: &mut usize) -> Option<Option<M>> {
-    let at = state.held;
+    let at = state.reserved;
     let Slot { number, message } = state.messages.remove(at)?;
     *ready -= usize::from(at < *ready);
     let seen = at == 0 && std::mem::take(&mut state.seen);
     if !seen {
         state.counts.dropped += 1;
         // Otherwise the reader has it, to look at or to copy.
-        state.stray |= message.is_none() && number != state.lent;
+        state.dropped_in_move |= message.is_none() && number != state.peeked;
     }
     Some(message)
 }
@@ -683,8 +683,8 @@ fn drop_oldest_for<M>(state: &mut State<M>, place: &mut Option<M>, ready: &mut u
     match remove_oldest(state, ready) {
         Some(Some(old)) => {
             *place = Some(old);
-            Pushed::InFor
+            Pushed::Evicted
         }
-        _ => Pushed::In,
+        _ => Pushed::Queued,
     }
 }

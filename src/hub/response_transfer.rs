@@ -52,7 +52,7 @@ impl ResponseTransfer {
     /// # Errors
     /// Those of the allocation, in the form for the caller. Some of the message's envelopes then still belong to
     /// their hubs: drop the message.
-    pub(crate) fn give<M: Message>(&self, message: &mut M) -> Result<()> {
+    pub(crate) fn hand_out<M: Message>(&self, message: &mut M) -> Result<()> {
         if !M::CARRIES_ENVELOPES {
             return Ok(());
         }
@@ -68,7 +68,7 @@ impl ResponseTransfer {
         });
         // Outside of the visit above, since the waiters' wakers are user code, as is the method that calls the
         // visitor.
-        left.into_iter().for_each(PoolReplacement::settle);
+        left.into_iter().for_each(PoolReplacement::complete);
         match (failed, &self.boundary.errors) {
             (None, _) => Ok(()),
             (Some(error), Some(errors)) => Err(errors.of_response(&error)),
@@ -155,14 +155,14 @@ mod tests {
         let transfer = ResponseTransfer::new(flow.clone(), CallerErrors::new("flow", "service"));
         let mut first = take();
         Boundary::of_program(other.clone()).mark(&mut first);
-        transfer.give(&mut first).unwrap();
+        transfer.hand_out(&mut first).unwrap();
         assert_eq!((pool.count(), pool.idle()), (1, 1), "its hub has a replacement");
         assert_eq!(out(&[flow.clone(), other.clone()]), [0, 0], "nothing waits for it");
 
         // There is no memory for a third.
         let mut second = take();
         Boundary::of_program(other.clone()).mark(&mut second);
-        let error = transfer.give(&mut second).unwrap_err();
+        let error = transfer.hand_out(&mut second).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
         assert!(!format!("{error:?} {error}").contains("inner"), "{error:?}");
         assert_eq!((pool.idle(), out(&[flow, other.clone()])), (0, vec![0, 1]), "it still belongs to its hub");
@@ -172,7 +172,7 @@ mod tests {
         let mut third = take();
         drop(first);
         assert_eq!(pool.idle(), 0, "an envelope that was handed over does not return to its pool");
-        transfer.give(&mut third).unwrap();
+        transfer.hand_out(&mut third).unwrap();
         assert_eq!(pool.idle(), 1);
     }
 }

@@ -47,7 +47,7 @@ struct List {
     messages: Vec<(u64, bool)>,
     /// The message that is being moved, whether or not it is still in the list.
     moving: Option<u64>,
-    held: usize,
+    reserved: usize,
     seen: bool,
     pushed: u64,
     counts: Counts,
@@ -59,18 +59,18 @@ impl List {
     }
 
     fn remove_oldest(&mut self) -> Option<u64> {
-        if self.held >= self.messages.len() {
+        if self.reserved >= self.messages.len() {
             return None;
         }
-        let (oldest, _) = self.messages.remove(self.held);
-        let seen = self.held == 0 && std::mem::take(&mut self.seen);
+        let (oldest, _) = self.messages.remove(self.reserved);
+        let seen = self.reserved == 0 && std::mem::take(&mut self.seen);
         self.counts.dropped += u64::from(!seen);
         Some(oldest)
     }
 
     fn take(&mut self) -> Option<(u64, bool)> {
         let first = self.messages.first().is_some_and(|(_, ready)| *ready).then(|| self.messages.remove(0));
-        self.held -= usize::from(first.is_some() && self.held > 0);
+        self.reserved -= usize::from(first.is_some() && self.reserved > 0);
         let new = first.is_some() && !(std::mem::take(&mut self.seen) && first.is_some());
         first.map(|(number, _)| (number, new))
     }
@@ -86,15 +86,15 @@ fn check(full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result
             Step::Push => {
                 let message = list.pushed + 1;
                 let mut place = Some(message);
-                let is_full = list.messages.len() - list.held >= list.capacity;
+                let is_full = list.messages.len() - list.reserved >= list.capacity;
                 let oldest = match list.full {
                     WhenFull::Block if is_full => {
-                        prop_assert_eq!(queue.push(&mut place, !moves), Pushed::Back);
+                        prop_assert_eq!(queue.push(&mut place, !moves), Pushed::NotQueued);
                         prop_assert_eq!(place, Some(message));
                         continue;
                     }
                     WhenFull::DropNewest if is_full => {
-                        prop_assert_eq!(queue.push(&mut place, !moves), Pushed::Refused);
+                        prop_assert_eq!(queue.push(&mut place, !moves), Pushed::Dropped);
                         prop_assert_eq!(place, Some(message));
                         list.counts.dropped += 1;
                         continue;
@@ -105,8 +105,8 @@ fn check(full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result
                 list.pushed = message;
                 list.messages.push((message, !moves));
                 match queue.push(&mut place, !moves) {
-                    Pushed::InFor => prop_assert_eq!(place, oldest),
-                    Pushed::In => {
+                    Pushed::Evicted => prop_assert_eq!(place, oldest),
+                    Pushed::Queued => {
                         prop_assert!(oldest.is_none() || oldest == list.moving);
                         prop_assert_eq!(place, None);
                     }
@@ -134,16 +134,16 @@ fn check(full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result
                 }
             }
             Step::Hold if queue.is_lossy() => {
-                list.held = list.ready();
-                prop_assert_eq!(queue.hold(), list.held);
+                list.reserved = list.ready();
+                prop_assert_eq!(queue.reserve_ready(), list.reserved);
             }
             Step::LetGo if queue.is_lossy() => {
-                list.held = 0;
+                list.reserved = 0;
                 let mut wanted = Vec::new();
                 while list.messages.len() > capacity {
                     wanted.extend(list.remove_oldest());
                 }
-                let out: Vec<_> = queue.release_unneeded().into_iter().collect();
+                let out: Vec<_> = queue.release_reserved().into_iter().collect();
                 prop_assert_eq!(out, wanted);
             }
             Step::DropOldest if queue.is_lossy() => {
@@ -153,7 +153,7 @@ fn check(full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result
                 prop_assert_eq!(dropped.flatten(), oldest.filter(|oldest| list.moving != Some(*oldest)));
             }
             Step::Refuse => {
-                queue.refuse();
+                queue.count_dropped();
                 list.counts.dropped += 1;
             }
             Step::BeginMove if moves => {
@@ -192,7 +192,7 @@ fn check(full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result
         prop_assert_eq!(queue.all_ready(), list.ready() == list.messages.len());
         prop_assert_eq!(queue.counts(), list.counts);
         prop_assert_eq!(queue.unread(), list.messages.len() - usize::from(list.seen));
-        prop_assert!(list.messages.len() <= capacity + list.held);
+        prop_assert!(list.messages.len() <= capacity + list.reserved);
     }
     if let Some(message) = out {
         let _ = queue.end_move(message, false);

@@ -421,7 +421,7 @@ fn hand_over<P: Ports>(ports: &mut P, worker: &mut P) -> Result<()> {
     let mut handed = Ok(());
     with_worker(ports, worker, |port, worker| {
         if handed.is_ok() {
-            handed = port.hand_over(worker);
+            handed = port.dispatch(worker);
         }
     });
     handed

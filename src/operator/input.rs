@@ -90,11 +90,11 @@ impl<M: Message> Input<M> {
     pub fn take(&mut self) -> Result<M> {
         let mut place = Discarded::none();
         self.take_into(place.place(), 0, true)?;
-        place.take().map(|parcel| parcel.message).ok_or_else(|| self.nothing())
+        place.take().map(|parcel| parcel.message).ok_or_else(|| self.no_message())
     }
 
     #[cold]
-    fn nothing(&self) -> Error {
+    fn no_message(&self) -> Error {
         let [queue] = &self.queues;
         let wait = queue.describe_wait();
         Error::new(ErrorKind::Usage, format!("{wait}: `take` once a run, or use `try_take`"))
@@ -311,7 +311,7 @@ fn poll_received<M: Message>(context: &RunContext, queues: &mut [InputQueue<M>],
         Readiness::READY => Ok(true),
         Readiness::NEVER => Ok(false),
         _ if context.node().take_release() => Ok(false),
-        asked => Err(asked),
+        readiness => Err(readiness),
     })
 }
 
@@ -323,8 +323,8 @@ fn poll_new<M: Message>(queues: &mut [InputQueue<M>], cx: &mut Context<'_>) -> R
             (Readiness::READY, _) => return Readiness::READY,
             (Readiness::NEVER, _) => {}
             // The one that may become ready first.
-            (asked, Readiness::NEVER) => all = asked,
-            (asked, before) if before.needs_others() => all = asked,
+            (readiness, Readiness::NEVER) => all = readiness,
+            (readiness, before) if before.needs_others() => all = readiness,
             _ => {}
         }
     }

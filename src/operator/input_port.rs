@@ -38,7 +38,7 @@ impl<M: Message, C: Connections> Input<M, C> {
         if queue.last() == before {
             self.reread.count(&parcel.message);
         }
-        place.take().map_or(Ok(()), |parcel| worker.put(parcel))?;
+        place.take().map_or(Ok(()), |parcel| worker.feed(parcel))?;
         Ok(true)
     }
 }
@@ -112,7 +112,7 @@ impl<M: Message, C: Connections> WorkerPort for Input<M, C> {
         self.queues.as_ref().iter().map(|queue| Box::new(queue.worker_end()) as AnyEnd).collect()
     }
 
-    fn hand_over(&mut self, worker: &mut dyn Any) -> Result<()> {
+    fn dispatch(&mut self, worker: &mut dyn Any) -> Result<()> {
         let Some(worker) = worker.downcast_mut::<Self>() else { return Ok(()) };
         let Some(wait) = &self.wait else {
             // One message of each.

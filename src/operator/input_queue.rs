@@ -74,7 +74,7 @@ impl<M: Message> InputQueue<M> {
     /// Creates an end that has this one message.
     pub(super) fn end_with(&self, message: M) -> Result<Receiver<M>> {
         let (sender, receiver) = self.worker_end();
-        sender.hand_on(Parcel::new(message, None))?;
+        sender.forward(Parcel::new(message, None))?;
         Ok(receiver)
     }
 
@@ -107,7 +107,7 @@ impl<M: Message> InputQueue<M> {
     pub(super) fn release(&mut self) {
         if self.lossy {
             self.promised = 0;
-            self.receiver.release_unneeded();
+            self.receiver.release_reserved();
         }
     }
 
@@ -172,17 +172,17 @@ impl<M: Message> InputQueue<M> {
 
     #[cold]
     fn claim_promised(&mut self) -> bool {
-        let holds = self.hold(self.promised);
+        let succeeds = self.reserve(self.promised);
         #[cfg(debug_assertions)]
-        self.note_claim(holds);
-        holds
+        self.note_claim(succeeds);
+        succeeds
     }
 
     #[cold]
-    fn hold(&mut self, count: usize) -> bool {
-        let held = self.receiver.hold();
+    fn reserve(&mut self, count: usize) -> bool {
+        let reserved = self.receiver.reserve_ready();
         let available = match &mut self.ready_prefix {
-            None => held >= count,
+            None => reserved >= count,
             Some(prefix) => prefix.has(&self.receiver, count),
         };
         available || self.receiver.check().is_err()
@@ -191,8 +191,8 @@ impl<M: Message> InputQueue<M> {
     /// A claim that fails finds its hub changed since the promise. One that fails again without a change would fail for
     /// ever, and its operator would wake itself for ever; this panics then, within the operator's task.
     #[cfg(debug_assertions)]
-    fn note_claim(&mut self, holds: bool) {
-        let now = (!holds).then(|| self.receiver.version());
+    fn note_claim(&mut self, succeeds: bool) {
+        let now = (!succeeds).then(|| self.receiver.version());
         assert!(
             now.is_none() || now != self.failed_at,
             "internal error: a run was promised messages of hub `{}`, {} of them, and its claim fails again although \
@@ -207,7 +207,7 @@ impl<M: Message> InputQueue<M> {
     pub(super) fn has_message(&mut self) -> bool {
         match &mut self.ready_prefix {
             None => self.receiver.len() > 0,
-            Some(_) if self.lossy => self.hold(1),
+            Some(_) if self.lossy => self.reserve(1),
             Some(prefix) => prefix.has(&self.receiver, 1),
         }
     }
@@ -231,7 +231,7 @@ impl<M: Message> InputQueue<M> {
     fn take_ready(&mut self, place: &mut Option<Parcel<M>>, reread: bool) -> Result<Option<u64>> {
         let Some(prefix) = &mut self.ready_prefix else { return Ok(None) };
         if self.lossy {
-            self.receiver.hold();
+            self.receiver.reserve_ready();
         }
         let taken = prefix.take(&self.receiver, place, reread);
         if self.promised == 0 {
@@ -267,13 +267,13 @@ impl<M: Message> InputQueue<M> {
     }
 
     /// Puts a message into the queue of a worker.
-    pub(super) fn put(&mut self, parcel: Parcel<M>) -> Result<()> {
-        self.feed.as_mut().map_or(Ok(()), |feed| feed.hand_on(parcel))
+    pub(super) fn feed(&mut self, parcel: Parcel<M>) -> Result<()> {
+        self.feed.as_mut().map_or(Ok(()), |feed| feed.forward(parcel))
     }
 
     /// Recounts this number of taken messages as untaken.
     pub(super) fn count_untaken(&self, messages: u64) {
-        self.receiver.leave(messages);
+        self.receiver.recount_untaken(messages);
     }
 
     /// The number of messages that are known to be ready to be taken.
@@ -368,7 +368,7 @@ mod tests {
         let (sender, mut queue) = promised(3);
         assert!(!queue.claim());
         for claimed in [false, false, true, true] {
-            sender.hand_on(Parcel::new(1, None)).unwrap();
+            sender.forward(Parcel::new(1, None)).unwrap();
             assert_eq!(queue.claim(), claimed);
         }
     }

@@ -353,9 +353,9 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
     }
 
     fn poll_ready(&mut self, _before: Readiness, cx: &mut Context<'_>) -> Readiness {
-        let asked = self.poll_link(cx);
+        let readiness = self.poll_link(cx);
         // An operator that does not need a chunk is woken for it nevertheless, if it waits for something else.
-        if self.is_required { asked } else { Readiness::READY }
+        if self.is_required { readiness } else { Readiness::READY }
     }
 
     fn claim(&mut self) -> bool {

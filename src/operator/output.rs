@@ -91,7 +91,7 @@ impl<M: Message> Output<M> {
     /// Sends the message in `place`, which stays there until it is in the queue.
     async fn deliver(&mut self, place: &mut Option<Parcel<M>>) -> Result<()> {
         loop {
-            self.put(place)?;
+            self.send_if_room(place)?;
             let Some(parcel) = place else { return Ok(()) };
             if let Some(pending) = self.readers.pending() {
                 // Boxed, since it is rare and large: every operator's future would reserve space for it.
@@ -120,7 +120,7 @@ impl<M: Message> Output<M> {
     /// As for [`Output::send`].
     pub fn try_send(&mut self, message: M) -> Result<Result<(), M>> {
         let mut place = Discarded::new(self.parcel(message));
-        self.put(place.place())?;
+        self.send_if_room(place.place())?;
         Ok(place.take().map_or(Ok(()), |parcel| Err(parcel.message)))
     }
 
@@ -180,11 +180,11 @@ impl<M: Message> Output<M> {
 
     /// Sends the message in `place` if there is room; otherwise it stays there.
     #[inline]
-    fn put(&mut self, place: &mut Option<Parcel<M>>) -> Result<()> {
+    fn send_if_room(&mut self, place: &mut Option<Parcel<M>>) -> Result<()> {
         let bytes = place.as_ref().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
         self.with_origin(|readers, origin| match readers {
             Readers::One(sender) if !sender.reader_gone() => sender.try_send(place, origin),
-            _ => Self::put_otherwise(readers, place, origin),
+            _ => Self::send_otherwise(readers, place, origin),
         })?;
         if place.is_none() {
             self.traffic.add(bytes);
@@ -193,7 +193,7 @@ impl<M: Message> Output<M> {
     }
 
     #[inline(never)]
-    fn put_otherwise(readers: &mut Readers<M>, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+    fn send_otherwise(readers: &mut Readers<M>, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         match readers {
             Readers::Several(fan) if !fan.is_closed() => fan.try_send(place, origin),
             Readers::Outbox(outbox) => outbox.send(place, origin),
@@ -234,7 +234,7 @@ impl<M: Message> Output<M> {
     pub fn offer(&mut self, message: M) -> Result<Offer<M>> {
         let mut place = Discarded::new(self.parcel(message));
         let bytes = place.get().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
-        let outcomes = self.with_origin(|readers, origin| Self::offer_each(readers, place.place(), origin))?;
+        let outcomes = self.with_origin(|readers, origin| Self::offer_to_each(readers, place.place(), origin))?;
         let kept = place.take().map(|parcel| parcel.message);
         if kept.is_none() {
             self.traffic.add(bytes);
@@ -244,7 +244,7 @@ impl<M: Message> Output<M> {
 
     /// Sends the message in `place` to each hub that has room, and returns each hub's outcome. If no hub accepts or drops
     /// it, it stays there.
-    fn offer_each(
+    fn offer_to_each(
         readers: &mut Readers<M>,
         place: &mut Option<Parcel<M>>,
         origin: Option<&Stream>,
@@ -253,9 +253,9 @@ impl<M: Message> Output<M> {
             Readers::Closed => Ok(Vec::new()),
             Readers::One(sender) if sender.reader_gone() => Ok(vec![Outcome::Closed]),
             Readers::One(sender) => {
-                let takes = if sender.takes_one() { Outcome::Sent } else { Outcome::Dropped };
+                let outcome = if sender.would_queue() { Outcome::Sent } else { Outcome::Dropped };
                 sender.try_send(place, origin)?;
-                Ok(vec![if place.is_none() { takes } else { Outcome::Full }])
+                Ok(vec![if place.is_none() { outcome } else { Outcome::Full }])
             }
             Readers::Several(fan) => fan.offer(place, origin),
             Readers::Outbox(outbox) => {

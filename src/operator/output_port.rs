@@ -25,10 +25,10 @@ use crate::{
 
 impl<M: Message> Output<M> {
     /// Sends a departed message of a worker. Returns it if there is no room.
-    fn hand_on(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
+    fn try_forward(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
         match &mut self.readers {
-            Readers::One(sender) if !sender.reader_gone() => sender.try_hand_on(parcel),
-            Readers::Several(fan) if !fan.is_closed() => fan.hand_on(parcel),
+            Readers::One(sender) if !sender.reader_gone() => sender.try_forward(parcel),
+            Readers::Several(fan) if !fan.is_closed() => fan.try_forward(parcel),
             _ => {
                 discard(parcel);
                 Err(self.readers.closed())
@@ -91,7 +91,7 @@ impl<M: Message> AnyPort for Output<M> {
             let back = match (answer, first.take()) {
                 (Answer::Wait, first) => first,
                 (_, None) => None,
-                (_, Some(parcel)) => match self.hand_on(parcel) {
+                (_, Some(parcel)) => match self.try_forward(parcel) {
                     Ok(sent) => sent.err(),
                     Err(error) => return Ok(Err(error)),
                 },

@@ -300,7 +300,7 @@ pub trait WorkerPort: Any {
     /// Creates ends of the same kind for the port of a worker.
     fn worker_ends(&self) -> Vec<AnyEnd>;
     /// Passes the messages of one run to the worker: those that the port's condition promised.
-    fn hand_over(&mut self, worker: &mut dyn Any) -> Result<()> {
+    fn dispatch(&mut self, worker: &mut dyn Any) -> Result<()> {
         let _ = worker;
         Ok(())
     }

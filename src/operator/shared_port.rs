@@ -156,16 +156,16 @@ impl Cx {
                 return Poll::Pending;
             }
             node.resume();
-            let asked = ask(task, ending)?;
-            if asked.is_never() {
+            let readiness = ask(task, ending)?;
+            if readiness.is_never() {
                 return Poll::Ready(Ok(()));
             }
-            if status.replace(asked) != Some(asked) {
-                let outside = (!asked.needs_others()).then(|| "a caller outside of the flow".into());
+            if status.replace(readiness) != Some(readiness) {
+                let outside = (!readiness.needs_others()).then(|| "a caller outside of the flow".into());
                 node.status_cell().set_lacks(outside.into_iter().collect(), false);
             }
-            node.show(asked.status(None));
-            if asked.needs_others() {
+            node.show(readiness.status(None));
+            if readiness.needs_others() {
                 node.park();
             }
             Poll::Pending

@@ -47,7 +47,7 @@ async fn send(queue: &Queue<u32>, message: u32, ready: bool) -> bool {
         Answer::Wait => Poll::Pending,
         answer => Poll::Ready(answer),
     });
-    answer.await == Answer::Yes && push(queue, message, ready) == Pushed::In
+    answer.await == Answer::Yes && push(queue, message, ready) == Pushed::Queued
 }
 
 async fn receive(queue: &Queue<u32>) -> Option<u32> {
@@ -94,7 +94,7 @@ fn a_reader_keeps_waiting_after_a_spurious_wake() {
             let queue = queue.clone();
             thread::spawn(move || {
                 queue.wake_both();
-                assert_eq!(push(&queue, 1, true), Pushed::In);
+                assert_eq!(push(&queue, 1, true), Pushed::Queued);
             })
         };
         assert_eq!(block_on(receive(&queue)), Some(1));
@@ -108,7 +108,7 @@ fn a_reader_keeps_waiting_after_a_spurious_wake() {
 fn a_message_moved_before_its_push_overtakes_no_other() {
     model(2, || {
         let queue = Arc::new(Queue::new(2, WhenFull::Block));
-        assert_eq!(push(&queue, 1, false), Pushed::In);
+        assert_eq!(push(&queue, 1, false), Pushed::Queued);
         let mover = {
             let queue = queue.clone();
             thread::spawn(move || pump_freely(&queue))
@@ -117,7 +117,7 @@ fn a_message_moved_before_its_push_overtakes_no_other() {
             let queue = queue.clone();
             thread::spawn(move || {
                 let ready = queue.all_ready();
-                assert_eq!(push(&queue, 2, ready), Pushed::In);
+                assert_eq!(push(&queue, 2, ready), Pushed::Queued);
                 if !ready {
                     pump_freely(&queue);
                 }
@@ -183,7 +183,7 @@ fn a_reader_is_notified_of_the_end_if_the_last_message_cannot_be_moved() {
             let queue = queue.clone();
             thread::spawn(move || {
                 for message in 1..=2 {
-                    assert_eq!(push(&queue, message, false), Pushed::In);
+                    assert_eq!(push(&queue, message, false), Pushed::Queued);
                 }
                 queue.close_writer();
                 // After the end: nothing else notifies the reader.
@@ -269,8 +269,8 @@ fn a_reader_of_two_queues_gets_both_messages_and_sees_the_end() {
         let writer = {
             let (first, second) = (first.clone(), second.clone());
             thread::spawn(move || {
-                assert_eq!(push(&second, 2, true), Pushed::In);
-                assert_eq!(push(&first, 1, true), Pushed::In);
+                assert_eq!(push(&second, 2, true), Pushed::Queued);
+                assert_eq!(push(&first, 1, true), Pushed::Queued);
                 // The first queue does not end.
                 second.close_writer();
             })
@@ -285,14 +285,14 @@ fn a_reader_of_two_queues_gets_both_messages_and_sees_the_end() {
 fn a_writer_that_waits_for_something_else_is_notified_of_a_dropped_reader() {
     model(3, || {
         let (input, output) = (Queue::<u32>::new(1, WhenFull::Block), Arc::new(Queue::new(1, WhenFull::Block)));
-        assert_eq!(push(&output, 1, true), Pushed::In);
+        assert_eq!(push(&output, 1, true), Pushed::Queued);
         let mut reader = None;
         let ended = poll_fn(|cx| {
             reader.get_or_insert_with(|| {
                 // It has waited for room before.
                 assert_eq!(output.poll_room(Interest::Change, cx.waker()), Answer::Wait);
                 assert_eq!(take(&output), Some(1));
-                assert_eq!(push(&output, 2, true), Pushed::In);
+                assert_eq!(push(&output, 2, true), Pushed::Queued);
                 let output = output.clone();
                 thread::spawn(move || drop(output.close_reader()))
             });
@@ -345,7 +345,7 @@ fn a_writer_with_another_waker_is_notified_of_a_dropped_reader() {
 /// Pushes so many messages, counted from 1, into a queue that never makes its writer wait, and moves them.
 fn push_all(queue: &Queue<u32>, messages: u32, ready: bool) {
     for message in 1..=messages {
-        assert_ne!(push(queue, message, ready), Pushed::Back);
+        assert_ne!(push(queue, message, ready), Pushed::NotQueued);
         pump_freely(queue);
     }
     queue.close_writer();
@@ -365,7 +365,7 @@ fn pump_freely(queue: &Queue<u32>) {
 async fn take_all(queue: &Queue<u32>) -> Vec<u32> {
     let mut taken = Vec::new();
     loop {
-        drop(queue.release_unneeded());
+        drop(queue.release_reserved());
         let answer = poll_fn(|cx| match queue.poll_message(Interest::Change, cx.waker()) {
             Answer::Wait => Poll::Pending,
             answer => Poll::Ready(answer),
@@ -374,7 +374,7 @@ async fn take_all(queue: &Queue<u32>) -> Vec<u32> {
             return taken;
         }
         // The queue may have dropped it by now, but not after `hold`.
-        if queue.hold() > 0 {
+        if queue.reserve_ready() > 0 {
             taken.push(take(queue).expect("a held message"));
         }
     }
@@ -411,10 +411,12 @@ fn drop_oldest_for_a_message_that_must_be_moved_keeps_held_messages() {
 fn never_empty(full: WhenFull, take: impl Fn(&Queue<u32>) -> Option<u32> + Copy + Send + Sync + 'static) {
     model(3, move || {
         let queue = Arc::new(Queue::new(1, full));
-        assert_eq!(push(&queue, 1, true), Pushed::In);
+        assert_eq!(push(&queue, 1, true), Pushed::Queued);
         let writer = {
             let queue = queue.clone();
-            thread::spawn(move || (2..=3).for_each(|message| assert_ne!(push(&queue, message, true), Pushed::Back)))
+            thread::spawn(move || {
+                (2..=3).for_each(|message| assert_ne!(push(&queue, message, true), Pushed::NotQueued))
+            })
         };
         assert_eq!(queue.poll_message(Interest::Change, Waker::noop()), Answer::Yes);
         assert_eq!((queue.len(), queue.ready()), (1, 1));
@@ -520,7 +522,7 @@ fn the_newest_is_read_repeatedly_and_counted_once() {
 fn a_message_dropped_while_it_is_peeked_is_counted_and_the_next_is_moved() {
     model(3, || {
         let queue = Arc::new(Queue::new(1, WhenFull::DropOldest));
-        assert_eq!(push(&queue, 1, true), Pushed::In);
+        assert_eq!(push(&queue, 1, true), Pushed::Queued);
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || {

@@ -400,7 +400,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     /// the envelope was taken out here.
     fn waits(&self, boundary: &Boundary) -> bool {
         let flows = lock(&self.flows);
-        flows.running.iter().any(|flow| flow.is_beside(boundary)) || flows.out.contains_key(&boundary.address())
+        flows.running.iter().any(|flow| flow.has_flow_of(boundary)) || flows.out.contains_key(&boundary.address())
     }
 
     pub(super) fn set_flow(&self, flow: Option<Vec<LinkName>>) {
