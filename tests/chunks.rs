@@ -473,7 +473,7 @@ on_both!(h16_a_chunk_shows_what_it_is, async |device: Device| {
         blank.set_structure([3, 4]);
         blank.set_len(65).unwrap_err()
     };
-    assert!(error.to_string().contains("65 elements cannot be valid in an envelope for 64"), "{error}");
+    assert!(error.to_string().contains("a length of 65 elements exceeds the envelope's capacity of 64"), "{error}");
     blank.commit().unwrap();
     let chunk = peek.next().await.unwrap().unwrap();
     assert_eq!((chunk.len(), chunk.capacity(), chunk.structure()), (12, 64, Some(&[3, 4])));

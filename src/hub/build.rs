@@ -53,8 +53,8 @@ pub(crate) struct HubPlan {
 /// The two ends of a hub, and a flow's view of it.
 pub(crate) type HubEnds<M> = (Sender<M>, Receiver<M>, Arc<dyn HubView>);
 
-/// Makes a hub: allocates its envelopes and its copy stream. `clone`: copies a message that is read and stays.
-pub(crate) fn build<M: Message>(plan: HubPlan, clone: Option<CloneFn<M>>) -> Result<HubEnds<M>> {
+/// Makes a hub: allocates its envelopes and creates its copy stream. `clone_latest`: set for a hub that keeps the latest message.
+pub(crate) fn build<M: Message>(plan: HubPlan, clone_latest: Option<CloneFn<M>>) -> Result<HubEnds<M>> {
     let name = &plan.name;
     let copier = if plan.reader.is_host() { &plan.writer } else { &plan.reader };
     let make_copy_stream = || match (plan.reader_bytes, plan.captured.as_ref().and_then(Stream::capture)) {
@@ -90,10 +90,10 @@ pub(crate) fn build<M: Message>(plan: HubPlan, clone: Option<CloneFn<M>>) -> Res
         (blank_pool, pool(plan.reader_bytes, &plan.reader, &captured)?)
     };
     let copy_stream = if plan.captured.is_some() { captured } else { make_copy_stream()? };
-    let queues = plan.ends_with.clone().filter(|_| clone.is_none());
+    let queues = plan.ends_with.clone().filter(|_| clone_latest.is_none());
     let core = Arc::new(HubCore {
         wait_time_origin: plan.wait_time_origin,
-        latest: clone.map(|clone| KeptLatest::new(clone, plan.ends_with)),
+        latest: clone_latest.map(|clone| KeptLatest::new(clone, plan.ends_with)),
         forks: plan.forks,
         blank_pool,
         arrival_pool,
@@ -128,7 +128,7 @@ pub(crate) fn build<M: Message>(plan: HubPlan, clone: Option<CloneFn<M>>) -> Res
     Ok((Sender::new(core.clone()), Receiver::new(core.clone()), core))
 }
 
-/// A hub without a limit, at one location, for messages that were taken from the hub of that name.
+/// A hub without a limit, at one location, for messages that were taken from the hub `name`.
 pub(crate) fn private<M: Message>(name: &str) -> (Sender<M>, Receiver<M>) {
     let queue = Queue::new(usize::MAX, WhenFull::Block);
     let core = Arc::new(HubCore::new(name.into(), queue, Device::host()));

@@ -1,8 +1,7 @@
-//! What happens between the two ends of a hub.
+//! [`HubCore`]: a hub, as its two [ends](super::ends) share it.
 //!
-//! [`HubCore`] combines the [`queue`](super::queue), the [pools](super::pool) and the copies. It has no task of its own:
-//! a sender, or a caller that returns an envelope for which a message was waiting, moves what can be moved. A move
-//! only enqueues work. No lock of this hub is held during a move, nor while envelopes return to other hubs.
+//! It combines the [`queue`](super::queue), the [pools](super::pool) and the copies. It has no task: the writer that sends a
+//! message moves it, or a task that returns an envelope for which a message was waiting. A move only enqueues work. No lock of this hub is held during a move, nor while envelopes return to other hubs.
 
 use std::{
     fmt,
@@ -39,6 +38,8 @@ mod view;
 /// Envelopes that have been replaced, and are returned to their pools once no lock is held.
 type Replaced = SmallVec<[RawEnvelope; 2]>;
 
+/// See the [module](self). Only the hub's one [`Sender`](super::ends::Sender) sends, and only its one
+/// [`Receiver`](super::ends::Receiver) takes.
 pub(crate) struct HubCore<M: Message> {
     pub(super) name: Arc<str>,
     pub(super) queue: Queue<Parcel<M>>,
@@ -47,12 +48,15 @@ pub(crate) struct HubCore<M: Message> {
     /// Present where the latest message is kept.
     pub(super) latest: Option<KeptLatest<M>>,
     pub(super) reader: Device,
-    /// Messages that are sent here are forks, whose envelopes come from `arrival_pool`.
+    /// Its messages are forks, whose envelopes come from `arrival_pool`.
     pub(super) forks: bool,
+    /// The envelopes that the writer fills.
     pub(super) blank_pool: Option<Arc<Pool>>,
+    /// The envelopes at the reader's location, which messages are copied to. Absent if the hub copies nothing.
     pub(super) arrival_pool: Option<Arc<Pool>>,
+    /// Absent if the hub copies nothing, or from host to host.
     pub(super) copy_stream: Option<Stream>,
-    /// Messages come from outside the flow.
+    /// The writer is outside the flow: an ingress or a service.
     pub(super) has_external_writer: AtomicBool,
     /// Moves are made only by `step`.
     pub(super) stepped: AtomicBool,
@@ -66,7 +70,7 @@ pub(crate) struct HubCore<M: Message> {
 struct Moved {
     /// The size of the message, if one was moved.
     bytes: Option<u64>,
-    /// There may be more to move.
+    /// Another message might be ready to move.
     again: bool,
 }
 
@@ -149,7 +153,7 @@ impl<M: Message> HubCore<M> {
         self.send(Discarded::new(parcel).place())
     }
 
-    /// Sends the message in `place`: a writer has found room for it. It stays there if the reader has ended.
+    /// Sends the message in `place`, for which the writer has found room. It stays there if the reader has ended.
     #[inline]
     pub(super) fn send(&self, place: &mut Option<Parcel<M>>) -> Result<()> {
         if !self.moves() {
@@ -165,7 +169,7 @@ impl<M: Message> HubCore<M> {
         M::CARRIES_ENVELOPES && self.arrival_pool.is_some()
     }
 
-    /// Moves the message first where no other one waits to be moved: it then enters the queue ready to be taken.
+    /// Moves the message before it is pushed, if no other message waits to be moved: it is pushed ready.
     fn move_and_send(&self, place: &mut Option<Parcel<M>>) -> Result<()> {
         let is_next =
             !self.stepped.load(Ordering::Acquire) && self.queue.full().blocks_writer() && self.queue.all_ready();
@@ -178,12 +182,12 @@ impl<M: Message> HubCore<M> {
         match self.move_message(parcel, &mut replaced) {
             MoveOutcome::Done(_) => {
                 if self.queue.push(place, true) == Pushed::NotQueued {
-                    // The reader has ended since: as if it had done so after the push.
+                    // The reader has ended since: the same as an end after the push.
                     self.queue.count_unsent();
                     discard(place.take());
                 }
             }
-            // It is moved once an envelope returns, which may have happened since.
+            // It is moved once an envelope returns, which might have happened since.
             MoveOutcome::Waits => {
                 self.enqueue(place, discard);
                 if place.is_some() && !replaced.is_empty() {
@@ -205,7 +209,7 @@ impl<M: Message> HubCore<M> {
         Ok(())
     }
 
-    /// Pushes the message in `place` into the queue, where it may have to be [moved](Self::pump). It stays in `place`
+    /// Pushes the message in `place` into the queue, where it might have to be [moved](Self::pump). It stays in `place`
     /// if there is no room or no reader. `dropped` gets the message that is dropped for it, which may be this one.
     #[inline]
     pub(super) fn enqueue(&self, place: &mut Option<Parcel<M>>, dropped: impl FnOnce(Parcel<M>)) {
@@ -403,7 +407,7 @@ impl<M: Message> HubCore<M> {
         &self.name
     }
 
-    /// Marks the hub as failed; it passes no more messages.
+    /// Marks the hub as failed. Both ends get the error at their next call.
     pub(super) fn fail(&self, error: Error) -> Error {
         let error = error.at(format!("hub `{}`", self.name));
         // Only the first failure is stored.
@@ -429,7 +433,7 @@ impl<M: Message> HubCore<M> {
             return Ok(true);
         }
         if self.has_external_writer.load(Ordering::Relaxed) {
-            // Its device may have been lost since it was sent.
+            // Its device might have been lost since it was sent.
             self.accepts_one(envelope)?;
         }
         let (Some(arrivals), Some(copies)) = (&self.arrival_pool, &self.copy_stream) else {
@@ -451,7 +455,7 @@ impl<M: Message> HubCore<M> {
 
     /// Whether nothing can be taken, and nothing will be added.
     pub(crate) fn has_ended(&self) -> bool {
-        // A hub that keeps the latest message reports its end to the others even if it never had a message.
+        // A hub that keeps the latest message reports its end to its `EndTogether` even if it never had a message.
         self.queue.has_ended() && self.latest.as_ref().is_none_or(|kept| kept.ends() || self.queue.len() == 0)
     }
 
@@ -460,7 +464,7 @@ impl<M: Message> HubCore<M> {
         self.failed.get().is_some()
     }
 
-    /// Whether there is room in the queue for this many messages, or if it drops messages instead.
+    /// Whether the queue has room for this many messages, or drops messages instead.
     #[inline]
     pub(super) fn has_room(&self, messages: usize) -> bool {
         self.queue.has_room(messages)

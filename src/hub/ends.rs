@@ -1,7 +1,7 @@
 //! [`Sender`] and [`Receiver`]: the two ends of a hub, and what each waits for.
 //!
-//! An end is a reference to the [`HubCore`], whose methods send and take the messages. Each end has one owner, which alone
-//! sends or takes. Dropping an end closes its side.
+//! An end is a reference to the [`HubCore`], whose methods send and take the messages. A hub has one of each: only the owner
+//! of the `Sender` sends, and only the owner of the `Receiver` takes. Dropping an end closes its side.
 
 use std::{fmt, ops::Deref, sync::Arc, task::Waker};
 
@@ -55,8 +55,8 @@ impl<M: Message> Sender<M> {
         Self(hub)
     }
 
-    /// Whether the hub has what the writer demands, or has failed: the next call then returns its error. `Never`: the
-    /// reader has ended. A writer that waits for nothing but a reader waits for that of a failed hub, too.
+    /// `Yes` if the hub can meet the demand, or has failed, so that the next call returns its error. `Never` if the reader
+    /// has ended. A writer that demands only a [reader](Demand::Reader) waits for its end in a failed hub, too.
     #[inline]
     pub(crate) fn poll(&self, demand: Demand, interest: Interest, waker: &Waker) -> Answer {
         if demand != Demand::Reader && self.has_failed() {
@@ -78,7 +78,7 @@ impl<M: Message> Sender<M> {
             }
             Demand::Places(messages) => self.poll_several(waker, || self.has_room(messages)),
         };
-        // The hub may have failed before the waker was registered, in which case nothing would wake it.
+        // The hub might have failed before the waker was registered: nothing would wake it.
         if answer == Answer::Wait && self.has_failed() { Answer::Yes } else { answer }
     }
 
@@ -91,7 +91,7 @@ impl<M: Message> Sender<M> {
         };
         match ask() {
             Answer::Wait => {
-                // Checked again: the change may have come before the waker was registered.
+                // Checked again: the change might have come before the waker was registered.
                 self.watch(waker);
                 ask()
             }
@@ -110,7 +110,7 @@ impl<M: Message> Sender<M> {
         if self.reader_gone() {
             return Answer::Never;
         }
-        // Checked again: one may have been returned before the waker was registered.
+        // Checked again: one might have been returned before the waker was registered.
         if blanks.has(1) { Answer::Yes } else { Answer::Wait }
     }
 
@@ -218,12 +218,12 @@ impl<M: Message> Receiver<M> {
         if self.has_failed() {
             return Answer::Yes;
         }
-        // A hub that keeps the latest message ends when that is no longer kept.
+        // A hub that keeps the latest message ends when it no longer keeps one.
         if count > 1 && !(self.keeps_latest() && self.has_ended()) {
             return self.poll_several(count, waker);
         }
         let answer = match self.queue.poll_message(interest, waker) {
-            // Checked again: the hub may have failed before the waker was registered.
+            // Checked again: the hub might have failed before the waker was registered.
             Answer::Wait if self.has_failed() => Answer::Yes,
             Answer::Wait if mutants::is(Mutant::EndTooSoon) && self.queue.writer_gone() => Answer::Never,
             other => other,
@@ -282,7 +282,7 @@ impl<M: Message> Receiver<M> {
         self.queue.reserve_ready()
     }
 
-    /// Ends the reservation of messages that were held and not taken.
+    /// Ends the reservation of messages that were not taken.
     pub(crate) fn release_reserved(&self) {
         self.queue.release_reserved().into_iter().for_each(discard);
     }
@@ -303,9 +303,9 @@ impl<M: Message> Receiver<M> {
         self.queue.register_reader(waker);
     }
 
-    /// Calls `look` without the lock on the message at `at`, if it can be taken.
-    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(&mut Parcel<M>) -> R) -> Option<R> {
-        self.queue.peek(at, look)
+    /// Calls `read` with the message at `at`, without the lock, if the message can be taken.
+    pub(crate) fn peek<R>(&self, at: usize, read: impl FnOnce(&mut Parcel<M>) -> R) -> Option<R> {
+        self.queue.peek(at, read)
     }
 
     /// Drops the first message, and counts it as untaken.

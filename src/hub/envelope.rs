@@ -103,7 +103,7 @@ impl<T: Plain> Envelope<T> {
         if len > self.capacity() {
             return Err(Error::new(
                 ErrorKind::Usage,
-                format!("{len} elements cannot be valid in an envelope for {}", self.capacity()),
+                format!("a length of {len} elements exceeds the envelope's capacity of {}", self.capacity()),
             ));
         }
         self.raw.bytes = len * size_of::<T>();
@@ -143,7 +143,7 @@ impl<T: Plain> Envelope<T> {
     /// Gives write access to the valid part on the host, once nothing uses it any more.
     ///
     /// # Errors
-    /// As [`Envelope::read`].
+    /// The same as for [`Envelope::read`].
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -158,7 +158,7 @@ impl<T: Plain> Envelope<T> {
     /// [`set_len`](Self::set_len) afterwards to set how much of it is valid.
     ///
     /// # Errors
-    /// As [`Envelope::read`].
+    /// The same as for [`Envelope::read`].
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -210,7 +210,7 @@ impl<T: Plain> Envelope<T> {
     /// Write access to the full capacity on the host, without waiting.
     ///
     /// # Errors
-    /// As [`Envelope::as_mut_slice`].
+    /// The same as for [`Envelope::as_mut_slice`].
     pub fn as_mut_space(&mut self) -> Result<&mut [T]> {
         let whole = self.capacity() * size_of::<T>();
         let (errors, is_host) = (self.raw.marks.errors().cloned(), self.is_host());

@@ -1,9 +1,9 @@
 //! [`ExternalGuard`]: a mark on an envelope that is outside its flow.
 //!
-//! A flow is at rest when none of its operators can make progress by itself. An envelope that has left the flow,
-//! through an egress or in a service's response, is held by no operator, but it will be returned at some time, and
-//! then its hub's writer can make progress. It is therefore marked when it leaves, and the flow is not considered at
-//! rest until the mark is dropped.
+//! A flow is idle when none of its operators can make progress by itself. An envelope that has left the flow, through an
+//! egress or in a service's response, is in use by no operator, but it will be returned at some time, and its hub's writer
+//! can make progress after that. It is therefore marked when it leaves, and the flow does not count as idle until the mark
+//! is dropped.
 //!
 //! ```text
 //!   operator ──sends──> [ marked: ExternalGuard ] ──> the program outside ──drops──> its pool: the writer is woken
@@ -11,14 +11,14 @@
 //! ```
 //!
 //! An operator adds the mark while the flow is active, and a returned envelope wakes the writer before its marks are
-//! dropped: in between the flow never appears to be at rest. An envelope that is sent into its flow again loses that
+//! dropped: the flow never appears idle in between. An envelope that is sent into its flow again loses that
 //! flow's marks.
 //!
 //! An envelope may pass through several flows. It has a mark for each flow that it is outside of.
 //!
 //! A mark may also say that the envelope was given to a [caller](CallerErrors) of the flow, which must not see the
 //! names of the flow's operators and streams. Such a mark does not hold the flow: a blank envelope of an ingress is
-//! held by the ingress, and one in a service's response becomes the caller's own memory ([`ResponseTransfer`](super::response_transfer::ResponseTransfer)), since callers
+//! held by the ingress, and one in a service's response becomes the caller's own memory (`ResponseTransfer`), since callers
 //! do not trust each other.
 
 use std::{fmt, ptr, sync::Arc};
@@ -29,12 +29,12 @@ use crate::error::CallerErrors;
 
 /// A flow, as seen by its envelopes that are outside of it.
 pub(crate) trait OutsideTracker: Send + Sync + 'static {
-    /// An envelope is outside: from now on the flow is not at rest.
+    /// Counts an envelope that is outside: the flow is not idle until [`regain`](Self::regain).
     fn lend(&self);
     fn regain(&self);
     /// Whether no operator of the flow runs any more.
     fn has_ended(&self) -> bool;
-    /// For an implementation that holds other flows: releases its hold of those for which `_is` returns true.
+    /// For an implementation that keeps other flows from being idle: releases those for which `_is` returns true.
     fn release(&self, _is: &dyn Fn(&Boundary) -> bool) -> SmallVec<[ExternalGuard; 1]> {
         SmallVec::new()
     }
@@ -44,7 +44,7 @@ pub(crate) trait OutsideTracker: Send + Sync + 'static {
 /// hub.
 pub(crate) struct Boundary {
     pub(super) flow: Arc<dyn OutsideTracker>,
-    /// Whether the flow is kept from rest while an envelope is outside.
+    /// Whether the flow is kept from being idle while an envelope is outside.
     lends: bool,
     /// The errors that callers get in place of the envelope's own.
     pub(super) errors: Option<Arc<CallerErrors>>,
@@ -105,7 +105,7 @@ fn is_same_flow(one: &Arc<dyn OutsideTracker>, other: &Arc<dyn OutsideTracker>) 
 }
 
 impl ExternalGuard {
-    /// Holds the flow, since something outside may still cause activity in it.
+    /// Keeps the flow from being idle, since something outside might still cause activity in it.
     pub(crate) fn holding(boundary: &Arc<Boundary>) -> Self {
         if boundary.lends {
             boundary.flow.lend();
@@ -159,8 +159,8 @@ impl Marks {
         }
     }
 
-    /// Removes the marks of flows that have ended, which need not be held. Of those that ended flows gave to callers
-    /// one stays: the envelope can return to none of these flows.
+    /// Removes the marks of flows that have ended. One of those that hide errors from callers stays: the envelope can
+    /// return to none of these flows.
     fn forget_ended(&mut self) {
         let mut for_callers = false;
         let gone = self.take(|mark| {
@@ -194,8 +194,8 @@ impl Marks {
         self.iter().find_map(|mark| mark.0.errors.as_ref())
     }
 
-    /// Called when this envelope takes over the memory of the other: its errors are hidden from now on where the
-    /// other's were.
+    /// Called when this envelope takes over the memory of another one: hides its errors where the errors of the other one
+    /// were hidden.
     pub(super) fn hide_as(&mut self, other: &Self) {
         for mark in other.iter() {
             let Boundary { flow, errors: Some(errors), .. } = &*mark.0 else { continue };

@@ -52,7 +52,7 @@ pub(crate) struct WriterEnd<M: Message> {
 }
 
 /// The forks of a message, each with the index of its branch. If sending ends early, the remaining ones are discarded
-/// one by one: several may have a destructor that panics.
+/// one by one: several might have a destructor that panics.
 struct Forks<M: Message>(Vec<(usize, M)>);
 
 impl<M: Message> Drop for Forks<M> {
@@ -106,7 +106,7 @@ impl<M: Message> Fan<M> {
         }
         match self.ask(demand, waker) {
             Answer::Wait => {
-                // Checked again: the change may have come before the waker was registered.
+                // Checked again: the change might have come before the waker was registered.
                 self.watch(waker);
                 self.ask(demand, waker)
             }

@@ -81,14 +81,14 @@ impl<'a> Copier<'a> {
     fn copy(&mut self, from: &RawEnvelope) -> Result<RawEnvelope> {
         let wrong = |what: String| Error::new(ErrorKind::Usage, what).at(format!("hub `{}`", self.hub));
         let Some(arrivals) = self.arrivals else {
-            return Err(wrong("it has no envelopes to copy to: `CARRIES_ENVELOPES` of its messages is `false`".into()));
+            return Err(wrong("a message has envelopes, but the hub has none to copy them to: set `Message::CARRIES_ENVELOPES` to `true`".into()));
         };
         if from.bytes() > arrivals.bytes() {
             return Err(wrong(arrivals.too_small_for(from.bytes())));
         }
         let Some(mut to) = arrivals.take()? else {
             return Err(wrong(
-                "`Fork::fork` of a message copies more envelopes than `Message::envelopes` visits".into(),
+                "a message's `Fork::fork` copies more envelopes than its `Message::envelopes` visits: fix one of the two".into(),
             ));
         };
         to.set_bytes(from.bytes());
@@ -98,7 +98,9 @@ impl<'a> Copier<'a> {
         }
         let Some(copies) = self.copies else {
             let place = from.memory().location();
-            return Err(wrong(format!("an envelope on {place} was sent by an operator that is not on that device")));
+            return Err(wrong(format!(
+                "a message has an envelope on {place}, but its sender is on another device: send an envelope that is on the sender's device"
+            )));
         };
         transfer::copy(copies, from.memory(), to.memory_mut(), from.bytes())?;
         // Committed now, so that later users of the envelope wait for this copy and for no work after it.
@@ -210,7 +212,10 @@ impl<M: Fork, const N: usize> Fork for [M; N] {
     fn fork(&self, copier: &mut Copier<'_>) -> Result<Self> {
         let forks = M::fork_all(self, copier)?;
         forks.try_into().map_err(|_| {
-            Error::new(ErrorKind::Usage, "internal error: the fork of an array has another length (please report)")
+            Error::new(
+                ErrorKind::Usage,
+                "internal error: the fork of an array has another length than the array (please report)",
+            )
         })
     }
 }

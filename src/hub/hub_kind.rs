@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// | [`bounded`](Self::bounded) | blocks the writer |
 /// | [`drop_newest`](Self::drop_newest) | drops the message that is sent |
 /// | [`drop_oldest`](Self::drop_oldest) | drops the message that has waited longest |
-/// | [`latest`](Self::latest) | replaces its one message, the newest, which is read clone until there is a newer one |
+/// | [`latest`](Self::latest) | replaces its one message, the newest, which is read again until there is a newer one |
 ///
 /// Dropped messages are [counted](crate::flow::HubReport). A hub that drops messages has by default enough envelopes
 /// to do so: one for each message that it queues, one for the writer and one for the reader. It still waits for a
@@ -74,8 +74,8 @@ impl Hub {
     /// values that change rarely and are always needed: settings, a position, a reference.
     ///
     /// **Something else must decide when the operator runs**: another input or a period. Once there was a message, an
-    /// input of such a hub is always ready; an operator that waits for nothing else runs clone and clone with the
-    /// same value and never rests. To get each message only once, use [`recv`](crate::Input::recv) or
+    /// input of such a hub is always ready; an operator that waits for nothing else runs again and again with the
+    /// same value and is never idle. To get each message only once, use [`recv`](crate::Input::recv) or
     /// [`try_take`](crate::Input::try_take), or [`drop_oldest(1)`](Self::drop_oldest).
     ///
     /// Its messages are `Clone`. Envelopes are not: an envelope belongs exclusively to its reader, and none would be
@@ -85,7 +85,7 @@ impl Hub {
     /// ended. An operator whose other inputs are all of this kind or optional ends when all writers have ended and it
     /// has read the last message of each.
     ///
-    /// Whatever travels with a message stays with it. Its [metadata](super::MergePolicy) is merged with that of the
+    /// Metadata and requests stay with a kept message. Its [metadata](super::MergePolicy) is merged with that of the
     /// other inputs in each run. A kept [request](crate::Flow::service) keeps its caller waiting: if no run answers
     /// it, the caller gets an error only when a newer message replaces the request or the flow ends.
     ///
@@ -106,7 +106,7 @@ impl Hub {
     ///     type Ports = ScalePorts;
     ///
     ///     async fn compute(&mut self, ports: &mut ScalePorts, _cx: &mut Cx) -> Result<()> {
-    ///         let factor = ports.factor.take()?;            // the newest, clone if it has not changed
+    ///         let factor = ports.factor.take()?;            // the newest, again if it has not changed
     ///         println!("{}", factor * ports.numbers.take()?);
     ///         Ok(())
     ///     }
@@ -139,8 +139,8 @@ impl Hub {
     /// Sets the size of each envelope in bytes. The writer gets blank envelopes of this size from
     /// [`Output::blank`](crate::Output::blank).
     ///
-    /// Leave it out where the writer only passes envelopes on: the size is then that of the largest envelope that it
-    /// can get.
+    /// Not needed where the writer only passes envelopes on: the default is the size of the largest envelope that the
+    /// writer can get.
     #[must_use]
     pub fn envelope_bytes(mut self, bytes: usize) -> Self {
         self.envelope_bytes = Some(bytes);
@@ -161,8 +161,8 @@ impl Hub {
         }
     }
 
-    /// The default number of envelopes per location where operators wait for `needs` messages at once: one more than
-    /// that, so that one is written meanwhile.
+    /// The default number of envelopes per location where operators wait for `needs` messages at once: `needs + 1`, so
+    /// that one is written while the others are read.
     pub(crate) fn default_envelopes(self, needs: usize) -> usize {
         match self.full {
             WhenFull::Block => needs.saturating_add(1),
@@ -191,7 +191,7 @@ pub trait HubOf<M: Message> {
 #[derive(Debug)]
 pub struct HubKind<M> {
     pub(crate) hub: Hub,
-    pub(crate) clone: Option<CloneFn<M>>,
+    pub(crate) clone_latest: Option<CloneFn<M>>,
 }
 
 impl<M> HubKind<M> {
@@ -199,7 +199,7 @@ impl<M> HubKind<M> {
     pub(crate) fn or(self, defaults: Self) -> Self {
         let hub = self.hub.or(defaults.hub);
         let keeps = hub.full.keeps_latest();
-        Self { hub, clone: self.clone.or(defaults.clone).filter(|_| keeps) }
+        Self { hub, clone_latest: self.clone_latest.or(defaults.clone_latest).filter(|_| keeps) }
     }
 }
 
@@ -213,23 +213,20 @@ impl<M> Copy for HubKind<M> {}
 
 impl<M: Message> HubOf<M> for Hub {
     fn kind(self) -> HubKind<M> {
-        HubKind { hub: self, clone: None }
+        HubKind { hub: self, clone_latest: None }
     }
 }
 
 impl<M: Message + Clone> HubOf<M> for Latest {
     fn kind(self) -> HubKind<M> {
-        HubKind { hub: Hub::queue(1, WhenFull::KeepLatest), clone: Some(M::clone) }
+        HubKind { hub: Hub::queue(1, WhenFull::KeepLatest), clone_latest: Some(M::clone) }
     }
 }
 
 /// Checks a capacity or a number of envelopes.
 pub(crate) fn at_least_one(what: &str, number: usize) -> Result<usize> {
     if number == 0 {
-        return Err(Error::new(
-            ErrorKind::Setup,
-            format!("{what} is 0, so that no message could pass: set at least 1"),
-        ));
+        return Err(Error::new(ErrorKind::Setup, format!("{what} is 0: set it to at least 1")));
     }
     Ok(number)
 }

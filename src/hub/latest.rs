@@ -18,8 +18,8 @@ pub(super) struct KeptLatest<M> {
     over: AtomicBool,
 }
 
-/// The hubs of an operator without any input that ends it alone. Those that keep the latest message end when all of
-/// them have ended.
+/// The hubs of an operator that has no input whose end alone ends the operator. The hubs that keep the latest message end
+/// when all of these hubs have ended.
 #[derive(Default)]
 pub(crate) struct EndTogether {
     /// How many hubs that keep the latest message have not ended.
@@ -40,7 +40,7 @@ impl EndTogether {
     }
 
     fn is_over(&self) -> bool {
-        // The upgraded reference may be the last one of its hub, so it is dropped with no lock held.
+        // The upgraded reference might be the last one to its hub, so it is dropped with no lock held.
         let mut queues = (0..).map_while(|at| lock(&self.queues).get(at).cloned());
         self.open.load(Ordering::Acquire) == 0
             && queues.all(|queue| queue.upgrade().is_none_or(|queue| queue.has_ended()))

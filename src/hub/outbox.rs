@@ -43,14 +43,14 @@ impl<M: Message> DerefMut for OutboxQueue<M> {
     }
 }
 
-/// Discards them one by one: several may have a destructor that panics.
+/// Discards them one by one: several might have a destructor that panics.
 impl<M: Message> Drop for OutboxQueue<M> {
     fn drop(&mut self) {
         discard_all(self.0.drain(..));
     }
 }
 
-/// See the module.
+/// Buffers what a worker sends. See the [module](self).
 pub(crate) struct Outbox<M: Message> {
     backlog: OutboxQueue<M>,
     /// The operator's own blank envelopes, or the reason why there are none.

@@ -110,7 +110,10 @@ impl Pool {
 
     /// The error text for an envelope whose valid part does not fit into one of these.
     pub(super) fn too_small_for(&self, bytes: usize) -> String {
-        format!("{bytes} valid bytes do not fit into its envelopes of {} bytes: set `envelope_bytes`", self.bytes)
+        format!(
+            "an envelope with {bytes} valid bytes does not fit into the hub's envelopes of {} bytes: increase `envelope_bytes`",
+            self.bytes
+        )
     }
 
     pub(crate) fn has(&self, count: usize) -> bool {
@@ -134,7 +137,7 @@ impl Pool {
     /// Takes a free envelope, if there is one. Its valid part is empty.
     ///
     /// # Errors
-    /// In a capture, those of the allocation.
+    /// In a capture, the errors of the allocation.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Option<RawEnvelope>> {
         let Some(mut memory) = self.free.take() else { return self.make() };
         memory.discard_contents();
@@ -178,7 +181,7 @@ impl Pool {
         }
     }
 
-    /// A waiter for an envelope of this pool, other than the hub's writer. There may be several.
+    /// A waiter for an envelope of this pool that is not the hub's writer. A pool can have several.
     pub(super) fn waiter(self: &Arc<Self>) -> Waiter {
         Waiter { pool: self.clone(), number: self.free.waiter() }
     }
@@ -243,7 +246,7 @@ impl PoolReplacement {
         if let Some((pool, memory)) = replaced {
             pool.put(memory);
         }
-        // Last: a moment of rest in between would be taken for a stall.
+        // Last: if the flow were idle for a moment in between, that would be reported as a stall.
         drop(marks);
     }
 }
@@ -287,11 +290,11 @@ impl RawEnvelope {
         &self.pool
     }
 
-    /// Makes the memory the holder's own, so that no flow waits for it. Its pool, if there is one, needs replacement
+    /// Gives the memory to the envelope's holder, so that no flow waits for it. Its pool, if there is one, gets replacement
     /// memory.
     ///
     /// # Errors
-    /// Those of the allocation; then nothing has changed.
+    /// The errors of the allocation. Nothing has changed then.
     pub(super) fn leave_pool(&mut self, no_pool: &Weak<Pool>) -> Result<PoolReplacement> {
         let mut replaced = None;
         if let Some(pool) = self.pool.upgrade() {

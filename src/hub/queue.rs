@@ -1,10 +1,10 @@
-//! The queue between a writer and a reader.
+//! [`Queue`]: the queue between a hub's writer and its reader.
 //!
 //! This file does not depend on any device, so that a model checker can explore all of its interleavings on a CPU
 //! (`tests/loom/queue.rs` includes it unchanged).
 //!
-//! A message may have to be moved to the reader (copied to its device) before it can be taken. Where no message in the
-//! queue waits for that (`all_ready`), the writer may move its message first and push it ready. Otherwise the message is
+//! A message might have to be moved to the reader (copied to its device) before it can be taken. Where no message in the
+//! queue waits to be moved (`all_ready`), the writer may move its message first and push it ready. Otherwise the message is
 //! pushed and moved later. Queued messages are moved one at a time, in order, by any task that calls `begin_move`: the
 //! writer after its push, or a task that returns an envelope for which a move was waiting.
 //!
@@ -19,24 +19,24 @@
 //! Polling (`poll_message`, `poll_room`) changes nothing but the registered waker: repeated polls get the same answer
 //! until the queue changes. A reader that takes the last message has to wait for the next one; this is recorded in
 //! the same step, under the same lock, and the reader's next poll then only reads. An end that also waits for
-//! something else polls with `Interest::Close`: it is woken by events that concern it in any case (the other end has
-//! closed, something has failed), but not by every message.
+//! something else polls with `Interest::Close`: it is woken when the other end closes or something fails, but not by every
+//! message.
 //!
 //! A full queue ([`WhenFull`]) blocks the writer, or drops a message: the new one or the oldest. In a queue that drops
-//! the oldest, the reader may `hold` the messages that are ready when its run begins: these are reserved for it, and
-//! do not count against the queue's capacity, until it takes or releases them. A `KeepLatest` queue has one message, the
+//! the oldest, the reader may reserve the messages that are ready when its run begins: they do not count against the
+//! queue's capacity until the reader takes or releases them. A `KeepLatest` queue has one message, the
 //! newest, which is read and stays.
 //!
-//! Messages are passed in and out through an `Option` of the caller's (`&mut Option`): they may be large, and a value
-//! that is returned in results is copied at each level. A message that was not pushed stays in the `Option`.
+//! Messages are passed in and out through the caller's `&mut Option`: they may be large, and a returned value is copied at
+//! each level of calls. A message that was not pushed stays in the `Option`.
 //!
 //! A ready message that replaces another becomes visible in the same step in which the old one is removed: a queue
 //! that drops its oldest message for one that is ready is never seen empty. If the new message must be moved first,
-//! the queue may be seen empty until then.
+//! other tasks might see the queue empty until then.
 //!
 //! Guarantees: Order is kept. A message is taken once, dropped, or handed back, and counted accordingly. A caller
 //! that got `Wait` is woken by the change that it waits for, and a caller that got any answer is woken when the other
-//! end closes. `begin_move` during another move makes that mover look again.
+//! end closes. If `begin_move` is called during another move, the task that moves checks the queue again.
 
 use super::{
     hub_side::{HubSide, Interest, SecondWaker},
@@ -98,7 +98,7 @@ pub(crate) struct Queue<M> {
     /// without it.
     len: AtomicUsize,
     ready: AtomicUsize,
-    /// How many of them are not ready: the two values above are written one after the other.
+    /// The number of messages that are not ready. Stored on its own, since `len` and `ready` are written one after the other.
     unready: AtomicUsize,
     reader: HubSide,
     writer: HubSide,
@@ -114,13 +114,13 @@ struct State<M> {
     moving: bool,
     /// `begin_move` was called during a move.
     move_again: bool,
-    /// The message that is being moved was dropped meanwhile.
+    /// The message that is being moved was dropped during the move.
     dropped_in_move: bool,
     /// How many of the first messages are reserved for the reader.
     reserved: usize,
     /// The first message was read already.
     seen: bool,
-    /// The number of the message that the reader has taken out of its slot to look at; 0: none.
+    /// The number of the message that the reader has taken out of its slot to peek at; 0: none.
     peeked: u64,
     reader: SecondWaker,
     writer: SecondWaker,
@@ -135,7 +135,7 @@ pub(crate) struct Slot<M> {
 }
 
 /// A message that the reader has taken out of its slot temporarily. Dropping this puts it back, unless the queue has
-/// dropped it meanwhile.
+/// dropped it since.
 struct PeekGuard<'a, M: 'static> {
     queue: &'a Queue<M>,
     number: u64,
@@ -146,14 +146,14 @@ impl<M: 'static> Drop for PeekGuard<'_, M> {
     fn drop(&mut self) {
         let mut state = lock(&self.queue.state);
         state.peeked = 0;
-        // The messages before it may be gone.
+        // The messages before it might be gone.
         if let Ok(at) = state.messages.binary_search_by_key(&self.number, |slot| slot.number)
             && let Some(slot) = state.messages.get_mut(at)
         {
             slot.message = self.message.take();
         }
         drop(state);
-        // Still here if the queue has dropped its slot meanwhile.
+        // Still here if the queue has dropped its slot since.
         discard(self.message.take());
     }
 }
@@ -436,8 +436,8 @@ impl<M: 'static> Queue<M> {
         out
     }
 
-    /// For the reader: calls `read` with the message at `at`, if it is ready. `read` runs without the lock: the
-    /// message is out of its slot meanwhile, and is put back even if `read` panics.
+    /// For the reader: calls `read` with the message at `at`, if it is ready. `read` runs without the lock: the message is
+    /// out of its slot during the call, and is put back even if `read` panics.
     pub(crate) fn peek<R>(&self, at: usize, read: impl FnOnce(&mut M) -> R) -> Option<R> {
         let mut state = lock(&self.state);
         if at >= self.ready() {
@@ -485,8 +485,8 @@ impl<M: 'static> Queue<M> {
     pub(crate) fn recount_untaken(&self, messages: u64) {
         if messages > 0 {
             let counts = &mut lock(&self.state).counts;
-            // User code may have swapped its ports, which are plain values, during the run: these messages are then
-            // another hub's.
+            // User code might have swapped its ports, which are plain values, during the run: the messages are then
+            // those of another hub.
             let messages = messages.min(counts.taken);
             counts.taken -= messages;
             counts.untaken += messages;
@@ -530,7 +530,7 @@ impl<M: 'static> Queue<M> {
     }
 
     /// Takes out the first message that is not ready, to move it. Returns `None` if there is none or if it is being
-    /// moved already, in which case its mover looks again.
+    /// moved already, in which case the task that moves checks again.
     pub(crate) fn begin_move(&self) -> Option<M> {
         let mut state = lock(&self.state);
         if state.moving {
@@ -544,8 +544,8 @@ impl<M: 'static> Queue<M> {
         message
     }
 
-    /// Puts a message back into its slot. Returns the message if it was dropped or the reader has closed meanwhile,
-    /// and whether to look for another message to move.
+    /// Puts a message back into its slot. Returns the message if it was dropped or the reader has closed since, and
+    /// whether to check for another message to move.
     pub(crate) fn end_move(&self, message: M, moved: bool) -> (Option<M>, bool) {
         let mut state = lock(&self.state);
         state.moving = false;
@@ -672,7 +672,7 @@ fn remove_oldest<M>(state: &mut State<M>, ready: &mut usize) -> Option<Option<M>
     let seen = at == 0 && std::mem::take(&mut state.seen);
     if !seen {
         state.counts.dropped += 1;
-        // Otherwise the reader has it, to look at or to copy.
+        // Otherwise the reader has it, to peek at or to copy.
         state.dropped_in_move |= message.is_none() && number != state.peeked;
     }
     Some(message)

@@ -34,7 +34,7 @@ pub(crate) enum ReaderWait {
 pub(crate) trait HubView: Send + Sync {
     /// The number of queued messages that were not read.
     fn queued(&self) -> usize;
-    /// Whether its newest message stays and may be read again.
+    /// Whether its newest message stays, to be read repeatedly.
     fn keeps_latest(&self) -> bool;
     /// What has become of the messages that are no longer queued.
     fn counts(&self) -> Counts;
@@ -63,7 +63,7 @@ pub(crate) trait HubView: Send + Sync {
     fn reader_lacks(&self, in_run: bool, holders: &dyn EnvelopeHolders) -> Option<String>;
 }
 
-/// The places where a flow's envelopes may be, for descriptions.
+/// The places where a flow's envelopes can be, for descriptions.
 pub(crate) trait EnvelopeHolders {
     /// Calls `show` with all hubs of the flow.
     fn each_hub(&self, show: &mut dyn FnMut(&dyn HubView));
@@ -80,8 +80,8 @@ impl EnvelopeHolders for () {
     }
 }
 
-/// The room for messages and the number of envelopes (blank ones, or those that its forks are copied to) that a
-/// writer has requested, to explain what it waits for. Written only by a writer that may request more than one.
+/// The writer's last request: room for a number of messages, and a number of envelopes (blank ones, or those that its forks
+/// are copied to). It explains a stall. Written only by a writer that may request more than one.
 pub(super) struct WriterRequest {
     messages: AtomicUsize,
     envelopes: AtomicUsize,

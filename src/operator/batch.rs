@@ -12,7 +12,7 @@ pub(super) struct Turns {
     first: usize,
     /// For a batch: the connections that have messages for it, and how many each. Kept for its capacity.
     open: VecDeque<(usize, usize)>,
-    /// The number of messages that the batch may still take, and whether it has taken none yet.
+    /// The number of messages that the batch can still take, and whether it has taken none so far.
     left: usize,
     is_new: bool,
 }
@@ -59,15 +59,15 @@ impl Turns {
     }
 }
 
-/// Messages that were taken together. They are dropped one by one, since several may have a destructor that panics.
+/// Messages that were taken together. They are dropped one by one, since several might have a destructor that panics.
 #[derive(Debug)]
-pub(super) struct Taken<M: 'static>(Vec<M>);
+pub(super) struct BatchBuffer<M: 'static>(Vec<M>);
 
 /// The messages of a batch, in the order of taking.
 #[derive(Debug)]
 pub(super) struct Batch<'a, M: 'static>(vec::Drain<'a, M>);
 
-impl<M: 'static> Taken<M> {
+impl<M: 'static> BatchBuffer<M> {
     pub(super) fn none() -> Self {
         Self(Vec::new())
     }
@@ -81,7 +81,7 @@ impl<M: 'static> Taken<M> {
     }
 }
 
-impl<M: 'static> Drop for Taken<M> {
+impl<M: 'static> Drop for BatchBuffer<M> {
     fn drop(&mut self) {
         discard_all(self.0.drain(..));
     }

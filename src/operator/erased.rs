@@ -151,7 +151,8 @@ fn none_was_missed(node: &OperatorTask) -> Result<()> {
             return Err(Error::new(
                 ErrorKind::Usage,
                 format!(
-                    "it has a `run` of its own, which never called its `{name}`: do that in `run`, and remove `{name}`"
+                    "`{name}` had no effect: the operator's own `run` never called its `{name}`. Move that code into `run`, \
+                     and remove `{name}`"
                 ),
             ));
         }

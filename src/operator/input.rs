@@ -1,6 +1,6 @@
 //! [`Input`]: a port that receives messages, from one connection or from [several](super::Inputs).
 //!
-//! Each connection has a queue of its own. [`Connections`] says how many there are; everything else is written once.
+//! Each connection has its own queue. [`Connections`] says how many there are; all other code is shared.
 
 use std::{
     fmt,
@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    batch::{Batch, Taken, Turns},
+    batch::{Batch, BatchBuffer, Turns},
     handle::InputHandle,
     input_queue::{InputQueue, WorkerEnd},
     input_wait::InputWait,
@@ -42,11 +42,11 @@ pub trait Connections: 'static {
         + 'static;
 }
 
-/// Of an [`Input`]: it has one connection.
+/// For an [`Input`] with one connection.
 #[derive(Debug)]
 pub struct One;
 
-/// Of an [`Input`]: it has any number of connections. See [`Inputs`](super::Inputs).
+/// For an [`Input`] with any number of connections. See [`Inputs`](super::Inputs).
 #[derive(Debug)]
 pub struct Many;
 
@@ -71,7 +71,7 @@ pub struct Input<M: Message, C: Connections = One> {
     pub(super) tickets: TakenTickets,
     pub(super) context: Arc<RunContext>,
     /// The messages of a batch; kept for its capacity.
-    pub(super) batch: Taken<M>,
+    pub(super) batch: BatchBuffer<M>,
     /// `None`: one message of each connection.
     pub(super) wait: Option<Box<InputWait>>,
     /// Some of its hubs keep the latest value, and the newest message is taken again and again.
@@ -114,7 +114,7 @@ impl<M: Message> Input<M> {
     /// flow is idle, so that nothing in progress could send one.
     ///
     /// # Errors
-    /// As for [`Input::try_take`].
+    /// The same as for [`Input::try_take`].
     ///
     /// # Cancel safety
     /// A message is taken only when the future resolves: dropping the future loses none. If it is polled beside another
@@ -128,7 +128,7 @@ impl<M: Message> Input<M> {
 impl<M: Message, C: Connections> Input<M, C> {
     /// Takes the messages that the port's condition promised, from any connection: as many as `at_least` or `batch`
     /// says, and fewer after a timeout or once the last sender is dropped. Without either attribute, takes all messages
-    /// that are available at the call; messages sent meanwhile stay for the next batch.
+    /// that are available at the call; later messages stay for the next batch.
     ///
     /// ```
     /// use wakeline::prelude::*;
@@ -156,7 +156,7 @@ impl<M: Message, C: Connections> Input<M, C> {
     /// ```
     ///
     /// # Errors
-    /// As for [`Input::try_take`]. The messages before the failed one are dropped: an operator that continues after an
+    /// The same as for [`Input::try_take`]. The messages before the failed one are dropped: an operator that continues after an
     /// error should take messages one by one.
     pub fn take_batch(&mut self) -> Result<impl ExactSizeIterator<Item = M> + use<'_, M, C>> {
         self.turns.begin_batch(self.wait.as_ref().map_or(usize::MAX, |wait| wait.batch()), self.queues.as_ref());
@@ -178,7 +178,7 @@ impl<M: Message, C: Connections> Input<M, C> {
     ///
     /// Use it with [`Stream::join`](crate::Stream::join) where a message brings data that wakeline does not track
     /// (another library's pointer, say) to a stream other than the operator's own: the operator's own stream is ordered
-    /// after the message when it is taken. Envelopes need none of it.
+    /// after the message when it is taken. Not needed for envelopes.
     ///
     /// If a run takes more than 1024 messages, the oldest entries are discarded.
     pub fn streams(&self) -> impl Iterator<Item = Option<&Ticket>> {
@@ -225,7 +225,7 @@ impl<M: Message, C: Connections> Input<M, C> {
     /// Takes the messages that `next` returns, until it returns none; those that the caller does not use are dropped.
     pub(super) fn take_all(&mut self, mut next: impl FnMut(&mut Self) -> Result<Option<M>>) -> Result<Batch<'_, M>> {
         // One by one also on an error or a panic.
-        let mut taken = mem::replace(&mut self.batch, Taken::none());
+        let mut taken = mem::replace(&mut self.batch, BatchBuffer::none());
         while let Some(message) = next(self)? {
             taken.push(message);
         }
@@ -305,7 +305,7 @@ impl<M: Message, C: Connections> Input<M, C> {
     }
 }
 
-/// A wait for a message, perhaps in the middle of a run: true if there is one, false if none will arrive.
+/// Waits for a message, perhaps in the middle of a run: true if there is one, false if none will arrive.
 fn poll_received<M: Message>(context: &RunContext, queues: &mut [InputQueue<M>], task: &mut Context<'_>) -> Poll<bool> {
     context.poll_port(InRun::RECEIVES, task, |task| match poll_new(queues, task) {
         Readiness::READY => Ok(true),
@@ -315,14 +315,14 @@ fn poll_received<M: Message>(context: &RunContext, queues: &mut [InputQueue<M>],
     })
 }
 
-/// Is there a message in one of these queues that was not taken before?
+/// Ready if one of these queues has a message that was not taken before.
 fn poll_new<M: Message>(queues: &mut [InputQueue<M>], cx: &mut Context<'_>) -> Readiness {
     let mut all = Readiness::NEVER;
     for queue in queues {
         match (queue.poll_new(cx), all) {
             (Readiness::READY, _) => return Readiness::READY,
             (Readiness::NEVER, _) => {}
-            // The one that may become ready first.
+            // The one that might become ready first.
             (readiness, Readiness::NEVER) => all = readiness,
             (readiness, before) if before.needs_others() => all = readiness,
             _ => {}
@@ -368,7 +368,7 @@ impl<M: Message, C: Connections> Port for Input<M, C> {
             untaken: Traffic::default(),
             tickets: TakenTickets::new(binder.streams.clone()),
             context: binder.context.clone(),
-            batch: Taken::none(),
+            batch: BatchBuffer::none(),
             wait: InputWait::new(need, disabled),
             turns: Turns::default(),
         })

@@ -1,7 +1,7 @@
 //! [`InputQueue`]: the receiving end of a hub in an input, with what the input requires of a message.
 //!
-//! If the hub may drop messages, those that a run needs are promised and then held: a poll promises messages to the next
-//! run, a claim holds them until the run takes them or [releases](InputQueue::release) them.
+//! If the hub may drop messages, the messages that a run needs are promised and reserved: a poll promises messages to the
+//! next run, and the run's claim reserves them until they are taken or [released](InputQueue::release).
 
 use std::{
     fmt,
@@ -32,7 +32,7 @@ pub struct InputQueue<M: Message> {
     feed: Option<Sender<M>>,
     /// For a port that requires more of a message than its arrival.
     ready_prefix: Option<Box<ReadyPrefix>>,
-    /// The hub may drop messages that were promised, unless they are held.
+    /// The hub may drop promised messages that are not reserved.
     lossy: bool,
     /// The number of messages of a lossy hub that are promised to the next run, or to the current one. Set only by
     /// [`poll_promised`](Self::poll_promised), and void once the next wait begins.
@@ -47,7 +47,7 @@ pub struct InputQueue<M: Message> {
 impl<M: Message> InputQueue<M> {
     pub(super) fn new(receiver: Receiver<M>, wanted: Wanted) -> Self {
         let ready_prefix = ReadyPrefix::new(wanted);
-        // In a latest-value hub the newest message may be replaced by a newer one, which serves as well.
+        // In a latest-value hub a newer message may replace the promised one.
         let lossy = receiver.is_lossy() && (ready_prefix.is_some() || !receiver.keeps_latest());
         Self {
             receiver,
@@ -78,7 +78,7 @@ impl<M: Message> InputQueue<M> {
         Ok(receiver)
     }
 
-    /// For the next run: is there a message that may be taken, or an error to return?
+    /// For the next run: ready if a message can be taken, or an error returned.
     #[inline]
     pub(super) fn poll(&mut self, interest: Interest, cx: &mut Context<'_>) -> Readiness {
         if self.lossy || self.ready_prefix.is_some() {
@@ -92,8 +92,7 @@ impl<M: Message> InputQueue<M> {
         self.poll_promised(1, cx).of_one()
     }
 
-    /// As [`poll_count`](Self::poll_count), for the next run: up to `most` of the available messages are promised to
-    /// it.
+    /// Like [`poll_count`](Self::poll_count), and promises up to `most` of the available messages to the next run.
     pub(super) fn poll_promised(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
         let counted = self.poll_count(most, cx);
         if self.lossy {
@@ -102,8 +101,8 @@ impl<M: Message> InputQueue<M> {
         counted
     }
 
-    /// A wait for a run begins or is dropped: nothing is promised any more, and messages that the last run held and did
-    /// not take are returned to the hub.
+    /// Revokes all promises, and releases messages that were reserved for the last run and not taken. Called when a wait
+    /// for a run begins or is dropped.
     pub(super) fn release(&mut self) {
         if self.lossy {
             self.promised = 0;
@@ -111,8 +110,8 @@ impl<M: Message> InputQueue<M> {
         }
     }
 
-    /// How many messages may be taken, up to `most`? Registers the waker, and changes nothing else: it promises nothing
-    /// to a run, and a run in progress keeps what it holds.
+    /// Counts the messages that can be taken, up to `most`. Registers the waker, and changes nothing else: it promises
+    /// nothing to a run, and a run in progress keeps its reserved messages.
     pub(super) fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
         let mut counted = match &mut self.ready_prefix {
             None => loop {
@@ -152,7 +151,7 @@ impl<M: Message> InputQueue<M> {
         self.receiver.oldest()
     }
 
-    /// Is there a message that was not taken before? Also called in the middle of a run: see
+    /// Ready if there is a message that was not taken before. Also called in the middle of a run: see
     /// [`poll_count`](Self::poll_count).
     pub(super) fn poll_new(&mut self, cx: &mut Context<'_>) -> Readiness {
         if self.keeps_latest() {
@@ -164,7 +163,7 @@ impl<M: Message> InputQueue<M> {
         self.poll_count(1, cx).of_one()
     }
 
-    /// A run begins: the promised messages are available, and stay so. False if they are not available any more.
+    /// Reserves the promised messages, as a run begins. False if they are no longer available.
     #[inline]
     pub(super) fn claim(&mut self) -> bool {
         self.promised == 0 || self.claim_promised()
@@ -195,15 +194,15 @@ impl<M: Message> InputQueue<M> {
         let now = (!succeeds).then(|| self.receiver.version());
         assert!(
             now.is_none() || now != self.failed_at,
-            "internal error: a run was promised messages of hub `{}`, {} of them, and its claim fails again although \
-             nothing has changed there (please report)",
+            "internal error: hub `{}` promised {} messages to a run, but the claim failed twice although nothing has \
+             changed in the hub (please report)",
             self.hub(),
             self.promised
         );
         self.failed_at = now;
     }
 
-    /// Does `take` return a message, or an error?
+    /// True if `take` returns a message, or an error.
     pub(super) fn has_message(&mut self) -> bool {
         match &mut self.ready_prefix {
             None => self.receiver.len() > 0,
@@ -321,7 +320,7 @@ impl<M: Message> InputQueue<M> {
 
     /// Why no message can be taken.
     pub(super) fn describe_wait(&self) -> String {
-        let which = if self.ready_prefix.is_some() { "no message that may be taken yet" } else { "no message" };
+        let which = if self.ready_prefix.is_some() { "no message that is ready" } else { "no message" };
         format!("{which} in hub `{}`", self.hub())
     }
 
@@ -354,9 +353,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(
-        expected = "internal error: a run was promised messages of hub `any`, 1 of them, and its claim fails again"
-    )]
+    #[should_panic(expected = "internal error: hub `any` promised 1 messages to a run, but the claim failed twice")]
     fn a_claim_that_fails_twice_without_a_change_panics() {
         let (_sender, mut queue) = promised(1);
         assert!(!queue.claim());

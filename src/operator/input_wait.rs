@@ -75,7 +75,7 @@ pub(super) fn poll_count<M: Message>(queues: &mut [InputQueue<M>], most: usize, 
     count_all(queues, |queue| queue.poll_count(most, cx))
 }
 
-/// As [`poll_count`], for the next run.
+/// Like [`poll_count`], for the next run.
 pub(super) fn poll_promised<M: Message>(queues: &mut [InputQueue<M>], most: usize, cx: &mut Context<'_>) -> Counted {
     count_all(queues, |queue| queue.poll_promised(most, cx))
 }

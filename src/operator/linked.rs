@@ -120,7 +120,9 @@ fn missing(failed: &Option<Failed>, port: &str, hub: &str) -> Error {
         failed.retrieved.store(true, Ordering::Relaxed);
         return failed.error.again();
     }
-    let text = format!("port `{port}` has no chunk of hub `{hub}` in this run, or no longer has one");
+    let text = format!(
+        "port `{port}` has no chunk of hub `{hub}`: it got none in this run, or has committed it or given it back already"
+    );
     Error::new(ErrorKind::Usage, text)
 }
 
@@ -146,7 +148,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
     /// This run's chunk, to write to.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// The same as for [`get`](Self::get).
     pub fn get_mut(&mut self) -> Result<&mut Chunk<K, T, S>>
     where
         K: Writes,
@@ -169,7 +171,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
     /// Commits this run's chunk now instead of at the end of the run.
     ///
     /// # Errors
-    /// As for [`get`](Self::get); [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// The same as for [`get`](Self::get); [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn commit(&mut self) -> Result<()> {
         self.get()?;
         self.commit_chunk()
@@ -209,7 +211,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Consume, T, S> {
     /// Takes this run's chunk out as an envelope, to write to or to send on. It returns to the hub after its last use.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// The same as for [`get`](Self::get).
     pub fn take(&mut self) -> Result<Envelope<T>> {
         let chunk = self.chunk.take().ok_or_else(|| missing(&self.failed, self.name, self.link.hub()))?;
         chunk.into_envelope()
@@ -223,7 +225,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
     /// [`give_back`](Self::give_back) the blank first, or this waits for another place.
     ///
     /// # Errors
-    /// As for [`Link::send`].
+    /// The same as for [`Link::send`].
     ///
     /// # Cancel safety
     /// Dropping the future drops the envelope, unsent.
@@ -231,11 +233,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
         self.send_as(envelope.into(), structure, false).await
     }
 
-    /// As [`send`](Self::send), and the changes that other links make to the chunk are written back to this memory; see
+    /// Like [`send`](Self::send), and the changes that other links make to the chunk are written back to this memory; see
     /// [`Link::send_in_place`].
     ///
     /// # Errors
-    /// As for [`Link::send_in_place`].
+    /// The same as for [`Link::send_in_place`].
     ///
     /// # Cancel safety
     /// Dropping the future drops the envelope, unsent.

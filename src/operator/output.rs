@@ -117,7 +117,7 @@ impl<M: Message> Output<M> {
     /// [`send`](Self::send) waits for that.
     ///
     /// # Errors
-    /// As for [`Output::send`].
+    /// The same as for [`Output::send`].
     pub fn try_send(&mut self, message: M) -> Result<Result<(), M>> {
         let mut place = Discarded::new(self.parcel(message));
         self.send_if_room(place.place())?;
@@ -125,10 +125,10 @@ impl<M: Message> Output<M> {
     }
 
     /// Sends a message as the response to some of those that were taken, and to no other: see
-    /// [`Cx::take_replies`](crate::Cx::take_replies). Otherwise as [`send`](Self::send).
+    /// [`Cx::take_replies`](crate::Cx::take_replies). Otherwise like [`send`](Self::send).
     ///
     /// # Errors
-    /// As for [`Output::send`].
+    /// The same as for [`Output::send`].
     ///
     /// # Cancel safety
     /// Dropping the future before it resolves drops the message with it, unsent, and its callers get no response from
@@ -168,7 +168,10 @@ impl<M: Message> Output<M> {
                 sender.try_send_departed(place, |parcel| *dropped = Some(parcel))?;
             }
             Readers::Several(_) => {
-                return Err(Error::new(ErrorKind::Usage, "an output that is used from outside has one reader"));
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    "an output that is used from outside the flow can have only one reader",
+                ));
             }
             _ => return Err(self.readers.closed()),
         }
@@ -359,7 +362,7 @@ impl<M: Message> Output<M> {
         self.readers.poll(room.demand(), interest, cx.waker()).into()
     }
 
-    /// Is there room for `count` messages in the queue, whether there are blank envelopes or not?
+    /// Ready if the queue has room for `count` messages, regardless of blank envelopes.
     pub(crate) fn poll_places(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
         self.readers.poll(Demand::Places(count), Interest::Change, cx.waker()).into()
     }

@@ -68,7 +68,7 @@ use crate::{
 /// | | |
 /// |---|---|
 /// | `#[ports(sum(left, right) = n)]` | `n` messages at all of them together |
-/// | `#[ports(each(left = n, right = m))]` | that many at each |
+/// | `#[ports(each(left = n, right = m))]` | `n` messages at `left` and `m` at `right` |
 /// | `or_after = "10ms"`, beside one of these | or when that time has passed since the last run began, with any number of messages |
 /// | `#[ports(handles = Name)]` | another name for the struct of handles |
 ///
@@ -106,7 +106,7 @@ use crate::{
 /// Without `done` or `event` an operator runs as soon as a message has arrived, and what it enqueues is ordered after
 /// the message's own work. With `done` it is woken only when all work that wrote the message's envelopes is done,
 /// without polling: it may read the data without waiting. Messages without envelopes are done when the stream that they
-/// came with is, and at once if they came with none. If the device is lost meanwhile, the operator runs and
+/// came with is done, and at once if they came with none. If the device is lost before, the operator runs and
 /// [`Input::take`](super::Input::take) returns the error. Readiness is per message: each message of a queue waits for
 /// its own work only. If both `done` and `event` are set, both must hold.
 ///
@@ -248,7 +248,7 @@ pub trait AnyPort: PortState {
     fn stats(&self) -> PortStats;
     /// Registers the waker for the port's next change, whether or not the port is ready.
     fn watch(&mut self, waker: &Waker);
-    /// The operator stops waiting at the port.
+    /// Called when the operator stops waiting at the port.
     fn idle(&mut self) {}
     /// True for an input with messages that allow the operator's runs until it takes one.
     fn allows_runs(&mut self, cx: &mut Context<'_>) -> bool {
@@ -286,7 +286,7 @@ pub trait AnyPort: PortState {
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub trait LinkedPort {
-    /// A run has succeeded: commits its chunk.
+    /// Commits the chunk of a run that has succeeded.
     fn commit_run(&mut self) -> Result<()>;
     /// Returns a chunk that the last run did not commit.
     fn release(&mut self);

@@ -1,5 +1,5 @@
-//! [`SharedPort`]: a port that code outside of its operator uses while the operator runs; and [`Cx::attend`], the loop
-//! of such an operator.
+//! [`SharedPort`]: a port that code outside its operator uses while the operator runs; and [`Cx::attend`], the loop of such
+//! an operator.
 //!
 //! An operator whose messages come from outside of the flow has no runs: the external caller sends through the port
 //! itself, on its own thread, without a task in between. The operator exists to hold the port. It reports how long the
