@@ -189,13 +189,15 @@ fn facts(flow: &Wiring<'_>, port: PortId) -> Option<PortFacts> {
         // Every hub must have room; a hub that drops messages has room for any number.
         let own = flow.leaving(port).map(|(_, connection)| connection).filter(|own| own.to.flow == flow.id);
         let room =
-            own.map(|own| if wanted(flow, own).full.blocks_writer() { hubs::capacity(flow, own) } else { usize::MAX });
+            own.map(
+                |own| if wanted(flow, own).when_full.blocks_writer() { hubs::capacity(flow, own) } else { usize::MAX },
+            );
         return Some(PortFacts { capacity: room.min()?, is_input: false, latest: false });
     }
     // Messages of all connections are counted together.
     let own = || flow.arriving(port.operator).filter(|own| own.to == port && own.from.flow == flow.id);
     let capacity = own().map(|own| hubs::capacity(flow, own)).reduce(usize::saturating_add)?;
-    let latest = own().all(|own| wanted(flow, own).full.keeps_latest());
+    let latest = own().all(|own| wanted(flow, own).when_full.keeps_latest());
     Some(PortFacts { capacity, is_input: true, latest })
 }
 

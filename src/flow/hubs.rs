@@ -49,7 +49,7 @@ impl<'a> Outputs<'a> {
             let (port, writer) = (connection.from, device(flow, connection.from));
             by_port.entry(port).or_insert_with(|| {
                 let branches = flow.leaving(port).map(|(_, branch)| branch).filter(|branch| branch.to.flow == flow.id);
-                let drops = |branch: &&Connection| !wanted(flow, branch).full.blocks_writer();
+                let drops = |branch: &&Connection| !wanted(flow, branch).when_full.blocks_writer();
                 let primary = fan::primary(branches.clone(), drops, |branch| device(flow, branch.to) == writer);
                 let said = branches.filter_map(|branch| wanted(flow, branch).envelope_bytes).max();
                 Output { primary, said }
@@ -134,7 +134,7 @@ fn plan_of(
             problem(format!("its envelopes of {bytes} bytes hold no element of {element_bytes} bytes"));
         }
     }
-    if carries && !hub.full.blocks_writer() && envelopes < hub.default_envelopes(least) {
+    if carries && !hub.when_full.blocks_writer() && envelopes < hub.default_envelopes(least) {
         let needs = hub.default_envelopes(least);
         problem(format!(
             "it drops messages so that its writer never waits, but with {envelopes} envelopes the writer would wait: it \
@@ -167,7 +167,7 @@ fn plan_of(
     let room = needs_at(flow, connection.from);
     let waits = || format!("`{}` waits for room for {room} messages", port_name(flow, connection.from));
     // What a condition waits for was checked with the other conditions of the operator.
-    if room > capacity && hub.full.blocks_writer() && !is_named(flow, connection.from) {
+    if room > capacity && hub.when_full.blocks_writer() && !is_named(flow, connection.from) {
         problem(format!("{}, and its queue holds {capacity}: give it a capacity of {room} or more", waits()));
     }
     let lent = writer_bytes.is_some() || (carries && forks);
@@ -184,7 +184,7 @@ fn plan_of(
     HubPlan {
         name: name.into(),
         capacity,
-        full: hub.full,
+        when_full: hub.when_full,
         ends_with: None,
         envelopes,
         writer_bytes,
@@ -209,14 +209,14 @@ pub(super) fn ends_with(flow: &Flow, plans: &mut [HubPlan]) {
     for (at, connection) in within(flow).enumerate() {
         let reader = connection.to.operator;
         inputs[reader].push(at);
-        end_alone[reader] |= !plans[at].full.keeps_latest() && !decl(flow, connection.to).need.optional;
+        end_alone[reader] |= !plans[at].when_full.keeps_latest() && !decl(flow, connection.to).need.optional;
     }
     // A chunk that is waited for also ends the reader.
     for link in flow.links.iter().filter(|link| link.role != Role::Produce && !decl(flow, link.port).need.optional) {
         end_alone[link.port.operator] = true;
     }
     for (inputs, end_alone) in inputs.into_iter().zip(end_alone) {
-        let latest = inputs.iter().filter(|at| plans[**at].full.keeps_latest()).count();
+        let latest = inputs.iter().filter(|at| plans[**at].when_full.keeps_latest()).count();
         if !end_alone && latest > 0 {
             let all = Arc::new(EndTogether::new(latest));
             inputs.into_iter().for_each(|at| plans[at].ends_with = Some(all.clone()));

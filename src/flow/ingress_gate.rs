@@ -233,7 +233,7 @@ impl<M: Message> IngressGate<M> {
         let used = self.output.with(|output| {
             let done = act(output);
             while *given_out + more < MAX {
-                match output.poll_places(*given_out + more + 1, &mut owner) {
+                match output.poll_queue_room(*given_out + more + 1, &mut owner) {
                     Readiness::READY => more += 1,
                     Readiness::NEVER => return (done, false),
                     _ => break,
@@ -346,7 +346,7 @@ impl<M: Message> SendPermit<M> {
         *parcel.place() = message.take().map(|message| Parcel::new(message, load));
         let departed = parcel.get_mut().map(|parcel| {
             came_back.take(&mut parcel.message, |boundary| boundary.has_flow_of(&gate.boundary));
-            departure.of(parcel)
+            departure.prepare(parcel)
         });
         let Some(departed) = departed else { return Err(SendError::new(None, ended(&gate.flow))) };
         permit.forget();
@@ -362,7 +362,7 @@ impl<M: Message> SendPermit<M> {
             }
             Ok(_) => Ok(()),
         });
-        let sent = sent.map(|sent| sent.and_then(|()| departure.arrive()));
+        let sent = sent.map(|sent| sent.and_then(|()| departure.move_queued()));
         // Dropped with no lock held, since the drop of a message may send another one.
         discard(dropped);
         if let Some(parcel) = parcel.get_mut().filter(|_| !matches!(sent, Some(Err(_)))) {

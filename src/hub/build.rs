@@ -24,7 +24,7 @@ use crate::{
 pub(crate) struct HubPlan {
     pub(crate) name: Arc<str>,
     pub(crate) capacity: usize,
-    pub(crate) full: WhenFull,
+    pub(crate) when_full: WhenFull,
     /// The hubs of one reader that end together, if one of them keeps the latest message and this is one of them.
     pub(crate) ends_with: Option<Arc<EndTogether>>,
     pub(crate) envelopes: usize,
@@ -99,7 +99,7 @@ pub(crate) fn build<M: Message>(plan: HubPlan, clone_latest: Option<CloneFn<M>>)
         arrival_pool,
         copy_stream,
         stepped: plan.stepped.into(),
-        ..HubCore::new(name.clone(), Queue::new(plan.capacity, plan.full), plan.reader)
+        ..HubCore::new(name.clone(), Queue::new(plan.capacity, plan.when_full), plan.reader)
     });
     if let Some(all) = queues {
         let queue: Arc<dyn HubView> = core.clone();

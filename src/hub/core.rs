@@ -172,7 +172,7 @@ impl<M: Message> HubCore<M> {
     /// Moves the message before it is pushed, if no other message waits to be moved: it is pushed ready.
     fn move_and_send(&self, place: &mut Option<Parcel<M>>) -> Result<()> {
         let is_next =
-            !self.stepped.load(Ordering::Acquire) && self.queue.full().blocks_writer() && self.queue.all_ready();
+            !self.stepped.load(Ordering::Acquire) && self.queue.when_full().blocks_writer() && self.queue.all_ready();
         let Some(parcel) = place.as_mut().filter(|_| is_next && !self.queue.reader_gone()) else {
             self.enqueue(place, discard);
             return self.pump();

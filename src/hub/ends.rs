@@ -29,7 +29,7 @@ pub(crate) enum Demand {
     /// Room for this many messages of one envelope each and, where the hub has them, as many blank envelopes.
     Room(usize),
     /// Room for this many messages of one envelope each, regardless of blank envelopes.
-    Places(usize),
+    QueueRoom(usize),
     /// Room for one message with this many envelopes.
     Message(usize),
     /// A blank envelope, where the hub has them.
@@ -76,7 +76,7 @@ impl<M: Message> Sender<M> {
                 self.request(messages, messages);
                 self.poll_several(waker, || self.has_room(messages) && self.has_blanks(messages))
             }
-            Demand::Places(messages) => self.poll_several(waker, || self.has_room(messages)),
+            Demand::QueueRoom(messages) => self.poll_several(waker, || self.has_room(messages)),
         };
         // The hub might have failed before the waker was registered: nothing would wake it.
         if answer == Answer::Wait && self.has_failed() { Answer::Yes } else { answer }
@@ -144,12 +144,12 @@ impl<M: Message> Sender<M> {
 
     /// Whether the hub never blocks the writer.
     pub(super) fn drops_messages(&self) -> bool {
-        !self.queue.full().blocks_writer()
+        !self.queue.when_full().blocks_writer()
     }
 
     /// Whether the queue would accept one more message rather than drop it.
     pub(crate) fn would_queue(&self) -> bool {
-        self.queue.full() != WhenFull::DropNewest || self.queue.len() < self.queue.capacity()
+        self.queue.when_full() != WhenFull::DropNewest || self.queue.len() < self.queue.capacity()
     }
 
     /// Makes this many envelopes free to copy to, by dropping older messages if needed. Returns false if the reader
@@ -157,7 +157,7 @@ impl<M: Message> Sender<M> {
     pub(super) fn free_envelopes(&self, count: usize) -> bool {
         let Some(arrivals) = &self.arrival_pool else { return true };
         while !arrivals.has(count) {
-            if self.queue.full() != WhenFull::DropOldest {
+            if self.queue.when_full() != WhenFull::DropOldest {
                 return false;
             }
             let Some(old) = self.queue.drop_oldest() else { return false };
@@ -360,7 +360,7 @@ mod tests {
         let (sender, receiver) = build::private::<u32>("any");
         let poll = |demand| sender.poll(demand, Interest::Change, Waker::noop());
         let _ = sender.fail(Error::new(ErrorKind::Usage, "planned"));
-        for demand in [Demand::Reader, Demand::Room(1), Demand::Room(2), Demand::Places(2), Demand::Blank] {
+        for demand in [Demand::Reader, Demand::Room(1), Demand::Room(2), Demand::QueueRoom(2), Demand::Blank] {
             assert_eq!(poll(demand), Answer::Yes, "{demand:?}");
         }
         drop(receiver);
@@ -394,7 +394,7 @@ mod tests {
         let plan = HubPlan {
             name: "any".into(),
             capacity: 1,
-            full: WhenFull::Block,
+            when_full: WhenFull::Block,
             ends_with: None,
             envelopes: 2,
             writer_bytes: Some(8),

@@ -1,8 +1,8 @@
-//! [`ExternalHandle`]: a hub as the sender of a message from outside the flow uses it.
+//! [`ExternalHandle`]: a hub's core, for a sender outside the flow.
 //!
-//! Such a sender shares the output with others, under a lock. What calls code of the message happens before and after
-//! the message is enqueued, with no lock held: [`accepts`](ExternalHandle::accepts) and [`depart`](ExternalHandle::depart)
-//! before, [`pump`](ExternalHandle::pump) after it.
+//! Such a sender shares the output with others, under a lock. The steps that call code of the message run without the lock:
+//! [`accepts`](ExternalHandle::accepts) and [`depart`](ExternalHandle::depart) before the message is enqueued, and
+//! [`pump`](ExternalHandle::pump) after it.
 
 use std::sync::Arc;
 
@@ -69,8 +69,8 @@ pub(crate) enum SentBy {
 }
 
 impl SentBy {
-    /// Checks that a caller keeps no means to touch its request later, and that the request does not make an operator
-    /// on the host fail.
+    /// Checks that a caller cannot access its request's memory later, and that the request does not make an operator on the
+    /// host fail.
     fn may_send(self, envelope: &RawEnvelope, reader: &Device) -> Result<()> {
         let memory = envelope.memory();
         if self == Self::Feeder {

@@ -9,8 +9,8 @@
 //!   end:    a hub whose reader has ended is skipped; when all have ended, the output is closed
 //! ```
 //!
-//! A fork's envelopes are lent by its own hub, from which nothing else takes envelopes: if the poll found enough of
-//! them, they are still there when the forks are made.
+//! A fork's envelopes come from its hub, and nothing else takes envelopes from that hub: if the poll found enough of them,
+//! they are still there when the forks are made.
 
 use std::{fmt, sync::Arc, task::Waker};
 
@@ -37,7 +37,7 @@ pub enum Outcome {
     Sent,
     /// The hub has no room for it, or no envelope to copy it to.
     Full,
-    /// The hub has dropped it, as hubs of its kind do: it is full, or its reader has all the envelopes that the
+    /// The hub, which drops messages, has dropped it: the hub is full, or its reader has all the envelopes that the
     /// message could be copied to.
     Dropped,
     /// The hub's reader has ended.
@@ -102,7 +102,7 @@ impl<M: Message> Fan<M> {
         match demand {
             Demand::Room(messages) => self.request(messages, messages),
             Demand::Message(envelopes) => self.request(1, envelopes),
-            Demand::Places(_) | Demand::Blank | Demand::Reader => {}
+            Demand::QueueRoom(_) | Demand::Blank | Demand::Reader => {}
         }
         match self.ask(demand, waker) {
             Answer::Wait => {
@@ -127,7 +127,7 @@ impl<M: Message> Fan<M> {
             Demand::Room(messages) => {
                 self.branches[self.lender].has_blanks(messages) && self.has_room(messages, messages)
             }
-            Demand::Places(messages) => self.has_room(messages, messages),
+            Demand::QueueRoom(messages) => self.has_room(messages, messages),
             Demand::Message(envelopes) => self.has_room(1, envelopes),
             Demand::Blank => self.branches[self.lender].has_blanks(1),
             Demand::Reader => true,
@@ -291,7 +291,7 @@ impl<M: Message> Fan<M> {
                 }
             }
         }
-        // The copies' reads are committed, so that a write elsewhere waits for them and for no later work.
+        // The reads by the copies are committed, so that a write elsewhere waits for them and for no later work.
         let mut marked = Ok(());
         if M::CARRIES_ENVELOPES && !forks.0.is_empty() {
             message.envelopes(&mut |envelope| {
@@ -303,7 +303,7 @@ impl<M: Message> Fan<M> {
         marked.map(|()| (forks, all))
     }
 
-    /// The message stays in `place` if no hub accepts or drops it.
+    /// Sends the forks, and the message to the primary. The message stays in `place` if no hub accepts or drops it.
     fn deliver(&mut self, place: &mut Option<Parcel<M>>, mut forks: Forks<M>) -> Result<()> {
         let mut done = false;
         // Reversed, to pop them in order. After an error the remaining ones are discarded one by one.

@@ -67,20 +67,20 @@ pub(crate) type ForkFn<M> = fn(&M, &mut Copier<'_>) -> Result<M>;
 /// Makes the copies of a message's envelopes for one more reader.
 pub struct Copier<'a> {
     hub: &'a str,
-    arrivals: Option<&'a Arc<Pool>>,
-    copies: Option<&'a Stream>,
+    arrival_pool: Option<&'a Arc<Pool>>,
+    copy_stream: Option<&'a Stream>,
     /// The host access that must complete before a copy on the host is possible.
     pub(super) pending: Option<HostAccess>,
 }
 
 impl<'a> Copier<'a> {
-    pub(super) fn new(hub: &'a str, arrivals: Option<&'a Arc<Pool>>, copies: Option<&'a Stream>) -> Self {
-        Self { hub, arrivals, copies, pending: None }
+    pub(super) fn new(hub: &'a str, arrival_pool: Option<&'a Arc<Pool>>, copy_stream: Option<&'a Stream>) -> Self {
+        Self { hub, arrival_pool, copy_stream, pending: None }
     }
 
     fn copy(&mut self, from: &RawEnvelope) -> Result<RawEnvelope> {
         let wrong = |what: String| Error::new(ErrorKind::Usage, what).at(format!("hub `{}`", self.hub));
-        let Some(arrivals) = self.arrivals else {
+        let Some(arrivals) = self.arrival_pool else {
             return Err(wrong("a message has envelopes, but the hub has none to copy them to: set `Message::CARRIES_ENVELOPES` to `true`".into()));
         };
         if from.bytes() > arrivals.bytes() {
@@ -96,7 +96,7 @@ impl<'a> Copier<'a> {
         if from.memory().is_host() && to.memory().is_host() {
             return self.copy_here(from, to);
         }
-        let Some(copies) = self.copies else {
+        let Some(copies) = self.copy_stream else {
             let place = from.memory().location();
             return Err(wrong(format!(
                 "a message has an envelope on {place}, but its sender is on another device: send an envelope that is on the sender's device"

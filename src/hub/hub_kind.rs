@@ -27,9 +27,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// reader that keeps more of them, and for a writer that gets its envelopes from a smaller hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hub {
-    /// Set together with `full`, or `None` if neither was set.
+    /// Set together with `when_full`, or `None` if neither was set.
     pub(crate) capacity: Option<usize>,
-    pub(crate) full: WhenFull,
+    pub(crate) when_full: WhenFull,
     pub(crate) envelopes: Option<usize>,
     pub(crate) envelope_bytes: Option<usize>,
 }
@@ -42,8 +42,8 @@ pub struct Latest(());
 pub(crate) const DEFAULT_CAPACITY: usize = 1;
 
 impl Hub {
-    fn queue(capacity: usize, full: WhenFull) -> Self {
-        Self { capacity: Some(capacity), full, ..Self::default() }
+    fn queue(capacity: usize, when_full: WhenFull) -> Self {
+        Self { capacity: Some(capacity), when_full, ..Self::default() }
     }
 
     /// A queue of `capacity` messages that blocks the writer while it is full. A capacity of 0 is an error before the
@@ -149,13 +149,13 @@ impl Hub {
 
     /// This configuration, with `defaults` for what is not set.
     pub(crate) fn or(self, defaults: Hub) -> Self {
-        let (capacity, full) = match self.capacity {
-            Some(_) => (self.capacity, self.full),
-            None => (defaults.capacity, defaults.full),
+        let (capacity, when_full) = match self.capacity {
+            Some(_) => (self.capacity, self.when_full),
+            None => (defaults.capacity, defaults.when_full),
         };
         Self {
             capacity,
-            full,
+            when_full,
             envelopes: self.envelopes.or(defaults.envelopes),
             envelope_bytes: self.envelope_bytes.or(defaults.envelope_bytes),
         }
@@ -164,7 +164,7 @@ impl Hub {
     /// The default number of envelopes per location where operators wait for `needs` messages at once: `needs + 1`, so
     /// that one is written while the others are read.
     pub(crate) fn default_envelopes(self, needs: usize) -> usize {
-        match self.full {
+        match self.when_full {
             WhenFull::Block => needs.saturating_add(1),
             // One for each message that it queues, one for the reader and one for the writer.
             _ => self.capacity.unwrap_or(DEFAULT_CAPACITY).saturating_add(2),
@@ -198,7 +198,7 @@ impl<M> HubKind<M> {
     /// This configuration, with `defaults` for what is not set.
     pub(crate) fn or(self, defaults: Self) -> Self {
         let hub = self.hub.or(defaults.hub);
-        let keeps = hub.full.keeps_latest();
+        let keeps = hub.when_full.keeps_latest();
         Self { hub, clone_latest: self.clone_latest.or(defaults.clone_latest).filter(|_| keeps) }
     }
 }

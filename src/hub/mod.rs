@@ -18,14 +18,13 @@
 //! # The way of a message
 //!
 //! From `send` in one operator to the next operator's `compute` on another device, a message passes ten types in eight
-//! files. Files without a folder are in this one. Types in brackets do not get the message: they are the neighbours that
-//! do the work beside it.
+//! files. Files without a folder are in this one. Types in brackets work beside the way; the message does not pass them.
 //!
 //! ```text
 //!   send     Output (operator/output.rs)      makes a Parcel (parcel.rs): the message and its header, with the run's load
 //!              v
-//!            Sender (ends.rs)                 the writer's reference to the HubCore. An output with several readers sends
-//!              v                              through a [Fan] (fan.rs), which forks the message for each further Sender
+//!            Sender (ends.rs)                 the writer's end: a reference to the HubCore. An output with several readers
+//!              v                              sends through a [Fan] (fan.rs), which forks the message for all but one Sender
 //!            HubCore::try_send (core.rs)      is there room? Otherwise the message stays at the output, which waits
 //!              │                              Parcel::depart: RawEnvelope::depart commits the uses and sets the ticket
 //!              │
@@ -38,12 +37,12 @@
 //!              Pool::take (pool.rs)           an envelope at the reader's location. There is none: the message waits
 //!              [transfer::copy]               memory/transfer.rs enqueues the copy on the hub's [Stream] of a [Backend]
 //!                                             the copy's uses are committed, and the new envelope replaces the old one,
-//!                                             which returns to its pool
+//!                                             which returns to its pool once the message is pushed or put back
 //!
 //!   push     Queue::push (queue.rs)           under its lock. The [HubSide] (hub_side.rs) of the reader is woken after it
 //!
 //!   wait     [OperatorTask] (operator/node.rs) is woken and polls the [RunLoop] (operator/run_loop.rs), which polls the
-//!            ports, claims what the run needs and begins the run. At each port:
+//!            ports, claims what the run needs and begins the run, through [OperatorRuns] (operator/cx.rs). At an input:
 //!            Input::poll_ready (operator/input.rs) ──> InputQueue::poll (operator/input_queue.rs) ──> Receiver::poll
 //!            (ends.rs) ──> Queue::poll_message; then Input::claim ──> InputQueue::claim
 //!              v

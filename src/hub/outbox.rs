@@ -1,4 +1,4 @@
-//! [`Outbox`]: buffers what one of several workers of an operator sends, until the operator passes it on.
+//! [`Outbox`]: buffers the messages that a worker of an operator sends, until the operator forwards them.
 
 use std::{
     collections::VecDeque,

@@ -93,7 +93,7 @@ pub(crate) struct Version {
 #[derive(Debug)]
 pub(crate) struct Queue<M> {
     capacity: usize,
-    full: WhenFull,
+    when_full: WhenFull,
     /// The number of messages in the queue, and how many of the first of them are ready. Written under the lock, read
     /// without it.
     len: AtomicUsize,
@@ -159,10 +159,10 @@ impl<M: 'static> Drop for PeekGuard<'_, M> {
 }
 
 impl<M: 'static> Queue<M> {
-    pub(crate) fn new(capacity: usize, full: WhenFull) -> Self {
+    pub(crate) fn new(capacity: usize, when_full: WhenFull) -> Self {
         Self {
             capacity,
-            full,
+            when_full,
             len: AtomicUsize::new(0),
             ready: AtomicUsize::new(0),
             unready: AtomicUsize::new(0),
@@ -172,7 +172,7 @@ impl<M: 'static> Queue<M> {
                 Level::Hub,
                 State {
                     // One more, since the oldest is removed after the new one was added.
-                    messages: VecDeque::with_capacity(capacity.min(1024) + usize::from(full.may_lose_ready())),
+                    messages: VecDeque::with_capacity(capacity.min(1024) + usize::from(when_full.may_lose_ready())),
                     number: 0,
                     counts: Counts::default(),
                     moving: false,
@@ -205,16 +205,16 @@ impl<M: 'static> Queue<M> {
     /// Whether there is room for this many messages, or if the queue drops messages instead.
     #[inline]
     pub(crate) fn has_room(&self, messages: usize) -> bool {
-        self.len().saturating_add(messages) <= self.capacity || !self.full.blocks_writer()
+        self.len().saturating_add(messages) <= self.capacity || !self.when_full.blocks_writer()
     }
 
     /// Whether the queue drops ready messages.
     pub(crate) fn is_lossy(&self) -> bool {
-        self.full.may_lose_ready()
+        self.when_full.may_lose_ready()
     }
 
-    pub(crate) fn full(&self) -> WhenFull {
-        self.full
+    pub(crate) fn when_full(&self) -> WhenFull {
+        self.when_full
     }
 
     /// Whether there is a message to take.
@@ -223,7 +223,7 @@ impl<M: 'static> Queue<M> {
         match self.ready() {
             0 if self.reader.is_registered(waker, interest) && !self.writer_gone() => Answer::Wait,
             0 => self.wait_for_message(waker),
-            _ if self.full.keeps_latest() => self.poll_newest(waker),
+            _ if self.when_full.keeps_latest() => self.poll_newest(waker),
             _ => Answer::Yes,
         }
     }
@@ -339,7 +339,7 @@ impl<M: 'static> Queue<M> {
             return Pushed::NotQueued;
         }
         let is_full = state.messages.len() - state.reserved >= self.capacity;
-        if is_full && !self.full.may_lose_ready() {
+        if is_full && !self.when_full.may_lose_ready() {
             return self.push_to_full(&mut state);
         }
         let mut left = self.ready();
@@ -358,7 +358,7 @@ impl<M: 'static> Queue<M> {
 
     #[cold]
     fn push_to_full(&self, state: &mut State<M>) -> Pushed {
-        if self.full.blocks_writer() {
+        if self.when_full.blocks_writer() {
             return Pushed::NotQueued;
         }
         state.counts.dropped += 1;

@@ -1,6 +1,6 @@
-//! Messages that cross the boundary of a flow: their envelopes are [marked](super::external_guard) when they leave it,
-//! become the caller's own in a response ([`ResponseTransfer`]), and lose the flow's marks when they enter it again
-//! ([`ReturnedMarks`]).
+//! [`ResponseTransfer`] and [`ReturnedMarks`]: messages that cross the boundary of a flow. Their envelopes are
+//! [marked](super::external_guard) when they leave the flow, become the caller's memory in a response, and lose the flow's
+//! marks when they enter it again.
 
 use std::sync::{Arc, Weak};
 
@@ -13,13 +13,13 @@ use super::{
 };
 use crate::error::{CallerErrors, Error, Result};
 
-/// The place where a service's responses leave its flow.
+/// Transfers the envelopes of a service's responses to its callers.
 pub(crate) struct ResponseTransfer {
     boundary: Arc<Boundary>,
     no_pool: Weak<Pool>,
 }
 
-/// The marks that were removed from a message as it entered their flow, kept until it is certain that it stays there.
+/// The marks that were removed from a message as it entered their flow, kept until the message is known to stay there.
 #[derive(Default)]
 pub(crate) struct ReturnedMarks {
     /// Each with the index of its envelope in the message.
@@ -50,17 +50,17 @@ impl ResponseTransfer {
     /// allocation per envelope. Call it from one of the flow's operators, with no lock held.
     ///
     /// # Errors
-    /// Those of the allocation, in the form for the caller. Some of the message's envelopes then still belong to
-    /// their hubs: drop the message.
+    /// The errors of the allocation, in the form for the caller. Some of the message's envelopes still belong to their hubs
+    /// then: drop the message.
     pub(crate) fn hand_out<M: Message>(&self, message: &mut M) -> Result<()> {
         if !M::CARRIES_ENVELOPES {
             return Ok(());
         }
-        let (mut left, mut failed) = (SmallVec::<[PoolReplacement; 1]>::new(), None::<Error>);
+        let (mut replacements, mut failed) = (SmallVec::<[PoolReplacement; 1]>::new(), None::<Error>);
         message.envelopes(&mut |envelope| {
             if failed.is_none() {
                 match envelope.leave_pool(&self.no_pool) {
-                    Ok(behind) => left.push(behind),
+                    Ok(replacement) => replacements.push(replacement),
                     Err(error) => failed = Some(error),
                 }
             }
@@ -68,7 +68,7 @@ impl ResponseTransfer {
         });
         // Outside of the visit above, since the waiters' wakers are user code, as is the method that calls the
         // visitor.
-        left.into_iter().for_each(PoolReplacement::complete);
+        replacements.into_iter().for_each(PoolReplacement::complete);
         match (failed, &self.boundary.errors) {
             (None, _) => Ok(()),
             (Some(error), Some(errors)) => Err(errors.of_response(&error)),

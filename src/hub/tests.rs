@@ -43,7 +43,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 #[derive(Default)]
 struct List {
     capacity: usize,
-    full: WhenFull,
+    when_full: WhenFull,
     messages: Vec<(u64, bool)>,
     /// The message that is being moved, whether or not it is still in the list.
     moving: Option<u64>,
@@ -77,9 +77,9 @@ impl List {
 }
 
 /// `moves`: messages are not ready when they are pushed.
-fn check(full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result<(), TestCaseError> {
-    let queue = Queue::new(capacity, full);
-    let mut list = List { capacity, full, ..List::default() };
+fn check(when_full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result<(), TestCaseError> {
+    let queue = Queue::new(capacity, when_full);
+    let mut list = List { capacity, when_full, ..List::default() };
     let mut out = None;
     for step in steps {
         match *step {
@@ -87,7 +87,7 @@ fn check(full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result
                 let message = list.pushed + 1;
                 let mut place = Some(message);
                 let is_full = list.messages.len() - list.reserved >= list.capacity;
-                let oldest = match list.full {
+                let oldest = match list.when_full {
                     WhenFull::Block if is_full => {
                         prop_assert_eq!(queue.push(&mut place, !moves), Pushed::NotQueued);
                         prop_assert_eq!(place, Some(message));
@@ -124,7 +124,7 @@ fn check(full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result
                     *(if discards { &mut list.counts.untaken } else { &mut list.counts.taken }) += 1;
                 }
             }
-            Step::Read if full.keeps_latest() => {
+            Step::Read if when_full.keeps_latest() => {
                 let mut place = None;
                 let read = queue.read(&mut place, |message| *message);
                 prop_assert_eq!(read, list.messages.first().map(|(number, _)| *number));
@@ -200,7 +200,7 @@ fn check(full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result
     let refused = steps.iter().filter(|step| matches!(step, Step::Refuse)).count() as u64;
     drop(queue.close_reader());
     let Counts { taken, dropped, untaken } = queue.counts();
-    let newest = if full == WhenFull::DropNewest { dropped - refused } else { 0 };
+    let newest = if when_full == WhenFull::DropNewest { dropped - refused } else { 0 };
     prop_assert_eq!(taken + dropped + untaken, list.pushed + newest + refused, "each is counted once");
     Ok(())
 }
@@ -210,10 +210,10 @@ proptest! {
     fn the_queue_is_a_list_that_counts(
         steps in steps(),
         capacity in 1..4_usize,
-        full in prop_oneof![Just(WhenFull::Block), Just(WhenFull::DropNewest), Just(WhenFull::DropOldest)],
+        when_full in prop_oneof![Just(WhenFull::Block), Just(WhenFull::DropNewest), Just(WhenFull::DropOldest)],
         moves in any::<bool>(),
     ) {
-        check(full, capacity, moves, &steps)?;
+        check(when_full, capacity, moves, &steps)?;
     }
 
     #[test]

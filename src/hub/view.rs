@@ -43,7 +43,7 @@ pub(crate) trait HubView: Send + Sync {
     /// For a hub that is stepped: moves one message, if possible, and returns its size in bytes.
     fn step(&self) -> Result<Option<u64>>;
     /// Ends stepping: from now on the hub moves messages by itself.
-    fn go_on(&self);
+    fn stop_stepping(&self);
     /// Whether nothing can be taken, and nothing will be added.
     fn has_ended(&self) -> bool;
     fn name(&self) -> &Arc<str>;

@@ -287,7 +287,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                     if ending {
                         return Ok(());
                     }
-                    ports.visit(&mut |_, port| port.worker_port().into_iter().for_each(|port| port.settle()));
+                    ports.visit(&mut |_, port| port.worker_port().into_iter().for_each(|port| port.finish_close()));
                     closing = false;
                     continue;
                 }

@@ -59,10 +59,10 @@ use crate::{
 ///
 /// #[derive(Ports)]
 /// struct UpdatePorts {
-///     /// Looked at, with others.
+///     /// Read, shared with other readers.
 ///     #[peek]
 ///     sums: Peek<f32>,
-///     /// Changed, one at a time.
+///     /// Written, by one link at a time.
 ///     #[modify]
 ///     centroids: Modify<f32>,
 /// }
@@ -326,7 +326,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> LinkedPort for Li
 
     fn release(&mut self) {
         self.chunk = None;
-        // The next run has a chunk, if the cause no longer applies; or again the error that the last run did not
+        // The next run gets a chunk if the cause no longer applies, otherwise the error again that the last run did not
         // retrieve.
         self.refused = None;
         let _ = self.failed.take_if(|failed| failed.was_retrieved());
@@ -356,7 +356,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
 
     fn poll_ready(&mut self, _before: Readiness, cx: &mut Context<'_>) -> Readiness {
         let readiness = self.poll_link(cx);
-        // An operator that does not need a chunk is woken for it nevertheless, if it waits for something else.
+        // An operator that does not need a chunk is woken for one even so, if it waits for something else.
         if self.is_required { readiness } else { Readiness::READY }
     }
 
@@ -375,7 +375,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
             }
             Ok(None) if self.is_required => false,
             Ok(None) => {
-                // Other links must not queue behind a run that does without the chunk.
+                // Other links must not queue behind a run that has no chunk.
                 self.link.rest();
                 true
             }

@@ -12,7 +12,7 @@
 //! capture.
 //!
 //! A message's header has a ticket: the point of its sender's stream at which its own work is done (see
-//! `hub/header.rs`). If it carries envelopes, their memory keeps the order and the ticket is only informative; if it
+//! `hub/parcel.rs`). If it carries envelopes, their memory keeps the order and the ticket is only informative; if it
 //! carries none, the operator's stream waits for the ticket when the message is taken.
 
 use std::{

@@ -155,7 +155,7 @@ impl<M: Message> Output<M> {
 
     /// Sends the message in `place` if there is room; otherwise it stays there. A message that the hub drops in
     /// exchange is moved to `dropped`. No user code of the message is called; the hub moves nothing before
-    /// [`Departure::arrive`].
+    /// [`Departure::move_queued`].
     pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
@@ -342,7 +342,7 @@ impl<M: Message> Departure<M> {
     }
 
     /// Prepares an accepted message: all user code of the message that a send calls is called here.
-    pub(crate) fn of(&self, parcel: &mut Parcel<M>) -> Result<Departed> {
+    pub(crate) fn prepare(&self, parcel: &mut Parcel<M>) -> Result<Departed> {
         let bytes = parcel.message.size_in_bytes() as u64;
         if let Some(hub) = &self.external {
             hub.depart(parcel, self.origin.as_ref())?;
@@ -351,7 +351,7 @@ impl<M: Message> Departure<M> {
     }
 
     /// Lets the hub move its messages.
-    pub(crate) fn arrive(&self) -> Result<()> {
+    pub(crate) fn move_queued(&self) -> Result<()> {
         self.external.as_ref().map_or(Ok(()), ExternalHandle::pump)
     }
 }
@@ -363,8 +363,8 @@ impl<M: Message> Output<M> {
     }
 
     /// Ready if the queue has room for `count` messages, regardless of blank envelopes.
-    pub(crate) fn poll_places(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
-        self.readers.poll(Demand::Places(count), Interest::Change, cx.waker()).into()
+    pub(crate) fn poll_queue_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
+        self.readers.poll(Demand::QueueRoom(count), Interest::Change, cx.waker()).into()
     }
 
     /// Ready if the hub has a blank envelope available, or will never have one.

@@ -139,7 +139,7 @@ impl<M: Message> WorkerPort for Output<M> {
         closes
     }
 
-    fn settle(&mut self) {
+    fn finish_close(&mut self) {
         if std::mem::take(&mut self.closing) {
             self.close();
         }

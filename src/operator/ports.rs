@@ -237,8 +237,8 @@ pub struct PortStats {
     pub(crate) connections: u64,
 }
 
-/// A port, independent of its message type: what the waits and the runs of its operator need of it. What only some
-/// ports have, or only some operators use, is behind an accessor.
+/// A port, independent of its message type, as its operator's waits and runs use it. What only some ports have, or only
+/// some operators use, is behind an accessor.
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub trait AnyPort: PortState {
@@ -299,7 +299,7 @@ pub trait LinkedPort {
 pub trait WorkerPort: Any {
     /// Creates ends of the same kind for the port of a worker.
     fn worker_ends(&self) -> Vec<AnyEnd>;
-    /// Passes the messages of one run to the worker: those that the port's condition promised.
+    /// Passes the messages of one run, which the port's condition promised, to the worker.
     fn dispatch(&mut self, worker: &mut dyn Any) -> Result<()> {
         let _ = worker;
         Ok(())
@@ -313,11 +313,11 @@ pub trait WorkerPort: Any {
         let _ = worker;
         false
     }
-    /// The messages of all runs are sent: closes the port, if a run has closed it.
-    fn settle(&mut self) {}
+    /// Closes the port if a run has closed it. Called when the messages of all runs are sent.
+    fn finish_close(&mut self) {}
 }
 
-/// Everything is sent; or an error; or what the port waits for.
+/// `Ok`: everything is sent, or sending has failed. `Err`: what the port waits for.
 pub(crate) type Flush = std::result::Result<Result<()>, Readiness>;
 
 /// The combined results of several outputs.
@@ -332,7 +332,7 @@ impl Flushed {
         match one {
             Ok(Ok(())) => {}
             Ok(Err(error)) => drop(self.failed.get_or_insert(error)),
-            // A message that is sent without another operator's help may make room for the others.
+            // A message that is sent without another operator's help might make room for the others.
             Err(waits) if waits.needs_others() => drop(self.waits.get_or_insert(waits)),
             Err(waits) => self.waits = Some(waits),
         }
@@ -360,9 +360,9 @@ pub trait Port: AnyPort + Send + 'static {
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self>
     where
         Self: Sized;
-    /// Polls the port's condition. `before`: the result of the operator's ports before this one. If those wait for
-    /// other operators, this port need not wake the operator when it becomes ready, only when it becomes `Never`: the
-    /// operator polls all ports again when the others have acted. A timer or an event does not wake it for other ports.
+    /// Polls the port's condition. `before`: the result of the operator's ports before this one. If they wait for other
+    /// operators, this port need not wake the operator when it becomes ready, only when it becomes `Never`: the operator
+    /// polls all ports again when those operators have acted. A timer or an event does not wake it for other ports.
     fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness;
     fn claim(&mut self) -> bool;
     fn unclaim(&mut self);

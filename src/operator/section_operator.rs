@@ -126,7 +126,7 @@ impl BoxedOperator {
         let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
         let node = cx.node().clone();
         node.forget_defaults();
-        operator.call_others(cx)?;
+        operator.call_overridable(cx)?;
         drop(operator.run(cx)?);
         none_is_written(&node)
     }

@@ -44,7 +44,7 @@ impl<M: Message> HubView for HubCore<M> {
         self.move_one().map(|moved| moved.bytes)
     }
 
-    fn go_on(&self) {
+    fn stop_stepping(&self) {
         self.stepped.store(false, Ordering::Release);
         // An error is stored for both ends.
         let _ = self.pump();
@@ -91,7 +91,7 @@ impl<M: Message> HubView for HubCore<M> {
             return Some(WriterWait::Blank);
         }
         // A hub that drops messages takes the envelopes from older ones, or drops the new message.
-        let forks = self.forks && self.queue.full().blocks_writer();
+        let forks = self.forks && self.queue.when_full().blocks_writer();
         let lacks = forks && self.arrival_pool.as_ref().is_some_and(|arrivals| !arrivals.has(envelopes));
         lacks.then_some(WriterWait::Copy)
     }
