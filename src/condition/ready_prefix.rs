@@ -172,7 +172,7 @@ impl ReadyPrefix {
         match std::mem::replace(&mut self.state, State::Unknown) {
             State::Failed(error) => {
                 receiver.discard();
-                Err(error.at(format!("a message of hub `{}`", receiver.hub())))
+                Err(error.at(format!("a message of hub `{}`", receiver.hub_name())))
             }
             _ => Ok(receiver.take(place, reread)),
         }

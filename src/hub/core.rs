@@ -403,7 +403,7 @@ impl<M: Message> HubCore<M> {
         )
     }
 
-    pub(crate) fn hub(&self) -> &str {
+    pub(crate) fn hub_name(&self) -> &str {
         &self.name
     }
 

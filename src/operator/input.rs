@@ -72,9 +72,9 @@ pub struct Input<M: Message, C: Connections = One> {
     pub(super) context: Arc<RunContext>,
     /// The messages of a batch; kept for its capacity.
     pub(super) batch: BatchBuffer<M>,
-    /// `None`: one message of each connection.
+    /// `None` if the port waits for one message of each connection.
     pub(super) wait: Option<Box<InputWait>>,
-    /// Some of its hubs keep the latest value, and the newest message is taken again and again.
+    /// At least one of its hubs keeps the latest value.
     pub(super) keeps_latest: bool,
     pub(super) turns: Turns,
 }

@@ -22,15 +22,15 @@ use crate::{
     sync::{Discarded, discard},
 };
 
-/// The end of a worker's connection: its own hub, which the operator's dispatcher sends to.
+/// A worker's connection: both ends of a private hub, which the operator's dispatcher sends to.
 pub(super) type WorkerEnd<M> = (Sender<M>, Receiver<M>);
 
 /// The messages of one connection.
 pub struct InputQueue<M: Message> {
     receiver: Receiver<M>,
-    /// Of a worker: where the dispatcher puts its messages.
+    /// For a worker: the end through which the dispatcher sends the worker's messages.
     feed: Option<Sender<M>>,
-    /// For a port that requires more of a message than its arrival.
+    /// Present if the port waits for more than a message's arrival.
     ready_prefix: Option<Box<ReadyPrefix>>,
     /// The hub may drop promised messages that are not reserved.
     lossy: bool,
@@ -47,7 +47,7 @@ pub struct InputQueue<M: Message> {
 impl<M: Message> InputQueue<M> {
     pub(super) fn new(receiver: Receiver<M>, wanted: Wanted) -> Self {
         let ready_prefix = ReadyPrefix::new(wanted);
-        // In a latest-value hub a newer message may replace the promised one.
+        // In a latest-value hub a newer message may replace the promised one: the run takes the newer one.
         let lossy = receiver.is_lossy() && (ready_prefix.is_some() || !receiver.keeps_latest());
         Self {
             receiver,
@@ -187,8 +187,8 @@ impl<M: Message> InputQueue<M> {
         available || self.receiver.check().is_err()
     }
 
-    /// A claim that fails finds its hub changed since the promise. One that fails again without a change would fail for
-    /// ever, and its operator would wake itself for ever; this panics then, within the operator's task.
+    /// A claim can fail only if the hub has changed since the promise. If it fails again without a change, it would fail
+    /// for ever, and its operator would wake itself for ever. This panics instead, within the operator's task.
     #[cfg(debug_assertions)]
     fn note_claim(&mut self, succeeds: bool) {
         let now = (!succeeds).then(|| self.receiver.version());
@@ -241,8 +241,8 @@ impl<M: Message> InputQueue<M> {
 
     /// Drops all messages, after a call of `dropped` for each.
     pub(super) fn clear(&mut self, mut dropped: impl FnMut(&M)) {
-        let mut held = Discarded::none();
-        let place = held.place();
+        let mut taken = Discarded::none();
+        let place = taken.place();
         while self.receiver.take(place, false).is_some() {
             if let Some(parcel) = place {
                 dropped(&parcel.message);
@@ -315,7 +315,7 @@ impl<M: Message> InputQueue<M> {
     }
 
     pub(super) fn hub(&self) -> &str {
-        self.receiver.hub()
+        self.receiver.hub_name()
     }
 
     /// Why no message can be taken.

@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug)]
 pub struct InputWait {
     need: Need,
-    /// A condition of the operator waits for its messages, and the port itself does not.
+    /// A condition of the operator waits for the port's messages, and the port itself does not.
     disabled: bool,
     alarm: Option<Box<Alarm>>,
     /// The result of the last poll.

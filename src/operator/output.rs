@@ -45,13 +45,13 @@ pub struct Output<M: Message> {
     /// `None` on the host.
     pub(super) streams: Option<Arc<OperatorStreams>>,
     pub(super) context: Arc<RunContext>,
-    /// The stream that messages carry, if it was set.
+    /// The stream that messages carry, if [`set_stream`](Self::set_stream) was called.
     pub(super) stream: Option<Stream>,
-    /// Messages that workers have sent.
+    /// Messages that workers have sent, to be forwarded.
     pub(super) backlog: Option<Box<OutboxQueue<M>>>,
-    /// What the host has to wait for before the first of those can be copied.
+    /// The access that the host waits for before it can copy the first message of the backlog.
     pub(super) pending: Option<Box<HostAccess>>,
-    /// A worker has closed it: it is closed once the messages of all other workers are sent.
+    /// A worker has closed the port: it closes once the messages of all other workers are sent.
     pub(super) closing: bool,
 }
 

@@ -21,11 +21,11 @@ use crate::{
 
 /// The destination of an output: none, one hub or several.
 pub(super) enum Readers<M: Message> {
-    /// None: the port is closed.
+    /// No reader: the port is closed.
     Closed,
     One(Sender<M>),
     Several(Box<Fan<M>>),
-    /// Of one of several workers, or in a capture: what it sends is collected when its run has ended.
+    /// For a worker, or in a capture: the messages are collected when the run has ended.
     Outbox(Outbox<M>),
 }
 
@@ -62,13 +62,13 @@ impl<M: Message> Readers<M> {
         }
     }
 
-    /// Whether there is room for this message.
+    /// `Yes` if there is room for this message.
     pub(super) fn poll_send(&mut self, message: &mut M, waker: &Waker) -> Answer {
         let demand = Demand::Message(if let Self::Several(_) = self { fan::envelopes_in(message) } else { 1 });
         self.poll(demand, Interest::Change, waker)
     }
 
-    /// Stops waiting for a blank envelope. A hub's writer keeps its waker registered for the reader's close.
+    /// Stops waiting for a blank envelope. The waker of a hub's writer stays registered for the reader's close.
     pub(super) fn leave_blanks(&mut self) {
         if let Self::Outbox(outbox) = self {
             outbox.leave_blanks();
@@ -119,11 +119,11 @@ impl<M: Message> Readers<M> {
         }
     }
 
-    /// The error that says why nothing can be sent.
+    /// The error for a send to a closed port, or to readers that have all ended.
     pub(super) fn closed(&self) -> Error {
         match self {
             Self::Closed | Self::Outbox(_) => Error::new(ErrorKind::Closed, "this output was closed"),
-            Self::One(sender) => Error::reader_gone(format!("the reader of hub `{}` has ended", sender.hub())),
+            Self::One(sender) => Error::reader_gone(format!("the reader of hub `{}` has ended", sender.hub_name())),
             Self::Several(fan) => Error::reader_gone(format!("all {} readers have ended", fan.count())),
         }
     }
