@@ -1,7 +1,8 @@
 //! [`HubCore`]: a hub, as its two [ends](super::ends) share it.
 //!
 //! It combines the [`queue`](super::queue), the [pools](super::pool) and the copies. It has no task: the writer that sends a
-//! message moves it, or a task that returns an envelope for which a message was waiting. A move only enqueues work. No lock of this hub is held during a move, nor while envelopes return to other hubs.
+//! message moves it, or a task that returns an envelope for which a message was waiting. A move only enqueues work.
+//! No lock of this hub is held during a move, nor while envelopes return to other hubs.
 
 use std::{
     fmt,

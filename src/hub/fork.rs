@@ -81,7 +81,8 @@ impl<'a> Copier<'a> {
     fn copy(&mut self, from: &RawEnvelope) -> Result<RawEnvelope> {
         let wrong = |what: String| Error::new(ErrorKind::Usage, what).at(format!("hub `{}`", self.hub));
         let Some(arrivals) = self.arrival_pool else {
-            return Err(wrong("a message has envelopes, but the hub has none to copy them to: set `Message::CARRIES_ENVELOPES` to `true`".into()));
+            let why = "a message has envelopes, but its `Message::CARRIES_ENVELOPES` is `false`: set it to `true`";
+            return Err(wrong(why.into()));
         };
         if from.bytes() > arrivals.bytes() {
             return Err(wrong(arrivals.too_small_for(from.bytes())));

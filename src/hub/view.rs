@@ -107,7 +107,7 @@ impl WriterRequest {
     }
 }
 
-/// `3 of the 3 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c`; `c` keeps 2 of them:
+/// `3 of the 3 envelopes of hub `a -> b` at this location are in use, 1 of them in hub `b -> c`; `c` keeps 2 of them:
 /// `.envelopes(5)``
 ///
 /// The last part appears only if the pool's hub is one of the flow's: envelopes that no hub of the flow holds are
@@ -115,7 +115,7 @@ impl WriterRequest {
 pub(super) fn whereabouts(pool: &Arc<Pool>, holders: &dyn EnvelopeHolders) -> String {
     let count = pool.count();
     let out = count - pool.idle().min(count);
-    let mut text = format!("{out} of the {count} envelopes of hub `{}` there are in use", pool.hub());
+    let mut text = format!("{out} of the {count} envelopes of hub `{}` at this location are in use", pool.hub());
     let (mut queued, mut has_own) = (0, false);
     holders.each_hub(&mut |hub| {
         let (held, is_own) = (hub.holds(pool), hub.name() == pool.hub());
@@ -133,7 +133,7 @@ pub(super) fn whereabouts(pool: &Arc<Pool>, holders: &dyn EnvelopeHolders) -> St
             [one] => format!("{one} keeps"),
             several => format!("if {} keep", several.join(" or ")),
         };
-        text.push_str(&format!("; {who} {kept} of them: `.envelopes({enough})`"));
+        text.push_str(&format!("; {who} {kept} of them: set `.envelopes({enough})`"));
     }
     text
 }
