@@ -151,7 +151,7 @@ pub mod __private {
         device::backend::{BodyArg, KernelDef, KernelNumber, KernelSource, Prototype},
         hub::{
             EventNames, RawEnvelope,
-            carried::{Carried, OfAnything, OfContainer},
+            heap_size::{HeapSize, OfAnything, OfContainer},
             knows_event,
         },
         kernel::{Registered, kernel},

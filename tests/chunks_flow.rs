@@ -440,7 +440,7 @@ async fn h15_starvation_names_both_hubs() {
     let error = within(flow.run()).await.unwrap_err();
     assert!(error.is_stalled(), "{error}");
     let text = "`fill` waits for a blank envelope of hub `numbers` on the host: 2 of the 2 envelopes of hub `numbers` \
-                there are in use, 2 of them in hub `pass.out -> read.input`";
+                at this location are in use, 2 of them in hub `pass.out -> read.input`";
     assert!(error.to_string().contains(text), "{error}");
 }
 

@@ -464,7 +464,10 @@ async fn q8_a_reader_that_keeps_its_envelopes_is_named() {
     assert!(error.is_stalled(), "{error}");
     let message = error.to_string();
     assert!(message.contains("`pass` waits for an envelope on emulated"), "{message}");
-    assert!(message.contains("2 of the 2 envelopes of hub `pass.output -> keeps.input` there are in use"), "{message}");
+    assert!(
+        message.contains("2 of the 2 envelopes of hub `pass.output -> keeps.input` at this location are in use"),
+        "{message}"
+    );
     lock(&kept).clear();
     drop(flow);
     freed(&device).await;

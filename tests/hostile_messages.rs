@@ -456,7 +456,7 @@ fn the_envelopes_of_a_message_in_a_hub_may_read_the_status() {
         act.set(move || drop(handle.status()));
         let error = running.await.unwrap_err();
         assert!(error.is_stalled(), "{error}");
-        let lacks = "2 of the 2 envelopes of hub `fill.out -> wrap.input` there are in use";
+        let lacks = "2 of the 2 envelopes of hub `fill.out -> wrap.input` at this location are in use";
         assert!(error.to_string().contains(lacks), "{error}");
     });
 }

@@ -590,7 +590,8 @@ async fn h15_a_stall_names_the_operators_that_keep_envelopes() {
     flow.connect_with(produce.output, pass.input, Hub::default().envelope_bytes(4).envelopes(2));
     flow.connect(pass.output, window.input);
     let error = within(flow.run()).await.unwrap_err().to_string();
-    let wanted = "2 of the 2 envelopes of hub `produce.output -> pass.input` there are in use; `window` keeps 2 of them: `.envelopes(4)`";
+    let wanted = "2 of the 2 envelopes of hub `produce.output -> pass.input` at this location are in use; `window` keeps 2 of \
+                  them: set `.envelopes(4)`";
     assert!(error.contains(wanted), "{error}");
 }
 
@@ -617,7 +618,9 @@ async fn h15_a_writer_that_keeps_its_blanks_is_named() {
     flow.connect_with(hoard.output, end.input, Hub::default().envelope_bytes(4).envelopes(3));
     let error = within(flow.run()).await.unwrap_err().to_string();
     assert!(
-        error.contains("3 of the 3 envelopes of hub `hoard.output -> end.input` there are in use; `hoard` keeps 3"),
+        error.contains(
+            "3 of the 3 envelopes of hub `hoard.output -> end.input` at this location are in use; `hoard` keeps 3"
+        ),
         "{error}"
     );
 }
@@ -635,8 +638,8 @@ async fn h15_a_stall_names_the_number_of_envelopes_that_a_window_needs() {
             Err(error) if fails => assert_eq!(
                 error.to_string(),
                 "stalled: no operator can make progress:\n  \
-                 - `produce` waits for a blank envelope: 2 of the 2 envelopes of hub `produce.output -> window.input` there are in \
-                 use; `window` keeps 2 of them: `.envelopes(4)`\n  \
+                 - `produce` waits for a blank envelope: 2 of the 2 envelopes of hub `produce.output -> window.input` at this \
+                 location are in use; `window` keeps 2 of them: set `.envelopes(4)`\n  \
                  - `window` waits for a message in hub `produce.output -> window.input`"
             ),
             Ok(_) if !fails => assert_eq!(*lock(&sums), [6, 9, 12, 15, 18, 21]),

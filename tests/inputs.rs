@@ -141,7 +141,7 @@ async fn q5_a_take_that_is_refused_takes_nothing() {
             assert_eq!(ports.parts.try_take_from(0)?, None);
             assert_eq!(ports.parts.try_take_from(1)?, Some(12));
             let error = ports.parts.try_take_from(2).unwrap_err();
-            assert!(error.to_string().contains("connection 2 of 2"), "{error}");
+            assert!(error.to_string().contains("there is no connection 2"), "{error}");
             cx.finish();
             Ok(())
         }

@@ -415,8 +415,7 @@ async fn q8_room_for_two_that_never_becomes_available_is_a_stall() {
     let error = within(flow.run()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
     let text = error.to_string();
-    let wanted =
-        "`make` waits for 2 blank envelopes: 1 of the 2 envelopes of hub `make.output -> keeps.input` there are";
+    let wanted = "`make` waits for 2 blank envelopes: 1 of the 2 envelopes of hub `make.output -> keeps.input` at this location are";
     assert!(text.contains(wanted), "{text}");
     assert_eq!(lock(&kept).len(), 1);
 }

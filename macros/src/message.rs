@@ -85,7 +85,7 @@ fn size(variants: &[Variant]) -> Option<TokenStream> {
     );
     let others = sum(
         |variant| &variant.others,
-        &|field, ty| quote_spanned!(errors::at(ty)=> (&::wakeline::__private::Carried(#field)).heap_bytes()),
+        &|field, ty| quote_spanned!(errors::at(ty)=> (&::wakeline::__private::HeapSize(#field)).heap_bytes()),
     );
     if marked.is_none() && others.is_none() {
         return None;

@@ -84,7 +84,7 @@ pub use port::{OnPorts, PortId, at_least, at_most, batch, each, room, sum};
 pub(crate) use port::{PortFacts, count_at, named_ports};
 pub use predicate::{Predicate, predicate};
 pub(crate) use ready_prefix::{MessageRequirement, ReadyPrefix};
-pub(crate) use room::{Room, room_for, room_problem};
+pub(crate) use room::{Room, room_problem};
 #[doc(hidden)]
 pub use status::Readiness;
 pub use status::Status;

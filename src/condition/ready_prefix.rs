@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 use super::{Counted, Readiness};
 use crate::{
     error::{Error, Result},
-    hub::{Message, header::Parcel, receiver::Receiver, waking::Interest},
+    hub::{Message, ends::Receiver, hub_side::Interest, parcel::Parcel},
     stream::{Completed, Ticket},
 };
 
@@ -154,13 +154,13 @@ impl ReadyPrefix {
         true
     }
 
-    /// Takes the first message into `place`, if it meets the requirement, and returns its number. With `again`, also
+    /// Takes the first message into `place`, if it meets the requirement, and returns its number. With `reread`, also
     /// takes a message that was read before.
     pub(crate) fn take<M: Message>(
         &mut self,
         receiver: &Receiver<M>,
         place: &mut Option<Parcel<M>>,
-        again: bool,
+        reread: bool,
     ) -> Result<Option<u64>> {
         if !self.has(receiver, 1) {
             return receiver.check().map(|()| None);
@@ -168,16 +168,16 @@ impl ReadyPrefix {
         receiver.check()?;
         if self.done > 0 {
             self.done -= 1;
-            let taken = receiver.take(place, again);
+            let taken = receiver.take(place, reread);
             self.first = receiver.first().unwrap_or_default();
             return Ok(taken);
         }
         match std::mem::replace(&mut self.state, State::Unknown) {
             State::Failed(error) => {
                 receiver.discard();
-                Err(error.at(format!("a message of hub `{}`", receiver.hub())))
+                Err(error.at(format!("a message of hub `{}`", receiver.hub_name())))
             }
-            _ => Ok(receiver.take(place, again)),
+            _ => Ok(receiver.take(place, reread)),
         }
     }
 

@@ -5,10 +5,7 @@
 //! `#[output(optional)]` waits for neither, for an operator that [offers](crate::Output::offer) messages. Hubs whose
 //! readers have ended are ignored; when all readers have ended, the output is `Never`.
 
-use std::task::Context;
-
-use super::Readiness;
-use crate::hub::{Message, outlet::Outlet, sender::Demand, waking::Interest};
+use crate::hub::ends::Demand;
 
 /// What an output waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +22,17 @@ impl Default for Room {
     }
 }
 
+impl Room {
+    /// The demand on the output's hubs.
+    #[inline]
+    pub(crate) fn demand(self) -> Demand {
+        match self {
+            Self::For(messages) => Demand::Room(messages),
+            Self::Unconditional => Demand::Reader,
+        }
+    }
+}
+
 /// The configuration error, if any, of waiting for room for `count` messages in a queue that holds `capacity`.
 pub(crate) fn room_problem(count: usize, capacity: usize) -> Option<String> {
     match count {
@@ -35,18 +43,4 @@ pub(crate) fn room_problem(count: usize, capacity: usize) -> Option<String> {
         )),
         _ => None,
     }
-}
-
-#[inline]
-pub(crate) fn room_for<M: Message>(
-    output: &mut Outlet<M>,
-    room: Room,
-    interest: Interest,
-    cx: &mut Context<'_>,
-) -> Readiness {
-    let demand = match room {
-        Room::For(messages) => Demand::Room(messages),
-        Room::Unconditional => Demand::Reader,
-    };
-    output.poll(demand, interest, cx.waker()).into()
 }

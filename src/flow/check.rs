@@ -12,7 +12,7 @@ use crate::{
     condition::{self, PortFacts, PortId, Room, room_problem},
     device::Device,
     error::{Error, ErrorKind, Result, panic_message},
-    hub::{Hub, build::HubPlan, queue::Full},
+    hub::{Hub, build::HubPlan},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::{lock, logged},
@@ -188,13 +188,16 @@ fn facts(flow: &Wiring<'_>, port: PortId) -> Option<PortFacts> {
     if decl(flow, port).kind == PortKind::Output {
         // Every hub must have room; a hub that drops messages has room for any number.
         let own = flow.leaving(port).map(|(_, connection)| connection).filter(|own| own.to.flow == flow.id);
-        let room = own.map(|own| if wanted(flow, own).full.blocks() { hubs::capacity(flow, own) } else { usize::MAX });
+        let room =
+            own.map(
+                |own| if wanted(flow, own).when_full.blocks_writer() { hubs::capacity(flow, own) } else { usize::MAX },
+            );
         return Some(PortFacts { capacity: room.min()?, is_input: false, latest: false });
     }
     // The messages of all connections are counted together.
     let own = || flow.arriving(port.operator).filter(|own| own.to == port && own.from.flow == flow.id);
     let capacity = own().map(|own| hubs::capacity(flow, own)).reduce(usize::saturating_add)?;
-    let latest = own().all(|own| wanted(flow, own).full == Full::Replace);
+    let latest = own().all(|own| wanted(flow, own).when_full.keeps_latest());
     Some(PortFacts { capacity, is_input: true, latest })
 }
 

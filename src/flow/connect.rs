@@ -35,9 +35,9 @@ pub struct Target {
 
 impl Target {
     fn new<M: Message>(input: InputHandle<M>, kind: HubKind<M>, fork: Option<ForkFn<M>>) -> Self {
-        let HubKind { hub, again } = kind;
+        let HubKind { hub, clone_latest } = kind;
         let make: MakeLink = Arc::new(move |plan| {
-            let (sender, receiver, state) = build::build::<M>(plan, again)?;
+            let (sender, receiver, state) = build::build::<M>(plan, clone_latest)?;
             Ok((Box::new(fan::WriterEnd { sender, fork }), Box::new(receiver), state))
         });
         Self { to: input.id, hub, make, forks: fork.is_some() }

@@ -125,7 +125,7 @@ pub(super) fn find(flow: &Wiring<'_>, plans: &[HubPlan]) -> (Vec<Cycle>, Vec<Vec
         // Each hub once: a hub of chunks has as many edges as links.
         let mut known = HashSet::new();
         let hubs: Vec<_> = own().map(|own| own.hub).filter(|hub| known.insert(*hub)).collect();
-        let drops = |hub: &Via| matches!(hub, Via::Queue(at) if !plans[*at].full.blocks());
+        let drops = |hub: &Via| matches!(hub, Via::Queue(at) if !plans[*at].when_full.blocks_writer());
         let holds = (!hubs.iter().any(drops)).then(|| {
             let room = hubs.iter().map(|hub| match hub {
                 Via::Queue(at) => plans[*at].capacity,

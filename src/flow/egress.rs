@@ -34,8 +34,9 @@ use crate::{
     hub::{
         Hub, Message,
         external_guard::Boundary,
-        queue::{Answer, Full, Queue},
-        waking::Interest,
+        hub_side::Interest,
+        queue::{Answer, Queue},
+        when_full::WhenFull,
     },
     operator::{Cx, Operator, OutputHandle, SinkPorts},
     sync::{Discarded, Mutex, WakerCell, discard_all, lock, logged},
@@ -117,7 +118,7 @@ impl<M: 'static> Default for EgressShared<M> {
     fn default() -> Self {
         Self {
             state: Mutex::new(State {
-                queue: Arc::new(Queue::new(1, Full::Hold)),
+                queue: Arc::new(Queue::new(1, WhenFull::Block)),
                 earlier: VecDeque::new(),
                 dropped: false,
             }),
@@ -136,7 +137,7 @@ impl<M: 'static> EgressShared<M> {
         let mut empty = None;
         let mut state = lock(&self.state);
         if state.queue.writer_gone() && !state.dropped {
-            let old = mem::replace(&mut state.queue, Arc::new(Queue::new(1, Full::Hold)));
+            let old = mem::replace(&mut state.queue, Arc::new(Queue::new(1, WhenFull::Block)));
             if old.len() > 0 {
                 state.earlier.push_back(old);
             } else {

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     condition::{self, Need, PortId, Room},
     device::Device,
-    hub::{self, Since, build::HubPlan, chunks::roles::Role, core::EndTogether, fan, queue::Full},
+    hub::{self, Since, build::HubPlan, chunks::roles::Role, fan, latest::EndTogether},
     operator::{PortDecl, PortKind},
     stream::StreamPool,
     sync::lock,
@@ -49,7 +49,7 @@ impl<'a> OutputPlans<'a> {
             let (port, writer) = (connection.from, device(flow, connection.from));
             by_port.entry(port).or_insert_with(|| {
                 let branches = flow.leaving(port).map(|(_, branch)| branch).filter(|branch| branch.to.flow == flow.id);
-                let drops = |branch: &&Connection| !wanted(flow, branch).full.blocks();
+                let drops = |branch: &&Connection| !wanted(flow, branch).when_full.blocks_writer();
                 let primary = fan::primary(branches.clone(), drops, |branch| device(flow, branch.to) == writer);
                 let blank_bytes = branches.filter_map(|branch| wanted(flow, branch).envelope_bytes).max();
                 OutputPlan { primary, blank_bytes }
@@ -136,7 +136,7 @@ fn plan_of(
             ));
         }
     }
-    if carries && !hub.full.blocks() && envelopes < hub.default_envelopes(least) {
+    if carries && !hub.when_full.blocks_writer() && envelopes < hub.default_envelopes(least) {
         let needs = hub.default_envelopes(least);
         problem(format!(
             "it drops messages so that its writer never waits, but with {envelopes} envelopes the writer would wait: it \
@@ -169,7 +169,7 @@ fn plan_of(
     let room = needs_at(flow, connection.from);
     let waits = || format!("`{}` waits for room for {room} messages", port_name(flow, connection.from));
     // The number of messages that a condition waits for was checked with the operator's other conditions.
-    if room > capacity && hub.full.blocks() && !is_named(flow, connection.from) {
+    if room > capacity && hub.when_full.blocks_writer() && !is_named(flow, connection.from) {
         problem(format!("{}, but its queue holds {capacity}: set a capacity of {room} or more", waits()));
     }
     let lent = writer_bytes.is_some() || (carries && forks);
@@ -191,7 +191,7 @@ fn plan_of(
     HubPlan {
         name: name.into(),
         capacity,
-        full: hub.full,
+        when_full: hub.when_full,
         ends_with: None,
         envelopes,
         writer_bytes,
@@ -202,7 +202,7 @@ fn plan_of(
         near,
         mode: flow.mode,
         priority: priority(flow, connection.from.operator).min(priority(flow, connection.to.operator)),
-        times: times(flow, connection.to),
+        wait_time_origin: wait_time_origin(flow, connection.to),
         stepped: false,
         captured: None,
     }
@@ -216,14 +216,14 @@ pub(super) fn ends_with(flow: &Flow, plans: &mut [HubPlan]) {
     for (at, connection) in within(flow).enumerate() {
         let reader = connection.to.operator;
         inputs[reader].push(at);
-        end_alone[reader] |= plans[at].full != Full::Replace && !decl(flow, connection.to).need.optional;
+        end_alone[reader] |= !plans[at].when_full.keeps_latest() && !decl(flow, connection.to).need.optional;
     }
     // A chunk that is waited for also ends the reader.
     for link in flow.links.iter().filter(|link| link.role != Role::Produce && !decl(flow, link.port).need.optional) {
         end_alone[link.port.operator] = true;
     }
     for (inputs, end_alone) in inputs.into_iter().zip(end_alone) {
-        let latest = inputs.iter().filter(|at| plans[**at].full == Full::Replace).count();
+        let latest = inputs.iter().filter(|at| plans[**at].when_full.keeps_latest()).count();
         if !end_alone && latest > 0 {
             let all = Arc::new(EndTogether::new(latest));
             inputs.into_iter().for_each(|at| plans[at].ends_with = Some(all.clone()));
@@ -298,7 +298,7 @@ fn priority(flow: &Flow, operator: usize) -> i32 {
 }
 
 /// The time that is recorded for messages at a port, if a condition needs it.
-fn times(flow: &Flow, port: PortId) -> Option<Since> {
+fn wait_time_origin(flow: &Flow, port: PortId) -> Option<Since> {
     if !is_named(flow, port) {
         return decl(flow, port).need.times();
     }

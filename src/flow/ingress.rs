@@ -31,7 +31,7 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Envelope, Hub, Message, Reply, external::SentBy, header::Load},
+    hub::{Envelope, Hub, Message, Reply, external::SentBy, parcel::Load},
     memory::Plain,
     operator::{Cx, InputHandle, Operator, Output, shared_port::SharedPort},
     sync::Discarded,

@@ -28,10 +28,10 @@ use crate::{
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
         Envelope, Message,
-        crossing::ReturnedMarks,
         external::SentBy,
         external_guard::Boundary,
-        header::{Load, Parcel},
+        parcel::{Load, Parcel},
+        response_transfer::ReturnedMarks,
     },
     memory::Plain,
     operator::{
@@ -234,7 +234,7 @@ impl<M: Message> IngressGate<M> {
         let used = self.output.with(|output| {
             let done = act(output);
             while *given_out + more < MAX {
-                match output.poll_places(*given_out + more + 1, &mut owner) {
+                match output.poll_queue_room(*given_out + more + 1, &mut owner) {
                     Readiness::READY => more += 1,
                     Readiness::NEVER => return (done, false),
                     _ => break,
@@ -347,8 +347,8 @@ impl<M: Message> SendPermit<M> {
         let mut parcel = Discarded::none();
         *parcel.place() = message.take().map(|message| Parcel::new(message, load));
         let departed = parcel.get_mut().map(|parcel| {
-            came_back.take(&mut parcel.message, |boundary| boundary.is_beside(&gate.boundary));
-            departure.of(parcel)
+            came_back.take(&mut parcel.message, |boundary| boundary.has_flow_of(&gate.boundary));
+            departure.prepare(parcel)
         });
         let Some(departed) = departed else { return Err(SendError::new(None, ended(&gate.flow))) };
         permit.forget();
@@ -364,7 +364,7 @@ impl<M: Message> SendPermit<M> {
             }
             Ok(_) => Ok(()),
         });
-        let sent = sent.map(|sent| sent.and_then(|()| departure.arrive()));
+        let sent = sent.map(|sent| sent.and_then(|()| departure.move_queued()));
         // Dropped with no lock held, since the drop of a message may send another one.
         discard(dropped);
         if let Some(parcel) = parcel.get_mut().filter(|_| !matches!(sent, Some(Err(_)))) {

@@ -20,7 +20,7 @@ use crate::{
             core::{ChunkHubView, makes_envelopes},
             roles::{LinkName, Role},
         },
-        external_guard::Quiescence,
+        external_guard::OutsideTracker,
         role::ChunkRole,
     },
     memory::Plain,
@@ -247,11 +247,11 @@ pub(super) fn hubs<'a>(links: impl IntoIterator<Item = &'a LinkedTo>) -> Vec<Arc
 /// Makes a flow known to its hubs while it runs: their other links may cause work in it.
 pub(super) struct Attached {
     hubs: Vec<Arc<dyn ChunkHubView>>,
-    flow: Arc<dyn Quiescence>,
+    flow: Arc<dyn OutsideTracker>,
 }
 
 impl Attached {
-    pub(super) fn new(hubs: Vec<Arc<dyn ChunkHubView>>, flow: Arc<dyn Quiescence>) -> Self {
+    pub(super) fn new(hubs: Vec<Arc<dyn ChunkHubView>>, flow: Arc<dyn OutsideTracker>) -> Self {
         hubs.iter().for_each(|hub| hub.join(&flow));
         Self { hubs, flow }
     }

@@ -39,10 +39,13 @@ use crate::{
     condition::{PortState, Readiness},
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
-        Envelope, Hub, Message, Reply, crossing::ResponseTransfer, external::SentBy, header::Load, settle::OpenWork,
+        Envelope, Hub, Message, Reply, external::SentBy, open_work::OpenWork, parcel::Load,
+        response_transfer::ResponseTransfer,
     },
     memory::Plain,
-    operator::{Cx, Input, InputHandle, Operator, Output, OutputHandle, shared_port::SharedPort, status_cell::IngressWait},
+    operator::{
+        Cx, Input, InputHandle, Operator, Output, OutputHandle, shared_port::SharedPort, status_cell::IngressWait,
+    },
     sync::{Discarded, Mutex, ProxyWaker, discard, proxied},
 };
 
@@ -425,9 +428,9 @@ impl<Res: 'static> Future for ResponseFuture<Res> {
         let answer = match state {
             State::Waits(pending) => {
                 let polled = match pending.within(cx.waker()) {
-                    Some((operator, service)) => {
-                        operator.poll_ingress_wait(IngressWait::Answer(service), cx, |task| Pin::new(&mut pending.response).poll(task))
-                    }
+                    Some((operator, service)) => operator.poll_ingress_wait(IngressWait::Answer(service), cx, |task| {
+                        Pin::new(&mut pending.response).poll(task)
+                    }),
                     None => Pin::new(&mut pending.response).poll(&mut this.proxy.stand_in(cx)),
                 };
                 ready!(polled).unwrap_or_else(|_| Err(again()))
@@ -498,7 +501,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
                     let reply = context.take_replies().pop().unwrap_or_default();
                     // If no caller waits, the envelopes return to their pool.
                     let given = response.get_mut().filter(|_| reply.is_waited_for());
-                    match (given.map_or(Ok(()), |response| transfer.give(response)), response.take()) {
+                    match (given.map_or(Ok(()), |response| transfer.hand_out(response)), response.take()) {
                         (Ok(()), Some(response)) => pending.answer(&reply, response),
                         (Ok(()), None) => {}
                         (Err(error), response) => {

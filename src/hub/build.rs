@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use super::{
-    AgainFn, Message, Since,
-    core::{Again, EndTogether, HubCore},
+    CloneFn, Message, Since,
+    core::HubCore,
+    ends::{Receiver, Sender},
+    latest::{EndTogether, KeptLatest},
     pool::Pool,
-    queue::{Full, Queue},
-    receiver::Receiver,
-    sender::Sender,
+    queue::Queue,
     view::HubView,
+    when_full::WhenFull,
 };
 use crate::{
     device::{Device, human},
@@ -23,7 +24,7 @@ use crate::{
 pub(crate) struct HubPlan {
     pub(crate) name: Arc<str>,
     pub(crate) capacity: usize,
-    pub(crate) full: Full,
+    pub(crate) when_full: WhenFull,
     /// The hubs of one reader that end together, if one of them keeps the latest message and this is one of them.
     pub(crate) ends_with: Option<Arc<EndTogether>>,
     pub(crate) envelopes: usize,
@@ -42,7 +43,7 @@ pub(crate) struct HubPlan {
     /// The priority of the copy stream: that of the more urgent of the two operators.
     pub(crate) priority: i32,
     /// From which point the waiting times of messages are recorded for the reader.
-    pub(crate) times: Option<Since>,
+    pub(crate) wait_time_origin: Option<Since>,
     /// The hub moves messages only when it is stepped.
     pub(crate) stepped: bool,
     /// The hub is made in a capture, and its writer works on this stream of the capture.
@@ -52,11 +53,11 @@ pub(crate) struct HubPlan {
 /// The two ends of a hub, and a flow's view of it.
 pub(crate) type HubEnds<M> = (Sender<M>, Receiver<M>, Arc<dyn HubView>);
 
-/// Makes a hub: allocates its envelopes and its copy stream. `again`: copies a message that is read and stays.
-pub(crate) fn build<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Result<HubEnds<M>> {
+/// Makes a hub: allocates its envelopes and creates its copy stream. `clone_latest`: set for a hub that keeps the latest message.
+pub(crate) fn build<M: Message>(plan: HubPlan, clone_latest: Option<CloneFn<M>>) -> Result<HubEnds<M>> {
     let name = &plan.name;
     let copier = if plan.reader.is_host() { &plan.writer } else { &plan.reader };
-    let copies = || match (plan.reader_bytes, plan.captured.as_ref().and_then(Stream::capture)) {
+    let make_copy_stream = || match (plan.reader_bytes, plan.captured.as_ref().and_then(Stream::capture)) {
         // Copies from host to host need no stream.
         (None, _) => Ok(None),
         _ if copier.is_host() => Ok(None),
@@ -67,7 +68,7 @@ pub(crate) fn build<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Res
             Ok(Some(stream))
         }
     };
-    let captured = if plan.captured.is_some() { copies()? } else { None };
+    let captured = if plan.captured.is_some() { make_copy_stream()? } else { None };
     let pool = |bytes: Option<usize>, at: &Device, captured: &Option<Stream>| -> Result<Option<Arc<Pool>>> {
         let Some(bytes) = bytes else { return Ok(None) };
         if let Some(stream) = captured {
@@ -81,30 +82,30 @@ pub(crate) fn build<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Res
         })
     };
     // Device memory first: there is less of it, so a failure is found sooner.
-    let (blanks, arrivals) = if plan.writer.is_host() {
-        let arrivals = pool(plan.reader_bytes, &plan.reader, &captured)?;
-        (pool(plan.writer_bytes, &plan.writer, &plan.captured)?, arrivals)
+    let (blank_pool, arrival_pool) = if plan.writer.is_host() {
+        let arrival_pool = pool(plan.reader_bytes, &plan.reader, &captured)?;
+        (pool(plan.writer_bytes, &plan.writer, &plan.captured)?, arrival_pool)
     } else {
-        let blanks = pool(plan.writer_bytes, &plan.writer, &plan.captured)?;
-        (blanks, pool(plan.reader_bytes, &plan.reader, &captured)?)
+        let blank_pool = pool(plan.writer_bytes, &plan.writer, &plan.captured)?;
+        (blank_pool, pool(plan.reader_bytes, &plan.reader, &captured)?)
     };
-    let copies = if plan.captured.is_some() { captured } else { copies()? };
-    let queues = plan.ends_with.clone().filter(|_| again.is_none());
+    let copy_stream = if plan.captured.is_some() { captured } else { make_copy_stream()? };
+    let queues = plan.ends_with.clone().filter(|_| clone_latest.is_none());
     let core = Arc::new(HubCore {
-        times: plan.times,
-        again: again.map(|copy| Again::new(copy, plan.ends_with)),
+        wait_time_origin: plan.wait_time_origin,
+        latest: clone_latest.map(|clone| KeptLatest::new(clone, plan.ends_with)),
         forks: plan.forks,
-        blanks,
-        arrivals,
-        copies,
+        blank_pool,
+        arrival_pool,
+        copy_stream,
         stepped: plan.stepped.into(),
-        ..HubCore::new(name.clone(), Queue::new(plan.capacity, plan.full), plan.reader)
+        ..HubCore::new(name.clone(), Queue::new(plan.capacity, plan.when_full), plan.reader)
     });
     if let Some(all) = queues {
         let queue: Arc<dyn HubView> = core.clone();
         all.add(Arc::downgrade(&queue));
     }
-    if let Some(pool) = &core.blanks {
+    if let Some(pool) = &core.blank_pool {
         let core = Arc::downgrade(&core);
         pool.listen(Box::new(move || {
             if let Some(core) = core.upgrade() {
@@ -112,7 +113,7 @@ pub(crate) fn build<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Res
             }
         }));
     }
-    if let Some(pool) = &core.arrivals {
+    if let Some(pool) = &core.arrival_pool {
         let core = Arc::downgrade(&core);
         pool.listen(Box::new(move || {
             if let Some(core) = core.upgrade().filter(|_| !mutants::is(Mutant::LostWake)) {
@@ -127,9 +128,9 @@ pub(crate) fn build<M: Message>(plan: HubPlan, again: Option<AgainFn<M>>) -> Res
     Ok((Sender::new(core.clone()), Receiver::new(core.clone()), core))
 }
 
-/// A hub without a limit, at one location, for messages that were taken from the hub of that name.
+/// A hub without a limit, at one location, for messages that were taken from the hub `name`.
 pub(crate) fn private<M: Message>(name: &str) -> (Sender<M>, Receiver<M>) {
-    let queue = Queue::new(usize::MAX, Full::Hold);
+    let queue = Queue::new(usize::MAX, WhenFull::Block);
     let core = Arc::new(HubCore::new(name.into(), queue, Device::host()));
     (Sender::new(core.clone()), Receiver::new(core))
 }

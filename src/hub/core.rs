@@ -1,28 +1,28 @@
-//! What happens between the two ends of a hub.
+//! [`HubCore`]: a hub, as its two [ends](super::ends) share it.
 //!
-//! [`HubCore`] combines the [`queue`](super::queue), the [pools](super::pool) and the copies. It has no task of its own:
-//! a sender, or a caller that returns an envelope for which a message was waiting, moves what can be moved. A move
-//! only enqueues work. No lock of this hub is held during a move, nor while envelopes return to other hubs.
+//! It combines the [`queue`](super::queue), the [pools](super::pool) and the copies. It has no task: the writer that sends a
+//! message moves it, or a task that returns an envelope for which a message was waiting. A move only enqueues work.
+//! No lock of this hub is held during a move, nor while envelopes return to other hubs.
 
 use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
     },
 };
 
 use smallvec::SmallVec;
 
 use super::{
-    AgainFn, Message,
-    header::{Parcel, Since},
-    pool::Pool,
-    queue::{Counts, Full, Pushed, Queue},
-    raw_envelope::RawEnvelope,
-    settle::refused,
-    view::{EnvelopeHolders, HubView, ReaderWait, WriterWait, whereabouts},
+    Message,
+    latest::KeptLatest,
+    open_work::refused,
+    parcel::{Parcel, Since},
+    pool::{Pool, RawEnvelope},
+    queue::{Pushed, Queue},
+    view::WriterRequest,
 };
 use crate::{
     clock,
@@ -30,60 +30,40 @@ use crate::{
     error::{Error, ErrorKind, Result, panic_message},
     memory::transfer,
     mutants::{self, Mutant},
-    stream::{Stream, Ticket},
-    sync::{Mutex, discard, lock, logged},
+    stream::Stream,
+    sync::{Discarded, discard, logged},
 };
+
+mod view;
 
 /// Envelopes that have been replaced, and are returned to their pools once no lock is held.
 type Replaced = SmallVec<[RawEnvelope; 2]>;
 
+/// See the [module](self). Only the hub's one [`Sender`](super::ends::Sender) sends, and only its one
+/// [`Receiver`](super::ends::Receiver) takes.
 pub(crate) struct HubCore<M: Message> {
     pub(super) name: Arc<str>,
     pub(super) queue: Queue<Parcel<M>>,
     /// From which point the waiting times of messages are recorded for the reader.
-    pub(super) times: Option<Since>,
+    pub(super) wait_time_origin: Option<Since>,
     /// Present where the latest message is kept.
-    pub(super) again: Option<Again<M>>,
+    pub(super) latest: Option<KeptLatest<M>>,
     pub(super) reader: Device,
-    /// Messages that are sent here are forks, whose envelopes come from `arrivals`.
+    /// Its messages are forks, whose envelopes come from `arrival_pool`.
     pub(super) forks: bool,
-    pub(super) blanks: Option<Arc<Pool>>,
-    pub(super) arrivals: Option<Arc<Pool>>,
-    pub(super) copies: Option<Stream>,
-    /// Messages come from outside the flow.
-    pub(super) outside: AtomicBool,
+    /// The envelopes that the writer fills.
+    pub(super) blank_pool: Option<Arc<Pool>>,
+    /// The envelopes at the reader's location, which messages are copied to. Absent if the hub copies nothing.
+    pub(super) arrival_pool: Option<Arc<Pool>>,
+    /// Absent if the hub copies nothing, or from host to host.
+    pub(super) copy_stream: Option<Stream>,
+    /// The writer is outside the flow: an ingress or a service.
+    pub(super) has_external_writer: AtomicBool,
     /// Moves are made only by `step`.
     pub(super) stepped: AtomicBool,
     /// The writer's last request.
-    pub(super) asked: WriterRequest,
+    pub(super) writer_request: WriterRequest,
     pub(super) failed: OnceLock<Error>,
-}
-
-/// The room for messages and the number of envelopes (blank ones, or those that its forks are copied to) that a
-/// writer has requested, to explain what it waits for. Written only by a writer that may request more than one.
-pub(super) struct WriterRequest {
-    messages: AtomicUsize,
-    envelopes: AtomicUsize,
-}
-
-impl WriterRequest {
-    fn new() -> Self {
-        Self { messages: AtomicUsize::new(1), envelopes: AtomicUsize::new(1) }
-    }
-
-    #[inline]
-    pub(super) fn note(&self, messages: usize, envelopes: usize) {
-        for (noted, asked) in [(&self.messages, messages), (&self.envelopes, envelopes)] {
-            // The value rarely changes, and other threads read the same cache line.
-            if noted.load(Ordering::Relaxed) != asked {
-                noted.store(asked, Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn noted(&self) -> (usize, usize) {
-        (self.messages.load(Ordering::Relaxed), self.envelopes.load(Ordering::Relaxed))
-    }
 }
 
 /// The result of an attempt to move a queued message.
@@ -91,7 +71,7 @@ impl WriterRequest {
 struct Moved {
     /// The size of the message, if one was moved.
     bytes: Option<u64>,
-    /// There may be more to move.
+    /// Another message might be ready to move.
     again: bool,
 }
 
@@ -107,84 +87,74 @@ enum MoveOutcome {
     Failed(Error),
 }
 
-/// How a message that stays in the hub is read, and when that ends.
-pub(super) struct Again<M> {
-    pub(super) copy: AgainFn<M>,
-    ends_with: Option<Arc<EndTogether>>,
-    over: AtomicBool,
-}
-
-/// The hubs of an operator without any input that ends it alone. Those that keep the latest message end when all of
-/// them have ended.
-#[derive(Default)]
-pub(crate) struct EndTogether {
-    /// How many hubs that keep the latest message have not ended.
-    open: AtomicUsize,
-    /// The other hubs: queues of optional inputs.
-    queues: Mutex<Vec<Weak<dyn HubView>>>,
-}
-
-impl EndTogether {
-    /// `count`: the number of hubs that keep the latest message.
-    pub(crate) fn new(count: usize) -> Self {
-        Self { open: count.into(), ..Self::default() }
-    }
-
-    /// Adds a queue of an optional input.
-    pub(super) fn add(&self, queue: Weak<dyn HubView>) {
-        lock(&self.queues).push(queue);
-    }
-
-    fn is_over(&self) -> bool {
-        // The upgraded reference may be the last one of its hub, so it is dropped with no lock held.
-        let mut queues = (0..).map_while(|at| lock(&self.queues).get(at).cloned());
-        self.open.load(Ordering::Acquire) == 0
-            && queues.all(|queue| queue.upgrade().is_none_or(|queue| queue.has_ended()))
-    }
-}
-
-impl fmt::Debug for EndTogether {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EndTogether").field("open", &self.open).finish_non_exhaustive()
-    }
-}
-
-impl<M> Again<M> {
-    pub(super) fn new(copy: AgainFn<M>, ends_with: Option<Arc<EndTogether>>) -> Self {
-        Self { copy, ends_with, over: AtomicBool::new(false) }
-    }
-
-    /// Called when the writer has ended and the last message was read. Returns true if the reader ends, too.
-    pub(super) fn ends(&self) -> bool {
-        let Some(all) = &self.ends_with else { return false };
-        if !self.over.swap(true, Ordering::AcqRel) {
-            all.open.fetch_sub(1, Ordering::AcqRel);
-        }
-        all.is_over()
-    }
-}
-
 impl<M: Message> HubCore<M> {
     /// A hub without envelopes.
     pub(super) fn new(name: Arc<str>, queue: Queue<Parcel<M>>, reader: Device) -> Self {
         Self {
             name,
             queue,
-            times: None,
-            again: None,
+            wait_time_origin: None,
+            latest: None,
             reader,
             forks: false,
-            blanks: None,
-            arrivals: None,
-            copies: None,
-            outside: AtomicBool::new(false),
+            blank_pool: None,
+            arrival_pool: None,
+            copy_stream: None,
+            has_external_writer: AtomicBool::new(false),
             stepped: AtomicBool::new(false),
-            asked: WriterRequest::new(),
+            writer_request: WriterRequest::new(),
             failed: OnceLock::new(),
         }
     }
 
-    /// Sends the message in `place`: a writer has found room for it. It stays there if the reader has ended.
+    /// Sends the message in `place`, if there is room; otherwise it stays there. `origin`: the stream on which its
+    /// sender works.
+    #[inline]
+    pub(crate) fn try_send(&self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+        self.check()?;
+        let Some(parcel) = place else { return Ok(()) };
+        self.check_places(&mut parcel.message)?;
+        if !self.has_room(1) {
+            return Ok(());
+        }
+        parcel.depart(origin)?;
+        self.send(place)
+    }
+
+    /// Sends a message that has [departed](Parcel::depart), like `try_send`. `dropped` gets the message that the hub
+    /// drops for it, which may be this one. Nothing is moved.
+    pub(crate) fn try_send_departed(
+        &self,
+        place: &mut Option<Parcel<M>>,
+        dropped: impl FnOnce(Parcel<M>),
+    ) -> Result<()> {
+        self.check()?;
+        if self.has_room(1) {
+            self.enqueue(place, dropped);
+        }
+        Ok(())
+    }
+
+    /// Like `forward`, if there is room; otherwise returns the message.
+    pub(crate) fn try_forward(&self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
+        let mut place = Discarded::new(parcel);
+        self.check()?;
+        if let Some(parcel) = place.get_mut() {
+            self.check_places(&mut parcel.message)?;
+        }
+        if self.has_room(1) {
+            self.send(place.place())?;
+        }
+        Ok(place.take().map_or(Ok(()), Err))
+    }
+
+    /// Pushes a message that was taken from another hub into this one, which always has room for it.
+    pub(crate) fn forward(&self, parcel: Parcel<M>) -> Result<()> {
+        // Always succeeds: the reader closes after this sender.
+        self.send(Discarded::new(parcel).place())
+    }
+
+    /// Sends the message in `place`, for which the writer has found room. It stays there if the reader has ended.
     #[inline]
     pub(super) fn send(&self, place: &mut Option<Parcel<M>>) -> Result<()> {
         if !self.moves() {
@@ -197,39 +167,40 @@ impl<M: Message> HubCore<M> {
     /// Whether messages are moved to the reader. Otherwise they can be taken at once.
     #[inline]
     fn moves(&self) -> bool {
-        M::CARRIES_ENVELOPES && self.arrivals.is_some()
+        M::CARRIES_ENVELOPES && self.arrival_pool.is_some()
     }
 
-    /// Moves the message first where no other one waits to be moved: it then enters the queue ready to be taken.
+    /// Moves the message before it is pushed, if no other message waits to be moved: it is pushed ready.
     fn move_and_send(&self, place: &mut Option<Parcel<M>>) -> Result<()> {
-        let is_next = !self.stepped.load(Ordering::Acquire) && self.queue.full().blocks() && self.queue.all_ready();
+        let is_next =
+            !self.stepped.load(Ordering::Acquire) && self.queue.when_full().blocks_writer() && self.queue.all_ready();
         let Some(parcel) = place.as_mut().filter(|_| is_next && !self.queue.reader_gone()) else {
             self.enqueue(place, discard);
             return self.pump();
         };
         self.note_time(parcel, Since::Sent);
         let mut replaced = Replaced::new();
-        match self.bring_caught(parcel, &mut replaced) {
+        match self.move_message(parcel, &mut replaced) {
             MoveOutcome::Done(_) => {
-                if self.queue.push(place, true) == Pushed::Back {
-                    // The reader has ended since: as if it had done so after the push.
-                    self.queue.leave_unsent();
+                if self.queue.push(place, true) == Pushed::NotQueued {
+                    // The reader has ended since: the same as an end after the push.
+                    self.queue.count_unsent();
                     discard(place.take());
                 }
             }
-            // It is moved once an envelope returns, which may have happened since.
+            // It is moved once an envelope returns, which might have happened since.
             MoveOutcome::Waits => {
                 self.enqueue(place, discard);
                 if place.is_some() && !replaced.is_empty() {
                     // The reader has ended since, and the message is no longer as its sender made it.
-                    self.queue.leave_unsent();
+                    self.queue.count_unsent();
                     discard(place.take());
                 }
                 return self.pump();
             }
             MoveOutcome::Refused(error) => {
-                self.queue.refuse();
-                place.take().into_iter().for_each(|parcel| self.refuse(parcel, &error));
+                self.queue.count_dropped();
+                place.take().into_iter().for_each(|parcel| self.drop_refused(parcel, &error));
             }
             MoveOutcome::Failed(error) => {
                 self.enqueue(place, discard);
@@ -239,7 +210,7 @@ impl<M: Message> HubCore<M> {
         Ok(())
     }
 
-    /// Pushes the message in `place` into the queue, where it may have to be [moved](Self::pump). It stays in `place`
+    /// Pushes the message in `place` into the queue, where it might have to be [moved](Self::pump). It stays in `place`
     /// if there is no room or no reader. `dropped` gets the message that is dropped for it, which may be this one.
     #[inline]
     pub(super) fn enqueue(&self, place: &mut Option<Parcel<M>>, dropped: impl FnOnce(Parcel<M>)) {
@@ -251,8 +222,8 @@ impl<M: Message> HubCore<M> {
             }
         }
         match self.queue.push(place, !moves) {
-            Pushed::InFor | Pushed::Refused => drop(place.take().map(dropped)),
-            Pushed::In | Pushed::Back => {}
+            Pushed::Evicted | Pushed::Dropped => drop(place.take().map(dropped)),
+            Pushed::Queued | Pushed::NotQueued => {}
         }
     }
 
@@ -274,10 +245,10 @@ impl<M: Message> HubCore<M> {
         let mut replaced = Replaced::new();
         let Some(mut parcel) = self.queue.begin_move() else { return Ok(Moved::default()) };
         // A hub that fails does so before the move ends, so that no other move begins.
-        let outcome = match self.bring_caught(&mut parcel, &mut replaced) {
+        let outcome = match self.move_message(&mut parcel, &mut replaced) {
             MoveOutcome::Refused(error) => {
                 self.queue.drop_moving();
-                self.refuse(parcel, &error);
+                self.drop_refused(parcel, &error);
                 return Ok(Moved { bytes: None, again: true });
             }
             MoveOutcome::Done(bytes) => Ok(Some(bytes)),
@@ -293,12 +264,12 @@ impl<M: Message> HubCore<M> {
 
     /// Moves all envelopes of a message to the reader's location. A message's own methods may panic, and so may the
     /// destructor of another message.
-    fn bring_caught(&self, parcel: &mut Parcel<M>, replaced: &mut Replaced) -> MoveOutcome {
-        let brought = catch_unwind(AssertUnwindSafe(|| {
-            let moved = self.bring(&mut parcel.message, replaced)?;
+    fn move_message(&self, parcel: &mut Parcel<M>, replaced: &mut Replaced) -> MoveOutcome {
+        let moved = catch_unwind(AssertUnwindSafe(|| {
+            let moved = self.move_envelopes(&mut parcel.message, replaced)?;
             Ok(moved.then(|| parcel.message.size_in_bytes() as u64))
         }));
-        match brought.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, panic_message(panic)))) {
+        match moved.unwrap_or_else(|panic| Err(Error::new(ErrorKind::Panicked, panic_message(panic)))) {
             Ok(Some(bytes)) => {
                 self.note_time(parcel, Since::Arrived);
                 MoveOutcome::Done(bytes)
@@ -309,23 +280,71 @@ impl<M: Message> HubCore<M> {
         }
     }
 
+    /// Takes the first message, if it is ready, into `place`, and returns its number. `reread`: for a hub that keeps
+    /// the newest, also a message that was read before.
+    #[inline]
+    pub(crate) fn take(&self, place: &mut Option<Parcel<M>>, reread: bool) -> Option<u64> {
+        match &self.latest {
+            None => self.queue.take(place),
+            Some(kept) if reread || self.queue.unread() > 0 => {
+                self.queue.read(place, |parcel| parcel.with_message((kept.clone)(&parcel.message)))
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// Checks that the message can be moved: where the hub copies nothing, its envelopes are at the reader's location;
+    /// otherwise all that are not can be copied at once, as they must be before the message is read.
+    #[inline]
+    pub(super) fn check_places(&self, message: &mut M) -> Result<()> {
+        if !M::CARRIES_ENVELOPES {
+            return Ok(());
+        }
+        let Some(arrivals) = &self.arrival_pool else { return self.check_location(message) };
+        // A message that is one envelope needs one to copy to, and each hub that copies has one.
+        if M::IS_ENVELOPE { Ok(()) } else { self.check_count(arrivals.count(), message) }
+    }
+
+    fn check_location(&self, message: &mut M) -> Result<()> {
+        let mut misplaced = None;
+        message.envelopes(&mut |envelope| {
+            if !envelope.memory().is_at(&self.reader) {
+                misplaced.get_or_insert_with(|| self.misplaced(envelope));
+            }
+        });
+        misplaced.map_or(Ok(()), |error| Err(self.fail(error)))
+    }
+
+    fn check_count(&self, most: usize, message: &mut M) -> Result<()> {
+        let mut copied = 0;
+        message.envelopes(&mut |envelope| copied += usize::from(!envelope.memory().is_at(&self.reader)));
+        if copied <= most {
+            return Ok(());
+        }
+        let text = format!(
+            "a message has {copied} envelopes to copy, but the hub has only {most}: set `Hub::envelopes` to at least \
+             {copied}"
+        );
+        Err(self.fail(Error::new(ErrorKind::Usage, text)))
+    }
+
     /// Records that messages sent here come from outside the flow.
-    pub(super) fn is_fed_from_outside(&self) {
-        if !self.outside.load(Ordering::Relaxed) {
-            self.outside.store(true, Ordering::Relaxed);
+    pub(super) fn set_has_external_writer(&self) {
+        if !self.has_external_writer.load(Ordering::Relaxed) {
+            self.has_external_writer.store(true, Ordering::Relaxed);
         }
     }
 
     /// Whether an error of a move concerns only the message, which comes from outside, and not the hub.
     #[cold]
     fn is_of_message(&self, error: &Error) -> bool {
-        let own_is_lost = || self.copies.as_ref().is_some_and(|copies| copies.device().is_lost());
-        self.outside.load(Ordering::Relaxed) && error.kind() != ErrorKind::Race && !own_is_lost()
+        let own_is_lost = || self.copy_stream.as_ref().is_some_and(|copies| copies.device().is_lost());
+        self.has_external_writer.load(Ordering::Relaxed) && error.kind() != ErrorKind::Race && !own_is_lost()
     }
 
     /// Drops a message that cannot be moved, and reports an error to its callers.
     #[cold]
-    fn refuse(&self, parcel: Parcel<M>, error: &Error) {
+    fn drop_refused(&self, parcel: Parcel<M>, error: &Error) {
         logged(|| {
             tracing::warn!(hub = &*self.name, %error, "dropped a message from outside: it cannot be moved to its reader");
         });
@@ -350,7 +369,7 @@ impl<M: Message> HubCore<M> {
         if memory.is_at(&self.reader) {
             return Ok(());
         }
-        let (Some(arrivals), Some(copies)) = (&self.arrivals, &self.copies) else {
+        let (Some(arrivals), Some(copies)) = (&self.arrival_pool, &self.copy_stream) else {
             return Err(refused(ErrorKind::Usage, "an envelope is not at its reader's location: use a blank envelope"));
         };
         let bytes = envelope.bytes();
@@ -368,7 +387,7 @@ impl<M: Message> HubCore<M> {
     #[inline]
     pub(super) fn note_time(&self, parcel: &mut Parcel<M>, now: Since) {
         // Not again where a move was tried before the message is queued.
-        if self.times == Some(now) && (now == Since::Arrived || parcel.since().is_none()) {
+        if self.wait_time_origin == Some(now) && (now == Since::Arrived || parcel.since().is_none()) {
             parcel.set_since(clock::now());
         }
     }
@@ -377,15 +396,19 @@ impl<M: Message> HubCore<M> {
         Error::new(
             ErrorKind::Usage,
             format!(
-                "an envelope on {} was sent, but the hub has none on {} to copy it to: its writer must allocate envelopes \
-                 at its own location",
+                "a message has an envelope on {}, but its reader is on {}, and this hub copies nothing: send an envelope that \
+                 is on the writer's device, such as a blank one",
                 envelope.memory().location(),
                 self.reader
             ),
         )
     }
 
-    /// Marks the hub as failed; it passes no more messages.
+    pub(crate) fn hub_name(&self) -> &str {
+        &self.name
+    }
+
+    /// Marks the hub as failed. Both ends get the error at their next call.
     pub(super) fn fail(&self, error: Error) -> Error {
         let error = error.at(format!("hub `{}`", self.name));
         // Only the first failure is stored.
@@ -396,25 +419,25 @@ impl<M: Message> HubCore<M> {
 
     /// Moves all envelopes of a message to the reader's location. Returns false if there are too few envelopes to
     /// copy to.
-    fn bring(&self, message: &mut M, replaced: &mut Replaced) -> Result<bool> {
+    fn move_envelopes(&self, message: &mut M, replaced: &mut Replaced) -> Result<bool> {
         let mut outcome = Ok(true);
         message.envelopes(&mut |envelope| {
             if matches!(outcome, Ok(true)) {
-                outcome = self.bring_one(envelope, replaced);
+                outcome = self.move_envelope(envelope, replaced);
             }
         });
         outcome
     }
 
-    fn bring_one(&self, envelope: &mut RawEnvelope, replaced: &mut Replaced) -> Result<bool> {
+    fn move_envelope(&self, envelope: &mut RawEnvelope, replaced: &mut Replaced) -> Result<bool> {
         if envelope.memory().is_at(&self.reader) {
             return Ok(true);
         }
-        if self.outside.load(Ordering::Relaxed) {
-            // Its device may have been lost since it was sent.
+        if self.has_external_writer.load(Ordering::Relaxed) {
+            // Its device might have been lost since it was sent.
             self.accepts_one(envelope)?;
         }
-        let (Some(arrivals), Some(copies)) = (&self.arrivals, &self.copies) else {
+        let (Some(arrivals), Some(copies)) = (&self.arrival_pool, &self.copy_stream) else {
             return Err(self.misplaced(envelope));
         };
         if envelope.bytes() > arrivals.bytes() {
@@ -432,14 +455,9 @@ impl<M: Message> HubCore<M> {
     }
 
     /// Whether nothing can be taken, and nothing will be added.
-    pub(super) fn has_ended(&self) -> bool {
-        // A hub that keeps the latest message reports its end to the others even if it never had a message.
-        self.queue.has_ended() && self.again.as_ref().is_none_or(|again| again.ends() || self.queue.len() == 0)
-    }
-
-    /// For example `on cuda:0`.
-    fn at_reader(&self) -> String {
-        format!("on {}", if self.reader.is_host() { "the host" } else { self.reader.name() })
+    pub(crate) fn has_ended(&self) -> bool {
+        // A hub that keeps the latest message reports its end to its `EndTogether` even if it never had a message.
+        self.queue.has_ended() && self.latest.as_ref().is_none_or(|kept| kept.ends() || self.queue.len() == 0)
     }
 
     #[inline]
@@ -447,7 +465,7 @@ impl<M: Message> HubCore<M> {
         self.failed.get().is_some()
     }
 
-    /// Whether there is room in the queue for this many messages, or if it drops messages instead.
+    /// Whether the queue has room for this many messages, or drops messages instead.
     #[inline]
     pub(super) fn has_room(&self, messages: usize) -> bool {
         self.queue.has_room(messages)
@@ -459,145 +477,14 @@ impl<M: Message> HubCore<M> {
 
     /// Records what the writer requests from now on, so that a stall can be explained.
     #[inline]
-    pub(super) fn ask_for(&self, messages: usize, envelopes: usize) {
-        self.asked.note(messages, envelopes);
+    pub(super) fn request(&self, messages: usize, envelopes: usize) {
+        self.writer_request.note(messages, envelopes);
     }
 
     /// The hub's error, if it has failed.
     #[inline]
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
-    }
-}
-
-impl<M: Message> HubView for HubCore<M> {
-    fn queued(&self) -> usize {
-        self.queue.unread()
-    }
-
-    fn keeps_latest(&self) -> bool {
-        self.again.is_some()
-    }
-
-    fn counts(&self) -> Counts {
-        self.queue.counts()
-    }
-
-    fn last_copy(&self) -> Option<Ticket> {
-        self.copies.as_ref().map(Stream::ticket)
-    }
-
-    fn step(&self) -> Result<Option<u64>> {
-        // A message that was handed back is retried at the next step.
-        self.move_one().map(|moved| moved.bytes)
-    }
-
-    fn go_on(&self) {
-        self.stepped.store(false, Ordering::Release);
-        // An error is stored for both ends.
-        let _ = self.pump();
-    }
-
-    fn has_ended(&self) -> bool {
-        HubCore::has_ended(self)
-    }
-
-    fn name(&self) -> &Arc<str> {
-        &self.name
-    }
-
-    fn holds(&self, pool: &Arc<Pool>) -> usize {
-        // Used only for a text, from any thread: a message whose own code would run under the lock is not counted.
-        if !M::VISITS_UNDER_LOCK {
-            return 0;
-        }
-        let mut count = 0;
-        let pool = Arc::downgrade(pool);
-        self.queue.each(|parcel| {
-            parcel.message.envelopes(&mut |envelope| count += usize::from(envelope.home().ptr_eq(&pool)));
-        });
-        count
-    }
-
-    fn carries_envelopes(&self) -> bool {
-        M::CARRIES_ENVELOPES
-    }
-
-    fn copies(&self) -> bool {
-        self.arrivals.is_some()
-    }
-
-    fn writer_waits(&self) -> Option<WriterWait> {
-        if self.queue.reader_gone() {
-            return None;
-        }
-        let (messages, envelopes) = self.asked.noted();
-        if !self.queue.has_room(messages) {
-            return Some(WriterWait::Room);
-        }
-        if self.blanks.as_ref().is_some_and(|blanks| !blanks.has(envelopes)) {
-            return Some(WriterWait::Blank);
-        }
-        // A hub that drops messages takes the envelopes from older ones, or drops the new message.
-        let forks = self.forks && self.queue.full().blocks();
-        let lacks = forks && self.arrivals.as_ref().is_some_and(|arrivals| !arrivals.has(envelopes));
-        lacks.then_some(WriterWait::Copy)
-    }
-
-    fn reader_waits(&self, in_run: bool) -> Option<ReaderWait> {
-        let again = !in_run && self.queue.ready() > 0;
-        if again || self.queue.has_new() || self.has_ended() {
-            return None;
-        }
-        if self.queue.full() == Full::Replace && mutants::is(Mutant::LatestUnseen) {
-            return None;
-        }
-        if self.queue.unread() == 0 {
-            return Some(ReaderWait::Message);
-        }
-        let arrivals = self.arrivals.as_ref()?;
-        Some(if arrivals.has(1) { ReaderWait::Move } else { ReaderWait::Envelope })
-    }
-
-    fn writer_lacks(&self, holders: &dyn EnvelopeHolders) -> Option<String> {
-        let (messages, envelopes) = self.asked.noted();
-        let what = |one: &str, several: &str| {
-            if envelopes == 1 { one.to_string() } else { format!("{envelopes} {several}") }
-        };
-        match self.writer_waits()? {
-            WriterWait::Room => {
-                let (name, taken, all) = (&self.name, self.queue.len(), self.queue.capacity());
-                Some(match messages {
-                    1 => format!("room in hub `{name}`: its queue of {all} is full"),
-                    _ => {
-                        format!("room for {messages} messages in hub `{name}`: its queue has {taken} of at most {all}")
-                    }
-                })
-            }
-            WriterWait::Blank => {
-                let whereabouts = whereabouts(self.blanks.as_ref()?, holders);
-                Some(format!("{}: {whereabouts}", what("a blank envelope", "blank envelopes")))
-            }
-            WriterWait::Copy => {
-                let whereabouts = whereabouts(self.arrivals.as_ref()?, holders);
-                Some(format!("{} {} to copy to: {whereabouts}", what("an envelope", "envelopes"), self.at_reader()))
-            }
-        }
-    }
-
-    fn reader_lacks(&self, in_run: bool, holders: &dyn EnvelopeHolders) -> Option<String> {
-        let name = &self.name;
-        match self.reader_waits(in_run)? {
-            ReaderWait::Message if self.keeps_latest() && self.queue.len() > 0 => {
-                Some(format!("a newer message in hub `{name}`"))
-            }
-            ReaderWait::Message => Some(format!("a message in hub `{name}`")),
-            ReaderWait::Move => Some(format!("hub `{name}` to move a message")),
-            ReaderWait::Envelope => {
-                let whereabouts = whereabouts(self.arrivals.as_ref()?, holders);
-                Some(format!("an envelope {}: {whereabouts}", self.at_reader()))
-            }
-        }
     }
 }
 

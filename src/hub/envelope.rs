@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Weak};
 
-use super::{Message, raw_envelope::RawEnvelope};
+use super::{Message, pool::RawEnvelope};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
@@ -69,7 +69,7 @@ impl<T: Plain> Envelope<T> {
         if mine.is_host() != theirs.is_host() || (!mine.is_host() && mine.device() != theirs.device()) {
             return refuse(format!("one is on {}, the other on {}", self.location(), other.location()));
         }
-        if [&self.raw, &other.raw].iter().any(|raw| raw.home.ptr_eq(&Weak::new())) {
+        if [&self.raw, &other.raw].iter().any(|raw| raw.pool.ptr_eq(&Weak::new())) {
             return refuse("one of them wraps a user's buffer".into());
         }
         std::mem::swap(&mut self.raw.memory, &mut other.raw.memory);
@@ -110,7 +110,7 @@ impl<T: Plain> Envelope<T> {
     #[cold]
     fn too_long(&self, len: usize) -> Error {
         let capacity = self.capacity();
-        let pool = self.raw.home().upgrade();
+        let pool = self.raw.pool().upgrade();
         let text = match pool.as_ref().filter(|_| self.raw.marks.errors().is_none()) {
             Some(pool) => format!(
                 "an envelope of hub `{}` has room for {capacity} elements, not for {len}: raise the hub's envelope size, \
@@ -156,7 +156,7 @@ impl<T: Plain> Envelope<T> {
     /// Gives write access to the valid part on the host, once nothing uses it any more.
     ///
     /// # Errors
-    /// As [`Envelope::read`].
+    /// The same as for [`Envelope::read`].
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -171,7 +171,7 @@ impl<T: Plain> Envelope<T> {
     /// [`set_len`](Self::set_len) afterwards to set how much of it is valid.
     ///
     /// # Errors
-    /// As [`Envelope::read`].
+    /// The same as for [`Envelope::read`].
     ///
     /// # Cancel safety
     /// Dropping the future has no effect.
@@ -223,7 +223,7 @@ impl<T: Plain> Envelope<T> {
     /// Write access to the full capacity on the host, without waiting.
     ///
     /// # Errors
-    /// As [`Envelope::as_mut_slice`].
+    /// The same as for [`Envelope::as_mut_slice`].
     pub fn as_mut_space(&mut self) -> Result<&mut [T]> {
         let whole = self.capacity() * size_of::<T>();
         let (errors, is_host) = (self.raw.marks.errors().cloned(), self.is_host());

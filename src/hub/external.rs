@@ -1,12 +1,12 @@
-//! [`ExternalHandle`]: a hub as the sender of a message from outside the flow uses it.
+//! [`ExternalHandle`]: a hub's core, for a sender outside the flow.
 //!
-//! Such a sender shares the output with others, under a lock. What calls code of the message happens before and after
-//! the message is enqueued, with no lock held: [`accepts`](ExternalHandle::accepts) and [`depart`](ExternalHandle::depart)
-//! before, [`pump`](ExternalHandle::pump) after it.
+//! Such a sender shares the output with others, under a lock. The steps that call code of the message run without the lock:
+//! [`accepts`](ExternalHandle::accepts) and [`depart`](ExternalHandle::depart) before the message is enqueued, and
+//! [`pump`](ExternalHandle::pump) after it.
 
 use std::sync::Arc;
 
-use super::{Message, core::HubCore, header::Parcel, raw_envelope::RawEnvelope, settle::refused};
+use super::{Message, core::HubCore, open_work::refused, parcel::Parcel, pool::RawEnvelope};
 use crate::{
     device::Device,
     error::{ErrorKind, Result},
@@ -19,7 +19,7 @@ pub(crate) struct ExternalHandle<M: Message>(Arc<HubCore<M>>);
 impl<M: Message> ExternalHandle<M> {
     /// Marks the hub as fed from outside its flow.
     pub(super) fn new(hub: &Arc<HubCore<M>>) -> Self {
-        hub.is_fed_from_outside();
+        hub.set_has_external_writer();
         Self(hub.clone())
     }
 
@@ -43,7 +43,7 @@ impl<M: Message> ExternalHandle<M> {
                 problem = hub.accepts_one(envelope).and_then(|()| by.may_send(envelope, &hub.reader));
             }
         });
-        let most = hub.arrivals.as_ref().map_or(usize::MAX, |arrivals| arrivals.count());
+        let most = hub.arrival_pool.as_ref().map_or(usize::MAX, |arrivals| arrivals.count());
         if copied > most {
             return Err(refused(
                 ErrorKind::Usage,
@@ -69,8 +69,8 @@ pub(crate) enum SentBy {
 }
 
 impl SentBy {
-    /// Checks that a caller keeps no means to touch its request later, and that the request does not make an operator
-    /// on the host fail.
+    /// Checks that a caller cannot access its request's memory later, and that the request does not make an operator on the
+    /// host fail.
     fn may_send(self, envelope: &RawEnvelope, reader: &Device) -> Result<()> {
         let memory = envelope.memory();
         if self == Self::Feeder {

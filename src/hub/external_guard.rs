@@ -1,9 +1,9 @@
 //! [`ExternalGuard`]: a mark on an envelope that is outside its flow.
 //!
-//! A flow is at rest when none of its operators can make progress by itself. An envelope that has left the flow,
-//! through an egress or in a service's response, is held by no operator, but it will be returned at some time, and
-//! then its hub's writer can make progress. It is therefore marked when it leaves, and the flow is not considered at
-//! rest until the mark is dropped.
+//! A flow is idle when none of its operators can make progress by itself. An envelope that has left the flow, through an
+//! egress or in a service's response, is in use by no operator, but it will be returned at some time, and its hub's writer
+//! can make progress after that. It is therefore marked when it leaves, and the flow does not count as idle until the mark
+//! is dropped.
 //!
 //! ```text
 //!   operator ──sends──> [ marked: ExternalGuard ] ──> the program outside ──drops──> its pool: the writer is woken
@@ -11,14 +11,14 @@
 //! ```
 //!
 //! An operator adds the mark while the flow is active, and a returned envelope wakes the writer before its marks are
-//! dropped: in between the flow never appears to be at rest. An envelope that is sent into its flow again loses that
+//! dropped: the flow never appears idle in between. An envelope that is sent into its flow again loses that
 //! flow's marks.
 //!
 //! An envelope may pass through several flows. It has a mark for each flow that it is outside of.
 //!
 //! A mark may also say that the envelope was given to a [caller](CallerErrors) of the flow, which must not see the
 //! names of the flow's operators and streams. Such a mark does not hold the flow: a blank envelope of an ingress is
-//! held by the ingress, and one in a service's response becomes the caller's own memory ([`ResponseTransfer`](super::crossing::ResponseTransfer)), since callers
+//! held by the ingress, and one in a service's response becomes the caller's own memory (`ResponseTransfer`), since callers
 //! do not trust each other.
 
 use std::{fmt, ptr, sync::Arc};
@@ -28,13 +28,13 @@ use smallvec::SmallVec;
 use crate::error::CallerErrors;
 
 /// A flow, as seen by its envelopes that are outside of it.
-pub(crate) trait Quiescence: Send + Sync + 'static {
-    /// An envelope is outside: from now on the flow is not at rest.
+pub(crate) trait OutsideTracker: Send + Sync + 'static {
+    /// Counts an envelope that is outside: the flow is not idle until [`regain`](Self::regain).
     fn lend(&self);
     fn regain(&self);
     /// Whether no operator of the flow runs any more.
     fn has_ended(&self) -> bool;
-    /// For an implementation that holds other flows: releases its hold of those for which `_is` returns true.
+    /// For an implementation that keeps other flows from being idle: releases those for which `_is` returns true.
     fn release(&self, _is: &dyn Fn(&Boundary) -> bool) -> SmallVec<[ExternalGuard; 1]> {
         SmallVec::new()
     }
@@ -43,8 +43,8 @@ pub(crate) trait Quiescence: Send + Sync + 'static {
 /// A place where envelopes leave a flow: an egress, a service, an ingress that hands out blank envelopes, a chunk
 /// hub.
 pub(crate) struct Boundary {
-    pub(super) flow: Arc<dyn Quiescence>,
-    /// Whether the flow is kept from rest while an envelope is outside.
+    pub(super) flow: Arc<dyn OutsideTracker>,
+    /// Whether the flow is kept from being idle while an envelope is outside.
     lends: bool,
     /// The errors that callers get in place of the envelope's own.
     pub(super) errors: Option<Arc<CallerErrors>>,
@@ -63,22 +63,22 @@ pub(super) struct Marks {
 
 impl Boundary {
     /// To the program that the flow belongs to.
-    pub(crate) fn of_program(flow: Arc<dyn Quiescence>) -> Arc<Self> {
+    pub(crate) fn of_program(flow: Arc<dyn OutsideTracker>) -> Arc<Self> {
         Arc::new(Self { flow, lends: true, errors: None })
     }
 
     /// To callers, which get these errors. The envelopes do not hold the flow.
-    pub(crate) fn of_callers(flow: Arc<dyn Quiescence>, errors: CallerErrors) -> Arc<Self> {
+    pub(crate) fn of_callers(flow: Arc<dyn OutsideTracker>, errors: CallerErrors) -> Arc<Self> {
         Arc::new(Self { flow, lends: false, errors: Some(Arc::new(errors)) })
     }
 
-    pub(crate) fn is_of(&self, flow: &Arc<dyn Quiescence>) -> bool {
-        is_one(&self.flow, flow)
+    pub(crate) fn is_of(&self, flow: &Arc<dyn OutsideTracker>) -> bool {
+        is_same_flow(&self.flow, flow)
     }
 
     /// Whether both are boundaries of the same flow.
-    pub(crate) fn is_beside(&self, other: &Self) -> bool {
-        is_one(&self.flow, &other.flow)
+    pub(crate) fn has_flow_of(&self, other: &Self) -> bool {
+        is_same_flow(&self.flow, &other.flow)
     }
 
     /// The address of the flow; unique while the flow is alive.
@@ -87,12 +87,12 @@ impl Boundary {
     }
 
     /// Whether a mark of one is equivalent to a mark of the other.
-    fn is_like(&self, other: &Self) -> bool {
+    fn is_equivalent(&self, other: &Self) -> bool {
         let same_errors = match &other.errors {
             None => self.errors.is_none(),
             Some(errors) => self.has_errors(errors),
         };
-        same_errors && self.lends == other.lends && self.is_beside(other)
+        same_errors && self.lends == other.lends && self.has_flow_of(other)
     }
 
     fn has_errors(&self, errors: &Arc<CallerErrors>) -> bool {
@@ -100,12 +100,12 @@ impl Boundary {
     }
 }
 
-fn is_one(one: &Arc<dyn Quiescence>, other: &Arc<dyn Quiescence>) -> bool {
+fn is_same_flow(one: &Arc<dyn OutsideTracker>, other: &Arc<dyn OutsideTracker>) -> bool {
     ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }
 
 impl ExternalGuard {
-    /// Holds the flow, since something outside may still cause activity in it.
+    /// Keeps the flow from being idle, since something outside might still cause activity in it.
     pub(crate) fn holding(boundary: &Arc<Boundary>) -> Self {
         if boundary.lends {
             boundary.flow.lend();
@@ -117,7 +117,7 @@ impl ExternalGuard {
         &self.0
     }
 
-    pub(crate) fn holds(&self, flow: &Arc<dyn Quiescence>) -> bool {
+    pub(crate) fn holds(&self, flow: &Arc<dyn OutsideTracker>) -> bool {
         self.0.is_of(flow)
     }
 }
@@ -143,7 +143,7 @@ impl Marks {
 
     /// Adds a mark, unless there is an equivalent one.
     pub(super) fn add(&mut self, boundary: &Arc<Boundary>) {
-        if !self.iter().any(|mark| mark.0.is_like(boundary)) {
+        if !self.iter().any(|mark| mark.0.is_equivalent(boundary)) {
             self.push(ExternalGuard::holding(boundary));
         }
     }
@@ -159,8 +159,8 @@ impl Marks {
         }
     }
 
-    /// Removes the marks of flows that have ended, which need not be held. Of those that ended flows gave to callers
-    /// one stays: the envelope can return to none of these flows.
+    /// Removes the marks of flows that have ended. One of those that hide errors from callers stays: the envelope can
+    /// return to none of these flows.
     fn forget_ended(&mut self) {
         let mut for_callers = false;
         let gone = self.take(|mark| {
@@ -194,8 +194,8 @@ impl Marks {
         self.iter().find_map(|mark| mark.0.errors.as_ref())
     }
 
-    /// Called when this envelope takes over the memory of the other: its errors are hidden from now on where the
-    /// other's were.
+    /// Called when this envelope takes over the memory of another one: hides its errors where the errors of the other one
+    /// were hidden.
     pub(super) fn hide_as(&mut self, other: &Self) {
         for mark in other.iter() {
             let Boundary { flow, errors: Some(errors), .. } = &*mark.0 else { continue };
@@ -219,7 +219,7 @@ mod tests {
         ended: AtomicBool,
     }
 
-    impl Quiescence for Counted {
+    impl OutsideTracker for Counted {
         fn lend(&self) {
             self.out.fetch_add(1, Ordering::SeqCst);
         }
@@ -250,7 +250,7 @@ mod tests {
         }
         assert_eq!(out(&flows), [1, 1, 1]);
         for gone in [0, 2, 1] {
-            let flow: Arc<dyn Quiescence> = flows[gone].clone();
+            let flow: Arc<dyn OutsideTracker> = flows[gone].clone();
             drop(marks.take(|mark| mark.holds(&flow)));
             assert_eq!(flows[gone].out.load(Ordering::SeqCst), 0);
         }
@@ -297,7 +297,7 @@ mod tests {
         assert!(marks.errors().is_some());
         assert_eq!(marks.iter().count(), 2);
         assert_eq!(out(&[first.clone(), second]), [0, 1], "a mark that only hides errors holds no flow");
-        let flow: Arc<dyn Quiescence> = first;
+        let flow: Arc<dyn OutsideTracker> = first;
         drop(marks.take(|mark| mark.holds(&flow)));
         assert!(marks.errors().is_none());
     }

@@ -9,18 +9,17 @@
 //!   end:    a hub whose reader has ended is skipped; when all have ended, the output is closed
 //! ```
 //!
-//! A fork's envelopes are lent by its own hub, from which nothing else takes envelopes: if the poll found enough of
-//! them, they are still there when the forks are made.
+//! A fork's envelopes come from its hub, and nothing else takes envelopes from that hub: if the poll found enough of them,
+//! they are still there when the forks are made.
 
 use std::{fmt, sync::Arc, task::Waker};
 
 use super::{
     ForkFn, Message,
-    header::Parcel,
-    pool::Pool,
+    ends::{Demand, Sender},
+    parcel::Parcel,
+    pool::{Pool, RawEnvelope},
     queue::Answer,
-    raw_envelope::RawEnvelope,
-    sender::{Demand, Sender},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -38,7 +37,7 @@ pub enum Outcome {
     Sent,
     /// The hub has no room for it, or no envelope to copy it to.
     Full,
-    /// The hub has dropped it, as hubs of its kind do: it is full, or its reader has all the envelopes that the
+    /// The hub, which drops messages, has dropped it: the hub is full, or its reader has all the envelopes that the
     /// message could be copied to.
     Dropped,
     /// The hub's reader has ended.
@@ -53,7 +52,7 @@ pub(crate) struct WriterEnd<M: Message> {
 }
 
 /// The forks of a message, each with the index of its branch. If sending ends early, the remaining ones are discarded
-/// one by one: several may have a destructor that panics.
+/// one by one: several might have a destructor that panics.
 struct Forks<M: Message>(Vec<(usize, M)>);
 
 impl<M: Message> Drop for Forks<M> {
@@ -101,13 +100,13 @@ impl<M: Message> Fan<M> {
     /// See [`Sender::poll`].
     pub(crate) fn poll(&self, demand: Demand, waker: &Waker) -> Answer {
         match demand {
-            Demand::Room(messages) => self.ask_for(messages, messages),
-            Demand::Message(envelopes) => self.ask_for(1, envelopes),
-            Demand::Places(_) | Demand::Blank | Demand::Reader => {}
+            Demand::Room(messages) => self.request(messages, messages),
+            Demand::Message(envelopes) => self.request(1, envelopes),
+            Demand::QueueRoom(_) | Demand::Blank | Demand::Reader => {}
         }
         match self.ask(demand, waker) {
             Answer::Wait => {
-                // Checked again: the change may have come before the waker was registered.
+                // Checked again: the change might have come before the waker was registered.
                 self.watch(waker);
                 self.ask(demand, waker)
             }
@@ -128,7 +127,7 @@ impl<M: Message> Fan<M> {
             Demand::Room(messages) => {
                 self.branches[self.lender].has_blanks(messages) && self.has_room(messages, messages)
             }
-            Demand::Places(messages) => self.has_room(messages, messages),
+            Demand::QueueRoom(messages) => self.has_room(messages, messages),
             Demand::Message(envelopes) => self.has_room(1, envelopes),
             Demand::Blank => self.branches[self.lender].has_blanks(1),
             Demand::Reader => true,
@@ -137,9 +136,9 @@ impl<M: Message> Fan<M> {
     }
 
     /// Records the request at all branches. Blank envelopes are sent in messages of one envelope each.
-    fn ask_for(&self, messages: usize, envelopes: usize) {
+    fn request(&self, messages: usize, envelopes: usize) {
         for (at, branch) in self.branches.iter().enumerate() {
-            branch.ask_for(messages, if at == self.lender { messages } else { envelopes });
+            branch.request(messages, if at == self.lender { messages } else { envelopes });
         }
     }
 
@@ -150,11 +149,12 @@ impl<M: Message> Fan<M> {
     /// The outcome at one hub of sending this many messages, with this many envelopes in total.
     fn outcome(&self, at: usize, messages: usize, envelopes: usize) -> Outcome {
         let branch = &self.branches[at];
-        let can_fork = || at == self.primary || branch.arrivals.as_ref().is_none_or(|arrivals| arrivals.has(envelopes));
+        let can_fork =
+            || at == self.primary || branch.arrival_pool.as_ref().is_none_or(|arrivals| arrivals.has(envelopes));
         if branch.reader_gone() {
             Outcome::Closed
-        } else if branch.drops() {
-            if branch.takes_one() { Outcome::Sent } else { Outcome::Dropped }
+        } else if branch.drops_messages() {
+            if branch.would_queue() { Outcome::Sent } else { Outcome::Dropped }
         } else if branch.has_room(messages) && can_fork() {
             Outcome::Sent
         } else {
@@ -169,25 +169,25 @@ impl<M: Message> Fan<M> {
     /// Sends the message in `place` to all open hubs, if all of them have room; otherwise it stays there.
     pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         let Some(parcel) = place else { return Ok(()) };
-        self.look(&mut parcel.message)?;
+        self.determine_outcomes(&mut parcel.message)?;
         if self.outcomes.contains(&Outcome::Full) {
             return Ok(());
         }
         self.free_arrivals(&mut parcel.message);
         self.depart(parcel, origin)?;
         let Some(forks) = self.fork_all(&mut parcel.message)? else { return Ok(()) };
-        self.hand_over(place, forks)
+        self.deliver(place, forks)
     }
 
     /// Sends a message that a worker of the operator has sent, if all hubs have room.
-    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
+    pub(crate) fn try_forward(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
         let mut place = Discarded::new(parcel);
         if let Some(parcel) = place.get_mut() {
-            self.look(&mut parcel.message)?;
+            self.determine_outcomes(&mut parcel.message)?;
             if !self.outcomes.contains(&Outcome::Full) {
                 self.free_arrivals(&mut parcel.message);
                 if let Some(forks) = self.fork_all(&mut parcel.message)? {
-                    self.hand_over(place.place(), forks)?;
+                    self.deliver(place.place(), forks)?;
                 }
             }
         }
@@ -202,17 +202,17 @@ impl<M: Message> Fan<M> {
     /// drops it, it stays in `place`.
     pub(crate) fn offer(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<Vec<Outcome>> {
         let Some(parcel) = place else { return Ok(Vec::new()) };
-        self.look(&mut parcel.message)?;
+        self.determine_outcomes(&mut parcel.message)?;
         self.free_arrivals(&mut parcel.message);
         self.depart(parcel, origin)?;
         // Copies that the host cannot make yet are not awaited.
         let (forks, _) = self.fork(&mut parcel.message)?;
-        self.hand_over(place, forks)?;
+        self.deliver(place, forks)?;
         Ok(self.outcomes.clone())
     }
 
     /// Determines the outcome of a message at each hub.
-    fn look(&mut self, message: &mut M) -> Result<()> {
+    fn determine_outcomes(&mut self, message: &mut M) -> Result<()> {
         self.check()?;
         self.pending = None;
         self.outcomes.clear();
@@ -220,7 +220,7 @@ impl<M: Message> Fan<M> {
         for at in 0..self.branches.len() {
             let branch = &self.branches[at];
             if let Some(arrivals) =
-                branch.arrivals.as_ref().filter(|arrivals| at != self.primary && arrivals.count() < envelopes)
+                branch.arrival_pool.as_ref().filter(|arrivals| at != self.primary && arrivals.count() < envelopes)
             {
                 let (hub, count) = (&branch.name, arrivals.count());
                 return Err(Error::new(
@@ -248,8 +248,8 @@ impl<M: Message> Fan<M> {
     fn free_arrivals(&mut self, message: &mut M) {
         let envelopes = envelopes_in(message);
         for (at, branch) in self.branches.iter().enumerate() {
-            let forks = at != self.primary && self.outcomes[at] == Outcome::Sent && branch.drops();
-            if forks && !branch.free_arrivals(envelopes) {
+            let forks = at != self.primary && self.outcomes[at] == Outcome::Sent && branch.drops_messages();
+            if forks && !branch.free_envelopes(envelopes) {
                 self.outcomes[at] = Outcome::Dropped;
             }
         }
@@ -291,7 +291,7 @@ impl<M: Message> Fan<M> {
                 }
             }
         }
-        // The copies' reads are committed, so that a write elsewhere waits for them and for no later work.
+        // The reads by the copies are committed, so that a write elsewhere waits for them and for no later work.
         let mut marked = Ok(());
         if M::CARRIES_ENVELOPES && !forks.0.is_empty() {
             message.envelopes(&mut |envelope| {
@@ -303,8 +303,8 @@ impl<M: Message> Fan<M> {
         marked.map(|()| (forks, all))
     }
 
-    /// The message stays in `place` if no hub accepts or drops it.
-    fn hand_over(&mut self, place: &mut Option<Parcel<M>>, mut forks: Forks<M>) -> Result<()> {
+    /// Sends the forks, and the message to the primary. The message stays in `place` if no hub accepts or drops it.
+    fn deliver(&mut self, place: &mut Option<Parcel<M>>, mut forks: Forks<M>) -> Result<()> {
         let mut done = false;
         // Reversed, to pop them in order. After an error the remaining ones are discarded one by one.
         forks.0.reverse();
@@ -330,7 +330,7 @@ impl<M: Message> Fan<M> {
         }
         for (branch, outcome) in self.branches.iter().zip(&self.outcomes) {
             if *outcome == Outcome::Dropped {
-                branch.queue.refuse();
+                branch.queue.count_dropped();
                 done = true;
             }
         }
@@ -362,7 +362,7 @@ impl<M: Message> Fan<M> {
     }
 }
 
-pub(super) fn envelopes_in<M: Message>(message: &mut M) -> usize {
+pub(crate) fn envelopes_in<M: Message>(message: &mut M) -> usize {
     let mut count = 0;
     if M::CARRIES_ENVELOPES {
         message.envelopes(&mut |_| count += 1);

@@ -13,7 +13,10 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{Envelope, Host, Message, pool::Pool, raw_envelope::RawEnvelope};
+use super::{
+    Envelope, Host, Message,
+    pool::{Pool, RawEnvelope},
+};
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::{BufferState, HostAccess, Plain, transfer},
@@ -64,28 +67,29 @@ pub(crate) type ForkFn<M> = fn(&M, &mut Copier<'_>) -> Result<M>;
 /// Makes the copies of a message's envelopes for one more reader.
 pub struct Copier<'a> {
     hub: &'a str,
-    arrivals: Option<&'a Arc<Pool>>,
-    copies: Option<&'a Stream>,
+    arrival_pool: Option<&'a Arc<Pool>>,
+    copy_stream: Option<&'a Stream>,
     /// The host access that must complete before a copy on the host is possible.
     pub(super) pending: Option<HostAccess>,
 }
 
 impl<'a> Copier<'a> {
-    pub(super) fn new(hub: &'a str, arrivals: Option<&'a Arc<Pool>>, copies: Option<&'a Stream>) -> Self {
-        Self { hub, arrivals, copies, pending: None }
+    pub(super) fn new(hub: &'a str, arrival_pool: Option<&'a Arc<Pool>>, copy_stream: Option<&'a Stream>) -> Self {
+        Self { hub, arrival_pool, copy_stream, pending: None }
     }
 
     fn copy(&mut self, from: &RawEnvelope) -> Result<RawEnvelope> {
         let wrong = |what: String| Error::new(ErrorKind::Usage, what).at(format!("hub `{}`", self.hub));
-        let Some(arrivals) = self.arrivals else {
-            return Err(wrong("it has no envelopes to copy to: `CARRIES_ENVELOPES` of its messages is `false`".into()));
+        let Some(arrivals) = self.arrival_pool else {
+            let why = "a message has envelopes, but its `Message::CARRIES_ENVELOPES` is `false`: set it to `true`";
+            return Err(wrong(why.into()));
         };
         if from.bytes() > arrivals.bytes() {
             return Err(wrong(arrivals.too_small_for(from.bytes())));
         }
         let Some(mut to) = arrivals.take()? else {
             return Err(wrong(
-                "`Fork::fork` of a message copies more envelopes than `Message::envelopes` visits".into(),
+                "a message's `Fork::fork` copies more envelopes than its `Message::envelopes` visits: fix one of the two".into(),
             ));
         };
         to.set_bytes(from.bytes());
@@ -93,9 +97,11 @@ impl<'a> Copier<'a> {
         if from.memory().is_host() && to.memory().is_host() {
             return self.copy_here(from, to);
         }
-        let Some(copies) = self.copies else {
+        let Some(copies) = self.copy_stream else {
             let place = from.memory().location();
-            return Err(wrong(format!("an envelope on {place} was sent by an operator that is not on that device")));
+            return Err(wrong(format!(
+                "a message has an envelope on {place}, but its sender is on another device: send an envelope that is on the sender's device"
+            )));
         };
         transfer::copy(copies, from.memory(), to.memory_mut(), from.bytes())?;
         // Committed now, so that later users of the envelope wait for this copy and for no work after it.

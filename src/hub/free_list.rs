@@ -7,7 +7,7 @@
 //!
 //! A waker is registered under the lock under which items are put back: either the poll finds the item, or `put`
 //! finds the waker. The number of items is also stored outside the lock, as a hint for the many callers that only
-//! look; a task that goes to sleep does not rely on it. `put` wakes all waiters and the first to take gets the item,
+//! read it; a task that goes to sleep does not rely on it. `put` wakes all waiters and the first to take gets the item,
 //! so nothing is lost if a woken waiter is dropped. Each waiter has a number and at most one waker here, the latest,
 //! until it is woken or [leaves](FreeList::leave): a future that is polled with changing wakers does not accumulate
 //! them.
@@ -95,7 +95,7 @@ impl<T> FreeList<T> {
             return !state.items.is_empty();
         }
         drop(state);
-        // Cloned with no lock held. The second check finds items that were returned meanwhile.
+        // Cloned with no lock held. The second check finds items that were returned since.
         let mut new = waker.clone();
         let mut state = lock(&self.state);
         let is_there = !state.items.is_empty();

@@ -1,6 +1,6 @@
 //! [`Message`]: a value that travels between operators.
 
-use super::{event_names::EventNames, raw_envelope::RawEnvelope};
+use super::{event_names::EventNames, pool::RawEnvelope};
 use crate::stream::Ticket;
 
 /// A value that travels between operators.
@@ -65,7 +65,7 @@ pub trait Message: Send + 'static {
     /// The names of the events that the message can carry. A port cannot wait for any other event.
     const EVENTS: &'static [&'static str] = &[];
 
-    /// Calls `visit` with every event of that name in the message, or not at all if this message carries none.
+    /// Calls `visit` with every event of this name in the message.
     fn events(&mut self, name: &str, visit: &mut dyn FnMut(&mut Ticket)) {
         let _ = (name, visit);
     }

@@ -42,7 +42,7 @@ pub enum MergePolicy {
 }
 
 impl Metadata {
-    /// Returns the value of that name if there is one and it is a `T`.
+    /// Returns the value of this name if there is one and it is a `T`.
     pub fn get<T: Send + Sync + 'static>(&self, name: &str) -> Option<&T> {
         self.0.as_ref()?.get(name)?.downcast_ref::<Discarded<T>>()?.get()
     }

@@ -17,44 +17,53 @@
 //!
 //! # The way of a message
 //!
-//! From an operator on one device to an operator on another, in the files of this folder or of the one that is named:
+//! From `send` in one operator to the next operator's `compute` on another device, a message passes ten types in eight
+//! files. Files without a folder are in this one. Types in brackets work beside the way; the message does not pass them.
 //!
 //! ```text
-//!   send     Output (operator/output.rs) makes a Parcel (header.rs): the message and its header
+//!   send     Output (operator/output.rs)      makes a Parcel (parcel.rs): the message and its header, with the run's load
 //!              v
-//!            Outlet (outlet.rs): one Sender, or several in a Fan (fan.rs), with a fork for each further reader
-//!              v
-//!            Sender (sender.rs): is there room? `Parcel::depart` commits the message's uses and sets its ticket
-//!              v
-//!            HubCore (core.rs)
-//!              │  the queue blocks when it is full, no message in it waits to be moved, and the hub is not stepped
-//!              ├── yes ──> move ──> push, ready to be taken
-//!              └── no ───> push ──> move, now or when an envelope returns (`pump`): `begin_move`, `end_move`
+//!            Sender (ends.rs)                 the writer's end: a reference to the HubCore. An output with several readers
+//!              v                              sends through a [Fan] (fan.rs), which forks the message for all but one Sender
+//!            HubCore::try_send (core.rs)      is there room? Otherwise the message stays at the output, which waits
+//!              │                              Parcel::depart: RawEnvelope::depart commits the uses and sets the ticket
+//!              │
+//!              │  The queue blocks its writer, none of its messages waits to be moved, and the hub is not stepped:
+//!              ├── yes ──> move, then push as ready
+//!              └── no ───> push, then move: now, or when an envelope returns (`pump`). `Queue::begin_move` takes the
+//!                          message out of its slot, `Queue::end_move` puts it back as ready
 //!
-//!   move       each RawEnvelope (raw_envelope.rs) of the message is replaced with one of the reader's Pool (pool.rs);
-//!              `transfer::copy` (memory/transfer.rs) enqueues the copy: Stream (stream/enqueue.rs) ──> Backend (device/)
-//!   push       Queue (queue.rs), under its lock; it wakes the reader: HubSide (waking.rs)
-//!              v
-//!   wait     OperatorTask (operator/operator_task.rs) is woken; RunLoop (operator/run_loop.rs) polls and claims the ports through
-//!              OperatorRuns (operator/cx.rs): Input (operator/input.rs) ──> InputQueue ──> Receiver (receiver.rs)
+//!   move     HubCore::move_message (core.rs)  for each RawEnvelope (pool.rs) of the message:
+//!              Pool::take (pool.rs)           an envelope at the reader's location. There is none: the message waits
+//!              [transfer::copy]               memory/transfer.rs enqueues the copy on the hub's [Stream] of a [Backend]
+//!                                             the copy's uses are committed, and the new envelope replaces the old one,
+//!                                             which returns to its pool once the message is pushed or put back
+//!
+//!   push     Queue::push (queue.rs)           under its lock. The [HubSide] (hub_side.rs) of the reader is woken after it
+//!
+//!   wait     [OperatorTask] (operator/operator_task.rs) is woken and polls the [RunLoop] (operator/run_loop.rs), which polls the
+//!            ports, claims what the run needs and begins the run, through [OperatorRuns] (operator/cx.rs). At an input:
+//!            Input::poll_ready (operator/input.rs) ──> InputQueue::poll (operator/input_queue.rs) ──> Receiver::poll
+//!            (ends.rs) ──> Queue::poll_message; then Input::claim ──> InputQueue::claim
 //!              v
 //!            `compute` begins
 //!              v
-//!   take     Input ──> Intake (operator/intake.rs) ──> InputQueue ──> Receiver ──> Queue, under its lock; the ticket and
-//!              the load of the header go to the operator's streams and its RunContext
+//!   take     Input::take ──> InputQueue::take ──> HubCore::take, through the Receiver ──> Queue::take, under its lock
+//!              v                              the [HubSide] of the writer is woken after it
+//!            Parcel::take_ticket              the operator's streams are ordered after the ticket, and the load of the
+//!                                             header goes to the [RunContext] (operator/run_context.rs)
 //! ```
 //!
 //! Nothing waits for the copy: the memory's record of uses orders the reader's work after it. An envelope that is
-//! dropped returns its memory to its pool, which moves a message that waits for it.
+//! dropped returns its memory to its pool, which calls its hub: the hub moves a message that waits for an envelope.
 //!
 //! A [`ChunkHub`] is the other kind of hub: several links, at several locations, produce, consume, peek at and modify
 //! its chunks. It needs no flow.
 
 pub(crate) mod build;
-pub(crate) mod carried;
 pub(crate) mod chunks;
 pub(crate) mod core;
-pub(crate) mod crossing;
+pub(crate) mod ends;
 mod envelope;
 mod event_names;
 pub(crate) mod external;
@@ -62,23 +71,23 @@ pub(crate) mod external_guard;
 pub(crate) mod fan;
 mod fork;
 mod free_list;
-pub(crate) mod header;
-mod kind;
+pub(crate) mod heap_size;
+mod hub_kind;
+pub(crate) mod hub_side;
+pub(crate) mod latest;
 pub(crate) mod message;
 mod metadata;
+pub(crate) mod open_work;
 pub(crate) mod outbox;
-pub(crate) mod outlet;
+pub(crate) mod parcel;
 pub(crate) mod pool;
 pub(crate) mod queue;
-mod raw_envelope;
-pub(crate) mod receiver;
 pub(crate) mod reply;
-pub(crate) mod sender;
-pub(crate) mod settle;
+pub(crate) mod response_transfer;
 #[cfg(test)]
 mod tests;
 pub(crate) mod view;
-pub(crate) mod waking;
+pub(crate) mod when_full;
 
 #[doc(hidden)]
 pub use chunks::DestinationName;
@@ -90,10 +99,10 @@ pub use event_names::{EventNames, knows_event};
 pub use fan::Outcome;
 pub(crate) use fork::ForkFn;
 pub use fork::{Copier, Fork};
-pub use header::Since;
-pub(crate) use kind::{AgainFn, DEFAULT_CAPACITY, at_least_one};
-pub use kind::{Hub, HubKind, HubOf, Latest};
+pub(crate) use hub_kind::{CloneFn, DEFAULT_CAPACITY, at_least_one};
+pub use hub_kind::{Hub, HubKind, HubOf, Latest};
 pub use message::{Host, Message};
 pub use metadata::{MergePolicy, Metadata};
-pub use raw_envelope::RawEnvelope;
+pub use parcel::Since;
+pub use pool::RawEnvelope;
 pub use reply::Reply;

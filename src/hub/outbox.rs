@@ -1,4 +1,4 @@
-//! [`Outbox`]: buffers what one of several workers of an operator sends, until the operator passes it on.
+//! [`Outbox`]: buffers the messages that a worker of an operator sends, until the operator forwards them.
 
 use std::{
     collections::VecDeque,
@@ -10,10 +10,9 @@ use std::{
 
 use super::{
     Message,
-    header::Parcel,
-    pool::{Pool, Waiter},
+    parcel::Parcel,
+    pool::{Pool, RawEnvelope, Waiter},
     queue::Answer,
-    raw_envelope::RawEnvelope,
 };
 use crate::{
     error::{Error, Result},
@@ -22,15 +21,15 @@ use crate::{
 };
 
 /// Messages that have departed.
-pub(crate) struct Backlog<M: Message>(VecDeque<Parcel<M>>);
+pub(crate) struct OutboxQueue<M: Message>(VecDeque<Parcel<M>>);
 
-impl<M: Message> Default for Backlog<M> {
+impl<M: Message> Default for OutboxQueue<M> {
     fn default() -> Self {
         Self(VecDeque::new())
     }
 }
 
-impl<M: Message> Deref for Backlog<M> {
+impl<M: Message> Deref for OutboxQueue<M> {
     type Target = VecDeque<Parcel<M>>;
 
     fn deref(&self) -> &Self::Target {
@@ -38,22 +37,22 @@ impl<M: Message> Deref for Backlog<M> {
     }
 }
 
-impl<M: Message> DerefMut for Backlog<M> {
+impl<M: Message> DerefMut for OutboxQueue<M> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.0
     }
 }
 
-/// Discards them one by one: several may have a destructor that panics.
-impl<M: Message> Drop for Backlog<M> {
+/// Discards them one by one: several might have a destructor that panics.
+impl<M: Message> Drop for OutboxQueue<M> {
     fn drop(&mut self) {
         discard_all(self.0.drain(..));
     }
 }
 
-/// See the module.
+/// Buffers what a worker sends. See the [module](self).
 pub(crate) struct Outbox<M: Message> {
-    backlog: Backlog<M>,
+    backlog: OutboxQueue<M>,
     /// The operator's own blank envelopes, or the reason why there are none.
     blanks: std::result::Result<Arc<Pool>, Error>,
     /// Present while it waits for a blank envelope.
@@ -62,24 +61,24 @@ pub(crate) struct Outbox<M: Message> {
 
 impl<M: Message> Outbox<M> {
     pub(crate) fn new(blanks: std::result::Result<Arc<Pool>, Error>) -> Self {
-        Self { backlog: Backlog::default(), blanks, waiter: None }
+        Self { backlog: OutboxQueue::default(), blanks, waiter: None }
     }
 
     /// Buffers the message in `place`.
-    pub(super) fn send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+    pub(crate) fn send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         let Some(parcel) = place else { return Ok(()) };
         parcel.depart(origin)?;
         self.backlog.extend(place.take());
         Ok(())
     }
 
-    pub(super) fn blank(&self) -> Result<Option<RawEnvelope>> {
+    pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
         self.blanks.as_ref().map_err(Error::clone)?.take()
     }
 
-    pub(super) fn poll_blank(&mut self, waker: &Waker) -> Answer {
+    pub(crate) fn poll_blank(&mut self, waker: &Waker) -> Answer {
         match &self.blanks {
-            Ok(blanks) if !blanks.has(1) && !self.waiter.get_or_insert_with(|| blanks.waiter()).poll_home(waker) => {
+            Ok(blanks) if !blanks.has(1) && !self.waiter.get_or_insert_with(|| blanks.waiter()).poll_free(waker) => {
                 Answer::Wait
             }
             _ => Answer::Yes,
@@ -87,11 +86,11 @@ impl<M: Message> Outbox<M> {
     }
 
     /// Stops waiting for a blank envelope.
-    pub(super) fn leave_blanks(&mut self) {
+    pub(crate) fn leave_blanks(&mut self) {
         self.waiter = None;
     }
 
-    pub(crate) fn take(&mut self) -> Backlog<M> {
+    pub(crate) fn take(&mut self) -> OutboxQueue<M> {
         std::mem::take(&mut self.backlog)
     }
 }

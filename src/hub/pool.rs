@@ -1,9 +1,13 @@
-//! [`Pool`]: the envelopes of one hub at one location.
+//! [`Pool`] and [`RawEnvelope`]: the envelopes of one hub at one location.
 //!
 //! They are allocated when the hub is made and then reused, in the order of their return: the envelope that has been
-//! free longest is lent first, so that work that was still in flight on it has had the most time to complete. The
-//! memory of a returned envelope may still be in use by a stream. Its record of uses orders the next user after that,
-//! so returning and taking an envelope waits for nothing.
+//! free longest is lent first, so that work that was still in flight on it has had the most time to complete. A stream
+//! might still be using the memory of a returned envelope. The memory's record of uses orders the next user after that
+//! work, so returning and taking an envelope waits for nothing.
+//!
+//! ```text
+//!   take ──> RawEnvelope: filled, sent, moved, read ──drop──> its uses are committed ──> put: the hub's listener is called
+//! ```
 //!
 //! In a capture a pool works differently: each envelope is allocated when it is taken, on the stream that takes it,
 //! and dropped when it returns. The memory belongs to the graph, which reuses it where its edges order the uses, and
@@ -18,12 +22,18 @@ use std::{
     task::Waker,
 };
 
-use super::{free_list::FreeList, raw_envelope::RawEnvelope};
+use smallvec::SmallVec;
+
+use super::{
+    external_guard::{ExternalGuard, Marks},
+    free_list::FreeList,
+};
 use crate::{
     device::Device,
     error::Result,
-    memory::{Memory, Owned, check_capacity},
-    stream::Stream,
+    memory::{HostAccess, Memory, Owned, check_capacity},
+    mutants::{self, Mutant},
+    stream::{Stream, Ticket},
     sync::{Chain, limit_depth},
 };
 
@@ -36,7 +46,7 @@ pub(crate) struct Pool {
     count: AtomicUsize,
     bytes: usize,
     /// The free envelopes. Tasks that take from this pool without being the hub's writer wait here.
-    home: FreeList<Owned>,
+    free: FreeList<Owned>,
     listener: OnceLock<Listener>,
     /// In a capture: the stream on which the taker works.
     captured: Option<Stream>,
@@ -56,7 +66,7 @@ impl Pool {
             hub: hub.clone(),
             count: AtomicUsize::new(0),
             bytes,
-            home: FreeList::new(),
+            free: FreeList::new(),
             listener: OnceLock::new(),
             captured: None,
         }
@@ -64,14 +74,14 @@ impl Pool {
 
     /// A pool for users that work on a captured stream. It never runs out of envelopes.
     pub(crate) fn captured(hub: &Arc<str>, bytes: usize, stream: &Stream) -> Arc<Self> {
-        let (count, home) = (AtomicUsize::new(usize::MAX), FreeList::endless());
-        Arc::new(Self { count, home, captured: Some(stream.clone()), ..Self::empty(hub, bytes) })
+        let (count, free) = (AtomicUsize::new(usize::MAX), FreeList::endless());
+        Arc::new(Self { count, free, captured: Some(stream.clone()), ..Self::empty(hub, bytes) })
     }
 
     /// A pool of one envelope that uses this memory.
     pub(crate) fn of_one(hub: &Arc<str>, memory: Owned) -> Arc<Self> {
         let pool = Self { count: AtomicUsize::new(1), ..Self::empty(hub, memory.bytes()) };
-        pool.home.put(memory);
+        pool.free.put(memory);
         Arc::new(pool)
     }
 
@@ -81,7 +91,7 @@ impl Pool {
         let make = || if at.is_host() { Memory::pinned(near, self.bytes) } else { Memory::on(at, self.bytes) };
         let more = (0..count).map(|_| make()).collect::<Result<Vec<_>>>()?;
         self.count.fetch_add(count, Ordering::AcqRel);
-        self.home.extend(more);
+        self.free.extend(more);
         Ok(())
     }
 
@@ -100,11 +110,14 @@ impl Pool {
 
     /// The error text for an envelope whose valid part does not fit into one of these.
     pub(super) fn too_small_for(&self, bytes: usize) -> String {
-        format!("{bytes} valid bytes do not fit into its envelopes of {} bytes: set `envelope_bytes`", self.bytes)
+        format!(
+            "an envelope with {bytes} valid bytes does not fit into the hub's envelopes of {} bytes: increase `envelope_bytes`",
+            self.bytes
+        )
     }
 
     pub(crate) fn has(&self, count: usize) -> bool {
-        self.home.len() >= count
+        self.free.len() >= count
     }
 
     /// The pool of envelopes that no longer belong to a hub.
@@ -118,15 +131,15 @@ impl Pool {
     }
 
     pub(crate) fn idle(&self) -> usize {
-        self.home.len()
+        self.free.len()
     }
 
     /// Takes a free envelope, if there is one. Its valid part is empty.
     ///
     /// # Errors
-    /// In a capture, those of the allocation.
+    /// In a capture, the errors of the allocation.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Option<RawEnvelope>> {
-        let Some(mut memory) = self.home.take() else { return self.make() };
+        let Some(mut memory) = self.free.take() else { return self.make() };
         memory.discard_contents();
         Ok(Some(RawEnvelope::new(memory, Arc::downgrade(self))))
     }
@@ -156,21 +169,21 @@ impl Pool {
         if self.captured.is_some() {
             return;
         }
-        self.home.put(memory);
+        self.free.put(memory);
         if self.listener.get().is_some() {
             // The hub may now move a message, whose old envelope returns to the previous hub, and so on along the
             // flow.
             limit_depth(Chain::Listeners, move || {
-                if let Some(came_home) = self.listener.get() {
-                    came_home();
+                if let Some(returned) = self.listener.get() {
+                    returned();
                 }
             });
         }
     }
 
-    /// A waiter for an envelope of this pool, other than the hub's writer. There may be several.
+    /// A waiter for an envelope of this pool that is not the hub's writer. A pool can have several.
     pub(super) fn waiter(self: &Arc<Self>) -> Waiter {
-        Waiter { pool: self.clone(), number: self.home.waiter() }
+        Waiter { pool: self.clone(), number: self.free.waiter() }
     }
 }
 
@@ -182,14 +195,14 @@ pub(super) struct Waiter {
 
 impl Waiter {
     /// Whether an envelope is free. Otherwise registers the waker for the next one.
-    pub(super) fn poll_home(&self, waker: &Waker) -> bool {
-        self.pool.home.poll_some(self.number, waker)
+    pub(super) fn poll_free(&self, waker: &Waker) -> bool {
+        self.pool.free.poll_some(self.number, waker)
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        self.pool.home.leave(self.number);
+        self.pool.free.leave(self.number);
     }
 }
 
@@ -201,5 +214,159 @@ impl fmt::Debug for Pool {
             .field("bytes", &self.bytes)
             .field("idle", &self.idle())
             .finish_non_exhaustive()
+    }
+}
+
+/// An envelope of any element type, as hubs move it: a few words, with the rest behind a pointer.
+#[doc(hidden)]
+pub struct RawEnvelope {
+    /// `None` only while it is dropped.
+    pub(super) memory: Option<Owned>,
+    /// The size of the valid part.
+    pub(super) bytes: usize,
+    /// The point in its sender's stream at which it was last written, while it is in transit.
+    pub(super) ticket: Option<Ticket>,
+    pub(super) pool: Weak<Pool>,
+    /// The flows that it is outside of. Dropped after its memory was returned.
+    pub(super) marks: Marks,
+}
+
+/// What remains to be done for a hub after an envelope has left it for good.
+#[must_use = "the pool waits for its memory"]
+pub(super) struct PoolReplacement {
+    replaced: Option<(Arc<Pool>, Owned)>,
+    /// The flows that waited for the envelope.
+    marks: SmallVec<[ExternalGuard; 1]>,
+}
+
+impl PoolReplacement {
+    /// Gives the pool its replacement, which wakes the tasks that wait for one. Call it with no lock held.
+    pub(super) fn complete(self) {
+        let Self { replaced, marks } = self;
+        if let Some((pool, memory)) = replaced {
+            pool.put(memory);
+        }
+        // Last: if the flow were idle for a moment in between, that would be reported as a stall.
+        drop(marks);
+    }
+}
+
+impl RawEnvelope {
+    pub(crate) fn new(memory: Owned, pool: Weak<Pool>) -> Self {
+        Self { memory: Some(memory), bytes: 0, ticket: None, pool, marks: Marks::default() }
+    }
+
+    /// An envelope without a pool, for work on this stream.
+    pub(crate) fn on(stream: &Stream, bytes: usize) -> Result<Self> {
+        Ok(Self::new(stream.alloc::<u8>(bytes)?.into_memory(), Weak::new()))
+    }
+
+    #[inline]
+    pub(crate) fn memory(&self) -> &Memory {
+        match &self.memory {
+            Some(memory) => memory,
+            None => unreachable!("an envelope owns its memory until it is dropped"),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn memory_mut(&mut self) -> &mut Memory {
+        match &mut self.memory {
+            Some(memory) => memory,
+            None => unreachable!("an envelope owns its memory until it is dropped"),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn set_bytes(&mut self, bytes: usize) {
+        self.bytes = bytes;
+    }
+
+    pub(crate) fn pool(&self) -> &Weak<Pool> {
+        &self.pool
+    }
+
+    /// Gives the memory to the envelope's holder, so that no flow waits for it. Its pool, if there is one, gets replacement
+    /// memory.
+    ///
+    /// # Errors
+    /// The errors of the allocation. Nothing has changed then.
+    pub(super) fn leave_pool(&mut self, no_pool: &Weak<Pool>) -> Result<PoolReplacement> {
+        let mut replaced = None;
+        if let Some(pool) = self.pool.upgrade() {
+            replaced = pool.replacement(self.memory())?.map(|memory| (pool, memory));
+            self.pool = no_pool.clone();
+        }
+        Ok(PoolReplacement { replaced, marks: self.marks.take_lending() })
+    }
+
+    pub(super) fn marks_mut(&mut self) -> &mut Marks {
+        &mut self.marks
+    }
+
+    /// Converts an error of its memory for its holder: if that is a caller of a flow, only the error's kind is kept.
+    pub(super) fn given<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| match self.marks.errors() {
+            Some(errors) => errors.of_memory(error, self.memory().is_host()),
+            None => error,
+        })
+    }
+
+    pub(super) fn host_access(&self, write: bool) -> HostAccess {
+        let access = self.memory().host_access(write);
+        match self.marks.errors() {
+            Some(errors) => access.for_caller(errors),
+            None => access,
+        }
+    }
+
+    /// Returns true if all work that was enqueued on it is complete; its record of uses is then cleared.
+    ///
+    /// # Errors
+    /// The failure of that work.
+    pub(super) fn forget_work(&mut self) -> Result<bool> {
+        let done = self.memory_mut().forget_work();
+        self.given(done)
+    }
+
+    /// Commits its uses, so that users elsewhere can be ordered after them.
+    pub(super) fn mark(&self) -> Result<()> {
+        self.memory().commit_shared()
+    }
+
+    /// Called when it is sent by an operator with this stream. Commits its uses, so that users elsewhere can be
+    /// ordered after them.
+    #[inline]
+    pub(super) fn depart(&mut self, stream: Option<&Stream>) -> Result<()> {
+        let write = self.memory_mut().commit_by(stream)?;
+        self.ticket = stream.map(|stream| write.unwrap_or_else(|| stream.beginning()));
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn take_ticket(&mut self) -> Option<Ticket> {
+        self.ticket.take()
+    }
+}
+
+impl Drop for RawEnvelope {
+    fn drop(&mut self) {
+        let Some(mut memory) = self.memory.take() else { return };
+        // If the hub no longer exists, the memory is freed once nothing uses it.
+        if let Some(pool) = self.pool.upgrade().filter(|_| !mutants::is(Mutant::EnvelopeLost)) {
+            // Committed by the last user, for the next. A failure of the device is reported to the next user.
+            let _ = memory.commit();
+            pool.put(memory);
+        }
+    }
+}
+
+impl fmt::Debug for RawEnvelope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawEnvelope").field("memory", &self.memory).field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }

@@ -1,10 +1,10 @@
-//! The queue between a writer and a reader.
+//! [`Queue`]: the queue between a hub's writer and its reader.
 //!
 //! This file does not depend on any device, so that a model checker can explore all of its interleavings on a CPU
 //! (`tests/loom/queue.rs` includes it unchanged).
 //!
-//! A message may have to be moved to the reader (copied to its device) before it can be taken. Where no message in the
-//! queue waits for that (`all_ready`), the writer may move its message first and push it ready. Otherwise the message is
+//! A message might have to be moved to the reader (copied to its device) before it can be taken. Where no message in the
+//! queue waits to be moved (`all_ready`), the writer may move its message first and push it ready. Otherwise the message is
 //! pushed and moved later. Queued messages are moved one at a time, in order, by any task that calls `begin_move`: the
 //! writer after its push, or a task that returns an envelope for which a move was waiting.
 //!
@@ -19,26 +19,29 @@
 //! Polling (`poll_message`, `poll_room`) changes nothing but the registered waker: repeated polls get the same answer
 //! until the queue changes. A reader that takes the last message has to wait for the next one; this is recorded in
 //! the same step, under the same lock, and the reader's next poll then only reads. An end that also waits for
-//! something else polls with `Interest::Close`: it is woken by events that concern it in any case (the other end has
-//! closed, something has failed), but not by every message.
+//! something else polls with `Interest::Close`: it is woken when the other end closes or something fails, but not by every
+//! message.
 //!
-//! A full queue ([`Full`]) blocks the writer, or drops a message: the new one or the oldest. In a queue that drops
-//! the oldest, the reader may `hold` the messages that are ready when its run begins: these are reserved for it, and
-//! do not count against the queue's capacity, until it takes or releases them. A `Replace` queue has one message, the
+//! A full queue ([`WhenFull`]) blocks the writer, or drops a message: the new one or the oldest. In a queue that drops
+//! the oldest, the reader may reserve the messages that are ready when its run begins: they do not count against the
+//! queue's capacity until the reader takes or releases them. A `KeepLatest` queue has one message, the
 //! newest, which is read and stays.
 //!
-//! Messages are passed in and out through an `Option` of the caller's (`&mut Option`): they may be large, and a value
-//! that is returned in results is copied at each level. A message that was not pushed stays in the `Option`.
+//! Messages are passed in and out through the caller's `&mut Option`: they may be large, and a returned value is copied at
+//! each level of calls. A message that was not pushed stays in the `Option`.
 //!
 //! A ready message that replaces another becomes visible in the same step in which the old one is removed: a queue
 //! that drops its oldest message for one that is ready is never seen empty. If the new message must be moved first,
-//! the queue may be seen empty until then.
+//! other tasks might see the queue empty until then.
 //!
 //! Guarantees: Order is kept. A message is taken once, dropped, or handed back, and counted accordingly. A caller
 //! that got `Wait` is woken by the change that it waits for, and a caller that got any answer is woken when the other
-//! end closes. `begin_move` during another move makes that mover look again.
+//! end closes. If `begin_move` is called during another move, the task that moves checks the queue again.
 
-use super::waking::{HubSide, Interest, Others};
+use super::{
+    hub_side::{HubSide, Interest, SecondWaker},
+    when_full::WhenFull,
+};
 use crate::sync::{AtomicUsize, Level, Mutex, Ordering, discard, lock, mutex_at};
 use smallvec::SmallVec;
 use std::{collections::VecDeque, task::Waker};
@@ -54,40 +57,17 @@ pub(crate) enum Answer {
     Never,
 }
 
-/// What a full queue does with a new message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Full {
-    /// Rejects it: there is no room.
-    #[default]
-    Hold,
-    DropNewest,
-    DropOldest,
-    /// Drops its only message, which can be read repeatedly until then.
-    Replace,
-}
-
-impl Full {
-    /// Whether the writer waits for room.
-    pub(crate) fn blocks(self) -> bool {
-        self == Self::Hold
-    }
-
-    fn drops_oldest(self) -> bool {
-        matches!(self, Self::DropOldest | Self::Replace)
-    }
-}
-
 /// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Pushed {
-    In,
-    /// The message is in the queue, and an older one was dropped for it and is in the caller's `Option`.
-    InFor,
+    Queued,
+    /// The message is in the queue. An older one was dropped for it, and is in the caller's `Option`.
+    Evicted,
     /// The message counts as dropped; the caller still has it.
-    Refused,
-    /// No room, or no reader.
-    Back,
+    Dropped,
+    /// There is no room, or no reader; the caller still has the message.
+    NotQueued,
 }
 
 /// What has become of all messages that have left the queue.
@@ -113,12 +93,12 @@ pub(crate) struct Version {
 #[derive(Debug)]
 pub(crate) struct Queue<M> {
     capacity: usize,
-    full: Full,
+    when_full: WhenFull,
     /// The number of messages in the queue, and how many of the first of them are ready. Written under the lock, read
     /// without it.
     len: AtomicUsize,
     ready: AtomicUsize,
-    /// How many of them are not ready: the two values above are written one after the other.
+    /// The number of messages that are not ready. Stored on its own, since `len` and `ready` are written one after the other.
     unready: AtomicUsize,
     reader: HubSide,
     writer: HubSide,
@@ -133,17 +113,17 @@ struct State<M> {
     counts: Counts,
     moving: bool,
     /// `begin_move` was called during a move.
-    again: bool,
-    /// The message that is being moved was dropped meanwhile.
-    stray: bool,
+    move_again: bool,
+    /// The message that is being moved was dropped during the move.
+    dropped_in_move: bool,
     /// How many of the first messages are reserved for the reader.
-    held: usize,
+    reserved: usize,
     /// The first message was read already.
     seen: bool,
-    /// The number of the message that the reader has taken out of its slot to look at; 0: none.
-    lent: u64,
-    reader: Others,
-    writer: Others,
+    /// The number of the message that the reader has taken out of its slot to peek at; 0: none.
+    peeked: u64,
+    reader: SecondWaker,
+    writer: SecondWaker,
 }
 
 /// A message's slot in the queue.
@@ -155,7 +135,7 @@ pub(crate) struct Slot<M> {
 }
 
 /// A message that the reader has taken out of its slot temporarily. Dropping this puts it back, unless the queue has
-/// dropped it meanwhile.
+/// dropped it since.
 struct PeekGuard<'a, M: 'static> {
     queue: &'a Queue<M>,
     number: u64,
@@ -165,24 +145,24 @@ struct PeekGuard<'a, M: 'static> {
 impl<M: 'static> Drop for PeekGuard<'_, M> {
     fn drop(&mut self) {
         let mut state = lock(&self.queue.state);
-        state.lent = 0;
-        // The messages before it may be gone.
+        state.peeked = 0;
+        // The messages before it might be gone.
         if let Ok(at) = state.messages.binary_search_by_key(&self.number, |slot| slot.number)
             && let Some(slot) = state.messages.get_mut(at)
         {
             slot.message = self.message.take();
         }
         drop(state);
-        // Still here if the queue has dropped its slot meanwhile.
+        // Still here if the queue has dropped its slot since.
         discard(self.message.take());
     }
 }
 
 impl<M: 'static> Queue<M> {
-    pub(crate) fn new(capacity: usize, full: Full) -> Self {
+    pub(crate) fn new(capacity: usize, when_full: WhenFull) -> Self {
         Self {
             capacity,
-            full,
+            when_full,
             len: AtomicUsize::new(0),
             ready: AtomicUsize::new(0),
             unready: AtomicUsize::new(0),
@@ -192,17 +172,17 @@ impl<M: 'static> Queue<M> {
                 Level::Hub,
                 State {
                     // One more, since the oldest is removed after the new one was added.
-                    messages: VecDeque::with_capacity(capacity.min(1024) + usize::from(full.drops_oldest())),
+                    messages: VecDeque::with_capacity(capacity.min(1024) + usize::from(when_full.may_lose_ready())),
                     number: 0,
                     counts: Counts::default(),
                     moving: false,
-                    again: false,
-                    stray: false,
-                    held: 0,
+                    move_again: false,
+                    dropped_in_move: false,
+                    reserved: 0,
                     seen: false,
-                    lent: 0,
-                    reader: Others::default(),
-                    writer: Others::default(),
+                    peeked: 0,
+                    reader: SecondWaker::default(),
+                    writer: SecondWaker::default(),
                 },
             ),
         }
@@ -225,16 +205,16 @@ impl<M: 'static> Queue<M> {
     /// Whether there is room for this many messages, or if the queue drops messages instead.
     #[inline]
     pub(crate) fn has_room(&self, messages: usize) -> bool {
-        self.len().saturating_add(messages) <= self.capacity || !self.full.blocks()
+        self.len().saturating_add(messages) <= self.capacity || !self.when_full.blocks_writer()
     }
 
     /// Whether the queue drops ready messages.
     pub(crate) fn is_lossy(&self) -> bool {
-        self.full.drops_oldest()
+        self.when_full.may_lose_ready()
     }
 
-    pub(crate) fn full(&self) -> Full {
-        self.full
+    pub(crate) fn when_full(&self) -> WhenFull {
+        self.when_full
     }
 
     /// Whether there is a message to take.
@@ -243,14 +223,14 @@ impl<M: 'static> Queue<M> {
         match self.ready() {
             0 if self.reader.is_registered(waker, interest) && !self.writer_gone() => Answer::Wait,
             0 => self.wait_for_message(waker),
-            _ if self.full == Full::Replace => self.poll_newest(waker),
+            _ if self.when_full.keeps_latest() => self.poll_newest(waker),
             _ => Answer::Yes,
         }
     }
 
     #[inline(never)]
     fn wait_for_message(&self, waker: &Waker) -> Answer {
-        let mut spare = self.reader.spare(waker);
+        let mut clone = self.reader.clone_unknown(waker);
         let mut state = lock(&self.state);
         if self.ready() > 0 {
             return Answer::Yes;
@@ -258,22 +238,22 @@ impl<M: 'static> Queue<M> {
         if self.writer_gone() && self.len() == 0 {
             return Answer::Never;
         }
-        self.reader.keep(&mut state.reader, waker, &mut spare);
+        self.reader.register(&mut state.reader, waker, &mut clone);
         Answer::Wait
     }
 
     /// The newest message can be read until the writer has closed, and once after that.
     #[cold]
     fn poll_newest(&self, waker: &Waker) -> Answer {
-        let mut spare = self.reader.spare(waker);
+        let mut clone = self.reader.clone_unknown(waker);
         let mut state = lock(&self.state);
-        self.reader.introduce(&mut state.reader, waker, &mut spare);
+        self.reader.register_for_close(&mut state.reader, waker, &mut clone);
         if self.is_over(&state) { Answer::Never } else { Answer::Yes }
     }
 
     /// Whether there is a message that was not read before.
     pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
-        let mut spare = self.reader.spare(waker);
+        let mut clone = self.reader.clone_unknown(waker);
         let mut state = lock(&self.state);
         if self.is_new(&state) {
             return Answer::Yes;
@@ -281,7 +261,7 @@ impl<M: 'static> Queue<M> {
         if self.is_over(&state) {
             return Answer::Never;
         }
-        self.reader.keep(&mut state.reader, waker, &mut spare);
+        self.reader.register(&mut state.reader, waker, &mut clone);
         Answer::Wait
     }
 
@@ -321,7 +301,7 @@ impl<M: 'static> Queue<M> {
         }
         // Only if this waker is known, and not another of the same end: it must be woken when the reader closes,
         // whatever it waits for next.
-        if self.has_room(1) && self.writer.is_known(waker) {
+        if self.has_room(1) && self.writer.is_first_waker(waker) {
             return Answer::Yes;
         }
         if self.writer.is_registered(waker, interest) { Answer::Wait } else { self.wait_for_room(waker) }
@@ -329,23 +309,23 @@ impl<M: 'static> Queue<M> {
 
     #[inline(never)]
     fn wait_for_room(&self, waker: &Waker) -> Answer {
-        let mut spare = self.writer.spare(waker);
+        let mut clone = self.writer.clone_unknown(waker);
         let mut state = lock(&self.state);
         if self.reader_gone() {
             return Answer::Never;
         }
         if self.has_room(1) {
-            self.writer.introduce(&mut state.writer, waker, &mut spare);
+            self.writer.register_for_close(&mut state.writer, waker, &mut clone);
             return Answer::Yes;
         }
-        self.writer.keep(&mut state.writer, waker, &mut spare);
+        self.writer.register(&mut state.writer, waker, &mut clone);
         Answer::Wait
     }
 
     pub(crate) fn poll_reader(&self, waker: &Waker) -> Answer {
-        if !self.writer.is_known(waker) {
-            let mut spare = self.writer.spare(waker);
-            self.writer.introduce(&mut lock(&self.state).writer, waker, &mut spare);
+        if !self.writer.is_first_waker(waker) {
+            let mut clone = self.writer.clone_unknown(waker);
+            self.writer.register_for_close(&mut lock(&self.state).writer, waker, &mut clone);
         }
         if self.reader_gone() { Answer::Never } else { Answer::Yes }
     }
@@ -356,20 +336,20 @@ impl<M: 'static> Queue<M> {
     pub(crate) fn push(&self, place: &mut Option<M>, ready: bool) -> Pushed {
         let mut state = lock(&self.state);
         if self.reader_gone() || place.is_none() {
-            return Pushed::Back;
+            return Pushed::NotQueued;
         }
-        let is_full = state.messages.len() - state.held >= self.capacity;
-        if is_full && !self.full.drops_oldest() {
-            return self.refuse_or_hold(&mut state);
+        let is_full = state.messages.len() - state.reserved >= self.capacity;
+        if is_full && !self.when_full.may_lose_ready() {
+            return self.push_to_full(&mut state);
         }
         let mut left = self.ready();
         state.number += 1;
         let number = state.number;
         state.messages.push_back(Slot { number, message: place.take() });
-        let pushed = if is_full { drop_oldest_for(&mut state, place, &mut left) } else { Pushed::In };
-        self.show(&state, left + usize::from(ready));
+        let pushed = if is_full { drop_oldest_for(&mut state, place, &mut left) } else { Pushed::Queued };
+        self.publish(&state, left + usize::from(ready));
         if ready {
-            let reader = self.reader.due(&mut state.reader);
+            let reader = self.reader.notify(&mut state.reader);
             drop(state);
             reader.wake();
         }
@@ -377,18 +357,18 @@ impl<M: 'static> Queue<M> {
     }
 
     #[cold]
-    fn refuse_or_hold(&self, state: &mut State<M>) -> Pushed {
-        if self.full.blocks() {
-            return Pushed::Back;
+    fn push_to_full(&self, state: &mut State<M>) -> Pushed {
+        if self.when_full.blocks_writer() {
+            return Pushed::NotQueued;
         }
         state.counts.dropped += 1;
-        Pushed::Refused
+        Pushed::Dropped
     }
 
     /// Publishes the lengths to callers that read them without the lock. Called once a change is complete, so that
     /// they do not see the intermediate state in which the oldest is removed and the new one is not yet ready.
     #[inline]
-    fn show(&self, state: &State<M>, ready: usize) {
+    fn publish(&self, state: &State<M>, ready: usize) {
         self.len.store(state.messages.len(), Ordering::Release);
         self.ready.store(ready, Ordering::Release);
         self.unready.store(state.messages.len() - ready, Ordering::Release);
@@ -402,12 +382,12 @@ impl<M: 'static> Queue<M> {
     }
 
     /// Counts a message as untaken that could not be pushed, since the reader has closed.
-    pub(crate) fn leave_unsent(&self) {
+    pub(crate) fn count_unsent(&self) {
         lock(&self.state).counts.untaken += 1;
     }
 
     /// Counts a message that is dropped before it is pushed.
-    pub(crate) fn refuse(&self) {
+    pub(crate) fn count_dropped(&self) {
         lock(&self.state).counts.dropped += 1;
     }
 
@@ -416,18 +396,18 @@ impl<M: 'static> Queue<M> {
         let mut state = lock(&self.state);
         let mut ready = self.ready();
         let oldest = remove_oldest(&mut state, &mut ready);
-        self.show(&state, ready);
-        let reader = self.reader.due(&mut state.reader);
+        self.publish(&state, ready);
+        let reader = self.reader.notify(&mut state.reader);
         drop(state);
         reader.wake();
         oldest
     }
 
     /// Reserves the ready messages for the reader, so that none of them is dropped. Returns their number.
-    pub(crate) fn hold(&self) -> usize {
+    pub(crate) fn reserve_ready(&self) -> usize {
         let mut state = lock(&self.state);
-        state.held = self.ready();
-        state.held
+        state.reserved = self.ready();
+        state.reserved
     }
 
     /// The state that a claim by the reader depends on: while it is unchanged, the claim has the same result.
@@ -442,52 +422,52 @@ impl<M: 'static> Queue<M> {
         lock(&self.state).messages.front().map(|slot| slot.number)
     }
 
-    /// Ends the reservation of messages that the reader held and did not take. Those that exceed the capacity are
+    /// Ends the reservation of messages that the reader reserved and did not take. Those that exceed the capacity are
     /// dropped and returned.
-    pub(crate) fn release_unneeded(&self) -> SmallVec<[M; 1]> {
+    pub(crate) fn release_reserved(&self) -> SmallVec<[M; 1]> {
         let mut state = lock(&self.state);
-        state.held = 0;
+        state.reserved = 0;
         let mut out = SmallVec::new();
         let mut ready = self.ready();
         while state.messages.len() > self.capacity {
             out.extend(remove_oldest(&mut state, &mut ready).flatten());
         }
-        self.show(&state, ready);
+        self.publish(&state, ready);
         out
     }
 
-    /// For the reader: calls `look` with the message at `at`, if it is ready. `look` runs without the lock: the
-    /// message is out of its slot meanwhile, and is put back even if `look` panics.
-    pub(crate) fn peek<R>(&self, at: usize, look: impl FnOnce(&mut M) -> R) -> Option<R> {
+    /// For the reader: calls `read` with the message at `at`, if it is ready. `read` runs without the lock: the message is
+    /// out of its slot during the call, and is put back even if `read` panics.
+    pub(crate) fn peek<R>(&self, at: usize, read: impl FnOnce(&mut M) -> R) -> Option<R> {
         let mut state = lock(&self.state);
         if at >= self.ready() {
             return None;
         }
-        let mut lent = self.lend(&mut state, at)?;
+        let mut peeked = self.take_for_peek(&mut state, at)?;
         drop(state);
-        lent.message.as_mut().map(look)
+        peeked.message.as_mut().map(read)
     }
 
-    /// Like [`peek`](Self::peek), but under the lock: `look` must not run user code.
-    pub(crate) fn peek_locked<R>(&self, at: usize, look: impl FnOnce(&M) -> R) -> Option<R> {
+    /// Like [`peek`](Self::peek), but under the lock: `read` must not run user code.
+    pub(crate) fn peek_locked<R>(&self, at: usize, read: impl FnOnce(&M) -> R) -> Option<R> {
         let state = lock(&self.state);
         if at >= self.ready() {
             return None;
         }
-        state.messages.get(at)?.message.as_ref().map(look)
+        state.messages.get(at)?.message.as_ref().map(read)
     }
 
     /// Takes the message at `at` out of its slot until the result is dropped.
-    fn lend(&self, state: &mut State<M>, at: usize) -> Option<PeekGuard<'_, M>> {
+    fn take_for_peek(&self, state: &mut State<M>, at: usize) -> Option<PeekGuard<'_, M>> {
         let slot = state.messages.get_mut(at)?;
         let (number, message) = (slot.number, slot.message.take()?);
-        state.lent = number;
+        state.peeked = number;
         Some(PeekGuard { queue: self, number, message: Some(message) })
     }
 
-    /// Calls `look` with all messages that are in their slots, under the lock: `look` must not run user code.
-    pub(crate) fn each(&self, look: impl FnMut(&mut M)) {
-        lock(&self.state).messages.iter_mut().filter_map(|slot| slot.message.as_mut()).for_each(look);
+    /// Calls `read` with all messages that are in their slots, under the lock: `read` must not run user code.
+    pub(crate) fn each(&self, read: impl FnMut(&mut M)) {
+        lock(&self.state).messages.iter_mut().filter_map(|slot| slot.message.as_mut()).for_each(read);
     }
 
     /// Takes the first message, if it is ready, into `place`, and returns its number.
@@ -502,11 +482,11 @@ impl<M: 'static> Queue<M> {
     }
 
     /// Recounts this number of taken messages as untaken.
-    pub(crate) fn leave(&self, messages: u64) {
+    pub(crate) fn recount_untaken(&self, messages: u64) {
         if messages > 0 {
             let counts = &mut lock(&self.state).counts;
-            // User code may have swapped its ports, which are plain values, during the run: these messages are then
-            // another hub's.
+            // User code might have swapped its ports, which are plain values, during the run: the messages are then
+            // those of another hub.
             let messages = messages.min(counts.taken);
             counts.taken -= messages;
             counts.untaken += messages;
@@ -522,15 +502,15 @@ impl<M: 'static> Queue<M> {
         let left = self.ready().checked_sub(1)?;
         let Slot { number, message } = state.messages.pop_front()?;
         *place = message;
-        self.show(&state, left);
-        state.held = state.held.saturating_sub(1);
+        self.publish(&state, left);
+        state.reserved = state.reserved.saturating_sub(1);
         if !std::mem::take(&mut state.seen) {
             *count(&mut state.counts) += 1;
         }
         if left == 0 {
-            self.reader.will_wait();
+            self.reader.mark_waiting();
         }
-        let writer = self.writer.due(&mut state.writer);
+        let writer = self.writer.notify(&mut state.writer);
         drop(state);
         writer.wake();
         Some(number)
@@ -540,37 +520,37 @@ impl<M: 'static> Queue<M> {
     /// the lock.
     pub(crate) fn read(&self, place: &mut Option<M>, copy: impl FnOnce(&M) -> M) -> Option<u64> {
         let mut state = lock(&self.state);
-        let lent = self.lend(&mut state, 0)?;
+        let peeked = self.take_for_peek(&mut state, 0)?;
         if !std::mem::replace(&mut state.seen, true) {
             state.counts.taken += 1;
         }
         drop(state);
-        *place = lent.message.as_ref().map(copy);
-        Some(lent.number)
+        *place = peeked.message.as_ref().map(copy);
+        Some(peeked.number)
     }
 
     /// Takes out the first message that is not ready, to move it. Returns `None` if there is none or if it is being
-    /// moved already, in which case its mover looks again.
+    /// moved already, in which case the task that moves checks again.
     pub(crate) fn begin_move(&self) -> Option<M> {
         let mut state = lock(&self.state);
         if state.moving {
-            state.again = true;
+            state.move_again = true;
             return None;
         }
         let at = self.ready();
         let message = state.messages.get_mut(at).and_then(|slot| slot.message.take());
         state.moving = message.is_some();
-        state.again = false;
+        state.move_again = false;
         message
     }
 
-    /// Puts a message back into its slot. Returns the message if it was dropped or the reader has closed meanwhile,
-    /// and whether to look for another message to move.
+    /// Puts a message back into its slot. Returns the message if it was dropped or the reader has closed since, and
+    /// whether to check for another message to move.
     pub(crate) fn end_move(&self, message: M, moved: bool) -> (Option<M>, bool) {
         let mut state = lock(&self.state);
         state.moving = false;
-        let again = moved || state.again;
-        if std::mem::take(&mut state.stray) {
+        let again = moved || state.move_again;
+        if std::mem::take(&mut state.dropped_in_move) {
             return (Some(message), again);
         }
         if self.reader_gone() {
@@ -582,8 +562,8 @@ impl<M: 'static> Queue<M> {
             slot.message = Some(message);
         }
         if moved {
-            self.show(&state, at + 1);
-            let reader = self.reader.due(&mut state.reader);
+            self.publish(&state, at + 1);
+            let reader = self.reader.notify(&mut state.reader);
             drop(state);
             reader.wake();
         }
@@ -594,7 +574,7 @@ impl<M: 'static> Queue<M> {
     pub(crate) fn drop_moving(&self) {
         let mut state = lock(&self.state);
         state.moving = false;
-        if std::mem::take(&mut state.stray) {
+        if std::mem::take(&mut state.dropped_in_move) {
             return;
         }
         if self.reader_gone() {
@@ -604,7 +584,7 @@ impl<M: 'static> Queue<M> {
         let at = self.ready();
         state.messages.remove(at);
         state.counts.dropped += 1;
-        self.show(&state, at);
+        self.publish(&state, at);
         // There is room now, and possibly no message left to wait for.
         let (reader, writer) =
             (self.reader.notify_always(&mut state.reader), self.writer.notify_always(&mut state.writer));
@@ -616,7 +596,7 @@ impl<M: 'static> Queue<M> {
     /// Closes the writer's end. Messages in the queue can still be taken.
     pub(crate) fn close_writer(&self) {
         let mut state = lock(&self.state);
-        self.writer.go();
+        self.writer.close();
         let (reader, writer) = (self.reader.notify_always(&mut state.reader), state.writer.take());
         drop(state);
         discard(writer);
@@ -626,13 +606,13 @@ impl<M: 'static> Queue<M> {
     /// Closes the reader's end, and returns the messages that were never taken.
     pub(crate) fn close_reader(&self) -> VecDeque<Slot<M>> {
         let mut state = lock(&self.state);
-        self.reader.go();
+        self.reader.close();
         let left = std::mem::take(&mut state.messages);
         // A message that is being moved is counted when it comes back.
         let there = left.iter().filter(|slot| slot.message.is_some()).count();
         state.counts.untaken += there.saturating_sub(usize::from(state.seen)) as u64;
-        (state.held, state.seen) = (0, false);
-        self.show(&state, 0);
+        (state.reserved, state.seen) = (0, false);
+        self.publish(&state, 0);
         let (reader, writer) = (state.reader.take(), self.writer.notify_always(&mut state.writer));
         drop(state);
         discard(reader);
@@ -652,48 +632,48 @@ impl<M: 'static> Queue<M> {
 
     /// Wakes the writer to poll again: a blank envelope was returned.
     pub(crate) fn wake_writer(&self) {
-        let writer = self.writer.due(&mut lock(&self.state).writer);
+        let writer = self.writer.notify(&mut lock(&self.state).writer);
         writer.wake();
     }
 
     /// Registers the writer's waker for another event that it waits for: a blank envelope.
-    pub(crate) fn keep_writer(&self, waker: &Waker) {
-        if !self.writer.is_kept(waker) {
-            let mut spare = self.writer.spare(waker);
-            self.writer.keep(&mut lock(&self.state).writer, waker, &mut spare);
+    pub(crate) fn register_writer(&self, waker: &Waker) {
+        if !self.writer.is_registered_for_change(waker) {
+            let mut clone = self.writer.clone_unknown(waker);
+            self.writer.register(&mut lock(&self.state).writer, waker, &mut clone);
         }
     }
 
     /// Registers the reader's waker for the next message or the writer's close.
-    pub(crate) fn keep_reader(&self, waker: &Waker) {
-        if !self.reader.is_kept(waker) {
-            let mut spare = self.reader.spare(waker);
-            self.reader.keep(&mut lock(&self.state).reader, waker, &mut spare);
+    pub(crate) fn register_reader(&self, waker: &Waker) {
+        if !self.reader.is_registered_for_change(waker) {
+            let mut clone = self.reader.clone_unknown(waker);
+            self.reader.register(&mut lock(&self.state).reader, waker, &mut clone);
         }
     }
 
     #[inline]
     pub(crate) fn writer_gone(&self) -> bool {
-        self.writer.is_gone()
+        self.writer.is_closed()
     }
 
     #[inline]
     pub(crate) fn reader_gone(&self) -> bool {
-        self.reader.is_gone()
+        self.reader.is_closed()
     }
 }
 
 /// Removes the oldest message that is not reserved for the reader. Returns it, unless it is being moved. `ready`: the
 /// number of ready messages, updated by this call.
 fn remove_oldest<M>(state: &mut State<M>, ready: &mut usize) -> Option<Option<M>> {
-    let at = state.held;
+    let at = state.reserved;
     let Slot { number, message } = state.messages.remove(at)?;
     *ready -= usize::from(at < *ready);
     let seen = at == 0 && std::mem::take(&mut state.seen);
     if !seen {
         state.counts.dropped += 1;
-        // Otherwise the reader has it, to look at or to copy.
-        state.stray |= message.is_none() && number != state.lent;
+        // Otherwise the reader has it, to peek at or to copy.
+        state.dropped_in_move |= message.is_none() && number != state.peeked;
     }
     Some(message)
 }
@@ -703,8 +683,8 @@ fn drop_oldest_for<M>(state: &mut State<M>, place: &mut Option<M>, ready: &mut u
     match remove_oldest(state, ready) {
         Some(Some(old)) => {
             *place = Some(old);
-            Pushed::InFor
+            Pushed::Evicted
         }
-        _ => Pushed::In,
+        _ => Pushed::Queued,
     }
 }

@@ -7,7 +7,7 @@
 //! A message in a cycle (state that an operator sends to itself) accumulates the callers of every run that it takes
 //! part in. Callers that are answered or that went away are therefore removed: what a run sends has only the callers
 //! that still wait, so its size is bounded by the number of requests in flight. For the same reason a message's span
-//! yields to newer ones: see [`Origin`].
+//! yields to newer ones: see [`RequestOrigin`].
 
 use std::{
     any::Any,
@@ -42,7 +42,7 @@ pub struct Reply {
     callers: Callers,
     /// Whether there ever were callers, even if none of them waits any more.
     asked: bool,
-    pub(crate) origin: Option<Origin>,
+    pub(crate) origin: Option<RequestOrigin>,
 }
 
 /// The callers of a message.
@@ -52,7 +52,7 @@ pub(crate) type Callers = SmallVec<[Arc<dyn Caller>; 1]>;
 ///
 /// The numbers distinguish a message that is new to an operator from one that comes back in a cycle.
 #[derive(Clone)]
-pub(crate) struct Origin {
+pub(crate) struct RequestOrigin {
     /// Shared, so that cloning calls no subscriber and is allowed while a lock is held. Dropping the last clone
     /// closes the span, which calls the subscriber. A panic of the subscriber is caught there, also while the
     /// message's own destructor unwinds.
@@ -81,7 +81,7 @@ pub(crate) fn next_number() -> u64 {
 }
 
 /// Calls to the span's subscriber run user code: no lock is held, and a panic is caught.
-impl Origin {
+impl RequestOrigin {
     fn new(span: Span, number: u64) -> Self {
         Self { span: Arc::new(Discarded::new(span)), number }
     }
@@ -117,16 +117,16 @@ impl Origin {
 impl Reply {
     pub(crate) fn to(caller: Arc<dyn Caller>, span: Option<Span>) -> Self {
         let number = caller.number();
-        let origin = span.map(|span| Origin::new(span, number));
+        let origin = span.map(|span| RequestOrigin::new(span, number));
         Self { callers: SmallVec::from_buf([caller]), asked: true, origin }
     }
 
     /// The reply of a message without a caller that enters the flow in this span.
     pub(crate) fn of_span(span: Option<Span>) -> Self {
-        Self::of_origin(span.map(|span| Origin::new(span, next_number())))
+        Self::of_origin(span.map(|span| RequestOrigin::new(span, next_number())))
     }
 
-    pub(crate) fn of_origin(origin: Option<Origin>) -> Self {
+    pub(crate) fn of_origin(origin: Option<RequestOrigin>) -> Self {
         Self { callers: SmallVec::new(), asked: false, origin }
     }
 
@@ -166,7 +166,7 @@ impl Reply {
     }
 
     /// The callers of all `replies` that still wait, each once.
-    pub(crate) fn merged<'a>(origin: Option<Origin>, replies: impl IntoIterator<Item = &'a Self>) -> Self {
+    pub(crate) fn merged<'a>(origin: Option<RequestOrigin>, replies: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut all = Self::of_origin(origin);
         let mut messages = 0;
         for reply in replies.into_iter().filter(|reply| reply.asked) {
@@ -193,9 +193,9 @@ impl Reply {
     }
 }
 
-impl fmt::Debug for Origin {
+impl fmt::Debug for RequestOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Origin").field("span", &self.span.get()).field("number", &self.number).finish()
+        f.debug_struct("RequestOrigin").field("span", &self.span.get()).field("number", &self.number).finish()
     }
 }
 

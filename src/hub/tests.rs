@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::queue::{Counts, Full, Pushed, Queue};
+use super::{
+    queue::{Counts, Pushed, Queue},
+    when_full::WhenFull,
+};
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -40,11 +43,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 #[derive(Default)]
 struct List {
     capacity: usize,
-    full: Full,
+    when_full: WhenFull,
     messages: Vec<(u64, bool)>,
     /// The message that is being moved, whether or not it is still in the list.
     moving: Option<u64>,
-    held: usize,
+    reserved: usize,
     seen: bool,
     pushed: u64,
     counts: Counts,
@@ -56,42 +59,42 @@ impl List {
     }
 
     fn remove_oldest(&mut self) -> Option<u64> {
-        if self.held >= self.messages.len() {
+        if self.reserved >= self.messages.len() {
             return None;
         }
-        let (oldest, _) = self.messages.remove(self.held);
-        let seen = self.held == 0 && std::mem::take(&mut self.seen);
+        let (oldest, _) = self.messages.remove(self.reserved);
+        let seen = self.reserved == 0 && std::mem::take(&mut self.seen);
         self.counts.dropped += u64::from(!seen);
         Some(oldest)
     }
 
     fn take(&mut self) -> Option<(u64, bool)> {
         let first = self.messages.first().is_some_and(|(_, ready)| *ready).then(|| self.messages.remove(0));
-        self.held -= usize::from(first.is_some() && self.held > 0);
+        self.reserved -= usize::from(first.is_some() && self.reserved > 0);
         let new = first.is_some() && !(std::mem::take(&mut self.seen) && first.is_some());
         first.map(|(number, _)| (number, new))
     }
 }
 
 /// `moves`: messages are not ready when they are pushed.
-fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(), TestCaseError> {
-    let queue = Queue::new(capacity, full);
-    let mut list = List { capacity, full, ..List::default() };
+fn check(when_full: WhenFull, capacity: usize, moves: bool, steps: &[Step]) -> Result<(), TestCaseError> {
+    let queue = Queue::new(capacity, when_full);
+    let mut list = List { capacity, when_full, ..List::default() };
     let mut out = None;
     for step in steps {
         match *step {
             Step::Push => {
                 let message = list.pushed + 1;
                 let mut place = Some(message);
-                let is_full = list.messages.len() - list.held >= list.capacity;
-                let oldest = match list.full {
-                    Full::Hold if is_full => {
-                        prop_assert_eq!(queue.push(&mut place, !moves), Pushed::Back);
+                let is_full = list.messages.len() - list.reserved >= list.capacity;
+                let oldest = match list.when_full {
+                    WhenFull::Block if is_full => {
+                        prop_assert_eq!(queue.push(&mut place, !moves), Pushed::NotQueued);
                         prop_assert_eq!(place, Some(message));
                         continue;
                     }
-                    Full::DropNewest if is_full => {
-                        prop_assert_eq!(queue.push(&mut place, !moves), Pushed::Refused);
+                    WhenFull::DropNewest if is_full => {
+                        prop_assert_eq!(queue.push(&mut place, !moves), Pushed::Dropped);
                         prop_assert_eq!(place, Some(message));
                         list.counts.dropped += 1;
                         continue;
@@ -102,8 +105,8 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
                 list.pushed = message;
                 list.messages.push((message, !moves));
                 match queue.push(&mut place, !moves) {
-                    Pushed::InFor => prop_assert_eq!(place, oldest),
-                    Pushed::In => {
+                    Pushed::Evicted => prop_assert_eq!(place, oldest),
+                    Pushed::Queued => {
                         prop_assert!(oldest.is_none() || oldest == list.moving);
                         prop_assert_eq!(place, None);
                     }
@@ -121,7 +124,7 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
                     *(if discards { &mut list.counts.untaken } else { &mut list.counts.taken }) += 1;
                 }
             }
-            Step::Read if full == Full::Replace => {
+            Step::Read if when_full.keeps_latest() => {
                 let mut place = None;
                 let read = queue.read(&mut place, |message| *message);
                 prop_assert_eq!(read, list.messages.first().map(|(number, _)| *number));
@@ -131,16 +134,16 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
                 }
             }
             Step::Hold if queue.is_lossy() => {
-                list.held = list.ready();
-                prop_assert_eq!(queue.hold(), list.held);
+                list.reserved = list.ready();
+                prop_assert_eq!(queue.reserve_ready(), list.reserved);
             }
             Step::LetGo if queue.is_lossy() => {
-                list.held = 0;
+                list.reserved = 0;
                 let mut wanted = Vec::new();
                 while list.messages.len() > capacity {
                     wanted.extend(list.remove_oldest());
                 }
-                let out: Vec<_> = queue.release_unneeded().into_iter().collect();
+                let out: Vec<_> = queue.release_reserved().into_iter().collect();
                 prop_assert_eq!(out, wanted);
             }
             Step::DropOldest if queue.is_lossy() => {
@@ -150,7 +153,7 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
                 prop_assert_eq!(dropped.flatten(), oldest.filter(|oldest| list.moving != Some(*oldest)));
             }
             Step::Refuse => {
-                queue.refuse();
+                queue.count_dropped();
                 list.counts.dropped += 1;
             }
             Step::BeginMove if moves => {
@@ -189,7 +192,7 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
         prop_assert_eq!(queue.all_ready(), list.ready() == list.messages.len());
         prop_assert_eq!(queue.counts(), list.counts);
         prop_assert_eq!(queue.unread(), list.messages.len() - usize::from(list.seen));
-        prop_assert!(list.messages.len() <= capacity + list.held);
+        prop_assert!(list.messages.len() <= capacity + list.reserved);
     }
     if let Some(message) = out {
         let _ = queue.end_move(message, false);
@@ -197,7 +200,7 @@ fn check(full: Full, capacity: usize, moves: bool, steps: &[Step]) -> Result<(),
     let refused = steps.iter().filter(|step| matches!(step, Step::Refuse)).count() as u64;
     drop(queue.close_reader());
     let Counts { taken, dropped, untaken } = queue.counts();
-    let newest = if full == Full::DropNewest { dropped - refused } else { 0 };
+    let newest = if when_full == WhenFull::DropNewest { dropped - refused } else { 0 };
     prop_assert_eq!(taken + dropped + untaken, list.pushed + newest + refused, "each is counted once");
     Ok(())
 }
@@ -207,14 +210,14 @@ proptest! {
     fn the_queue_is_a_list_that_counts(
         steps in steps(),
         capacity in 1..4_usize,
-        full in prop_oneof![Just(Full::Hold), Just(Full::DropNewest), Just(Full::DropOldest)],
+        when_full in prop_oneof![Just(WhenFull::Block), Just(WhenFull::DropNewest), Just(WhenFull::DropOldest)],
         moves in any::<bool>(),
     ) {
-        check(full, capacity, moves, &steps)?;
+        check(when_full, capacity, moves, &steps)?;
     }
 
     #[test]
     fn the_newest_message_can_be_read_repeatedly(steps in steps()) {
-        check(Full::Replace, 1, false, &steps)?;
+        check(WhenFull::KeepLatest, 1, false, &steps)?;
     }
 }

@@ -1,6 +1,9 @@
 //! [`HubView`]: what a flow sees of a hub: its state, its counts, and what its two ends wait for.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use super::{pool::Pool, queue::Counts};
 use crate::{error::Result, stream::Ticket};
@@ -31,7 +34,7 @@ pub(crate) enum ReaderWait {
 pub(crate) trait HubView: Send + Sync {
     /// The number of queued messages that were not read.
     fn queued(&self) -> usize;
-    /// Whether its newest message stays and may be read again.
+    /// Whether its newest message stays, to be read repeatedly.
     fn keeps_latest(&self) -> bool;
     /// What has become of the messages that are no longer queued.
     fn counts(&self) -> Counts;
@@ -40,7 +43,7 @@ pub(crate) trait HubView: Send + Sync {
     /// For a hub that is stepped: moves one message, if possible, and returns its size in bytes.
     fn step(&self) -> Result<Option<u64>>;
     /// Ends stepping: from now on the hub moves messages by itself.
-    fn go_on(&self);
+    fn stop_stepping(&self);
     /// Whether nothing can be taken, and nothing will be added.
     fn has_ended(&self) -> bool;
     fn name(&self) -> &Arc<str>;
@@ -60,7 +63,7 @@ pub(crate) trait HubView: Send + Sync {
     fn reader_lacks(&self, in_run: bool, holders: &dyn EnvelopeHolders) -> Option<String>;
 }
 
-/// The places where a flow's envelopes may be, for descriptions.
+/// The places where a flow's envelopes can be, for descriptions.
 pub(crate) trait EnvelopeHolders {
     /// Calls `show` with all hubs of the flow.
     fn each_hub(&self, show: &mut dyn FnMut(&dyn HubView));
@@ -77,7 +80,34 @@ impl EnvelopeHolders for () {
     }
 }
 
-/// `3 of the 3 envelopes of hub `a -> b` there are in use, 1 of them in hub `b -> c`; `c` keeps 2 of them:
+/// The writer's last request: room for a number of messages, and a number of envelopes (blank ones, or those that its forks
+/// are copied to). It explains a stall. Written only by a writer that may request more than one.
+pub(super) struct WriterRequest {
+    messages: AtomicUsize,
+    envelopes: AtomicUsize,
+}
+
+impl WriterRequest {
+    pub(super) fn new() -> Self {
+        Self { messages: AtomicUsize::new(1), envelopes: AtomicUsize::new(1) }
+    }
+
+    #[inline]
+    pub(super) fn note(&self, messages: usize, envelopes: usize) {
+        for (noted, asked) in [(&self.messages, messages), (&self.envelopes, envelopes)] {
+            // The value rarely changes, and other threads read the same cache line.
+            if noted.load(Ordering::Relaxed) != asked {
+                noted.store(asked, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn noted(&self) -> (usize, usize) {
+        (self.messages.load(Ordering::Relaxed), self.envelopes.load(Ordering::Relaxed))
+    }
+}
+
+/// `3 of the 3 envelopes of hub `a -> b` at this location are in use, 1 of them in hub `b -> c`; `c` keeps 2 of them:
 /// `.envelopes(5)``
 ///
 /// The last part appears only if the pool's hub is one of the flow's: envelopes that no hub of the flow holds are
@@ -85,7 +115,7 @@ impl EnvelopeHolders for () {
 pub(super) fn whereabouts(pool: &Arc<Pool>, holders: &dyn EnvelopeHolders) -> String {
     let count = pool.count();
     let out = count - pool.idle().min(count);
-    let mut text = format!("{out} of the {count} envelopes of hub `{}` there are in use", pool.hub());
+    let mut text = format!("{out} of the {count} envelopes of hub `{}` at this location are in use", pool.hub());
     let (mut queued, mut has_own) = (0, false);
     holders.each_hub(&mut |hub| {
         let (held, is_own) = (hub.holds(pool), hub.name() == pool.hub());
@@ -103,7 +133,7 @@ pub(super) fn whereabouts(pool: &Arc<Pool>, holders: &dyn EnvelopeHolders) -> St
             [one] => format!("{one} keeps"),
             several => format!("if {} keep", several.join(" or ")),
         };
-        text.push_str(&format!("; {who} {kept} of them: `.envelopes({enough})`"));
+        text.push_str(&format!("; {who} {kept} of them: set `.envelopes({enough})`"));
     }
     text
 }

@@ -16,7 +16,7 @@ use std::sync::{
 };
 
 use super::{idle::Tokens, watchers::Watchers};
-use crate::{hub::external_guard::Quiescence, sync::WakerCell};
+use crate::{hub::external_guard::OutsideTracker, sync::WakerCell};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl FlowActivity {
     }
 }
 
-impl Quiescence for FlowActivity {
+impl OutsideTracker for FlowActivity {
     fn lend(&self) {
         self.outside.fetch_add(1, Ordering::SeqCst);
         self.tokens.lend();

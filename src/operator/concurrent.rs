@@ -290,7 +290,7 @@ impl<O: Operator + Clone> Operator for Concurrent<O> {
                     if ending {
                         return Ok(());
                     }
-                    ports.visit(&mut |_, port| port.worker_port().into_iter().for_each(|port| port.settle()));
+                    ports.visit(&mut |_, port| port.worker_port().into_iter().for_each(|port| port.finish_close()));
                     closing = false;
                     continue;
                 }
@@ -427,7 +427,7 @@ fn hand_over<P: Ports>(ports: &mut P, worker: &mut P) -> Result<()> {
     let mut handed = Ok(());
     with_worker(ports, worker, |port, worker| {
         if handed.is_ok() {
-            handed = port.hand_over(worker);
+            handed = port.dispatch(worker);
         }
     });
     handed

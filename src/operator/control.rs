@@ -375,7 +375,7 @@ impl Control {
     }
 
     fn unstep_hubs(&self) {
-        self.hubs().all.iter().for_each(|hub| hub.state.go_on());
+        self.hubs().all.iter().for_each(|hub| hub.state.stop_stepping());
     }
 
     pub(crate) fn is_paused(&self) -> bool {

@@ -30,7 +30,7 @@ pub(crate) type PortEnds = HashMap<&'static str, Vec<AnyEnd>>;
 pub(crate) struct BoxedOperator {
     pub(super) operator: Box<dyn ErasedOperator>,
     pub(super) cx: Option<Cx>,
-    /// While it is captured: its state outside of the capture.
+    /// The context outside the capture, while the operator is captured.
     pub(super) in_capture: Option<WorkContext>,
     tally: OperatorStats,
     /// The conditions, for the flow's next run.
@@ -53,14 +53,14 @@ pub(super) trait ErasedOperator: Send {
     fn compute<'a>(&'a mut self, cx: &'a mut Cx) -> Result<BoxFuture<'a, Result<()>>>;
     fn stop<'a>(&'a mut self, cx: &'a mut Cx) -> BoxFuture<'a, Result<()>>;
     /// Calls `may_run` and `after`, whose default implementations record that they are not overridden.
-    fn call_others(&mut self, cx: &mut Cx) -> Result<()>;
+    fn call_overridable(&mut self, cx: &mut Cx) -> Result<()>;
 }
 
 struct OperatorCell<O: Operator> {
     operator: O,
     ports: Option<O::Ports>,
-    /// Its own ports, while it is captured.
-    aside: Option<O::Ports>,
+    /// The ports outside the capture, while the operator is captured.
+    outside_capture: Option<O::Ports>,
 }
 
 impl<O: Operator> OperatorCell<O> {
@@ -73,13 +73,13 @@ impl<O: Operator> ErasedOperator for OperatorCell<O> {
     fn bind(&mut self, binder: &mut Binder<'_>, keeps: bool) -> Result<()> {
         let before = self.ports.replace(O::Ports::bind(binder)?);
         if keeps {
-            self.aside = before;
+            self.outside_capture = before;
         }
         Ok(())
     }
 
     fn restore(&mut self) {
-        if let Some(ports) = self.aside.take() {
+        if let Some(ports) = self.outside_capture.take() {
             self.ports = Some(ports);
         }
     }
@@ -94,7 +94,7 @@ impl<O: Operator> ErasedOperator for OperatorCell<O> {
 
     fn discard_ports(&mut self) {
         discard(self.ports.take());
-        discard(self.aside.take());
+        discard(self.outside_capture.take());
     }
 
     fn start<'a>(&'a mut self, cx: &'a mut Cx) -> BoxFuture<'a, Result<()>> {
@@ -115,7 +115,7 @@ impl<O: Operator> ErasedOperator for OperatorCell<O> {
         Box::pin(self.operator.stop(cx))
     }
 
-    fn call_others(&mut self, cx: &mut Cx) -> Result<()> {
+    fn call_overridable(&mut self, cx: &mut Cx) -> Result<()> {
         let (operator, ports) = self.parts()?;
         let _ = operator.may_run(ports, cx);
         drop(operator.after(ports, cx));
@@ -140,18 +140,19 @@ pub(crate) fn boxed<O: Operator>(
 ) -> (BoxedOperator, Plan, <O::Ports as Ports>::Handles) {
     let mut plan = Plan { flow, operator: index, ports: Vec::new(), conditions: Vec::new() };
     let handles = O::Ports::declare(&mut plan);
-    (BoxedOperator::new(Box::new(OperatorCell { operator, ports: None, aside: None })), plan, handles)
+    (BoxedOperator::new(Box::new(OperatorCell { operator, ports: None, outside_capture: None })), plan, handles)
 }
 
 /// An error for an overridden `may_run` or `after` in an operator that also overrides `run`: only the trait's `run`
 /// calls them.
-fn none_was_missed(node: &OperatorTask) -> Result<()> {
+fn check_overrides(node: &OperatorTask) -> Result<()> {
     for (method, name) in [(Method::MayRun, "may_run"), (Method::After, "after")] {
         if !node.is_default(method) {
             return Err(Error::new(
                 ErrorKind::Usage,
                 format!(
-                    "it has a `run` of its own, which never called its `{name}`: do that in `run`, and remove `{name}`"
+                    "`{name}` had no effect: the operator's own `run` never called its `{name}`. Move that code into `run`, \
+                     and remove `{name}`"
                 ),
             ));
         }
@@ -215,9 +216,9 @@ impl BoxedOperator {
         }
         if ran.is_ok() && !node.is_default(Method::Run) {
             let mut called = Ok(());
-            ran = caught_call(&mut || called = operator.call_others(cx))
+            ran = caught_call(&mut || called = operator.call_overridable(cx))
                 .and(called)
-                .and_then(|()| none_was_missed(&node));
+                .and_then(|()| check_overrides(&node));
         }
         // A reader may end between an operator's condition and its send. The end spreads in both directions: this
         // operator ends as well.

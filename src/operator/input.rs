@@ -1,30 +1,30 @@
 //! [`Input`]: a port that receives messages, from one connection or from [several](super::Inputs).
 //!
-//! Each connection has a queue of its own. [`Connections`] says how many there are; everything else is written once.
+//! Each connection has its own queue. [`Connections`] says how many there are; all other code is shared.
 
 use std::{
-    any::Any,
-    collections::VecDeque,
     fmt,
     future::poll_fn,
-    task::{Context, Waker},
+    mem,
+    sync::Arc,
+    task::{Context, Poll},
 };
-
-use tokio::time::Instant;
 
 use super::{
+    batch::{Batch, BatchBuffer, Turns},
     handle::InputHandle,
     input_queue::{InputQueue, WorkerEnd},
-    input_wait::{self, InputWait},
-    intake::Intake,
-    plan::{AnyEnd, Binder, Plan, PortKind, PortOptions, not_connected},
-    ports::{AnyPort, InputPort, Port, PortStats, WorkerPort},
-    section_port::{SectionContext, SectionInput, no_envelope},
+    input_wait::InputWait,
+    operator_streams::TakenTickets,
+    plan::{Binder, Plan, PortKind, PortOptions, not_connected},
+    ports::{Port, Traffic},
+    run_context::RunContext,
+    status_cell::RunWait,
 };
 use crate::{
-    condition::{Counted, PortState, Readiness},
+    condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Message, RawEnvelope, waking::Interest},
+    hub::{Message, hub_side::Interest, parcel::Parcel},
     mutants::{self, Mutant},
     stream::Ticket,
     sync::Discarded,
@@ -42,11 +42,11 @@ pub trait Connections: 'static {
         + 'static;
 }
 
-/// Of an [`Input`]: it has one connection.
+/// For an [`Input`] with one connection.
 #[derive(Debug)]
 pub struct One;
 
-/// Of an [`Input`]: it has any number of connections. See [`Inputs`](super::Inputs).
+/// For an [`Input`] with any number of connections. See [`Inputs`](super::Inputs).
 #[derive(Debug)]
 pub struct Many;
 
@@ -63,70 +63,20 @@ impl Connections for Many {
 /// A port that receives messages, from one connection. [`Inputs`](super::Inputs) is the same for several.
 pub struct Input<M: Message, C: Connections = One> {
     pub(super) queues: C::Queues<M>,
-    pub(super) intake: Intake<M>,
-    /// `None`: one message of each connection.
-    wait: Option<Box<InputWait>>,
-    /// Some of its hubs keep the latest value, and the newest message is taken again and again.
-    keeps_latest: bool,
+    /// All messages that were taken, from any connection. Of these, `reread` had been taken before, and `untaken` were
+    /// passed to workers that did not take them.
+    pub(super) traffic: Traffic,
+    pub(super) reread: Traffic,
+    pub(super) untaken: Traffic,
+    pub(super) tickets: TakenTickets,
+    pub(super) context: Arc<RunContext>,
+    /// The messages of a batch; kept for its capacity.
+    pub(super) batch: BatchBuffer<M>,
+    /// `None` if the port waits for one message of each connection.
+    pub(super) wait: Option<Box<InputWait>>,
+    /// At least one of its hubs keeps the latest value.
+    pub(super) keeps_latest: bool,
     pub(super) turns: Turns,
-}
-
-/// The order in which the connections are served. They take turns, so that a busy one does not starve the others.
-#[derive(Default)]
-pub(super) struct Turns {
-    /// The connection that is served first: the one after that of the last message.
-    first: usize,
-    /// For a batch: the connections that have messages for it, and how many each. Kept for its capacity.
-    open: VecDeque<(usize, usize)>,
-    /// The number of messages that the batch may still take, and whether it has taken none yet.
-    left: usize,
-    is_new: bool,
-}
-
-impl Turns {
-    /// The connections, of `count`, in the order of their turns.
-    pub(super) fn order(&self, count: usize) -> impl Iterator<Item = usize> + use<> {
-        (self.first..count).chain(0..self.first)
-    }
-
-    /// A message was taken from this connection, of `count`.
-    pub(super) fn served(&mut self, connection: usize, count: usize) {
-        self.first = (connection + 1) % count;
-    }
-
-    /// Begins a batch of up to `most` messages, of those that are available now.
-    fn begin_batch<M: Message>(&mut self, most: usize, queues: &[InputQueue<M>]) {
-        (self.left, self.is_new) = (most, true);
-        self.open.clear();
-        let order = self.order(queues.len());
-        self.open.extend(order.map(|connection| (connection, queues[connection].batch_limit())));
-    }
-
-    /// Calls `take` with the connections whose turn it is, until one has a message. The second argument is true for the
-    /// first message of the batch.
-    fn take_next<T>(
-        &mut self,
-        count: usize,
-        mut take: impl FnMut(usize, bool) -> Result<Option<T>>,
-    ) -> Result<Option<T>> {
-        while self.left > 0
-            && let Some((connection, available)) = self.open.pop_front()
-        {
-            if let Some(taken) = take(connection, std::mem::take(&mut self.is_new))? {
-                self.left -= 1;
-                self.served(connection, count);
-                if available > 1 {
-                    self.open.push_back((connection, available - 1));
-                }
-                return Ok(Some(taken));
-            }
-        }
-        Ok(None)
-    }
-
-    fn is_complete(&self) -> bool {
-        self.left == 0 || self.open.is_empty()
-    }
 }
 
 impl<M: Message> Input<M> {
@@ -139,13 +89,12 @@ impl<M: Message> Input<M> {
     /// error of the message, if its transfer failed.
     pub fn take(&mut self) -> Result<M> {
         let mut place = Discarded::none();
-        let [queue] = &mut self.queues;
-        self.intake.take_into(place.place(), queue, true)?;
-        place.take().map(|parcel| parcel.message).ok_or_else(|| self.nothing())
+        self.take_into(place.place(), 0, true)?;
+        place.take().map(|parcel| parcel.message).ok_or_else(|| self.no_message())
     }
 
     #[cold]
-    fn nothing(&self) -> Error {
+    fn no_message(&self) -> Error {
         let [queue] = &self.queues;
         let wait = queue.describe_wait();
         Error::new(ErrorKind::Usage, format!("{wait}: `take` once a run, or use `try_take`"))
@@ -158,15 +107,14 @@ impl<M: Message> Input<M> {
     /// The error of a failed transfer: a copy that failed, a device that was lost.
     #[inline]
     pub fn try_take(&mut self) -> Result<Option<M>> {
-        let [queue] = &mut self.queues;
-        self.intake.take(queue, false)
+        self.take_from(0, false)
     }
 
     /// Waits for the next message. Returns `None` when the last sender is dropped and no message is left, and when the
     /// flow is idle, so that nothing in progress could send one.
     ///
     /// # Errors
-    /// As for [`Input::try_take`].
+    /// The same as for [`Input::try_take`].
     ///
     /// # Cancel safety
     /// A message is taken only when the future resolves: dropping the future loses none. If it is polled beside another
@@ -180,7 +128,7 @@ impl<M: Message> Input<M> {
 impl<M: Message, C: Connections> Input<M, C> {
     /// Takes the messages that the port's condition promised, from any connection: as many as `at_least` or `batch`
     /// says, and fewer after a timeout or once the last sender is dropped. Without either attribute, takes all messages
-    /// that are available at the call; messages sent meanwhile stay for the next batch.
+    /// that are available at the call; later messages stay for the next batch.
     ///
     /// ```
     /// use wakeline::prelude::*;
@@ -208,16 +156,14 @@ impl<M: Message, C: Connections> Input<M, C> {
     /// ```
     ///
     /// # Errors
-    /// As for [`Input::try_take`]. The messages before the failed one are dropped: an operator that continues after an
+    /// The same as for [`Input::try_take`]. The messages before the failed one are dropped: an operator that continues after an
     /// error should take messages one by one.
     pub fn take_batch(&mut self) -> Result<impl ExactSizeIterator<Item = M> + use<'_, M, C>> {
-        let (queues, turns) = (self.queues.as_mut(), &mut self.turns);
-        turns.begin_batch(self.wait.as_ref().map_or(usize::MAX, |wait| wait.batch()), queues);
-        let count = queues.len();
-        self.intake.take_all(|intake| {
-            let taken = turns
-                .take_next(count, |connection, is_first| intake.take(&mut queues[connection], is_first && !C::MANY))?;
-            Ok(taken.filter(|_| !(turns.is_complete() && mutants::is(Mutant::ShortBatch))))
+        self.turns.begin_batch(self.wait.as_ref().map_or(usize::MAX, |wait| wait.batch()), self.queues.as_ref());
+        self.take_all(|input| {
+            let taken =
+                input.take_turn(|input, connection, is_first| input.take_from(connection, is_first && !C::MANY))?;
+            Ok(taken.filter(|_| !(input.turns.is_complete() && mutants::is(Mutant::ShortBatch))))
         })
     }
 
@@ -232,11 +178,11 @@ impl<M: Message, C: Connections> Input<M, C> {
     ///
     /// Use it with [`Stream::join`](crate::Stream::join) where a message brings data that wakeline does not track
     /// (another library's pointer, say) to a stream other than the operator's own: the operator's own stream is ordered
-    /// after the message when it is taken. Envelopes need none of it.
+    /// after the message when it is taken. Not needed for envelopes.
     ///
     /// If a run takes more than 1024 messages, the oldest entries are discarded.
     pub fn streams(&self) -> impl Iterator<Item = Option<&Ticket>> {
-        self.intake.streams()
+        self.tickets.all(self.traffic.messages)
     }
 
     /// The number of messages that can be taken now, over all connections. Where the port waits for their work, counts
@@ -250,12 +196,65 @@ impl<M: Message, C: Connections> Input<M, C> {
         self.len() == 0
     }
 
+    /// Takes the next message of a connection, if there is one, counts it and notes its ticket. `reread`: also the newest
+    /// one of a latest-value hub, even if it was taken before.
+    #[inline]
+    pub(super) fn take_from(&mut self, connection: usize, reread: bool) -> Result<Option<M>> {
+        let mut place = Discarded::none();
+        self.take_into(place.place(), connection, reread)?;
+        Ok(place.take().map(|parcel| parcel.message))
+    }
+
+    /// Like `take_from`, into `place`, where the message stays until its destructor may run.
+    #[inline]
+    fn take_into(&mut self, place: &mut Option<Parcel<M>>, connection: usize, reread: bool) -> Result<()> {
+        let queue = &mut self.queues.as_mut()[connection];
+        let before = queue.last();
+        queue.take(place, reread)?;
+        let Some(parcel) = place else { return Ok(()) };
+        self.traffic.count(&parcel.message);
+        if queue.last() == before {
+            self.reread.count(&parcel.message);
+        }
+        if let Some(ticket) = parcel.take_ticket() {
+            self.tickets.note(&mut parcel.message, ticket, self.traffic.messages)?;
+        }
+        self.context.receive(parcel.header.take())
+    }
+
+    /// Takes the messages that `next` returns, until it returns none; those that the caller does not use are dropped.
+    pub(super) fn take_all(&mut self, mut next: impl FnMut(&mut Self) -> Result<Option<M>>) -> Result<Batch<'_, M>> {
+        // One by one also on an error or a panic.
+        let mut taken = mem::replace(&mut self.batch, BatchBuffer::none());
+        while let Some(message) = next(self)? {
+            taken.push(message);
+        }
+        self.batch = taken;
+        Ok(self.batch.drain())
+    }
+
+    /// Calls `take` with the connections whose turn it is, until one has a message. The last argument is true for the
+    /// first message of the batch.
+    pub(super) fn take_turn<T>(
+        &mut self,
+        mut take: impl FnMut(&mut Self, usize, bool) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let count = self.queues.as_ref().len();
+        while let Some((connection, available, is_first)) = self.turns.next_turn() {
+            if let Some(taken) = take(self, connection, is_first)? {
+                self.turns.taken(connection, available, count);
+                return Ok(Some(taken));
+            }
+        }
+        Ok(None)
+    }
+
     /// Takes the next message of any connection that has one, together with the connection's number.
     pub(super) fn take_any(&mut self) -> Result<Option<(usize, M)>> {
-        let queues = self.queues.as_mut();
-        for connection in self.turns.order(queues.len()) {
-            if let Some(message) = self.intake.take(&mut queues[connection], false)? {
-                self.turns.served(connection, queues.len());
+        let count = self.queues.as_ref().len();
+        for connection in self.turns.order(count) {
+            if let Some(message) = self.take_from(connection, false)? {
+                self.turns.served(connection, count);
                 return Ok(Some((connection, message)));
             }
         }
@@ -265,11 +264,11 @@ impl<M: Message, C: Connections> Input<M, C> {
     /// Waits for the next message of any connection.
     pub(super) fn receive(&mut self) -> impl Future<Output = Result<Option<(usize, M)>>> + Send {
         async move {
-            self.intake.release_unneeded();
+            self.context.release_between_runs();
             loop {
                 let waiting = IdleAtEnd(self.queues.as_mut());
-                let (intake, queues) = (&mut self.intake, &mut *waiting.0);
-                let available = poll_fn(move |task| intake.poll_received(task, |task| poll_new(queues, task))).await;
+                let (context, queues) = (&self.context, &mut *waiting.0);
+                let available = poll_fn(move |task| poll_received(context, queues, task)).await;
                 drop(waiting);
                 let taken = if available { self.take_any()? } else { return Ok(None) };
                 // Otherwise the hub has dropped the message since.
@@ -282,7 +281,7 @@ impl<M: Message, C: Connections> Input<M, C> {
 
     /// One message of each connection that has not ended. All connections are polled; the first one that lacks a
     /// message registers for it.
-    fn poll_each(&mut self, mut interest: Interest, cx: &mut Context<'_>) -> Readiness {
+    pub(super) fn poll_each(&mut self, mut interest: Interest, cx: &mut Context<'_>) -> Readiness {
         let mut all: Option<Readiness> = None;
         for queue in self.queues.as_mut() {
             let readiness = queue.poll(interest, cx);
@@ -302,20 +301,30 @@ impl<M: Message, C: Connections> Input<M, C> {
     fn is_over(&self) -> bool {
         let mut all = self.queues.as_ref().iter();
         all.clone().all(InputQueue::is_over)
-            && (!all.clone().all(InputQueue::reads_again) || all.all(InputQueue::has_ended))
+            && (!all.clone().all(InputQueue::keeps_latest) || all.all(InputQueue::has_ended))
     }
 }
 
-/// Is there a message in one of these queues that was not taken before?
+/// Waits for a message, perhaps in the middle of a run: true if there is one, false if none will arrive.
+fn poll_received<M: Message>(context: &RunContext, queues: &mut [InputQueue<M>], task: &mut Context<'_>) -> Poll<bool> {
+    context.poll_port(RunWait::RECEIVES, task, |task| match poll_new(queues, task) {
+        Readiness::READY => Ok(true),
+        Readiness::NEVER => Ok(false),
+        _ if context.operator_task().take_release() => Ok(false),
+        readiness => Err(readiness),
+    })
+}
+
+/// Ready if one of these queues has a message that was not taken before.
 fn poll_new<M: Message>(queues: &mut [InputQueue<M>], cx: &mut Context<'_>) -> Readiness {
     let mut all = Readiness::NEVER;
     for queue in queues {
         match (queue.poll_new(cx), all) {
             (Readiness::READY, _) => return Readiness::READY,
             (Readiness::NEVER, _) => {}
-            // The one that may become ready first.
-            (asked, Readiness::NEVER) => all = asked,
-            (asked, before) if before.needs_others() => all = asked,
+            // The one that might become ready first.
+            (readiness, Readiness::NEVER) => all = readiness,
+            (readiness, before) if before.needs_others() => all = readiness,
             _ => {}
         }
     }
@@ -337,125 +346,6 @@ impl<M: Message, C: Connections> fmt::Debug for Input<M, C> {
     }
 }
 
-impl<M: Message, C: Connections> InputPort for Input<M, C> {
-    const EVENTS: &'static [&'static str] = M::EVENTS;
-}
-
-impl<M: Message, C: Connections> PortState for Input<M, C> {
-    fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
-        input_wait::poll_count(self.queues.as_mut(), most, cx)
-    }
-
-    fn poll_promised(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
-        input_wait::poll_promised(self.queues.as_mut(), most, cx)
-    }
-
-    fn poll_room(&mut self, _count: usize, _cx: &mut Context<'_>) -> Readiness {
-        Readiness::READY
-    }
-
-    fn oldest(&self) -> Option<Instant> {
-        input_wait::oldest(self.queues.as_ref())
-    }
-}
-
-impl<M: Message, C: Connections> AnyPort for Input<M, C> {
-    fn is_output(&self) -> bool {
-        false
-    }
-
-    fn has_ended(&self) -> bool {
-        self.has_ended()
-    }
-
-    fn stats(&self) -> PortStats {
-        PortStats { traffic: self.intake.traffic(), connections: self.queues.as_ref().len() as u64 }
-    }
-
-    fn watch(&mut self, waker: &Waker) {
-        self.queues.as_ref().iter().for_each(|queue| queue.watch(waker));
-    }
-
-    fn idle(&mut self) {
-        for queue in self.queues.as_mut() {
-            queue.release();
-            queue.idle();
-        }
-        self.wait.iter_mut().for_each(|wait| wait.idle());
-    }
-
-    fn allows_runs(&mut self, cx: &mut Context<'_>) -> bool {
-        input_wait::allows_runs(self.queues.as_mut(), self.wait.as_deref(), cx)
-    }
-
-    fn input_wait(&self) -> Option<&InputWait> {
-        self.wait.as_deref()
-    }
-
-    fn worker_port(&mut self) -> Option<&mut (dyn WorkerPort + 'static)> {
-        Some(self)
-    }
-
-    fn section_input(&mut self) -> Option<&mut dyn SectionInput> {
-        if M::IS_ENVELOPE && !C::MANY { Some(self) } else { None }
-    }
-}
-
-impl<M: Message, C: Connections> WorkerPort for Input<M, C> {
-    fn worker_ends(&self) -> Vec<AnyEnd> {
-        self.queues.as_ref().iter().map(|queue| Box::new(queue.worker_end()) as AnyEnd).collect()
-    }
-
-    fn hand_over(&mut self, worker: &mut dyn Any) -> Result<()> {
-        let Some(worker) = worker.downcast_mut::<Self>() else { return Ok(()) };
-        let Self { queues, intake, wait, turns, .. } = self;
-        let (queues, workers) = (queues.as_mut(), worker.queues.as_mut());
-        let Some(wait) = wait else {
-            // One message of each.
-            return queues.iter_mut().zip(workers).try_for_each(|(from, to)| intake.pass(from, to, true).map(drop));
-        };
-        turns.begin_batch(wait.batch(), queues);
-        let count = queues.len();
-        let mut pass = |at: usize, is_first: bool| {
-            let passed = intake.pass(&mut queues[at], &mut workers[at], is_first && !C::MANY)?;
-            Ok(passed.then_some(()))
-        };
-        while turns.take_next(count, &mut pass)?.is_some() {}
-        Ok(())
-    }
-
-    fn take_back(&mut self, worker: &mut dyn Any) {
-        let Some(worker) = worker.downcast_mut::<Self>() else { return };
-        for (from, to) in self.queues.as_ref().iter().zip(worker.queues.as_mut()) {
-            self.intake.take_back(from, to);
-        }
-    }
-}
-
-impl<M: Message, C: Connections> SectionInput for Input<M, C> {
-    fn poll_message(&mut self, cx: &mut Context<'_>) -> Readiness {
-        self.unclaim();
-        self.poll_promised(1, cx).more
-    }
-
-    fn first_bytes(&mut self) -> Result<Option<usize>> {
-        let [queue, ..] = self.queues.as_mut() else { return Ok(None) };
-        queue.check()?;
-        Ok(if queue.claim() { queue.first_bytes() } else { None })
-    }
-
-    fn take(&mut self, section: &SectionContext) -> Result<RawEnvelope> {
-        let [queue, ..] = self.queues.as_mut() else { return Err(no_envelope()) };
-        let taken = self.intake.take_for(queue, &section.context)?;
-        taken.and_then(M::into_envelope).ok_or_else(no_envelope)
-    }
-
-    fn captured_end(&self, envelope: RawEnvelope) -> Result<AnyEnd> {
-        let [queue, ..] = self.queues.as_ref() else { return Err(no_envelope()) };
-        Ok(Box::new(queue.end_with(M::of_envelope(envelope).ok_or_else(no_envelope)?)?))
-    }
-}
-
 impl<M: Message, C: Connections> Port for Input<M, C> {
     type Handle = InputHandle<M>;
 
@@ -471,9 +361,14 @@ impl<M: Message, C: Connections> Port for Input<M, C> {
         };
         let (need, disabled) = binder.need(name, options.need);
         Ok(Self {
-            keeps_latest: queues.iter().any(InputQueue::reads_again),
+            keeps_latest: queues.iter().any(InputQueue::keeps_latest),
             queues: queues.try_into().map_err(|_| not_connected(name))?,
-            intake: Intake::new(binder),
+            traffic: Traffic::default(),
+            reread: Traffic::default(),
+            untaken: Traffic::default(),
+            tickets: TakenTickets::new(binder.streams.clone()),
+            context: binder.context.clone(),
+            batch: BatchBuffer::none(),
             wait: InputWait::new(need, disabled),
             turns: Turns::default(),
         })
@@ -491,7 +386,7 @@ impl<M: Message, C: Connections> Port for Input<M, C> {
     /// This port is the only reader: a message that was available still is, unless its hub drops messages.
     #[inline]
     fn claim(&mut self) -> bool {
-        self.intake.begin();
+        self.tickets.begin(self.traffic.messages);
         self.queues.as_mut().iter_mut().all(InputQueue::claim)
     }
 

@@ -1,7 +1,7 @@
 //! [`InputQueue`]: the receiving end of a hub in an input, with what the input requires of a message.
 //!
-//! If the hub may drop messages, those that a run needs are promised and then held: a poll promises messages to the next
-//! run, a claim holds them until the run takes them or [releases](InputQueue::release) them.
+//! If the hub may drop messages, the messages that a run needs are promised and reserved: a poll promises messages to the
+//! next run, and the run's claim reserves them until they are taken or [released](InputQueue::release).
 
 use std::{
     fmt,
@@ -13,21 +13,26 @@ use tokio::time::Instant;
 use crate::{
     condition::{Counted, MessageRequirement, Readiness, ReadyPrefix},
     error::Result,
-    hub::{Message, build, header::Parcel, receiver::Receiver, sender::Sender, waking::Interest},
+    hub::{
+        Message, build,
+        ends::{Receiver, Sender},
+        hub_side::Interest,
+        parcel::Parcel,
+    },
     sync::{Discarded, discard},
 };
 
-/// The end of a worker's connection: its own hub, which the operator's dispatcher sends to.
+/// A worker's connection: both ends of a private hub, which the operator's dispatcher sends to.
 pub(super) type WorkerEnd<M> = (Sender<M>, Receiver<M>);
 
 /// The messages of one connection.
 pub struct InputQueue<M: Message> {
     receiver: Receiver<M>,
-    /// Of a worker: where the dispatcher puts its messages.
+    /// For a worker: the end through which the dispatcher sends the worker's messages.
     feed: Option<Sender<M>>,
-    /// For a port that requires more of a message than its arrival.
+    /// Present if the port waits for more than a message's arrival.
     ready_prefix: Option<Box<ReadyPrefix>>,
-    /// The hub may drop messages that were promised, unless they are held.
+    /// The hub may drop promised messages that are not reserved.
     lossy: bool,
     /// The number of messages of a lossy hub that are promised to the next run, or to the current one. Set only by
     /// [`poll_promised`](Self::poll_promised), and void once the next wait begins.
@@ -42,8 +47,8 @@ pub struct InputQueue<M: Message> {
 impl<M: Message> InputQueue<M> {
     pub(super) fn new(receiver: Receiver<M>, wanted: MessageRequirement) -> Self {
         let ready_prefix = ReadyPrefix::new(wanted);
-        // In a latest-value hub the newest message may be replaced by a newer one, which serves as well.
-        let lossy = receiver.is_lossy() && (ready_prefix.is_some() || !receiver.reads_again());
+        // In a latest-value hub a newer message may replace the promised one: the run takes the newer one.
+        let lossy = receiver.is_lossy() && (ready_prefix.is_some() || !receiver.keeps_latest());
         Self {
             receiver,
             feed: None,
@@ -68,12 +73,12 @@ impl<M: Message> InputQueue<M> {
 
     /// Creates an end that has this one message.
     pub(super) fn end_with(&self, message: M) -> Result<Receiver<M>> {
-        let (mut sender, receiver) = self.worker_end();
-        sender.hand_on(Parcel::new(message, None))?;
+        let (sender, receiver) = self.worker_end();
+        sender.forward(Parcel::new(message, None))?;
         Ok(receiver)
     }
 
-    /// For the next run: is there a message that may be taken, or an error to return?
+    /// For the next run: ready if a message can be taken, or an error returned.
     #[inline]
     pub(super) fn poll(&mut self, interest: Interest, cx: &mut Context<'_>) -> Readiness {
         if self.lossy || self.ready_prefix.is_some() {
@@ -87,8 +92,7 @@ impl<M: Message> InputQueue<M> {
         self.poll_promised(1, cx).of_one()
     }
 
-    /// As [`poll_count`](Self::poll_count), for the next run: up to `most` of the available messages are promised to
-    /// it.
+    /// Like [`poll_count`](Self::poll_count), and promises up to `most` of the available messages to the next run.
     pub(super) fn poll_promised(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
         let counted = self.poll_count(most, cx);
         if self.lossy {
@@ -97,17 +101,17 @@ impl<M: Message> InputQueue<M> {
         counted
     }
 
-    /// A wait for a run begins or is dropped: nothing is promised any more, and messages that the last run held and did
-    /// not take are returned to the hub.
+    /// Revokes all promises, and releases messages that were reserved for the last run and not taken. Called when a wait
+    /// for a run begins or is dropped.
     pub(super) fn release(&mut self) {
         if self.lossy {
             self.promised = 0;
-            self.receiver.release_unneeded();
+            self.receiver.release_reserved();
         }
     }
 
-    /// How many messages may be taken, up to `most`? Registers the waker, and changes nothing else: it promises nothing
-    /// to a run, and a run in progress keeps what it holds.
+    /// Counts the messages that can be taken, up to `most`. Registers the waker, and changes nothing else: it promises
+    /// nothing to a run, and a run in progress keeps its reserved messages.
     pub(super) fn poll_count(&mut self, most: usize, cx: &mut Context<'_>) -> Counted {
         let mut counted = match &mut self.ready_prefix {
             None => loop {
@@ -120,15 +124,15 @@ impl<M: Message> InputQueue<M> {
             },
             Some(prefix) => prefix.poll_count(&self.receiver, most, cx),
         };
-        if self.reads_again() {
-            counted = self.count_kept(counted);
+        if self.keeps_latest() {
+            counted = self.count_latest(counted);
         }
         counted
     }
 
     /// For a latest-value hub: whether the value is available only because it is kept, and whether it is still kept.
     #[cold]
-    fn count_kept(&mut self, counted: Counted) -> Counted {
+    fn count_latest(&mut self, counted: Counted) -> Counted {
         if self.receiver.check().is_err() || !self.is_over() {
             return Counted { has_queue: false, ..counted };
         }
@@ -147,10 +151,10 @@ impl<M: Message> InputQueue<M> {
         self.receiver.oldest()
     }
 
-    /// Is there a message that was not taken before? Also called in the middle of a run: see
+    /// Ready if there is a message that was not taken before. Also called in the middle of a run: see
     /// [`poll_count`](Self::poll_count).
     pub(super) fn poll_new(&mut self, cx: &mut Context<'_>) -> Readiness {
-        if self.reads_again() {
+        if self.keeps_latest() {
             let new = Readiness::from(self.receiver.poll_new(cx.waker()));
             if !new.is_ready() {
                 return new;
@@ -159,7 +163,7 @@ impl<M: Message> InputQueue<M> {
         self.poll_count(1, cx).of_one()
     }
 
-    /// A run begins: the promised messages are available, and stay so. False if they are not available any more.
+    /// Reserves the promised messages, as a run begins. False if they are no longer available.
     #[inline]
     pub(super) fn claim(&mut self) -> bool {
         self.promised == 0 || self.claim_promised()
@@ -167,68 +171,68 @@ impl<M: Message> InputQueue<M> {
 
     #[cold]
     fn claim_promised(&mut self) -> bool {
-        let holds = self.hold(self.promised);
+        let succeeds = self.reserve(self.promised);
         #[cfg(debug_assertions)]
-        self.note_claim(holds);
-        holds
+        self.note_claim(succeeds);
+        succeeds
     }
 
     #[cold]
-    fn hold(&mut self, count: usize) -> bool {
-        let held = self.receiver.hold();
+    fn reserve(&mut self, count: usize) -> bool {
+        let reserved = self.receiver.reserve_ready();
         let available = match &mut self.ready_prefix {
-            None => held >= count,
+            None => reserved >= count,
             Some(prefix) => prefix.has(&self.receiver, count),
         };
         available || self.receiver.check().is_err()
     }
 
-    /// A claim that fails finds its hub changed since the promise. One that fails again without a change would fail for
-    /// ever, and its operator would wake itself for ever; this panics then, within the operator's task.
+    /// A claim can fail only if the hub has changed since the promise. If it fails again without a change, it would fail
+    /// for ever, and its operator would wake itself for ever. This panics instead, within the operator's task.
     #[cfg(debug_assertions)]
-    fn note_claim(&mut self, holds: bool) {
-        let now = (!holds).then(|| self.receiver.version());
+    fn note_claim(&mut self, succeeds: bool) {
+        let now = (!succeeds).then(|| self.receiver.version());
         assert!(
             now.is_none() || now != self.failed_at,
-            "internal error: a run was promised messages of hub `{}`, {} of them, and its claim fails again although \
-             nothing has changed there (please report)",
+            "internal error: hub `{}` promised {} messages to a run, but the claim failed twice although nothing has \
+             changed in the hub (please report)",
             self.hub(),
             self.promised
         );
         self.failed_at = now;
     }
 
-    /// Does `take` return a message, or an error?
+    /// True if `take` returns a message, or an error.
     pub(super) fn has_message(&mut self) -> bool {
         match &mut self.ready_prefix {
             None => self.receiver.len() > 0,
-            Some(_) if self.lossy => self.hold(1),
+            Some(_) if self.lossy => self.reserve(1),
             Some(prefix) => prefix.has(&self.receiver, 1),
         }
     }
 
-    /// Takes the next message, if there is one, into `place`. `again`: also the newest one of a latest-value hub, even
+    /// Takes the next message, if there is one, into `place`. `reread`: also the newest one of a latest-value hub, even
     /// if it was taken before.
     #[inline]
-    pub(super) fn take(&mut self, place: &mut Option<Parcel<M>>, again: bool) -> Result<()> {
+    pub(super) fn take(&mut self, place: &mut Option<Parcel<M>>, reread: bool) -> Result<()> {
         let taken = match self.ready_prefix {
             None => {
                 self.receiver.check()?;
-                self.receiver.take(place, again)
+                self.receiver.take(place, reread)
             }
-            Some(_) => self.take_ready(place, again)?,
+            Some(_) => self.take_ready(place, reread)?,
         };
         self.last = taken.unwrap_or(self.last);
         Ok(())
     }
 
     #[inline(never)]
-    fn take_ready(&mut self, place: &mut Option<Parcel<M>>, again: bool) -> Result<Option<u64>> {
+    fn take_ready(&mut self, place: &mut Option<Parcel<M>>, reread: bool) -> Result<Option<u64>> {
         let Some(prefix) = &mut self.ready_prefix else { return Ok(None) };
         if self.lossy {
-            self.receiver.hold();
+            self.receiver.reserve_ready();
         }
-        let taken = prefix.take(&self.receiver, place, again);
+        let taken = prefix.take(&self.receiver, place, reread);
         if self.promised == 0 {
             self.release();
         }
@@ -237,8 +241,8 @@ impl<M: Message> InputQueue<M> {
 
     /// Drops all messages, after a call of `dropped` for each.
     pub(super) fn clear(&mut self, mut dropped: impl FnMut(&M)) {
-        let mut held = Discarded::none();
-        let place = held.place();
+        let mut taken = Discarded::none();
+        let place = taken.place();
         while self.receiver.take(place, false).is_some() {
             if let Some(parcel) = place {
                 dropped(&parcel.message);
@@ -262,13 +266,13 @@ impl<M: Message> InputQueue<M> {
     }
 
     /// Puts a message into the queue of a worker.
-    pub(super) fn put(&mut self, parcel: Parcel<M>) -> Result<()> {
-        self.feed.as_mut().map_or(Ok(()), |feed| feed.hand_on(parcel))
+    pub(super) fn feed(&mut self, parcel: Parcel<M>) -> Result<()> {
+        self.feed.as_mut().map_or(Ok(()), |feed| feed.forward(parcel))
     }
 
     /// Recounts this number of taken messages as untaken.
     pub(super) fn count_untaken(&self, messages: u64) {
-        self.receiver.leave(messages);
+        self.receiver.recount_untaken(messages);
     }
 
     /// The number of messages that are known to be ready to be taken.
@@ -296,8 +300,8 @@ impl<M: Message> InputQueue<M> {
     }
 
     /// Whether the newest message is taken again and again.
-    pub(super) fn reads_again(&self) -> bool {
-        self.receiver.reads_again()
+    pub(super) fn keeps_latest(&self) -> bool {
+        self.receiver.keeps_latest()
     }
 
     /// True if there is no message that was not taken before, and none will arrive.
@@ -311,12 +315,12 @@ impl<M: Message> InputQueue<M> {
     }
 
     pub(super) fn hub(&self) -> &str {
-        self.receiver.hub()
+        self.receiver.hub_name()
     }
 
     /// Why no message can be taken.
     pub(super) fn describe_wait(&self) -> String {
-        let which = if self.ready_prefix.is_some() { "no message that may be taken yet" } else { "no message" };
+        let which = if self.ready_prefix.is_some() { "no message that is ready" } else { "no message" };
         format!("{which} in hub `{}`", self.hub())
     }
 
@@ -350,9 +354,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(
-        expected = "internal error: a run was promised messages of hub `any`, 1 of them, and its claim fails again"
-    )]
+    #[should_panic(expected = "internal error: hub `any` promised 1 messages to a run, but the claim failed twice")]
     fn a_claim_that_fails_twice_without_a_change_panics() {
         let (_sender, mut queue) = promised(1);
         assert!(!queue.claim());
@@ -361,10 +363,10 @@ mod tests {
 
     #[test]
     fn a_claim_that_fails_again_after_a_change_is_accepted() {
-        let (mut sender, mut queue) = promised(3);
+        let (sender, mut queue) = promised(3);
         assert!(!queue.claim());
         for claimed in [false, false, true, true] {
-            sender.hand_on(Parcel::new(1, None)).unwrap();
+            sender.forward(Parcel::new(1, None)).unwrap();
             assert_eq!(queue.claim(), claimed);
         }
     }

@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug)]
 pub struct InputWait {
     need: Need,
-    /// A condition of the operator waits for its messages, and the port itself does not.
+    /// A condition of the operator waits for the port's messages, and the port itself does not.
     disabled: bool,
     alarm: Option<Box<Alarm>>,
     /// The result of the last poll.
@@ -35,7 +35,7 @@ impl InputWait {
             for queue in queues {
                 queue.release();
                 // This notifies latest-value hubs of the operator's other inputs of the end of these hubs.
-                if queue.reads_again() {
+                if queue.keeps_latest() {
                     let _ = queue.has_ended();
                 }
             }
@@ -75,7 +75,7 @@ pub(super) fn poll_count<M: Message>(queues: &mut [InputQueue<M>], most: usize, 
     count_all(queues, |queue| queue.poll_count(most, cx))
 }
 
-/// As [`poll_count`], for the next run.
+/// Like [`poll_count`], for the next run.
 pub(super) fn poll_promised<M: Message>(queues: &mut [InputQueue<M>], most: usize, cx: &mut Context<'_>) -> Counted {
     count_all(queues, |queue| queue.poll_promised(most, cx))
 }
@@ -97,7 +97,7 @@ pub(super) fn allows_runs<M: Message>(
 ) -> bool {
     let need = wait.map_or_else(Need::default, |wait| wait.need);
     // The newest message of a latest-value hub is available whether it is taken or not.
-    if need.optional || queues.iter().any(InputQueue::reads_again) {
+    if need.optional || queues.iter().any(InputQueue::keeps_latest) {
         return false;
     }
     let counted = poll_count(queues, need.asks(), cx);

@@ -1,6 +1,6 @@
 //! [`Inputs`]: one port for any number of connections.
 //!
-//! Each connection has a queue of its own, so the order of each sender is kept, and a slow sender delays only the runs
+//! Each connection has its own queue, so the order of each sender is kept, and a slow sender delays only the runs
 //! that wait for it. Connections are identified by their number, counted from 0 in the order of connecting.
 //!
 //! ```text
@@ -102,10 +102,12 @@ impl<M: Message> Inputs<M> {
                 return Err(Error::new(ErrorKind::Usage, format!("{wait}: `take` once a run, or use `try_take_any`")));
             }
         }
-        let mut open = self.queues.iter_mut().filter(|queue| !queue.has_ended());
-        self.intake.take_all(|intake| {
-            for queue in open.by_ref() {
-                if let Some(message) = intake.take(queue, true)? {
+        let mut connections = 0..self.queues.len();
+        self.take_all(|input| {
+            for connection in connections.by_ref() {
+                if !input.queues[connection].has_ended()
+                    && let Some(message) = input.take_from(connection, true)?
+                {
                     return Ok(Some(message));
                 }
             }
@@ -116,13 +118,14 @@ impl<M: Message> Inputs<M> {
     /// Takes the next message of one connection, if there is one.
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) if there is no connection of that number; the error of a failed transfer.
+    /// [`Usage`](ErrorKind::Usage) if no connection has this number; the error of a failed transfer.
     pub fn try_take_from(&mut self, connection: usize) -> Result<Option<M>> {
         let count = self.queues.len();
-        let queue = self.queues.get_mut(connection).ok_or_else(|| {
-            Error::new(ErrorKind::Usage, format!("connection {connection} of {count}: they are counted from 0"))
-        })?;
-        self.intake.take(queue, false)
+        if connection >= count {
+            let text = format!("there is no connection {connection}: this port has {count}, numbered from 0");
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        self.take_from(connection, false)
     }
 
     /// Takes the next message of any connection that has one, together with the connection's number. Connections take
@@ -139,7 +142,7 @@ impl<M: Message> Inputs<M> {
     /// send one.
     ///
     /// # Errors
-    /// As for [`Inputs::try_take_any`].
+    /// The same as for [`Inputs::try_take_any`].
     ///
     /// # Cancel safety
     /// A message is taken only when the future resolves: dropping the future loses none.
@@ -152,7 +155,7 @@ impl<M: Message> Inputs<M> {
         self.queues.len()
     }
 
-    /// The number of messages of one connection that can be taken now; 0 if there is no connection of that number.
+    /// The number of messages of one connection that can be taken now; 0 if no connection has this number.
     pub fn len_of(&self, connection: usize) -> usize {
         self.queues.get(connection).map_or(0, |queue| queue.len())
     }

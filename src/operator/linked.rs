@@ -59,10 +59,10 @@ use crate::{
 ///
 /// #[derive(Ports)]
 /// struct UpdatePorts {
-///     /// Looked at, with others.
+///     /// Read, shared with other readers.
 ///     #[peek]
 ///     sums: Peek<f32>,
-///     /// Changed, one at a time.
+///     /// Written, by one link at a time.
 ///     #[modify]
 ///     centroids: Modify<f32>,
 /// }
@@ -120,7 +120,9 @@ fn missing(failed: &Option<Failed>, port: &str, hub: &str) -> Error {
         failed.retrieved.store(true, Ordering::Relaxed);
         return failed.error.clone();
     }
-    let text = format!("port `{port}` has no chunk of hub `{hub}` in this run, or no longer has one");
+    let text = format!(
+        "port `{port}` has no chunk of hub `{hub}`: it got none in this run, or has committed it or given it back already"
+    );
     Error::new(ErrorKind::Usage, text)
 }
 
@@ -146,7 +148,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
     /// This run's chunk, to write to.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// The same as for [`get`](Self::get).
     pub fn get_mut(&mut self) -> Result<&mut Chunk<K, T, S>>
     where
         K: Writes,
@@ -169,7 +171,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Linked<K, T, S> {
     /// Commits this run's chunk now instead of at the end of the run.
     ///
     /// # Errors
-    /// As for [`get`](Self::get); [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// The same as for [`get`](Self::get); [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn commit(&mut self) -> Result<()> {
         self.get()?;
         self.commit_chunk()
@@ -209,7 +211,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Consume, T, S> {
     /// Takes this run's chunk out as an envelope, to write to or to send on. It returns to the hub after its last use.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// The same as for [`get`](Self::get).
     pub fn take(&mut self) -> Result<Envelope<T>> {
         let chunk = self.chunk.take().ok_or_else(|| missing(&self.failed, self.name, self.link.hub()))?;
         chunk.into_envelope()
@@ -223,7 +225,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
     /// [`give_back`](Self::give_back) the blank first, or this waits for another place.
     ///
     /// # Errors
-    /// As for [`Link::send`].
+    /// The same as for [`Link::send`].
     ///
     /// # Cancel safety
     /// Dropping the future drops the envelope, unsent.
@@ -231,11 +233,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Linked<role::Produce, T, S> {
         self.send_as(envelope.into(), structure, false).await
     }
 
-    /// As [`send`](Self::send), and the changes that other links make to the chunk are written back to this memory; see
+    /// Like [`send`](Self::send), and the changes that other links make to the chunk are written back to this memory; see
     /// [`Link::send_in_place`].
     ///
     /// # Errors
-    /// As for [`Link::send_in_place`].
+    /// The same as for [`Link::send_in_place`].
     ///
     /// # Cancel safety
     /// Dropping the future drops the envelope, unsent.
@@ -324,7 +326,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> LinkedPort for Li
 
     fn release(&mut self) {
         self.chunk = None;
-        // The next run has a chunk, if the cause no longer applies; or again the error that the last run did not
+        // The next run gets a chunk if the cause no longer applies, otherwise the error again that the last run did not
         // retrieve.
         self.refused = None;
         let _ = self.failed.take_if(|failed| failed.was_retrieved());
@@ -353,9 +355,9 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
     }
 
     fn poll_ready(&mut self, _before: Readiness, cx: &mut Context<'_>) -> Readiness {
-        let asked = self.poll_link(cx);
-        // An operator that does not need a chunk is woken for it nevertheless, if it waits for something else.
-        if self.is_required { asked } else { Readiness::READY }
+        let readiness = self.poll_link(cx);
+        // An operator that does not need a chunk is woken for one even so, if it waits for something else.
+        if self.is_required { readiness } else { Readiness::READY }
     }
 
     fn claim(&mut self) -> bool {
@@ -373,7 +375,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
             }
             Ok(None) if self.is_required => false,
             Ok(None) => {
-                // Other links must not queue behind a run that does without the chunk.
+                // Other links must not queue behind a run that has no chunk.
                 self.link.rest();
                 true
             }

@@ -10,7 +10,7 @@ use send_wrapper::SendWrapper;
 use super::{Cx, Operator, Ports, operator_task::Method, run_loop::all_runs};
 use crate::error::Result;
 
-/// As [`Operator`], for a [`LocalFlow`](crate::flow::LocalFlow): everything stays on one thread, so neither the
+/// Like [`Operator`], for a [`LocalFlow`](crate::flow::LocalFlow): everything stays on one thread, so neither the
 /// operator nor its futures need be `Send`, and several operators may share an `Rc<RefCell<..>>`. The methods are those
 /// of [`Operator`], with the same meaning. Messages must still be `Send`; shared state is not sent.
 ///
@@ -51,60 +51,60 @@ use crate::error::Result;
 /// # }).unwrap();
 /// ```
 pub trait LocalOperator: 'static {
-    /// As [`Operator::Ports`].
+    /// Like [`Operator::Ports`].
     type Ports: Ports;
 
-    /// As [`Operator::start`].
+    /// Like [`Operator::start`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as in [`Operator`].
     fn start(&mut self, cx: &mut Cx) -> impl Future<Output = Result<()>> {
         let _ = cx;
         async { Ok(()) }
     }
 
-    /// As [`Operator::may_run`].
+    /// Like [`Operator::may_run`].
     fn may_run(&mut self, ports: &Self::Ports, cx: &Cx) -> bool {
         let _ = ports;
         cx.uses_default(Method::MayRun);
         true
     }
 
-    /// As [`Operator::compute`].
+    /// Like [`Operator::compute`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as in [`Operator`].
     ///
     /// # Cancel safety
-    /// As there.
+    /// The same as in [`Operator`].
     fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>>;
 
-    /// As [`Operator::after`].
+    /// Like [`Operator::after`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as in [`Operator`].
     ///
     /// # Cancel safety
-    /// As there.
+    /// The same as in [`Operator`].
     fn after(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> {
         let _ = ports;
         cx.uses_default(Method::After);
         async { Ok(()) }
     }
 
-    /// As [`Operator::stop`].
+    /// Like [`Operator::stop`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as in [`Operator`].
     fn stop(&mut self, cx: &mut Cx) -> impl Future<Output = Result<()>> {
         let _ = cx;
         async { Ok(()) }
     }
 
-    /// As [`Operator::run`].
+    /// Like [`Operator::run`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as in [`Operator`].
     fn run(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> {
         all_runs!(self, ports, cx)
     }

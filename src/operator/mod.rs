@@ -8,6 +8,7 @@
 //! concurrently. At the end every `stop` runs, in the order of adding, even after an error.
 
 pub(crate) mod activity;
+mod batch;
 mod busy;
 mod concurrent;
 pub(crate) mod control;
@@ -18,19 +19,21 @@ mod functions;
 mod handle;
 pub(crate) mod idle;
 mod input;
+mod input_port;
 mod input_queue;
 mod input_wait;
 mod inputs;
-mod intake;
 mod linked;
 pub(crate) mod local;
 pub(crate) mod operator_streams;
 pub(crate) mod operator_task;
 mod output;
+mod output_port;
 pub(crate) mod permit;
 mod plan;
 pub(crate) mod poll_in_context;
 mod ports;
+mod readers;
 pub(crate) mod run_context;
 pub(crate) mod run_loop;
 pub(crate) mod section_operator;

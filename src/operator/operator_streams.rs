@@ -11,7 +11,7 @@
 //! While a section is captured, the operator uses another instance, whose streams belong to the capture.
 //!
 //! A message's header has a ticket: the point in its sender's stream at which the message's own work is done (see
-//! `hub/header.rs`). If the message carries envelopes, their memory keeps the order and the ticket is only informative;
+//! `hub/parcel.rs`). If the message carries envelopes, their memory keeps the order and the ticket is only informative;
 //! if it carries none, the operator's stream waits for the ticket when the message is taken.
 
 use std::{

@@ -1,38 +1,32 @@
 //! [`Output`]: a port that sends messages, to one reader or to several.
 
 use std::{
-    any::Any,
     fmt,
     future::poll_fn,
-    pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
 };
-
-use tokio::time::Instant;
 
 use super::{
     handle::OutputHandle,
     operator_streams::OperatorStreams,
-    plan::{AnyEnd, Binder, Plan, PortKind, PortOptions},
-    ports::{AnyPort, Flush, OutputPort, Port, PortStats, Traffic, WorkerPort},
+    plan::{Binder, Plan, PortKind, PortOptions},
+    ports::{Port, Traffic},
+    readers::Readers,
     run_context::RunContext,
-    section_port::{Blank, SectionContext, SectionOutput, no_envelope},
     status_cell::RunWait,
 };
 use crate::{
-    condition::{self, Counted, PortState, Readiness, Room},
-    error::Result,
+    condition::{Readiness, Room},
+    error::{Error, ErrorKind, Result},
     hub::{
-        Envelope, Message, Outcome, RawEnvelope, Reply,
+        Envelope, Message, Outcome, Reply,
+        ends::Demand,
         external::{ExternalHandle, SentBy},
-        header::Parcel,
-        outbox::{Backlog, Outbox},
-        outlet::Outlet,
-        pool::Pool,
+        hub_side::Interest,
+        outbox::{Outbox, OutboxQueue},
+        parcel::Parcel,
         queue::Answer,
-        sender::Demand,
-        waking::Interest,
     },
     memory::{HostAccess, Plain},
     stream::Stream,
@@ -44,21 +38,21 @@ use crate::{
 /// With several readers, a message is sent when all have room: the slowest sets the pace, unless its hub drops messages
 /// instead of making the writer wait. A reader that has ended is skipped; the output is closed when all have ended.
 pub struct Output<M: Message> {
-    to: Outlet<M>,
+    pub(super) readers: Readers<M>,
     /// The room that the port waits for.
-    room: Room,
-    traffic: Traffic,
+    pub(super) room: Room,
+    pub(super) traffic: Traffic,
     /// `None` on the host.
-    streams: Option<Arc<OperatorStreams>>,
-    context: Arc<RunContext>,
-    /// The stream that messages carry, if it was set.
-    stream: Option<Stream>,
-    /// Messages that workers have sent.
-    backlog: Option<Box<Backlog<M>>>,
-    /// What the host has to wait for before the first of those can be copied.
-    pending: Option<Box<HostAccess>>,
-    /// A worker has closed it: it is closed once the messages of all other workers are sent.
-    closing: bool,
+    pub(super) streams: Option<Arc<OperatorStreams>>,
+    pub(super) context: Arc<RunContext>,
+    /// The stream that messages carry, if [`set_stream`](Self::set_stream) was called.
+    pub(super) stream: Option<Stream>,
+    /// Messages that workers have sent, to be forwarded.
+    pub(super) backlog: Option<Box<OutboxQueue<M>>>,
+    /// The access that the host waits for before it can copy the first message of the backlog.
+    pub(super) pending: Option<Box<HostAccess>>,
+    /// A worker has closed the port: it closes once the messages of all other workers are sent.
+    pub(super) closing: bool,
 }
 
 /// The result of an [offer](Output::offer).
@@ -97,23 +91,23 @@ impl<M: Message> Output<M> {
     /// Sends the message in `place`, which stays there until it is in the queue.
     async fn deliver(&mut self, place: &mut Option<Parcel<M>>) -> Result<()> {
         loop {
-            self.put(place, Outlet::try_send)?;
+            self.send_if_room(place)?;
             let Some(parcel) = place else { return Ok(()) };
-            if let Some(pending) = self.to.pending() {
+            if let Some(pending) = self.readers.pending() {
                 // Boxed, since it is rare and large: every operator's future would reserve space for it.
                 Box::pin(pending.wait()).await?;
                 continue;
             }
             let answer = poll_fn(|task| {
                 self.context.poll_port(RunWait::SENDS, task, |task| {
-                    match self.to.poll_send(&mut parcel.message, task.waker()) {
+                    match self.readers.poll_send(&mut parcel.message, task.waker()) {
                         Answer::Wait => Err(Readiness::WAIT),
                         answer => Ok(answer),
                     }
                 })
             });
             if answer.await == Answer::Never {
-                return Err(self.to.closed());
+                return Err(self.readers.closed());
             }
         }
     }
@@ -123,18 +117,18 @@ impl<M: Message> Output<M> {
     /// [`send`](Self::send) waits for that.
     ///
     /// # Errors
-    /// As for [`Output::send`].
+    /// The same as for [`Output::send`].
     pub fn try_send(&mut self, message: M) -> Result<Result<(), M>> {
         let mut place = Discarded::new(self.parcel(message));
-        self.put(place.place(), Outlet::try_send)?;
+        self.send_if_room(place.place())?;
         Ok(place.take().map_or(Ok(()), |parcel| Err(parcel.message)))
     }
 
     /// Sends a message as the response to some of those that were taken, and to no other: see
-    /// [`Cx::take_replies`](crate::Cx::take_replies). Otherwise as [`send`](Self::send).
+    /// [`Cx::take_replies`](crate::Cx::take_replies). Otherwise like [`send`](Self::send).
     ///
     /// # Errors
-    /// As for [`Output::send`].
+    /// The same as for [`Output::send`].
     ///
     /// # Cancel safety
     /// Dropping the future before it resolves drops the message with it, unsent, and its callers get no response from
@@ -144,23 +138,43 @@ impl<M: Message> Output<M> {
         self.deliver(Discarded::new(Parcel::new(message, Some(load))).place()).await
     }
 
+    /// A handle of its only reader's hub.
+    fn external(&self) -> Option<ExternalHandle<M>> {
+        match &self.readers {
+            Readers::One(sender) => Some(sender.external()),
+            _ => None,
+        }
+    }
+
     /// What [`try_send_departed`](Self::try_send_departed) needs, for a sender that holds a lock only while the message
     /// is enqueued.
     pub(crate) fn departure(&self) -> Departure<M> {
         let own = self.streams.as_ref().and_then(|streams| streams.own().cloned().or_else(|| streams.borrowed()));
-        Departure { external: self.to.external(), origin: self.stream.clone().or(own) }
+        Departure { external: self.external(), origin: self.stream.clone().or(own) }
     }
 
     /// Sends the message in `place` if there is room; otherwise it stays there. A message that the hub drops in
     /// exchange is moved to `dropped`. No user code of the message is called; the hub moves nothing before
-    /// [`Departure::arrive`].
+    /// [`Departure::move_queued`].
     pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
         departed: &Departed,
         dropped: &mut Option<Parcel<M>>,
     ) -> Result<()> {
-        self.to.try_send_departed(place, dropped)?;
+        // An output that is used from outside has one reader, so no message is forked here, where the port is locked.
+        match &self.readers {
+            Readers::One(sender) if !sender.reader_gone() => {
+                sender.try_send_departed(place, |parcel| *dropped = Some(parcel))?;
+            }
+            Readers::Several(_) => {
+                return Err(Error::new(
+                    ErrorKind::Usage,
+                    "an output that is used from outside the flow can have only one reader",
+                ));
+            }
+            _ => return Err(self.readers.closed()),
+        }
         if place.is_none() {
             self.traffic.add(departed.bytes);
         }
@@ -169,17 +183,25 @@ impl<M: Message> Output<M> {
 
     /// Sends the message in `place` if there is room; otherwise it stays there.
     #[inline]
-    fn put(
-        &mut self,
-        place: &mut Option<Parcel<M>>,
-        send: impl FnOnce(&mut Outlet<M>, &mut Option<Parcel<M>>, Option<&Stream>) -> Result<()>,
-    ) -> Result<()> {
+    fn send_if_room(&mut self, place: &mut Option<Parcel<M>>) -> Result<()> {
         let bytes = place.as_ref().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
-        self.with_origin(|to, origin| send(to, place, origin))?;
+        self.with_origin(|readers, origin| match readers {
+            Readers::One(sender) if !sender.reader_gone() => sender.try_send(place, origin),
+            _ => Self::send_otherwise(readers, place, origin),
+        })?;
         if place.is_none() {
             self.traffic.add(bytes);
         }
         Ok(())
+    }
+
+    #[inline(never)]
+    fn send_otherwise(readers: &mut Readers<M>, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+        match readers {
+            Readers::Several(fan) if !fan.is_closed() => fan.try_send(place, origin),
+            Readers::Outbox(outbox) => outbox.send(place, origin),
+            _ => Err(readers.closed()),
+        }
     }
 
     /// Sends a message to each hub that has room for it, and returns the outcome for each: for an output that is
@@ -215,12 +237,35 @@ impl<M: Message> Output<M> {
     pub fn offer(&mut self, message: M) -> Result<Offer<M>> {
         let mut place = Discarded::new(self.parcel(message));
         let bytes = place.get().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
-        let outcomes = self.with_origin(|to, origin| to.offer(place.place(), origin))?;
+        let outcomes = self.with_origin(|readers, origin| Self::offer_to_each(readers, place.place(), origin))?;
         let kept = place.take().map(|parcel| parcel.message);
         if kept.is_none() {
             self.traffic.add(bytes);
         }
         Ok(Offer { outcomes, kept })
+    }
+
+    /// Sends the message in `place` to each hub that has room, and returns each hub's outcome. If no hub accepts or drops
+    /// it, it stays there.
+    fn offer_to_each(
+        readers: &mut Readers<M>,
+        place: &mut Option<Parcel<M>>,
+        origin: Option<&Stream>,
+    ) -> Result<Vec<Outcome>> {
+        match readers {
+            Readers::Closed => Ok(Vec::new()),
+            Readers::One(sender) if sender.reader_gone() => Ok(vec![Outcome::Closed]),
+            Readers::One(sender) => {
+                let outcome = if sender.would_queue() { Outcome::Sent } else { Outcome::Dropped };
+                sender.try_send(place, origin)?;
+                Ok(vec![if place.is_none() { outcome } else { Outcome::Full }])
+            }
+            Readers::Several(fan) => fan.offer(place, origin),
+            Readers::Outbox(outbox) => {
+                outbox.send(place, origin)?;
+                Ok(vec![Outcome::Sent])
+            }
+        }
     }
 
     /// A message with its metadata and replies.
@@ -231,13 +276,13 @@ impl<M: Message> Output<M> {
 
     /// Calls `send` with the stream that messages carry.
     #[inline]
-    fn with_origin<R>(&mut self, send: impl FnOnce(&mut Outlet<M>, Option<&Stream>) -> R) -> R {
+    fn with_origin<R>(&mut self, send: impl FnOnce(&mut Readers<M>, Option<&Stream>) -> R) -> R {
         match (&self.stream, &self.streams) {
-            (Some(chosen), _) => send(&mut self.to, Some(chosen)),
-            (None, None) => send(&mut self.to, None),
+            (Some(chosen), _) => send(&mut self.readers, Some(chosen)),
+            (None, None) => send(&mut self.readers, None),
             (None, Some(streams)) => match streams.own() {
-                Some(own) => send(&mut self.to, Some(own)),
-                None => send(&mut self.to, streams.borrowed().as_ref()),
+                Some(own) => send(&mut self.readers, Some(own)),
+                None => send(&mut self.readers, streams.borrowed().as_ref()),
             },
         }
     }
@@ -263,15 +308,15 @@ impl<M: Message> Output<M> {
 
     /// Closes the output: the reader ends once it has taken what is left, and this operator ends as well.
     pub fn close(&mut self) {
-        if let Outlet::Outbox(outbox) = &mut self.to {
+        if let Readers::Outbox(outbox) = &mut self.readers {
             self.backlog = Some(Box::new(outbox.take()));
         }
-        self.to = Outlet::Closed;
+        self.readers = Readers::Closed;
     }
 
     /// True if no message can reach a reader any more.
     pub fn is_closed(&self) -> bool {
-        matches!(self.to, Outlet::Closed) || self.to.readers_gone()
+        matches!(self.readers, Readers::Closed) || self.readers.have_ended()
     }
 }
 
@@ -297,7 +342,7 @@ impl<M: Message> Departure<M> {
     }
 
     /// Prepares an accepted message: all user code of the message that a send calls is called here.
-    pub(crate) fn of(&self, parcel: &mut Parcel<M>) -> Result<Departed> {
+    pub(crate) fn prepare(&self, parcel: &mut Parcel<M>) -> Result<Departed> {
         let bytes = parcel.message.size_in_bytes() as u64;
         if let Some(hub) = &self.external {
             hub.depart(parcel, self.origin.as_ref())?;
@@ -306,20 +351,25 @@ impl<M: Message> Departure<M> {
     }
 
     /// Lets the hub move its messages.
-    pub(crate) fn arrive(&self) -> Result<()> {
+    pub(crate) fn move_queued(&self) -> Result<()> {
         self.external.as_ref().map_or(Ok(()), ExternalHandle::pump)
     }
 }
 
 impl<M: Message> Output<M> {
-    /// Is there room for `count` messages in the queue, whether there are blank envelopes or not?
-    pub(crate) fn poll_places(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
-        self.to.poll(Demand::Places(count), Interest::Change, cx.waker()).into()
+    #[inline]
+    pub(super) fn poll_demand(&mut self, room: Room, interest: Interest, cx: &mut Context<'_>) -> Readiness {
+        self.readers.poll(room.demand(), interest, cx.waker()).into()
+    }
+
+    /// Ready if the queue has room for `count` messages, regardless of blank envelopes.
+    pub(crate) fn poll_queue_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
+        self.readers.poll(Demand::QueueRoom(count), Interest::Change, cx.waker()).into()
     }
 
     /// Ready if the hub has a blank envelope available, or will never have one.
     pub(crate) fn poll_has_blank(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match self.to.poll(Demand::Blank, Interest::Change, cx.waker()) {
+        match self.readers.poll(Demand::Blank, Interest::Change, cx.waker()) {
             Answer::Wait => Poll::Pending,
             Answer::Yes | Answer::Never => Poll::Ready(()),
         }
@@ -331,7 +381,7 @@ struct WaitsForBlank<'a, M: Message>(&'a mut Output<M>);
 
 impl<M: Message> Drop for WaitsForBlank<'_, M> {
     fn drop(&mut self) {
-        self.0.to.leave_blanks();
+        self.0.readers.leave_blanks();
     }
 }
 
@@ -347,7 +397,7 @@ impl<T: Plain> Output<Envelope<T>> {
     /// An envelope is taken only when the future resolves: dropping the future loses none.
     pub fn blank(&mut self) -> impl Future<Output = Result<Envelope<T>>> + Send {
         async move {
-            if let Some(raw) = self.to.blank()? {
+            if let Some(raw) = self.readers.blank()? {
                 return Ok(Envelope::of_raw(raw));
             }
             let context = self.context.clone();
@@ -364,13 +414,13 @@ impl<T: Plain> Output<Envelope<T>> {
 
     pub(crate) fn poll_blank(&mut self, cx: &mut Context<'_>) -> Poll<Result<Envelope<T>>> {
         loop {
-            if let Some(raw) = self.to.blank()? {
+            if let Some(raw) = self.readers.blank()? {
                 return Poll::Ready(Ok(Envelope::of_raw(raw)));
             }
-            match self.to.poll(Demand::Blank, Interest::Change, cx.waker()) {
+            match self.readers.poll(Demand::Blank, Interest::Change, cx.waker()) {
                 Answer::Yes => {}
                 Answer::Wait => return Poll::Pending,
-                Answer::Never => return Poll::Ready(Err(self.to.closed())),
+                Answer::Never => return Poll::Ready(Err(self.readers.closed())),
             }
         }
     }
@@ -378,143 +428,7 @@ impl<T: Plain> Output<Envelope<T>> {
 
 impl<M: Message> fmt::Debug for Output<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Output").field(&self.to).finish()
-    }
-}
-
-impl<M: Message> OutputPort for Output<M> {}
-
-impl<M: Message> PortState for Output<M> {
-    fn poll_count(&mut self, _most: usize, _cx: &mut Context<'_>) -> Counted {
-        Counted::NONE
-    }
-
-    fn poll_room(&mut self, count: usize, cx: &mut Context<'_>) -> Readiness {
-        condition::room_for(&mut self.to, Room::For(count), Interest::Change, cx)
-    }
-
-    fn oldest(&self) -> Option<Instant> {
-        None
-    }
-}
-
-impl<M: Message> AnyPort for Output<M> {
-    fn is_output(&self) -> bool {
-        true
-    }
-
-    fn has_ended(&self) -> bool {
-        self.to.readers_gone()
-    }
-
-    fn stats(&self) -> PortStats {
-        PortStats { traffic: self.traffic, connections: 1 }
-    }
-
-    fn watch(&mut self, waker: &Waker) {
-        self.to.watch(waker);
-    }
-
-    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Flush {
-        loop {
-            if let Some(pending) = &mut self.pending {
-                let Poll::Ready(done) = Pin::new(&mut **pending).poll(cx) else { return Err(Readiness::WAIT_EVENT) };
-                self.pending = None;
-                if done.is_err() {
-                    return Ok(done);
-                }
-            }
-            let Some(first) = self.backlog.as_mut().and_then(|backlog| backlog.pop_front()) else {
-                return Ok(Ok(()));
-            };
-            let mut first = Discarded::new(first);
-            let (mut answer, mut bytes) = (Answer::Wait, 0);
-            if let Some(parcel) = first.get_mut() {
-                answer = self.to.poll_send(&mut parcel.message, cx.waker());
-                bytes = parcel.message.size_in_bytes() as u64;
-            }
-            let back = match (answer, first.take()) {
-                (Answer::Wait, first) => first,
-                (_, None) => None,
-                (_, Some(parcel)) => match self.to.hand_on(parcel) {
-                    Ok(sent) => sent.err(),
-                    Err(error) => return Ok(Err(error)),
-                },
-            };
-            let Some(back) = back else {
-                self.traffic.add(bytes);
-                continue;
-            };
-            self.backlog.get_or_insert_default().push_front(back);
-            self.pending = self.to.pending().map(Box::new);
-            if self.pending.is_some() {
-                continue;
-            }
-            if answer != Answer::Wait {
-                // Another writer was faster.
-                cx.waker().wake_by_ref();
-            }
-            return Err(Readiness::WAIT);
-        }
-    }
-
-    fn worker_port(&mut self) -> Option<&mut (dyn WorkerPort + 'static)> {
-        Some(self)
-    }
-
-    fn section_output(&mut self) -> Option<&mut dyn SectionOutput> {
-        if M::IS_ENVELOPE { Some(self) } else { None }
-    }
-}
-
-impl<M: Message> WorkerPort for Output<M> {
-    fn worker_ends(&self) -> Vec<AnyEnd> {
-        vec![Box::new(self.to.for_worker())]
-    }
-
-    fn collect(&mut self, worker: &mut dyn Any) -> bool {
-        let Some(worker) = worker.downcast_mut::<Self>() else { return false };
-        let (mut sent, closes) = match &mut worker.to {
-            Outlet::Outbox(outbox) => (outbox.take(), false),
-            // The worker has closed it.
-            _ => (worker.backlog.take().map(|backlog| *backlog).unwrap_or_default(), true),
-        };
-        self.backlog.get_or_insert_default().append(&mut sent);
-        self.closing |= closes;
-        closes
-    }
-
-    fn settle(&mut self) {
-        if std::mem::take(&mut self.closing) {
-            self.close();
-        }
-    }
-}
-
-impl<M: Message> SectionOutput for Output<M> {
-    fn blank(&mut self) -> Result<Blank> {
-        if self.to.blanks().is_err() {
-            return Ok(Blank::NoPool);
-        }
-        Ok(self.to.blank()?.map_or(Blank::AllInUse, Blank::Taken))
-    }
-
-    fn send(&mut self, envelope: RawEnvelope, section: &SectionContext) -> Result<()> {
-        let message = M::of_envelope(envelope).ok_or_else(no_envelope)?;
-        let mut parcel = Parcel::new(message, section.context.load());
-        parcel.depart(Some(&section.stream))?;
-        self.backlog.get_or_insert_default().push_back(parcel);
-        Ok(())
-    }
-
-    fn captured_end(&self, stream: &Stream) -> AnyEnd {
-        let blanks = self.to.blanks().map(|pool| Pool::captured(pool.hub(), pool.bytes(), stream));
-        Box::new(Outlet::<M>::Outbox(Outbox::new(blanks)))
-    }
-
-    fn captured(&mut self) -> Vec<RawEnvelope> {
-        let Outlet::Outbox(outbox) = &mut self.to else { return Vec::new() };
-        outbox.take().drain(..).filter_map(|parcel| parcel.message.into_envelope()).collect()
+        f.debug_tuple("Output").field(&self.readers).finish()
     }
 }
 
@@ -528,10 +442,14 @@ impl<M: Message> Port for Output<M> {
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self> {
         let room = if binder.need(name, options.need).1 { Room::Unconditional } else { options.room };
         // The output of a worker, or in a capture, is bound to an outbox that collects its messages.
-        let to = if binder.has::<Outlet<M>>(name) { binder.end(name)? } else { Outlet::new(binder.ends(name)?) };
+        let readers = if binder.has::<Outbox<M>>(name) {
+            Readers::Outbox(binder.end(name)?)
+        } else {
+            Readers::new(binder.ends(name)?)
+        };
         let (streams, context) = (binder.streams.clone(), binder.context.clone());
         Ok(Self {
-            to,
+            readers,
             room,
             traffic: Traffic::default(),
             streams,
@@ -545,7 +463,7 @@ impl<M: Message> Port for Output<M> {
 
     #[inline]
     fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness {
-        condition::room_for(&mut self.to, self.room, before.interest(), cx)
+        self.poll_demand(self.room, before.interest(), cx)
     }
 
     /// This port is the only writer: the room is still there.

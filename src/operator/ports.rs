@@ -68,7 +68,7 @@ use crate::{
 /// | | |
 /// |---|---|
 /// | `#[ports(sum(left, right) = n)]` | `n` messages at all of them together |
-/// | `#[ports(each(left = n, right = m))]` | that many at each |
+/// | `#[ports(each(left = n, right = m))]` | `n` messages at `left` and `m` at `right` |
 /// | `or_after = "10ms"`, beside one of these | or when that time has passed since the last run began, with any number of messages |
 /// | `#[ports(handles = Name)]` | another name for the struct of handles |
 ///
@@ -106,7 +106,7 @@ use crate::{
 /// Without `done` or `event` an operator runs as soon as a message has arrived, and what it enqueues is ordered after
 /// the message's own work. With `done` it is woken only when all work that wrote the message's envelopes is done,
 /// without polling: it may read the data without waiting. Messages without envelopes are done when the stream that they
-/// came with is, and at once if they came with none. If the device is lost meanwhile, the operator runs and
+/// came with is done, and at once if they came with none. If the device is lost before, the operator runs and
 /// [`Input::take`](super::Input::take) returns the error. Readiness is per message: each message of a queue waits for
 /// its own work only. If both `done` and `event` are set, both must hold.
 ///
@@ -237,8 +237,8 @@ pub struct PortStats {
     pub(crate) connections: u64,
 }
 
-/// A port, independent of its message type: what the waits and the runs of its operator need of it. What only some
-/// ports have, or only some operators use, is behind an accessor.
+/// A port, independent of its message type, as its operator's waits and runs use it. What only some ports have, or only
+/// some operators use, is behind an accessor.
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub trait AnyPort: PortState {
@@ -248,7 +248,7 @@ pub trait AnyPort: PortState {
     fn stats(&self) -> PortStats;
     /// Registers the waker for the port's next change, whether or not the port is ready.
     fn watch(&mut self, waker: &Waker);
-    /// The operator stops waiting at the port.
+    /// Called when the operator stops waiting at the port.
     fn idle(&mut self) {}
     /// True for an input with messages that allow the operator's runs until it takes one.
     fn allows_runs(&mut self, cx: &mut Context<'_>) -> bool {
@@ -286,7 +286,7 @@ pub trait AnyPort: PortState {
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub trait LinkedPort {
-    /// A run has succeeded: commits its chunk.
+    /// Commits the chunk of a run that has succeeded.
     fn commit_run(&mut self) -> Result<()>;
     /// Returns a chunk that the last run did not commit.
     fn release(&mut self);
@@ -299,8 +299,8 @@ pub trait LinkedPort {
 pub trait WorkerPort: Any {
     /// Creates ends of the same kind for the port of a worker.
     fn worker_ends(&self) -> Vec<AnyEnd>;
-    /// Passes the messages of one run to the worker: those that the port's condition promised.
-    fn hand_over(&mut self, worker: &mut dyn Any) -> Result<()> {
+    /// Passes the messages of one run, which the port's condition promised, to the worker.
+    fn dispatch(&mut self, worker: &mut dyn Any) -> Result<()> {
         let _ = worker;
         Ok(())
     }
@@ -313,11 +313,11 @@ pub trait WorkerPort: Any {
         let _ = worker;
         false
     }
-    /// The messages of all runs are sent: closes the port, if a run has closed it.
-    fn settle(&mut self) {}
+    /// Closes the port if a run has closed it. Called when the messages of all runs are sent.
+    fn finish_close(&mut self) {}
 }
 
-/// Everything is sent; or an error; or what the port waits for.
+/// `Ok`: everything is sent, or sending has failed. `Err`: what the port waits for.
 pub(crate) type Flush = std::result::Result<Result<()>, Readiness>;
 
 /// The combined results of several outputs.
@@ -332,7 +332,7 @@ impl Flushed {
         match one {
             Ok(Ok(())) => {}
             Ok(Err(error)) => drop(self.failed.get_or_insert(error)),
-            // A message that is sent without another operator's help may make room for the others.
+            // A message that is sent without another operator's help might make room for the others.
             Err(waits) if waits.needs_others() => drop(self.waits.get_or_insert(waits)),
             Err(waits) => self.waits = Some(waits),
         }
@@ -360,9 +360,9 @@ pub trait Port: AnyPort + Send + 'static {
     fn bind(binder: &mut Binder<'_>, name: &'static str, options: PortOptions) -> Result<Self>
     where
         Self: Sized;
-    /// Polls the port's condition. `before`: the result of the operator's ports before this one. If those wait for
-    /// other operators, this port need not wake the operator when it becomes ready, only when it becomes `Never`: the
-    /// operator polls all ports again when the others have acted. A timer or an event does not wake it for other ports.
+    /// Polls the port's condition. `before`: the result of the operator's ports before this one. If they wait for other
+    /// operators, this port need not wake the operator when it becomes ready, only when it becomes `Never`: the operator
+    /// polls all ports again when those operators have acted. A timer or an event does not wake it for other ports.
     fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness;
     fn claim(&mut self) -> bool;
     fn unclaim(&mut self);

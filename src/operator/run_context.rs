@@ -33,8 +33,8 @@ use crate::{
     error::Result,
     hub::{
         MergePolicy, Metadata, Reply,
-        header::{Header, Load},
-        reply::Origin,
+        parcel::{Header, Load},
+        reply::RequestOrigin,
     },
     mutants::{self, Mutant},
     sync::{Mutex, discard, discard_all, lock},
@@ -71,7 +71,7 @@ struct ContextData {
     /// ended. If the run fails, its callers get the run's error, and not that of a dropped reply.
     taken_over: Replies,
     /// The origin of the first message that is new to the operator, or else of the first message.
-    origin: Option<Origin>,
+    origin: Option<RequestOrigin>,
     /// The greatest number among the origins of this run.
     newest: u64,
     /// The origin's span is entered.
@@ -174,7 +174,7 @@ impl RunContext {
     fn clear(&self) {
         self.any.store(false, Ordering::Relaxed);
         let mut data = mem::take(&mut *lock(&self.data));
-        data.leave().iter().for_each(Origin::exit);
+        data.leave().iter().for_each(RequestOrigin::exit);
         // Only one thread at a time executes this.
         self.newest.store(self.newest.load(Ordering::Relaxed).max(data.newest), Ordering::Relaxed);
         let ContextData { metadata, replies, taken_over, origin, .. } = data;
@@ -237,7 +237,7 @@ impl RunContext {
             (None, _) => {}
         }
         if joined.was_inside {
-            joined.other.iter().for_each(Origin::exit);
+            joined.other.iter().for_each(RequestOrigin::exit);
         }
         if enters {
             self.enter();
@@ -327,14 +327,14 @@ impl RunContext {
     fn enter(&self) {
         // The span's subscriber is called without the lock, here and below.
         let entered = lock(&self.data).enter();
-        entered.iter().for_each(Origin::enter);
+        entered.iter().for_each(RequestOrigin::enter);
         discard(entered);
     }
 
     #[cold]
     fn leave(&self) {
         let left = lock(&self.data).leave();
-        left.iter().for_each(Origin::exit);
+        left.iter().for_each(RequestOrigin::exit);
         discard(left);
     }
 }
@@ -363,7 +363,7 @@ impl ContextData {
 
     /// Adds the origin of a message. The origin of the run is that of the first message; an origin that is new to the
     /// operator replaces one that is not.
-    fn join_origin(&mut self, origin: Origin, newest: u64) -> JoinedOrigin {
+    fn join_origin(&mut self, origin: RequestOrigin, newest: u64) -> JoinedOrigin {
         self.newest = self.newest.max(origin.number);
         let replaces = self.origin.as_ref().is_none_or(|first| first.number <= newest && newest < origin.number);
         if !replaces {
@@ -373,7 +373,7 @@ impl ContextData {
         JoinedOrigin { other: self.origin.replace(origin.clone()), origin, replaces, was_inside }
     }
 
-    fn enter(&mut self) -> Option<Origin> {
+    fn enter(&mut self) -> Option<RequestOrigin> {
         if self.inside {
             return None;
         }
@@ -381,16 +381,16 @@ impl ContextData {
         self.origin.clone()
     }
 
-    fn leave(&mut self) -> Option<Origin> {
+    fn leave(&mut self) -> Option<RequestOrigin> {
         if mem::take(&mut self.inside) { self.origin.clone() } else { None }
     }
 }
 
 /// The result of joining the origin of a message, for the spans.
 struct JoinedOrigin {
-    origin: Origin,
+    origin: RequestOrigin,
     /// The previous origin of the run.
-    other: Option<Origin>,
+    other: Option<RequestOrigin>,
     /// The message's origin is now that of the run.
     replaces: bool,
     /// The span of the previous origin was entered.

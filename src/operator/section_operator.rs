@@ -127,7 +127,7 @@ impl BoxedOperator {
         let Self { operator, cx: Some(cx), .. } = self else { return Err(unbound()) };
         let task = cx.operator_task().clone();
         task.forget_defaults();
-        operator.call_others(cx)?;
+        operator.call_overridable(cx)?;
         drop(operator.run(cx)?);
         check_no_override(&task)
     }

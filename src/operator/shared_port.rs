@@ -1,5 +1,5 @@
-//! [`SharedPort`]: a port that code outside of its operator uses while the operator runs; and [`Cx::attend`], the loop
-//! of such an operator.
+//! [`SharedPort`]: a port that code outside its operator uses while the operator runs; and [`Cx::attend`], the loop of such
+//! an operator.
 //!
 //! An operator whose messages come from outside of the flow has no runs: the external caller sends through the port
 //! itself, on its own thread, without a task in between. The operator exists to hold the port. It reports how long the
@@ -156,16 +156,16 @@ impl Cx {
                 return Poll::Pending;
             }
             node.resume();
-            let asked = ask(task, ending)?;
-            if asked.is_never() {
+            let readiness = ask(task, ending)?;
+            if readiness.is_never() {
                 return Poll::Ready(Ok(()));
             }
-            if status.replace(asked) != Some(asked) {
-                let outside = (!asked.needs_others()).then(|| "a caller outside of the flow".into());
+            if status.replace(readiness) != Some(readiness) {
+                let outside = (!readiness.needs_others()).then(|| "a caller outside of the flow".into());
                 node.status_cell().set_lacks(outside.into_iter().collect(), false);
             }
-            node.publish(asked.status(None));
-            if asked.needs_others() {
+            node.publish(readiness.status(None));
+            if readiness.needs_others() {
                 node.park();
             }
             Poll::Pending

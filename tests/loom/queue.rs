@@ -1,12 +1,16 @@
-//! Model check of `hub/queue.rs` and `hub/waking.rs`: a writer, a reader and the task that moves messages.
+//! Model check of `hub/queue.rs`, with `hub/hub_side.rs` and `hub/when_full.rs`: a writer, a reader and the task that moves messages.
 
 #[allow(dead_code)]
 #[path = "../../src/hub/queue.rs"]
 mod queue;
 
 #[allow(dead_code)]
-#[path = "../../src/hub/waking.rs"]
-mod waking;
+#[path = "../../src/hub/hub_side.rs"]
+mod hub_side;
+
+#[allow(dead_code)]
+#[path = "../../src/hub/when_full.rs"]
+mod when_full;
 
 use std::{
     future::poll_fn,
@@ -14,8 +18,9 @@ use std::{
 };
 
 use self::{
-    queue::{Answer, Counts, Full, Pushed, Queue},
-    waking::Interest,
+    hub_side::Interest,
+    queue::{Answer, Counts, Pushed, Queue},
+    when_full::WhenFull,
 };
 use crate::sync::model;
 use loom::{
@@ -42,7 +47,7 @@ async fn send(queue: &Queue<u32>, message: u32, ready: bool) -> bool {
         Answer::Wait => Poll::Pending,
         answer => Poll::Ready(answer),
     });
-    answer.await == Answer::Yes && push(queue, message, ready) == Pushed::In
+    answer.await == Answer::Yes && push(queue, message, ready) == Pushed::Queued
 }
 
 async fn receive(queue: &Queue<u32>) -> Option<u32> {
@@ -60,7 +65,7 @@ async fn receive(queue: &Queue<u32>) -> Option<u32> {
 #[test]
 fn a_queue_of_one_delivers_everything_in_order_and_ends() {
     model(3, || {
-        let queue = Arc::new(Queue::new(1, Full::Hold));
+        let queue = Arc::new(Queue::new(1, WhenFull::Block));
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || {
@@ -84,12 +89,12 @@ fn a_queue_of_one_delivers_everything_in_order_and_ends() {
 #[test]
 fn a_reader_keeps_waiting_after_a_spurious_wake() {
     model(3, || {
-        let queue = Arc::new(Queue::new(1, Full::Hold));
+        let queue = Arc::new(Queue::new(1, WhenFull::Block));
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || {
                 queue.wake_both();
-                assert_eq!(push(&queue, 1, true), Pushed::In);
+                assert_eq!(push(&queue, 1, true), Pushed::Queued);
             })
         };
         assert_eq!(block_on(receive(&queue)), Some(1));
@@ -102,8 +107,8 @@ fn a_reader_keeps_waiting_after_a_spurious_wake() {
 #[test]
 fn a_message_moved_before_its_push_overtakes_no_other() {
     model(2, || {
-        let queue = Arc::new(Queue::new(2, Full::Hold));
-        assert_eq!(push(&queue, 1, false), Pushed::In);
+        let queue = Arc::new(Queue::new(2, WhenFull::Block));
+        assert_eq!(push(&queue, 1, false), Pushed::Queued);
         let mover = {
             let queue = queue.clone();
             thread::spawn(move || pump_freely(&queue))
@@ -112,7 +117,7 @@ fn a_message_moved_before_its_push_overtakes_no_other() {
             let queue = queue.clone();
             thread::spawn(move || {
                 let ready = queue.all_ready();
-                assert_eq!(push(&queue, 2, ready), Pushed::In);
+                assert_eq!(push(&queue, 2, ready), Pushed::Queued);
                 if !ready {
                     pump_freely(&queue);
                 }
@@ -129,7 +134,7 @@ fn a_message_moved_before_its_push_overtakes_no_other() {
 #[test]
 fn a_dropped_reader_ends_the_writer() {
     model(3, || {
-        let queue = Arc::new(Queue::new(1, Full::Hold));
+        let queue = Arc::new(Queue::new(1, WhenFull::Block));
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || {
@@ -173,12 +178,12 @@ fn pump_but_two(queue: &Queue<u32>) {
 #[test]
 fn a_reader_is_notified_of_the_end_if_the_last_message_cannot_be_moved() {
     model(3, || {
-        let queue = Arc::new(Queue::new(2, Full::Hold));
+        let queue = Arc::new(Queue::new(2, WhenFull::Block));
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || {
                 for message in 1..=2 {
-                    assert_eq!(push(&queue, message, false), Pushed::In);
+                    assert_eq!(push(&queue, message, false), Pushed::Queued);
                 }
                 queue.close_writer();
                 // After the end: nothing else notifies the reader.
@@ -195,7 +200,7 @@ fn a_reader_is_notified_of_the_end_if_the_last_message_cannot_be_moved() {
 #[test]
 fn a_message_that_cannot_be_moved_makes_room_for_the_next() {
     model(3, || {
-        let queue = Arc::new(Queue::new(2, Full::Hold));
+        let queue = Arc::new(Queue::new(2, WhenFull::Block));
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || {
@@ -221,7 +226,7 @@ fn a_message_that_cannot_be_moved_makes_room_for_the_next() {
 #[test]
 fn a_message_that_waits_for_an_envelope_is_moved_when_one_is_returned() {
     model(3, || {
-        let queue = Arc::new(Queue::new(2, Full::Hold));
+        let queue = Arc::new(Queue::new(2, WhenFull::Block));
         let envelopes = Arc::new(AtomicUsize::new(1));
         let writer = {
             let (queue, envelopes) = (queue.clone(), envelopes.clone());
@@ -260,12 +265,12 @@ async fn receive_both(first: &Queue<u32>, second: &Queue<u32>) -> Option<(u32, u
 #[test]
 fn a_reader_of_two_queues_gets_both_messages_and_sees_the_end() {
     model(3, || {
-        let (first, second) = (Arc::new(Queue::new(1, Full::Hold)), Arc::new(Queue::new(1, Full::Hold)));
+        let (first, second) = (Arc::new(Queue::new(1, WhenFull::Block)), Arc::new(Queue::new(1, WhenFull::Block)));
         let writer = {
             let (first, second) = (first.clone(), second.clone());
             thread::spawn(move || {
-                assert_eq!(push(&second, 2, true), Pushed::In);
-                assert_eq!(push(&first, 1, true), Pushed::In);
+                assert_eq!(push(&second, 2, true), Pushed::Queued);
+                assert_eq!(push(&first, 1, true), Pushed::Queued);
                 // The first queue does not end.
                 second.close_writer();
             })
@@ -279,15 +284,15 @@ fn a_reader_of_two_queues_gets_both_messages_and_sees_the_end() {
 #[test]
 fn a_writer_that_waits_for_something_else_is_notified_of_a_dropped_reader() {
     model(3, || {
-        let (input, output) = (Queue::<u32>::new(1, Full::Hold), Arc::new(Queue::new(1, Full::Hold)));
-        assert_eq!(push(&output, 1, true), Pushed::In);
+        let (input, output) = (Queue::<u32>::new(1, WhenFull::Block), Arc::new(Queue::new(1, WhenFull::Block)));
+        assert_eq!(push(&output, 1, true), Pushed::Queued);
         let mut reader = None;
         let ended = poll_fn(|cx| {
             reader.get_or_insert_with(|| {
                 // It has waited for room before.
                 assert_eq!(output.poll_room(Interest::Change, cx.waker()), Answer::Wait);
                 assert_eq!(take(&output), Some(1));
-                assert_eq!(push(&output, 2, true), Pushed::In);
+                assert_eq!(push(&output, 2, true), Pushed::Queued);
                 let output = output.clone();
                 thread::spawn(move || drop(output.close_reader()))
             });
@@ -305,7 +310,7 @@ fn a_writer_that_waits_for_something_else_is_notified_of_a_dropped_reader() {
 #[test]
 fn a_writer_that_never_waited_for_room_is_notified_of_a_dropped_reader() {
     model(3, || {
-        let output = Arc::new(Queue::<u32>::new(1, Full::Hold));
+        let output = Arc::new(Queue::<u32>::new(1, WhenFull::Block));
         let reader = {
             let output = output.clone();
             thread::spawn(move || drop(output.close_reader()))
@@ -323,7 +328,7 @@ fn a_writer_that_never_waited_for_room_is_notified_of_a_dropped_reader() {
 #[test]
 fn a_writer_with_another_waker_is_notified_of_a_dropped_reader() {
     model(3, || {
-        let output = Arc::new(Queue::<u32>::new(1, Full::Hold));
+        let output = Arc::new(Queue::<u32>::new(1, WhenFull::Block));
         assert_eq!(output.poll_room(Interest::Change, Waker::noop()), Answer::Yes);
         let reader = {
             let output = output.clone();
@@ -340,7 +345,7 @@ fn a_writer_with_another_waker_is_notified_of_a_dropped_reader() {
 /// Pushes so many messages, counted from 1, into a queue that never makes its writer wait, and moves them.
 fn push_all(queue: &Queue<u32>, messages: u32, ready: bool) {
     for message in 1..=messages {
-        assert_ne!(push(queue, message, ready), Pushed::Back);
+        assert_ne!(push(queue, message, ready), Pushed::NotQueued);
         pump_freely(queue);
     }
     queue.close_writer();
@@ -360,7 +365,7 @@ fn pump_freely(queue: &Queue<u32>) {
 async fn take_all(queue: &Queue<u32>) -> Vec<u32> {
     let mut taken = Vec::new();
     loop {
-        drop(queue.release_unneeded());
+        drop(queue.release_reserved());
         let answer = poll_fn(|cx| match queue.poll_message(Interest::Change, cx.waker()) {
             Answer::Wait => Poll::Pending,
             answer => Poll::Ready(answer),
@@ -369,13 +374,13 @@ async fn take_all(queue: &Queue<u32>) -> Vec<u32> {
             return taken;
         }
         // The queue may have dropped it by now, but not after `hold`.
-        if queue.hold() > 0 {
+        if queue.reserve_ready() > 0 {
             taken.push(take(queue).expect("a held message"));
         }
     }
 }
 
-fn lossy(full: Full, ready: bool) {
+fn lossy(full: WhenFull, ready: bool) {
     model(3, move || {
         let queue = Arc::new(Queue::new(1, full));
         let writer = {
@@ -393,23 +398,25 @@ fn lossy(full: Full, ready: bool) {
 
 #[test]
 fn drop_oldest_keeps_held_messages_and_counts_the_others() {
-    lossy(Full::DropOldest, true);
+    lossy(WhenFull::DropOldest, true);
 }
 
 /// While a newer message is being moved there is nothing to take, unless a message is held.
 #[test]
 fn drop_oldest_for_a_message_that_must_be_moved_keeps_held_messages() {
-    lossy(Full::DropOldest, false);
+    lossy(WhenFull::DropOldest, false);
 }
 
 /// A replaced message and its replacement: a lock-free check never sees the queue empty in between.
-fn never_empty(full: Full, take: impl Fn(&Queue<u32>) -> Option<u32> + Copy + Send + Sync + 'static) {
+fn never_empty(full: WhenFull, take: impl Fn(&Queue<u32>) -> Option<u32> + Copy + Send + Sync + 'static) {
     model(3, move || {
         let queue = Arc::new(Queue::new(1, full));
-        assert_eq!(push(&queue, 1, true), Pushed::In);
+        assert_eq!(push(&queue, 1, true), Pushed::Queued);
         let writer = {
             let queue = queue.clone();
-            thread::spawn(move || (2..=3).for_each(|message| assert_ne!(push(&queue, message, true), Pushed::Back)))
+            thread::spawn(move || {
+                (2..=3).for_each(|message| assert_ne!(push(&queue, message, true), Pushed::NotQueued))
+            })
         };
         assert_eq!(queue.poll_message(Interest::Change, Waker::noop()), Answer::Yes);
         assert_eq!((queue.len(), queue.ready()), (1, 1));
@@ -420,12 +427,12 @@ fn never_empty(full: Full, take: impl Fn(&Queue<u32>) -> Option<u32> + Copy + Se
 
 #[test]
 fn drop_oldest_always_has_a_message() {
-    never_empty(Full::DropOldest, take);
+    never_empty(WhenFull::DropOldest, take);
 }
 
 #[test]
 fn latest_always_has_a_message() {
-    never_empty(Full::Replace, |queue| {
+    never_empty(WhenFull::KeepLatest, |queue| {
         let mut place = None;
         queue.read(&mut place, Clone::clone);
         place
@@ -436,7 +443,7 @@ fn latest_always_has_a_message() {
 fn drop_newest_counts() {
     // No message in the queue is dropped, held or not.
     model(3, || {
-        let queue = Arc::new(Queue::new(1, Full::DropNewest));
+        let queue = Arc::new(Queue::new(1, WhenFull::DropNewest));
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || push_all(&queue, 3, true))
@@ -457,7 +464,7 @@ fn drop_newest_counts() {
 #[test]
 fn a_message_dropped_during_its_move_is_counted_and_the_next_is_moved() {
     model(3, || {
-        let queue = Arc::new(Queue::new(1, Full::DropOldest));
+        let queue = Arc::new(Queue::new(1, WhenFull::DropOldest));
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || push_all(&queue, 2, false))
@@ -475,7 +482,7 @@ fn a_message_dropped_during_its_move_is_counted_and_the_next_is_moved() {
 #[test]
 fn the_newest_is_read_repeatedly_and_counted_once() {
     model(3, || {
-        let queue = Arc::new(Queue::new(1, Full::Replace));
+        let queue = Arc::new(Queue::new(1, WhenFull::KeepLatest));
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || push_all(&queue, 2, true))
@@ -514,8 +521,8 @@ fn the_newest_is_read_repeatedly_and_counted_once() {
 #[test]
 fn a_message_dropped_while_it_is_peeked_is_counted_and_the_next_is_moved() {
     model(3, || {
-        let queue = Arc::new(Queue::new(1, Full::DropOldest));
-        assert_eq!(push(&queue, 1, true), Pushed::In);
+        let queue = Arc::new(Queue::new(1, WhenFull::DropOldest));
+        assert_eq!(push(&queue, 1, true), Pushed::Queued);
         let writer = {
             let queue = queue.clone();
             thread::spawn(move || {

@@ -267,7 +267,7 @@ fn output_memory(
             ));
         }
     };
-    let passed_on = captured.iter().position(|captured| envelope.home().ptr_eq(&Arc::downgrade(&captured.home)));
+    let passed_on = captured.iter().position(|captured| envelope.pool().ptr_eq(&Arc::downgrade(&captured.home)));
     let from = match passed_on {
         None => OutputSource::Own(envelope),
         // The envelope returns to its pool, where `input_memory` expects it.

@@ -405,7 +405,7 @@ impl<'a> Planner<'a> {
         let mut count = |connection: &Connection, other: PortId| {
             if self.has(other) {
                 inside += 1;
-                if !check::wanted(flow, connection).full.blocks() {
+                if !check::wanted(flow, connection).when_full.blocks_writer() {
                     let hub = check::hub_name(flow, connection);
                     problem(format!(
                         "hub `{hub}` drops messages or keeps the latest: within a section each is taken once"

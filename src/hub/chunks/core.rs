@@ -38,7 +38,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::{
         envelope::Envelope,
-        external_guard::{Boundary, ExternalGuard, Quiescence},
+        external_guard::{Boundary, ExternalGuard, OutsideTracker},
         pool::Pool,
     },
     memory::{Plain, transfer},
@@ -109,7 +109,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> TakenEnvelope<T, S> {
     }
 }
 
-impl<T: Plain, S: Clone + Send + Sync + 'static> Quiescence for TakenEnvelope<T, S> {
+impl<T: Plain, S: Clone + Send + Sync + 'static> OutsideTracker for TakenEnvelope<T, S> {
     fn lend(&self) {}
 
     fn regain(&self) {
@@ -285,7 +285,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     }
 
     /// Registers a running flow that has links here: links from outside may cause activity in it.
-    pub(super) fn join(&self, flow: &Arc<dyn Quiescence>) {
+    pub(super) fn join(&self, flow: &Arc<dyn OutsideTracker>) {
         let boundary = Boundary::of_program(flow.clone());
         let mut flows = lock(&self.flows);
         let Flows { outside, out, .. } = &mut *flows;
@@ -294,7 +294,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     }
 
     /// Removes a flow that has ended.
-    pub(super) fn leave(&self, flow: &Arc<dyn Quiescence>) {
+    pub(super) fn leave(&self, flow: &Arc<dyn OutsideTracker>) {
         let mut gone = Vec::new();
         let mut flows = lock(&self.flows);
         let left: Vec<_> = flows.running.extract_if(.., |running| running.is_of(flow)).collect();
@@ -323,7 +323,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     /// was taken out of this hub.
     fn waits(&self, boundary: &Boundary) -> bool {
         let flows = lock(&self.flows);
-        flows.running.iter().any(|flow| flow.is_beside(boundary)) || flows.out.contains_key(&boundary.address())
+        flows.running.iter().any(|flow| flow.has_flow_of(boundary)) || flows.out.contains_key(&boundary.address())
     }
 
     pub(super) fn set_flow(&self, flow: Option<Vec<LinkName>>) {

@@ -81,7 +81,7 @@ impl<T: Plain> Blanks<Envelopes<T>> for HubLocations<T> {
 
     fn is_own(&self, place: LocationId, envelope: &Envelopes<T>) -> bool {
         let pool = self.all.get(place).and_then(|place| place.pool.as_ref());
-        pool.is_some_and(|pool| std::ptr::eq(envelope.raw().home().as_ptr(), Arc::as_ptr(pool)))
+        pool.is_some_and(|pool| std::ptr::eq(envelope.raw().pool().as_ptr(), Arc::as_ptr(pool)))
     }
 
     fn has_failed(&self, envelope: &Envelopes<T>) -> bool {

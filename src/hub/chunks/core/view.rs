@@ -13,7 +13,7 @@ use crate::{
             roles::{LinkName, Role},
             state::LinkId,
         },
-        external_guard::Quiescence,
+        external_guard::OutsideTracker,
         view::{EnvelopeHolders, whereabouts},
     },
     memory::Plain,
@@ -44,9 +44,9 @@ pub(crate) trait ChunkHubView: fmt::Debug + Send + Sync {
     /// Describes what `link` waits for, if it waits.
     fn lacks(&self, link: LinkId, holders: &dyn EnvelopeHolders) -> Option<MissingResource>;
     /// Called when a flow with links here begins.
-    fn join(&self, flow: &Arc<dyn Quiescence>);
+    fn join(&self, flow: &Arc<dyn OutsideTracker>);
     /// Called when a flow with links here ends.
-    fn leave(&self, flow: &Arc<dyn Quiescence>);
+    fn leave(&self, flow: &Arc<dyn OutsideTracker>);
 }
 
 /// A description of what a link waits for.
@@ -141,11 +141,11 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> ChunkHubView for Core<T, S> {
         Some(MissingResource::Room(format!("{place}: {whereabouts}")))
     }
 
-    fn join(&self, flow: &Arc<dyn Quiescence>) {
+    fn join(&self, flow: &Arc<dyn OutsideTracker>) {
         self.join(flow);
     }
 
-    fn leave(&self, flow: &Arc<dyn Quiescence>) {
+    fn leave(&self, flow: &Arc<dyn OutsideTracker>) {
         self.leave(flow);
     }
 }

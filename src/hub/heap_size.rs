@@ -1,4 +1,4 @@
-//! [`Carried`]: the bytes that a field of a derived message has on the heap.
+//! [`HeapSize`]: the bytes that a field of a derived message has on the heap.
 //!
 //! The derive macro does not know the types of fields, so the compiler chooses, by the first of these that applies:
 //!
@@ -14,13 +14,13 @@ use std::collections::VecDeque;
 
 use super::Message;
 
-/// A field of a derived message. Ask `(&Carried(&field)).heap_bytes()`, with [`OfContainer`] and [`OfAnything`] in scope.
+/// A field of a derived message. Ask `(&HeapSize(&field)).heap_bytes()`, with [`OfContainer`] and [`OfAnything`] in scope.
 #[derive(Debug)]
 #[doc(hidden)]
-pub struct Carried<'a, T: ?Sized>(pub &'a T);
+pub struct HeapSize<'a, T: ?Sized>(pub &'a T);
 
 #[allow(missing_docs)]
-impl<T: Message + ?Sized> Carried<'_, T> {
+impl<T: Message + ?Sized> HeapSize<'_, T> {
     #[inline]
     pub fn heap_bytes(&self) -> usize {
         self.0.heap_bytes()
@@ -33,21 +33,21 @@ pub trait OfContainer {
     fn heap_bytes(&self) -> usize;
 }
 
-impl<T> OfContainer for Carried<'_, Vec<T>> {
+impl<T> OfContainer for HeapSize<'_, Vec<T>> {
     #[inline]
     fn heap_bytes(&self) -> usize {
         size_of_val(&**self.0)
     }
 }
 
-impl<T> OfContainer for Carried<'_, VecDeque<T>> {
+impl<T> OfContainer for HeapSize<'_, VecDeque<T>> {
     #[inline]
     fn heap_bytes(&self) -> usize {
         size_of::<T>().saturating_mul(self.0.len())
     }
 }
 
-impl<T: ?Sized> OfContainer for Carried<'_, Box<T>> {
+impl<T: ?Sized> OfContainer for HeapSize<'_, Box<T>> {
     #[inline]
     fn heap_bytes(&self) -> usize {
         size_of_val(&**self.0)
@@ -60,7 +60,7 @@ pub trait OfAnything {
     fn heap_bytes(&self) -> usize;
 }
 
-impl<T: ?Sized> OfAnything for &Carried<'_, T> {
+impl<T: ?Sized> OfAnything for &HeapSize<'_, T> {
     #[inline]
     fn heap_bytes(&self) -> usize {
         0

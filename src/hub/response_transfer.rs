@@ -1,6 +1,6 @@
-//! Messages that cross the boundary of a flow: their envelopes are [marked](super::external_guard) when they leave it,
-//! become the caller's own in a response ([`ResponseTransfer`]), and lose the flow's marks when they enter it again
-//! ([`ReturnedMarks`]).
+//! [`ResponseTransfer`] and [`ReturnedMarks`]: messages that cross the boundary of a flow. Their envelopes are
+//! [marked](super::external_guard) when they leave the flow, become the caller's memory in a response, and lose the flow's
+//! marks when they enter it again.
 
 use std::sync::{Arc, Weak};
 
@@ -8,19 +8,18 @@ use smallvec::SmallVec;
 
 use super::{
     Message,
-    external_guard::{Boundary, ExternalGuard, Quiescence},
-    pool::Pool,
-    raw_envelope::{PoolReplacement, RawEnvelope},
+    external_guard::{Boundary, ExternalGuard, OutsideTracker},
+    pool::{Pool, PoolReplacement, RawEnvelope},
 };
 use crate::error::{CallerErrors, Error, Result};
 
-/// The place where a service's responses leave its flow.
+/// Transfers the envelopes of a service's responses to its callers.
 pub(crate) struct ResponseTransfer {
     boundary: Arc<Boundary>,
     no_pool: Weak<Pool>,
 }
 
-/// The marks that were removed from a message as it entered their flow, kept until it is certain that it stays there.
+/// The marks that were removed from a message as it entered their flow, kept until the message is known to stay there.
 #[derive(Default)]
 pub(crate) struct ReturnedMarks {
     /// Each with the index of its envelope in the message.
@@ -43,7 +42,7 @@ impl Boundary {
 }
 
 impl ResponseTransfer {
-    pub(crate) fn new(flow: Arc<dyn Quiescence>, errors: CallerErrors) -> Self {
+    pub(crate) fn new(flow: Arc<dyn OutsideTracker>, errors: CallerErrors) -> Self {
         Self { boundary: Boundary::of_callers(flow, errors), no_pool: Pool::none() }
     }
 
@@ -51,17 +50,17 @@ impl ResponseTransfer {
     /// allocation per envelope. Call it from one of the flow's operators, with no lock held.
     ///
     /// # Errors
-    /// Those of the allocation, in the form for the caller. Some of the message's envelopes then still belong to
-    /// their hubs: drop the message.
-    pub(crate) fn give<M: Message>(&self, message: &mut M) -> Result<()> {
+    /// The errors of the allocation, in the form for the caller. Some of the message's envelopes still belong to their hubs
+    /// then: drop the message.
+    pub(crate) fn hand_out<M: Message>(&self, message: &mut M) -> Result<()> {
         if !M::CARRIES_ENVELOPES {
             return Ok(());
         }
-        let (mut left, mut failed) = (SmallVec::<[PoolReplacement; 1]>::new(), None::<Error>);
+        let (mut replacements, mut failed) = (SmallVec::<[PoolReplacement; 1]>::new(), None::<Error>);
         message.envelopes(&mut |envelope| {
             if failed.is_none() {
                 match envelope.leave_pool(&self.no_pool) {
-                    Ok(behind) => left.push(behind),
+                    Ok(replacement) => replacements.push(replacement),
                     Err(error) => failed = Some(error),
                 }
             }
@@ -69,7 +68,7 @@ impl ResponseTransfer {
         });
         // Outside of the visit above, since the waiters' wakers are user code, as is the method that calls the
         // visitor.
-        left.into_iter().for_each(PoolReplacement::settle);
+        replacements.into_iter().for_each(PoolReplacement::complete);
         match (failed, &self.boundary.errors) {
             (None, _) => Ok(()),
             (Some(error), Some(errors)) => Err(errors.of_response(&error)),
@@ -129,7 +128,7 @@ mod tests {
     #[derive(Default)]
     struct Counted(AtomicIsize);
 
-    impl Quiescence for Counted {
+    impl OutsideTracker for Counted {
         fn lend(&self) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
@@ -156,14 +155,14 @@ mod tests {
         let transfer = ResponseTransfer::new(flow.clone(), CallerErrors::new("flow", "service"));
         let mut first = take();
         Boundary::of_program(other.clone()).mark(&mut first);
-        transfer.give(&mut first).unwrap();
+        transfer.hand_out(&mut first).unwrap();
         assert_eq!((pool.count(), pool.idle()), (1, 1), "its hub has a replacement");
         assert_eq!(out(&[flow.clone(), other.clone()]), [0, 0], "nothing waits for it");
 
         // There is no memory for a third.
         let mut second = take();
         Boundary::of_program(other.clone()).mark(&mut second);
-        let error = transfer.give(&mut second).unwrap_err();
+        let error = transfer.hand_out(&mut second).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
         assert!(!format!("{error:?} {error}").contains("inner"), "{error:?}");
         assert_eq!((pool.idle(), out(&[flow, other.clone()])), (0, vec![0, 1]), "it still belongs to its hub");
@@ -173,7 +172,7 @@ mod tests {
         let mut third = take();
         drop(first);
         assert_eq!(pool.idle(), 0, "an envelope that was handed over does not return to its pool");
-        transfer.give(&mut third).unwrap();
+        transfer.hand_out(&mut third).unwrap();
         assert_eq!(pool.idle(), 1);
     }
 }

@@ -1,6 +1,6 @@
 //! [`Hub`]: the configuration of a hub.
 
-use super::{Message, queue::Full};
+use super::{Message, when_full::WhenFull};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The configuration of a hub: how many messages it queues, what it does when it is full, how many envelopes it has
@@ -27,9 +27,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// reader that keeps more of them, and for a writer that gets its envelopes from a smaller hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hub {
-    /// Set together with `full`, or `None` if neither was set.
+    /// Set together with `when_full`, or `None` if neither was set.
     pub(crate) capacity: Option<usize>,
-    pub(crate) full: Full,
+    pub(crate) when_full: WhenFull,
     pub(crate) envelopes: Option<usize>,
     pub(crate) envelope_bytes: Option<usize>,
 }
@@ -42,22 +42,22 @@ pub struct Latest(());
 pub(crate) const DEFAULT_CAPACITY: usize = 1;
 
 impl Hub {
-    fn queue(capacity: usize, full: Full) -> Self {
-        Self { capacity: Some(capacity), full, ..Self::default() }
+    fn queue(capacity: usize, when_full: WhenFull) -> Self {
+        Self { capacity: Some(capacity), when_full, ..Self::default() }
     }
 
     /// A queue of `capacity` messages that blocks the writer while it is full. A capacity of 0 is an error before the
     /// flow runs.
     #[must_use]
     pub fn bounded(capacity: usize) -> Self {
-        Self::queue(capacity, Full::Hold)
+        Self::queue(capacity, WhenFull::Block)
     }
 
     /// A queue of `capacity` messages that never blocks the writer: while it is full, messages that are sent are
     /// dropped.
     #[must_use]
     pub fn drop_newest(capacity: usize) -> Self {
-        Self::queue(capacity, Full::DropNewest)
+        Self::queue(capacity, WhenFull::DropNewest)
     }
 
     /// A queue of `capacity` messages that never blocks the writer: when it is full, its oldest message is dropped in
@@ -66,7 +66,7 @@ impl Hub {
     /// Messages that are already reserved for an operator's run are not dropped.
     #[must_use]
     pub fn drop_oldest(capacity: usize) -> Self {
-        Self::queue(capacity, Full::DropOldest)
+        Self::queue(capacity, WhenFull::DropOldest)
     }
 
     /// Keeps the newest message and never blocks the writer. The reader's [`take`](crate::Input::take) returns a
@@ -75,7 +75,7 @@ impl Hub {
     ///
     /// **Something else must decide when the operator runs**: another input or a period. Once there was a message, an
     /// input of such a hub is always ready; an operator that waits for nothing else runs again and again with the
-    /// same value and never rests. To get each message only once, use [`recv`](crate::Input::recv) or
+    /// same value and is never idle. To get each message only once, use [`recv`](crate::Input::recv) or
     /// [`try_take`](crate::Input::try_take), or [`drop_oldest(1)`](Self::drop_oldest).
     ///
     /// Its messages are `Clone`. Envelopes are not: an envelope belongs exclusively to its reader, and none would be
@@ -85,7 +85,7 @@ impl Hub {
     /// ended. An operator whose other inputs are all of this kind or optional ends when all writers have ended and it
     /// has read the last message of each.
     ///
-    /// Whatever travels with a message stays with it. Its [metadata](super::MergePolicy) is merged with that of the
+    /// Metadata and requests stay with a kept message. Its [metadata](super::MergePolicy) is merged with that of the
     /// other inputs in each run. A kept [request](crate::Flow::service) keeps its caller waiting: if no run answers
     /// it, the caller gets an error only when a newer message replaces the request or the flow ends.
     ///
@@ -139,8 +139,8 @@ impl Hub {
     /// Sets the size of each envelope in bytes. The writer gets blank envelopes of this size from
     /// [`Output::blank`](crate::Output::blank).
     ///
-    /// Leave it out where the writer only passes envelopes on: the size is then that of the largest envelope that it
-    /// can get.
+    /// Not needed where the writer only passes envelopes on: the default is the size of the largest envelope that the
+    /// writer can get.
     #[must_use]
     pub fn envelope_bytes(mut self, bytes: usize) -> Self {
         self.envelope_bytes = Some(bytes);
@@ -149,23 +149,23 @@ impl Hub {
 
     /// This configuration, with `defaults` for what is not set.
     pub(crate) fn or(self, defaults: Hub) -> Self {
-        let (capacity, full) = match self.capacity {
-            Some(_) => (self.capacity, self.full),
-            None => (defaults.capacity, defaults.full),
+        let (capacity, when_full) = match self.capacity {
+            Some(_) => (self.capacity, self.when_full),
+            None => (defaults.capacity, defaults.when_full),
         };
         Self {
             capacity,
-            full,
+            when_full,
             envelopes: self.envelopes.or(defaults.envelopes),
             envelope_bytes: self.envelope_bytes.or(defaults.envelope_bytes),
         }
     }
 
-    /// The default number of envelopes per location where operators wait for `needs` messages at once: one more than
-    /// that, so that one is written meanwhile.
+    /// The default number of envelopes per location where operators wait for `needs` messages at once: `needs + 1`, so
+    /// that one is written while the others are read.
     pub(crate) fn default_envelopes(self, needs: usize) -> usize {
-        match self.full {
-            Full::Hold => needs.saturating_add(1),
+        match self.when_full {
+            WhenFull::Block => needs.saturating_add(1),
             // One for each message that it queues, one for the reader and one for the writer.
             _ => self.capacity.unwrap_or(DEFAULT_CAPACITY).saturating_add(2),
         }
@@ -173,7 +173,7 @@ impl Hub {
 }
 
 /// Makes a copy of a message that stays in the hub.
-pub(crate) type AgainFn<M> = fn(&M) -> M;
+pub(crate) type CloneFn<M> = fn(&M) -> M;
 
 /// A kind of hub for messages of this type: a [`Hub`], or for messages that are `Clone` also one that keeps the
 /// [latest](Hub::latest).
@@ -191,15 +191,15 @@ pub trait HubOf<M: Message> {
 #[derive(Debug)]
 pub struct HubKind<M> {
     pub(crate) hub: Hub,
-    pub(crate) again: Option<AgainFn<M>>,
+    pub(crate) clone_latest: Option<CloneFn<M>>,
 }
 
 impl<M> HubKind<M> {
     /// This configuration, with `defaults` for what is not set.
     pub(crate) fn or(self, defaults: Self) -> Self {
         let hub = self.hub.or(defaults.hub);
-        let keeps = matches!(hub.full, Full::Replace);
-        Self { hub, again: self.again.or(defaults.again).filter(|_| keeps) }
+        let keeps = hub.when_full.keeps_latest();
+        Self { hub, clone_latest: self.clone_latest.or(defaults.clone_latest).filter(|_| keeps) }
     }
 }
 
@@ -213,23 +213,20 @@ impl<M> Copy for HubKind<M> {}
 
 impl<M: Message> HubOf<M> for Hub {
     fn kind(self) -> HubKind<M> {
-        HubKind { hub: self, again: None }
+        HubKind { hub: self, clone_latest: None }
     }
 }
 
 impl<M: Message + Clone> HubOf<M> for Latest {
     fn kind(self) -> HubKind<M> {
-        HubKind { hub: Hub::queue(1, Full::Replace), again: Some(M::clone) }
+        HubKind { hub: Hub::queue(1, WhenFull::KeepLatest), clone_latest: Some(M::clone) }
     }
 }
 
 /// Checks a capacity or a number of envelopes.
 pub(crate) fn at_least_one(what: &str, number: usize) -> Result<usize> {
     if number == 0 {
-        return Err(Error::new(
-            ErrorKind::Setup,
-            format!("{what} is 0, so that no message could pass: set at least 1"),
-        ));
+        return Err(Error::new(ErrorKind::Setup, format!("{what} is 0: set it to at least 1")));
     }
     Ok(number)
 }

@@ -1,14 +1,14 @@
-//! [`Header`]: what travels with a message without being a part of it.
+//! [`Parcel`]: a message as it travels, with its [`Header`]: data that goes along without being a part of the message.
 //!
 //! ```text
 //!   Parcel { message, header }      the header: null, or boxed
 //!                      ├─ ticket:   the point in the sender's stream at which the message's own work is done
-//!                      ├─ since:    from when it has waited, where its reader asks for that
+//!                      ├─ since:    when its waiting time began, if its reader records that
 //!                      └─ load:     metadata, and the callers that wait for a response
 //! ```
 //!
 //! Most messages have no header and cost a null pointer: a parcel of a small message stays in two registers. What only
-//! some messages need belongs into the header.
+//! some messages need belongs in the header.
 //!
 //! The ticket is set when the message [departs](Parcel::depart) from a sender that works on a stream: everything that
 //! was enqueued on the stream before. A message with envelopes needs no header for it: each envelope carries the latest

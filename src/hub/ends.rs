@@ -1,21 +1,26 @@
-//! [`Sender`]: the writer's end of a hub.
+//! [`Sender`] and [`Receiver`]: the two ends of a hub, and what each waits for.
+//!
+//! An end is a reference to the [`HubCore`], whose methods send and take the messages. A hub has one of each: only the owner
+//! of the `Sender` sends, and only the owner of the `Receiver` takes. Dropping an end closes its side.
 
 use std::{fmt, ops::Deref, sync::Arc, task::Waker};
+
+use tokio::time::Instant;
 
 use super::{
     Copier, Message,
     core::HubCore,
     external::ExternalHandle,
-    header::Parcel,
-    pool::Pool,
-    queue::{Answer, Full},
-    raw_envelope::RawEnvelope,
-    waking::Interest,
+    hub_side::Interest,
+    parcel::Parcel,
+    pool::{Pool, RawEnvelope},
+    queue::Answer,
+    when_full::WhenFull,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    stream::Stream,
-    sync::{Discarded, discard},
+    mutants::{self, Mutant},
+    sync::{discard, discard_all},
 };
 
 /// What a writer waits for.
@@ -24,7 +29,7 @@ pub(crate) enum Demand {
     /// Room for this many messages of one envelope each and, where the hub has them, as many blank envelopes.
     Room(usize),
     /// Room for this many messages of one envelope each, regardless of blank envelopes.
-    Places(usize),
+    QueueRoom(usize),
     /// Room for one message with this many envelopes.
     Message(usize),
     /// A blank envelope, where the hub has them.
@@ -50,15 +55,15 @@ impl<M: Message> Sender<M> {
         Self(hub)
     }
 
-    /// Whether the hub has what the writer demands, or has failed: the next call then returns its error. `Never`: the
-    /// reader has ended. A writer that waits for nothing but a reader waits for that of a failed hub, too.
+    /// `Yes` if the hub can meet the demand, or has failed, so that the next call returns its error. `Never` if the reader
+    /// has ended. A writer that demands only a [reader](Demand::Reader) waits for its end in a failed hub, too.
     #[inline]
     pub(crate) fn poll(&self, demand: Demand, interest: Interest, waker: &Waker) -> Answer {
         if demand != Demand::Reader && self.has_failed() {
             return Answer::Yes;
         }
         let answer = match demand {
-            Demand::Room(1) if self.blanks.is_none() => self.queue.poll_room(interest, waker),
+            Demand::Room(1) if self.blank_pool.is_none() => self.queue.poll_room(interest, waker),
             // Blank envelopes are not queued here, so each change wakes a writer that waits for one.
             Demand::Room(1) => match self.queue.poll_room(Interest::Change, waker) {
                 Answer::Yes => self.poll_blank(waker),
@@ -68,12 +73,12 @@ impl<M: Message> Sender<M> {
             Demand::Blank => self.poll_blank(waker),
             Demand::Reader => self.queue.poll_reader(waker),
             Demand::Room(messages) => {
-                self.ask_for(messages, messages);
+                self.request(messages, messages);
                 self.poll_several(waker, || self.has_room(messages) && self.has_blanks(messages))
             }
-            Demand::Places(messages) => self.poll_several(waker, || self.has_room(messages)),
+            Demand::QueueRoom(messages) => self.poll_several(waker, || self.has_room(messages)),
         };
-        // The hub may have failed before the waker was registered, in which case nothing would wake it.
+        // The hub might have failed before the waker was registered: nothing would wake it.
         if answer == Answer::Wait && self.has_failed() { Answer::Yes } else { answer }
     }
 
@@ -86,7 +91,7 @@ impl<M: Message> Sender<M> {
         };
         match ask() {
             Answer::Wait => {
-                // Checked again: the change may have come before the waker was registered.
+                // Checked again: the change might have come before the waker was registered.
                 self.watch(waker);
                 ask()
             }
@@ -97,7 +102,7 @@ impl<M: Message> Sender<M> {
     /// Whether there is a blank envelope, or `Yes` if the hub has no pool of them.
     #[inline]
     fn poll_blank(&self, waker: &Waker) -> Answer {
-        let Some(blanks) = &self.blanks else { return Answer::Yes };
+        let Some(blanks) = &self.blank_pool else { return Answer::Yes };
         if blanks.has(1) {
             return Answer::Yes;
         }
@@ -105,14 +110,14 @@ impl<M: Message> Sender<M> {
         if self.reader_gone() {
             return Answer::Never;
         }
-        // Checked again: one may have been returned before the waker was registered.
+        // Checked again: one might have been returned before the waker was registered.
         if blanks.has(1) { Answer::Yes } else { Answer::Wait }
     }
 
     /// Takes a blank envelope, if one is free; an error if the hub has no pool of them.
     pub(crate) fn blank(&self) -> Result<Option<RawEnvelope>> {
         self.check()?;
-        match &self.blanks {
+        match &self.blank_pool {
             Some(blanks) => blanks.take(),
             None => self.blanks().map(|_| None),
         }
@@ -120,7 +125,7 @@ impl<M: Message> Sender<M> {
 
     /// The pool of blank envelopes, or an error that says why there is none.
     pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
-        self.blanks.clone().ok_or_else(|| {
+        self.blank_pool.clone().ok_or_else(|| {
             Error::new(
                 ErrorKind::Usage,
                 format!(
@@ -132,74 +137,27 @@ impl<M: Message> Sender<M> {
         })
     }
 
-    /// Sends the message in `place`, if there is room; otherwise it stays there. `origin`: the stream on which its
-    /// sender works.
-    #[inline]
-    pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
-        self.check()?;
-        let Some(parcel) = place else { return Ok(()) };
-        self.check_places(&mut parcel.message)?;
-        if !self.has_room(1) {
-            return Ok(());
-        }
-        parcel.depart(origin)?;
-        self.send(place)
-    }
-
-    /// Sends a message that has [departed](Parcel::depart), like `try_send`. `dropped` gets the message that the hub
-    /// drops for it, which may be this one. Nothing is moved.
-    pub(crate) fn try_send_departed(
-        &mut self,
-        place: &mut Option<Parcel<M>>,
-        dropped: impl FnOnce(Parcel<M>),
-    ) -> Result<()> {
-        self.check()?;
-        if self.has_room(1) {
-            self.enqueue(place, dropped);
-        }
-        Ok(())
-    }
-
     /// A handle of the hub, for the steps before and after sending that run without borrowing the sender.
-    pub(super) fn external(&self) -> ExternalHandle<M> {
+    pub(crate) fn external(&self) -> ExternalHandle<M> {
         ExternalHandle::new(&self.0)
     }
 
-    /// Like `hand_on`, if there is room; otherwise returns the message.
-    pub(crate) fn try_hand_on(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
-        let mut place = Discarded::new(parcel);
-        self.check()?;
-        if let Some(parcel) = place.get_mut() {
-            self.check_places(&mut parcel.message)?;
-        }
-        if self.has_room(1) {
-            self.send(place.place())?;
-        }
-        Ok(place.take().map_or(Ok(()), Err))
-    }
-
-    /// Pushes a message that was taken from another hub into this one, which always has room for it.
-    pub(crate) fn hand_on(&mut self, parcel: Parcel<M>) -> Result<()> {
-        // Always succeeds: the reader closes after this sender.
-        self.send(Discarded::new(parcel).place())
-    }
-
     /// Whether the hub never blocks the writer.
-    pub(super) fn drops(&self) -> bool {
-        !self.queue.full().blocks()
+    pub(super) fn drops_messages(&self) -> bool {
+        !self.queue.when_full().blocks_writer()
     }
 
     /// Whether the queue would accept one more message rather than drop it.
-    pub(super) fn takes_one(&self) -> bool {
-        self.queue.full() != Full::DropNewest || self.queue.len() < self.queue.capacity()
+    pub(crate) fn would_queue(&self) -> bool {
+        self.queue.when_full() != WhenFull::DropNewest || self.queue.len() < self.queue.capacity()
     }
 
     /// Makes this many envelopes free to copy to, by dropping older messages if needed. Returns false if the reader
     /// has too many of them.
-    pub(super) fn free_arrivals(&self, count: usize) -> bool {
-        let Some(arrivals) = &self.arrivals else { return true };
+    pub(super) fn free_envelopes(&self, count: usize) -> bool {
+        let Some(arrivals) = &self.arrival_pool else { return true };
         while !arrivals.has(count) {
-            if self.queue.full() != Full::DropOldest {
+            if self.queue.when_full() != WhenFull::DropOldest {
                 return false;
             }
             let Some(old) = self.queue.drop_oldest() else { return false };
@@ -210,52 +168,17 @@ impl<M: Message> Sender<M> {
 
     /// Whether this many blank envelopes are free, or if the hub has no pool of them.
     pub(super) fn has_blanks(&self, count: usize) -> bool {
-        self.blanks.as_ref().is_none_or(|blanks| blanks.has(count))
+        self.blank_pool.as_ref().is_none_or(|blanks| blanks.has(count))
     }
 
     /// A copier for the envelopes of a fork.
     pub(super) fn copier(&self) -> Copier<'_> {
-        Copier::new(&self.name, self.arrivals.as_ref(), self.copies.as_ref())
+        Copier::new(&self.name, self.arrival_pool.as_ref(), self.copy_stream.as_ref())
     }
 
     /// Registers the waker for the next change.
     pub(crate) fn watch(&self, waker: &Waker) {
-        self.queue.keep_writer(waker);
-    }
-
-    /// Checks that the message can be moved: where the hub copies nothing, its envelopes are at the reader's location;
-    /// otherwise all that are not can be copied at once, as they must be before the message is read.
-    #[inline]
-    pub(super) fn check_places(&self, message: &mut M) -> Result<()> {
-        if !M::CARRIES_ENVELOPES {
-            return Ok(());
-        }
-        let Some(arrivals) = &self.arrivals else { return self.check_location(message) };
-        // A message that is one envelope needs one to copy to, and each hub that copies has one.
-        if M::IS_ENVELOPE { Ok(()) } else { self.check_count(arrivals.count(), message) }
-    }
-
-    fn check_location(&self, message: &mut M) -> Result<()> {
-        let mut misplaced = None;
-        message.envelopes(&mut |envelope| {
-            if !envelope.memory().is_at(&self.reader) {
-                misplaced.get_or_insert_with(|| self.misplaced(envelope));
-            }
-        });
-        misplaced.map_or(Ok(()), |error| Err(self.fail(error)))
-    }
-
-    fn check_count(&self, most: usize, message: &mut M) -> Result<()> {
-        let mut copied = 0;
-        message.envelopes(&mut |envelope| copied += usize::from(!envelope.memory().is_at(&self.reader)));
-        if copied <= most {
-            return Ok(());
-        }
-        let text = format!(
-            "a message has {copied} envelopes to copy, but the hub has only {most}: set `Hub::envelopes` to at least \
-             {copied}"
-        );
-        Err(self.fail(Error::new(ErrorKind::Usage, text)))
+        self.queue.register_writer(waker);
     }
 }
 
@@ -271,6 +194,152 @@ impl<M: Message> fmt::Debug for Sender<M> {
     }
 }
 
+/// The reader's end of a hub. Dropping it returns the messages that were never taken.
+pub(crate) struct Receiver<M: Message>(Arc<HubCore<M>>);
+
+impl<M: Message> Deref for Receiver<M> {
+    type Target = HubCore<M>;
+
+    #[inline]
+    fn deref(&self) -> &HubCore<M> {
+        &self.0
+    }
+}
+
+impl<M: Message> Receiver<M> {
+    pub(super) fn new(hub: Arc<HubCore<M>>) -> Self {
+        Self(hub)
+    }
+
+    /// Whether there are `count` messages to take, or the hub has failed. `Never` once the writer has closed with fewer
+    /// than that, unless some are still being moved.
+    #[inline]
+    pub(crate) fn poll(&self, count: usize, interest: Interest, waker: &Waker) -> Answer {
+        if self.has_failed() {
+            return Answer::Yes;
+        }
+        // A hub that keeps the latest message ends when it no longer keeps one.
+        if count > 1 && !(self.keeps_latest() && self.has_ended()) {
+            return self.poll_several(count, waker);
+        }
+        let answer = match self.queue.poll_message(interest, waker) {
+            // Checked again: the hub might have failed before the waker was registered.
+            Answer::Wait if self.has_failed() => Answer::Yes,
+            Answer::Wait if mutants::is(Mutant::EndTooSoon) && self.queue.writer_gone() => Answer::Never,
+            other => other,
+        };
+        // A latest-value hub stays readable after its writer has closed.
+        if answer == Answer::Never && self.keeps_latest() && !self.has_ended() { Answer::Yes } else { answer }
+    }
+
+    #[inline(never)]
+    fn poll_several(&self, count: usize, waker: &Waker) -> Answer {
+        let queue = &self.queue;
+        let ask = || {
+            if self.has_failed() || queue.ready() >= count {
+                Answer::Yes
+            } else if queue.writer_gone() && queue.len() < count && queue.len() == queue.ready() {
+                Answer::Never
+            } else {
+                Answer::Wait
+            }
+        };
+        match ask() {
+            Answer::Wait => {
+                queue.register_reader(waker);
+                ask()
+            }
+            answer => answer,
+        }
+    }
+
+    /// Since when the first message has waited, if that is recorded.
+    pub(crate) fn oldest(&self) -> Option<Instant> {
+        self.wait_time_origin?;
+        self.queue.peek_locked(0, Parcel::since).flatten()
+    }
+
+    /// Whether there is a message that was not read before. For a hub whose newest message is read repeatedly.
+    pub(crate) fn poll_new(&self, waker: &Waker) -> Answer {
+        match &self.latest {
+            None => self.poll(1, Interest::Change, waker),
+            Some(_) => self.queue.poll_new(waker),
+        }
+    }
+
+    /// Whether the hub may drop messages that are ready to be taken.
+    pub(crate) fn is_lossy(&self) -> bool {
+        self.queue.is_lossy()
+    }
+
+    /// Whether the newest message is read repeatedly.
+    pub(crate) fn keeps_latest(&self) -> bool {
+        self.latest.is_some()
+    }
+
+    /// Reserves the ready messages for this reader, so that none of them is dropped. Returns their number.
+    pub(crate) fn reserve_ready(&self) -> usize {
+        self.queue.reserve_ready()
+    }
+
+    /// Ends the reservation of messages that were not taken.
+    pub(crate) fn release_reserved(&self) {
+        self.queue.release_reserved().into_iter().for_each(discard);
+    }
+
+    /// See [`Queue::version`](super::queue::Queue::version).
+    #[cfg(debug_assertions)]
+    pub(crate) fn version(&self) -> super::queue::Version {
+        self.queue.version()
+    }
+
+    /// The number of the first message.
+    pub(crate) fn first(&self) -> Option<u64> {
+        self.queue.first()
+    }
+
+    /// Registers the waker for the next change.
+    pub(crate) fn watch(&self, waker: &Waker) {
+        self.queue.register_reader(waker);
+    }
+
+    /// Calls `read` with the message at `at`, without the lock, if the message can be taken.
+    pub(crate) fn peek<R>(&self, at: usize, read: impl FnOnce(&mut Parcel<M>) -> R) -> Option<R> {
+        self.queue.peek(at, read)
+    }
+
+    /// Drops the first message, and counts it as untaken.
+    pub(crate) fn discard(&self) {
+        self.queue.discard(&mut None);
+    }
+
+    /// Recounts this number of taken messages as untaken, because they were not used.
+    pub(crate) fn recount_untaken(&self, messages: u64) {
+        self.queue.recount_untaken(messages);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.queue.ready()
+    }
+
+    /// Whether there is no unread message, and none will be added.
+    pub(crate) fn is_over(&self) -> bool {
+        self.queue.has_ended()
+    }
+}
+
+impl<M: Message> Drop for Receiver<M> {
+    fn drop(&mut self) {
+        discard_all(self.queue.close_reader());
+    }
+}
+
+impl<M: Message> fmt::Debug for Receiver<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -281,7 +350,6 @@ mod tests {
         hub::{
             Envelope, RawEnvelope,
             build::{self, HubPlan},
-            receiver::Receiver,
         },
         stream::CompletionMode,
         sync::{Mutex, lock},
@@ -292,7 +360,7 @@ mod tests {
         let (sender, receiver) = build::private::<u32>("any");
         let poll = |demand| sender.poll(demand, Interest::Change, Waker::noop());
         let _ = sender.fail(Error::new(ErrorKind::Usage, "planned"));
-        for demand in [Demand::Reader, Demand::Room(1), Demand::Room(2), Demand::Places(2), Demand::Blank] {
+        for demand in [Demand::Reader, Demand::Room(1), Demand::Room(2), Demand::QueueRoom(2), Demand::Blank] {
             assert_eq!(poll(demand), Answer::Yes, "{demand:?}");
         }
         drop(receiver);
@@ -326,7 +394,7 @@ mod tests {
         let plan = HubPlan {
             name: "any".into(),
             capacity: 1,
-            full: Full::Hold,
+            when_full: WhenFull::Block,
             ends_with: None,
             envelopes: 2,
             writer_bytes: Some(8),
@@ -337,15 +405,15 @@ mod tests {
             near: device,
             mode: CompletionMode::default(),
             priority: 0,
-            times: None,
+            wait_time_origin: None,
             stepped: false,
             captured: None,
         };
-        let (mut sender, receiver, view) = build::build::<Pair>(plan, None).unwrap();
+        let (sender, receiver, view) = build::build::<Pair>(plan, None).unwrap();
         let blank = || Envelope::<u8>::of_raw(sender.blank().unwrap().unwrap());
         let envelopes = [blank(), blank()];
         // One of the two envelopes to copy to is in use.
-        let _used = sender.arrivals.as_ref().unwrap().take().unwrap().unwrap();
+        let _used = sender.arrival_pool.as_ref().unwrap().take().unwrap().unwrap();
         let reader = Arc::new(Mutex::new(Some(receiver)));
         let mut place = Some(Parcel::new(Pair { envelopes, visits: Arc::default(), reader }, None));
         sender.try_send(&mut place, None).unwrap();

@@ -1,5 +1,5 @@
-//! What a service's request waits for before it enters the flow: all device work on it must be complete, and none of
-//! it may have failed.
+//! [`OpenWork`]: what a service's request waits for before it enters the flow. All device work on the request must be
+//! complete, and none of it may have failed.
 //!
 //! The callers of a service do not trust each other. Messages in a hub keep their order, and the copies of one hub
 //! are made on one stream: a request whose last write does not complete would block all requests behind it, and the
@@ -7,15 +7,15 @@
 //! caller's expense, and errors of its work go to its caller.
 //!
 //! ```text
-//!   request ──> look ── open ──> wait ──> look again
-//!                 │ done           │ failed
-//!                 v                v
+//!   request ──> query ── open ──> wait ──> query again
+//!                 │ done             │ failed
+//!                 v                  v
 //!     its uses are forgotten,    the caller's error
 //!     then it asks for a place
 //! ```
 //!
 //! Completed uses are forgotten, so that no stream of the flow is ordered after a stream of the caller's. Streams
-//! that the caller's stream is itself ordered after, and which may be lost later, then do not affect the flow.
+//! that the caller's stream is itself ordered after, and which might be lost later, do not affect the flow.
 
 use smallvec::SmallVec;
 
@@ -71,7 +71,7 @@ impl OpenWork {
     /// Resolves when all of the work is complete.
     ///
     /// # Errors
-    /// As [`on`](Self::on).
+    /// The same as for [`on`](Self::on).
     pub(crate) async fn done(self) -> Result<()> {
         let Self { accesses, events } = self;
         for access in accesses {
@@ -84,7 +84,7 @@ impl OpenWork {
     }
 }
 
-/// The sender's error. It hides the details, since the streams and devices may belong to another flow.
+/// The sender's error. It hides the details, since the streams and devices might belong to another flow.
 fn failed(error: &Error) -> Error {
     logged(|| tracing::debug!(%error, "a request was rejected: work on it has failed"));
     refused(error.kind(), "the work on one of its envelopes or events has failed")
