@@ -399,7 +399,7 @@ impl RecorderState {
         if self.open && !self.ended.load(Ordering::Acquire) {
             return Ok(());
         }
-        let text = "its capture is over: work enqueued now would be in no graph; use another stream";
+        let text = "the capture of this stream is over: work enqueued now would be in no graph; use another stream";
         Err(Error::new(ErrorKind::Usage, text))
     }
 
@@ -409,13 +409,16 @@ impl RecorderState {
 
     fn lane(&self, stream: RawStream) -> Result<NodeSet> {
         let lane = self.streams.get(&stream).map(|lane| lane.at.clone());
-        lane.ok_or_else(|| Error::new(ErrorKind::Usage, "a stream that does not belong to this capture"))
+        lane.ok_or_else(|| {
+            Error::new(ErrorKind::Usage, "the stream does not belong to this capture: use a stream of the capture")
+        })
     }
 
     /// Like [`lane`](Self::lane), for adding a node: fails if the stream is closed.
     fn end_to_add(&self, stream: RawStream) -> Result<NodeSet> {
         if self.streams.get(&stream).is_some_and(|lane| lane.closed) {
-            let text = "a stream of a node that was added: use the stream that is passed to the next node";
+            let text = "the stream belongs to a node that was added earlier: use the stream that is passed to the \
+                        closure of the next node";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.lane(stream)
