@@ -2,7 +2,7 @@
 //! launches are done.
 //!
 //! ```text
-//!   launch on s    take the use lock ──> s waits for the uses of all its memory ──> enqueued ──> its ticket is noted
+//!   launch on s    acquire the use lock ──> s waits for the uses of all memory ──> enqueue ──> note the ticket
 //!   update, set    the device accepts ──> launches from now on use the new resources;
 //!                  the replaced ones are dropped once the launches until now are done
 //!   drop           launches are done: destroyed at once; otherwise at the monitor's tick that finds them done
@@ -11,8 +11,8 @@
 //! All devices share the use lock, and the time of a change grows with the graph. So a change does not take the use
 //! lock.
 //!
-//! Locks are taken in this order: the use lock, the exec's uses, a recorder's state. Values that may have user-defined
-//! destructors (memory, callbacks) are dropped with none of them held.
+//! Locks are acquired in this order: the use lock, the exec's resources, a recorder's state. Values that may have
+//! user-defined destructors (memory, callbacks) are dropped with none of them held.
 
 mod open;
 
