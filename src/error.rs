@@ -203,10 +203,14 @@ impl Error {
         self
     }
 
+    /// Adds advice to the message.
     pub(crate) fn advise(mut self, advice: &str) -> Self {
-        if let Some(message) = &mut self.0.message {
-            *message += "; ";
-            *message += advice;
+        match &mut self.0.message {
+            Some(message) => {
+                *message += "; ";
+                *message += advice;
+            }
+            none => *none = Some(advice.into()),
         }
         self
     }
@@ -401,5 +405,19 @@ impl From<String> for Error {
 impl From<&str> for Error {
     fn from(message: &str) -> Self {
         Self::new(ErrorKind::Operator, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_follows_the_message_or_is_the_message() {
+        let with = Error::new(ErrorKind::OutOfMemory, "asked for 8 bytes").advise("wait");
+        assert_eq!(with.to_string(), "out of memory: asked for 8 bytes; wait");
+        let mut without = Error::new(ErrorKind::OutOfMemory, "");
+        without.0.message = None;
+        assert_eq!(without.advise("wait").to_string(), "out of memory: wait");
     }
 }

@@ -177,7 +177,7 @@ async fn s5_the_replacement_of_external_work() {
     assert!(error.to_string().contains("external work `set` on `stream`: invalid use"), "{error}");
     let mut far = Buffer::new(&emulated(), 4).unwrap();
     let error = set(&stream, &mut far, 1).unwrap_err();
-    assert!(error.to_string().contains("copy it there first"), "{error}");
+    assert!(error.to_string().contains("copy the argument to the stream's device first"), "{error}");
 
     for wrong in [true, false] {
         let device = emulated();
@@ -302,7 +302,7 @@ mod of_cudarc {
         assert_eq!(null, Stream::default_of(&device).unwrap());
         // SAFETY: as above.
         let error = unsafe { Stream::from_cudarc(&device, context.per_thread_stream()) }.unwrap_err();
-        assert!(error.to_string().contains("is a different one on each thread"), "{error}");
+        assert!(error.to_string().contains("is a different stream on each thread"), "{error}");
         // SAFETY: as above.
         let error = unsafe { Stream::from_cudarc(&emulated(), context.new_stream().unwrap()) }.unwrap_err();
         assert!(error.to_string().contains("is not a CUDA device"), "{error}");
@@ -319,7 +319,7 @@ mod of_cudarc {
         let stream = Stream::new(&emulated()).unwrap();
         // SAFETY: the call fails and returns no stream.
         let error = unsafe { stream.to_cudarc() }.unwrap_err();
-        assert!(error.to_string().contains("is not a CUDA device: cudarc has no stream there"), "{error}");
+        assert!(error.to_string().contains("is not a CUDA device: cudarc has no stream on it"), "{error}");
     }
 }
 

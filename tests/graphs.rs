@@ -88,8 +88,8 @@ on_both!(g1_a_capture_ends_whatever_happens_in_it, async |device: Device| {
     assert!(panicked.is_err());
     // A capture stream that outlives the capture returns errors; allocation works again for all streams.
     let kept = kept.unwrap();
-    refused(increment::launch(&kept, &mut data), &["its capture is over"]);
-    let expected = format!("the capture of stream `{}` is over, and none of its work runs there", kept.name());
+    refused(increment::launch(&kept, &mut data), &["the capture of this stream is over"]);
+    let expected = format!("the capture of stream `{}` is over, and none of its work runs on it", kept.name());
     refused(kept.synchronize_blocking(), &[&expected]);
     let scratch = Buffer::<u32>::new(&device, 64).unwrap();
     drop(scratch);
@@ -108,7 +108,7 @@ on_both!(g1_what_a_capture_cannot_hold_is_an_error_of_the_call, async |device: D
         increment::launch(own, &mut data)?;
         refused(own.synchronize_blocking(), &["captured"]);
         let waited = futures::FutureExt::now_or_never(own.completed()).expect("the error is immediate");
-        refused(waited, &["captured", "host can neither wait"]);
+        refused(waited, &["captured", "host cannot wait"]);
         refused(increment::launch(&outside, &mut data), &["`outside`", "is not part of the capture"]);
         refused(ordered.alloc::<u32>(own, 64), &["stream-ordered memory"]);
         refused(own.host_function(|| ()), &["host_callback"]);
@@ -399,7 +399,7 @@ on_both!(g4_what_cannot_be_updated_is_an_error_that_names_the_node, async |devic
     let exec = graph.instantiate().unwrap();
     let fill = node(&graph, "fill of 256 bytes");
     refused(exec.set(fill, |stream| increment::launch(stream, &mut a)), &["node 0, `fill of 256 bytes`"]);
-    refused(exec.set(fill, |_| Ok(())), &["node 0", "nothing was enqueued"]);
+    refused(exec.set(fill, |_| Ok(())), &["node 0", "the closure enqueued no work"]);
     let (longer, ()) = Graph::capture(&device, |capture| {
         capture.stream().fill(&mut a, 1)?;
         add_to::launch(capture.stream(), &mut sum, &a)?;
@@ -513,9 +513,9 @@ on_both!(g6_other_host_copies_are_an_error, async |device: Device| {
     let mut x = buffer(&stream, 0).await;
     let [mut one, mut two] = [(); 2].map(|()| Buffer::<u32>::pinned(&device, 64).unwrap());
     let captured = Graph::capture(&device, |capture| capture.stream().copy(&x, &mut one));
-    refused(captured, &["copies 256 bytes to host memory that is no output"]);
+    refused(captured, &["copies 256 bytes to host memory that is not an output"]);
     let captured = Graph::capture(&device, |capture| capture.output(&mut one));
-    refused(captured, &["output 0 is copied to 0 times"]);
+    refused(captured, &["output 0 is written by 0 copies"]);
     let captured = Graph::capture(&device, |capture| {
         capture.output(&mut one)?;
         capture.output(&mut two)?;
@@ -523,13 +523,13 @@ on_both!(g6_other_host_copies_are_an_error, async |device: Device| {
         capture.stream().copy(&x, &mut two)?;
         capture.stream().copy(&x, &mut one)
     });
-    refused(captured, &["output 0 is copied to 2 times"]);
+    refused(captured, &["output 0 is written by 2 copies"]);
     let captured = Graph::capture(&device, |capture| {
         capture.output(&mut one)?;
         capture.stream().copy(&x, &mut one)?;
         capture.stream().copy(&one, &mut x)
     });
-    refused(captured, &["copies from host memory that another node copies to"]);
+    refused(captured, &["copies from host memory that is an output"]);
 });
 
 on_both!(g7_memory_that_nodes_use_is_kept, async |device: Device| {

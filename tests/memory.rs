@@ -402,7 +402,7 @@ on_both!(m13_the_number_of_blocks_is_fixed, async |device: Device| {
     let error = memory.alloc::<u8>(&a, 1).unwrap_err();
     assert!(error.is_out_of_memory(), "{error}");
     let error = memory.alloc::<u32>(&a, LEN + 1).unwrap_err();
-    assert!(error.to_string().contains("its blocks have 4096"), "{error}");
+    assert!(error.to_string().contains("the blocks have 4096 bytes"), "{error}");
     assert_eq!(memory.trim(), 0, "blocks are not trimmed");
     // Waiters are served in order, and a dropped one does not block the others.
     let mut first = Box::pin(memory.alloc_when_free::<u8>(&a, 1));

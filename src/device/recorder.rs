@@ -415,14 +415,15 @@ impl RecorderState {
     fn stream_end(&self, stream: RawStream) -> Result<NodeSet> {
         let stream_end = self.streams.get(&stream).map(|stream_end| stream_end.at.clone());
         stream_end.ok_or_else(|| {
-            Error::new(ErrorKind::Usage, "the stream does not belong to this capture: use one of the capture's streams")
+            Error::new(ErrorKind::Usage, "the stream does not belong to this capture: use a stream of the capture")
         })
     }
 
     /// Like [`stream_end`](Self::stream_end), for adding a node: fails if the stream is closed.
     fn end_to_add(&self, stream: RawStream) -> Result<NodeSet> {
         if self.streams.get(&stream).is_some_and(|stream_end| stream_end.closed) {
-            let text = "the node of this stream was already added: use the stream that is passed for the next node";
+            let text = "the stream belongs to a node that was added earlier: use the stream that is passed to the \
+                        closure of the next node";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.stream_end(stream)

@@ -15,9 +15,10 @@ use crate::{
     stream::Stream,
 };
 
-const INCOMPLETE: &str = "the graph is incomplete and cannot be built: the body of one of its conditionals panicked, or \
-                          could not be completed";
-const REPLACED: &str = "the body's builder was replaced by another one";
+const INCOMPLETE: &str = "the graph is incomplete and cannot be built, since the body of a conditional panicked or \
+                          failed: build the graph anew";
+const REPLACED: &str = "the builder of a conditional's body was replaced by another one: add nodes to the builder \
+                        that the closure gets";
 
 /// Builds a graph node by node.
 ///
@@ -143,7 +144,10 @@ impl Builder {
         let after = self.find_all(after)?;
         let device = self.sketch.capture.device();
         if graph.device() != device {
-            let text = format!("a graph of {} cannot be a child of a graph of {device}", graph.device());
+            let text = format!(
+                "a graph on {} cannot be a child of a graph on {device}: build both on one device",
+                graph.device()
+            );
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let (levels_with, nodes_with) = (self.sketch.levels_with(graph.0.levels)?, self.sketch.nodes_with(graph)?);
@@ -338,7 +342,8 @@ impl Builder {
         let state = self.sketch.recorder.state();
         let name = |at: usize| state.ir.get(at).map(|node| node.name.clone()).unwrap_or_default();
         let text = format!(
-            "a cycle: node {from}, `{}`, already comes after node {to}, `{}`, and cannot come before it",
+            "the edge would make a cycle: node {from}, `{}`, already comes after node {to}, `{}`, and cannot come \
+             before it",
             name(from),
             name(to)
         );
@@ -353,7 +358,7 @@ impl Builder {
     /// the builder of a conditional's body.
     pub fn build(self) -> Result<Graph> {
         if self.sketch.recorder.is_within() {
-            let text = "a conditional's body cannot be built alone: it is built with the graph around it";
+            let text = "a conditional's body cannot be built by itself: it is built with the outer graph";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.add_frees()?;

@@ -10,7 +10,7 @@ use crate::{
     stream::{Stream, capture::Capture},
 };
 
-const REPLACED: &str = "the capture was replaced by another one: use each in its own closure";
+const REPLACED: &str = "the closure's `Capturing` was replaced by another one: use each only in its own closure";
 
 /// A capture in progress: its streams, and its inputs from and outputs to the host.
 pub struct Capturing {
@@ -51,8 +51,8 @@ impl Graph {
         sketch.recorder.close()?;
         if let Some((stream, work)) = sketch.recorder.unjoined(origin.raw()).first() {
             let text = format!(
-                "stream `{stream}` was not joined: nothing comes after its `{work}`; let the capture's own stream wait for \
-                 it, `capture.stream().wait_for(&{stream})`"
+                "stream `{stream}` was not joined: the capture ends without waiting for its `{work}`; call \
+                 `capture.stream().wait_for(&{stream})`"
             );
             return Err(Error::new(ErrorKind::Usage, text));
         }
@@ -129,8 +129,10 @@ fn check_host_memory(memory: &Memory, what: &str) -> Result<()> {
     if memory.is_host() {
         return memory.check_page_locked();
     }
-    let text =
-        format!("{what} must be page-locked host memory (`Buffer::pinned`), and this is on {}", memory.location());
+    let text = format!(
+        "{what} must be page-locked host memory, but this memory is on {}: allocate it with `Buffer::pinned`",
+        memory.location()
+    );
     Err(Error::new(ErrorKind::Usage, text))
 }
 

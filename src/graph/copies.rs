@@ -67,11 +67,16 @@ impl InputCopy {
     /// dropped; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn copy<T: Plain>(&self, stream: &Stream, from: &(impl DeviceSlice<T> + ?Sized)) -> Result<()> {
         let graph_memory = self.graph_memory.upgrade();
-        let graph_memory =
-            graph_memory.ok_or_else(|| Error::new(ErrorKind::Usage, "the graph of this input was dropped"))?;
+        let graph_memory = graph_memory.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Usage,
+                "the graph of this input was dropped: keep the graph, or one of its execs, as long as you copy its \
+                 inputs",
+            )
+        })?;
         if !self.device.copies_with(stream.device()) {
             let text = format!(
-                "stream `{}` of {} cannot copy an input of a graph of {}: choose a stream of that device",
+                "stream `{}` on {} has no copy path to the graph's device {}: use a stream on the graph's device",
                 stream.name(),
                 stream.device(),
                 self.device
@@ -101,8 +106,8 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
     let wrong = |text: String| Err(Error::new(ErrorKind::Usage, text));
     if let Some((name, way, bytes)) = foreign.first() {
         return wrong(format!(
-            "external work `{name}` copies {bytes} bytes {way}, which a launch cannot repeat: its host memory is not tracked; \
-             leave the copy out of the capture"
+            "external work `{name}` copies {bytes} bytes {way}, which a launch cannot repeat, since wakeline does \
+             not track the host memory: leave the copy out of the capture"
         ));
     }
     let range = |place: Endpoint, bytes: usize| match place {
@@ -120,14 +125,18 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
                     .map(|operator| format!("operator `{operator}` reads data back: "))
                     .unwrap_or_default();
                 return wrong(format!(
-                    "{whose}node {at} copies {bytes} bytes to host memory that is no output: a launch does not repeat what the \
-                     host does with them; leave the copy out of the capture, or declare the memory with `output`"
+                    "{whose}node {at} copies {bytes} bytes to host memory that is not an output: a launch does not \
+                     repeat the host's use of the data; leave the copy out of the capture, or declare the memory \
+                     with `Capturing::output`"
                 ));
             }
         }
     }
     if let Some(output) = copied.iter().position(|copies| *copies != 1) {
-        return wrong(format!("output {output} is copied to {} times: there must be exactly one copy", copied[output]));
+        return wrong(format!(
+            "output {output} is written by {} copies: exactly one copy must write it",
+            copied[output]
+        ));
     }
     let overlaps = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
     let mut taken = Vec::new();
@@ -135,15 +144,16 @@ pub(super) fn check(sketch: &Sketch, inputs: &[Range<usize>], outputs: &[Range<u
         let Some(from) = range(from, bytes) else { continue };
         if outputs.iter().any(|output| overlaps(output, &from)) {
             return wrong(format!(
-                "node {at} copies from host memory that another node copies to: a graph has no host work between the two"
+                "node {at} copies from host memory that is an output, which the host cannot access between the two \
+                 copies: copy from the device memory instead"
             ));
         }
         let input = inputs.iter().position(|input| input.start <= from.start && from.end <= input.end);
         let Some(input) = input else { continue };
         let Endpoint::Device(to) = to else {
             return wrong(format!(
-                "node {at} copies input {input} to the host: every launch would copy what the input held in the capture; copy \
-                 it to the device, or make the copy on the host"
+                "node {at} copies input {input} to host memory: every launch would copy the data that the input had \
+                 during the capture; copy the input to the device, or copy it on the host"
             ));
         };
         check_not_used_before(sketch, at, input, TouchedRange::new(Endpoint::Device(to), bytes as u64, true))?;
@@ -166,8 +176,8 @@ fn check_not_used_before(sketch: &Sketch, copy: usize, input: usize, to: Touched
     let Some((at, node)) = first else { return Ok(()) };
     let whose = node.label.as_ref().map(|operator| format!(" of operator `{operator}`")).unwrap_or_default();
     let text = format!(
-        "node {at}, `{}`{whose} uses the memory that input {input} is copied to, before that copy or concurrently, but an \
-         input is copied before the launch: copy it to memory of its own",
+        "node {at}, `{}`{whose} uses the destination of input {input} before the captured copy or concurrently with \
+         it, but inputs are copied before the launch: copy the input to memory of its own",
         node.name
     );
     Err(Error::new(ErrorKind::Usage, text))

@@ -64,7 +64,11 @@ impl GraphEvent {
     /// [`Usage`](ErrorKind::Usage) for a stream on another device; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         if *stream.device() != self.0.device {
-            let text = format!("an event of {} cannot be recorded on a stream of {}", self.0.device, stream.device());
+            let text = format!(
+                "an event of {} cannot be recorded on a stream on {}: create the event for the stream's device",
+                self.0.device,
+                stream.device()
+            );
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.enqueued(stream, |backend, raw| backend.event_record(self.0.raw, raw))
@@ -78,7 +82,11 @@ impl GraphEvent {
     /// after a fault.
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         if !stream.device().copies_with(&self.0.device) {
-            let text = format!("{} cannot wait for {}: they have different backends", stream.device(), self.0.device);
+            let text = format!(
+                "a stream on {} cannot wait for work on {}: the devices have different backends",
+                stream.device(),
+                self.0.device
+            );
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.0.device.check()?;

@@ -1,6 +1,9 @@
 //! [`Exec`]: an instantiated graph.
 
-use std::{collections::HashSet, fmt, ptr};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt, ptr,
+};
 
 use super::{Graph, Node, Sketch};
 use crate::{
@@ -33,7 +36,7 @@ struct ExecChanges {
     /// The graph that the exec was last updated to.
     base: Option<Graph>,
     /// The nodes that were set since, with the memory that each accesses.
-    set: Vec<(usize, Touched)>,
+    set: HashMap<usize, Touched>,
 }
 
 impl Exec {
@@ -81,8 +84,11 @@ impl Exec {
     /// is unchanged.
     pub fn update(&self, graph: &Graph) -> Result<()> {
         if graph.device() != self.execution.device() {
-            let text =
-                format!("an exec of {} cannot be updated to a graph of {}", self.execution.device(), graph.device());
+            let text = format!(
+                "an exec on {} cannot be updated to a graph on {}: build the graph on the exec's device",
+                self.execution.device(),
+                graph.device()
+            );
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let _later = Deferred::new();
@@ -135,7 +141,7 @@ impl Exec {
         // these uses.
         sketch.end();
         let work_item = sketch.recorder.take_collected().map_err(|why| self.not_changed(at, why))?;
-        let Some(work_item) = work_item else { return Err(self.not_changed(at, "nothing was enqueued for it")) };
+        let Some(work_item) = work_item else { return Err(self.not_changed(at, "the closure enqueued no work")) };
         let graph_memories = std::iter::once(sketch.graph_memory.clone()).collect();
         let mut with = NodeResources { graph_memories, kept: sketch.capture.take_kept(), work_item: Some(work_item) };
         let _later = Deferred::new();
@@ -156,8 +162,7 @@ impl Exec {
         }
         let set = self.execution.set(&self.graph.0.recorder, at, with)?;
         set.map_err(|refused| self.not_changed(at, &refused.why))?;
-        changes.set.retain(|(node, _)| *node != at);
-        changes.set.push((at, touched));
+        changes.set.insert(at, touched);
         Ok(())
     }
 
@@ -185,13 +190,15 @@ impl Exec {
         };
         let mut others = self.graph.node_indices().into_iter().enumerate().filter_map(apart);
         others.find_map(|(other, its)| {
-            let clashes = match changes.set.iter().find(|(node, _)| *node == other) {
-                Some((_, set)) => clash(set, touched),
+            let clashes = match changes.set.get(&other) {
+                Some(set) => clash(set, touched),
                 None => clash(&base.touched(its), touched),
             };
             clashes.then(|| {
                 let other = self.graph.describe(other);
-                format!("{other} uses the same memory, and no edge orders the two: order them in the graph")
+                format!(
+                    "{other} uses the same memory, and no edge orders the two nodes: add an edge with `Builder::order`"
+                )
             })
         })
     }
@@ -209,7 +216,14 @@ impl Exec {
 
     fn find(&self, node: Node) -> Result<usize> {
         let known = node.graph == self.graph.0.id && self.graph.0.recorder.state().ir.get(node.at).is_some();
-        if known { Ok(node.at) } else { Err(Error::new(ErrorKind::Usage, "the node belongs to another graph")) }
+        if known {
+            Ok(node.at)
+        } else {
+            Err(Error::new(
+                ErrorKind::Usage,
+                "the node belongs to another graph: use a node of the graph that the exec was instantiated from",
+            ))
+        }
     }
 
     fn not_changed(&self, at: usize, why: &str) -> Error {
@@ -283,5 +297,24 @@ mod tests {
         }
         let touched: Vec<_> = graph.node_indices().into_iter().map(|at| graph.touched(at).len()).collect();
         assert_eq!(touched, [1, 1]);
+    }
+
+    #[test]
+    fn a_node_that_is_set_again_has_one_change() {
+        let device = Device::emulated(Emulated::new());
+        let [mut one, mut other] = [0, 1].map(|_| Buffer::<u8>::new(&device, 4).unwrap());
+        let (graph, ()) = Graph::capture(&device, |capture| {
+            capture.stream().fill(&mut one, 1)?;
+            capture.stream().fill(&mut other, 1)
+        })
+        .unwrap();
+        let exec = graph.instantiate().unwrap();
+        for value in 2..5 {
+            exec.set(graph.nodes()[0].node, |stream| stream.fill(&mut one, value)).unwrap();
+        }
+        exec.set(graph.nodes()[1].node, |stream| stream.fill(&mut other, 2)).unwrap();
+        assert_eq!(lock(&exec.changes).set.len(), 2);
+        exec.update(&graph).unwrap();
+        assert!(lock(&exec.changes).set.is_empty());
     }
 }

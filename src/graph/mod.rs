@@ -205,7 +205,10 @@ impl Sketch {
         if node.graph == self.id && self.recorder.state().ir.get(node.at).is_some() {
             return Ok(node.at);
         }
-        Err(Error::new(ErrorKind::Usage, "the node belongs to another graph, or was removed"))
+        Err(Error::new(
+            ErrorKind::Usage,
+            "the node belongs to another graph, or was removed: use a node that this builder returned",
+        ))
     }
 
     /// The depth of a node that contains a graph of depth `within`. Fails if it exceeds the limit.
@@ -215,8 +218,8 @@ impl Sketch {
             return Ok(levels);
         }
         let text = format!(
-            "graphs nested {} levels deep: at most {MAX_LEVELS}, conditionals and children together; put nodes that run one \
-             after another into one graph instead of nesting them",
+            "graphs are nested {} levels deep, conditionals and children together, and the limit is {MAX_LEVELS}: \
+             put nodes that run one after another into one graph instead of nesting them",
             self.depth + levels
         );
         Err(Error::new(ErrorKind::Usage, text))
@@ -230,8 +233,8 @@ impl Sketch {
             return Ok(within);
         }
         let text = format!(
-            "{all} nodes within the children of a graph, at all levels: at most {MAX_NESTED_NODES}; launch a child several times \
-             instead of adding it several times"
+            "the children of a graph would contain {all} nodes at all levels, and at most {MAX_NESTED_NODES} are \
+             allowed: launch a child several times instead of adding it several times"
         );
         Err(Error::new(ErrorKind::Usage, text))
     }

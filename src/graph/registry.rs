@@ -72,7 +72,8 @@ impl Registry {
         let models = lock(&self.models);
         let Some(execs) = models.get(model) else { return Err(unknown(model, &models)) };
         execs.get(index).cloned().ok_or_else(|| {
-            let text = format!("model `{model}` has no graph {index}: it has {}, counted from 0", execs.len());
+            let text =
+                format!("model `{model}` has no graph {index}: it has {} graphs, with indices from 0", execs.len());
             Error::new(ErrorKind::Usage, text)
         })
     }
@@ -102,8 +103,11 @@ impl Registry {
 
 fn unknown(model: &str, models: &BTreeMap<String, Vec<Arc<Exec>>>) -> Error {
     let known: Vec<_> = models.keys().map(|name| format!("`{name}`")).collect();
-    let known =
-        if known.is_empty() { "the registry is empty".into() } else { format!("known are {}", known.join(", ")) };
+    let known = if known.is_empty() {
+        "the registry is empty".into()
+    } else {
+        format!("the registry has {}", known.join(", "))
+    };
     Error::new(ErrorKind::Usage, format!("no model `{model}`: {known}"))
 }
 

@@ -68,7 +68,10 @@ impl Kernel {
             return Ok(());
         }
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            let text = format!("`{}` is loaded outside of a tokio runtime: use `Kernel::load_blocking`", self.name());
+            let text = format!(
+                "kernel `{}` cannot be loaded outside of a tokio runtime: use `Kernel::load_blocking`",
+                self.name()
+            );
             return Err(Error::new(ErrorKind::Usage, text));
         };
         let device = device.clone();
@@ -77,7 +80,10 @@ impl Kernel {
             Ok(panic) => {
                 Error::new(ErrorKind::Panicked, panic_message(panic)).at(format!("loading kernel `{}`", self.name()))
             }
-            Err(error) => Error::new(ErrorKind::Kernel, format!("`{}` was not loaded", self.name())).because(error),
+            Err(error) => {
+                Error::new(ErrorKind::Kernel, format!("`{}` was not loaded: the runtime was shut down", self.name()))
+                    .because(error)
+            }
         })?
     }
 

@@ -39,7 +39,8 @@ impl Memory {
     /// Device memory, contents unknown.
     pub(crate) fn on(device: &Device, bytes: usize) -> Result<Owned> {
         if device.is_host() {
-            let text = "the host has no device memory: choose a device, `Device::first()` say, or `Buffer::pinned`";
+            let text = "the host has no device memory: choose a device, for example with `Device::first()`, or use \
+                        `Buffer::pinned`";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         Arena::of(device).device_heap(device).alloc(device, bytes, None, Request::UNRESERVED)
@@ -164,8 +165,10 @@ impl Heap {
     fn check_stream(&self, device: &Device, stream: Option<&Stream>) -> Result<()> {
         match stream {
             Some(stream) if stream.device() != device && !self.is_host() => {
-                let text =
-                    format!("memory of {device} for a stream of {}: choose one of its own device", stream.device());
+                let text = format!(
+                    "memory on {device} was requested for a stream on {}: use an allocator of the stream's device",
+                    stream.device()
+                );
                 Err(Error::new(ErrorKind::Usage, text))
             }
             _ => Ok(()),

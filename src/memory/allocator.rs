@@ -90,7 +90,9 @@ impl Allocator {
 
     fn reserved(device: &Device, block_bytes: u64, count: usize, host: bool) -> Result<Self> {
         if block_bytes == 0 || count == 0 {
-            let text = format!("{count} blocks of {block_bytes} bytes: at least one of at least one byte");
+            let text = format!(
+                "asked for {count} blocks of {block_bytes} bytes: ask for at least one block of at least one byte"
+            );
             return Err(Error::new(ErrorKind::Usage, text));
         }
         device.check()?;
@@ -278,7 +280,8 @@ pub(crate) fn check_capacity(device: &Device, host: bool, bytes: u64, count: usi
     let refuse = |text: String| Err(Error::new(ErrorKind::OutOfMemory, text));
     if count > MAX_PIECES {
         return refuse(format!(
-            "asked for {count} pieces of {bytes} bytes: at most {MAX_PIECES}; ask for fewer that are larger"
+            "asked for {count} pieces of {bytes} bytes, and the limit is {MAX_PIECES} pieces: ask for fewer, larger \
+             pieces"
         ));
     }
     let all = bytes.max(MIN_BYTES).checked_mul(count as u64);
@@ -291,8 +294,8 @@ pub(crate) fn check_capacity(device: &Device, host: bool, bytes: u64, count: usi
         _ => {
             let place = if host { "the host" } else { device.name() };
             refuse(format!(
-                "asked for {count} pieces of {bytes} bytes (each takes {MIN_BYTES} at least), and {place} never has more \
-                 than {most}: ask for less"
+                "asked for {count} pieces of {bytes} bytes (each takes at least {MIN_BYTES}), and {place} never has \
+                 more than {most}: ask for less"
             ))
         }
     }

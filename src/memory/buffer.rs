@@ -289,7 +289,11 @@ impl Access<'_> {
         }
         Err(Error::new(
             ErrorKind::Usage,
-            format!("its stream is on {} and an argument on {}: copy it there first", stream.device(), memory.device()),
+            format!(
+                "the stream is on {}, but an argument is on {}: copy the argument to the stream's device first",
+                stream.device(),
+                memory.device()
+            ),
         ))
     }
 

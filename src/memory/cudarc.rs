@@ -34,18 +34,21 @@ impl Stream {
         const LEGACY: usize = 1;
         const PER_THREAD: usize = 2;
         device.check()?;
-        let wrong = |what: String| Err(Error::new(ErrorKind::Usage, what).at("a stream of cudarc's"));
+        let wrong = |what: String| Err(Error::new(ErrorKind::Usage, what).at("stream of cudarc"));
         let Some(context) = device.backend().cuda_context() else {
             return wrong(format!("{device} is not a CUDA device"));
         };
         if context.cu_ctx() != stream.context().cu_ctx() {
             let ordinal = stream.context().ordinal();
-            return wrong(format!("its context on device {ordinal} is not the primary context of {device}"));
+            return wrong(format!(
+                "its context on device {ordinal} is not the primary context of {device}: create the stream in the \
+                 primary context"
+            ));
         }
         match stream.cu_stream().expose_provenance() {
             0 | LEGACY => Self::default_of(device),
             PER_THREAD => {
-                wrong("the per-thread default stream is a different one on each thread: create a stream".into())
+                wrong("the per-thread default stream is a different stream on each thread: create a stream".into())
             }
             raw => {
                 let name = format!("cudarc {raw:#x}");
@@ -73,7 +76,7 @@ impl Stream {
         let Some(context) = self.device().backend().cuda_context() else {
             return Err(Error::new(
                 ErrorKind::Usage,
-                format!("{} is not a CUDA device: cudarc has no stream there", self.device()),
+                format!("{} is not a CUDA device: cudarc has no stream on it", self.device()),
             ));
         };
         let raw = std::ptr::with_exposed_provenance_mut(self.raw().0 as usize);

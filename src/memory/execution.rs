@@ -2,7 +2,7 @@
 //! launches are done.
 //!
 //! ```text
-//!   launch on s    take the use lock ──> s waits for the uses of all its memory ──> enqueued ──> its ticket is noted
+//!   launch on s    acquire the use lock ──> s waits for the uses of all memory ──> enqueue ──> note the ticket
 //!   update, set    the device accepts ──> launches from now on use the new resources;
 //!                  the replaced ones are dropped once the launches until now are done
 //!   drop           launches are done: destroyed at once; otherwise at the monitor's tick that finds them done
@@ -11,14 +11,14 @@
 //! All devices share the use lock, and the time of a change grows with the graph. So a change does not take the use
 //! lock.
 //!
-//! Locks are taken in this order: the use lock, the exec's uses, a recorder's state. Values that may have user-defined
-//! destructors (memory, callbacks) are dropped with none of them held.
+//! Locks are acquired in this order: the use lock, the exec's resources, a recorder's state. Values that may have
+//! user-defined destructors (memory, callbacks) are dropped with none of them held.
 
 mod open;
 
 use std::{
     cell::Cell,
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     fmt, iter,
     sync::{Arc, Weak},
 };
@@ -71,7 +71,7 @@ struct ExecResources {
     /// The resources of the graph of the last update.
     update: Option<NodeResources>,
     /// The resources of the nodes that were set since the last update.
-    nodes: Vec<(usize, NodeResources)>,
+    nodes: BTreeMap<usize, NodeResources>,
     /// Replaced resources, each with the launches that use it: those that were in flight at the change.
     replaced: Vec<(NodeResources, OpenLaunches)>,
     /// The completion monitor sweeps this.
@@ -112,7 +112,7 @@ impl ExecResources {
 
     /// Collects the memory that future launches use, and keeps the replaced resources for earlier launches.
     fn replace(&mut self, gone: impl IntoIterator<Item = NodeResources>) {
-        let all = iter::once(&self.graph).chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
+        let all = iter::once(&self.graph).chain(&self.update).chain(self.nodes.values());
         self.changes += 1;
         let mut known = HashSet::new();
         let graph_memories =
@@ -140,7 +140,7 @@ impl ExecResources {
     /// The memory of future launches and of earlier launches in flight.
     fn all(&self) -> impl Iterator<Item = &Arc<GraphMemory>> {
         let before = self.replaced.iter().map(|(of, _)| of);
-        let now = [&self.graph].into_iter().chain(&self.update).chain(self.nodes.iter().map(|(_, of)| of));
+        let now = [&self.graph].into_iter().chain(&self.update).chain(self.nodes.values());
         now.chain(before).flat_map(|of| &of.graph_memories)
     }
 
@@ -181,7 +181,7 @@ impl Execution {
         let wrong = |text: String| Err(Error::new(ErrorKind::Usage, text));
         if stream.device() != &self.device {
             return wrong(format!(
-                "a graph of {} cannot run on stream `{}` of {}",
+                "a graph on {} cannot be launched on stream `{}` of {}: use a stream on the graph's device",
                 self.device,
                 stream.name(),
                 stream.device()
@@ -189,7 +189,8 @@ impl Execution {
         }
         if stream.capture().is_some() {
             return wrong(
-                "a graph cannot be launched into a capture: build a graph with it as a child, `Builder::child`".into(),
+                "a graph cannot be launched on a captured stream: add it to a graph as a child with `Builder::child`"
+                    .into(),
             );
         }
         Ok(())
@@ -259,7 +260,7 @@ impl Execution {
             let mut resources = lock(&self.resources);
             match resources.ends.get_mut(end) {
                 Some(end) => end.set(&self.device, self.raw, memory, bytes),
-                None => Err(Error::new(ErrorKind::Usage, "the exec has no such open end")),
+                None => Err(Error::new(ErrorKind::Usage, format!("the exec has no open end {end}"))),
             }
         };
         if set.is_err() { Streams::of(&self.device).observe(set) } else { set }
@@ -278,7 +279,7 @@ impl Execution {
             if let Ok(Ok(())) = updated {
                 let before = resources.update.replace(with);
                 let nodes = std::mem::take(&mut resources.nodes);
-                resources.replace(before.into_iter().chain(nodes.into_iter().map(|(_, of)| of)));
+                resources.replace(before.into_iter().chain(nodes.into_values()));
             }
             updated
         };
@@ -305,16 +306,14 @@ impl Execution {
                 Err(refused) => return Ok(Err(refused)),
             };
             if !new.is(kind) {
-                return Ok(Err(Refused { node: Some(raw), why: format!("a {} cannot replace it", new.name()) }));
+                return Ok(Err(Refused { node: Some(raw), why: format!("a {} cannot replace its work", new.name()) }));
             }
             // SAFETY: `with` holds the resources of the work, and is kept from here on.
             let set = new.with(|work| unsafe { self.device.backend().exec_set(self.raw, raw, work) });
             drop(state);
             if let Ok(Ok(())) = set {
                 let with = std::mem::take(with);
-                let at = resources.nodes.iter().position(|(set, _)| *set == node);
-                let before = at.map(|at| resources.nodes.swap_remove(at).1);
-                resources.nodes.push((node, with));
+                let before = resources.nodes.insert(node, with);
                 resources.replace(before);
             }
             set
@@ -468,7 +467,10 @@ pub(crate) fn add_conditional(
     flag: View<'_>,
 ) -> Result<(usize, Arc<Recorder>)> {
     if flag.len == 0 {
-        return Err(Error::new(ErrorKind::Usage, "an empty flag: the condition is its first element"));
+        return Err(Error::new(
+            ErrorKind::Usage,
+            "the flag is empty, but its first element is the condition: use a flag with at least one element",
+        ));
     }
     let address = flag.memory.address()?;
     if flag.memory.device() != stream.device() {

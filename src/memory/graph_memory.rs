@@ -102,8 +102,8 @@ impl GraphMemory {
     pub(crate) fn forbid_reuse(&self) -> Result<()> {
         let mut state = lock(&self.state);
         if state.has_reused {
-            let text = "`input` was called after memory of the capture was reused: call `input` first, so that the memory \
-                        it is copied to has no other use";
+            let text = "`Capturing::input` was called after the capture had reused memory: declare inputs first, so \
+                        that the destination of an input has no other use";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         state.no_reuse = true;
@@ -268,7 +268,10 @@ impl GraphMemory {
         }
         from.check_page_locked()?;
         if from_offset.checked_add(bytes).is_none_or(|end| end > from.bytes) {
-            let text = format!("a copy of {bytes} bytes from offset {from_offset} of memory of {} bytes", from.bytes);
+            let text = format!(
+                "cannot copy {bytes} bytes from offset {from_offset} of memory of {} bytes: the source is too short",
+                from.bytes
+            );
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let from_start = from.host_pointer()?;
@@ -290,7 +293,7 @@ impl GraphMemory {
             None => unowned().map(|(_, memory)| (memory.location, memory.bytes)),
         };
         let Some((location, size)) = place else {
-            return Err(Error::new(ErrorKind::Usage, "the copy's target is not memory of this graph"));
+            return Err(Error::new(ErrorKind::Usage, "the destination of an input's copy is not memory of this graph"));
         };
         let launches = state.launches.all();
         let before = match &shared {
@@ -468,8 +471,8 @@ impl CaptureMemory for GraphMemory {
 
     fn before_use(&self, shared: &Arc<SharedUses>, stream: &Stream, write: bool) -> Result<()> {
         if shared.of_node && !lock(&self.state).allocated.iter().any(|(known, _)| Arc::ptr_eq(known, shared)) {
-            let text = "a node of another graph allocates this memory, or it is freed by now: it exists only during \
-                        launches of its own graph, for nodes that are added to that graph";
+            let text = "a node of another graph allocates this memory, or an earlier node frees it: use it only in \
+                        nodes of the graph that allocates it, before it is freed";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.before_shared(shared, stream, write)

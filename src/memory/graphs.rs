@@ -89,7 +89,7 @@ pub(super) fn serving(device: &Device, stream: Option<&Stream>) -> Result<Option
 }
 
 pub(super) fn capture_over_error() -> Error {
-    Error::new(ErrorKind::Usage, "its capture is over: use another stream")
+    Error::new(ErrorKind::Usage, "the capture of this stream is over: use another stream")
 }
 
 /// True if a node of a capture that this thread is in, at any level, uses this memory.
@@ -100,8 +100,8 @@ pub(super) fn is_used_by_current(shared: &Arc<SharedUses>) -> bool {
 /// The error for work that is not captured, on a thread that is in a capture whose nodes use the same memory.
 pub(super) fn not_captured_error(stream: &Stream) -> Error {
     let text = format!(
-        "stream `{}` is not part of the capture whose nodes use the same memory: its work would run now, and at no \
-         launch; use a stream of the capture, in an operator `cx.stream()`",
+        "stream `{}` is not part of the capture whose nodes use the same memory, so its work would run now and not \
+         at a launch: use a stream of the capture (in an operator, `cx.stream()`)",
         stream.name()
     );
     Error::new(ErrorKind::Usage, text)
@@ -212,7 +212,8 @@ impl Memory {
     fn check_uncaptured_use(shared: &Arc<SharedUses>, stream: &Stream) -> Result<()> {
         if shared.of_node {
             let text = format!(
-                "stream `{}` would use memory that a node of a graph allocates: it exists only during its launches",
+                "stream `{}` would use memory that a node of a graph allocates, which exists only during the graph's \
+                 launches: use it only in nodes of that graph",
                 stream.name()
             );
             return Err(Error::new(ErrorKind::Usage, text));

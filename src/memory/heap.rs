@@ -210,7 +210,8 @@ impl Heap {
     pub(super) fn size_for(&self, bytes: u64) -> Result<u64> {
         match self.kind {
             HeapKind::Blocks { bytes: block, .. } if bytes > block => {
-                let text = format!("asked for {bytes} bytes, and its blocks have {block} each: use larger blocks");
+                let text =
+                    format!("asked for {bytes} bytes, but the blocks have {block} bytes each: use larger blocks");
                 Err(Error::new(ErrorKind::OutOfMemory, text).at(self.place.clone()))
             }
             HeapKind::Blocks { bytes: block, .. } => Ok(block),

@@ -50,8 +50,8 @@ impl Memory {
             Location::Device(_) => Err(Error::new(
                 ErrorKind::Usage,
                 format!(
-                    "the host cannot access memory of {}: send the envelope to an operator on the host, or copy to \
-                     `Buffer::pinned` with `Stream::copy`",
+                    "the host cannot access memory on {}: send the envelope to an operator on the host, or copy it \
+                     to a `Buffer::pinned` with `Stream::copy`",
                     self.device
                 ),
             )),
@@ -104,7 +104,8 @@ impl Memory {
                 return Err(Error::new(
                     ErrorKind::Usage,
                     format!(
-                        "the host would access memory that stream `{stream}` still uses: await `read()` or `write()` first"
+                        "the host cannot access memory that stream `{stream}` still uses: await `read()` or \
+                         `write()` first"
                     ),
                 ));
             }
@@ -142,8 +143,8 @@ impl Memory {
         if !self.is_staged() {
             return Ok(());
         }
-        let text = "this host memory is not page-locked for a device: copies to and from it go through staging memory, \
-                    which a graph launch cannot do; copy it to `Buffer::pinned(&device, ..)`";
+        let text = "this host memory is not page-locked for a device, so the host takes part in its copies, which a \
+                    graph launch cannot repeat: use memory from `Buffer::pinned(&device, ..)`";
         Err(Error::new(ErrorKind::Usage, text))
     }
 

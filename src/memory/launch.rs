@@ -142,19 +142,20 @@ impl Shape {
         let threads = self.threads.unwrap_or([256, 1, 1]);
         let per_block = threads.iter().try_fold(1_u64, |all, n| all.checked_mul(u64::from(*n)));
         let Some(per_block) = per_block.filter(|all| *all <= MAX_THREADS) else {
-            let text = format!("a block of {threads:?} threads: at most {MAX_THREADS} in all");
+            let text =
+                format!("a block of {threads:?} threads is too large: the limit is {MAX_THREADS} threads in all");
             return Err(Error::new(ErrorKind::Usage, text));
         };
         let over = |grid: &[u32; 3]| grid.iter().zip(MAX_GRID).any(|(blocks, most)| u64::from(*blocks) > most);
         if let Some(blocks) = self.blocks.filter(over) {
-            let text = format!("a grid of {blocks:?} blocks: at most {MAX_GRID:?}");
+            let text = format!("a grid of {blocks:?} blocks is too large: the limit is {MAX_GRID:?}");
             return Err(Error::new(ErrorKind::Usage, text));
         }
         if per_block == 0 || self.blocks.is_some_and(|blocks| blocks.contains(&0)) {
             return Err(Error::new(
                 ErrorKind::Usage,
                 format!(
-                    "blocks {:?} of threads {threads:?}: every dimension must be at least 1",
+                    "a grid of {:?} blocks of {threads:?} threads is empty: every dimension must be at least 1",
                     self.blocks.unwrap_or([1; 3])
                 ),
             ));
@@ -166,7 +167,10 @@ impl Shape {
                 Ok(blocks) if u64::from(blocks) <= MAX_BLOCKS => Ok(Some(([blocks, 1, 1], threads))),
                 _ => Err(Error::new(
                     ErrorKind::Usage,
-                    format!("{elements} elements need more than {MAX_BLOCKS} blocks of {per_block}: set the grid"),
+                    format!(
+                        "{elements} elements need more than {MAX_BLOCKS} blocks of {per_block} threads: set the grid \
+                         with `Grid::blocks`"
+                    ),
                 )),
             },
         }

@@ -151,7 +151,7 @@ impl Memory {
             Location::Device(address) => Ok(address),
             Location::Host(_) => Err(Error::new(
                 ErrorKind::Usage,
-                "a kernel or a fill needs device memory, and this is host memory: copy it to the device first",
+                "a kernel or a fill needs device memory, but this is host memory: copy it to the device first",
             )),
         }
     }

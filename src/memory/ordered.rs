@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   alloc on s   enqueued: the memory is valid from this point of s on; other streams wait for it, as for a write on s
-//!   drop         s waits, on the device, for the uses on other streams; then the free is enqueued into s: at once if there is
-//!                room, otherwise once there is, at a tick of the completion monitor or by an allocation that
-//!                finds no memory
+//!   drop         s waits, on the device, for the uses on other streams; then the free is enqueued into s: at once if
+//!                there is room, otherwise once there is, at a tick of the completion monitor or by an allocation
+//!                that finds no memory
 //! ```
 //!
 //! The driver decides which memory is reused, and when. wakeline counts the requested bytes until the free has run.

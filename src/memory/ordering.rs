@@ -79,7 +79,11 @@ impl Memory {
         }
         Err(Error::new(
             ErrorKind::Usage,
-            format!("{} cannot reach memory of {}: copy it through the host", stream.device(), self.device),
+            format!(
+                "a stream on {} cannot access memory on {}: copy the data through the host",
+                stream.device(),
+                self.device
+            ),
         ))
     }
 

@@ -1,8 +1,8 @@
 //! Reclaim: what happens to memory when its owner drops it.
 //!
 //! ```text
-//!             no stream uses it                        cached for the next allocation, or returned to the driver
-//!   dropped ───────────────────> free ─────────────>
+//!            no stream uses it
+//!   dropped ───────────────────> free ─────────────> cached for the next allocation, or returned to the driver
 //!      │ a stream uses it           ^
 //!      v                            │ its uses have passed: found by an allocation, or at the monitor's tick
 //!   parked ─────────────────────────┤

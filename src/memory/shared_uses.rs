@@ -138,11 +138,11 @@ impl SharedUses {
             return Ok(());
         }
         let text = if write {
-            "the host would write memory that a graph or a capture uses, and a launch may use it at any time: \
-             write other memory, and copy it there on a stream"
+            "the host cannot write memory that a graph or a capture uses, since a launch may use it at any time: \
+             write to other memory, and copy the data on a stream"
         } else {
-            "the host would read memory that a graph or a capture writes, and a launch may write it at any time: copy it \
-             after the launch, for example with `Buffer::to_vec`"
+            "the host cannot read memory that a graph or a capture writes, since a launch may write it at any time: \
+             copy the data after the launch, for example with `Buffer::to_vec`"
         };
         Err(Error::new(ErrorKind::Usage, text))
     }

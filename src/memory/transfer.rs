@@ -12,7 +12,11 @@ pub(crate) fn copy(stream: &Stream, from: &Memory, to: &mut Memory, bytes: usize
     if bytes > from.bytes() || bytes > to.bytes() {
         return Err(Error::new(
             ErrorKind::Usage,
-            format!("a copy of {bytes} bytes from memory of {} bytes to memory of {} bytes", from.bytes(), to.bytes()),
+            format!(
+                "cannot copy {bytes} bytes from memory of {} bytes to memory of {} bytes",
+                from.bytes(),
+                to.bytes()
+            ),
         ));
     }
     if bytes == 0 {
@@ -75,7 +79,7 @@ fn fill_address(stream: &Stream, to: &Memory) -> Result<Address> {
         return Ok(address);
     }
     let text = format!(
-        "a fill on {} cannot reach memory of {}: use a stream of the memory's device",
+        "a stream on {} cannot fill memory on {}: use a stream on the memory's device",
         stream.device(),
         to.device()
     );
@@ -117,7 +121,7 @@ impl Stream {
         if from.len != to.len {
             return Err(Error::new(
                 ErrorKind::Usage,
-                format!("a copy of {} elements to {} elements: the lengths must be equal", from.len, to.len),
+                format!("cannot copy {} elements to {} elements: the lengths must be equal", from.len, to.len),
             ));
         }
         copy(self, from.memory, to.memory, from.len * size_of::<T>())
@@ -136,7 +140,10 @@ impl Stream {
             return Ok(());
         }
         let pattern = pattern_of(bytemuck::bytes_of(&value)).ok_or_else(|| {
-            Error::new(ErrorKind::Usage, "a fill repeats 1, 2 or 4 bytes, which this value does not: use a kernel")
+            Error::new(
+                ErrorKind::Usage,
+                "a fill repeats a pattern of 1, 2 or 4 bytes, which this value is not: use a kernel",
+            )
         })?;
         let address = fill_address(self, to.memory)?;
         let (room, _use_lock) = self.make_room(|| to.memory.use_lock())?;

@@ -178,7 +178,10 @@ impl<T: Plain> Buffer<T> {
             return Err(Error::new(ErrorKind::Usage, text));
         }
         if !memory.is_aligned() {
-            return Err(Error::new(ErrorKind::Usage, format!("{memory:?} is not aligned for the elements")));
+            return Err(Error::new(
+                ErrorKind::Usage,
+                format!("pointer {memory:?} is not aligned to {} bytes, as the elements require", align_of::<T>()),
+            ));
         }
         Self::of_user(device.clone(), Location::Host(memory.cast()), len, BoxedOwner::new(owner).0, false)
     }
@@ -198,8 +201,15 @@ impl<T: Plain> Buffer<T> {
         len: usize,
         owner: O,
     ) -> Result<(Self, Wrapped<O>)> {
-        if device.is_host() || !address.is_multiple_of(align_of::<T>() as u64) {
-            let text = format!("{address:#x} is not the address of aligned elements in the memory of {device}");
+        if device.is_host() {
+            let text = format!("the host has no device memory: pass the device of address {address:#x}");
+            return Err(Error::new(ErrorKind::Usage, text));
+        }
+        if !address.is_multiple_of(align_of::<T>() as u64) {
+            let text = format!(
+                "device address {address:#x} is not aligned to {} bytes, as the elements require",
+                align_of::<T>()
+            );
             return Err(Error::new(ErrorKind::Usage, text));
         }
         Self::of_user(device.clone(), Location::Device(Address(address)), len, BoxedOwner::new(owner).0, false)

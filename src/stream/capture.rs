@@ -301,7 +301,8 @@ pub(super) fn share_capture(stream: &Stream, ticket: &Ticket, reads: bool) -> Re
     match (mine, other) {
         (Some(mine), Some(other)) if Arc::ptr_eq(mine, other) => Ok(true),
         (_, Some(_)) => wrong(format!(
-            "stream `{}` cannot wait for stream `{}`, whose work is being captured and does not run: it is not part of that capture",
+            "stream `{}` cannot wait for stream `{}`, whose work is captured and does not run now: use a stream of \
+             the same capture, or wait after the graph's launch",
             stream.name(),
             ticket.stream().name()
         )),
@@ -337,13 +338,13 @@ impl StreamInner {
         let name = &self.name;
         let text = if over {
             format!(
-                "the capture of stream `{name}` is over, and none of its work runs there: wait for what `launch` of the \
-                 graph returns, or for the stream that the graph is launched into"
+                "the capture of stream `{name}` is over, and none of its work runs on it: wait for the ticket that \
+                 `Exec::launch` returns, or for the stream that the graph is launched on"
             )
         } else {
             format!(
-                "the work of stream `{name}` is captured, and none of it has run: the host can neither wait for it nor \
-                 read its results; do that before the capture, or after the graph's launch"
+                "the work of stream `{name}` is captured, and none of it has run: the host cannot wait for this work \
+                 or read its results; do so before the capture or after the graph's launch"
             )
         };
         Error::new(ErrorKind::Usage, text)

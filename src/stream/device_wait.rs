@@ -104,7 +104,10 @@ impl Stream {
         if !inner.device.copies_with(&other.device) {
             return Err(Error::new(
                 ErrorKind::Usage,
-                format!("{} cannot wait for {}: they have different backends", inner.device, other.device),
+                format!(
+                    "a stream on {} cannot wait for work on {}: the devices have different backends",
+                    inner.device, other.device
+                ),
             ));
         }
         let late;

@@ -174,8 +174,10 @@ impl Event {
         async move {
             let ((_, from), (ended, to)) = (from?, to?);
             if from.device != to.device {
-                let text =
-                    format!("the time between an event of {} and one of {} is not defined", from.device, to.device);
+                let text = format!(
+                    "the time between an event on {} and an event on {} is not defined: record both on one device",
+                    from.device, to.device
+                );
                 return Err(Error::new(ErrorKind::Usage, text));
             }
             for ticket in open {

@@ -32,7 +32,7 @@
 //!   register          Completed (completed.rs) ── polled: waker and ticket ──> Completion (completion.rs)
 //!                         │ the waiter with the lowest ticket is the front, and continues
 //!   query             StreamInner::query (stream.rs): has the mark's event passed? ── yes ────────────┐
-//!                         │ no: WaitStrategy (wait_strategy.rs) chooses the next source              │
+//!                         │ no: WaitStrategy (wait_strategy.rs) chooses the next source               │
 //!                         ├── POLL: the task itself, polled again ────────> query ────────────────────┤
 //!                         ├── SCAN: CompletionMonitor (monitor.rs) ───────> query ────────────────────┤
 //!                         ├── SLEEP: its alarm ──> Completion::wake ──> Completed ──> query ──────────┤

@@ -154,7 +154,8 @@ impl StreamPool {
         Error::new(
             ErrorKind::Usage,
             format!(
-                "pool `{}` is used up: its maximum of {maximum} stream{s} is in use; raise it, or let operators share with `.without_own_stream()`",
+                "pool `{}` is used up: its maximum of {maximum} stream{s} is in use; raise the maximum, or let \
+                 operators share a stream with `.without_own_stream()`",
                 self.pool.name
             ),
         )
@@ -245,7 +246,10 @@ impl StreamPoolBuilder {
             }
             Some(0) => return wrong("its maximum is 0: it must be at least 1".into()),
             Some(maximum) if maximum < reserved => {
-                return wrong(format!("{reserved} streams are reserved, and its maximum is {maximum}"));
+                return wrong(format!(
+                    "{reserved} streams are reserved, and its maximum is {maximum}: raise the maximum, or reserve \
+                     fewer"
+                ));
             }
             _ => {}
         }

@@ -35,7 +35,7 @@ alone!(a_builders_stream_within_a_body_is_refused, async |device: Device, stream
         body.add(&[], |stream| stream.fill(&mut data, 1))?;
         kept.fill(&mut data, 2)
     });
-    refused(built, &["use the stream that is passed to the next node"]);
+    refused(built, &["use the stream that is passed to the closure of the next node"]);
 });
 
 // When the device is lost, a graph's callbacks are dropped nevertheless.

@@ -57,7 +57,7 @@ alone!(a_stream_that_outlives_its_capture_cannot_allocate, async |device: Device
         Ok(capture.stream().clone())
     })
     .unwrap();
-    refused(kept.alloc::<u32>(64), &["its capture is over"]);
+    refused(kept.alloc::<u32>(64), &["the capture of this stream is over"]);
 });
 
 // Memory of one graph that another graph uses too is kept when the first graph is dropped.

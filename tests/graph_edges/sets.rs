@@ -15,7 +15,7 @@ alone!(nested_sets_keep_the_memory_with_the_right_exec, async |device: Device, s
         Ok(())
     });
     outer.unwrap();
-    refused(inner.unwrap(), &["nothing was enqueued for it"]);
+    refused(inner.unwrap(), &["the closure enqueued no work"]);
     drop((two, new));
     assert!(!is_handed_out(&device, address), "a node of `one` writes to the memory");
     one.launch(&stream).unwrap();
@@ -71,7 +71,7 @@ alone!(a_stream_that_outlives_its_set_is_closed, async |_, stream: Stream| {
         stream.fill(&mut old, 1)
     })
     .unwrap();
-    refused(two.set(node, |_| kept.unwrap().fill(&mut new, 2)), &["its capture is over"]);
+    refused(two.set(node, |_| kept.unwrap().fill(&mut new, 2)), &["the capture of this stream is over"]);
 });
 
 // Lock order: a launch takes the use lock and then the exec; `set` takes the exec and then, for the work that it

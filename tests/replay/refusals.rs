@@ -70,7 +70,7 @@ on_both!(work_that_a_graph_cannot_hold_is_an_error_that_names_the_operator, asyn
         .boxed()
     });
     let error = refused(&device, false, reads).await;
-    assert!(error.contains("the host can neither wait for it nor read its results"), "{error}");
+    assert!(error.contains("the host cannot wait for this work or read its results"), "{error}");
 
     let copies_back = forwarding(|x, cx| {
         async move {

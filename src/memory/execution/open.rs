@@ -68,8 +68,12 @@ impl Opening {
     fn new(recorder: &Recorder, stream: &Stream, direction: Direction, memory: &Memory, bytes: usize) -> Result<Self> {
         let within = memory.address()?;
         if stream.capture().is_none() || bytes == 0 || bytes > memory.bytes() {
-            let text =
-                format!("an open end of {bytes} bytes in memory of {} bytes on `{}`", memory.bytes(), stream.name());
+            let text = format!(
+                "an open end of {bytes} bytes needs a captured stream and memory of at least that size: the memory \
+                 has {} bytes, and the stream is `{}`",
+                memory.bytes(),
+                stream.name()
+            );
             return Err(Error::new(ErrorKind::Usage, text));
         }
         // SAFETY: the memory is at least that long, and the callers note the ticket in it, so that the graph keeps it.
@@ -161,7 +165,10 @@ impl OpenEnd {
         if !self.on || given.iter().any(covers) {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Usage, "a launch is not given the memory of an open end of its graph"))
+        Err(Error::new(
+            ErrorKind::Usage,
+            "a launch was not given the memory of an open end of its graph: pass all memory that the ends were set to",
+        ))
     }
 }
 
@@ -175,7 +182,7 @@ pub(super) fn raw_of(state: &RecorderState, node: usize) -> Result<(RawNode, Kin
         Some((kind, [raw])) if kind != Kind::External => Ok((*raw, kind)),
         _ => Err(Refused {
             node: None,
-            why: "it is another library's work, possibly several nodes of the driver".into(),
+            why: "the node is another library's work, which may be several nodes of the driver".into(),
         }),
     }
 }
