@@ -422,7 +422,7 @@ impl RecorderState {
     /// Like [`stream_end`](Self::stream_end), for adding a node: fails if the stream is closed.
     fn end_to_add(&self, stream: RawStream) -> Result<NodeSet> {
         if self.streams.get(&stream).is_some_and(|stream_end| stream_end.closed) {
-            let text = "the node of this stream was already added: use the stream that is passed for the next node";
+            let text = "the node of this stream was already added: use the stream that is passed to the next node";
             return Err(Error::new(ErrorKind::Usage, text));
         }
         self.stream_end(stream)
