@@ -401,13 +401,10 @@ impl CudaBackend {
     /// Fails for a graph that is a part of another one.
     fn check_not_body(&self, graph: RawGraph) -> Result<()> {
         let within = self.graphs.records().graph(graph).within;
-        match within {
-            true => {
-                Err(self
-                    .usage("the body of a conditional node can run only as part of its graph: instantiate that graph"))
-            }
-            false => Ok(()),
+        if !within {
+            return Ok(());
         }
+        Err(self.usage("the body of a conditional node can run only as part of its graph: instantiate that graph"))
     }
 
     fn usage(&self, text: &str) -> Error {
@@ -483,11 +480,11 @@ mod tests {
         records.add_exec(RawExec(7), GRAPH);
         let made: [(HostCallback, _); 2] = [(); 2].map(|()| {
             let function: HostCallback = Arc::new(|| ());
-            let repeated = GraphCallback::of(FunctionOwner::new(), &function);
-            (function, repeated)
+            let callback = GraphCallback::of(FunctionOwner::new(), &function);
+            (function, callback)
         });
-        for (_, repeated) in &made {
-            records.add_exec_functions(RawExec(7), vec![Arc::clone(repeated), Arc::clone(repeated)]);
+        for (_, callback) in &made {
+            records.add_exec_functions(RawExec(7), vec![Arc::clone(callback), Arc::clone(callback)]);
         }
         assert_eq!(records.execs[&RawExec(7)].set.len(), 2, "one that comes twice is kept once");
         assert!(records.release_graph(GRAPH).is_none());
@@ -495,7 +492,7 @@ mod tests {
         // One function is removed: the other one and the graph's stay.
         assert_eq!(records.release_callback(&made[0].0).len(), 1);
         assert_eq!(records.release_callback(&made[0].0).len(), 0, "twice");
-        assert_eq!(made.each_ref().map(|(_, repeated)| Arc::strong_count(repeated)), [1, 2]);
+        assert_eq!(made.each_ref().map(|(_, callback)| Arc::strong_count(callback)), [1, 2]);
         drop(records.execs.remove(&RawExec(7)));
         drop(records.exec_destroyed(GRAPH));
         assert_eq!([&outside, &inside].map(Arc::strong_count), [1; 2]);

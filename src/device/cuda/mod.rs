@@ -253,7 +253,7 @@ impl Backend for CudaBackend {
             false => CUstream_flags::CU_STREAM_DEFAULT,
         };
         let mut stream = ptr::null_mut();
-        let _alone = self.gate.exclusive();
+        let _exclusive = self.gate.exclusive();
         // SAFETY: `stream` outlives the call, which writes one handle.
         let code = unsafe { (driver.stream_create)(&mut stream, flags as c_uint, priority) };
         self.cx.check(code, "cuStreamCreateWithPriority")?;
@@ -291,7 +291,7 @@ impl Backend for CudaBackend {
         let driver = self.cx.enter()?;
         let flags = if timed { CUevent_flags::CU_EVENT_DEFAULT } else { CUevent_flags::CU_EVENT_DISABLE_TIMING };
         let mut event = ptr::null_mut();
-        let _alone = self.gate.exclusive();
+        let _exclusive = self.gate.exclusive();
         // SAFETY: `event` outlives the call, which writes one handle.
         self.cx.check(unsafe { (driver.event_create)(&mut event, flags as c_uint) }, "cuEventCreate")?;
         Ok(RawEvent(event.expose_provenance() as u64))

@@ -44,10 +44,10 @@ struct Gpu {
 impl Gpu {
     fn get() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
-        let exclusive = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let device = open(0).unwrap_or_else(|error| panic!("this test needs a GPU: {error}"));
         let stream = device.stream_create(&spec()).unwrap();
-        Self { device, stream, _alone: exclusive }
+        Self { device, stream, _alone: alone }
     }
 
     fn upload(&self, host: NonNull<u8>, to: Address, bytes: &[u8]) {

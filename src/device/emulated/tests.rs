@@ -79,7 +79,7 @@ pub(super) fn read(device: &Arc<dyn Backend>, on: RawStream, from: Address, byte
 }
 
 /// Blocks a stream until the sender is dropped or used.
-pub(super) fn own_args(device: &Arc<dyn Backend>, on: RawStream) -> mpsc::Sender<()> {
+pub(super) fn hold(device: &Arc<dyn Backend>, on: RawStream) -> mpsc::Sender<()> {
     let (go, held) = mpsc::channel();
     device.host_function(on, &mut Some(Box::new(move || _ = held.recv()))).unwrap();
     go
@@ -110,7 +110,7 @@ fn an_event_orders_two_streams() {
     let (a, b) = (stream(&device, "a"), stream(&device, "b"));
     let memory = device.alloc(16).unwrap();
     let event = device.event_create(false).unwrap();
-    let go = own_args(&device, a);
+    let go = hold(&device, a);
     fill(&device, a, memory, 7, 16);
     device.event_record(event, a).unwrap();
     device.stream_wait(b, event).unwrap();
@@ -132,7 +132,7 @@ fn events_can_be_recorded_again_and_measure_time() {
     assert!(device.event_query(plain).unwrap(), "never recorded");
     device.stream_wait(work, plain).unwrap();
     device.event_record(from, work).unwrap();
-    let go = own_args(&device, work);
+    let go = hold(&device, work);
     device.event_record(to, work).unwrap();
     assert!(!device.event_query(to).unwrap());
     assert_eq!(device.event_elapsed(from, to).unwrap_err().kind(), ErrorKind::Driver);
@@ -140,7 +140,7 @@ fn events_can_be_recorded_again_and_measure_time() {
     device.stream_synchronize(work).unwrap();
     assert!(device.event_query(to).unwrap());
     assert!(device.event_elapsed(from, to).unwrap() < Duration::from_secs(60));
-    let go = own_args(&device, work);
+    let go = hold(&device, work);
     device.event_record(to, work).unwrap();
     assert!(!device.event_query(to).unwrap(), "re-recorded");
     drop(go);
@@ -208,7 +208,7 @@ fn an_access_to_freed_memory_is_a_fault() {
     let device = open(Emulated::new());
     let work = stream(&device, "work");
     let memory = device.alloc(64).unwrap();
-    let go = own_args(&device, work);
+    let go = hold(&device, work);
     fill(&device, work, memory, 1, 64);
     // SAFETY: the memory was freed, which is what is tested: the emulated device reports a fault.
     unsafe { device.free(memory) }.unwrap();
@@ -223,7 +223,7 @@ fn peers_copy() {
     let (a, b) = (stream(&one, "a"), stream(&two, "b"));
     let (from, to) = (one.alloc(32).unwrap(), two.alloc(32).unwrap());
     let event = one.event_create(false).unwrap();
-    let go = own_args(&one, a);
+    let go = hold(&one, a);
     fill(&one, a, from, 5, 32);
     one.event_record(event, a).unwrap();
     two.stream_wait(b, event).unwrap();
@@ -241,7 +241,7 @@ fn the_default_stream_orders_blocking_streams() {
     let blocking = |name: &str| device.stream_create(&StreamSpec { non_blocking: false, ..spec(name) }).unwrap();
     let (a, b, free) = (blocking("a"), blocking("b"), stream(&device, "free"));
     let memory = device.alloc(8).unwrap();
-    let go = own_args(&device, a);
+    let go = hold(&device, a);
     fill(&device, a, memory, 1, 8);
     launch(&device, RawStream(0), &INCREMENT, &bytes(memory, 8)).unwrap();
     launch(&device, b, &INCREMENT, &bytes(memory, 8)).unwrap();
@@ -261,7 +261,7 @@ fn urgent_streams_go_first() {
     let plain = stream(&device, "plain");
     let urgent = device.stream_create(&StreamSpec { priority: -3, ..spec("urgent") }).unwrap();
     let busy = stream(&device, "busy");
-    let go = own_args(&device, busy);
+    let go = hold(&device, busy);
     let (sender, order) = mpsc::channel();
     for (on, name) in [(plain, "plain"), (urgent, "urgent")] {
         let sender = sender.clone();
@@ -277,7 +277,7 @@ fn a_trap_ends_this_device_and_no_other() {
     let (work, side) = (stream(&device, "work"), stream(&device, "side"));
     let memory = device.alloc(8).unwrap();
     let event = device.event_create(false).unwrap();
-    let go = own_args(&device, work);
+    let go = hold(&device, work);
     launch(&device, work, &BOOM, &[]).unwrap();
     device.event_record(event, work).unwrap();
     device.stream_wait(side, event).unwrap();
@@ -348,7 +348,7 @@ fn a_thousand_streams_on_two_workers() {
     let device = open(Emulated::new().workers(2));
     let memory = device.alloc(4).unwrap();
     let first = stream(&device, "first");
-    let go = own_args(&device, first);
+    let go = hold(&device, first);
     fill(&device, first, memory, 0, 4);
     let (mut last, mut events) = (first, Vec::<RawEvent>::new());
     for number in 0..1000 {
@@ -382,7 +382,7 @@ fn a_destroyed_stream_or_device_finishes_its_work_first() {
     let work = stream(&device, "work");
     let done = Arc::new(AtomicUsize::new(0));
     let (sender, receiver) = mpsc::channel::<()>();
-    let go = own_args(&device, work);
+    let go = hold(&device, work);
     for _ in 0..10 {
         let (done, sender) = (done.clone(), sender.clone());
         let function = move || {
@@ -413,7 +413,7 @@ fn a_device_may_be_dropped_by_its_own_host_function() {
     let device = open(Emulated::new().workers(1));
     let work = stream(&device, "work");
     let (sender, receiver) = mpsc::channel::<()>();
-    let go = own_args(&device, work);
+    let go = hold(&device, work);
     let owned = device.clone();
     device
         .host_function(

@@ -229,7 +229,8 @@ impl Engine {
                     drop(state);
                     let name = name.as_deref().unwrap_or("?");
                     let message = format!(
-                        "stream `{name}` waits for work that has not been enqueued: enqueue the work before this call, or await the stream"
+                        "stream `{name}` waits for work that has not been enqueued: enqueue the work before this call, or \
+                         await the stream"
                     );
                     return Err(Error::new(ErrorKind::Stalled, message));
                 }
@@ -249,7 +250,7 @@ impl Engine {
             let device = device.map(|workers| workers.name.clone());
             let work = match begun {
                 StartedEntry::Waited => Description::Wait,
-                StartedEntry::ExternalNodes => Description::Record,
+                StartedEntry::Recorded => Description::Record,
                 StartedEntry::Work(work) => work.describe(),
             };
             note(LogLine::Work { device, stream: state.machine.stream_name(stream).cloned(), work });

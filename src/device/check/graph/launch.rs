@@ -66,7 +66,7 @@ impl CheckedLaunch {
         for node in nodes {
             match &node.action {
                 NodeAction::Nothing => {}
-                NodeAction::NodeAccess(access) => self.accesses.push(access.clone()),
+                NodeAction::Access(access) => self.accesses.push(access.clone()),
                 NodeAction::Host(trackers) => self.trackers.push(trackers.clone()),
                 NodeAction::Child(nodes) => self.add(nodes),
                 NodeAction::Record(event) => self.records.push(*event),

@@ -95,7 +95,7 @@ impl CheckedBackend {
 
     pub(super) fn watch_memory(&self, graph: RawGraph, after: &[RawNode], id: RawNode, address: Address, bytes: u64) {
         race_state().add_region(Side::Device, address.0, self.region(bytes).unallocated());
-        let action = NodeAction::NodeAccess(NodeAccess::new(
+        let action = NodeAction::Access(NodeAccess::new(
             AccessKind::Allocation,
             [place(Endpoint::Device(address), bytes, true)],
         ));
@@ -115,7 +115,7 @@ impl CheckedBackend {
         forward: impl FnOnce() -> Result<(RawNode, RawGraph)>,
     ) -> Result<(RawNode, RawGraph)> {
         let flag = NodeAccess::new(AccessKind::Condition, [place(Endpoint::Device(flag), 4, false)]);
-        let node = self.check_node(graph, after, NodeAction::NodeAccess(flag.clone()))?;
+        let node = self.check_node(graph, after, NodeAction::Access(flag.clone()))?;
         let (added, body) = forward()?;
         let node =
             node.map(|node| CheckedNode { action: NodeAction::Conditional { flag, body, within: None }, ..node });
@@ -133,7 +133,7 @@ impl CheckedBackend {
         forward: impl FnOnce(ExternalWork<'_>) -> Result<ExternalNodes>,
     ) -> Result<ExternalNodes> {
         let access = NodeAccess::new(AccessKind::External(external.name), external.args.iter().filter_map(touch));
-        let node = self.check_node(graph, after, NodeAction::NodeAccess(access))?;
+        let node = self.check_node(graph, after, NodeAction::Access(access))?;
         let recorded = forward(external)?;
         if recorded.nodes > 0 {
             self.graphs().push(graph, node, &recorded.ends);
@@ -164,18 +164,18 @@ impl CheckedBackend {
         Ok(match work {
             NodeWork::Kernel(launch) => {
                 let touches = launch.args.iter().filter_map(touch);
-                NodeAction::NodeAccess(NodeAccess::new(AccessKind::Kernel(launch.kernel.name), touches))
+                NodeAction::Access(NodeAccess::new(AccessKind::Kernel(launch.kernel.name), touches))
             }
             NodeWork::Copy { to, from, bytes } => {
                 let touches = [place(*from, *bytes, false), place(*to, *bytes, true)];
-                NodeAction::NodeAccess(NodeAccess::new(AccessKind::Copy(human::direction(*to, *from)), touches))
+                NodeAction::Access(NodeAccess::new(AccessKind::Copy(human::direction(*to, *from)), touches))
             }
             NodeWork::Fill { to, bytes, .. } => {
-                NodeAction::NodeAccess(NodeAccess::new(AccessKind::Fill, [device(*to, *bytes)]))
+                NodeAction::Access(NodeAccess::new(AccessKind::Fill, [device(*to, *bytes)]))
             }
             NodeWork::Free(address) => {
                 let bytes = race_state().size_of(Side::Device, address.0).unwrap_or(0);
-                NodeAction::NodeAccess(NodeAccess::new(AccessKind::Free, [device(*address, bytes)]))
+                NodeAction::Access(NodeAccess::new(AccessKind::Free, [device(*address, bytes)]))
             }
             NodeWork::Host(_) => NodeAction::Host(Arc::default()),
             NodeWork::Empty => NodeAction::Nothing,

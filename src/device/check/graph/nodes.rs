@@ -65,7 +65,7 @@ pub(super) struct CheckedNode {
 #[derive(Clone, Debug)]
 pub(super) enum NodeAction {
     Nothing,
-    NodeAccess(NodeAccess),
+    Access(NodeAccess),
     Host(Arc<CallTracker>),
     Child(Vec<CheckedNode>),
     Record(RawEvent),
@@ -242,7 +242,7 @@ impl CheckedGraphs {
             nodes.iter().filter(|node| node.enabled).flat_map(|node| self.accesses(&node.action))
         };
         match action {
-            NodeAction::NodeAccess(access) => vec![access],
+            NodeAction::Access(access) => vec![access],
             NodeAction::Child(nodes) => of(nodes).collect(),
             NodeAction::Conditional { flag, within: Some(nodes), .. } => [flag].into_iter().chain(of(nodes)).collect(),
             NodeAction::Conditional { flag, body, within: None } => {

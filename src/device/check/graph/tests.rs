@@ -282,10 +282,10 @@ fn children_and_bodies_count_as_their_node() {
     set(&device, exec, within, &filling(memory, 64)).unwrap().unwrap();
     assert!(start(&device, exec, work).unwrap_err().is_race());
     // Its flag must have been written.
-    let new_id = device.alloc(4).unwrap();
+    let fresh = device.alloc(4).unwrap();
     let graph = device.graph_create().unwrap();
     // SAFETY: the flag lives as long as the test.
-    unsafe { device.graph_add_conditional(graph, &[], GraphCondition::While, new_id) }.unwrap();
+    unsafe { device.graph_add_conditional(graph, &[], GraphCondition::While, fresh) }.unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
     assert!(
         start(&device, exec, work).unwrap_err().to_string().contains("condition of a graph on stream `work` reads")
@@ -519,9 +519,9 @@ fn a_launch_beside_a_slice_of_the_hosts_is_a_race() {
     let (out, back) =
         (NodeWork::Copy { to: here, from: there, bytes: 64 }, NodeWork::Copy { to: there, from: here, bytes: 64 });
     fill(&device, work, memory, 1, 64).unwrap();
-    let made = |action: &NodeWork<'_>| {
+    let made = |node_work: &NodeWork<'_>| {
         let graph = device.graph_create().unwrap();
-        let node = add(&device, graph, &[], action).unwrap();
+        let node = add(&device, graph, &[], node_work).unwrap();
         (device.graph_instantiate(graph).unwrap(), node)
     };
     // Adding the node ended the borrows before it.

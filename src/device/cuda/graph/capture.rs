@@ -121,7 +121,7 @@ impl CudaBackend {
             // After a fault the stream is leaked, like all resources.
             Err(error) if error.is_device_lost() => {}
             Err(_) => {
-                let _alone = self.gate.exclusive();
+                let _exclusive = self.gate.exclusive();
                 // SAFETY: created by `capturing_stream`, and not shared; if the capture has not ended, this ends it.
                 let _ = unsafe { (driver.stream_destroy)(stream.raw()) };
             }
@@ -235,7 +235,7 @@ impl CudaBackend {
             return Ok(stream);
         }
         let mut stream = ptr::null_mut();
-        let _alone = self.gate.exclusive();
+        let _exclusive = self.gate.exclusive();
         // SAFETY: `stream` outlives the call, which writes one handle.
         let code = unsafe { (driver.stream_create)(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32, 0) };
         self.cx.check(code, "cuStreamCreateWithPriority")?;

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Advice on the kinds of nodes that the driver supports in a body.
-pub(super) const CAN_BE_THERE: &str = "the body of a conditional node can contain kernels, fills, copies of device \
+pub(super) const ALLOWED_IN_BODY: &str = "the body of a conditional node can contain kernels, fills, copies of device \
                                        and page-locked memory, empty nodes, child graphs and conditional nodes";
 
 /// A conditional node and its body.
@@ -109,11 +109,11 @@ impl CudaBackend {
             return Err(self.usage("conditional nodes need a driver for CUDA 12.4 or newer"));
         };
         // Before the handle is created: the driver does not instantiate a graph with a handle that no node uses.
-        self.kernels.load(&self.cx, &SETTER).map_err(advised)?;
+        self.kernels.load(&self.cx, &SETTER).map_err(with_requirements)?;
         let mut handle = 0;
         // SAFETY: a live graph, and its context; `handle` outlives the call, which writes one number.
         let code = unsafe { create(&mut handle, graph(raw), self.cx.raw(), 0, 0) };
-        self.cx.check(code, "cuGraphConditionalHandleCreate").map_err(advised)?;
+        self.cx.check(code, "cuGraphConditionalHandleCreate").map_err(with_requirements)?;
         let poison = |error| {
             self.poison(raw, "adding a conditional node to it failed halfway; build a new graph");
             error
@@ -139,7 +139,8 @@ impl CudaBackend {
         // SAFETY: a live graph and one node of it, with a plain edge; `added` and `params` outlive the call, which
         // writes a handle to `added`, reads `params` and writes a pointer into it.
         let code = unsafe { add(&mut added, graph(raw), &before, ptr::null(), 1, &mut params) };
-        let checked = self.cx.check(code, "cuGraphAddNode").map_err(|error| advised(self.place(raw, error)));
+        let checked =
+            self.cx.check(code, "cuGraphAddNode").map_err(|error| with_requirements(self.advise_for_body(raw, error)));
         checked.map_err(poison)?;
         // SAFETY: the driver has written a pointer to an array of as many graphs as requested, one, which lives as long
         // as the node.
@@ -213,7 +214,7 @@ impl CudaBackend {
 }
 
 /// Adds the likely cause to an error of the driver.
-fn advised(error: Error) -> Error {
+fn with_requirements(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Driver | ErrorKind::Kernel => {
             error.advise("conditional nodes need a driver for CUDA 12.4 or newer, and a device that supports them")

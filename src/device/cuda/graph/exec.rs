@@ -16,7 +16,7 @@ use cudarc::driver::sys::{
 
 use super::{
     CudaBackend, CudaExec,
-    conditional::CAN_BE_THERE,
+    conditional::ALLOWED_IN_BODY,
     exec, graph, node,
     node::{copy, fill},
     raw_node,
@@ -63,7 +63,7 @@ impl CudaBackend {
             result_out: CUgraphInstantiateResult::CUDA_GRAPH_INSTANTIATE_SUCCESS,
         });
         let mut ask = || {
-            let _alone = self.gate.exclusive();
+            let _exclusive = self.gate.exclusive();
             // SAFETY: a live graph; both results outlive the call.
             unsafe { (driver.graph_instantiate)(&mut made, graph(raw), params.as_mut_ptr()) }
         };
@@ -96,7 +96,7 @@ impl CudaBackend {
         let which = match which.iter().position(|&known| known == node) {
             _ if node.is_null() => String::new(),
             Some(at) => format!("; it is node {} of {}, {}", at + 1, which.len(), self.kind_name(node)),
-            None => format!("; it is {} of a graph within it ({CAN_BE_THERE})", self.kind_name(node)),
+            None => format!("; it is {} of a graph within it ({ALLOWED_IN_BODY})", self.kind_name(node)),
         };
         self.usage(&format!("the graph cannot be instantiated: {why}{which} ({})", self.cx.driver.describe(code)))
     }

@@ -130,7 +130,7 @@ impl CudaBackend {
                 // and valid (`Prepared`).
                 let code = unsafe { (driver.graph_add_kernel_node)(to, graph, before, count, &params) };
                 let added = prepared.check(&self.cx, code, "cuGraphAddKernelNode");
-                return added.map(|()| raw_node(node)).map_err(|error| self.place(raw, error));
+                return added.map(|()| raw_node(node)).map_err(|error| self.advise_for_body(raw, error));
             }
             NodeWork::Copy { bytes: 0, .. } | NodeWork::Fill { bytes: 0, .. } | NodeWork::Empty => {
                 // SAFETY: above.
@@ -215,7 +215,7 @@ impl CudaBackend {
         if !code.is_success() {
             let error = self.cx.fail(code, "cuGraphAddMemAllocNode");
             let place = format!("allocation node of {}", human::bytes(bytes));
-            return Err(self.place(raw, error.at(place)));
+            return Err(self.advise_for_body(raw, error.at(place)));
         }
         // SAFETY: initialised above; the driver has written this field, a number.
         let address = Address(unsafe { (&raw const (*params.as_ptr()).dptr).read() });
@@ -234,13 +234,17 @@ impl CudaBackend {
         if error.is_device_lost() {
             return Err(error);
         }
-        Err(self.place(graph, error.at(format!("graph node, {}", describe(work)))))
+        Err(self.advise_for_body(graph, error.at(format!("graph node, {}", describe(work)))))
     }
 
     /// Adds advice on the supported nodes to the error of a node in the body of a conditional node.
-    pub(super) fn place(&self, graph: RawGraph, error: Error) -> Error {
+    pub(super) fn advise_for_body(&self, graph: RawGraph, error: Error) -> Error {
         let within = self.graphs.records().graphs.get(&graph).is_some_and(|graph| graph.within);
-        if within && error.kind() == ErrorKind::Driver { error.advise(super::conditional::CAN_BE_THERE) } else { error }
+        if within && error.kind() == ErrorKind::Driver {
+            error.advise(super::conditional::ALLOWED_IN_BODY)
+        } else {
+            error
+        }
     }
 }
 

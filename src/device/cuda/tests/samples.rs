@@ -74,7 +74,7 @@ fn countdown_prototype() -> Prototype {
     Prototype { types: String::new(), function: function.into() }
 }
 
-/// `unregister[0] -= 1, done[0] += 1`, for one thread.
+/// `left[0] -= 1, done[0] += 1`, for one thread.
 const COUNTDOWN_PTX: &str = "
 .version 7.5
 .target sm_75

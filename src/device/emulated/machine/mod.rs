@@ -127,7 +127,7 @@ pub(super) enum StartedEntry<W> {
     /// A wait that is over: call [`finish`](Machine::finish).
     Waited,
     /// An event that was recorded: call [`finish`](Machine::finish).
-    ExternalNodes,
+    Recorded,
     /// Run this work, then call [`finish`](Machine::finish).
     Work(W),
 }

@@ -36,7 +36,7 @@ impl<W> Machine<W> {
                     }
                     _ => {}
                 }
-                StartedEntry::ExternalNodes
+                StartedEntry::Recorded
             }
         })
     }

@@ -344,7 +344,7 @@ impl SimulationCore {
     }
 
     fn step_stream(&self, stream: StreamId) {
-        self.engine.step_one(stream, || self.now(), |log_line| self.log_step(log_line));
+        self.engine.step_one(stream, || self.now(), |line| self.log_step(line));
     }
 
     /// Runs one entry of some stream, for a call that waits. False if no stream is runnable.

@@ -116,7 +116,7 @@ async fn a_blocked_stream_continues() {
             .await;
         assert_eq!(bytes, [2; 8]);
         let log = simulation.log();
-        let at = |log_line: &str| log.iter().position(|entry| entry == log_line).unwrap();
+        let at = |line: &str| log.iter().position(|entry| entry == line).unwrap();
         assert!(at("simulated:0/a: record") < at("simulated:0/b: wait"), "{log:#?}");
     }
 }
@@ -356,9 +356,9 @@ fn waits_for_b(simulation: &Simulation, blocked: &Blocked) -> std::sync::mpsc::R
     let event = device.event_create(false).unwrap();
     device.event_record(event, *a).unwrap();
     device.stream_wait(*b, event).unwrap();
-    let (handler, outcomes) = std::sync::mpsc::channel();
+    let (sender, outcomes) = std::sync::mpsc::channel();
     let (device, b) = (device.clone(), *b);
-    std::thread::spawn(move || _ = handler.send(device.stream_synchronize(b)));
+    std::thread::spawn(move || _ = sender.send(device.stream_synchronize(b)));
     while simulation.core.engine.waiting_calls() == 0 {
         std::thread::yield_now();
     }

@@ -171,7 +171,7 @@ fn a_lost_device_drops_what_its_launches_held() {
     add(&device, graph, &[], &NodeWork::Host(Arc::new(move || _ = &kept))).unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
     device.graph_destroy(graph);
-    let go = own_args(&device, work);
+    let go = hold(&device, work);
     start(&device, exec, work).unwrap();
     start(&device, exec, side).unwrap();
     destroy(&device, exec);

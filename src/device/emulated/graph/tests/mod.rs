@@ -14,7 +14,7 @@ use std::{
 
 use super::super::{
     Emulated, Faults, Simulation, open,
-    tests::{BOOM, INCREMENT, bytes, fill, launch, own_args, read, spec, stream},
+    tests::{BOOM, INCREMENT, bytes, fill, hold, launch, read, spec, stream},
 };
 use crate::{
     ErrorKind, Result,
@@ -242,7 +242,7 @@ fn an_exec_never_overlaps_itself() {
     let leave = NodeWork::Host(Arc::new(move || _ = inside.fetch_sub(1, Ordering::SeqCst)));
     add(&device, graph, &[enter], &leave).unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
-    let go = own_args(&device, streams[0]);
+    let go = hold(&device, streams[0]);
     for number in 0..runs {
         let on = streams[number % 3];
         start(&device, exec, on).unwrap();
@@ -280,7 +280,7 @@ fn a_launch_is_ordered_with_its_stream_and_the_default_stream() {
     let graph = device.graph_create().unwrap();
     add(&device, graph, &[], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
-    let go = own_args(&device, blocking);
+    let go = hold(&device, blocking);
     fill(&device, blocking, memory, 1, 8);
     start(&device, exec, RawStream(0)).unwrap();
     launch(&device, blocking, &INCREMENT, &bytes(memory, 8)).unwrap();
@@ -318,7 +318,7 @@ fn events_are_waited_for_and_recorded() {
     let node = add(&device, graph, &[wait], &kernel(&INCREMENT, &bytes(memory, 8))).unwrap();
     add(&device, graph, &[node], &NodeWork::Record(after)).unwrap();
     let exec = device.graph_instantiate(graph).unwrap();
-    let go = own_args(&device, other);
+    let go = hold(&device, other);
     fill(&device, other, memory, 1, 8);
     device.event_record(before, other).unwrap();
     start(&device, exec, work).unwrap();

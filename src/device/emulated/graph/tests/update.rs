@@ -23,7 +23,7 @@ fn an_exec_takes_other_parameters_of_the_same_graph() {
     };
     assert_eq!(state(exec), (vec![2, 2, 2, 2, 1, 1, 1, 1], "first"));
     // A launch in flight keeps its old parameters.
-    let go = own_args(&device, work);
+    let go = hold(&device, work);
     start(&device, exec, work).unwrap();
     update(&device, exec, make(5, "second", true).0).unwrap().unwrap();
     drop(go);
@@ -143,7 +143,7 @@ fn an_update_visits_few_nodes_for_each_and_a_launch_none() {
     let (for_all, updated) = visits(|| update(&device, exec, other).unwrap());
     updated.unwrap();
     assert!((NODES..NODES * 32).contains(&for_all), "{for_all} for {NODES} nodes");
-    let go = own_args(&device, work);
+    let go = hold(&device, work);
     let (for_launch, launched) = visits(|| start(&device, exec, work));
     launched.unwrap();
     assert_eq!(for_launch, 0, "a launch delays launches on other devices");
