@@ -151,7 +151,8 @@ async fn c5_a_gate_by_its_name() {
             let error = cx.gate("recordings").unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage);
             assert!(
-                error.to_string().contains("no gate `recordings`") && error.to_string().contains("has `recording`")
+                error.to_string().contains("no gate `recordings`")
+                    && error.to_string().contains("its gates are `recording`")
             );
             tokio::time::sleep(ms(25)).await;
             cx.gate("recording")?.pause();
