@@ -349,17 +349,15 @@ impl Error {
         if names_kind && self.0.kind != ErrorKind::Operator {
             write!(f, "{}: ", self.0.kind.phrase())?;
         }
-        match cause {
-            None => f.write_str(message),
-            // The fault comes first, then the list of the work that was lost with the device.
-            Some(cause) if self.is_device_lost() => {
-                match cause.downcast_ref::<Self>() {
-                    Some(cause) => cause.write(f, !cause.is_device_lost())?,
-                    None => write!(f, "{cause}")?,
-                }
+        // The fault comes first, then the list of the work that was lost with the device.
+        let fault = cause.and_then(|cause| cause.downcast_ref::<Self>()).filter(|fault| fault.is_device_lost());
+        match (cause, fault.filter(|_| self.is_device_lost())) {
+            (_, Some(fault)) => {
+                fault.write(f, false)?;
                 write!(f, "; {message}")
             }
-            Some(cause) => write!(f, "{message}: {cause}"),
+            (Some(cause), None) => write!(f, "{message}: {cause}"),
+            (None, None) => f.write_str(message),
         }
     }
 }
@@ -419,5 +417,15 @@ mod tests {
         let mut without = Error::new(ErrorKind::OutOfMemory, "");
         without.0.message = None;
         assert_eq!(without.advise("wait").to_string(), "out of memory: wait");
+    }
+
+    #[test]
+    fn the_fault_comes_before_the_work_that_is_lost_with_its_device() {
+        let fault =
+            Error::new(ErrorKind::DeviceLost, "kernel `k` on stream `s` failed").because("trapped").at("cuda:0");
+        let loss = Error::new(ErrorKind::DeviceLost, "unfinished work on: `s`").because(fault);
+        let wanted =
+            "operator `o`: device lost: cuda:0: kernel `k` on stream `s` failed: trapped; unfinished work on: `s`";
+        assert_eq!(loss.at("operator `o`").to_string(), wanted);
     }
 }

@@ -235,7 +235,7 @@ on_both!(h6_a_buffer_of_the_users_becomes_a_chunk_without_a_copy, async |device:
     let small = Buffer::<u32>::pinned(&device, 2).unwrap();
     let unsent = produce.send(small, "rows").await.unwrap_err();
     assert_eq!(unsent.error().kind(), ErrorKind::Usage);
-    assert!(unsent.to_string().contains("room for 3 elements, and this one for 2"), "{unsent}");
+    assert!(unsent.to_string().contains("room for 3 elements, but this one for 2"), "{unsent}");
     assert_eq!(unsent.into_envelope().capacity(), 2, "the buffer is returned");
     let there = Buffer::<u32>::new(&device, 3).unwrap();
     let unsent = produce.send(there, "rows").await.unwrap_err();

@@ -282,7 +282,7 @@ on_both!(an_operator_fills_a_hub_in_its_start, async |device: Device| {
                 let text = if says {
                     "operator `begin`: invalid use: `start` committed no chunk to hub `numbers`, although it is marked `.fills(&hub)`"
                 } else {
-                    "or mark the operator whose `start` puts chunks there, `.fills(&hub)`"
+                    "or mark the operator whose `start` fills the hub with `.fills(&hub)`"
                 };
                 assert!(error.to_string().contains(text), "{error}");
                 assert_eq!(error.kind(), if says { ErrorKind::Usage } else { ErrorKind::Setup });

@@ -540,7 +540,7 @@ async fn h14_plain_connect_has_the_room_and_the_envelopes_that_are_waited_for() 
     for (hub, wanted) in [
         (Hub::default().envelope_bytes(4), None),
         (Hub::bounded(6).envelope_bytes(4), None),
-        (Hub::default().envelope_bytes(4).envelopes(3), Some("waits for 4 messages, and it has 3 envelopes")),
+        (Hub::default().envelope_bytes(4).envelopes(3), Some("waits for 4 messages, but the hub has 3 envelopes")),
     ] {
         let seen = shared();
         let device = emulated();

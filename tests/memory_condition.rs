@@ -286,8 +286,8 @@ async fn c9_impossible_conditions_are_errors_before_running() {
     flow.connect(pass.output, read.input);
     let error = flow.run().await.unwrap_err();
     assert!(error.to_string().contains("operator `write` is on emulated"), "{error}");
-    assert!(error.to_string().contains("and is given 1 block of"), "{error}");
-    assert!(error.to_string().contains("and waits for memory of 1 block of"), "{error}");
+    assert!(error.to_string().contains("but is given 1 block of"), "{error}");
+    assert!(error.to_string().contains("but waits for memory of 1 block of"), "{error}");
     assert!(error.to_string().contains("operator `pass` has several runs at a time"), "{error}");
 }
 

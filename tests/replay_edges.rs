@@ -129,7 +129,11 @@ on_both!(an_operator_that_keeps_memory_allocated_in_a_capture_is_refused, async 
     let error = refused(&device, true, false, lazy).await;
     assert_contains(
         &error,
-        &["memory that was allocated in the capture", "outlives the capture", "allocate it earlier, in `start`"],
+        &[
+            "memory that was allocated in the capture",
+            "outlives the capture",
+            "allocate it earlier, for example in `start`",
+        ],
     );
 
     // Adds the previous message. Every replay would add the one of the captured run.

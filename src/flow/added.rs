@@ -170,8 +170,8 @@ impl<H> Added<H> {
     /// its current operation, since it is dropped at its next `await`. Tokio's timers, sockets and `tokio::spawn` work
     /// as usual, and so do calls that refuse to block on a worker thread, such as `blocking_recv`.
     ///
-    /// An operator without its own thread that blocks its worker for 100 ms or more is named in the log, from the third
-    /// time on.
+    /// An operator without its own thread that blocks its worker for 100 ms or more is named in the log the third
+    /// time.
     ///
     /// A flow that was [spawned](super::Flow::spawn) also drops the operator on that thread;
     /// [`Flow::run`](super::Flow::run) keeps the operator for the next run, on another thread. In a

@@ -243,7 +243,7 @@ impl Edges {
         Self { leaving, arriving, nodes, waits }
     }
 
-    /// For each operator and node: true if it runs only after another operator or node of its cycle has.
+    /// For each operator and node: true if it runs only after another one for which this is true.
     fn never_run(&self, flow: &Wiring<'_>) -> Vec<bool> {
         let (all, operators) = (0..self.leaving.len(), flow.entries.len());
         let mut never = vec![true; all.len()];

@@ -108,7 +108,7 @@ on_both!(an_output_whose_row_size_differs_between_buckets_must_be_declared_whole
     });
     let error = undeclared.await.err().unwrap().to_string();
     let bucket = "it sends 32 bytes for one bucket and 32 for another, which is 16 and 32 bytes a row";
-    assert_contains(&error, &["operator `one`: port `output`", bucket, "use `.whole(..)`"]);
+    assert_contains(&error, &["operator `one`: port `output`", bucket, "declare it with `.whole(..)`"]);
 
     let declared = run_one(&device, &[1, 1, 2, 1], Always(8), |flow, one| {
         flow.replay("net", one).buckets([1, 2]).rows(one.input, ROW).whole(one.output);

@@ -252,7 +252,10 @@ fn problems_of_a_section_are_reported_before_the_flow_runs() {
     let error = problems(|flow, one, _, _| {
         flow.replay("start", one).at_start();
     });
-    assert_contains(&error, &["section `start`: it is to be captured at the start, when the sizes are not known yet"]);
+    assert_contains(
+        &error,
+        &["section `start`: it is set to be captured at the start, when the sizes are not known yet"],
+    );
 
     let error = problems(|flow, one, two, _| {
         let _ = two.clone().on(&Device::host());

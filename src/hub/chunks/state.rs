@@ -179,7 +179,7 @@ struct LinkWait {
     blank: bool,
     /// The link was woken, and has not polled since.
     woken: bool,
-    /// What the link waits for was offered to it, and it did not take it, because it also waits for something else.
+    /// The link was offered a chunk or blank. If it has not taken it, the link also waits for something else.
     offered: bool,
 }
 
