@@ -104,7 +104,7 @@ on_both!(a_copy_of_an_input_to_the_host_is_an_error, async |device: Device| {
     });
     let error = copied.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Usage, "{error}");
-    assert!(error.to_string().contains("node 0 copies input 0 to the host"), "{error}");
+    assert!(error.to_string().contains("node 0 copies input 0 to host memory"), "{error}");
     // A copy from other memory is that of a constant, which is kept.
     constant.as_mut_slice().unwrap().fill(7);
     let (graph, ()) = Graph::capture(&device, |capture| {

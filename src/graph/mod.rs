@@ -218,8 +218,8 @@ impl Sketch {
             return Ok(levels);
         }
         let text = format!(
-            "graphs are nested {} levels deep, conditionals and children together, and the limit is {MAX_LEVELS}: \
-             put nodes that run one after another into one graph instead of nesting them",
+            "graphs are nested {} levels deep, and at most {MAX_LEVELS} are allowed, conditionals and children \
+             together: put nodes that run one after another into one graph instead of nesting them",
             self.depth + levels
         );
         Err(Error::new(ErrorKind::Usage, text))
