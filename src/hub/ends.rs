@@ -84,18 +84,18 @@ impl<M: Message> Sender<M> {
 
     #[inline(never)]
     fn poll_several(&self, waker: &Waker, is_available: impl Fn() -> bool) -> Answer {
-        let ask = || match () {
+        let answer = || match () {
             () if self.queue.poll_reader(waker) == Answer::Never => Answer::Never,
             () if is_available() => Answer::Yes,
             () => Answer::Wait,
         };
-        match ask() {
+        match answer() {
             Answer::Wait => {
                 // Checked again: the change might have come before the waker was registered.
                 self.watch(waker);
-                ask()
+                answer()
             }
-            answer => answer,
+            other => other,
         }
     }
 
@@ -235,7 +235,7 @@ impl<M: Message> Receiver<M> {
     #[inline(never)]
     fn poll_several(&self, count: usize, waker: &Waker) -> Answer {
         let queue = &self.queue;
-        let ask = || {
+        let answer = || {
             if self.has_failed() || queue.ready() >= count {
                 Answer::Yes
             } else if queue.writer_gone() && queue.len() < count && queue.len() == queue.ready() {
@@ -244,12 +244,12 @@ impl<M: Message> Receiver<M> {
                 Answer::Wait
             }
         };
-        match ask() {
+        match answer() {
             Answer::Wait => {
                 queue.register_reader(waker);
-                ask()
+                answer()
             }
-            answer => answer,
+            other => other,
         }
     }
 

@@ -104,17 +104,17 @@ impl<M: Message> Fan<M> {
             Demand::Message(envelopes) => self.request(1, envelopes),
             Demand::QueueRoom(_) | Demand::Blank | Demand::Reader => {}
         }
-        match self.ask(demand, waker) {
+        match self.answer(demand, waker) {
             Answer::Wait => {
                 // Checked again: the change might have come before the waker was registered.
                 self.watch(waker);
-                self.ask(demand, waker)
+                self.answer(demand, waker)
             }
-            answer => answer,
+            other => other,
         }
     }
 
-    fn ask(&self, demand: Demand, waker: &Waker) -> Answer {
+    fn answer(&self, demand: Demand, waker: &Waker) -> Answer {
         if demand != Demand::Reader && self.check().is_err() {
             return Answer::Yes;
         }

@@ -92,7 +92,7 @@ pub trait Message: Send + 'static {
     #[doc(hidden)]
     const IS_ENVELOPE: bool = false;
 
-    /// Returns that envelope.
+    /// Returns the message's one envelope, if [`IS_ENVELOPE`](Self::IS_ENVELOPE).
     #[doc(hidden)]
     fn into_envelope(self) -> Option<RawEnvelope>
     where
@@ -114,7 +114,7 @@ pub trait Message: Send + 'static {
 
 /// Any host data as a message.
 ///
-/// A hub does not look inside it: an [`Envelope`](crate::Envelope) in it is not copied. While such an envelope is outside its flow,
+/// A hub does not search it for envelopes: an [`Envelope`](crate::Envelope) in it is not copied. While such an envelope is outside its flow,
 /// the flow assumes that it will not return, and may [stall](crate::ErrorKind::Stalled).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Host<T>(pub T);
@@ -203,7 +203,7 @@ impl<M: Message> Message for Vec<M> {
     }
 }
 
-/// A hub does not look inside shared data: an [`Envelope`](crate::Envelope) in it is treated like one in a [`Host`].
+/// A hub does not search shared data for envelopes: an [`Envelope`](crate::Envelope) in it is treated like one in a [`Host`].
 impl<T: Send + Sync + ?Sized + 'static> Message for std::sync::Arc<T> {
     fn size_in_bytes(&self) -> usize {
         size_of_val(&**self)

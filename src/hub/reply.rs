@@ -41,7 +41,7 @@ pub struct Reply {
     /// Sorted by their numbers.
     callers: Callers,
     /// Whether there ever were callers, even if none of them waits any more.
-    asked: bool,
+    had_callers: bool,
     pub(crate) origin: Option<RequestOrigin>,
 }
 
@@ -118,7 +118,7 @@ impl Reply {
     pub(crate) fn to(caller: Arc<dyn Caller>, span: Option<Span>) -> Self {
         let number = caller.number();
         let origin = span.map(|span| RequestOrigin::new(span, number));
-        Self { callers: SmallVec::from_buf([caller]), asked: true, origin }
+        Self { callers: SmallVec::from_buf([caller]), had_callers: true, origin }
     }
 
     /// The reply of a message without a caller that enters the flow in this span.
@@ -127,18 +127,18 @@ impl Reply {
     }
 
     pub(crate) fn of_origin(origin: Option<RequestOrigin>) -> Self {
-        Self { callers: SmallVec::new(), asked: false, origin }
+        Self { callers: SmallVec::new(), had_callers: false, origin }
     }
 
     /// Returns true for a message that no request has led to.
     pub fn is_empty(&self) -> bool {
-        !self.asked
+        !self.had_callers
     }
 
     /// Returns true if requests have led to this message and all of them are answered or given up: the work can be
     /// skipped.
     pub fn is_abandoned(&self) -> bool {
-        self.asked && !self.is_waited_for()
+        self.had_callers && !self.is_waited_for()
     }
 
     /// Answers with an error, which fails the request but not the flow.
@@ -169,8 +169,8 @@ impl Reply {
     pub(crate) fn merged<'a>(origin: Option<RequestOrigin>, replies: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut all = Self::of_origin(origin);
         let mut messages = 0;
-        for reply in replies.into_iter().filter(|reply| reply.asked) {
-            all.asked = true;
+        for reply in replies.into_iter().filter(|reply| reply.had_callers) {
+            all.had_callers = true;
             let before = all.callers.len();
             let goes_on = |caller: &&Arc<dyn Caller>| caller.is_waiting() || mutants::is(Mutant::CallersKept);
             all.callers.extend(reply.callers.iter().filter(goes_on).cloned());
@@ -189,7 +189,7 @@ impl Reply {
 
     /// Whether it has neither callers nor an origin.
     pub(crate) fn is_nothing(&self) -> bool {
-        !self.asked && self.origin.is_none()
+        !self.had_callers && self.origin.is_none()
     }
 }
 

@@ -94,10 +94,10 @@ impl WriterRequest {
 
     #[inline]
     pub(super) fn note(&self, messages: usize, envelopes: usize) {
-        for (noted, asked) in [(&self.messages, messages), (&self.envelopes, envelopes)] {
+        for (noted, requested) in [(&self.messages, messages), (&self.envelopes, envelopes)] {
             // The value rarely changes, and other threads read the same cache line.
-            if noted.load(Ordering::Relaxed) != asked {
-                noted.store(asked, Ordering::Relaxed);
+            if noted.load(Ordering::Relaxed) != requested {
+                noted.store(requested, Ordering::Relaxed);
             }
         }
     }
