@@ -1,4 +1,4 @@
-//! The check of a flow before it runs: all mistakes are reported together. Then the [hubs](super::hubs) are planned.
+//! The check of a flow before it runs: all mistakes are reported together. Then the [hubs] are planned.
 
 use std::{
     collections::HashSet,

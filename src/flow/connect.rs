@@ -1,6 +1,6 @@
 //! What an output is connected to: one input, or several at once.
 //!
-//! Each connection has its own hub. With several readers, messages must be [`Fork`](crate::Fork): this is checked here,
+//! Each connection has its own hub. With several readers, messages must be [`Fork`]: this is checked here,
 //! where the message type is known, since a flow stores connections with the type erased.
 
 use std::{any::Any, fmt, sync::Arc};

@@ -10,7 +10,7 @@
 //! [active](Dependency::Active) operators, this is followed to its fixed point. The remaining operators stay at
 //! rest, whatever the others do: they form an idle loop, or a deadlock.
 //!
-//! A group has [cores](cores), which wait for no other operator of the group. The other members wait for them, directly
+//! A group has [cores], which wait for no other operator of the group. The other members wait for them, directly
 //! or indirectly.
 
 use std::collections::HashSet;

@@ -211,7 +211,13 @@ impl Declaration {
     /// message.
     fn carrying_messages(&self) -> Generics {
         let mut generics = self.generics.clone();
-        for ty in self.ports.iter().filter_map(|port| message_of(&port.ty)) {
+        // A parameter of the struct has its own bounds.
+        let is_own = |ty: &&Type| {
+            let is =
+                |parameter: &syn::TypeParam| matches!(ty, Type::Path(path) if path.path.is_ident(&parameter.ident));
+            self.generics.type_params().any(is)
+        };
+        for ty in self.ports.iter().filter_map(|port| message_of(&port.ty)).filter(|ty| !is_own(ty)) {
             let bound = parse_quote_spanned!(errors::at(ty)=> for<'__ports> #ty: ::wakeline::Message);
             generics.make_where_clause().predicates.push(bound);
         }
