@@ -253,7 +253,7 @@ async fn c1_a_minimum_above_the_queue_is_an_error_before_running() {
         "operator `both` has a `sum` condition that waits for 9 messages, but its queue holds at most 8",
         "operator `both` has a condition that names port `left` twice: name it once",
         "operator `both` port `left` waits for 5 messages, but its queue holds at most 4",
-        "`room.output` waits for room for 3 messages, and its queue holds 2",
+        "`room.output` waits for room for 3 messages, but its queue holds at most 2",
         "operator `end` waits for room at its input `input`: only an output has room",
         "operator `end` has a condition on `input`, a port of another operator",
         "operator `end` runs every 0 seconds",

@@ -585,7 +585,7 @@ async fn c4_more_room_than_a_queue_has_is_an_error_before_running() {
         message.contains("hub `burst.output -> one.input`: `burst.output` waits for room for 3 messages"),
         "{message}"
     );
-    assert!(message.contains("its queue holds 2") && !message.contains("other"), "{message}");
+    assert!(message.contains("its queue holds at most 2") && !message.contains("other"), "{message}");
     assert!(lock(&runs).is_empty());
 }
 
