@@ -280,7 +280,7 @@ on_both!(an_operator_fills_a_hub_in_its_start, async |device: Device| {
             (_, says) => {
                 let error = ran.unwrap_err();
                 let text = if says {
-                    "operator `begin`: invalid use: `start` committed no chunk to hub `numbers`, although it is marked `.fills(&hub)`"
+                    "operator `begin`: invalid use: `start` committed no chunk to hub `numbers`, although the operator declares `.fills(&hub)`"
                 } else {
                     "or mark the operator whose `start` fills the hub with `.fills(&hub)`"
                 };
@@ -1016,7 +1016,11 @@ async fn q8_the_check_lists_cycles_through_hubs_of_chunks() {
         if !by_hand {
             let error = within(flow.run()).await.unwrap_err();
             let text = error.to_string();
-            assert!(error.is_stalled() && text.contains("`again`, `tell` form a cycle and never ran"), "{text}");
+            assert!(
+                error.is_stalled()
+                    && text.contains("`again`, `tell` form a cycle in which each waits for another's first message"),
+                "{text}"
+            );
         }
     }
 

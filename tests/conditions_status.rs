@@ -349,7 +349,7 @@ async fn c12_a_future_keeps_no_flow_in_which_no_message_can_come() {
     flow.connect(tick.output, tick.input);
     // The flow ends, and a cycle that never began is an error.
     let error = within(flow.run()).await.unwrap_err();
-    assert!(error.to_string().contains("`pass` is connected to itself and never ran"), "{error}");
+    assert!(error.to_string().contains("`pass` is connected to itself and waits for its own first message"), "{error}");
 }
 
 /// The message has arrived, so the operator waits only for the future, which may still resolve.

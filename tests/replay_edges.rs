@@ -175,7 +175,7 @@ on_both!(checked_refuses_an_operator_that_uses_other_memory_in_the_next_run, asy
             .boxed()
         });
         let error = refused(&device, false, true, alternates).await;
-        assert_contains(&error, &["captured twice, it uses other memory the second time"]);
+        assert_contains(&error, &["two captures differ: it uses other memory the second time"]);
     }
 });
 

@@ -37,6 +37,8 @@ use proc_macro::TokenStream;
 /// - `#[produce]`, `#[consume]`, `#[peek]`, `#[modify]`: linked to a hub of chunks; the field is a `Produce<..>`,
 ///   `Consume<..>`, `Peek<..>` or `Modify<..>`.
 ///
+/// The types are recognised by these names: a type alias of a port needs another name.
+///
 /// The values of their options are expressions of type `usize`, unless stated otherwise, which may name the struct's
 /// own constants and const parameters. A duration is a string (`"5ms"`, `"1s 500ms"`) or an expression of type
 /// `Duration`.

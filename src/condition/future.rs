@@ -22,7 +22,7 @@ use std::{
 };
 
 use super::{Condition, Status};
-use crate::sync::Discarded;
+use crate::sync::DiscardOnDrop;
 
 /// The output of the future.
 pub trait Verdict: Send + 'static {
@@ -46,14 +46,14 @@ impl Verdict for bool {
 
 /// See [`until`].
 pub struct Until<F: 'static, R: 'static> {
-    make: Discarded<F>,
+    make: DiscardOnDrop<F>,
     state: State<R>,
 }
 
 /// The future and the function are user code: a panic of one destructor does not affect the other.
 enum State<R: 'static> {
     None,
-    Pending(Discarded<Pin<Box<R>>>),
+    Pending(DiscardOnDrop<Pin<Box<R>>>),
     Ready,
     Never,
 }
@@ -81,7 +81,7 @@ where
     F: FnMut() -> R + Send + 'static,
     R: Future<Output: Verdict> + Send + 'static,
 {
-    Until { make: Discarded::new(make), state: State::None }
+    Until { make: DiscardOnDrop::new(make), state: State::None }
 }
 
 impl<F, R> Condition for Until<F, R>
@@ -96,7 +96,7 @@ where
     fn poll_status(&mut self, cx: &mut Context<'_>) -> Status {
         if let State::None = self.state {
             let Some(make) = self.make.get_mut() else { return Status::Never };
-            self.state = State::Pending(Discarded::new(Box::pin(make())));
+            self.state = State::Pending(DiscardOnDrop::new(Box::pin(make())));
         }
         if let State::Pending(future) = &mut self.state
             && let Some(future) = future.get_mut()

@@ -115,11 +115,8 @@ impl Gates {
             return Ok(Gate(known.writer()));
         }
         let known: Vec<_> = self.0.keys().map(|name| format!("`{name}`")).collect();
-        let known = if known.is_empty() {
-            "the flow has no gates".into()
-        } else {
-            format!("its gates are {}", known.join(", "))
-        };
+        let known =
+            if known.is_empty() { "it has none yet".into() } else { format!("its gates are {}", known.join(", ")) };
         Err(Error::new(
             ErrorKind::Usage,
             format!("the flow has no gate `{name}`: create it with `flow.gate(\"{name}\")` ({known})"),

@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 use super::{Counted, Readiness};
 use crate::{
     error::{Error, Result},
-    hub::{Message, ends::Receiver, hub_side::Interest, parcel::Parcel},
+    hub::{Message, end_waker::Interest, ends::Receiver, parcel::Parcel},
     stream::{Completed, Ticket},
 };
 

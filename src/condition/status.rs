@@ -4,7 +4,7 @@ use std::{fmt, ops::BitOr};
 
 use tokio::time::Instant;
 
-use crate::hub::hub_side::Interest;
+use crate::hub::end_waker::Interest;
 
 /// The answer of a condition, and the combined status that an operator publishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -109,7 +109,7 @@ impl Layer {
         })
     }
 
-    /// The name of the environment variable, if this layer is one.
+    /// The name of the environment variable, if this layer comes from one.
     pub(super) fn variable(&self) -> Option<&str> {
         match &self.place {
             SourceLocation::Variable(name) => Some(name),

@@ -55,7 +55,7 @@ use crate::sync::Mutex;
 /// # Ok::<(), wakeline::Error>(())
 /// ```
 ///
-/// A key is names joined by dots: `upper.rate` is `rate` in the section `[upper]`. Its variable is
+/// A key consists of names joined by dots: `upper.rate` is `rate` in the section `[upper]`. Its variable is
 /// `WAKELINE_APP_UPPER__RATE`: the prefix, then the names in capitals, separated by two underscores.
 /// A name with a dot in it, which is quoted in a file, cannot be part of a key: read its section into a map.
 #[derive(Default)]
@@ -90,8 +90,8 @@ impl Config {
         Ok(self.with(Layer::file(path.as_ref())?))
     }
 
-    /// Adds the present values of the environment variables that begin with `PREFIX_`. They override earlier sources. A
-    /// value is parsed as TOML: `5`, `true` and `[1, 2]` are a number, a boolean and an array. Anything that is not
+    /// Adds the environment variables whose names begin with `PREFIX_`, with their current values. They override earlier
+    /// sources. A value is parsed as TOML: `5`, `true` and `[1, 2]` are a number, a boolean and an array. Anything that is not
     /// TOML is a string. Quote a string that would parse as another type.
     ///
     /// # Errors
@@ -213,7 +213,8 @@ impl Config {
             }
         });
         let longest = intended.filter(|intended| *intended != set).max_by_key(String::len);
-        let prefix = variable.len().checked_sub(set.len()).and_then(|end| variable.get(..end));
+        // Absent for a key within the variable's own table.
+        let prefix = variable.strip_suffix(&set.to_ascii_uppercase());
         match (prefix, longest) {
             (Some(prefix), Some(key)) => format!(" (did you mean `{prefix}{}`?)", key.to_ascii_uppercase()),
             _ => String::new(),

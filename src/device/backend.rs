@@ -23,7 +23,7 @@ use smallvec::SmallVec;
 
 use super::{KernelType, emulated::simulation::SimulationHandle};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sync::Discarded;
+use crate::sync::DiscardOnDrop;
 
 /// The alignment of every allocation, and therefore the maximum alignment of an element.
 pub(crate) const MAX_ALIGNMENT: usize = 256;
@@ -291,7 +291,7 @@ pub(crate) type HostCallback = Arc<dyn Fn() + Send + Sync + 'static>;
 
 /// Wraps a user's function. When the last handle is dropped, a panic in a destructor of a captured value is contained.
 pub(crate) fn host_callback(function: impl Fn() + Send + Sync + 'static) -> HostCallback {
-    let function = Discarded::new(function);
+    let function = DiscardOnDrop::new(function);
     Arc::new(move || function.get().into_iter().for_each(|function| function()))
 }
 
@@ -493,7 +493,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync + 'static {
     /// is done. The emulation accepts these arguments.
     unsafe fn external(&self, stream: RawStream, external: ExternalWork<'_>) -> Result<()> {
         let _ = stream;
-        let message = format!("external work `{}`: {} does not run external work", external.name, self.name());
+        let message = format!(
+            "{} cannot run external work (`{}`): use a CUDA device or the emulated one",
+            self.name(),
+            external.name
+        );
         Err(Error::new(ErrorKind::Usage, message))
     }
 

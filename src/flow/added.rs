@@ -102,8 +102,8 @@ impl<H> Added<H> {
         self
     }
 
-    /// Sets the result where one run takes several messages that have [`Metadata`](crate::hub::Metadata) of the same
-    /// name. The default is [`MergePolicy::Update`].
+    /// Sets how [`Metadata`](crate::hub::Metadata) of the same name is merged when one run takes several messages. The
+    /// default is [`MergePolicy::Update`].
     #[must_use]
     pub fn merge_metadata(self, policy: MergePolicy) -> Self {
         lock(&self.place).merge = policy;

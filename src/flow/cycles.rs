@@ -176,13 +176,15 @@ pub(super) fn unbegun(cycles: &[Vec<usize>], members: &[FlowOperator], control: 
     }
     let cycle = cycles.iter().find(|cycle| cycle.iter().all(|operator| idle[*operator]))?;
     let names: Vec<_> = cycle.iter().map(|operator| control.whose(*operator)).collect();
-    let (who, they, of) = match &names[..] {
-        [one] => (format!("{one} is connected to itself"), "it waits", "itself"),
-        several => (format!("{} form a cycle", several.join(", ")), "each waits", "another"),
+    let (waits, sender) = match &names[..] {
+        [one] => (format!("{one} is connected to itself and waits for its own first message"), "it"),
+        several => {
+            (format!("{} form a cycle in which each waits for another's first message", several.join(", ")), "one")
+        }
     };
     let text = format!(
-        "{who} and never ran: {they} for a message of {of} before its first run; let one of them send first, in a `run` of its own, or \
-         run without a message of the cycle: `#[input(optional)]`, or an `Inputs` with `at_least = 1` that is fed from outside"
+        "{waits}, so that none ever ran: override `run` in {sender} to send first, or let an input of the cycle be \
+         `#[input(optional)]`, or `Inputs` with `at_least = 1` that are also fed from outside"
     );
     Some(Error::new(ErrorKind::Stalled, text))
 }

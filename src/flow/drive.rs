@@ -200,7 +200,7 @@ pub(super) fn launch(start: RunSetup) -> Running {
         guarded(failing.clone(), "its own task".into(), async { driven = Some(drive(start, watched, &sender).await) })
             .await;
         let finished = driven.unwrap_or_else(|| {
-            let outcome = Err(failing.fail(gone()));
+            let outcome = Err(failing.fail(runtime_shut_down()));
             Finished { outcome, operators: Vec::new() }
         });
         // The receiver may have been dropped with the flow's handle.
@@ -270,7 +270,7 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
                 started.push(member);
                 outcome
             }
-            None => Err(gone()),
+            None => Err(runtime_shut_down()),
         };
         failure = outcome.err().map(|error| error.at(operator(&name)));
     }
@@ -319,7 +319,7 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
                 operators.extend(operator.map(|operator| (index, operator)));
                 stopped
             }
-            None => Err(gone()),
+            None => Err(runtime_shut_down()),
         };
         if let Err(error) = stopped {
             let error = error.at(operator(&name));
@@ -584,6 +584,6 @@ pub(super) fn aborted(control: &Control) -> Error {
     Error::new(ErrorKind::Cancelled, format!("flow `{}` was aborted", control.name))
 }
 
-pub(super) fn gone() -> Error {
+pub(super) fn runtime_shut_down() -> Error {
     Error::new(ErrorKind::Cancelled, "the runtime shut down while the flow was running")
 }

@@ -33,13 +33,13 @@ use crate::{
     error::Result,
     hub::{
         Hub, Message,
+        end_waker::Interest,
         external_guard::Boundary,
-        hub_side::Interest,
         queue::{Answer, Queue},
         when_full::WhenFull,
     },
     operator::{Cx, Operator, OutputHandle, SinkPorts},
-    sync::{Discarded, Mutex, WakerCell, discard_all, lock, logged},
+    sync::{DiscardOnDrop, Mutex, WakerCell, discard_all, lock, logged},
 };
 
 impl Flow {
@@ -288,7 +288,7 @@ impl<M: Message> Operator for EgressOperator<M> {
         let _closing = CloseQueueOnDrop(&queue);
         let boundary = Boundary::of_program(cx.operator_task().activity().clone());
         while cx.ready(ports).await {
-            let mut message = Discarded::new(ports.input.take()?);
+            let mut message = DiscardOnDrop::new(ports.input.take()?);
             if let Some(message) = message.get_mut() {
                 boundary.mark(message);
             }

@@ -170,7 +170,10 @@ fn plan_of(
     let waits = || format!("`{}` waits for room for {room} messages", port_name(flow, connection.from));
     // The number of messages that a condition waits for was checked with the operator's other conditions.
     if room > capacity && hub.when_full.blocks_writer() && !is_named(flow, connection.from) {
-        problem(format!("{}, but its queue holds at most {capacity}: give the hub a capacity of {room} or more", waits()));
+        problem(format!(
+            "{}, but its queue holds at most {capacity}: give the hub a capacity of {room} or more",
+            waits()
+        ));
     }
     let lent = writer_bytes.is_some() || (carries && forks);
     if lent && room > envelopes {

@@ -34,11 +34,12 @@ use crate::{
     hub::{Envelope, Hub, Message, Reply, external::SentBy, parcel::Load},
     memory::Plain,
     operator::{Cx, InputHandle, Operator, Output, shared_port::SharedPort},
-    sync::Discarded,
+    sync::DiscardOnDrop,
 };
 
 impl Flow {
-    /// Adds an operator called `name` that forwards messages from the returned handle to an input. See [`Ingress`].
+    /// Opens an input to code outside the flow: what is sent through the returned handle goes straight into its hub, and
+    /// an operator called `name` represents the senders in the flow. See [`Ingress`].
     ///
     /// ```
     /// use wakeline::{Flow, operator::sink};
@@ -216,7 +217,7 @@ impl<T: Plain> Ingress<Envelope<T>> {
 }
 
 fn send_at<M: Message>(permit: SendPermit<M>, message: M) -> Result<(), SendError<M>> {
-    permit.send(Discarded::new(message), SentBy::Feeder, |_| Load::of_reply(Reply::of_span(span())))
+    permit.send(DiscardOnDrop::new(message), SentBy::Feeder, |_| Load::of_reply(Reply::of_span(span())))
 }
 
 /// The current span, if it is enabled.
@@ -243,7 +244,10 @@ impl<M: Message> Sink<M> for Ingress<M> {
         match self.permit.take() {
             Some(permit) => send_at(permit, message),
             None => {
-                let error = Error::new(ErrorKind::Usage, "`start_send` was called without a ready `poll_ready`");
+                let error = Error::new(
+                    ErrorKind::Usage,
+                    "`start_send` was called before `poll_ready` returned ready: poll it first",
+                );
                 Err(SendError::new(Some(message), error))
             }
         }

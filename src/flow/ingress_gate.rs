@@ -35,13 +35,13 @@ use crate::{
     },
     memory::Plain,
     operator::{
-        Cx, Departure, Output,
+        Cx, ExternalSend, Output,
         activity::FlowActivity,
         senders::Senders,
         shared_port::{PortRef, SharedPort},
         status_cell::IngressWait,
     },
-    sync::{Deferred, Discarded, Level, Mutex, ProxyWaker, discard, lock, logged, proxied, wake},
+    sync::{Deferred, DiscardOnDrop, Level, Mutex, ProxyWaker, discard, lock, logged, proxied, wake},
 };
 
 /// The most slots that are given out at once, for a hub that always has room.
@@ -183,7 +183,7 @@ impl<M: Message> IngressGate<M> {
         self.departure()?.accepts(message, by)
     }
 
-    fn departure(&self) -> Result<Departure<M>> {
+    fn departure(&self) -> Result<ExternalSend<M>> {
         match self.output.with(|output| (!output.is_closed()).then(|| output.departure())).flatten() {
             Some(departure) if !self.flow.is_stopping() => Ok(departure),
             _ => Err(ended(&self.flow)),
@@ -326,7 +326,7 @@ impl<M: Message> SendPermit<M> {
     /// Sends without waiting. `load` is called for a message that is accepted.
     pub(super) fn send(
         self,
-        mut message: Discarded<M>,
+        mut message: DiscardOnDrop<M>,
         by: SentBy,
         load: impl FnOnce(&Handle) -> Option<Load>,
     ) -> Result<(), SendError<M>> {
@@ -344,7 +344,7 @@ impl<M: Message> SendPermit<M> {
             return Err(SendError::new(message.take(), refused));
         }
         let load = load(&gate.flow);
-        let mut parcel = Discarded::none();
+        let mut parcel = DiscardOnDrop::none();
         *parcel.place() = message.take().map(|message| Parcel::new(message, load));
         let departed = parcel.get_mut().map(|parcel| {
             came_back.take(&mut parcel.message, |boundary| boundary.has_flow_of(&gate.boundary));

@@ -167,7 +167,7 @@ pub(super) fn are_filled(hubs: &[Arc<dyn ChunkHubView>]) -> Result<()> {
     let lacks = |hub: &&Arc<dyn ChunkHubView>| hub.is_empty() && hub.link_count(Role::Produce) == 0;
     hubs.iter().find(lacks).map_or(Ok(()), |hub| {
         let text = format!(
-            "`start` committed no chunk to hub `{}`, although it is marked `.fills(&hub)`: produce one there, \
+            "`start` committed no chunk to hub `{}`, although the operator declares `.fills(&hub)`: produce one there, \
              `hub.produce(..)?.with(..)`, or remove `fills`",
             hub.name()
         );

@@ -46,7 +46,7 @@ use crate::{
     operator::{
         Cx, Input, InputHandle, Operator, Output, OutputHandle, shared_port::SharedPort, status_cell::IngressWait,
     },
-    sync::{Discarded, Mutex, ProxyWaker, discard, proxied},
+    sync::{DiscardOnDrop, Mutex, ProxyWaker, discard, proxied},
 };
 
 impl Flow {
@@ -130,10 +130,10 @@ impl Flow {
 ///
 /// Each message carries the requests that it answers: those whose messages the operator took in that run or, in its own
 /// loop, last. An operator that takes several requests in one run, or before it answers the first, must state which of
-/// its messages answers which, with [`Cx::take_replies`](crate::Cx::take_replies). State that an operator sends to
-/// itself also carries the callers of the runs that produced it, as long as they wait. Send such a message, which is no
-/// response, [for](crate::Output::send_for) `Reply::default()`: then a request whose response is dropped fails at once,
-/// and not only after the next request.
+/// its messages answers which, with [`Cx::take_replies`](crate::Cx::take_replies). A message that an
+/// operator sends to itself also carries the callers that wait on the runs that produced it. It is not a response: send
+/// it with [`send_for(Reply::default(), ..)`](crate::Output::send_for). Otherwise a request whose response is dropped
+/// fails only after the next request.
 ///
 /// **Back-pressure** is readiness: `poll_ready` is ready when the flow has room for the request, which it reserves for
 /// this clone: `call` neither waits nor fails for want of room. There is room for as many requests as the capacity of
@@ -205,7 +205,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     /// polled keeps its place in the queue of callers, and later a reserved slot: drop it to release that to the next
     /// caller.
     pub async fn ask(&self, request: Req) -> Result<Res> {
-        let mut request = Discarded::new(request);
+        let mut request = DiscardOnDrop::new(request);
         let admission = self.admission_for(&mut request).await?;
         self.send(admission, request, span()).await
     }
@@ -256,7 +256,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     }
 
     /// Reserves a slot for a request, after all device work on it is done.
-    async fn admission_for(&self, request: &mut Discarded<Req>) -> Result<Admission<Req>> {
+    async fn admission_for(&self, request: &mut DiscardOnDrop<Req>) -> Result<Admission<Req>> {
         if let Some(request) = request.get_mut() {
             while let Some(work) = OpenWork::on(request)? {
                 // Boxed, since it is rare and large.
@@ -269,7 +269,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         }
     }
 
-    /// Waits for the work, unless the request is refused anyway, or the service is closed.
+    /// Waits for the work, unless the request would be refused anyway or the service is closed.
     async fn done(&self, request: &mut Req, work: OpenWork) -> Result<()> {
         let mut work = pin!(work.done());
         if self.is_closed() {
@@ -291,7 +291,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
         }
     }
 
-    fn send(&self, admission: Admission<Req>, request: Discarded<Req>, span: Option<Span>) -> ResponseFuture<Res> {
+    fn send(&self, admission: Admission<Req>, request: DiscardOnDrop<Req>, span: Option<Span>) -> ResponseFuture<Res> {
         let Admission { permit, slot } = admission;
         let (answer, response) = oneshot::channel();
         let state = Arc::new(RequestState::new(slot));
@@ -311,8 +311,8 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
 impl<T: Plain, Res: Message> Service<Envelope<T>, Res> {
     /// Waits for a blank envelope for a request. See [`Ingress::blank`].
     ///
-    /// Blank envelopes belong to the hub of the requests, which all callers share, and no [limit](Self::limit) counts
-    /// them: a caller that keeps them withholds them from the others. Give untrusted callers a function that takes
+    /// Blank envelopes belong to the hub of the requests, which all callers share, and count towards no
+    /// [limit](Self::limit): a caller that keeps them starves the others. Give untrusted callers a function that takes
     /// their data and fills the envelope, not a handle of the service.
     ///
     /// # Errors
@@ -345,9 +345,10 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
     }
 
     fn call(&mut self, request: Req) -> ResponseFuture<Res> {
-        let mut request = Discarded::new(request);
+        let mut request = DiscardOnDrop::new(request);
         let Some(admission) = self.acquisition.take() else {
-            let error = Error::new(ErrorKind::Usage, "`call` was called without a ready `poll_ready`");
+            let error =
+                Error::new(ErrorKind::Usage, "`call` was called before `poll_ready` returned ready: poll it first");
             return ResponseFuture::failed(error);
         };
         match request.get_mut().map_or(Ok(None), OpenWork::on) {
@@ -355,7 +356,7 @@ impl<Req: Message, Res: Message> tower_service::Service<Req> for Service<Req, Re
             Ok(Some(_)) => {
                 // The slot is available to other callers meanwhile.
                 drop(admission);
-                let (service, span) = (self.clone(), Discarded::new(span()));
+                let (service, span) = (self.clone(), DiscardOnDrop::new(span()));
                 ResponseFuture::new(State::Asks(Mutex::new(Box::pin(async move {
                     let admission = service.admission_for(&mut request).await?;
                     let response = service.send(admission, request, span.take().flatten());
@@ -395,7 +396,7 @@ impl<Req: Message, Res: Message> fmt::Debug for Service<Req, Res> {
 #[must_use = "it is a future of the response"]
 pub struct ResponseFuture<Res: 'static> {
     /// A response or a request may contain the future of another response, nested to any depth.
-    state: Discarded<State<Res>>,
+    state: DiscardOnDrop<State<Res>>,
     proxy: ProxyWaker,
 }
 
@@ -410,7 +411,7 @@ enum State<Res: 'static> {
 
 impl<Res: 'static> ResponseFuture<Res> {
     fn new(state: State<Res>) -> Self {
-        Self { state: Discarded::new(state), proxy: ProxyWaker::new() }
+        Self { state: DiscardOnDrop::new(state), proxy: ProxyWaker::new() }
     }
 
     fn failed(error: Error) -> Self {
@@ -497,7 +498,7 @@ impl<Req: Message, Res: Message> Operator for ServiceOperator<Req, Res> {
                 }
                 budget.made_progress();
                 if let Some(Some(response)) = responses.apart(Input::try_take).transpose()? {
-                    let mut response = Discarded::new(response);
+                    let mut response = DiscardOnDrop::new(response);
                     let reply = context.take_replies().pop().unwrap_or_default();
                     // If no caller waits, the envelopes return to their pool.
                     let given = response.get_mut().filter(|_| reply.is_waited_for());

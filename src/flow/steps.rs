@@ -33,7 +33,7 @@ use crate::{
         permit::{StepOutcome, TURN},
     },
     stream::Ticket,
-    sync::{Discarded, contained, logged},
+    sync::{DiscardOnDrop, contained, logged},
 };
 
 /// A flow that is run step by step, to observe it: one run of one operator at a time, in the order of adding, and one
@@ -95,7 +95,7 @@ pub struct Steps {
     over: bool,
 }
 
-type StepLog = Discarded<Box<dyn Write + Send>>;
+type StepLog = DiscardOnDrop<Box<dyn Write + Send>>;
 
 /// One step of a flow. See [`Steps`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,7 +207,7 @@ impl Steps {
     /// Writes a line for each event: each generation, what each operator does or waits for, and the messages that are
     /// put into hubs, moved by them and taken from them. If a write fails, the log ends.
     pub fn log_to(mut self, writer: impl Write + Send + 'static) -> Self {
-        self.log = Some(Discarded::new(Box::new(writer)));
+        self.log = Some(DiscardOnDrop::new(Box::new(writer)));
         self
     }
 
@@ -222,7 +222,7 @@ impl Steps {
             let text = format!("flow `{}` has no hub `{hub}`: its hubs are {}", self.control.name, names.join(", "));
             return Err(Error::new(ErrorKind::Usage, text));
         };
-        self.hub_logs.push((at, Discarded::new(Box::new(writer))));
+        self.hub_logs.push((at, DiscardOnDrop::new(Box::new(writer))));
         Ok(self)
     }
 
@@ -442,7 +442,7 @@ impl Steps {
     }
 
     fn write(&mut self, line: impl FnOnce() -> String) {
-        if let Some(log) = self.log.as_mut().and_then(Discarded::get_mut)
+        if let Some(log) = self.log.as_mut().and_then(DiscardOnDrop::get_mut)
             && !goes_on(log, line, "the log of a flow's steps ends here")
         {
             self.log = None;

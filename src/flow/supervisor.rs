@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 
 use super::{
     OnStall,
-    drive::{Ended, FlowOperator, aborted, blamed, gone, operator, overdue},
+    drive::{Ended, FlowOperator, aborted, blamed, operator, overdue, runtime_shut_down},
     link,
     searches::{SEARCH_AFTER, SEARCH_AGAIN_AFTER, SearchSchedule, TimeLimit},
     section,
@@ -128,7 +128,7 @@ impl Supervisor<'_> {
                     back[index] = Some(ended.member);
                 }
                 Next::Gone => {
-                    failure.get_or_insert_with(|| self.control.fail(gone()));
+                    failure.get_or_insert_with(|| self.control.fail(runtime_shut_down()));
                     break;
                 }
                 Next::Stop => {
@@ -414,7 +414,7 @@ impl Supervisor<'_> {
     fn stalled(&self, group: Vec<usize>, all: bool, waits: &[String], idle: &mut IdleSearch) -> Option<Error> {
         let what = match all {
             true => "no operator can make progress",
-            false => "these operators wait only for each other, and no other operator can end that",
+            false => "these operators wait only for each other, and no other operator can release them",
         };
         let error = Error::new(ErrorKind::Stalled, format!("{what}:\n  - {}", waits.join("\n  - ")));
         // A stalled flow cannot be drained either.
@@ -439,7 +439,7 @@ enum GroupOutcome {
 }
 
 struct GroupFindings {
-    /// A message or a chunk is left that none of them will take.
+    /// There is a message or a chunk left that none of them will take.
     stuck: bool,
     waits: Vec<String>,
     hubs_of_chunks: Vec<Arc<dyn ChunkHubView>>,

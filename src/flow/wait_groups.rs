@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   ticks ──> log        a ──> b        `ticks` continues, so `log` may. `a` waits for `b`, and `b` for `a`:
-//!                        ^     │        no other operator can end that.
+//!                        ^     │        no other operator can release them.
 //!                        └─────┘
 //! ```
 //!

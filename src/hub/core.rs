@@ -31,7 +31,7 @@ use crate::{
     memory::transfer,
     mutants::{self, Mutant},
     stream::Stream,
-    sync::{Discarded, discard, logged},
+    sync::{DiscardOnDrop, discard, logged},
 };
 
 mod view;
@@ -46,7 +46,7 @@ pub(crate) struct HubCore<M: Message> {
     pub(super) queue: Queue<Parcel<M>>,
     /// From which point the waiting times of messages are recorded for the reader.
     pub(super) wait_time_origin: Option<Since>,
-    /// Present where the latest message is kept.
+    /// `Some` if the hub keeps its latest message.
     pub(super) latest: Option<KeptLatest<M>>,
     pub(super) reader: Device,
     /// Its messages are forks, whose envelopes come from `arrival_pool`.
@@ -110,7 +110,7 @@ impl<M: Message> HubCore<M> {
     /// Sends the message in `place`, if there is room; otherwise it stays there. `origin`: the stream on which its
     /// sender works.
     #[inline]
-    pub(crate) fn try_send(&self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+    pub(super) fn try_send(&self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
         self.check()?;
         let Some(parcel) = place else { return Ok(()) };
         self.check_places(&mut parcel.message)?;
@@ -123,7 +123,7 @@ impl<M: Message> HubCore<M> {
 
     /// Sends a message that has [departed](Parcel::depart), like `try_send`. `dropped` gets the message that the hub
     /// drops for it, which may be this one. Nothing is moved.
-    pub(crate) fn try_send_departed(
+    pub(super) fn try_send_departed(
         &self,
         place: &mut Option<Parcel<M>>,
         dropped: impl FnOnce(Parcel<M>),
@@ -136,8 +136,8 @@ impl<M: Message> HubCore<M> {
     }
 
     /// Like `forward`, if there is room; otherwise returns the message.
-    pub(crate) fn try_forward(&self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
-        let mut place = Discarded::new(parcel);
+    pub(super) fn try_forward(&self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
+        let mut place = DiscardOnDrop::new(parcel);
         self.check()?;
         if let Some(parcel) = place.get_mut() {
             self.check_places(&mut parcel.message)?;
@@ -149,9 +149,9 @@ impl<M: Message> HubCore<M> {
     }
 
     /// Pushes a message that was taken from another hub into this one, which always has room for it.
-    pub(crate) fn forward(&self, parcel: Parcel<M>) -> Result<()> {
+    pub(super) fn forward(&self, parcel: Parcel<M>) -> Result<()> {
         // Always succeeds: the reader closes after this sender.
-        self.send(Discarded::new(parcel).place())
+        self.send(DiscardOnDrop::new(parcel).place())
     }
 
     /// Sends the message in `place`, for which the writer has found room. It stays there if the reader has ended.

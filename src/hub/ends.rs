@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use super::{
     Copier, Message,
     core::HubCore,
+    end_waker::Interest,
     external::ExternalHandle,
-    hub_side::Interest,
     parcel::Parcel,
     pool::{Pool, RawEnvelope},
     queue::Answer,
@@ -20,6 +20,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     mutants::{self, Mutant},
+    stream::Stream,
     sync::{discard, discard_all},
 };
 
@@ -53,6 +54,33 @@ impl<M: Message> Deref for Sender<M> {
 impl<M: Message> Sender<M> {
     pub(super) fn new(hub: Arc<HubCore<M>>) -> Self {
         Self(hub)
+    }
+
+    // A hub has one writer, which these methods take exclusively: see `HubCore::all_ready`.
+
+    /// See [`HubCore::try_send`].
+    #[inline]
+    pub(crate) fn try_send(&mut self, place: &mut Option<Parcel<M>>, origin: Option<&Stream>) -> Result<()> {
+        self.0.try_send(place, origin)
+    }
+
+    /// See [`HubCore::try_send_departed`].
+    pub(crate) fn try_send_departed(
+        &mut self,
+        place: &mut Option<Parcel<M>>,
+        dropped: impl FnOnce(Parcel<M>),
+    ) -> Result<()> {
+        self.0.try_send_departed(place, dropped)
+    }
+
+    /// See [`HubCore::try_forward`].
+    pub(crate) fn try_forward(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
+        self.0.try_forward(parcel)
+    }
+
+    /// See [`HubCore::forward`].
+    pub(crate) fn forward(&mut self, parcel: Parcel<M>) -> Result<()> {
+        self.0.forward(parcel)
     }
 
     /// `Yes` if the hub can meet the demand, or has failed, so that the next call returns its error. `Never` if the reader
@@ -409,7 +437,7 @@ mod tests {
             stepped: false,
             captured: None,
         };
-        let (sender, receiver, view) = build::build::<Pair>(plan, None).unwrap();
+        let (mut sender, receiver, view) = build::build::<Pair>(plan, None).unwrap();
         let blank = || Envelope::<u8>::of_raw(sender.blank().unwrap().unwrap());
         let envelopes = [blank(), blank()];
         // One of the two envelopes to copy to is in use.

@@ -75,8 +75,8 @@ impl<T: Plain> Envelope<T> {
         std::mem::swap(&mut self.raw.memory, &mut other.raw.memory);
         std::mem::swap(&mut self.raw.bytes, &mut other.raw.bytes);
         // The marks stay, since each envelope still returns to its own hub.
-        self.raw.marks.hide_as(&other.raw.marks);
-        other.raw.marks.hide_as(&self.raw.marks);
+        self.raw.outside_guards.hide_as(&other.raw.outside_guards);
+        other.raw.outside_guards.hide_as(&self.raw.outside_guards);
         Ok(())
     }
 
@@ -111,7 +111,7 @@ impl<T: Plain> Envelope<T> {
     fn too_long(&self, len: usize) -> Error {
         let capacity = self.capacity();
         let pool = self.raw.pool().upgrade();
-        let text = match pool.as_ref().filter(|_| self.raw.marks.errors().is_none()) {
+        let text = match pool.as_ref().filter(|_| self.raw.outside_guards.errors().is_none()) {
             Some(pool) => format!(
                 "an envelope of hub `{}` has room for {capacity} elements, not for {len}: raise the hub's envelope size, \
                  with `Hub::envelope_bytes` or, for a hub of chunks, `.elements(..)`",
@@ -187,7 +187,7 @@ impl<T: Plain> Envelope<T> {
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn state(&self) -> Result<BufferState> {
-        self.raw.given(self.raw.memory().state())
+        self.raw.redacted(self.raw.memory().state())
     }
 
     /// Resolves when its data is available: all writes to it that are enqueued so far have completed.
@@ -208,7 +208,7 @@ impl<T: Plain> Envelope<T> {
     pub fn as_slice(&self) -> Result<&[T]> {
         let valid = self.len() * size_of::<T>();
         let slice = self.raw.memory().host_slice().and_then(|bytes| elements(&bytes[..valid]));
-        self.raw.given(slice)
+        self.raw.redacted(slice)
     }
 
     /// Write access to the valid part on the host, without waiting.
@@ -226,7 +226,7 @@ impl<T: Plain> Envelope<T> {
     /// The same as for [`Envelope::as_mut_slice`].
     pub fn as_mut_space(&mut self) -> Result<&mut [T]> {
         let whole = self.capacity() * size_of::<T>();
-        let (errors, is_host) = (self.raw.marks.errors().cloned(), self.is_host());
+        let (errors, is_host) = (self.raw.outside_guards.errors().cloned(), self.is_host());
         let space = self.raw.memory_mut().host_slice_mut().and_then(|bytes| elements_mut(&mut bytes[..whole]));
         space.map_err(|error| match errors {
             Some(errors) => errors.of_memory(error, is_host),

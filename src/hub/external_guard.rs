@@ -7,12 +7,12 @@
 //!
 //! ```text
 //!   operator ──sends──> [ marked: ExternalGuard ] ──> the program outside ──drops──> its pool: the writer is woken
-//!                         holds the flow                                      then the marks are dropped
+//!                         holds the flow                                      then the guards are dropped
 //! ```
 //!
-//! An operator adds the mark while the flow is active, and a returned envelope wakes the writer before its marks are
+//! An operator adds the mark while the flow is active, and a returned envelope wakes the writer before its guards are
 //! dropped: the flow never appears idle in between. An envelope that is sent into its flow again loses that
-//! flow's marks.
+//! flow's guards.
 //!
 //! An envelope may pass through several flows. It has a mark for each flow that it is outside of.
 //!
@@ -53,11 +53,14 @@ pub(crate) struct Boundary {
 /// See the module. If its boundary lends, it holds the flow until it is dropped.
 pub(crate) struct ExternalGuard(pub(super) Arc<Boundary>);
 
-/// The marks of one envelope, at most one of each kind. Most envelopes have none, and few have several.
+/// The guards of one envelope, at most one of each kind. Most envelopes have none, and few have several.
 #[derive(Default)]
-pub(super) struct Marks {
+pub(super) struct OutsideGuards {
     first: Option<ExternalGuard>,
-    #[expect(clippy::box_collection, reason = "one word: envelopes are moved more often than they have several marks")]
+    #[expect(
+        clippy::box_collection,
+        reason = "one word: envelopes are moved more often than they have several guards"
+    )]
     others: Option<Box<Vec<ExternalGuard>>>,
 }
 
@@ -136,7 +139,7 @@ impl fmt::Debug for ExternalGuard {
     }
 }
 
-impl Marks {
+impl OutsideGuards {
     pub(super) fn iter(&self) -> impl Iterator<Item = &ExternalGuard> {
         self.first.iter().chain(self.others.iter().flat_map(|others| others.iter()))
     }
@@ -159,7 +162,7 @@ impl Marks {
         }
     }
 
-    /// Removes the marks of flows that have ended. One of those that hide errors from callers stays: the envelope can
+    /// Removes the guards of flows that have ended. One of those that hide errors from callers stays: the envelope can
     /// return to none of these flows.
     fn forget_ended(&mut self) {
         let mut for_callers = false;
@@ -172,7 +175,7 @@ impl Marks {
         drop(gone);
     }
 
-    /// Removes and returns the marks that hold a flow.
+    /// Removes and returns the guards that hold a flow.
     pub(super) fn take_lending(&mut self) -> SmallVec<[ExternalGuard; 1]> {
         self.take(|mark| mark.0.lends)
     }
@@ -244,42 +247,42 @@ mod tests {
     #[test]
     fn an_envelope_has_one_mark_for_each_flow() {
         let flows = flows::<3>();
-        let mut marks = Marks::default();
+        let mut outside_guards = OutsideGuards::default();
         for flow in flows.iter().chain(&flows) {
-            marks.add(&Boundary::of_program(flow.clone()));
+            outside_guards.add(&Boundary::of_program(flow.clone()));
         }
         assert_eq!(out(&flows), [1, 1, 1]);
         for gone in [0, 2, 1] {
             let flow: Arc<dyn OutsideTracker> = flows[gone].clone();
-            drop(marks.take(|mark| mark.holds(&flow)));
+            drop(outside_guards.take(|mark| mark.holds(&flow)));
             assert_eq!(flows[gone].out.load(Ordering::SeqCst), 0);
         }
-        assert!(marks.iter().next().is_none());
+        assert!(outside_guards.iter().next().is_none());
     }
 
     #[test]
     fn marks_of_flows_that_have_ended_do_not_pile_up() {
-        let mut marks = Marks::default();
+        let mut outside_guards = OutsideGuards::default();
         let runs = Arc::new(Counted::default());
         let all: Vec<_> = (0..10_000)
             .map(|number| {
                 let flow = Arc::new(Counted::default());
                 let errors = || CallerErrors::new("flow", "service");
-                marks.add(&match number % 2 {
+                outside_guards.add(&match number % 2 {
                     0 => Boundary::of_program(flow.clone()),
                     _ => Boundary::of_callers(flow.clone(), errors()),
                 });
                 flow.ended.store(true, Ordering::SeqCst);
                 if number == 500 {
-                    marks.add(&Boundary::of_program(runs.clone()));
+                    outside_guards.add(&Boundary::of_program(runs.clone()));
                 }
-                assert!(marks.iter().count() <= 8, "{number}");
+                assert!(outside_guards.iter().count() <= 8, "{number}");
                 flow
             })
             .collect();
-        assert!(marks.errors().is_some());
+        assert!(outside_guards.errors().is_some());
         assert_eq!(runs.out.load(Ordering::SeqCst), 1, "a flow that runs is held");
-        drop(marks);
+        drop(outside_guards);
         assert!(out(&all).iter().all(|out| *out == 0));
         assert_eq!(runs.out.load(Ordering::SeqCst), 0);
     }
@@ -287,18 +290,18 @@ mod tests {
     #[test]
     fn errors_are_hidden_while_a_mark_hides_them() {
         let [first, second] = flows();
-        let mut marks = Marks::default();
-        marks.add(&Boundary::of_program(second.clone()));
-        assert!(marks.errors().is_none());
-        let mut other = Marks::default();
+        let mut outside_guards = OutsideGuards::default();
+        outside_guards.add(&Boundary::of_program(second.clone()));
+        assert!(outside_guards.errors().is_none());
+        let mut other = OutsideGuards::default();
         other.add(&Boundary::of_callers(first.clone(), CallerErrors::new("flow", "service")));
-        marks.hide_as(&other);
-        marks.hide_as(&other);
-        assert!(marks.errors().is_some());
-        assert_eq!(marks.iter().count(), 2);
+        outside_guards.hide_as(&other);
+        outside_guards.hide_as(&other);
+        assert!(outside_guards.errors().is_some());
+        assert_eq!(outside_guards.iter().count(), 2);
         assert_eq!(out(&[first.clone(), second]), [0, 1], "a mark that only hides errors holds no flow");
         let flow: Arc<dyn OutsideTracker> = first;
-        drop(marks.take(|mark| mark.holds(&flow)));
-        assert!(marks.errors().is_none());
+        drop(outside_guards.take(|mark| mark.holds(&flow)));
+        assert!(outside_guards.errors().is_none());
     }
 }

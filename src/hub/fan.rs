@@ -26,7 +26,7 @@ use crate::{
     memory::HostAccess,
     mutants::{self, Mutant},
     stream::Stream,
-    sync::{Discarded, discard, discard_all},
+    sync::{DiscardOnDrop, discard, discard_all},
 };
 
 /// What one of an output's hubs did with a message that it was [offered](crate::Output::offer).
@@ -181,7 +181,7 @@ impl<M: Message> Fan<M> {
 
     /// Sends a message that a worker of the operator has sent, if all hubs have room.
     pub(crate) fn try_forward(&mut self, parcel: Parcel<M>) -> Result<Result<(), Parcel<M>>> {
-        let mut place = Discarded::new(parcel);
+        let mut place = DiscardOnDrop::new(parcel);
         if let Some(parcel) = place.get_mut() {
             self.determine_outcomes(&mut parcel.message)?;
             if !self.outcomes.contains(&Outcome::Full) {
@@ -309,7 +309,7 @@ impl<M: Message> Fan<M> {
         // Reversed, to pop them in order. After an error the remaining ones are discarded one by one.
         forks.0.reverse();
         while let Some((at, fork)) = forks.0.pop() {
-            let mut fork = Discarded::new(match place {
+            let mut fork = DiscardOnDrop::new(match place {
                 Some(parcel) => parcel.with_message(fork),
                 None => Parcel::new(fork, None),
             });

@@ -4,7 +4,7 @@ use std::{any::Any, borrow::Cow, collections::BTreeMap, fmt, sync::Arc};
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    sync::Discarded,
+    sync::DiscardOnDrop,
 };
 
 /// Named values of any type that travel beside a message: a frame's number, the time of its capture, the user who
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Clone, Default)]
 pub struct Metadata(Option<Arc<BTreeMap<Cow<'static, str>, Value>>>);
 
-/// A [`Discarded`] user value. Several values share one map, which drops them together; a value may itself be
+/// A [`DiscardOnDrop`] user value. Several values share one map, which drops them together; a value may itself be
 /// metadata that contains metadata.
 pub(crate) type Value = Arc<dyn Any + Send + Sync>;
 
@@ -44,7 +44,7 @@ pub enum MergePolicy {
 impl Metadata {
     /// Returns the value of this name if there is one and it is a `T`.
     pub fn get<T: Send + Sync + 'static>(&self, name: &str) -> Option<&T> {
-        self.0.as_ref()?.get(name)?.downcast_ref::<Discarded<T>>()?.get()
+        self.0.as_ref()?.get(name)?.downcast_ref::<DiscardOnDrop<T>>()?.get()
     }
 
     /// Sets a value and replaces a former one of the same name.
@@ -54,7 +54,7 @@ impl Metadata {
 
     /// Wraps a value for [`replace`](Self::replace).
     pub(crate) fn value<T: Send + Sync + 'static>(value: T) -> Value {
-        Arc::new(Discarded::new(value))
+        Arc::new(DiscardOnDrop::new(value))
     }
 
     /// Like `insert`, but returns the replaced value, for the caller to drop with no lock held.

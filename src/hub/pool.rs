@@ -25,7 +25,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    external_guard::{ExternalGuard, Marks},
+    external_guard::{ExternalGuard, OutsideGuards},
     free_list::FreeList,
 };
 use crate::{
@@ -228,7 +228,7 @@ pub struct RawEnvelope {
     pub(super) ticket: Option<Ticket>,
     pub(super) pool: Weak<Pool>,
     /// The flows that it is outside of. Dropped after its memory was returned.
-    pub(super) marks: Marks,
+    pub(super) outside_guards: OutsideGuards,
 }
 
 /// What remains to be done for a hub after an envelope has left it for good.
@@ -236,24 +236,24 @@ pub struct RawEnvelope {
 pub(super) struct PoolReplacement {
     replaced: Option<(Arc<Pool>, Owned)>,
     /// The flows that waited for the envelope.
-    marks: SmallVec<[ExternalGuard; 1]>,
+    outside_guards: SmallVec<[ExternalGuard; 1]>,
 }
 
 impl PoolReplacement {
     /// Gives the pool its replacement, which wakes the tasks that wait for one. Call it with no lock held.
     pub(super) fn complete(self) {
-        let Self { replaced, marks } = self;
+        let Self { replaced, outside_guards } = self;
         if let Some((pool, memory)) = replaced {
             pool.put(memory);
         }
         // Last: if the flow were idle for a moment in between, that would be reported as a stall.
-        drop(marks);
+        drop(outside_guards);
     }
 }
 
 impl RawEnvelope {
     pub(crate) fn new(memory: Owned, pool: Weak<Pool>) -> Self {
-        Self { memory: Some(memory), bytes: 0, ticket: None, pool, marks: Marks::default() }
+        Self { memory: Some(memory), bytes: 0, ticket: None, pool, outside_guards: OutsideGuards::default() }
     }
 
     /// An envelope without a pool, for work on this stream.
@@ -301,16 +301,16 @@ impl RawEnvelope {
             replaced = pool.replacement(self.memory())?.map(|memory| (pool, memory));
             self.pool = no_pool.clone();
         }
-        Ok(PoolReplacement { replaced, marks: self.marks.take_lending() })
+        Ok(PoolReplacement { replaced, outside_guards: self.outside_guards.take_lending() })
     }
 
-    pub(super) fn marks_mut(&mut self) -> &mut Marks {
-        &mut self.marks
+    pub(super) fn outside_guards_mut(&mut self) -> &mut OutsideGuards {
+        &mut self.outside_guards
     }
 
     /// Converts an error of its memory for its holder: if that is a caller of a flow, only the error's kind is kept.
-    pub(super) fn given<T>(&self, outcome: Result<T>) -> Result<T> {
-        outcome.map_err(|error| match self.marks.errors() {
+    pub(super) fn redacted<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| match self.outside_guards.errors() {
             Some(errors) => errors.of_memory(error, self.memory().is_host()),
             None => error,
         })
@@ -318,7 +318,7 @@ impl RawEnvelope {
 
     pub(super) fn host_access(&self, write: bool) -> HostAccess {
         let access = self.memory().host_access(write);
-        match self.marks.errors() {
+        match self.outside_guards.errors() {
             Some(errors) => access.for_caller(errors),
             None => access,
         }
@@ -330,11 +330,11 @@ impl RawEnvelope {
     /// The failure of that work.
     pub(super) fn forget_work(&mut self) -> Result<bool> {
         let done = self.memory_mut().forget_work();
-        self.given(done)
+        self.redacted(done)
     }
 
     /// Commits its uses, so that users elsewhere can be ordered after them.
-    pub(super) fn mark(&self) -> Result<()> {
+    pub(super) fn commit_uses(&self) -> Result<()> {
         self.memory().commit_shared()
     }
 

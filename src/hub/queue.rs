@@ -39,7 +39,7 @@
 //! end closes. If `begin_move` is called during another move, the task that moves checks the queue again.
 
 use super::{
-    hub_side::{HubSide, Interest, SecondWaker},
+    end_waker::{EndWaker, Interest, SecondWaker},
     when_full::WhenFull,
 };
 use crate::sync::{AtomicUsize, Level, Mutex, Ordering, discard, lock, mutex_at};
@@ -100,8 +100,8 @@ pub(crate) struct Queue<M> {
     ready: AtomicUsize,
     /// The number of messages that are not ready. Stored on its own, since `len` and `ready` are written one after the other.
     unready: AtomicUsize,
-    reader: HubSide,
-    writer: HubSide,
+    reader: EndWaker,
+    writer: EndWaker,
     state: Mutex<State<M>>,
 }
 
@@ -166,8 +166,8 @@ impl<M: 'static> Queue<M> {
             len: AtomicUsize::new(0),
             ready: AtomicUsize::new(0),
             unready: AtomicUsize::new(0),
-            reader: HubSide::new(),
-            writer: HubSide::new(),
+            reader: EndWaker::new(),
+            writer: EndWaker::new(),
             state: mutex_at(
                 Level::Hub,
                 State {

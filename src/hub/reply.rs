@@ -24,7 +24,7 @@ use tracing::{Dispatch, Span, span::Id};
 use crate::{
     error::Error,
     mutants::{self, Mutant},
-    sync::{Discarded, assert_unlocked, logged},
+    sync::{DiscardOnDrop, assert_unlocked, logged},
 };
 
 /// The callers that wait for an answer to a message that an operator took, and the caller's [`Span`] in which it was
@@ -56,7 +56,7 @@ pub(crate) struct RequestOrigin {
     /// Shared, so that cloning calls no subscriber and is allowed while a lock is held. Dropping the last clone
     /// closes the span, which calls the subscriber. A panic of the subscriber is caught there, also while the
     /// message's own destructor unwinds.
-    span: Arc<Discarded<Span>>,
+    span: Arc<DiscardOnDrop<Span>>,
     pub(crate) number: u64,
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn next_number() -> u64 {
 /// Calls to the span's subscriber run user code: no lock is held, and a panic is caught.
 impl RequestOrigin {
     fn new(span: Span, number: u64) -> Self {
-        Self { span: Arc::new(Discarded::new(span)), number }
+        Self { span: Arc::new(DiscardOnDrop::new(span)), number }
     }
 
     /// Enters the span, without a guard: it may be exited elsewhere.

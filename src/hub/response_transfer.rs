@@ -31,13 +31,13 @@ impl Boundary {
     /// operators.
     pub(crate) fn mark<M: Message>(self: &Arc<Self>, message: &mut M) {
         if M::CARRIES_ENVELOPES {
-            message.envelopes(&mut |envelope| envelope.marks_mut().add(self));
+            message.envelopes(&mut |envelope| envelope.outside_guards_mut().add(self));
         }
     }
 
     /// Marks one envelope. If the mark lends, the caller must hold the flow.
     pub(crate) fn mark_one(self: &Arc<Self>, envelope: &mut RawEnvelope) {
-        envelope.marks_mut().add(self);
+        envelope.outside_guards_mut().add(self);
     }
 }
 
@@ -91,9 +91,9 @@ impl ReturnedMarks {
     }
 
     fn take_one(&mut self, number: usize, envelope: &mut RawEnvelope, is_there: &dyn Fn(&Boundary) -> bool) {
-        let taken = envelope.marks_mut().take(|mark| is_there(&mark.0));
+        let taken = envelope.outside_guards_mut().take(|mark| is_there(&mark.0));
         self.marks.extend(taken.into_iter().map(|mark| (number, Some(mark))));
-        for mark in envelope.marks_mut().iter() {
+        for mark in envelope.outside_guards_mut().iter() {
             let released = mark.0.flow.release(is_there);
             self.marks.extend(released.into_iter().map(|mark| (number, Some(mark))));
         }
@@ -105,7 +105,7 @@ impl ReturnedMarks {
             let mut number = 0;
             message.envelopes(&mut |envelope| {
                 for (_, mark) in self.marks.iter_mut().filter(|(of, _)| *of == number) {
-                    mark.take().into_iter().for_each(|mark| envelope.marks_mut().push(mark));
+                    mark.take().into_iter().for_each(|mark| envelope.outside_guards_mut().push(mark));
                 }
                 number += 1;
             });

@@ -108,7 +108,7 @@ impl WriterRequest {
 }
 
 /// `3 of the 3 envelopes of hub `a -> b` at this location are in use, 1 of them in hub `b -> c`; `c` keeps 2 of them:
-/// `.envelopes(5)``
+/// set `.envelopes(5)``
 ///
 /// The last part appears only if the pool's hub is one of the flow's: envelopes that no hub of the flow holds are
 /// with operators.
@@ -128,12 +128,12 @@ pub(super) fn whereabouts(pool: &Arc<Pool>, holders: &dyn EnvelopeHolders) -> St
     let kept = out.saturating_sub(queued);
     if has_own && kept > 0 {
         let enough = count.saturating_add(kept);
-        let who = match &holders.keepers(pool.hub())[..] {
-            [] => "if operators keep".into(),
-            [one] => format!("{one} keeps"),
-            several => format!("if {} keep", several.join(" or ")),
+        let (who, separator) = match &holders.keepers(pool.hub())[..] {
+            [] => ("if operators keep".into(), ","),
+            [one] => (format!("{one} keeps"), ":"),
+            several => (format!("if {} keep", several.join(" or ")), ","),
         };
-        text.push_str(&format!("; {who} {kept} of them: set `.envelopes({enough})`"));
+        text.push_str(&format!("; {who} {kept} of them{separator} set `.envelopes({enough})`"));
     }
     text
 }

@@ -28,7 +28,7 @@ use crate::{
     device::backend::{self, Arg, BodyArg, Emulation},
     error::Result,
     stream::Stream,
-    sync::Discarded,
+    sync::DiscardOnDrop,
 };
 
 impl Stream {
@@ -113,7 +113,7 @@ impl<A: Addresses> External<'_, A> {
     pub fn emulated(mut self, body: impl for<'s> Fn(A::Slices<'s>) + Send + Sync + 'static) -> Self {
         let of: SmallVec<[(Element, bool); 8]> =
             self.slices.iter().map(|used| (used.element, used.access.writes())).collect();
-        let body = Discarded::new(body);
+        let body = DiscardOnDrop::new(body);
         self.emulated = Some(Arc::new(move |args: &[BodyArg]| {
             let slice = |at: usize| match (args[at], of[at]) {
                 (BodyArg::Slice(start, len), (element, write)) => {

@@ -24,7 +24,7 @@
 //! |---|---|
 //! | `uses`, `location` | the recorded uses of a piece of memory, and where it is |
 //! | `accounting`, `stats`, `free_lists`, `wait_queue` | the parts of a heap: byte counts, freed memory, waiting tasks |
-//! | `memory` | a piece of memory, its owner, and the origin that it returns to |
+//! | `memory`, `state` | a piece of memory, its owner, the origin that it returns to; whether a device is using it |
 //! | `graphs`, `shared_uses`, `use_lock` | the interface to graphs |
 //! | `ordering` | the waits of an operation for the uses that it comes after |
 //! | `heap`, `reclaim`, `ordered` | the heap of an allocator, memory that is dropped, the driver's own pool |

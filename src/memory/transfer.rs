@@ -128,11 +128,10 @@ impl Stream {
     }
 
     /// Enqueues a fill of device memory: every element becomes `value`. Supports elements of 1, 2 or 4 bytes, and
-    /// larger values that repeat such a pattern, as zero does.
+    /// larger elements whose bytes repeat such a pattern (zero does).
     ///
     /// # Errors
-    /// [`Usage`](ErrorKind::Usage) for host memory, memory of another device, or a value that does not repeat 1, 2 or 4
-    /// bytes; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
+    /// [`Usage`](ErrorKind::Usage) for host memory, memory of another device, or a value that is not such a pattern; [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
     pub fn fill<T: Plain>(&self, to: &mut (impl DeviceSliceMut<T> + ?Sized), value: T) -> Result<()> {
         let to = to.view_mut();
         let bytes = to.len * size_of::<T>();

@@ -28,7 +28,7 @@ use crate::{
     device::{Device, backend::Address},
     error::{Error, ErrorKind, Result},
     stream::{Streams, Ticket},
-    sync::{Discarded, Mutex, discard, lock, proxied},
+    sync::{DiscardOnDrop, Mutex, discard, lock, proxied},
 };
 
 /// A handle that returns the user's memory that a buffer was made from, once the buffer is dropped.
@@ -49,8 +49,8 @@ use crate::{
 /// ```
 #[must_use = "without it the memory is dropped with its buffer"]
 pub struct Wrapped<O> {
-    /// `Discarded`: the returned memory may own memory that is returned in the same way, and so on.
-    back: Discarded<oneshot::Receiver<Returned>>,
+    /// `DiscardOnDrop`: the returned memory may own memory that is returned in the same way, and so on.
+    back: DiscardOnDrop<oneshot::Receiver<Returned>>,
     of: PhantomData<fn() -> O>,
 }
 
@@ -202,7 +202,7 @@ impl<T: Plain> Buffer<T> {
         owner: O,
     ) -> Result<(Self, Wrapped<O>)> {
         if device.is_host() {
-            let text = format!("the host has no device memory: pass the device of address {address:#x}");
+            let text = format!("the host has no device memory: pass the device that owns address {address:#x}");
             return Err(Error::new(ErrorKind::Usage, text));
         }
         if !address.is_multiple_of(align_of::<T>() as u64) {
@@ -231,7 +231,7 @@ impl<T: Plain> Buffer<T> {
         let extent = Extent { size: bytes as u64, bytes: bytes as u64 };
         let mut memory = Memory::owned(device, location, extent, 0, Arc::new(origin));
         memory.read_only = read_only;
-        Ok((Self::of_memory(memory, len), Wrapped { back: Discarded::new(back), of: PhantomData }))
+        Ok((Self::of_memory(memory, len), Wrapped { back: DiscardOnDrop::new(back), of: PhantomData }))
     }
 }
 

@@ -48,7 +48,7 @@ use crate::{
     condition::{Need, PortId, Readiness},
     error::{Error, ErrorKind, Result, caught},
     mutants::{self, Mutant},
-    sync::Discarded,
+    sync::DiscardOnDrop,
 };
 
 /// See [`concurrent`].
@@ -351,13 +351,13 @@ impl<O: Operator + Clone> Concurrent<O> {
         let (jobs, mut next) = mpsc::unbounded_channel::<Job<O::Ports>>();
         // The task might be dropped during a run, when the runtime shuts down: a panic of one destructor must not
         // affect the others.
-        let (mut operator, here) = (Discarded::new(self.operator.clone()), cx.helper());
+        let (mut operator, here) = (DiscardOnDrop::new(self.operator.clone()), cx.helper());
         let (results, operator_task, name) = (results.clone(), own.operator_task().clone(), own.name().to_string());
         // A run has its messages when it begins: it must not wait for more.
         operator_task.finish();
         let task = async move {
             while let Some(Job { number, ports }) = next.recv().await {
-                let mut ports = Discarded::new(ports);
+                let mut ports = DiscardOnDrop::new(ports);
                 let (operator_task, device, before) =
                     (own.operator_task().clone(), own.device().clone(), own.run_loop.busy.total());
                 let context = own.context().clone();

@@ -187,7 +187,7 @@ impl Cx {
     /// gives the operator's peak use.
     ///
     /// # Errors
-    /// Like [`Allocator::alloc`] and [`stream`](Self::stream).
+    /// Those of [`Allocator::alloc`] and [`stream`](Self::stream).
     pub fn alloc<T: Plain>(&mut self, len: usize) -> Result<Buffer<T>> {
         let own = self.memory.allocator.clone();
         let is_own = |reserved: &&Arc<Reservation>| own.as_ref().is_some_and(|own| reserved.allocator() == own);

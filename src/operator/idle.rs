@@ -54,7 +54,7 @@
 //! The last clone might be dropped right after it was used to wake. The wake comes before the drop, so a task that sees
 //! the drop also sees the wake, and does not park.
 //!
-//! Does not depend on tokio: `tests/loom/quiet.rs` and `tests/loom/probe_waker.rs` include this file unchanged.
+//! Does not depend on tokio: `tests/loom/idle.rs` and `tests/loom/probe_waker.rs` include this file unchanged.
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ use super::{
     handle::InputHandle,
     input_queue::{InputQueue, WorkerEnd},
     input_wait::InputWait,
-    operator_streams::TakenTickets,
+    operator_streams::{TakenTickets, carries_any},
     plan::{Binder, Plan, PortKind, PortOptions, not_connected},
     ports::{Port, Traffic},
     run_context::RunContext,
@@ -24,10 +24,10 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Message, hub_side::Interest, parcel::Parcel},
+    hub::{Message, end_waker::Interest, parcel::Parcel},
     mutants::{self, Mutant},
     stream::Ticket,
-    sync::Discarded,
+    sync::DiscardOnDrop,
 };
 
 /// How many connections an [`Input`] has: [`One`] or [`Many`].
@@ -88,7 +88,7 @@ impl<M: Message> Input<M> {
     /// [`Usage`](ErrorKind::Usage) if more messages are taken than the condition promised and none is available. The
     /// error of the message, if its transfer failed.
     pub fn take(&mut self) -> Result<M> {
-        let mut place = Discarded::none();
+        let mut place = DiscardOnDrop::none();
         self.take_into(place.place(), 0, true)?;
         place.take().map(|parcel| parcel.message).ok_or_else(|| self.no_message())
     }
@@ -111,7 +111,7 @@ impl<M: Message> Input<M> {
     }
 
     /// Waits for the next message. Returns `None` when the last sender is dropped and no message is left, and when the
-    /// flow is idle, so that nothing in progress could send one.
+    /// flow is idle, since nothing can send one then.
     ///
     /// # Errors
     /// The same as for [`Input::try_take`].
@@ -200,7 +200,7 @@ impl<M: Message, C: Connections> Input<M, C> {
     /// one of a latest-value hub, even if it was taken before.
     #[inline]
     pub(super) fn take_from(&mut self, connection: usize, reread: bool) -> Result<Option<M>> {
-        let mut place = Discarded::none();
+        let mut place = DiscardOnDrop::none();
         self.take_into(place.place(), connection, reread)?;
         Ok(place.take().map(|parcel| parcel.message))
     }
@@ -217,7 +217,8 @@ impl<M: Message, C: Connections> Input<M, C> {
             self.reread.count(&parcel.message);
         }
         if let Some(ticket) = parcel.take_ticket() {
-            self.tickets.note(&mut parcel.message, ticket, self.traffic.messages)?;
+            let carries_none = !carries_any(&mut parcel.message);
+            self.tickets.note(ticket, carries_none, self.traffic.messages)?;
         }
         self.context.receive(parcel.header.take())
     }
@@ -390,7 +391,7 @@ impl<M: Message, C: Connections> Port for Input<M, C> {
         self.queues.as_mut().iter_mut().all(InputQueue::claim)
     }
 
-    fn unclaim(&mut self) {
+    fn give_back(&mut self) {
         self.queues.as_mut().iter_mut().for_each(InputQueue::release);
     }
 }

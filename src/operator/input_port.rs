@@ -19,7 +19,7 @@ use crate::{
     condition::{Counted, PortState, Readiness},
     error::Result,
     hub::{Message, RawEnvelope},
-    sync::Discarded,
+    sync::DiscardOnDrop,
 };
 
 impl<M: Message, C: Connections> Input<M, C> {
@@ -31,7 +31,7 @@ impl<M: Message, C: Connections> Input<M, C> {
     /// Passes the next message of a connection to a worker, with its header. False if there is none.
     fn pass(&mut self, connection: usize, worker: &mut InputQueue<M>, reread: bool) -> Result<bool> {
         let queue = &mut self.queues.as_mut()[connection];
-        let (mut place, before) = (Discarded::none(), queue.last());
+        let (mut place, before) = (DiscardOnDrop::none(), queue.last());
         queue.take(place.place(), reread)?;
         let Some(parcel) = place.get() else { return Ok(false) };
         self.traffic.count(&parcel.message);
@@ -146,7 +146,7 @@ impl<M: Message, C: Connections> WorkerPort for Input<M, C> {
 
 impl<M: Message, C: Connections> SectionInput for Input<M, C> {
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Readiness {
-        self.unclaim();
+        self.give_back();
         self.poll_promised(1, cx).more
     }
 
@@ -158,7 +158,7 @@ impl<M: Message, C: Connections> SectionInput for Input<M, C> {
 
     fn take(&mut self, section: &SectionContext) -> Result<RawEnvelope> {
         let [queue, ..] = self.queues.as_mut() else { return Err(no_envelope()) };
-        let mut place = Discarded::none();
+        let mut place = DiscardOnDrop::none();
         queue.take(place.place(), false)?;
         let parcel = place.get_mut().ok_or_else(no_envelope)?;
         self.traffic.count(&parcel.message);

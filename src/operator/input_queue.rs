@@ -15,11 +15,11 @@ use crate::{
     error::Result,
     hub::{
         Message, build,
+        end_waker::Interest,
         ends::{Receiver, Sender},
-        hub_side::Interest,
         parcel::Parcel,
     },
-    sync::{Discarded, discard},
+    sync::{DiscardOnDrop, discard},
 };
 
 /// A worker's connection: both ends of a private hub, which the operator's dispatcher sends to.
@@ -73,7 +73,7 @@ impl<M: Message> InputQueue<M> {
 
     /// Creates an end that has this one message.
     pub(super) fn end_with(&self, message: M) -> Result<Receiver<M>> {
-        let (sender, receiver) = self.worker_end();
+        let (mut sender, receiver) = self.worker_end();
         sender.forward(Parcel::new(message, None))?;
         Ok(receiver)
     }
@@ -241,7 +241,7 @@ impl<M: Message> InputQueue<M> {
 
     /// Drops all messages, after a call of `dropped` for each.
     pub(super) fn clear(&mut self, mut dropped: impl FnMut(&M)) {
-        let mut taken = Discarded::none();
+        let mut taken = DiscardOnDrop::none();
         let place = taken.place();
         while self.receiver.take(place, false).is_some() {
             if let Some(parcel) = place {
@@ -320,7 +320,7 @@ impl<M: Message> InputQueue<M> {
 
     /// Why no message can be taken.
     pub(super) fn describe_wait(&self) -> String {
-        let which = if self.ready_prefix.is_some() { "no message that is ready" } else { "no message" };
+        let which = if self.ready_prefix.is_some() { "no ready message" } else { "no message" };
         format!("{which} in hub `{}`", self.hub())
     }
 
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn a_claim_that_fails_again_after_a_change_is_accepted() {
-        let (sender, mut queue) = promised(3);
+        let (mut sender, mut queue) = promised(3);
         assert!(!queue.claim());
         for claimed in [false, false, true, true] {
             sender.forward(Parcel::new(1, None)).unwrap();

@@ -138,8 +138,7 @@ impl<M: Message> Inputs<M> {
     }
 
     /// Waits for the next message of any connection, and returns it with the connection's number. Returns `None` when
-    /// all senders are dropped and no message is left, and when the flow is idle, so that nothing in progress could
-    /// send one.
+    /// all senders are dropped and no message is left, and when the flow is idle, since nothing can send one then.
     ///
     /// # Errors
     /// The same as for [`Inputs::try_take_any`].

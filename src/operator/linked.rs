@@ -387,7 +387,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
         }
     }
 
-    fn unclaim(&mut self) {
+    fn give_back(&mut self) {
         if let Some(chunk) = self.chunk.take() {
             chunk.put_back();
         }

@@ -59,7 +59,7 @@ pub use input::{Connections, Input, Many, One};
 pub use inputs::Inputs;
 pub use linked::{Consume, LinkHandle, Linked, Modify, Peek, Produce};
 pub use local::LocalOperator;
-pub(crate) use output::Departure;
+pub(crate) use output::ExternalSend;
 pub use output::{Offer, Output};
 #[doc(hidden)]
 pub use plan::{Binder, Plan, PortOptions};

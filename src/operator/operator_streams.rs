@@ -10,9 +10,9 @@
 //!
 //! While a section is captured, the operator uses another instance, whose streams belong to the capture.
 //!
-//! A message's header has a ticket: the point in its sender's stream at which the message's own work is done (see
-//! `hub/parcel.rs`). If the message carries envelopes, their memory keeps the order and the ticket is only informative;
-//! if it carries none, the operator's stream waits for the ticket when the message is taken.
+//! A message brings a ticket: the point in its sender's stream at which the message's own work is done (see
+//! `hub/parcel.rs`). If the message carries envelopes, the ticket comes with them, and is only informative: their memory
+//! keeps the order. Otherwise the header has it, and the operator's stream waits for it when the message is taken.
 
 use std::{
     fmt,
@@ -66,7 +66,7 @@ struct State {
     refused: bool,
     /// The tickets of messages without envelopes, one per stream: work on the operator's stream must be ordered after
     /// these.
-    loose: Tickets,
+    without_envelopes: Tickets,
     /// The tickets of this run's messages, one per stream, in the order of taking. Recorded while the operator has no
     /// stream of its own.
     received: Tickets,
@@ -158,7 +158,7 @@ impl OperatorStreams {
         let mut state = lock(&self.state);
         state.received.clear();
         state.borrowed = None;
-        state.loose.retain(|ticket| !ticket.has_passed());
+        state.without_envelopes.retain(|ticket| !ticket.has_passed());
         true
     }
 
@@ -171,8 +171,8 @@ impl OperatorStreams {
         if !state.refused {
             if let Some(own) = self.take(&self.name)? {
                 let stream = own.stream.clone();
-                stream.join(&state.loose)?;
-                state.loose.clear();
+                stream.join(&state.without_envelopes)?;
+                state.without_envelopes.clear();
                 state.received.clear();
                 // Only this operator sets it.
                 let _ = self.own.set(own);
@@ -196,7 +196,7 @@ impl OperatorStreams {
             None => (Stream::default_of(&self.device)?, false),
         };
         stream.join(&state.received)?;
-        stream.join(&state.loose)?;
+        stream.join(&state.without_envelopes)?;
         if !state.all_borrowed.contains(&stream) {
             forget_done(&mut state.all_borrowed, Stream::ticket);
             state.all_borrowed.push(stream.clone());
@@ -255,19 +255,19 @@ impl OperatorStreams {
         lock(&self.state).borrowed.as_ref().filter(|(_, received)| *received).map(|(stream, _)| stream.clone())
     }
 
-    /// Records the ticket of a message that was taken. `loose`: the message carries no envelopes.
-    fn received(&self, ticket: &Ticket, loose: bool) -> Result<()> {
+    /// Records the ticket of a message that was taken. `without_envelopes`: the message carries no envelopes.
+    fn received(&self, ticket: &Ticket, without_envelopes: bool) -> Result<()> {
         if let Some(own) = self.own.get() {
-            return if loose { own.stream.wait(ticket) } else { Ok(()) };
+            return if without_envelopes { own.stream.wait(ticket) } else { Ok(()) };
         }
         let _later = Deferred::new();
         let mut state = lock(&self.state);
         note(&mut state.received, ticket);
-        if loose {
-            if !state.loose.iter().any(|known| known.stream().is(ticket.stream())) {
-                forget_done(&mut state.loose, Ticket::clone);
+        if without_envelopes {
+            if !state.without_envelopes.iter().any(|known| known.stream().is(ticket.stream())) {
+                forget_done(&mut state.without_envelopes, Ticket::clone);
             }
-            note(&mut state.loose, ticket);
+            note(&mut state.without_envelopes, ticket);
         }
         match &state.borrowed {
             Some((stream, _)) => stream.wait(ticket),
@@ -333,11 +333,11 @@ impl TakenTickets {
         }
     }
 
-    /// Records the ticket of a message that was taken, the port's `count`th.
+    /// Records the ticket of a message that was taken, the port's `count`th. `carries_none`: the message has no envelope.
     #[inline(never)]
-    pub(super) fn note<M: Message>(&mut self, message: &mut M, ticket: Ticket, count: u64) -> Result<()> {
+    pub(super) fn note(&mut self, ticket: Ticket, carries_none: bool, count: u64) -> Result<()> {
         if let Some(streams) = &self.streams {
-            streams.received(&ticket, !carries_any(message))?;
+            streams.received(&ticket, carries_none)?;
         }
         let mut before = (count - self.begun) as usize - 1;
         if before >= Self::MAX {
@@ -358,7 +358,7 @@ impl TakenTickets {
 }
 
 /// Whether there is any envelope in a message.
-fn carries_any<M: Message>(message: &mut M) -> bool {
+pub(super) fn carries_any<M: Message>(message: &mut M) -> bool {
     let mut any = false;
     if M::CARRIES_ENVELOPES {
         message.envelopes(&mut |_| any = true);
@@ -390,7 +390,7 @@ mod tests {
             main.synchronize_blocking().unwrap();
         }
         let state = lock(&streams.state);
-        let kept = (state.all_borrowed.len(), state.loose.len());
+        let kept = (state.all_borrowed.len(), state.without_envelopes.len());
         assert!(kept.0 <= 2 * MANY && kept.1 <= 2 * MANY, "{kept:?}");
     }
 }

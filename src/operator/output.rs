@@ -21,16 +21,16 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::{
         Envelope, Message, Outcome, Reply,
+        end_waker::Interest,
         ends::Demand,
         external::{ExternalHandle, SentBy},
-        hub_side::Interest,
         outbox::{Outbox, OutboxQueue},
         parcel::Parcel,
         queue::Answer,
     },
     memory::{HostAccess, Plain},
     stream::Stream,
-    sync::Discarded,
+    sync::DiscardOnDrop,
 };
 
 /// A port that sends messages: to one reader, or to each of several ([`Flow::connect`](crate::Flow::connect)).
@@ -84,7 +84,7 @@ impl<M: Message> Output<M> {
     /// Dropping the future before it resolves drops the message with it, unsent.
     #[inline]
     pub fn send(&mut self, message: M) -> impl Future<Output = Result<()>> + Send {
-        let mut place = Discarded::new(self.parcel(message));
+        let mut place = DiscardOnDrop::new(self.parcel(message));
         async move { self.deliver(place.place()).await }
     }
 
@@ -119,7 +119,7 @@ impl<M: Message> Output<M> {
     /// # Errors
     /// The same as for [`Output::send`].
     pub fn try_send(&mut self, message: M) -> Result<Result<(), M>> {
-        let mut place = Discarded::new(self.parcel(message));
+        let mut place = DiscardOnDrop::new(self.parcel(message));
         self.send_if_room(place.place())?;
         Ok(place.take().map_or(Ok(()), |parcel| Err(parcel.message)))
     }
@@ -135,7 +135,7 @@ impl<M: Message> Output<M> {
     /// it.
     pub async fn send_for(&mut self, reply: Reply, message: M) -> Result<()> {
         let load = self.context.load_for(reply);
-        self.deliver(Discarded::new(Parcel::new(message, Some(load))).place()).await
+        self.deliver(DiscardOnDrop::new(Parcel::new(message, Some(load))).place()).await
     }
 
     /// A handle of its only reader's hub.
@@ -148,22 +148,22 @@ impl<M: Message> Output<M> {
 
     /// What [`try_send_departed`](Self::try_send_departed) needs, for a sender that holds a lock only while the message
     /// is enqueued.
-    pub(crate) fn departure(&self) -> Departure<M> {
+    pub(crate) fn departure(&self) -> ExternalSend<M> {
         let own = self.streams.as_ref().and_then(|streams| streams.own().cloned().or_else(|| streams.borrowed()));
-        Departure { external: self.external(), origin: self.stream.clone().or(own) }
+        ExternalSend { external: self.external(), origin: self.stream.clone().or(own) }
     }
 
     /// Sends the message in `place` if there is room; otherwise it stays there. A message that the hub drops in
     /// exchange is moved to `dropped`. No user code of the message is called; the hub moves nothing before
-    /// [`Departure::move_queued`].
+    /// [`ExternalSend::move_queued`].
     pub(crate) fn try_send_departed(
         &mut self,
         place: &mut Option<Parcel<M>>,
-        departed: &Departed,
+        departed: &PreparedSend,
         dropped: &mut Option<Parcel<M>>,
     ) -> Result<()> {
         // An output that is used from outside has one reader, so no message is forked here, where the port is locked.
-        match &self.readers {
+        match &mut self.readers {
             Readers::One(sender) if !sender.reader_gone() => {
                 sender.try_send_departed(place, |parcel| *dropped = Some(parcel))?;
             }
@@ -235,7 +235,7 @@ impl<M: Message> Output<M> {
     /// # Errors
     /// The error of a failed transfer. A reader that has ended is not an error.
     pub fn offer(&mut self, message: M) -> Result<Offer<M>> {
-        let mut place = Discarded::new(self.parcel(message));
+        let mut place = DiscardOnDrop::new(self.parcel(message));
         let bytes = place.get().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
         let outcomes = self.with_origin(|readers, origin| Self::offer_to_each(readers, place.place(), origin))?;
         let kept = place.take().map(|parcel| parcel.message);
@@ -321,18 +321,18 @@ impl<M: Message> Output<M> {
 }
 
 /// See [`Output::departure`].
-pub(crate) struct Departure<M: Message> {
+pub(crate) struct ExternalSend<M: Message> {
     /// The hub, if there is only one.
     external: Option<ExternalHandle<M>>,
     origin: Option<Stream>,
 }
 
 /// A message that is ready to be enqueued.
-pub(crate) struct Departed {
+pub(crate) struct PreparedSend {
     bytes: u64,
 }
 
-impl<M: Message> Departure<M> {
+impl<M: Message> ExternalSend<M> {
     /// Whether the hub can transfer the message to its reader.
     ///
     /// # Errors
@@ -342,12 +342,12 @@ impl<M: Message> Departure<M> {
     }
 
     /// Prepares an accepted message: all user code of the message that a send calls is called here.
-    pub(crate) fn prepare(&self, parcel: &mut Parcel<M>) -> Result<Departed> {
+    pub(crate) fn prepare(&self, parcel: &mut Parcel<M>) -> Result<PreparedSend> {
         let bytes = parcel.message.size_in_bytes() as u64;
         if let Some(hub) = &self.external {
             hub.depart(parcel, self.origin.as_ref())?;
         }
-        Ok(Departed { bytes })
+        Ok(PreparedSend { bytes })
     }
 
     /// Lets the hub move its messages.
@@ -472,5 +472,5 @@ impl<M: Message> Port for Output<M> {
         true
     }
 
-    fn unclaim(&mut self) {}
+    fn give_back(&mut self) {}
 }

@@ -18,9 +18,9 @@ use super::{
 use crate::{
     condition::{Counted, PortState, Readiness, Room},
     error::Result,
-    hub::{Message, RawEnvelope, hub_side::Interest, outbox::Outbox, parcel::Parcel, pool::Pool, queue::Answer},
+    hub::{Message, RawEnvelope, end_waker::Interest, outbox::Outbox, parcel::Parcel, pool::Pool, queue::Answer},
     stream::Stream,
-    sync::{Discarded, discard},
+    sync::{DiscardOnDrop, discard},
 };
 
 impl<M: Message> Output<M> {
@@ -82,7 +82,7 @@ impl<M: Message> AnyPort for Output<M> {
             let Some(first) = self.backlog.as_mut().and_then(|backlog| backlog.pop_front()) else {
                 return Ok(Ok(()));
             };
-            let mut first = Discarded::new(first);
+            let mut first = DiscardOnDrop::new(first);
             let (mut answer, mut bytes) = (Answer::Wait, 0);
             if let Some(parcel) = first.get_mut() {
                 answer = self.readers.poll_send(&mut parcel.message, cx.waker());

@@ -105,9 +105,9 @@ use crate::{
 ///
 /// Without `done` or `event` an operator runs as soon as a message has arrived, and what it enqueues is ordered after
 /// the message's own work. With `done` it is woken only when all work that wrote the message's envelopes is done,
-/// without polling: it may read the data without waiting. Messages without envelopes are done when the stream that they
-/// came with is done, and at once if they came with none. If the device is lost before, the operator runs and
-/// [`Input::take`](super::Input::take) returns the error. Readiness is per message: each message of a queue waits for
+/// without polling: it may read the data without waiting. A message without envelopes is done when the
+/// work enqueued on its sender's stream before the send has completed, or at once if the sender has no stream. If the
+/// device is lost first, the operator runs and [`Input::take`](super::Input::take) returns the error. Readiness is per message: each message of a queue waits for
 /// its own work only. If both `done` and `event` are set, both must hold.
 ///
 /// ```
@@ -146,7 +146,7 @@ pub trait Ports: Sized + Send + 'static {
     #[doc(hidden)]
     fn claim(&mut self) -> bool;
     #[doc(hidden)]
-    fn unclaim(&mut self);
+    fn give_back(&mut self);
     #[doc(hidden)]
     fn visit<'a>(&'a mut self, visit: &mut dyn FnMut(&'static str, &'a mut dyn AnyPort));
 }
@@ -169,7 +169,7 @@ impl Ports for () {
         true
     }
 
-    fn unclaim(&mut self) {}
+    fn give_back(&mut self) {}
 
     fn visit<'a>(&'a mut self, _visit: &mut dyn FnMut(&'static str, &'a mut dyn AnyPort)) {}
 }
@@ -365,7 +365,7 @@ pub trait Port: AnyPort + Send + 'static {
     /// polls all ports again when those operators have acted. A timer or an event does not wake it for other ports.
     fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness;
     fn claim(&mut self) -> bool;
-    fn unclaim(&mut self);
+    fn give_back(&mut self);
 }
 
 /// A port that may have the attribute `#[input]`.

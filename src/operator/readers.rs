@@ -9,9 +9,9 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::{
         Message, RawEnvelope,
+        end_waker::Interest,
         ends::{Demand, Sender},
         fan::{self, Fan, WriterEnd},
-        hub_side::Interest,
         outbox::Outbox,
         pool::Pool,
         queue::Answer,

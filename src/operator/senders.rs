@@ -16,7 +16,7 @@
 //! has seen that another caller did; by then the lent token is counted. No sender enters after that, so exactly one
 //! `leave` is the last. What a sender has woken holds a token of its own before the sender leaves.
 //!
-//! Does not depend on tokio: `tests/loom/quiet.rs` includes this file unchanged.
+//! Does not depend on tokio: `tests/loom/idle.rs` includes this file unchanged.
 
 use super::idle::Tokens;
 use crate::sync::{AtomicUsize, Ordering};

@@ -122,7 +122,7 @@ impl<P: Port> Port for SharedPort<P> {
         true
     }
 
-    fn unclaim(&mut self) {}
+    fn give_back(&mut self) {}
 }
 
 impl<P: InputPort> InputPort for SharedPort<P> {

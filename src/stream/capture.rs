@@ -48,7 +48,7 @@ pub(crate) struct Capture {
     extension: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// Returns the launches that are not known to be done.
+/// Returns the tickets of launches that are not known to be done.
 type LaunchesFn = Box<dyn Fn() -> SmallVec<[Ticket; 3]> + Send + Sync>;
 
 /// Resources that a graph keeps alive.
@@ -64,7 +64,7 @@ struct Used {
 
 thread_local! {
     /// The captures that this thread is in, the innermost last. `ManuallyDrop`: without a destructor it stays usable
-    /// while the thread's other locals are destroyed, whose destructors use streams. [`CaptureScope`] empties it.
+    /// while the thread's other locals, whose destructors may use streams, are destroyed. [`CaptureScope`] empties it.
     static ENTERED: ManuallyDrop<RefCell<Vec<Arc<Capture>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
     /// Set while an [`UncapturedWorkDetector`] exists on this thread: true if the thread has enqueued into a stream
     /// that belongs to no capture.

@@ -21,7 +21,7 @@ use crate::{
         thread::DeviceThread,
     },
     error::Result,
-    sync::{Deferred, Discarded, MutexGuard, assert_may_wake, assert_unlocked, discard, lock},
+    sync::{Deferred, DiscardOnDrop, MutexGuard, assert_may_wake, assert_unlocked, discard, lock},
 };
 
 /// The number of losses for work that reads no memory: losses do not taint such work.
@@ -57,7 +57,7 @@ impl Stream {
             discard(function);
             return Err(recorder::one_shot_error());
         }
-        let function = Discarded::new(function);
+        let function = DiscardOnDrop::new(function);
         let call = move || function.take().into_iter().for_each(|function| function());
         let mut function: Option<HostFunction> = Some(Box::new(call));
         let ticket = self.enqueue_point(|backend, raw| backend.host_function(raw, &mut function));

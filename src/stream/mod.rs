@@ -27,19 +27,22 @@
 //! ```text
 //!   enqueue           Stream::enqueue (enqueue.rs) ── under the lock on Order (order.rs) ──> Ticket (stream.rs)
 //!                                                                                               │
-//!   mark              Ticket::commit ── an event is recorded behind the ticket ──> Mark (mark.rs)
-//!                         │ at once in `Stream::completed`, at the first poll in `Ticket::completed`
+//!   mark              Ticket::commit ──> Stream::mark: an event is recorded behind the ticket ──> Mark (mark.rs)
+//!                         │ at once in `Stream::completed`; in `Ticket::completed` at the first poll, after `register`
 //!   register          Completed (completed.rs) ── polled: waker and ticket ──> Completion (completion.rs)
 //!                         │ the waiter with the lowest ticket is the front, and continues
-//!   query             StreamInner::query (stream.rs): has the mark's event passed? ── yes ────────────┐
-//!                         │ no: WaitStrategy (wait_strategy.rs) chooses the next source               │
+//!   query             WaitStrategy (wait_strategy.rs) asks StreamInner::query (stream.rs): has the
+//!                         │ mark's event passed? ── yes ──────────────────────────────────────────────┐
+//!                         │ no: it chooses the next source                                            │
 //!                         ├── POLL: the task itself, polled again ────────> query ────────────────────┤
 //!                         ├── SCAN: CompletionMonitor (monitor.rs) ───────> query ────────────────────┤
-//!                         ├── SLEEP: its alarm ──> Completion::wake ──> Completed ──> query ──────────┤
+//!                         ├── SLEEP: the monitor's alarm ──> Completion::wake ──> Completed ──> query ┤
 //!                         ├── CALLED: a host callback ──> Completion::wake ──> Completed ──> query ───┤
-//!                         └── in any case, its tick ──────────────────────> query ────────────────────┤
+//!                         └── in any case, the monitor's tick ────────────> query ────────────────────┤
 //!                                                                                                     v
-//!   notify            wakers of all waiters up to the mark's ticket <── Completion::advance (completion.rs)
+//!   notify            wakers of all waiters up to the mark's ticket, and of the next front <── Completion::advance
+//!                         │                                                                (completion.rs)
+//!                         └──> Completed, polled again: passed, or the error of a lost device
 //! ```
 //!
 //! An operator's waker is its OperatorTask's (operator/operator_task.rs). `Monitored`, through which the monitor polls a stream,

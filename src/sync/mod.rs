@@ -10,7 +10,7 @@
 //!   way.
 //!
 //! The model-checked protocols use nothing else of the crate: `stream/completion.rs`, `stream/watch.rs`,
-//! `hub/queue.rs`, `hub/hub_side.rs`, `hub/when_full.rs`, `hub/free_list.rs`, `flow/blank_queue.rs`, `memory/wait_queue.rs`,
+//! `hub/queue.rs`, `hub/end_waker.rs`, `hub/when_full.rs`, `hub/free_list.rs`, `flow/blank_queue.rs`, `memory/wait_queue.rs`,
 //! `memory/use_lock.rs`, `condition/watch.rs`, `operator/idle.rs`,
 //! `operator/watchers.rs`, `device/emulated/simulation/wakeup.rs`. The model checks in `tests/loom` include those files
 //! and [`wakes`] unmodified, next to a module of this name with loom's primitives.
@@ -33,7 +33,7 @@ pub(crate) use mutex::{Condvar, Level, Mutex, MutexGuard, assert_unlocked, is_un
 pub(crate) use proxy::{ProxyWaker, proxied};
 pub(crate) use suspend::{on_user_code, resume, suspend};
 pub(crate) use wakes::{
-    Chain, Deferred, Discarded, WakeList, assert_may_wake, contained, discard, discard_all, discard_cause, later,
+    Chain, Deferred, DiscardOnDrop, WakeList, assert_may_wake, contained, discard, discard_all, discard_cause, later,
     limit_depth, log, logged, wake, wake_again, wake_shared,
 };
 

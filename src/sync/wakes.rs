@@ -338,9 +338,9 @@ pub(crate) fn logged(event: impl FnOnce()) {
 
 /// A value of the user's, such as a function, that is [discarded](discard) wherever its last owner drops it: on a
 /// worker thread, within a list of others, or as a part of another such value.
-pub(crate) struct Discarded<T: 'static>(Option<T>);
+pub(crate) struct DiscardOnDrop<T: 'static>(Option<T>);
 
-impl<T: 'static> Discarded<T> {
+impl<T: 'static> DiscardOnDrop<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(Some(value))
     }
@@ -371,7 +371,7 @@ impl<T: 'static> Discarded<T> {
     }
 }
 
-impl<T: 'static> Drop for Discarded<T> {
+impl<T: 'static> Drop for DiscardOnDrop<T> {
     #[inline]
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(discard);

@@ -7,12 +7,12 @@ mod sync;
 
 mod blanks;
 mod completion;
+mod idle;
 mod memory;
 mod monitor;
 mod pool;
 mod probe_waker;
 mod queue;
-mod quiet;
 mod use_lock;
 mod wakeup;
 mod watch;

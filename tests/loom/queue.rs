@@ -1,12 +1,12 @@
-//! Model check of `hub/queue.rs`, with `hub/hub_side.rs` and `hub/when_full.rs`: a writer, a reader and the task that moves messages.
+//! Model check of `hub/queue.rs`, with `hub/end_waker.rs` and `hub/when_full.rs`: a writer, a reader and the task that moves messages.
 
 #[allow(dead_code)]
 #[path = "../../src/hub/queue.rs"]
 mod queue;
 
 #[allow(dead_code)]
-#[path = "../../src/hub/hub_side.rs"]
-mod hub_side;
+#[path = "../../src/hub/end_waker.rs"]
+mod end_waker;
 
 #[allow(dead_code)]
 #[path = "../../src/hub/when_full.rs"]
@@ -18,7 +18,7 @@ use std::{
 };
 
 use self::{
-    hub_side::Interest,
+    end_waker::Interest,
     queue::{Answer, Counts, Pushed, Queue},
     when_full::WhenFull,
 };

@@ -107,7 +107,7 @@ on_both!(work_that_a_graph_cannot_hold_is_an_error_that_names_the_operator, asyn
         async move { launched }.boxed()
     });
     let error = refused(&device, true, counts).await;
-    assert!(error.contains("captured twice, node 1, `affine` is not the same"), "{error}");
+    assert!(error.contains("two captures differ: node 1, `affine` is not the same"), "{error}");
 
     let ends = forwarding(|_, cx| {
         cx.finish();
@@ -373,5 +373,5 @@ async fn checked_names_the_operator_whose_work_differs() {
     flow.connect_with(innocent.output, collect.input, hub);
     flow.replay("net", (&guilty, &innocent)).buckets([2]).rows(guilty.input, ROW).checked();
     let error = flow.run().await.unwrap_err().to_string();
-    assert_contains(&error, &["operator `guilty`", "captured twice", "`increment` is not the same"]);
+    assert_contains(&error, &["operator `guilty`", "two captures differ", "`increment` is not the same"]);
 }

@@ -245,7 +245,7 @@ impl Declaration {
                 None => quote_spanned!(site=> #port::claim(&mut self.#name)),
                 Some(later) => quote_spanned! {site=>
                     #port::claim(&mut self.#name) && (#later || {
-                        #port::unclaim(&mut self.#name);
+                        #port::give_back(&mut self.#name);
                         false
                     })
                 },
@@ -283,8 +283,8 @@ impl Declaration {
                     #claim
                 }
 
-                fn unclaim(&mut self) {
-                    #(#ports::unclaim(&mut self.#fields);)*
+                fn give_back(&mut self) {
+                    #(#ports::give_back(&mut self.#fields);)*
                 }
 
                 fn visit<'a>(
@@ -470,7 +470,7 @@ mod tests {
             fn claim(&mut self) -> bool {
                 <A as ::wakeline::__private::Port>::claim(&mut self.a)
                     && (<B as ::wakeline::__private::Port>::claim(&mut self.b) || {
-                        <A as ::wakeline::__private::Port>::unclaim(&mut self.a);
+                        <A as ::wakeline::__private::Port>::give_back(&mut self.a);
                         false
                     })
             }

@@ -554,8 +554,8 @@ impl RaceState {
             });
             traces.extend(region.shadow.stamps().map(|stamp| stamp.component));
         }
-        let tombstones: Vec<_> = self.retired.difference(&traces).copied().collect();
-        for component in tombstones {
+        let without_trace: Vec<_> = self.retired.difference(&traces).copied().collect();
+        for component in without_trace {
             self.forget(component);
         }
         self.retired_limit = (self.retired.len() * 2).max(MAX_RETIRED);

@@ -116,7 +116,7 @@ pub(super) fn resolve(address: Address, bytes: u64) -> Result<Resolved, String> 
     let offset = address.0 - block.base;
     if bytes > block.bytes - offset {
         return Err(format!(
-            "illegal address {address:?}: {bytes} bytes at offset {offset} exceed the allocation of {} bytes",
+            "illegal address: {bytes} bytes at offset {offset} exceed the allocation of {} bytes",
             block.bytes
         ));
     }

@@ -17,11 +17,10 @@
 //!     queue_limit calls that block while a stream's queue is full
 //! ```
 //!
-//! To add here, with the files to change:
-//! - a call: `../backend.rs`, `device.rs`, `../cuda/mod.rs`, `work.rs` if it enqueues; forwarded by `../{check,recorder}`
+//! To add here, with the files to change (a fault or a counter: see CONTRIBUTING.md):
+//! - a call: `../backend.rs`, `device.rs`, `../cuda/mod.rs`, `work.rs` if it enqueues; forwarded by `../check/` and
+//!   `../recorder.rs`
 //! - a graph node: also `graph/mod.rs`, `graph/nodes.rs` and `graph/run.rs`, and `../check/graph/` for its accesses
-//! - a fault: `faults.rs` (`Faults`, `FaultPlan`), its call in `device.rs`, its node in `graph/run.rs`, the failure in `work.rs`
-//! - a counter: a field in `device.rs`; to read it, a method of `Backend` as above, and one of `Device` in `../mod.rs`
 
 mod device;
 mod faults;

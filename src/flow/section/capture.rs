@@ -46,11 +46,11 @@ struct InputMemory {
     envelope: RawEnvelope,
     bytes: usize,
     /// The memory is zero from this offset on.
-    stale: usize,
+    zero_from: usize,
     /// Whether an operator writes to the memory.
     written: bool,
-    /// The number of its opening.
-    end: usize,
+    /// The index of the node that copies into it, among the openings that `instantiate_open` gets.
+    opening: usize,
 }
 
 /// One output of the graph.
@@ -59,8 +59,8 @@ pub(super) struct OutputMemory {
     pub(super) bytes: usize,
     /// The size of a row in bytes. `None` if the output does not have the rows of the inputs.
     row_bytes: Option<usize>,
-    /// The number of its opening. `None` if nothing is copied out.
-    end: Option<usize>,
+    /// The index of the node that copies it out, among the same openings. `None` if nothing is copied out.
+    opening: Option<usize>,
 }
 
 pub(super) enum OutputSource {
@@ -97,8 +97,7 @@ pub(super) fn with_port<R>(
             done = act(found);
         }
     });
-    let done =
-        done.unwrap_or_else(|| Err(Error::new(ErrorKind::Usage, format!("`{port}` is not on the section's boundary"))));
+    let done = done.unwrap_or_else(|| Err(Error::internal(format!("`{port}` is not on the section's boundary"))));
     done.map_err(|error| error.at(operator(&member.name)))
 }
 
@@ -125,19 +124,20 @@ pub(super) fn capture(
     let RecordedRun { kept, openings, written } = recorded;
     let sent: Vec<_> = kept.iter().map(RawEnvelope::memory).collect();
     if let Some(name) = graph.kept_by(&sent) {
-        let text = "memory that was allocated in the capture, and that it was the last to use, outlives the capture: a replay \
-                    keeps no memory, and this memory has no contents before the first replay; allocate it earlier, for example in `start`";
+        let text = "memory that was allocated in the capture, and last used by this operator, outlives the capture: a replay keeps \
+                    no memory, and this memory has no contents before the first replay; allocate it earlier, for example in `start`";
         return Err(Error::new(ErrorKind::Usage, text).at(operator(&name)));
     }
     let mut outputs = Vec::with_capacity(kept.len());
-    let mut end = captured.len();
+    let mut next = captured.len();
     for (edge, envelope) in plan.outputs.iter().zip(kept) {
-        let output = output_memory(edge, envelope, &captured, shape, &mut end);
+        let output = output_memory(edge, envelope, &captured, shape, &mut next);
         outputs.push(output.map_err(|error| error.at(operator(&members[edge.member].name)))?);
     }
-    let inputs = plan.inputs.iter().zip(captured).zip(written).enumerate().map(|(end, ((edge, captured), written))| {
-        input_memory(captured, written, end).map_err(|error| error.at(operator(&members[edge.member].name)))
-    });
+    let inputs =
+        plan.inputs.iter().zip(captured).zip(written).enumerate().map(|(opening, ((edge, captured), written))| {
+            input_memory(captured, written, opening).map_err(|error| error.at(operator(&members[edge.member].name)))
+        });
     let inputs = inputs.collect::<Result<Vec<_>>>()?;
     Ok((Replay { exec: graph.instantiate_open(&openings)?, inputs, outputs }, graph))
 }
@@ -157,8 +157,8 @@ pub(super) fn is_the_same(first: &(Replay, Graph), again: &(Replay, Graph)) -> R
         },
     };
     let text = format!(
-        "captured twice, {what}: the host decides this in each run, but every replay would repeat what was captured; pass it \
-         in a message, or leave the operator out of the section"
+        "two captures differ: {what}. The host decided differently, but every replay repeats what was captured: pass the \
+         decision in a message, or leave the operator out of the section"
     );
     let error = Error::new(ErrorKind::Usage, text);
     Err(match whose {
@@ -241,18 +241,20 @@ fn missing() -> Error {
     Error::internal("the section does not match its plan")
 }
 
-/// `end`: the number of the next opening.
+/// `next`: the index of the next opening.
 fn output_memory(
     edge: &BoundaryPort,
     envelope: RawEnvelope,
     captured: &[CapturedInput],
     shape: &GraphShape,
-    end: &mut usize,
+    next: &mut usize,
 ) -> Result<OutputMemory> {
     let bytes = envelope.bytes();
     let wrong = |what: String| Err(Error::new(ErrorKind::Usage, what).at(format!("port `{}`", edge.port)));
     if envelope.memory().is_host() {
-        return wrong("it sends an envelope on the host, which a graph cannot fill: send one on the device".into());
+        return wrong(
+            "the operator sends an envelope on the host, which a graph cannot fill: send one on the device".into(),
+        );
     }
     let row_bytes = match shape.rows.filter(|_| !edge.whole) {
         None => None,
@@ -260,8 +262,8 @@ fn output_memory(
         Some(rows) => {
             let elements = bytes / edge.element_bytes;
             return wrong(format!(
-                "it sends {} for {}, not a whole number for each row: if its messages do not have the rows of the inputs, \
-                 declare it with `.whole(..)`",
+                "the operator sends {} for {}, which is not a whole number per row: if its messages are not divided into the \
+                 inputs' rows, declare the output with `.whole(..)`",
                 human::count(elements, "element"),
                 human::count(rows, "row")
             ));
@@ -273,12 +275,12 @@ fn output_memory(
         // The envelope returns to its pool, where `input_memory` expects it.
         Some(input) => OutputSource::Input(input),
     };
-    let own = (bytes > 0).then_some(*end);
-    *end += usize::from(own.is_some());
-    Ok(OutputMemory { from, bytes, row_bytes, end: own })
+    let own = (bytes > 0).then_some(*next);
+    *next += usize::from(own.is_some());
+    Ok(OutputMemory { from, bytes, row_bytes, opening: own })
 }
 
-fn input_memory(captured: CapturedInput, written: bool, end: usize) -> Result<InputMemory> {
+fn input_memory(captured: CapturedInput, written: bool, opening: usize) -> Result<InputMemory> {
     let CapturedInput { home, start, bytes } = captured;
     let envelope = home.take()?.filter(|envelope| envelope.memory().address().is_ok_and(|address| address.0 == start));
     let Some(envelope) = envelope else {
@@ -287,7 +289,7 @@ fn input_memory(captured: CapturedInput, written: bool, end: usize) -> Result<In
         return Err(Error::new(ErrorKind::Usage, text));
     };
     // The contents are unknown.
-    Ok(InputMemory { envelope, bytes, stale: bytes, written, end })
+    Ok(InputMemory { envelope, bytes, zero_from: bytes, written, opening })
 }
 
 impl Replay {
@@ -335,20 +337,20 @@ impl Replay {
         for (input, message) in self.inputs.iter_mut().zip(messages.iter()) {
             let message = message.as_ref().ok_or_else(missing)?;
             let (bytes, to) = (message.bytes(), input.envelope.memory_mut());
-            let redirected = execution.set_open_end(input.end, message.memory(), bytes)?;
+            let redirected = execution.set_open_end(input.opening, message.memory(), bytes)?;
             if !redirected {
                 transfer::copy(stream, message.memory(), to, bytes)?;
             }
-            transfer::zero(stream, to, bytes, input.stale)?;
-            input.stale = if input.written { input.bytes } else { bytes };
+            transfer::zero(stream, to, bytes, input.zero_from)?;
+            input.zero_from = if input.written { input.bytes } else { bytes };
             read.push(redirected);
         }
         for (index, output) in self.outputs.iter().enumerate() {
             let envelope = output.goes_to(index, messages, blanks).ok_or_else(missing)?;
             let bytes = output.bytes(rows);
             envelope.set_bytes(bytes);
-            written.push(match output.end {
-                Some(end) => execution.set_open_end(end, envelope.memory(), bytes)?,
+            written.push(match output.opening {
+                Some(opening) => execution.set_open_end(opening, envelope.memory(), bytes)?,
                 None => false,
             });
         }

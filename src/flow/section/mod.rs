@@ -35,7 +35,7 @@ use crate::{
     hub::Envelope,
     memory::Plain,
     operator::{InputHandle, OutputHandle},
-    sync::{Discarded, Mutex},
+    sync::{DiscardOnDrop, Mutex},
 };
 
 /// The default number of graphs without buckets.
@@ -62,7 +62,7 @@ struct Settings {
     inspect: Option<Inspect>,
 }
 
-type Inspect = Arc<Discarded<Box<dyn Fn(&Graph) + Send + Sync>>>;
+type Inspect = Arc<DiscardOnDrop<Box<dyn Fn(&Graph) + Send + Sync>>>;
 
 /// Operators of one flow: `&one`, or several of them in a tuple, an array or a vector.
 pub trait Operators {
@@ -277,7 +277,7 @@ impl Section {
     /// flow.replay("net", &one).inspect(|graph| println!("{}", graph.to_dot()));
     /// ```
     pub fn inspect(&mut self, show: impl Fn(&Graph) + Send + Sync + 'static) -> &mut Self {
-        self.settings.inspect = Some(Arc::new(Discarded::new(Box::new(show))));
+        self.settings.inspect = Some(Arc::new(DiscardOnDrop::new(Box::new(show))));
         self
     }
 

@@ -185,7 +185,7 @@ impl<'a> Planner<'a> {
         let row_bytes: Lengths = row_bytes.collect();
         let most = self.settings.buckets.iter().flatten().max();
         if let Some(rows) = most.filter(|rows| row_bytes.iter().any(|row| row.checked_mul(**rows).is_none())) {
-            problem(format!("a bucket of {rows} rows is larger than any memory"));
+            problem(format!("a bucket of {rows} rows is larger than any memory: use smaller buckets or rows"));
         }
         Some(SectionPlan {
             name: section.name.clone(),
@@ -224,7 +224,7 @@ impl<'a> Planner<'a> {
             let own = check::device_of(self.flow, operator);
             if own.is_host() {
                 problem(format!(
-                    "operator `{name}` is on the host, which has no graphs: put it on a device, `.on(&device)`"
+                    "operator `{name}` is on the host, which has no graphs: put it on a device with `.on(&device)`"
                 ));
             } else if own != device && !device.is_host() {
                 let first = self.name(self.members[0]);
@@ -308,7 +308,10 @@ impl<'a> Planner<'a> {
         let mut left: Vec<_> = waits.into_keys().collect();
         left.sort_unstable();
         let names: Vec<_> = left.iter().map(|operator| format!("`{}`", self.name(*operator))).collect();
-        problem(format!("{} take each other's messages: a graph cannot have loops", names.join(", ")));
+        problem(format!(
+            "{} take each other's messages: a graph cannot have loops, so leave one of them out",
+            names.join(", ")
+        ));
         None
     }
 

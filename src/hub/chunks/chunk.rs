@@ -11,7 +11,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     hub::envelope::Envelope,
     memory::{DeviceSlice, DeviceSliceMut, Plain, Sealed, View, ViewMut},
-    sync::Discarded,
+    sync::DiscardOnDrop,
 };
 
 /// A chunk of a [`ChunkHub`](super::ChunkHub) that was given to a link, or a blank that becomes one. It dereferences
@@ -51,7 +51,7 @@ pub struct Chunk<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static = ()> 
 }
 
 pub(super) fn beside<S>(structure: S) -> Structure<S> {
-    Arc::new(Discarded::new(structure))
+    Arc::new(DiscardOnDrop::new(structure))
 }
 
 enum HeldEnvelope<T: Plain> {
@@ -102,7 +102,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
 
     /// The structure beside the data. `None` for a blank whose structure was not [set](Chunk::set_structure) yet.
     pub fn structure(&self) -> Option<&S> {
-        self.structure.as_deref().and_then(Discarded::get)
+        self.structure.as_deref().and_then(DiscardOnDrop::get)
     }
 
     /// Returns true for a blank that has not been written to, and whose length and structure were not set.
@@ -282,7 +282,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Chunk<Consume, T, S> {
     }
 
     /// Removes the chunk from the hub and returns its envelope, to write to or to send on. The envelope returns to this
-    /// hub after its last use. An envelope that was [sent](super::Link::send) by the user is the user's again.
+    /// hub after its last use. An envelope that you put into the hub with
+    /// [`send`](super::Link::send) is yours again.
     ///
     /// # Errors
     /// [`DeviceLost`](ErrorKind::DeviceLost) after a fault.
@@ -303,7 +304,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Drop for Chunk<K,
             None => {}
             Some(HeldEnvelope::Shared(envelope)) => {
                 // An error of the device is reported to the next user.
-                let _ = envelope.raw().mark();
+                let _ = envelope.raw().commit_uses();
                 self.registration.peeked(self.number, envelope, false);
             }
             Some(HeldEnvelope::Place) => self.registration.unproduced(self.number),
@@ -313,7 +314,7 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Drop for Chunk<K,
                 self.registration.unproduced(self.number);
             }
             Some(HeldEnvelope::Alone(envelope)) => {
-                let _ = envelope.raw().mark();
+                let _ = envelope.raw().commit_uses();
                 self.registration.given_back(self.number, envelope, self.written);
             }
         }

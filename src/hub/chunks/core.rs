@@ -43,11 +43,11 @@ use crate::{
     },
     memory::{Plain, transfer},
     stream::Stream,
-    sync::{Deferred, Discarded, Level, Mutex, discard, discard_all, lock, logged, wake_shared},
+    sync::{Deferred, DiscardOnDrop, Level, Mutex, discard, discard_all, lock, logged, wake_shared},
 };
 
 /// A chunk's structure. It may itself contain chunk hubs.
-pub(super) type Structure<S> = Arc<Discarded<S>>;
+pub(super) type Structure<S> = Arc<DiscardOnDrop<S>>;
 
 /// The part of a hub that its handles, links and chunks share.
 pub(crate) struct Core<T: Plain, S: 'static> {
@@ -225,10 +225,13 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         Ok(())
     }
 
-    /// The number of a place, after checking that there are copy paths to all others.
+    /// The number of a location, after checking that there are copy paths to all others.
     fn place(&self, places: &mut HubLocations<T>, device: &Device) -> Result<LocationId> {
         if let Some(other) = places.all.iter().map(|place| &place.device).find(|other| !other.copies_with(device)) {
-            let text = format!("hub `{}`: there is no copy path between {device} and {other}", self.name);
+            let text = format!(
+                "hub `{}`: there is no copy path between {device} and {other}: use devices of one backend, or one of them beside the host",
+                self.name
+            );
             return Err(Error::new(ErrorKind::Setup, text));
         }
         Ok(places.number(device))
@@ -451,8 +454,8 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         copy().or_else(|error| if error.is_device_lost() { copy() } else { Err(error) })?;
         arrival.raw_mut().set_bytes(bytes);
         // Committed now, so that later users of the envelope wait for this copy and for no work after it.
-        arrival.raw().mark()?;
-        source.raw().mark()?;
+        arrival.raw().commit_uses()?;
+        source.raw().commit_uses()?;
         Ok(arrival)
     }
 

@@ -296,7 +296,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Link<Produce, T, S> {
         structure: S,
         returns: bool,
     ) -> Result<(), Unsent<T>> {
-        // Discarded where it is not used: if a panic of its destructor left this function, the envelope that is
+        // DiscardOnDrop where it is not used: if a panic of its destructor left this function, the envelope that is
         // returned would be leaked (rust-lang/rust#47949).
         let structure = beside(structure);
         // Committed first, since the next user works on another stream.

@@ -22,10 +22,10 @@ use std::{
     },
 };
 
-use crate::sync::{Discarded, Mutex, contained, discard, later, lock};
+use crate::sync::{DiscardOnDrop, Mutex, contained, discard, later, lock};
 
 /// Dropped with the hub, possibly nested in the drop of other hubs.
-type Writer = Discarded<Box<dyn Write + Send>>;
+type Writer = DiscardOnDrop<Box<dyn Write + Send>>;
 
 /// The maximum number of lines that wait for the writer, and of lines that one thread writes before it continues.
 const MOST: usize = 1024;
@@ -69,7 +69,7 @@ impl Lines {
 
 impl EventLog {
     pub(super) fn set(&self, writer: Box<dyn Write + Send>) {
-        let writer = Discarded::new(writer);
+        let writer = DiscardOnDrop::new(writer);
         let mut lines = lock(&self.lines);
         let old = lines.writer.replace(writer);
         lines.writers += 1;

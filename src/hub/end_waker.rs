@@ -1,4 +1,4 @@
-//! [`HubSide`]: one end of a queue, as seen by the other end, which wakes it.
+//! [`EndWaker`]: one end of a queue, as seen by the other end, which wakes it.
 //!
 //! The first waker of an end is kept for the end's whole life. An operator's waker is always the same, so no waker is
 //! cloned per message; a flag says whether the end waits. The queue's lock orders all changes. Frequent queries are
@@ -30,7 +30,7 @@ pub(crate) enum Interest {
 
 /// One end, as seen by the other.
 #[derive(Debug)]
-pub(super) struct HubSide {
+pub(super) struct EndWaker {
     closed: AtomicBool,
     /// The first waker that the end was polled with. An operator's waker is always the same, so it is kept here and
     /// never cloned per message.
@@ -62,7 +62,7 @@ impl Drop for SecondWaker {
     }
 }
 
-impl Drop for HubSide {
+impl Drop for EndWaker {
     fn drop(&mut self) {
         self.waker.take().into_iter().for_each(discard);
     }
@@ -85,7 +85,7 @@ pub(super) struct PendingWake<'a> {
     other: Option<Waker>,
 }
 
-impl HubSide {
+impl EndWaker {
     pub(super) fn new() -> Self {
         Self { closed: AtomicBool::new(false), waker: OnceLock::new(), waits: AtomicBool::new(false) }
     }
