@@ -342,7 +342,7 @@ async fn a_capture_does_not_end_while_another_thread_captures_into_it() {
         Ok(())
     });
     let error = captured.map(drop).unwrap_err();
-    assert!(error.to_string().contains("another thread still captures"), "{error}");
+    assert!(error.to_string().contains("another thread is still capturing"), "{error}");
     go.send(()).unwrap();
     let _ = other.unwrap().join().unwrap();
     // Other streams are not affected.

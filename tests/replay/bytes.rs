@@ -83,7 +83,7 @@ on_both!(an_output_without_the_rows_of_the_inputs_must_be_declared_whole, async 
     let error = undeclared.await.err().unwrap().to_string();
     assert_contains(
         &error,
-        &["operator `one`: port `output`", "it sends 1 element for 8 rows", "declare it with `.whole(..)`"],
+        &["operator `one`: port `output`", "sends 1 element for 8 rows", "declare the output with `.whole(..)`"],
     );
 });
 

@@ -66,11 +66,11 @@ fn loops_run_until_their_flag_is_zero() {
     let exec = bench.exec(graph);
     [0, 1, 5, 100].into_iter().for_each(|from| run(exec, from, from));
     let error = device.graph_instantiate(graph).unwrap_err();
-    assert_reports(&error, &["has conditions", "one exec at a time"]);
+    assert_reports(&error, &["has conditional nodes", "one exec at a time"]);
     let outer = bench.graph();
     // SAFETY: the node is refused.
     let child = unsafe { device.graph_add(outer, &[], &NodeWork::Child(graph)) };
-    assert_reports(&child.unwrap_err(), &["has conditions", "cannot be a child"]);
+    assert_reports(&child.unwrap_err(), &["has conditional nodes", "cannot be a child"]);
     // A second exec of the same graph, then one of the graph with more nodes.
     bench.end(&[exec], &[outer]);
     let exec = bench.exec(graph);
