@@ -20,7 +20,8 @@
 //! From `send` in one operator to the next operator's `compute` on another device, a message is handed through ten types
 //! in eight files: Output, Parcel, Readers, Sender, HubCore, Queue, Slot, Receiver, InputQueue, Input. Files without a
 //! folder are in this one. Types in brackets work beside the way; the message does not pass them. While a call or a
-//! future holds the message, it does so in a [DiscardOnDrop], an `Option` that contains a panic of the destructor.
+//! future holds the message, it does so in a `DiscardOnDrop` (`sync/wakes.rs`): an `Option` that contains a panic of the
+//! message's destructor.
 //!
 //! ```text
 //!   send     Output (operator/output.rs)      makes a Parcel (parcel.rs): the message and its header, with the run's load

@@ -35,7 +35,7 @@ pub(crate) fn makes_envelopes(device: &Device) -> &'static str {
 }
 
 /// For example `the host` or `cuda:0`.
-pub(in crate::hub::chunks) fn place_name(device: &Device) -> &str {
+pub(crate) fn place_name(device: &Device) -> &str {
     if device.is_host() { "the host" } else { device.name() }
 }
 
