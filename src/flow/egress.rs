@@ -2,7 +2,7 @@
 //!
 //! An operator takes each message and sends it to the handle through a queue of one. While that queue is full, the
 //! operator waits for the program outside, and the flow waits with it. While there is no message, it waits for other
-//! operators, so that an idle flow ends even if an egress is still polled. Envelopes are marked as [outside the
+//! operators, so that an idle flow ends even if an egress is still polled. Envelopes are guarded as [outside the
 //! flow](crate::hub::external_guard), since dropping one may let a writer continue. The program that holds the handle
 //! owns the flow, so the envelopes' errors contain the flow's names.
 //!
@@ -290,7 +290,7 @@ impl<M: Message> Operator for EgressOperator<M> {
         while cx.ready(ports).await {
             let mut message = DiscardOnDrop::new(ports.input.take()?);
             if let Some(message) = message.get_mut() {
-                boundary.mark(message);
+                boundary.guard(message);
             }
             // Drops the message once the handle is dropped.
             let _ = self.0.queue().push(message.place(), true);

@@ -31,7 +31,7 @@ use crate::{
         external::SentBy,
         external_guard::Boundary,
         parcel::{Load, Parcel},
-        response_transfer::ReturnedMarks,
+        response_transfer::ReturnedGuards,
     },
     memory::Plain,
     operator::{
@@ -334,7 +334,7 @@ impl<M: Message> SendPermit<M> {
         // Dropped last, after all consequences of the send.
         let mut sending = None;
         // Dropped after the message, so that the flow does not appear to be at rest in between.
-        let mut came_back = ReturnedMarks::default();
+        let mut came_back = ReturnedGuards::default();
         let departure = match gate.departure() {
             Ok(departure) => departure,
             Err(ended) => return Err(SendError::new(message.take(), ended)),
@@ -405,7 +405,7 @@ impl<T: Plain> IngressGate<Envelope<T>> {
         let mut owner = Context::from_waker(&self.owner);
         match self.output.with(|output| output.poll_blank(&mut owner)) {
             Some(Poll::Ready(Ok(mut blank))) => {
-                self.boundary.mark(&mut blank);
+                self.boundary.guard(&mut blank);
                 Ok(Some(blank))
             }
             Some(Poll::Pending) => Ok(None),

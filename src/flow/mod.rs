@@ -227,11 +227,11 @@ impl Flow {
         (name, place)
     }
 
-    /// Connects an output to an input by a hub. By default the hub queues one message and has two envelopes on each
+    /// Connects an output to an input through a hub. By default the hub queues one message and has two envelopes on each
     /// side, of the size in the output's declaration or of the envelopes that are passed on. If an operator waits for
-    /// several messages or for room for several, the queue holds that many, with one envelope more than messages.
+    /// several messages or for room for several, the queue holds that many messages and has one envelope more.
     ///
-    /// An output can also be connected to several inputs, each by a hub of its own:
+    /// An output can also be connected to several inputs, each through a hub of its own:
     ///
     /// ```
     /// use wakeline::{Flow, Hub, operator::{sink, source}};
@@ -250,8 +250,8 @@ impl Flow {
     ///
     /// Every message then goes to each input, and must be [`Fork`](crate::Fork): host data is cloned, and an envelope,
     /// which is exclusive to its reader, is copied on the device to another envelope of the hub. One reader gets the
-    /// original message: the first on the same device among those whose hubs make the writer wait, otherwise the last.
-    /// [`check`](Self::check) lists these copies. The writer waits for the slowest reader.
+    /// original message: of those whose hubs make the writer wait (of all, if none does), the first on the writer's device,
+    /// otherwise the last. [`check`](Self::check) lists these copies. The writer waits for the slowest reader.
     ///
     /// An [`Input`](crate::Input) is connected once, [`Inputs`](crate::Inputs) any number of times.
     ///

@@ -56,7 +56,7 @@ impl<M: Message> Sender<M> {
         Self(hub)
     }
 
-    // A hub has one writer, which these methods take exclusively: see `HubCore::all_ready`.
+    // A hub has one writer, which these methods take exclusively: the move before a push relies on it (`Queue::all_ready`).
 
     /// See [`HubCore::try_send`].
     #[inline]

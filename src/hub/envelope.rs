@@ -75,8 +75,8 @@ impl<T: Plain> Envelope<T> {
         std::mem::swap(&mut self.raw.memory, &mut other.raw.memory);
         std::mem::swap(&mut self.raw.bytes, &mut other.raw.bytes);
         // The marks stay, since each envelope still returns to its own hub.
-        self.raw.outside_guards.hide_as(&other.raw.outside_guards);
-        other.raw.outside_guards.hide_as(&self.raw.outside_guards);
+        self.raw.external_guards.hide_as(&other.raw.external_guards);
+        other.raw.external_guards.hide_as(&self.raw.external_guards);
         Ok(())
     }
 
@@ -111,7 +111,7 @@ impl<T: Plain> Envelope<T> {
     fn too_long(&self, len: usize) -> Error {
         let capacity = self.capacity();
         let pool = self.raw.pool().upgrade();
-        let text = match pool.as_ref().filter(|_| self.raw.outside_guards.errors().is_none()) {
+        let text = match pool.as_ref().filter(|_| self.raw.external_guards.errors().is_none()) {
             Some(pool) => format!(
                 "an envelope of hub `{}` has room for {capacity} elements, not for {len}: raise the hub's envelope size, \
                  with `Hub::envelope_bytes` or, for a hub of chunks, `.elements(..)`",
@@ -226,7 +226,7 @@ impl<T: Plain> Envelope<T> {
     /// The same as for [`Envelope::as_mut_slice`].
     pub fn as_mut_space(&mut self) -> Result<&mut [T]> {
         let whole = self.capacity() * size_of::<T>();
-        let (errors, is_host) = (self.raw.outside_guards.errors().cloned(), self.is_host());
+        let (errors, is_host) = (self.raw.external_guards.errors().cloned(), self.is_host());
         let space = self.raw.memory_mut().host_slice_mut().and_then(|bytes| elements_mut(&mut bytes[..whole]));
         space.map_err(|error| match errors {
             Some(errors) => errors.of_memory(error, is_host),

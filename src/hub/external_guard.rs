@@ -1,23 +1,23 @@
-//! [`ExternalGuard`]: a mark on an envelope that is outside its flow.
+//! [`ExternalGuard`]: notes on an envelope that it is outside its flow, and keeps the flow from being idle.
 //!
 //! A flow is idle when none of its operators can make progress by itself. An envelope that has left the flow, through an
 //! egress or in a service's response, is in use by no operator, but it will be returned at some time, and its hub's writer
-//! can make progress after that. It is therefore marked when it leaves, and the flow does not count as idle until the mark
+//! can make progress after that. It therefore gets a guard when it leaves, and the flow does not count as idle until the guard
 //! is dropped.
 //!
 //! ```text
-//!   operator ──sends──> [ marked: ExternalGuard ] ──> the program outside ──drops──> its pool: the writer is woken
+//!   operator ──sends──> [ ExternalGuard ]          ──> the program outside ──drops──> its pool: the writer is woken
 //!                         holds the flow                                      then the guards are dropped
 //! ```
 //!
-//! An operator adds the mark while the flow is active, and a returned envelope wakes the writer before its guards are
+//! An operator adds the guard while the flow is active, and a returned envelope wakes the writer before its guards are
 //! dropped: the flow never appears idle in between. An envelope that is sent into its flow again loses that
 //! flow's guards.
 //!
-//! An envelope may pass through several flows. It has a mark for each flow that it is outside of.
+//! An envelope may pass through several flows. It has a guard for each flow that it is outside of.
 //!
-//! A mark may also say that the envelope was given to a [caller](CallerErrors) of the flow, which must not see the
-//! names of the flow's operators and streams. Such a mark does not hold the flow: a blank envelope of an ingress is
+//! A guard may also say that the envelope was given to a [caller](CallerErrors) of the flow, which must not see the
+//! names of the flow's operators and streams. Such a guard does not hold the flow: a blank envelope of an ingress is
 //! held by the ingress, and one in a service's response becomes the caller's own memory (`ResponseTransfer`), since callers
 //! do not trust each other.
 
@@ -55,7 +55,7 @@ pub(crate) struct ExternalGuard(pub(super) Arc<Boundary>);
 
 /// The guards of one envelope, at most one of each kind. Most envelopes have none, and few have several.
 #[derive(Default)]
-pub(super) struct OutsideGuards {
+pub(super) struct ExternalGuards {
     first: Option<ExternalGuard>,
     #[expect(
         clippy::box_collection,
@@ -89,7 +89,7 @@ impl Boundary {
         Arc::as_ptr(&self.flow).cast::<()>().addr()
     }
 
-    /// Whether a mark of one is equivalent to a mark of the other.
+    /// Whether a guard of one is equivalent to a guard of the other.
     fn is_equivalent(&self, other: &Self) -> bool {
         let same_errors = match &other.errors {
             None => self.errors.is_none(),
@@ -139,26 +139,26 @@ impl fmt::Debug for ExternalGuard {
     }
 }
 
-impl OutsideGuards {
+impl ExternalGuards {
     pub(super) fn iter(&self) -> impl Iterator<Item = &ExternalGuard> {
         self.first.iter().chain(self.others.iter().flat_map(|others| others.iter()))
     }
 
-    /// Adds a mark, unless there is an equivalent one.
+    /// Adds a guard, unless there is an equivalent one.
     pub(super) fn add(&mut self, boundary: &Arc<Boundary>) {
-        if !self.iter().any(|mark| mark.0.is_equivalent(boundary)) {
+        if !self.iter().any(|guard| guard.0.is_equivalent(boundary)) {
             self.push(ExternalGuard::holding(boundary));
         }
     }
 
-    pub(super) fn push(&mut self, mark: ExternalGuard) {
+    pub(super) fn push(&mut self, guard: ExternalGuard) {
         if self.first.is_some() && self.others.as_ref().is_none_or(|others| others.len() == others.capacity()) {
-            // Only when there is no room, so that the cost per mark is bounded.
+            // Only when there is no room, so that the cost per guard is bounded.
             self.forget_ended();
         }
         match &self.first {
-            None => self.first = Some(mark),
-            Some(_) => self.others.get_or_insert_default().push(mark),
+            None => self.first = Some(guard),
+            Some(_) => self.others.get_or_insert_default().push(guard),
         }
     }
 
@@ -166,9 +166,9 @@ impl OutsideGuards {
     /// return to none of these flows.
     fn forget_ended(&mut self) {
         let mut for_callers = false;
-        let gone = self.take(|mark| {
-            let ended = mark.0.flow.has_ended();
-            let stays = !ended || (mark.0.errors.is_some() && !for_callers);
+        let gone = self.take(|guard| {
+            let ended = guard.0.flow.has_ended();
+            let stays = !ended || (guard.0.errors.is_some() && !for_callers);
             for_callers |= ended && stays;
             !stays
         });
@@ -177,14 +177,14 @@ impl OutsideGuards {
 
     /// Removes and returns the guards that hold a flow.
     pub(super) fn take_lending(&mut self) -> SmallVec<[ExternalGuard; 1]> {
-        self.take(|mark| mark.0.lends)
+        self.take(|guard| guard.0.lends)
     }
 
     pub(super) fn take(&mut self, mut is: impl FnMut(&ExternalGuard) -> bool) -> SmallVec<[ExternalGuard; 1]> {
         let mut taken = SmallVec::new();
-        taken.extend(self.first.take_if(|mark| is(mark)));
+        taken.extend(self.first.take_if(|guard| is(guard)));
         if let Some(others) = &mut self.others {
-            taken.extend(others.extract_if(.., |mark| is(mark)));
+            taken.extend(others.extract_if(.., |guard| is(guard)));
             if self.first.is_none() {
                 self.first = others.pop();
             }
@@ -194,14 +194,14 @@ impl OutsideGuards {
 
     /// What a caller gets in place of the envelope's own errors, if the envelope was given to one.
     pub(super) fn errors(&self) -> Option<&Arc<CallerErrors>> {
-        self.iter().find_map(|mark| mark.0.errors.as_ref())
+        self.iter().find_map(|guard| guard.0.errors.as_ref())
     }
 
     /// Called when this envelope takes over the memory of another one: hides its errors where the errors of the other one
     /// were hidden.
     pub(super) fn hide_as(&mut self, other: &Self) {
-        for mark in other.iter() {
-            let Boundary { flow, errors: Some(errors), .. } = &*mark.0 else { continue };
+        for guard in other.iter() {
+            let Boundary { flow, errors: Some(errors), .. } = &*guard.0 else { continue };
             if !self.iter().any(|own| own.0.has_errors(errors)) {
                 let hides = Boundary { flow: flow.clone(), lends: false, errors: Some(errors.clone()) };
                 self.push(ExternalGuard::holding(&Arc::new(hides)));
@@ -245,63 +245,63 @@ mod tests {
     }
 
     #[test]
-    fn an_envelope_has_one_mark_for_each_flow() {
+    fn an_envelope_has_one_guard_for_each_flow() {
         let flows = flows::<3>();
-        let mut outside_guards = OutsideGuards::default();
+        let mut external_guards = ExternalGuards::default();
         for flow in flows.iter().chain(&flows) {
-            outside_guards.add(&Boundary::of_program(flow.clone()));
+            external_guards.add(&Boundary::of_program(flow.clone()));
         }
         assert_eq!(out(&flows), [1, 1, 1]);
         for gone in [0, 2, 1] {
             let flow: Arc<dyn OutsideTracker> = flows[gone].clone();
-            drop(outside_guards.take(|mark| mark.holds(&flow)));
+            drop(external_guards.take(|guard| guard.holds(&flow)));
             assert_eq!(flows[gone].out.load(Ordering::SeqCst), 0);
         }
-        assert!(outside_guards.iter().next().is_none());
+        assert!(external_guards.iter().next().is_none());
     }
 
     #[test]
-    fn marks_of_flows_that_have_ended_do_not_pile_up() {
-        let mut outside_guards = OutsideGuards::default();
+    fn guards_of_flows_that_have_ended_do_not_pile_up() {
+        let mut external_guards = ExternalGuards::default();
         let runs = Arc::new(Counted::default());
         let all: Vec<_> = (0..10_000)
             .map(|number| {
                 let flow = Arc::new(Counted::default());
                 let errors = || CallerErrors::new("flow", "service");
-                outside_guards.add(&match number % 2 {
+                external_guards.add(&match number % 2 {
                     0 => Boundary::of_program(flow.clone()),
                     _ => Boundary::of_callers(flow.clone(), errors()),
                 });
                 flow.ended.store(true, Ordering::SeqCst);
                 if number == 500 {
-                    outside_guards.add(&Boundary::of_program(runs.clone()));
+                    external_guards.add(&Boundary::of_program(runs.clone()));
                 }
-                assert!(outside_guards.iter().count() <= 8, "{number}");
+                assert!(external_guards.iter().count() <= 8, "{number}");
                 flow
             })
             .collect();
-        assert!(outside_guards.errors().is_some());
+        assert!(external_guards.errors().is_some());
         assert_eq!(runs.out.load(Ordering::SeqCst), 1, "a flow that runs is held");
-        drop(outside_guards);
+        drop(external_guards);
         assert!(out(&all).iter().all(|out| *out == 0));
         assert_eq!(runs.out.load(Ordering::SeqCst), 0);
     }
 
     #[test]
-    fn errors_are_hidden_while_a_mark_hides_them() {
+    fn errors_are_hidden_while_a_guard_hides_them() {
         let [first, second] = flows();
-        let mut outside_guards = OutsideGuards::default();
-        outside_guards.add(&Boundary::of_program(second.clone()));
-        assert!(outside_guards.errors().is_none());
-        let mut other = OutsideGuards::default();
+        let mut external_guards = ExternalGuards::default();
+        external_guards.add(&Boundary::of_program(second.clone()));
+        assert!(external_guards.errors().is_none());
+        let mut other = ExternalGuards::default();
         other.add(&Boundary::of_callers(first.clone(), CallerErrors::new("flow", "service")));
-        outside_guards.hide_as(&other);
-        outside_guards.hide_as(&other);
-        assert!(outside_guards.errors().is_some());
-        assert_eq!(outside_guards.iter().count(), 2);
-        assert_eq!(out(&[first.clone(), second]), [0, 1], "a mark that only hides errors holds no flow");
+        external_guards.hide_as(&other);
+        external_guards.hide_as(&other);
+        assert!(external_guards.errors().is_some());
+        assert_eq!(external_guards.iter().count(), 2);
+        assert_eq!(out(&[first.clone(), second]), [0, 1], "a guard that only hides errors holds no flow");
         let flow: Arc<dyn OutsideTracker> = first;
-        drop(outside_guards.take(|mark| mark.holds(&flow)));
-        assert!(outside_guards.errors().is_none());
+        drop(external_guards.take(|guard| guard.holds(&flow)));
+        assert!(external_guards.errors().is_none());
     }
 }

@@ -25,7 +25,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    external_guard::{ExternalGuard, OutsideGuards},
+    external_guard::{ExternalGuard, ExternalGuards},
     free_list::FreeList,
 };
 use crate::{
@@ -228,7 +228,7 @@ pub struct RawEnvelope {
     pub(super) ticket: Option<Ticket>,
     pub(super) pool: Weak<Pool>,
     /// The flows that it is outside of. Dropped after its memory was returned.
-    pub(super) outside_guards: OutsideGuards,
+    pub(super) external_guards: ExternalGuards,
 }
 
 /// What remains to be done for a hub after an envelope has left it for good.
@@ -236,24 +236,24 @@ pub struct RawEnvelope {
 pub(super) struct PoolReplacement {
     replaced: Option<(Arc<Pool>, Owned)>,
     /// The flows that waited for the envelope.
-    outside_guards: SmallVec<[ExternalGuard; 1]>,
+    external_guards: SmallVec<[ExternalGuard; 1]>,
 }
 
 impl PoolReplacement {
     /// Gives the pool its replacement, which wakes the tasks that wait for one. Call it with no lock held.
     pub(super) fn complete(self) {
-        let Self { replaced, outside_guards } = self;
+        let Self { replaced, external_guards } = self;
         if let Some((pool, memory)) = replaced {
             pool.put(memory);
         }
         // Last: if the flow were idle for a moment in between, that would be reported as a stall.
-        drop(outside_guards);
+        drop(external_guards);
     }
 }
 
 impl RawEnvelope {
     pub(crate) fn new(memory: Owned, pool: Weak<Pool>) -> Self {
-        Self { memory: Some(memory), bytes: 0, ticket: None, pool, outside_guards: OutsideGuards::default() }
+        Self { memory: Some(memory), bytes: 0, ticket: None, pool, external_guards: ExternalGuards::default() }
     }
 
     /// An envelope without a pool, for work on this stream.
@@ -301,16 +301,16 @@ impl RawEnvelope {
             replaced = pool.replacement(self.memory())?.map(|memory| (pool, memory));
             self.pool = no_pool.clone();
         }
-        Ok(PoolReplacement { replaced, outside_guards: self.outside_guards.take_lending() })
+        Ok(PoolReplacement { replaced, external_guards: self.external_guards.take_lending() })
     }
 
-    pub(super) fn outside_guards_mut(&mut self) -> &mut OutsideGuards {
-        &mut self.outside_guards
+    pub(super) fn external_guards_mut(&mut self) -> &mut ExternalGuards {
+        &mut self.external_guards
     }
 
     /// Converts an error of its memory for its holder: if that is a caller of a flow, only the error's kind is kept.
     pub(super) fn redacted<T>(&self, outcome: Result<T>) -> Result<T> {
-        outcome.map_err(|error| match self.outside_guards.errors() {
+        outcome.map_err(|error| match self.external_guards.errors() {
             Some(errors) => errors.of_memory(error, self.memory().is_host()),
             None => error,
         })
@@ -318,7 +318,7 @@ impl RawEnvelope {
 
     pub(super) fn host_access(&self, write: bool) -> HostAccess {
         let access = self.memory().host_access(write);
-        match self.outside_guards.errors() {
+        match self.external_guards.errors() {
             Some(errors) => access.for_caller(errors),
             None => access,
         }

@@ -1,6 +1,6 @@
-//! [`ResponseTransfer`] and [`ReturnedMarks`]: messages that cross the boundary of a flow. Their envelopes are
-//! [marked](super::external_guard) when they leave the flow, become the caller's memory in a response, and lose the flow's
-//! marks when they enter it again.
+//! [`ResponseTransfer`] and [`ReturnedGuards`]: messages that cross the boundary of a flow. Their envelopes are
+//! [guarded](super::external_guard) when they leave the flow, become the caller's memory in a response, and lose the flow's
+//! guards when they enter it again.
 
 use std::sync::{Arc, Weak};
 
@@ -19,25 +19,25 @@ pub(crate) struct ResponseTransfer {
     no_pool: Weak<Pool>,
 }
 
-/// The marks that were removed from a message as it entered their flow, kept until the message is known to stay there.
+/// The guards that were removed from a message as it entered their flow, kept until the message is known to stay there.
 #[derive(Default)]
-pub(crate) struct ReturnedMarks {
+pub(crate) struct ReturnedGuards {
     /// Each with the index of its envelope in the message.
-    marks: SmallVec<[(usize, Option<ExternalGuard>); 2]>,
+    guards: SmallVec<[(usize, Option<ExternalGuard>); 2]>,
 }
 
 impl Boundary {
-    /// Marks the envelopes of a message that leaves the flow. If the marks lend, call it from one of the flow's
+    /// Guards the envelopes of a message that leaves the flow. If the guards lend, call it from one of the flow's
     /// operators.
-    pub(crate) fn mark<M: Message>(self: &Arc<Self>, message: &mut M) {
+    pub(crate) fn guard<M: Message>(self: &Arc<Self>, message: &mut M) {
         if M::CARRIES_ENVELOPES {
-            message.envelopes(&mut |envelope| envelope.outside_guards_mut().add(self));
+            message.envelopes(&mut |envelope| envelope.external_guards_mut().add(self));
         }
     }
 
-    /// Marks one envelope. If the mark lends, the caller must hold the flow.
-    pub(crate) fn mark_one(self: &Arc<Self>, envelope: &mut RawEnvelope) {
-        envelope.outside_guards_mut().add(self);
+    /// Guards one envelope. If the guard lends, the caller must hold the flow.
+    pub(crate) fn guard_one(self: &Arc<Self>, envelope: &mut RawEnvelope) {
+        envelope.external_guards_mut().add(self);
     }
 }
 
@@ -64,7 +64,7 @@ impl ResponseTransfer {
                     Err(error) => failed = Some(error),
                 }
             }
-            self.boundary.mark_one(envelope);
+            self.boundary.guard_one(envelope);
         });
         // Outside of the visit above, since the waiters' wakers are user code, as is the method that calls the
         // visitor.
@@ -77,8 +77,8 @@ impl ResponseTransfer {
     }
 }
 
-impl ReturnedMarks {
-    /// Removes the marks of these flows from a message that enters them, and keeps them as long as it lives. Drop it
+impl ReturnedGuards {
+    /// Removes the guards of these flows from a message that enters them, and keeps them as long as it lives. Drop it
     /// after the message can wake an operator, or is itself dropped.
     pub(crate) fn take<M: Message>(&mut self, message: &mut M, is_there: impl Fn(&Boundary) -> bool) {
         if M::CARRIES_ENVELOPES {
@@ -91,21 +91,21 @@ impl ReturnedMarks {
     }
 
     fn take_one(&mut self, number: usize, envelope: &mut RawEnvelope, is_there: &dyn Fn(&Boundary) -> bool) {
-        let taken = envelope.outside_guards_mut().take(|mark| is_there(&mark.0));
-        self.marks.extend(taken.into_iter().map(|mark| (number, Some(mark))));
-        for mark in envelope.outside_guards_mut().iter() {
-            let released = mark.0.flow.release(is_there);
-            self.marks.extend(released.into_iter().map(|mark| (number, Some(mark))));
+        let taken = envelope.external_guards_mut().take(|guard| is_there(&guard.0));
+        self.guards.extend(taken.into_iter().map(|guard| (number, Some(guard))));
+        for guard in envelope.external_guards_mut().iter() {
+            let released = guard.0.flow.release(is_there);
+            self.guards.extend(released.into_iter().map(|guard| (number, Some(guard))));
         }
     }
 
-    /// Restores the marks of a message that did not enter.
+    /// Restores the guards of a message that did not enter.
     pub(crate) fn put_back<M: Message>(mut self, message: &mut M) {
-        if !self.marks.is_empty() {
+        if !self.guards.is_empty() {
             let mut number = 0;
             message.envelopes(&mut |envelope| {
-                for (_, mark) in self.marks.iter_mut().filter(|(of, _)| *of == number) {
-                    mark.take().into_iter().for_each(|mark| envelope.outside_guards_mut().push(mark));
+                for (_, guard) in self.guards.iter_mut().filter(|(of, _)| *of == number) {
+                    guard.take().into_iter().for_each(|guard| envelope.external_guards_mut().push(guard));
                 }
                 number += 1;
             });
@@ -154,14 +154,14 @@ mod tests {
         let [flow, other]: [Arc<Counted>; 2] = Default::default();
         let transfer = ResponseTransfer::new(flow.clone(), CallerErrors::new("flow", "service"));
         let mut first = take();
-        Boundary::of_program(other.clone()).mark(&mut first);
+        Boundary::of_program(other.clone()).guard(&mut first);
         transfer.hand_out(&mut first).unwrap();
         assert_eq!((pool.count(), pool.idle()), (1, 1), "its hub has a replacement");
         assert_eq!(out(&[flow.clone(), other.clone()]), [0, 0], "nothing waits for it");
 
         // There is no memory for a third.
         let mut second = take();
-        Boundary::of_program(other.clone()).mark(&mut second);
+        Boundary::of_program(other.clone()).guard(&mut second);
         let error = transfer.hand_out(&mut second).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
         assert!(!format!("{error:?} {error}").contains("inner"), "{error:?}");

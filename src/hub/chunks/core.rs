@@ -93,7 +93,7 @@ struct Flows {
     running: Vec<Arc<Boundary>>,
     outside: HashMap<LinkId, Vec<ExternalGuard>>,
     /// For each envelope that was taken out of the hub outside a flow, by the address of its [`TakenEnvelope`]: the
-    /// flows that have begun since. Flows that ran at that time have a mark on the envelope instead.
+    /// flows that have begun since. Flows that ran at that time have a guard on the envelope instead.
     out: HashMap<usize, Vec<ExternalGuard>>,
 }
 
@@ -309,7 +309,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         drop((gone, left));
     }
 
-    /// Called when an envelope is taken out of the hub outside a flow. Returns its marks: for the flows that run, and
+    /// Called when an envelope is taken out of the hub outside a flow. Returns its guards: for the flows that run, and
     /// for those that begin before it is returned.
     fn envelope_taken(&self) -> SmallVec<[Arc<Boundary>; 2]> {
         let out = Arc::new(TakenEnvelope { core: self.own.clone() });
@@ -317,12 +317,12 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         let before = flows.out.insert(out.address(), Vec::new());
         let running: SmallVec<[_; 2]> = flows.running.iter().cloned().collect();
         drop(flows);
-        // Left by an earlier envelope at this address. Marks of a flow must not be dropped under the lock.
+        // Left by an earlier envelope at this address. Guards of a flow must not be dropped under the lock.
         drop(before);
         running.into_iter().chain([Boundary::of_program(out)]).collect()
     }
 
-    /// Whether a mark of an envelope that enters the hub belongs to one of the hub's flows, or notes that the envelope
+    /// Whether a guard of an envelope that enters the hub belongs to one of the hub's flows, or notes that the envelope
     /// was taken out of this hub.
     fn waits(&self, boundary: &Boundary) -> bool {
         let flows = lock(&self.flows);

@@ -21,7 +21,7 @@ use crate::{
         },
         envelope::Envelope,
         queue::Answer,
-        response_transfer::ReturnedMarks,
+        response_transfer::ReturnedGuards,
     },
     memory::Plain,
     stream::Streams,
@@ -246,14 +246,14 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Registration<T, S> {
     /// returns, including flows that begin before that. Until this call, the link itself keeps the flows from ending.
     pub(in crate::hub::chunks) fn envelope_taken(&self, envelope: &mut Envelope<T>) {
         if let LinkName::Standalone(_) = self.name {
-            self.core.envelope_taken().iter().for_each(|boundary| boundary.mark_one(envelope.raw_mut()));
+            self.core.envelope_taken().iter().for_each(|boundary| boundary.guard_one(envelope.raw_mut()));
         }
     }
 
     /// Called when the envelope enters this hub, so that the hub's flows need not wait for it. The caller drops the
-    /// returned marks once the hub has the envelope.
-    pub(in crate::hub::chunks) fn envelope_sent(&self, envelope: &mut Envelope<T>) -> ReturnedMarks {
-        let mut came_back = ReturnedMarks::default();
+    /// returned guards once the hub has the envelope.
+    pub(in crate::hub::chunks) fn envelope_sent(&self, envelope: &mut Envelope<T>) -> ReturnedGuards {
+        let mut came_back = ReturnedGuards::default();
         came_back.take(envelope, |boundary| self.core.waits(boundary));
         came_back
     }
