@@ -7,6 +7,7 @@ use common::{
     *,
 };
 use futures::FutureExt;
+use tokio::sync::{Mutex, Notify};
 use wakeline::{
     device::Faults,
     hub::{Destination, Producer},
@@ -233,6 +234,47 @@ async fn f1_a_lost_device_leaves_the_hub_to_the_others() {
         assert!(within(late.next()).await.unwrap_err().is_device_lost());
         drop(within(consume.next()).await.unwrap().unwrap());
     }
+}
+
+static BLOCKED: Mutex<()> = Mutex::const_new(());
+static IS_BLOCKED: Notify = Notify::const_new();
+
+/// Blocks while the test holds the lock.
+#[kernel]
+fn copy_when_unblocked(from: &[u32], to: &mut [u32]) {
+    IS_BLOCKED.notify_one();
+    drop(BLOCKED.blocking_lock());
+    to.copy_from_slice(from);
+}
+
+/// A device is lost before it has read an envelope that is copied to it: the envelope's memory is replaced before the
+/// envelope is used again, since the device might still read it.
+#[tokio::test]
+async fn f1_an_envelope_that_a_lost_device_was_to_read_is_used_again() {
+    let (lost, healthy) = (doomed(), emulated_with(Emulated::new().workers(4)));
+    let builder = ChunkHub::<u32>::builder("h").elements(1).queue(2).pinned_for(&healthy);
+    let hub = builder.envelopes(&lost, 1).host_envelopes(2).build().unwrap();
+    let (mut produce, mut consume) = (hub.produce(&host()).unwrap(), hub.consume(&host()).unwrap());
+    let mut sees = hub.peek(&lost).unwrap();
+    put(&mut produce, &[1]).await;
+    // The envelope on the device stays in use, so the copy of the next chunk to it does not begin.
+    let seen = within(sees.next()).await.unwrap().unwrap();
+    let mut target = Buffer::<u32>::new(&lost, 1).unwrap();
+    let blocked = BLOCKED.lock().await;
+    copy_when_unblocked::launch(&Stream::new(&lost).unwrap(), &*seen, &mut target).unwrap();
+    IS_BLOCKED.notified().await;
+    drop(seen);
+    within(consume.next()).await.unwrap().unwrap().commit().unwrap();
+    put(&mut produce, &[2]).await;
+    lose(&lost).await;
+    for number in 2..6 {
+        let chunk = within(consume.next()).await.unwrap().unwrap();
+        assert_eq!(chunk.read().await.unwrap(), [number]);
+        chunk.commit().unwrap();
+        put(&mut produce, &[number + 1]).await;
+    }
+    assert!(within(sees.next()).await.unwrap_err().is_device_lost());
+    drop(blocked);
 }
 
 /// When the host's only envelope holds a later chunk, another one is allocated, near a healthy device.

@@ -151,17 +151,17 @@ impl Pool {
         Ok(Some(RawEnvelope::new(memory, Arc::downgrade(self))))
     }
 
-    /// Allocates memory to replace this one, of the same size and at the same location. Returns `None` if no
-    /// replacement is needed.
+    /// Allocates memory to replace this one, of the same size and at the same location; on the host, page-locked for
+    /// `near`. Returns `None` if no replacement is needed.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory); [`DeviceLost`](crate::ErrorKind::DeviceLost).
-    pub(super) fn replacement(&self, memory: &Memory) -> Result<Option<Owned>> {
+    fn replacement(&self, memory: &Memory, near: &Device) -> Result<Option<Owned>> {
         if self.captured.is_some() {
             return Ok(None);
         }
-        let device = memory.device();
-        let made = if memory.is_host() { Memory::pinned(device, self.bytes) } else { Memory::on(device, self.bytes) };
+        let made =
+            if memory.is_host() { Memory::pinned(near, self.bytes) } else { Memory::on(memory.device(), self.bytes) };
         made.map(Some).map_err(|error| error.at(format!("hub `{}`", self.hub)))
     }
 
@@ -298,10 +298,22 @@ impl RawEnvelope {
     pub(super) fn leave_pool(&mut self, no_pool: &Weak<Pool>) -> Result<PoolReplacement> {
         let mut replaced = None;
         if let Some(pool) = self.pool.upgrade() {
-            replaced = pool.replacement(self.memory())?.map(|memory| (pool, memory));
+            replaced = pool.replacement(self.memory(), self.memory().device())?.map(|memory| (pool, memory));
             self.pool = no_pool.clone();
         }
         Ok(PoolReplacement { replaced, external_guards: self.external_guards.take_lending() })
+    }
+
+    /// Called with a blank envelope: if a lost device might still be using its memory, replaces the memory, because a
+    /// wait for that device would fail. Host memory is page-locked for `near`. If the replacement cannot be
+    /// allocated, the memory is kept, and its next user gets the error of that device.
+    pub(super) fn replace_used_by_lost(&mut self, near: &Device) {
+        if let Some(pool) = self.pool.upgrade()
+            && self.memory().is_used_by_lost()
+            && let Ok(Some(memory)) = pool.replacement(self.memory(), near)
+        {
+            self.memory = Some(memory);
+        }
     }
 
     pub(super) fn external_guards_mut(&mut self) -> &mut ExternalGuards {

@@ -141,6 +141,12 @@ impl Memory {
         self.uses().check_contents(self.survives_other_devices())
     }
 
+    /// True if a device that is lost might still be using the memory, which itself is not lost.
+    pub(crate) fn is_used_by_lost(&self) -> bool {
+        self.survives_other_devices()
+            && self.uses().any_is(|ticket| ticket.stream().device().is_lost() && !ticket.is_over())
+    }
+
     /// A future that resolves once the host may read or, with `write`, write the memory.
     pub(crate) fn host_access(&self, write: bool) -> HostAccess {
         let captured = self.captured_uses(write);

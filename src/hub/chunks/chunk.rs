@@ -70,6 +70,9 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
         let held = match envelope {
             None => HeldEnvelope::Place,
             Some(envelope) if registration.role == Role::Peek => HeldEnvelope::Shared(envelope),
+            Some(envelope) if registration.role == Role::Produce => {
+                HeldEnvelope::Alone(registration.core.blank(envelope)?)
+            }
             Some(envelope) => HeldEnvelope::Alone(sole(envelope)?),
         };
         // In a hub without structures (`S = ()`), it need not be set.

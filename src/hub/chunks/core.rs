@@ -191,10 +191,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         let (pool, pinned_for) = {
             let mut inner = lock(&self.inner);
             let place = self.place(&mut inner.places, device)?;
-            // Host memory is page-locked for a device that is not lost.
-            let is_one = |device: &&Device| !device.is_host() && !device.is_lost();
-            let other = inner.places.all.iter().map(|place| &place.device).find(is_one);
-            let pinned_for = pinned_for.or(other).unwrap_or(device).clone();
+            let pinned_for = pinned_for.or(inner.places.healthy_device()).unwrap_or(device).clone();
             (inner.places.all[place].pool.clone(), pinned_for)
         };
         let failed = |error: Error| error.at(format!("{} on {}", at(), place_name(device)));
@@ -442,7 +439,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     }
 
     fn copy(&self, from: LocationId, to: LocationId, source: &Envelope<T>, blank: Envelopes<T>) -> Result<Envelope<T>> {
-        let mut arrival = sole(blank)?;
+        let mut arrival = self.blank(blank)?;
         let stream = self.stream(from, to)?;
         let bytes = source.raw().bytes();
         let mut copy = || {
@@ -457,6 +454,17 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
         arrival.raw().commit_uses()?;
         source.raw().commit_uses()?;
         Ok(arrival)
+    }
+
+    /// A blank envelope that its user may write without a wait for a lost device.
+    pub(super) fn blank(&self, envelope: Envelopes<T>) -> Result<Envelope<T>> {
+        let mut blank = sole(envelope)?;
+        if Device::any_is_lost() {
+            let memory = blank.raw().memory().device().clone();
+            let near = if memory.is_lost() { lock(&self.inner).places.healthy_device().cloned() } else { None };
+            blank.raw_mut().replace_used_by_lost(near.as_ref().unwrap_or(&memory));
+        }
+        Ok(blank)
     }
 
     fn stream(&self, from: LocationId, to: LocationId) -> Result<Stream> {

@@ -56,6 +56,11 @@ impl<T: Plain> HubLocations<T> {
         self.all.iter().position(|place| place.device == *device)
     }
 
+    /// The device that host memory is page-locked for: one that is not lost, if there is one.
+    pub(super) fn healthy_device(&self) -> Option<&Device> {
+        self.all.iter().map(|place| &place.device).find(|device| !device.is_host() && !device.is_lost())
+    }
+
     pub(super) fn count(&self, place: LocationId) -> usize {
         self.all.get(place).and_then(|place| place.pool.as_ref()).map_or(0, |pool| pool.count())
     }
