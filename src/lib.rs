@@ -6,7 +6,7 @@
 //! the device is derived from the data: safe code needs no wait, synchronisation, event or copy for it, and cannot get
 //! it wrong.
 //!
-//! Start with [`Flow`] and [`Operator`]. The
+//! Start with [a first flow](guide::first_flow) in the [guide]. The
 //! [examples](https://github.com/wakeline/wakeline/tree/main/examples) are complete programs.
 //!
 //! # The map
@@ -15,6 +15,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`guide`] | how to use it, in pages with complete programs; the design, the behaviours that tests are named after, measured facts |
 //! | [`flow`] | build, check, run, embed: [`Flow`], [`Running`], [`Report`], [`Ingress`], [`Egress`], [`Service`]; [sections](Flow::replay) replayed as CUDA graphs |
 //! | [`operator`] | [`Operator`], [`LocalOperator`](operator::LocalOperator), their [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`]; [`Linked`](operator::Linked) |
 //! | [`condition`] | when an operator may run |
@@ -104,6 +105,9 @@ pub mod device;
 mod error;
 pub mod flow;
 pub mod graph;
+// Pages, and no code: built for the documentation and its tests only.
+#[cfg(doc)]
+pub mod guide;
 pub mod hub;
 pub mod kernel;
 #[allow(unsafe_code)]

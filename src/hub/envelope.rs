@@ -182,6 +182,31 @@ impl<T: Plain> Envelope<T> {
         }
     }
 
+    /// Copies `data` into the envelope on the host, as its valid part.
+    ///
+    /// ```
+    /// # use wakeline::{Envelope, Result};
+    /// # async fn fill(mut envelope: Envelope<u8>) -> Result<()> {
+    /// envelope.fill_from(b"hello").await?;
+    /// assert_eq!(envelope.len(), 5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) if `data` exceeds the capacity, or if the envelope is in device memory; the failure of
+    /// earlier work on it.
+    ///
+    /// # Cancel safety
+    /// Dropping the future before it resolves changes nothing.
+    pub async fn fill_from(&mut self, data: &[T]) -> Result<()> {
+        if data.len() > self.capacity() {
+            return Err(self.too_long(data.len()));
+        }
+        self.space().await?[..data.len()].copy_from_slice(data);
+        self.set_len(data.len())
+    }
+
     /// What a device is doing with it. Queries the device without waiting for it.
     ///
     /// # Errors

@@ -230,11 +230,9 @@ impl<K: Writes, T: Plain, S: Clone + Send + Sync + 'static> Chunk<K, T, S> {
     /// [`Usage`](ErrorKind::Usage) if `data` exceeds the capacity, or if the chunk is in device memory.
     ///
     /// # Cancel safety
-    /// Dropping the future may leave the length set but the data not written.
+    /// Dropping the future before it resolves leaves data and length as they were.
     pub async fn fill_from(&mut self, data: &[T]) -> Result<()> {
-        self.set_len(data.len())?;
-        self.write().await?.copy_from_slice(data);
-        Ok(())
+        self.envelope_mut().fill_from(data).await
     }
 
     /// Swaps the contents of two chunks, of this hub or another: data, valid part and structure. Nothing is copied.
