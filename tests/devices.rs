@@ -1,6 +1,7 @@
 //! Tests of flows with devices: memory, streams, graphs, faults, simulations. See `flows.rs`.
 
 mod concurrency;
+mod covering;
 mod device_times;
 mod examples;
 mod external;

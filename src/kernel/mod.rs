@@ -22,7 +22,7 @@ use crate::{
     stream::Streams,
 };
 
-use crate::memory::launch::Shape;
+use crate::memory::shape::Shape;
 pub use crate::{
     device::KernelType,
     memory::{DeviceSlice, DeviceSliceMut},
@@ -107,8 +107,9 @@ impl fmt::Debug for Kernel {
 
 /// The shape of a launch: its blocks and threads.
 ///
-/// By default, one thread runs for each element of the longest slice that the kernel writes (that it reads, if it
-/// writes none), in blocks of 256 threads.
+/// By default, one thread runs for each element of the kernel's `over`. Without `over`, one runs for each element of the
+/// longest slice that the kernel writes (that it reads, if it writes none), in blocks of 256 threads. See
+/// [`#[kernel]`](macro@crate::kernel#what-a-launch-covers).
 ///
 /// ```
 /// use wakeline::kernel::Grid;
