@@ -37,3 +37,4 @@ mod uppercase;
 mod user_memory;
 
 common::gpu_tests_run_where_required!();
+common::every_kernel_compiles!();

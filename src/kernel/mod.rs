@@ -12,7 +12,9 @@
 //! | `a: f32` | `float a` |
 //!
 //! A flow compiles and loads all kernels of the program for its devices before it runs. Outside of a flow, a kernel is
-//! compiled at its first launch, or earlier by [`Kernel::load`].
+//! compiled at its first launch, or earlier by [`Kernel::load`]. [`compile_all`] compiles them all without a GPU.
+
+mod compile;
 
 use std::fmt;
 
@@ -22,6 +24,7 @@ use crate::{
     stream::Streams,
 };
 
+pub use self::compile::compile_all;
 use crate::memory::shape::Shape;
 pub use crate::{
     device::KernelType,
