@@ -326,3 +326,13 @@ async fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    /// Needs NVRTC, and no GPU: `cargo test --example uppercase -- --ignored`
+    #[test]
+    #[ignore = "needs NVRTC"]
+    fn every_kernel_compiles() {
+        wakeline::kernel::compile_all("sm_90").unwrap();
+    }
+}

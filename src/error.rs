@@ -12,6 +12,7 @@
 //! | [`Race`](ErrorKind::Race) | two unordered accesses: add the ordering that the message names |
 //! | [`InvalidMemory`](ErrorKind::InvalidMemory) | memory was used after it was freed, or read before it was written; the message says which |
 //! | [`Kernel`](ErrorKind::Kernel) | fix the kernel's source; the compiler's log is in the message |
+//! | [`NoCompiler`](ErrorKind::NoCompiler) | install NVRTC, which is part of the CUDA toolkit, or ship kernels as PTX |
 //! | [`Setup`](ErrorKind::Setup) | a flow, or a hub outside of a flow, was built or configured incorrectly; the message says how to fix it |
 //! | [`Usage`](ErrorKind::Usage) | an invalid call |
 //! | [`Stalled`](ErrorKind::Stalled) | operators wait for each other; the message says which waits for what |
@@ -61,6 +62,8 @@ pub enum ErrorKind {
     InvalidMemory,
     /// A kernel could not be compiled, loaded or found.
     Kernel,
+    /// A kernel needs the CUDA C++ compiler, NVRTC, and this machine or this program has none.
+    NoCompiler,
     /// A flow, or something outside of a flow, was built or configured incorrectly. No part of the flow has run.
     Setup,
     /// An invalid call.
@@ -95,6 +98,7 @@ impl ErrorKind {
             ErrorKind::Race => "race",
             ErrorKind::InvalidMemory => "invalid memory",
             ErrorKind::Kernel => "kernel",
+            ErrorKind::NoCompiler => "no compiler",
             ErrorKind::Setup => "invalid setup",
             ErrorKind::Usage => "invalid use",
             ErrorKind::Stalled => "stalled",
@@ -232,6 +236,11 @@ impl Error {
     pub fn because(mut self, cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
         self.0.cause = Some(Arc::new(Cause(Some(cause.into()))));
         self
+    }
+
+    /// The message, without places and causes; empty if there is none.
+    pub(crate) fn message(&self) -> &str {
+        self.0.message.as_deref().unwrap_or_default()
     }
 
     /// Attaches a value, which replaces the previous one.

@@ -159,7 +159,10 @@ pub mod __private {
             knows_event,
         },
         kernel::{Registered, kernel},
-        memory::launch::Call,
+        memory::{
+            launch::Call,
+            shape::{Extent, SliceLength},
+        },
         operator::{AnyPort, Binder, InputPort, LinkPort, OutputPort, Plan, Port, PortOptions},
     };
     pub use inventory;

@@ -1,6 +1,7 @@
 //! Tests of flows with devices: memory, streams, graphs, faults, simulations. See `flows.rs`.
 
 mod concurrency;
+mod covering;
 mod device_times;
 mod examples;
 mod external;
@@ -36,3 +37,4 @@ mod uppercase;
 mod user_memory;
 
 common::gpu_tests_run_where_required!();
+common::every_kernel_compiles!();

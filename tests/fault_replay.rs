@@ -7,6 +7,7 @@ use common::*;
 use wakeline::prelude::*;
 
 gpu_tests_run_where_required!();
+common::every_kernel_compiles!();
 
 /// x += 1, and a trap where x is `what`.
 #[kernel(unsafe(cuda = "kernels/trap_at.cu"))]

@@ -37,3 +37,4 @@ mod waits_given_up;
 mod waits_in_run;
 
 common::gpu_tests_run_where_required!();
+common::every_kernel_compiles!();

@@ -22,6 +22,7 @@ mod latency;
 mod many;
 mod scanner;
 mod source;
+mod spin;
 
 use std::{
     thread,
@@ -103,7 +104,7 @@ fn main() {
     let idle_limit = if gpu.is_some() && parts.contains(&"idle") { idle(Duration::from_secs(2)) } else { 0.0 };
 
     let device = if emulated { Device::emulated(Emulated::new()) } else { Device::cuda(0).expect("the device") };
-    source::spin::kernel().load_blocking(&device).expect("a kernel that compiles");
+    spin::spin::kernel().load_blocking(&device).expect("a kernel that compiles");
     let bare = gpu.map(|gpu| {
         println!("completion: how a synchronising thread waits: {}", gpu.schedule());
         Bare::new(gpu)

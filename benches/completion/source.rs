@@ -2,23 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use wakeline::{Buffer, Device, Stream, kernel::Grid, prelude::kernel, stream::CompletionMode};
+use wakeline::{Buffer, Device, Stream, kernel::Grid, stream::CompletionMode};
 
 use crate::{
     gpu::{self, Gpu},
     scanner::Scanner,
+    spin::spin,
 };
 use tokio::sync::oneshot;
-
-/// Runs for this long, on one thread.
-#[kernel(unsafe(cuda = "spin.cu"))]
-pub(crate) fn spin(count: &mut [u64], nanoseconds: u64) {
-    let began = std::time::Instant::now();
-    while began.elapsed() < Duration::from_nanos(nanoseconds) {
-        std::hint::spin_loop();
-    }
-    count[0] = count[0].wrapping_add(1);
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {

@@ -19,17 +19,13 @@ use wakeline::{
 use crate::{
     cpu,
     figure::{figure, median},
+    step::step,
 };
 
 const STAGES: usize = 32;
 /// Per message: one warp.
 const ELEMENTS: usize = 32;
 const ROUNDS: usize = 15;
-
-#[kernel(unsafe(cuda = "../stage/step.cu"))]
-fn step(x: &mut [u32]) {
-    x.iter_mut().for_each(|x| *x += 1);
-}
 
 /// Sends so many envelopes without writing them: a message should cost only what the chain costs.
 struct Feed(u32);

@@ -22,7 +22,10 @@ mod gpu;
 #[path = "../../examples/more/mlp/linear.rs"]
 mod linear;
 mod mlp;
+mod nothing;
 mod shapes;
+#[path = "../stage/step.rs"]
+mod step;
 
 use wakeline::{Device, Result, device::Emulated};
 

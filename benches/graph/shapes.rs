@@ -23,15 +23,13 @@ use wakeline::{
 use crate::{
     figure::{figure, median},
     gpu::{self, Gpu},
+    nothing::nothing,
 };
 
 pub(crate) const NODES: usize = 32;
 const WARM: u32 = 20;
 const LAUNCHES: u32 = 200;
 const ROUNDS: usize = 9;
-
-#[kernel(unsafe(cuda = "nothing.cu"))]
-fn nothing() {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {

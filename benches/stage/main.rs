@@ -28,6 +28,7 @@ mod figure;
 #[path = "../support/gpu.rs"]
 mod gpu;
 mod ours;
+mod step;
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -174,7 +175,7 @@ fn main() {
         Ok(device) => device,
         Err(error) => return println!("stage: not measured: {error}"),
     };
-    ours::step::kernel().load_blocking(&device).expect("a kernel that compiles");
+    step::step::kernel().load_blocking(&device).expect("a kernel that compiles");
     let gpu = (!emulated).then(Gpu::open);
     let bare = gpu.as_ref().map(|gpu| {
         let kernel = gpu.kernel("step", "unsigned int *, unsigned long long", include_str!("step.cu"));

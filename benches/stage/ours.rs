@@ -9,12 +9,7 @@ use std::{
 use tokio::runtime::Runtime;
 use wakeline::{Running, kernel::Grid, prelude::*};
 
-use crate::{CAPACITY, ELEMENTS, ENVELOPES, STAGES, Streams, Watch, Window, allocations};
-
-#[kernel(unsafe(cuda = "step.cu"))]
-pub(crate) fn step(x: &mut [u32]) {
-    x.iter_mut().for_each(|x| *x = x.wrapping_add(1));
-}
+use crate::{CAPACITY, ELEMENTS, ENVELOPES, STAGES, Streams, Watch, Window, allocations, step::step};
 
 #[derive(Ports)]
 struct FeedPorts {

@@ -16,6 +16,7 @@
 mod bare;
 #[cfg(feature = "cuda")]
 mod bus;
+mod churn;
 #[path = "../support/figure.rs"]
 mod figure;
 mod file;
@@ -23,6 +24,7 @@ mod flow;
 #[cfg(feature = "cuda")]
 mod memory;
 mod timeline;
+mod touch;
 
 /// The folder for files.
 fn folder() -> std::path::PathBuf {

@@ -14,23 +14,16 @@ use plotters::prelude::*;
 use tokio::runtime::Runtime;
 use wakeline::{memory::HostAccess, operator::MapPorts, prelude::*};
 
-use crate::flow::{SinkPorts, SourcePorts};
+use crate::{
+    churn::churn,
+    flow::{SinkPorts, SourcePorts},
+};
 
 const CHUNKS: usize = 10;
 /// Chunks that pass first, as a warm-up.
 const WARM: usize = 4;
 const ENVELOPES: usize = 3;
 const STAGES: [&str; 5] = ["produce", "copy in", "compute", "copy out", "consume"];
-
-/// Some rounds over all elements: about as long as a copy.
-#[kernel(unsafe(cuda = "churn.cu"))]
-fn churn(data: &mut [u32], rounds: u32) {
-    for element in data {
-        for _ in 0..rounds {
-            *element = element.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        }
-    }
-}
 
 /// Begin and end.
 type Span = (Duration, Duration);

@@ -222,3 +222,13 @@ async fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    /// Needs NVRTC, and no GPU: `cargo test --example service -- --ignored`
+    #[test]
+    #[ignore = "needs NVRTC"]
+    fn every_kernel_compiles() {
+        wakeline::kernel::compile_all("sm_90").unwrap();
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! The function is in the value namespace and the type in the type namespace, so that `saxpy(..)` runs the body on the
 //! host and `saxpy::launch(..)` enqueues it, wherever the kernel is declared and however it is imported. `source.rs`
-//! reads the attribute, `signature.rs` the function, and `launcher.rs` generates the type.
+//! and `over.rs` read the attribute, `signature.rs` the function, and `launcher.rs` generates the type.
 //!
 //! Why launching is safe: the launches, the prototype for the device code and the call of the Rust body are all
 //! generated from one list of arguments, in its order. The compiler cannot check that the device code matches; the
@@ -10,24 +10,25 @@
 //! `unsafe_code` lints report it at the place where the user wrote it.
 
 mod launcher;
+mod over;
 mod signature;
 mod source;
 
 use proc_macro2::TokenStream;
 use quote::quote;
-use syn::{ItemFn, parse::Parser};
+use syn::ItemFn;
 
-use self::{launcher::Launcher, source::DeviceCode};
+use self::{launcher::Launcher, source::KernelOptions};
 use crate::errors::Errors;
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> syn::Result<TokenStream> {
     let mut errors = Errors::default();
-    let code = errors.keep(DeviceCode::read.parse2(attribute)).flatten();
+    let options = errors.keep(syn::parse2::<KernelOptions>(attribute)).unwrap_or_default();
     let function = read_function(item.clone());
     if let Some(function) = errors.keep(function) {
         let arguments = signature::check(&function.sig, &mut errors);
         errors.finish()?;
-        let launcher = Launcher { function: &function, arguments, code }.expand();
+        let launcher = Launcher { function: &function, arguments, options }.expand();
         // The function is emitted as it was written, token for token: parsed and printed, it might differ.
         return Ok(quote!(#item #launcher));
     }

@@ -153,11 +153,39 @@ pub fn derive_message(item: TokenStream) -> TokenStream {
 ///
 /// `T` is a `KernelType`: a number, or plain data of your own.
 ///
+/// # What a launch covers
+///
+/// On a GPU a kernel's function runs once for each thread of the grid, so a grid that is too small leaves part of the
+/// result unwritten; the Rust body runs once and writes all of it. `over` says what a launch must cover, so that such a
+/// grid is an error on every device:
+///
+/// ```ignore
+/// #[kernel(unsafe(cuda = "tint.cu"), over = [width, height])]
+/// fn tint(width: u32, height: u32, by: f32, pixels: &mut [f32]) { .. }
+///
+/// tint::launch(&stream, 1920, 1080, 0.5, &mut pixels)?;   // 60 x 135 blocks of 32 x 8 threads
+/// tint::launch_with(Grid::default().threads([64, 4, 1]), &stream, 1920, 1080, 0.5, &mut pixels)?;
+/// tint::launch_with(Grid::blocks([1, 1, 1]), &stream, 1920, 1080, 0.5, &mut pixels)?;  // fails: 256 of 1920 covered
+/// ```
+///
+/// It lists 1 to 3 extents, x first: expressions over the kernel's parameters, where a slice has only its length:
+/// `over = [x.len()]`, `over = [width / 4, 2 * rows]`. The results and the operands of `+`, `-`, `*`, `/`, `%` are
+/// integers of any types; their arithmetic is exact, and an overflow or a division by 0 is an error of the launch.
+///
+/// - The default grid has one thread for each element of `over`, in blocks of 256, 32 x 8 or 8 x 8 x 4 threads;
+///   `Grid::default().threads(..)` sets others.
+/// - A `Grid::blocks(..)` of which `blocks * threads` is less than the extent in a dimension is a `Usage` error.
+/// - If an extent is 0, nothing is launched.
+///
+/// A kernel that strides over its data is right with any grid and needs no `over`. Without it the default grid has one
+/// thread for each element of the longest slice that the kernel writes (that it reads, if it writes none), in one
+/// dimension, and any other grid is accepted.
+///
 /// # Generated items
 ///
 /// The function is unchanged: call it on the host, for example in a test. A type of the same name has:
 ///
-/// - `saxpy::launch(stream, ..)`: enqueues it, with a grid derived from the number of elements;
+/// - `saxpy::launch(stream, ..)`: enqueues it, with the default grid;
 /// - `saxpy::launch_with(grid, stream, ..)`: the same with the given grid;
 /// - `saxpy::kernel()`: the kernel itself, for loading it ahead of time.
 ///

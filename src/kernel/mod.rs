@@ -12,7 +12,9 @@
 //! | `a: f32` | `float a` |
 //!
 //! A flow compiles and loads all kernels of the program for its devices before it runs. Outside of a flow, a kernel is
-//! compiled at its first launch, or earlier by [`Kernel::load`].
+//! compiled at its first launch, or earlier by [`Kernel::load`]. [`compile_all`] compiles them all without a GPU.
+
+mod compile;
 
 use std::fmt;
 
@@ -22,7 +24,8 @@ use crate::{
     stream::Streams,
 };
 
-use crate::memory::launch::Shape;
+pub use self::compile::compile_all;
+use crate::memory::shape::Shape;
 pub use crate::{
     device::KernelType,
     memory::{DeviceSlice, DeviceSliceMut},
@@ -107,8 +110,9 @@ impl fmt::Debug for Kernel {
 
 /// The shape of a launch: its blocks and threads.
 ///
-/// By default, one thread runs for each element of the longest slice that the kernel writes (that it reads, if it
-/// writes none), in blocks of 256 threads.
+/// By default, one thread runs for each element of the kernel's `over`. Without `over`, one runs for each element of the
+/// longest slice that the kernel writes (that it reads, if it writes none), in blocks of 256 threads. See
+/// [`#[kernel]`](macro@crate::kernel#what-a-launch-covers).
 ///
 /// ```
 /// use wakeline::kernel::Grid;

@@ -5,13 +5,18 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{DeviceSlice, DeviceSliceMut, buffer::Access, use_lock::UseLockGuard};
+use super::{
+    DeviceSlice, DeviceSliceMut,
+    buffer::Access,
+    shape::{Dimensions, Shape},
+    use_lock::UseLockGuard,
+};
 use crate::{
     device::{
         KernelType,
         backend::{Arg, KernelDef, Launch, Scalar},
     },
-    error::{Error, ErrorKind, Result},
+    error::Result,
     stream::{Launched, Stream},
 };
 
@@ -60,21 +65,42 @@ impl<'a> Call<'a> {
         self.args.push(Argument::Scalar(bytemuck::bytes_of(value)));
     }
 
+    /// Launches with one thread for each element of the longest slice, unless a grid was given.
+    ///
     /// # Safety
     /// The arguments are those of the kernel's declaration, in its order, and the kernel keeps to its declaration.
     pub unsafe fn enqueue(self) -> Result<()> {
-        let Self { def, stream, shape, args: mut given } = self;
-        let place = || format!("kernel `{}` on `{}`", def.name, stream.name());
         let longest = |write: bool| {
             let of = |arg: &Argument<'_>| match arg {
                 Argument::Slice { access, .. } if access.writes() == write => Some(access.len() as u64),
                 _ => None,
             };
-            given.iter().filter_map(of).max()
+            self.args.iter().filter_map(of).max()
         };
         // A kernel with scalar arguments only runs one block.
         let elements = longest(true).or_else(|| longest(false)).unwrap_or(1);
-        let Some((grid, block)) = shape.resolve(elements).map_err(|error| error.at(place()))? else {
+        let dimensions = self.shape.for_elements(elements);
+        // SAFETY: this function's contract.
+        unsafe { self.enqueue_shaped(dimensions) }
+    }
+
+    /// Launches a kernel with `over`: 1 to 3 extents, each `None` where its arithmetic has no value.
+    ///
+    /// # Safety
+    /// That of [`enqueue`](Self::enqueue).
+    pub unsafe fn enqueue_over(self, over: &[Option<i128>]) -> Result<()> {
+        let dimensions = self.shape.covering(over);
+        // SAFETY: this function's contract.
+        unsafe { self.enqueue_shaped(dimensions) }
+    }
+
+    /// # Safety
+    /// That of [`enqueue`](Self::enqueue).
+    #[inline]
+    unsafe fn enqueue_shaped(self, dimensions: Result<Option<Dimensions>>) -> Result<()> {
+        let Self { def, stream, shape, args: mut given } = self;
+        let place = || format!("kernel `{}` on `{}`", def.name, stream.name());
+        let Some((grid, block)) = dimensions.map_err(|error| error.at(place()))? else {
             return Ok(());
         };
         // Compiles the kernel, if necessary, before any lock is taken.
@@ -117,62 +143,5 @@ impl<'a> Call<'a> {
 impl fmt::Debug for Call<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Call").field("kernel", &self.def.name).finish_non_exhaustive()
-    }
-}
-
-/// Grid, block and shared memory, where set.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shape {
-    pub(crate) blocks: Option<[u32; 3]>,
-    pub(crate) threads: Option<[u32; 3]>,
-    pub(crate) shared_bytes: u32,
-}
-
-impl Shape {
-    /// The grid and the block for `elements` elements; `None` if there are no elements.
-    fn resolve(&self, elements: u64) -> Result<Option<([u32; 3], [u32; 3])>> {
-        /// CUDA's limit for a grid's first dimension, since compute capability 3.0.
-        const MAX_BLOCKS: u64 = (1 << 31) - 1;
-        /// CUDA's limits for all dimensions (CUDA C++ Programming Guide, technical specifications; the same for all
-        /// GPUs that CUDA 12 supports).
-        const MAX_GRID: [u64; 3] = [MAX_BLOCKS, 65_535, 65_535];
-        /// CUDA's limit for a block.
-        const MAX_THREADS: u64 = 1024;
-        let threads = self.threads.unwrap_or([256, 1, 1]);
-        let per_block = threads.iter().try_fold(1_u64, |all, n| all.checked_mul(u64::from(*n)));
-        let Some(per_block) = per_block.filter(|all| *all <= MAX_THREADS) else {
-            let text =
-                format!("a block of {threads:?} threads is too large: the limit is {MAX_THREADS} threads in all");
-            return Err(Error::new(ErrorKind::Usage, text));
-        };
-        let over = |grid: &[u32; 3]| grid.iter().zip(MAX_GRID).any(|(blocks, most)| u64::from(*blocks) > most);
-        if let Some(blocks) = self.blocks.filter(over) {
-            let text = format!("a grid of {blocks:?} blocks is too large: the limit is {MAX_GRID:?}");
-            return Err(Error::new(ErrorKind::Usage, text));
-        }
-        if per_block == 0 || self.blocks.is_some_and(|blocks| blocks.contains(&0)) {
-            return Err(Error::new(
-                ErrorKind::Usage,
-                format!(
-                    "a grid of {:?} blocks of {threads:?} threads is empty: every dimension must be at least 1",
-                    self.blocks.unwrap_or([1; 3])
-                ),
-            ));
-        }
-        match self.blocks {
-            Some(blocks) => Ok(Some((blocks, threads))),
-            None if elements == 0 => Ok(None),
-            None => match u32::try_from(elements.div_ceil(per_block).min(MAX_BLOCKS + 1)) {
-                Ok(blocks) if u64::from(blocks) <= MAX_BLOCKS => Ok(Some(([blocks, 1, 1], threads))),
-                _ => Err(Error::new(
-                    ErrorKind::Usage,
-                    format!(
-                        "{elements} elements need more than {MAX_BLOCKS} blocks of {per_block} threads: set the grid \
-                         with `Grid::blocks`"
-                    ),
-                )),
-            },
-        }
     }
 }

@@ -31,7 +31,7 @@
 //! | `arena`, `alloc` | all heaps of a device, and which memory a request gets |
 //! | `plain`, `buffer`, `allocator`, `host`, `wrapped` | typed memory, the host's access, the user's own memory |
 //! | `waiting`, `reserve` | tasks and operators that wait for memory |
-//! | `transfer`, `launch`, `external`, `cudarc` | the operations |
+//! | `transfer`, `launch`, `shape`, `external`, `cudarc` | the operations |
 //! | `graph_memory`, `execution` | the memory that a graph keeps, and its launches |
 
 mod accounting;
@@ -57,6 +57,7 @@ mod ordering;
 mod plain;
 mod reclaim;
 mod reserve;
+pub(crate) mod shape;
 mod shared_uses;
 mod state;
 mod stats;

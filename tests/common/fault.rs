@@ -31,6 +31,7 @@ macro_rules! a_fault {
             use super::*;
 
             $crate::gpu_tests_run_where_required!();
+            $crate::every_kernel_compiles!();
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn emulated() {

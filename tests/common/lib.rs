@@ -499,6 +499,18 @@ macro_rules! gpu_tests_run_where_required {
     };
 }
 
+/// A test that every kernel of this executable compiles, which needs NVRTC and no GPU.
+#[macro_export]
+macro_rules! every_kernel_compiles {
+    () => {
+        #[test]
+        #[ignore = "needs NVRTC"]
+        fn every_kernel_compiles() {
+            wakeline::kernel::compile_all("sm_90").unwrap();
+        }
+    };
+}
+
 // The programs of README and the macros' examples, as doc tests. They stand here because the packages that are published
 // hold neither README's CUDA file nor the other package's examples.
 #[cfg(doctest)]

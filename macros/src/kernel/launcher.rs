@@ -9,7 +9,7 @@ use syn::{Attribute, Ident, ItemFn, ext::IdentExt};
 
 use super::{
     signature::{Argument, ArgumentKind},
-    source::DeviceCode,
+    source::KernelOptions,
 };
 use crate::{errors, message::is_number};
 
@@ -17,7 +17,7 @@ use crate::{errors, message::is_number};
 pub(super) struct Launcher<'a> {
     pub(super) function: &'a ItemFn,
     pub(super) arguments: Vec<Argument>,
-    pub(super) code: Option<DeviceCode>,
+    pub(super) options: KernelOptions,
 }
 
 impl Launcher<'_> {
@@ -56,7 +56,7 @@ impl Launcher<'_> {
     fn definition(&self, plain: &str) -> TokenStream {
         let name = &self.function.sig.ident;
         let site = Span::mixed_site();
-        let (file, source) = match &self.code {
+        let (file, source) = match &self.options.code {
             Some(code) => {
                 let file = &code.file;
                 (quote!(#file), code.expand())
@@ -175,13 +175,27 @@ impl Launcher<'_> {
             .map(|Argument { ty, .. }| quote!(for<'__kernel> #ty: ::wakeline::kernel::KernelType))
             .collect();
         let assumed = (!bounds.is_empty()).then(|| quote!(where #(#bounds),*));
-        let enqueue = quote_spanned!(site=> call.enqueue());
-        let enqueue = match &self.code {
+        let enqueue = match &self.options.over {
+            Some(_) => quote_spanned!(site=> call.enqueue_over(&over)),
+            None => quote_spanned!(site=> call.enqueue()),
+        };
+        let enqueue = match &self.options.code {
             Some(code) => quote_spanned!(code.vouched.span=> unsafe { #enqueue }),
             None => quote_spanned!(site=> unsafe { #enqueue }),
         };
+        let over = self.over();
+        let (derived, refused) = match &self.options.over {
+            Some(_) => (
+                " Enqueues the kernel on a stream, with a grid that covers its `over`, and returns at once.",
+                " Those of `launch`, and a grid that the device does not support or that does not cover the kernel's `over`.",
+            ),
+            None => (
+                " Enqueues the kernel on a stream, with a grid derived from the number of elements, and returns at once.",
+                " Those of `launch`, and a grid that the device does not support.",
+            ),
+        };
         quote_spanned! {site=>
-            /// Enqueues the kernel on a stream, with a grid derived from the number of elements, and returns at once.
+            #[doc = #derived]
             /// Its reads and writes are ordered with all other accesses to the same memory.
             ///
             /// # Errors
@@ -199,7 +213,7 @@ impl Launcher<'_> {
             /// The same as `launch`, with the given grid.
             ///
             /// # Errors
-            /// Those of `launch`, and a grid that the device does not support.
+            #[doc = #refused]
             #vis fn #launch_with(
                 grid: ::wakeline::kernel::Grid,
                 stream: &::wakeline::Stream,
@@ -207,6 +221,7 @@ impl Launcher<'_> {
             ) -> ::wakeline::Result<()>
             #assumed
             {
+                #over
                 let mut call = ::wakeline::__private::Call::new(&__WAKELINE_KERNEL, stream, grid);
                 #(#pass)*
                 #enqueue
@@ -217,6 +232,26 @@ impl Launcher<'_> {
                 ::wakeline::__private::kernel(&__WAKELINE_KERNEL)
             }
         }
+    }
+}
+
+impl Launcher<'_> {
+    /// `let over = ..;`: the extents, evaluated where the arguments have their names. A slice has only its length.
+    fn over(&self) -> Option<TokenStream> {
+        let site = Span::mixed_site();
+        let extents = self.options.over.as_ref()?.expand();
+        let lengths = self.arguments.iter().filter(|argument| !matches!(argument.kind, ArgumentKind::Scalar)).map(
+            |Argument { name, ty, .. }| {
+                quote_spanned!(errors::at(ty)=> let #name = ::wakeline::__private::SliceLength::of::<#ty, _>(&*#name);)
+            },
+        );
+        Some(quote_spanned! {site=>
+            #[allow(unused_variables)]
+            let over = {
+                #(#lengths)*
+                #extents
+            };
+        })
     }
 }
 
@@ -237,7 +272,7 @@ mod tests {
             fn f(a: A, x: &[B], mut y: &mut [C], b: u8) {}
         );
         let arguments = signature::check(&function.sig, &mut Errors::default());
-        let pieces = Launcher { function: &function, arguments, code: None }.prototype("f");
+        let pieces = Launcher { function: &function, arguments, options: KernelOptions::default() }.prototype("f");
         let shown: String = pieces
             .iter()
             .map(|piece| match syn::parse2::<LitStr>(piece.clone()) {

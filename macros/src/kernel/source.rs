@@ -1,4 +1,4 @@
-//! The attribute of a kernel: the file of the device code, and the `unsafe` that asserts its correctness.
+//! The attribute of a kernel: the file of the device code, the `unsafe` that asserts its correctness, and `over`.
 
 use proc_macro2::TokenStream;
 use quote::{ToTokens, quote, quote_spanned};
@@ -11,6 +11,7 @@ use syn::{
     token::Paren,
 };
 
+use super::over::Over;
 use crate::errors;
 
 const SOURCES: &str =
@@ -76,12 +77,8 @@ impl Parse for SourceFile {
     }
 }
 
-impl DeviceCode {
-    /// Parses the arguments of `#[kernel(..)]`.
-    pub(super) fn read(input: ParseStream<'_>) -> syn::Result<Option<Self>> {
-        if input.is_empty() {
-            return Ok(None);
-        }
+impl Parse for DeviceCode {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
         if !input.peek(Token![unsafe]) {
             let bare: SourceFile = input.parse()?;
             let SourceFile { name, file, .. } = &bare;
@@ -109,15 +106,40 @@ impl DeviceCode {
         if let Some(second) = files.next() {
             return Err(syn::Error::new(second.name.span(), format!("only one source is allowed: {SOURCES}")));
         }
-        if input.peek(Token![,]) {
-            input.parse::<Token![,]>()?;
-        }
-        if !input.is_empty() {
-            return Err(input.error(format!("only one source is allowed: {SOURCES}")));
-        }
-        Ok(Some(Self { vouched, form, file }))
+        Ok(Self { vouched, form, file })
     }
+}
 
+/// The arguments of `#[kernel(..)]`.
+#[derive(Default)]
+pub(super) struct KernelOptions {
+    pub(super) code: Option<DeviceCode>,
+    pub(super) over: Option<Over>,
+}
+
+impl Parse for KernelOptions {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        let mut options = Self::default();
+        while !input.is_empty() {
+            let start = input.span();
+            if Over::is_next(input) {
+                if options.over.replace(input.parse()?).is_some() {
+                    return Err(syn::Error::new(start, "`over` is given twice: remove one"));
+                }
+            } else if options.code.is_some() {
+                return Err(syn::Error::new(start, format!("only one source is allowed: {SOURCES}")));
+            } else {
+                options.code = Some(input.parse()?);
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(options)
+    }
+}
+
+impl DeviceCode {
     /// Generates `KernelSource::Cuda(include_str!("saxpy.cu"))` at the attribute's span, which the path is relative to.
     pub(super) fn expand(&self) -> TokenStream {
         let file = &self.file;

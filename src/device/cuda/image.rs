@@ -50,6 +50,12 @@ impl Image {
         Self(words.into())
     }
 
+    /// Whether machine code from the compiler has a kernel of this name: a function's code is a section named after it.
+    fn has_function(&self, name: &str) -> bool {
+        let section = format!(".text.{name}\0");
+        bytemuck::cast_slice::<u64, u8>(&self.0).windows(section.len()).any(|bytes| bytes == section.as_bytes())
+    }
+
     pub(super) fn as_ptr(&self) -> *const u64 {
         self.0.as_ptr()
     }
@@ -74,10 +80,19 @@ pub(super) fn of(def: &'static KernelDef, arch: u32) -> Result<Image> {
 fn make(def: &KernelDef, arch: u32) -> Result<Image> {
     match def.source {
         KernelSource::Cuda(source) => {
-            let fail = |log: &str| error(def, &format!("does not compile for sm_{arch}:\n{log}"));
-            let compiler = Compiler::get().map_err(|reason| error(def, &format!("cannot be compiled: {reason}")))?;
-            let image = compiler.compile(def.file, &compose(def, "", source), arch).map_err(|log| fail(&log))?;
-            Ok(Image::new(&image))
+            let compiler = Compiler::get().map_err(|reason| {
+                Error::new(ErrorKind::NoCompiler, sentence(def, &format!("cannot be compiled: {reason}")))
+            })?;
+            match compiler.compile(def.file, &compose(def, "", source), arch) {
+                Ok(image) => Ok(Image::new(&image)),
+                Err(log) => {
+                    let declaration = (def.prototype)().function;
+                    Err(error(
+                        def,
+                        &format!("does not compile for sm_{arch}; its declaration is\n{declaration}\n{log}"),
+                    ))
+                }
+            }
         }
         KernelSource::Ptx(text) => match text.trim_end_matches('\0') {
             text if text.contains('\0') => {
@@ -103,9 +118,34 @@ fn is_binary(bytes: &[u8]) -> bool {
     bytes.len() >= 64 && (bytes.starts_with(b"\x7fELF") || bytes.starts_with(&0xba55_ed50_u32.to_le_bytes()))
 }
 
+/// Compiles the kernel for `sm_<arch>`, if its code is CUDA C++, and finds its function.
+pub(crate) fn compile(def: &'static KernelDef, arch: u32) -> Result<()> {
+    if !matches!(def.source, KernelSource::Cuda(_)) {
+        return Ok(());
+    }
+    if of(def, arch)?.has_function(def.name) { Ok(()) } else { Err(missing(def, arch)) }
+}
+
 /// An error of this kernel. `what` continues the sentence that begins with the kernel's name.
 pub(super) fn error(def: &KernelDef, what: &str) -> Error {
-    Error::new(ErrorKind::Kernel, format!("`{}` (declared at {}) {what}", def.name, def.declared))
+    Error::new(ErrorKind::Kernel, sentence(def, what))
+}
+
+fn sentence(def: &KernelDef, what: &str) -> String {
+    format!("`{}` (declared at {}) {what}", def.name, def.declared)
+}
+
+/// Fails if there is no compiler, or none for `sm_<arch>`.
+pub(crate) fn check_architecture(arch: u32) -> Result<()> {
+    let compiler = Compiler::get().map_err(|reason| Error::new(ErrorKind::NoCompiler, reason))?;
+    let mut known = compiler.architectures().map_err(|text| Error::new(ErrorKind::NoCompiler, text))?;
+    known.sort_unstable();
+    if known.contains(&arch) {
+        return Ok(());
+    }
+    let known: Vec<_> = known.iter().map(|arch| format!("sm_{arch}")).collect();
+    let text = format!("NVRTC on this machine does not compile for sm_{arch}, only for {}", known.join(", "));
+    Err(Error::new(ErrorKind::Usage, text))
 }
 
 /// The error for a kernel whose image does not contain its function.

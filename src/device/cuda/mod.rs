@@ -50,6 +50,8 @@ use std::{
     time::Duration,
 };
 
+pub(crate) use self::image::{check_architecture, compile as compile_kernel};
+
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUdevice_attribute, CUevent, CUevent_flags, CUstream, CUstream_flags};
 

@@ -111,6 +111,16 @@ impl Compiler {
 
     /// The compiler's option for an architecture, and whether the result is machine code.
     fn target(&self, arch: u32) -> Result<(String, bool), String> {
+        let newest = self.architectures()?.into_iter().filter(|&known| known <= arch).max();
+        match newest {
+            Some(known) if known == arch => Ok((format!("--gpu-architecture=sm_{arch}"), true)),
+            Some(known) => Ok((format!("--gpu-architecture=compute_{known}"), false)),
+            None => Err(format!("NVRTC on this machine no longer compiles for sm_{arch}: install an older version")),
+        }
+    }
+
+    /// The architectures that this compiler has machine code for: 90 for `sm_90`.
+    pub(super) fn architectures(&self) -> Result<Vec<u32>, String> {
         let mut count: c_int = 0;
         // SAFETY: `count` outlives the call, which writes one int.
         let code = unsafe { (self.functions.get_num_supported_archs)(&mut count) };
@@ -121,15 +131,10 @@ impl Compiler {
         } else {
             code
         };
-        if !code.is_success() {
-            return Err(format!("NVRTC failed to list its architectures: {}", self.describe(code)));
-        }
-        let newest =
-            known.into_iter().filter_map(|known| u32::try_from(known).ok()).filter(|&known| known <= arch).max();
-        match newest {
-            Some(known) if known == arch => Ok((format!("--gpu-architecture=sm_{arch}"), true)),
-            Some(known) => Ok((format!("--gpu-architecture=compute_{known}"), false)),
-            None => Err(format!("NVRTC on this machine no longer compiles for sm_{arch}: install an older version")),
+        if code.is_success() {
+            Ok(known.into_iter().filter_map(|known| u32::try_from(known).ok()).collect())
+        } else {
+            Err(format!("NVRTC failed to list its architectures: {}", self.describe(code)))
         }
     }
 
