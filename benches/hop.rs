@@ -33,7 +33,8 @@ impl Operator for First {
         if self.0 == 0 {
             cx.finish();
         }
-        ports.out.send([self.0 as u8; 64]).await
+        ports.out.send([self.0 as u8; 64]).await?;
+        Ok(())
     }
 }
 
@@ -52,7 +53,8 @@ impl Operator for Pass {
 
     async fn compute(&mut self, ports: &mut PassPorts, _cx: &mut Cx) -> Result<()> {
         let message = ports.input.take()?;
-        ports.out.send(message).await
+        ports.out.send(message).await?;
+        Ok(())
     }
 }
 

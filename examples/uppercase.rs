@@ -86,7 +86,8 @@ impl Operator for ReadChunks {
         if chunk.is_empty() {
             return Ok(());
         }
-        ports.chunks.send(chunk).await
+        ports.chunks.send(chunk).await?;
+        Ok(())
     }
 }
 
@@ -106,7 +107,8 @@ impl Operator for Upper {
     async fn compute(&mut self, ports: &mut UpperPorts, cx: &mut Cx) -> Result<()> {
         let mut text = ports.chunks.take()?;
         uppercase::launch(cx.stream()?, &mut text)?;
-        ports.shouted.send(text).await
+        ports.shouted.send(text).await?;
+        Ok(())
     }
 }
 

@@ -169,7 +169,8 @@ impl Operator for Sums {
             return Err("meant to fail afterwards".into());
         }
         // The result is readable without an await.
-        ports.sums.send(self.sum.as_slice()?[0]).await
+        ports.sums.send(self.sum.as_slice()?[0]).await?;
+        Ok(())
     }
 }
 
@@ -514,14 +515,14 @@ async fn run_with(index: usize, at: Phase, call: fn(&Handle)) -> (Result<Report>
             if ends && sent == 100 {
                 cx.finish();
             }
-            ports.output.try_send(sent).map(|refused| refused.expect("there is room"))
+            Ok(ports.output.try_send(sent)?)
         }),
     );
     let second = flow.add(
         "second",
         probe(at(1), &statuses, &stopped, |ports: &mut MapPorts<u32, u32>, _cx| {
             let number = ports.input.take()?;
-            ports.output.try_send(number).map(|refused| refused.expect("there is room"))
+            Ok(ports.output.try_send(number)?)
         }),
     );
     let third = probe(at(2), &statuses, &stopped, |ports: &mut SinkPorts<u32>, _cx| ports.input.take().map(drop));

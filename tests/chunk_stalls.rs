@@ -39,7 +39,8 @@ impl Operator for Fetch {
 
     async fn compute(&mut self, ports: &mut FetchPorts, _cx: &mut Cx) -> Result<()> {
         let number = ports.numbers.get()?.read().await?[0];
-        ports.number.send(number).await
+        ports.number.send(number).await?;
+        Ok(())
     }
 }
 
@@ -111,7 +112,8 @@ impl Operator for Both {
     async fn compute(&mut self, ports: &mut BothPorts, _cx: &mut Cx) -> Result<()> {
         let number = ports.left.take()? + ports.right.take()?;
         ports.numbers.get_mut()?.fill_from(&[number]).await?;
-        ports.sent.send(number).await
+        ports.sent.send(number).await?;
+        Ok(())
     }
 }
 

@@ -395,7 +395,8 @@ impl Operator for TakeOut {
 
     async fn compute(&mut self, ports: &mut PassPorts, _cx: &mut Cx) -> Result<()> {
         let envelope = ports.numbers.take()?;
-        ports.out.send(envelope).await
+        ports.out.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -989,7 +990,8 @@ impl Operator for Tell {
 
     async fn compute(&mut self, ports: &mut TellPorts, _cx: &mut Cx) -> Result<()> {
         let number = ports.numbers.get()?.read().await?[0];
-        ports.seen.send(number).await
+        ports.seen.send(number).await?;
+        Ok(())
     }
 }
 

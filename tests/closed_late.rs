@@ -26,7 +26,8 @@ impl Operator for Stuck {
     async fn run(&mut self, ports: &mut StuckPorts, _cx: &mut Cx) -> Result<()> {
         ports.other.send(1).await?;
         ports.out.send(1).await?;
-        ports.out.send(2).await
+        ports.out.send(2).await?;
+        Ok(())
     }
 
     async fn compute(&mut self, _ports: &mut StuckPorts, _cx: &mut Cx) -> Result<()> {

@@ -62,7 +62,8 @@ impl Operator for SlowFirst {
         } else if self.others.fetch_add(1, Ordering::SeqCst) + 1 == self.count - 1 {
             self.all.notify_one();
         }
-        ports.output.send(number).await
+        ports.output.send(number).await?;
+        Ok(())
     }
 }
 
@@ -217,7 +218,8 @@ impl Operator for AddOne {
         to.set_len(from.len())?;
         cx.insert_metadata("worker", cx.name().to_string());
         add_one::launch(cx.stream()?, &from, &mut to)?;
-        ports.output.send(to).await
+        ports.output.send(to).await?;
+        Ok(())
     }
 
     async fn after(&mut self, _ports: &mut FillPorts, _cx: &mut Cx) -> Result<()> {
@@ -245,7 +247,8 @@ impl Operator for Make {
         if self.0 == 100 {
             cx.finish();
         }
-        ports.output.send(numbers).await
+        ports.output.send(numbers).await?;
+        Ok(())
     }
 }
 
@@ -453,7 +456,8 @@ impl Operator for Together {
     async fn compute(&mut self, ports: &mut MapPorts<u32, u32>, _cx: &mut Cx) -> Result<()> {
         let number = ports.input.take()?;
         self.0.wait().await;
-        ports.output.send(number).await
+        ports.output.send(number).await?;
+        Ok(())
     }
 }
 

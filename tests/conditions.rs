@@ -333,7 +333,8 @@ impl Operator for IncrementDone {
         let mut envelope = ports.input.take()?;
         assert_eq!(envelope.state()?, BufferState::Idle);
         increment::launch(cx.stream()?, &mut envelope)?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -587,7 +588,7 @@ on_both!(c8_with_the_other_conditions, async |device: Device| {
             while cx.ready(ports).await {
                 let envelope = ports.done.take()?;
                 assert_eq!(envelope.state()?, BufferState::Idle);
-                assert!(ports.output.try_send(ports.number.take()?)?.is_ok(), "there is room");
+                ports.output.try_send(ports.number.take()?)?;
             }
             Ok(())
         }
@@ -680,7 +681,8 @@ on_both!(c8_stream_of_a_number_from_a_device, async |device: Device| {
             let held = held.take().unwrap();
             async move {
                 let _ = held.send(hold(cx.stream()?));
-                ports.output.send(7).await
+                ports.output.send(7).await?;
+                Ok(())
             }
             .boxed()
         }),

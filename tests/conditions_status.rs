@@ -142,7 +142,8 @@ async fn c14_what_ports_wait_for_in_words() {
         "take",
         runs(|ports: &mut SeveralPorts, _cx: &mut Cx| {
             assert_eq!((ports.four.take_batch()?.len(), ports.batch.take_batch()?.len()), (4, 1));
-            assert!(ports.whatever.try_send(1)?.is_ok() && ports.two.try_send(1)?.is_ok());
+            ports.whatever.try_send(1)?;
+            ports.two.try_send(1)?;
             Ok(())
         }),
     );

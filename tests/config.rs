@@ -384,7 +384,8 @@ async fn config_operators_run_with_the_files_parameters() {
                 cx.finish();
             }
             self.from += 1;
-            ports.output.send(self.from - 1).await
+            ports.output.send(self.from - 1).await?;
+            Ok(())
         }
     }
 

@@ -42,7 +42,8 @@ impl Operator for Busy {
         if !self.run.is_multiple_of(self.idle_every) {
             increment::launch(stream, &mut envelope)?;
         }
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -62,7 +63,8 @@ impl Operator for Next {
         let mut envelope = ports.input.take()?;
         increment::launch(cx.stream()?, &mut self.0)?;
         increment::launch(cx.stream()?, &mut envelope)?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 

@@ -189,7 +189,8 @@ async fn envelopes_in_a_vector_are_moved() {
                     buffer.as_mut_slice()?.copy_from_slice(data);
                     Ok(buffer.into())
                 };
-                ports.output.send(Pair { both: vec![of(&[1, 2])?, of(&[3])?] }).await
+                ports.output.send(Pair { both: vec![of(&[1, 2])?, of(&[3])?] }).await?;
+                Ok(())
             })
         }),
     );
@@ -510,7 +511,8 @@ async fn room_that_is_available_before_a_messages_work_is_noticed() {
         async fn compute(&mut self, ports: &mut DonePorts, _cx: &mut Cx) -> Result<()> {
             ports.input.take()?;
             self.0 += 1;
-            ports.output.send(self.0).await
+            ports.output.send(self.0).await?;
+            Ok(())
         }
     }
 

@@ -56,7 +56,8 @@ impl LocalOperator for Writes {
         self.board.borrow_mut().numbers.push(number);
         tokio::task::yield_now().await;
         self.most = self.most.max(self.board.borrow().numbers.len());
-        ports.output.send(number).await
+        ports.output.send(number).await?;
+        Ok(())
     }
 }
 
@@ -364,7 +365,8 @@ impl LocalOperator for AddsTheBoard {
         for _ in 0..self.0.borrow().numbers.len() {
             increment::launch(cx.stream()?, &mut envelope)?;
         }
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 

@@ -225,7 +225,8 @@ impl Operator for SetAndIncrement {
         // SAFETY: one memset on this stream, of the slice that is declared.
         unsafe { call.enqueue(|stream, [to]| cuda::set(stream, to, 41, len)) }?;
         increment::launch(stream, &mut envelope)?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 

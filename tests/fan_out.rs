@@ -527,7 +527,7 @@ async fn q4_a_copy_for_one_reader_that_fails_stops_the_flow() {
 fn bursts(count: u64, runs: Shared<u64>) -> impl FnMut(&mut BurstPorts) -> Result<()> {
     move |ports| {
         for number in 0..count {
-            assert!(ports.output.try_send(number)?.is_ok(), "its condition guarantees room for {count}");
+            ports.output.try_send(number)?;
         }
         lock(&runs).push(count);
         Ok(())
@@ -806,7 +806,8 @@ impl Operator for SendsUnwritten {
         let from = Buffer::from_slice(&self.0, &[ports.input.take()?; 4])?;
         let mut to = Buffer::<u32>::pinned(self.0.device(), 4)?;
         self.0.copy(&from, &mut to)?;
-        ports.output.send(to.into()).await
+        ports.output.send(to.into()).await?;
+        Ok(())
     }
 }
 

@@ -32,7 +32,8 @@ impl Operator for Trap {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let mut x = ports.input.take()?;
         trap_at::launch(cx.stream()?, &mut x, 7)?;
-        ports.output.send(x).await
+        ports.output.send(x).await?;
+        Ok(())
     }
 }
 

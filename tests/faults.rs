@@ -39,7 +39,8 @@ impl Operator for Double {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let mut envelope = ports.input.take()?;
         double::launch(cx.stream()?, &mut envelope)?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -73,7 +74,8 @@ impl Operator for HoldsAt {
             let _ = self.held.take().unwrap().send(hold(cx.stream()?));
         }
         increment::launch(cx.stream()?, &mut envelope)?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 
     async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {
@@ -544,7 +546,8 @@ impl Operator for Scratch {
         add_one::launch(stream, &envelope, &mut scratch)?;
         stream.copy(&scratch, &mut envelope)?;
         self.kept.push(scratch);
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 
     async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {

@@ -33,6 +33,7 @@ mod queues;
 mod service;
 mod service_ends;
 mod service_over_http;
+mod unsent;
 mod waits_given_up;
 mod waits_in_run;
 

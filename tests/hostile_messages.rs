@@ -142,7 +142,8 @@ impl Operator for Ticks {
         if self.0 == 3 {
             cx.finish();
         }
-        ports.ticks.send(self.0).await
+        ports.ticks.send(self.0).await?;
+        Ok(())
     }
 }
 
@@ -433,7 +434,8 @@ impl Operator for Blanks {
 
     async fn compute(&mut self, ports: &mut BlanksPorts, _cx: &mut Cx) -> Result<()> {
         let blank = ports.out.blank().await?;
-        ports.out.send(blank).await
+        ports.out.send(blank).await?;
+        Ok(())
     }
 }
 
@@ -612,7 +614,8 @@ impl Operator for Pairs {
         let sum = ports.input.take()? + ports.input.take()?;
         cx.stream()?;
         tokio::task::yield_now().await;
-        ports.out.send(sum).await
+        ports.out.send(sum).await?;
+        Ok(())
     }
 }
 
@@ -695,7 +698,8 @@ impl Operator for Tags {
         if self.1 == 3 {
             cx.finish();
         }
-        ports.ticks.send(self.1).await
+        ports.ticks.send(self.1).await?;
+        Ok(())
     }
 }
 
@@ -759,7 +763,8 @@ impl Operator for Odd {
         if self.0 == 5 {
             cx.finish();
         }
-        ports.out.send(blank).await
+        ports.out.send(blank).await?;
+        Ok(())
     }
 }
 
@@ -772,7 +777,8 @@ impl Operator for PassesAfter {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let envelope = ports.input.take()?;
         run_after(&self.0, cx)?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 

@@ -16,7 +16,12 @@ use std::{
 use common::*;
 use futures::{FutureExt, SinkExt, StreamExt, future::join_all, poll, stream};
 use tokio::sync::{Notify, oneshot};
-use wakeline::{Egress, Ingress, Running, condition::Status, hub::RawEnvelope, prelude::*};
+use wakeline::{
+    Egress, Ingress, Running,
+    condition::Status,
+    hub::{RawEnvelope, TrySendError},
+    prelude::*,
+};
 
 /// An operator that doubles each number, and holds each message until `gate` is notified.
 fn gated(gate: &Arc<Notify>) -> impl Operator<Ports = MapPorts<u32, u32>> + use<> {
@@ -74,7 +79,7 @@ async fn e2_ingress_is_a_sink_and_egress_a_stream() {
 #[tokio::test]
 async fn e2_what_is_sent_before_the_flow_runs_waits() {
     let (flow, numbers, mut doubled) = doubling(2);
-    assert_eq!(numbers.try_send(1).unwrap(), Err(1), "no room yet");
+    assert_eq!(numbers.try_send(1).map_err(full), Err(1), "no room yet");
     let mut early = Box::pin(numbers.send(7));
     assert!(poll!(early.as_mut()).is_pending());
     assert!(doubled.recv().now_or_never().is_none());
@@ -113,7 +118,7 @@ async fn e2_back_pressure_reaches_the_senders() {
             until("one message is taken", || running.status().iter().any(|status| status.running)).await;
         }
     }
-    assert_eq!(numbers.try_send(9).unwrap(), Err(9), "a full hub returns the message");
+    assert_eq!(numbers.try_send(9).map_err(full), Err(9), "a full hub returns the message");
     let mut waiting: Vec<_> = (3..8).map(|n| Box::pin(numbers.send(n))).collect();
     for send in &mut waiting {
         assert!(poll!(send.as_mut()).is_pending());
@@ -150,7 +155,7 @@ async fn e2_an_unused_slot_is_released() {
 
     within(futures::future::poll_fn(|cx| numbers.poll_ready_unpin(cx))).await.unwrap();
     let other = numbers.clone();
-    assert_eq!(other.try_send(2).unwrap(), Err(2), "the only slot is reserved");
+    assert_eq!(other.try_send(2).map_err(full), Err(2), "the only slot is reserved");
     let mut waiting = Box::pin(other.send(2));
     assert!(poll!(waiting.as_mut()).is_pending());
     numbers.start_send_unpin(3).unwrap();
@@ -199,7 +204,7 @@ async fn e2_many_senders_on_any_thread() {
                         0 => numbers.send(n).await.unwrap(),
                         1 => numbers.clone().feed(n).await.unwrap(),
                         _ => {
-                            while let Err(back) = numbers.try_send(n).unwrap() {
+                            while let Err(back) = numbers.try_send(n).map_err(full) {
                                 n = back;
                                 // Polled once and dropped.
                                 let _ = numbers.send(1_000_000_000).now_or_never().map(|sent| sent.unwrap());
@@ -633,7 +638,8 @@ impl Operator for OneARun {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         cx.finish();
         let n = ports.input.take()?;
-        ports.output.send(2 * n).await
+        ports.output.send(2 * n).await?;
+        Ok(())
     }
 }
 
@@ -675,7 +681,7 @@ async fn e2_what_is_sent_between_two_runs_waits_for_the_next() {
     assert_eq!(within(out.recv()).await, Some(2));
 
     assert!(!numbers.is_closed(), "a further run may come");
-    assert_eq!(numbers.try_send(7).unwrap(), Err(7), "no room yet");
+    assert_eq!(numbers.try_send(7).map_err(full), Err(7), "no room yet");
     let mut between = Box::pin(numbers.send(2));
     assert!(poll!(between.as_mut()).is_pending());
     let (ran, sent) = within(futures::future::join(flow.run(), between)).await;
@@ -830,7 +836,7 @@ async fn e2_nothing_is_accepted_once_the_flow_was_stopped() {
     within(std::future::poll_fn(|task| sink.poll_ready_unpin(task))).await.unwrap();
     running.stop();
     assert!(numbers.is_closed());
-    let unsent = numbers.try_send(3).unwrap_err();
+    let TrySendError::Failed(unsent) = numbers.try_send(3).unwrap_err() else { panic!("stopped, not full") };
     assert!(unsent.error().is_closed() && unsent.to_string().contains("was stopped"), "{unsent}");
     assert_eq!(unsent.into_message(), Some(3));
     assert_eq!(
@@ -931,7 +937,7 @@ async fn e2_a_stop_waits_for_a_message_that_is_being_sent() {
         let running = flow.spawn().unwrap();
         within(messages.send(Blocking::new())).await.unwrap();
         within(receiver.recv()).await.unwrap();
-        let send = move || Ok(messages.try_send(Blocking::new())?.is_ok());
+        let send = move || fits(messages.try_send(Blocking::new()));
         let Some(accepted) = stopped_in_a_send(calls_before, running, send).await else { break };
         assert_eq!(receiver.recv().await.is_some(), accepted, "after {calls_before} calls");
         outcomes.push(accepted);

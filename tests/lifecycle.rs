@@ -85,14 +85,16 @@ impl Turn for SourcePorts<Counted> {
         if run == 3 {
             cx.finish();
         }
-        self.output.send(census.message(u64::from(run))).await
+        self.output.send(census.message(u64::from(run))).await?;
+        Ok(())
     }
 }
 
 impl Turn for MapPorts<Counted, Counted> {
     async fn turn(&mut self, _run: u32, _census: &Census, _cx: &mut Cx) -> Result<()> {
         let message = self.input.take()?;
-        self.output.send(message).await
+        self.output.send(message).await?;
+        Ok(())
     }
 }
 
@@ -350,7 +352,8 @@ impl Operator for FailsAfter {
             None if self.panics => panic!("while it owns an envelope"),
             None => return Err("while it owns an envelope".into()),
         }
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -816,7 +819,8 @@ impl Operator for Elsewhere {
         }
         // The other flow is dropped, so the send is this operator's failure.
         self.0.send(1).await?;
-        ports.b.send(1).await
+        ports.b.send(1).await?;
+        Ok(())
     }
 }
 

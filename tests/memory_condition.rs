@@ -31,7 +31,8 @@ impl Operator for Pages {
         let mut page = cx.alloc::<u8>(self.each)?;
         self.next += 1;
         cx.stream()?.fill(&mut page, self.next)?;
-        ports.output.send(page.into()).await
+        ports.output.send(page.into()).await?;
+        Ok(())
     }
 }
 
@@ -252,7 +253,8 @@ async fn c9_memory_that_never_comes_back_is_a_stall() {
 
         async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
             self.0.push(cx.alloc(LEN)?);
-            ports.output.send(0).await
+            ports.output.send(0).await?;
+            Ok(())
         }
     }
     let device = emulated();

@@ -34,7 +34,8 @@ impl Operator for Add {
         } else {
             increment::launch(cx.stream()?, &mut envelope)?;
         }
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -184,7 +185,8 @@ impl Operator for Once {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         cx.finish();
         let envelope = ports.input.take()?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -233,7 +235,8 @@ impl<M: Message> Operator for Decoded<M> {
 
     async fn compute(&mut self, ports: &mut DecodedPorts<M>, _cx: &mut Cx) -> Result<()> {
         let frame = (self.0)(ports.input.take()?);
-        ports.output.send(frame.number).await
+        ports.output.send(frame.number).await?;
+        Ok(())
     }
 }
 
@@ -435,7 +438,7 @@ on_both!(memory_of_a_capture_or_a_graph_is_refused, async |device: Device| {
     let graph = Graph::capture(&device, |capture| {
         let captured = || written(capture.stream(), stream.alloc(4)?);
         assert_refused(&service.ask(captured()?).now_or_never().unwrap().unwrap_err());
-        assert_refused(ingress.try_send(captured()?).unwrap_err().error());
+        assert_refused(&ingress.try_send(captured()?).unwrap_err().into());
         kept = Some(captured()?);
         Ok(())
     });
@@ -444,7 +447,7 @@ on_both!(memory_of_a_capture_or_a_graph_is_refused, async |device: Device| {
     let refused = Graph::capture(&device, |capture| {
         let captured = || written(capture.stream(), Buffer::pinned(&device, 4)?);
         assert_refused(&service.ask(captured()?).now_or_never().unwrap().unwrap_err());
-        assert_refused(ingress.try_send(captured()?).unwrap_err().error());
+        assert_refused(&ingress.try_send(captured()?).unwrap_err().into());
         Ok(())
     });
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Usage);

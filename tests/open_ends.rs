@@ -17,7 +17,8 @@ impl Operator for Afresh {
         let x = ports.input.take()?;
         let mut y = cx.alloc::<u32>(x.len())?;
         add_one::launch(cx.stream()?, &x, &mut y)?;
-        ports.output.send(y.into()).await
+        ports.output.send(y.into()).await?;
+        Ok(())
     }
 }
 
@@ -127,7 +128,8 @@ impl Operator for SendThese {
         if self.0.is_empty() {
             cx.finish();
         }
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -141,7 +143,8 @@ impl Operator for AddOne {
         let mut y = ports.output.blank().await?;
         y.set_len(x.len())?;
         add_one::launch(cx.stream()?, &x, &mut y)?;
-        ports.output.send(y).await
+        ports.output.send(y).await?;
+        Ok(())
     }
 }
 
@@ -217,7 +220,8 @@ impl Operator for Sieve {
         right.set_len(x.len())?;
         add_one::launch(cx.stream()?, &x, &mut right)?;
         ports.left.send(left).await?;
-        ports.right.send(right).await
+        ports.right.send(right).await?;
+        Ok(())
     }
 }
 

@@ -29,7 +29,8 @@ impl Operator for Sends {
         if self.0 == 0 {
             cx.finish();
         }
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 

@@ -141,7 +141,8 @@ impl Operator for Blocks {
         if number == 3 {
             cx.finish();
         }
-        ports.output.send(number).await
+        ports.output.send(number).await?;
+        Ok(())
     }
 }
 

@@ -165,7 +165,8 @@ impl Operator for Endless {
         }
         let message = self.census.message(self.next);
         self.next += 1;
-        ports.output.send(message).await
+        ports.output.send(message).await?;
+        Ok(())
     }
 }
 
@@ -400,7 +401,8 @@ impl Operator for RoomForTwo {
 
     async fn compute(&mut self, ports: &mut RoomForTwoPorts, _cx: &mut Cx) -> Result<()> {
         let blank = ports.output.blank().await?;
-        ports.output.send(blank).await
+        ports.output.send(blank).await?;
+        Ok(())
     }
 }
 
@@ -565,7 +567,8 @@ async fn q7_a_loop_behind_a_source_ends_when_it_checks_is_stopping() {
             if cx.flow().is_stopping() {
                 return Ok(());
             }
-            ports.forth.send(number).await
+            ports.forth.send(number).await?;
+            Ok(())
         }
     }
 
@@ -611,7 +614,8 @@ impl Operator for Merge {
     type Ports = MergePorts;
 
     async fn compute(&mut self, ports: &mut MergePorts, _cx: &mut Cx) -> Result<()> {
-        ports.forth.send(ports.new.take()? + ports.back.take()?).await
+        ports.forth.send(ports.new.take()? + ports.back.take()?).await?;
+        Ok(())
     }
 }
 
@@ -622,7 +626,7 @@ impl Operator for Either {
 
     async fn compute(&mut self, ports: &mut EitherPorts, _cx: &mut Cx) -> Result<()> {
         match ports.either.try_take_any()? {
-            Some((_, left)) if left > 0 => ports.forth.send(left - 1).await,
+            Some((_, left)) if left > 0 => Ok(ports.forth.send(left - 1).await?),
             _ => Ok(()),
         }
     }
@@ -719,7 +723,7 @@ impl Operator for MergeEnvelopes {
 
     async fn compute(&mut self, ports: &mut MergeEnvelopesPorts, _cx: &mut Cx) -> Result<()> {
         match ports.either.try_take_any()? {
-            Some((_, envelope)) => ports.forth.send(envelope).await,
+            Some((_, envelope)) => Ok(ports.forth.send(envelope).await?),
             None => Ok(()),
         }
     }
@@ -739,7 +743,8 @@ impl Operator for Blanks {
     async fn compute(&mut self, ports: &mut BlanksPorts, cx: &mut Cx) -> Result<()> {
         cx.finish();
         let blank = ports.numbers.blank().await?;
-        ports.numbers.send(blank).await
+        ports.numbers.send(blank).await?;
+        Ok(())
     }
 }
 

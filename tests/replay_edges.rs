@@ -90,7 +90,8 @@ impl Operator for AddOne {
         let mut y = ports.output.blank().await?;
         y.set_len(x.len())?;
         add_one::launch(cx.stream()?, &x, &mut y)?;
-        ports.output.send(y).await
+        ports.output.send(y).await?;
+        Ok(())
     }
 }
 
@@ -122,7 +123,8 @@ on_both!(an_operator_that_keeps_memory_allocated_in_a_capture_is_refused, async 
                 *weights = Some(Buffer::from_slice(stream, &[100; 64])?);
             }
             add_to::launch(stream, &mut x, weights.as_ref().unwrap())?;
-            ports.output.send(x).await
+            ports.output.send(x).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -148,7 +150,8 @@ on_both!(an_operator_that_keeps_memory_allocated_in_a_capture_is_refused, async 
                 add_to::launch(stream, &mut y, &previous)?;
             }
             *previous = Some(x);
-            ports.output.send(y).await
+            ports.output.send(y).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -170,7 +173,8 @@ on_both!(checked_refuses_an_operator_that_uses_other_memory_in_the_next_run, asy
                     add_to::launch(cx.stream()?, one, other)?;
                 }
                 add_to::launch(cx.stream()?, &mut x, one)?;
-                ports.output.send(x).await
+                ports.output.send(x).await?;
+                Ok(())
             }
             .boxed()
         });
@@ -184,7 +188,8 @@ on_both!(effects_other_than_work_and_messages_are_refused, async |device: Device
         async move {
             let x = ports.input.take()?;
             cx.remove_metadata("number");
-            ports.output.send(x).await
+            ports.output.send(x).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -195,7 +200,8 @@ on_both!(effects_other_than_work_and_messages_are_refused, async |device: Device
         async move {
             let x = ports.input.take()?;
             drop(cx.take_replies());
-            ports.output.send(x).await
+            ports.output.send(x).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -221,7 +227,8 @@ on_both!(effects_other_than_work_and_messages_are_refused, async |device: Device
                 cx.finish();
             }
             let x = ports.input.take()?;
-            ports.output.send(x).await
+            ports.output.send(x).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -234,7 +241,8 @@ on_both!(an_operator_that_finishes_before_the_first_capture_ends_the_section, as
         async move {
             cx.finish();
             let x = ports.input.take()?;
-            ports.output.send(x).await
+            ports.output.send(x).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -251,7 +259,8 @@ on_both!(a_panic_in_a_capture_is_an_error_of_its_operator, async |device: Device
             let x = ports.input.take()?;
             *n += 1;
             assert!(*n != 2, "the second time");
-            ports.output.send(x).await
+            ports.output.send(x).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -272,7 +281,8 @@ on_both!(an_operator_may_send_a_buffer_larger_than_its_hubs_envelopes, async |de
                 let x = ports.input.take()?;
                 let mut y = cx.alloc::<u32>(x.len())?;
                 add_one::launch(cx.stream()?, &x, &mut y)?;
-                ports.output.send(y.into()).await
+                ports.output.send(y.into()).await?;
+                Ok(())
             }
             .boxed()
         });
@@ -351,7 +361,8 @@ impl Operator for Both {
         more.set_len(x.len())?;
         add_one::launch(cx.stream()?, &x, &mut more)?;
         ports.on.send(x).await?;
-        ports.more.send(more).await
+        ports.more.send(more).await?;
+        Ok(())
     }
 }
 
@@ -374,7 +385,8 @@ impl Operator for Sum {
     async fn compute(&mut self, ports: &mut SumPorts, cx: &mut Cx) -> Result<()> {
         let (mut left, right) = (ports.left.take()?, ports.right.take()?);
         add_to::launch(cx.stream()?, &mut left, &right)?;
-        ports.output.send(left).await
+        ports.output.send(left).await?;
+        Ok(())
     }
 }
 
@@ -394,7 +406,8 @@ impl Operator for Named {
         let mut envelope = ports.output.blank().await?;
         envelope.space().await?[..4].fill(self.1);
         envelope.set_len(4)?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -545,7 +558,8 @@ on_both!(a_flow_that_is_aborted_or_dropped_during_a_blocked_replay_releases_all_
             async move {
                 let mut x = ports.input.take()?;
                 add_to::launch(cx.stream()?, &mut x, weights)?;
-                ports.output.send(x).await
+                ports.output.send(x).await?;
+                Ok(())
             }
             .boxed()
         });
@@ -621,7 +635,8 @@ on_both!(no_replay_uses_a_buffer_that_its_operator_has_replaced, async |device: 
                 let sum = sum.as_mut().unwrap();
                 add_to::launch(stream, sum, &x)?;
                 add_to::launch(stream, &mut x, sum)?;
-                ports.output.send(x).await
+                ports.output.send(x).await?;
+                Ok(())
             }
             .boxed()
         })
@@ -638,7 +653,8 @@ on_both!(no_replay_uses_a_buffer_that_its_operator_has_replaced, async |device: 
 });
 
 on_both!(a_section_that_only_forwards_messages_is_replayed, async |device: Device| {
-    let forwards = || stateful((), |_, ports, _| async move { ports.output.send(ports.input.take()?).await }.boxed());
+    let forwards =
+        || stateful((), |_, ports, _| async move { Ok(ports.output.send(ports.input.take()?).await?) }.boxed());
     let (streamed, _) = run_chain(&device, &[2, 2, 1, 2], forwards(), |_, _, _| {}).await.unwrap();
     let replayed = run_chain(&device, &[2, 2, 1, 2], forwards(), |flow, _, one| {
         flow.replay("net", one);
@@ -705,7 +721,8 @@ on_both!(work_of_another_thread_on_the_operators_stream_is_allowed_during_a_capt
                     std::thread::spawn(work).join().expect("the thread does not panic")?;
                 }
             }
-            ports.output.send(x).await
+            ports.output.send(x).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -724,7 +741,8 @@ on_both!(an_operator_that_works_on_its_own_stream_in_a_capture_is_refused, async
             let mut x = ports.input.take()?;
             increment::launch(cx.stream()?, &mut x)?;
             increment::launch(own, count)?;
-            ports.output.send(x).await
+            ports.output.send(x).await?;
+            Ok(())
         }
         .boxed()
     });

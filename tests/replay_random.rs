@@ -120,7 +120,8 @@ impl Step {
                 add_to::launch(&own, &mut x, sum)?;
             }
         }
-        output.send(x).await
+        output.send(x).await?;
+        Ok(())
     }
 
     fn start(&mut self, cx: &mut Cx) -> Result<()> {
@@ -214,7 +215,8 @@ operator!(Fork, OneTwo, |step, ports, cx| {
     let x = ports.left.take()?;
     let other = copied(&x, &mut ports.other, cx).await?;
     step.send(x, &mut ports.one, cx).await?;
-    ports.other.send(other).await
+    ports.other.send(other).await?;
+    Ok(())
 });
 
 operator!(Join, TwoOne, |step, ports, cx| {
@@ -256,7 +258,8 @@ impl Operator for Numbered {
         envelope.set_len(length)?;
         let data = &mut envelope.space().await?[..length];
         data.iter_mut().enumerate().for_each(|(at, x)| *x = 1000 * n + at as u32);
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 

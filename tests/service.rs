@@ -237,7 +237,7 @@ impl Operator for Batch {
     async fn compute(&mut self, ports: &mut BatchPorts, cx: &mut Cx) -> Result<()> {
         let numbers: Vec<u32> = ports.input.take_batch()?.collect();
         if !self.uses_replies {
-            return ports.output.send(numbers[0]).await;
+            return Ok(ports.output.send(numbers[0]).await?);
         }
         let mut replies: Vec<_> = numbers.into_iter().zip(cx.take_replies()).collect();
         assert!(cx.take_replies().is_empty());
@@ -417,7 +417,7 @@ impl Operator for AnswersAfter {
 
     async fn after(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
         match self.result.take() {
-            Some(envelope) => ports.output.send(envelope).await,
+            Some(envelope) => Ok(ports.output.send(envelope).await?),
             None => Ok(()),
         }
     }
@@ -461,7 +461,8 @@ async fn e1_a_request_split_over_two_paths_gets_one_joined_response() {
         async fn compute(&mut self, ports: &mut SplitPorts, _cx: &mut Cx) -> Result<()> {
             let n = ports.input.take()?;
             ports.one.send(n).await?;
-            ports.other.send(10 * n).await
+            ports.other.send(10 * n).await?;
+            Ok(())
         }
     }
 
@@ -480,7 +481,8 @@ async fn e1_a_request_split_over_two_paths_gets_one_joined_response() {
 
         async fn compute(&mut self, ports: &mut JoinPorts, _cx: &mut Cx) -> Result<()> {
             let sum = ports.parts.take()?.sum();
-            ports.sum.send(sum).await
+            ports.sum.send(sum).await?;
+            Ok(())
         }
     }
 

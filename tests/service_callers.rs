@@ -134,7 +134,7 @@ impl Operator for Inner {
             How::Fails => Err(Error::other(Cause(std::io::Error::other(SECRET)))),
             How::Panics => panic!("{SECRET}, in /srv/keys"),
             How::Drops => Ok(()),
-            How::Mixes => ports.output.send(numbers[0]).await,
+            How::Mixes => Ok(ports.output.send(numbers[0]).await?),
         }
     }
 }
@@ -239,7 +239,8 @@ impl Operator for DoesNotCompile {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let mut envelope = ports.input.take()?;
         trap_at::launch(cx.stream()?, &mut envelope)?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -327,7 +328,7 @@ async fn e1_an_operator_sends_its_own_error_to_its_callers() {
         async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
             let n = ports.input.take()?;
             if n < 10 {
-                return ports.output.send(n).await;
+                return Ok(ports.output.send(n).await?);
             }
             for reply in cx.take_replies() {
                 reply.fail(Error::new(ErrorKind::Usage, "numbers below 10, please").because(std::fmt::Error));
@@ -370,7 +371,8 @@ impl Operator for Fills {
             cx.stream()?.host_function(move || _ = held.recv())?;
         }
         increment::launch(cx.stream()?, &mut envelope)?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 

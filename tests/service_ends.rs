@@ -213,7 +213,8 @@ impl Operator for Respond {
         let mut blank = ports.output.blank().await?;
         blank.space().await?[0] = n;
         blank.set_len(1)?;
-        ports.output.send(blank).await
+        ports.output.send(blank).await?;
+        Ok(())
     }
 }
 
@@ -336,7 +337,7 @@ impl Operator for ExtraAfter {
 
     async fn after(&mut self, ports: &mut ExtraPorts, _cx: &mut Cx) -> Result<()> {
         match ports.extra.recv().await? {
-            Some(extra) => ports.output.send(extra).await,
+            Some(extra) => Ok(ports.output.send(extra).await?),
             None => Ok(()),
         }
     }

@@ -69,7 +69,8 @@ impl Operator for Count {
         };
         let sum = state + u64::from(n);
         ports.responses.send(sum).await?;
-        ports.next.send(sum).await
+        ports.next.send(sum).await?;
+        Ok(())
     }
 }
 
@@ -90,7 +91,8 @@ impl Operator for RecordCallers {
         let state = ports.input.take()?;
         let reply = cx.take_replies().pop().unwrap();
         self.0.fetch_max(callers(&reply), Ordering::Relaxed);
-        ports.output.send_for(reply, state).await
+        ports.output.send_for(reply, state).await?;
+        Ok(())
     }
 }
 
@@ -171,7 +173,8 @@ impl Operator for AnswersEven {
         if n.is_multiple_of(2) {
             ports.responses.send_for(reply, n.into()).await?;
         }
-        ports.next.send_for(Reply::default(), 0).await
+        ports.next.send_for(Reply::default(), 0).await?;
+        Ok(())
     }
 }
 
@@ -209,7 +212,8 @@ async fn e1_a_combined_message_keeps_all_waiting_callers() {
 
         async fn compute(&mut self, ports: &mut PairPorts, _cx: &mut Cx) -> Result<()> {
             let sum = ports.input.take_batch()?.sum();
-            ports.output.send(sum).await
+            ports.output.send(sum).await?;
+            Ok(())
         }
     }
 
@@ -397,7 +401,8 @@ async fn e1_state_in_a_cycle_keeps_one_value_of_a_name() {
             self.0.fetch_add(1, Ordering::Relaxed);
             cx.insert_metadata("request", Value(self.0.clone()));
             let n = ports.input.take()?;
-            ports.output.send(n).await
+            ports.output.send(n).await?;
+            Ok(())
         }
     }
 

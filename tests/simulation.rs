@@ -51,7 +51,8 @@ impl Operator for Numbers {
         let mut envelope = ports.numbers.blank().await?;
         envelope.space().await?[0] = n;
         envelope.set_len(1)?;
-        ports.numbers.send(envelope).await
+        ports.numbers.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -71,7 +72,8 @@ impl Operator for Increment {
     async fn compute(&mut self, ports: &mut IncrementPorts, cx: &mut Cx) -> Result<()> {
         let mut numbers = ports.numbers.take()?;
         increment::launch(cx.stream()?, &mut numbers)?;
-        ports.incremented.send(numbers).await
+        ports.incremented.send(numbers).await?;
+        Ok(())
     }
 }
 

@@ -36,7 +36,8 @@ impl Operator for Count {
         let mut numbers = ports.numbers.blank().await?;
         numbers.set_len(4)?;
         numbers.write().await?.fill(self.0);
-        ports.numbers.send(numbers).await
+        ports.numbers.send(numbers).await?;
+        Ok(())
     }
 }
 
@@ -70,7 +71,8 @@ impl Operator for Pass {
         if self.seen.is_multiple_of(3) {
             stream.ticket().completed().await?;
         }
-        ports.output.send(numbers).await
+        ports.output.send(numbers).await?;
+        Ok(())
     }
 }
 
@@ -299,7 +301,7 @@ impl Operator for Fill {
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         while self.next < self.last {
-            if ports.output.try_send(self.next)?.is_err() {
+            if !fits(ports.output.try_send(self.next))? {
                 return Ok(());
             }
             self.next += 1;

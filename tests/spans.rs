@@ -124,7 +124,8 @@ impl Operator for OnDevice {
         tokio::task::yield_now().await;
         cx.stream()?.completed().await?;
         record(self.0, n);
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 
     async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {

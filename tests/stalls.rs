@@ -125,8 +125,8 @@ impl Operator for Desk {
 
     async fn compute(&mut self, ports: &mut DeskPorts, _cx: &mut Cx) -> Result<()> {
         match ports.any.try_take_any()? {
-            Some((_, 0)) => ports.responses.send(0).await,
-            Some((_, number)) => ports.back.send(number - 1).await,
+            Some((_, 0)) => Ok(ports.responses.send(0).await?),
+            Some((_, number)) => Ok(ports.back.send(number - 1).await?),
             None => Ok(()),
         }
     }
@@ -229,7 +229,8 @@ impl Operator for Exchange {
     async fn compute(&mut self, ports: &mut ExchangePorts, _cx: &mut Cx) -> Result<()> {
         let sum = ports.requests.take()? + ports.back.take()?;
         ports.forth.send(sum).await?;
-        ports.responses.send(sum).await
+        ports.responses.send(sum).await?;
+        Ok(())
     }
 }
 
@@ -437,7 +438,8 @@ where
         async move {
             ports.asks.recv().await?;
             ports.asks.recv().await?;
-            ports.answers.send(5).await
+            ports.answers.send(5).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -527,7 +529,8 @@ async fn an_ended_operator_that_had_refused_does_not_cause_endless_calls_of_may_
 
         async fn compute(&mut self, ports: &mut MapPorts<u32, u32>, _cx: &mut Cx) -> Result<()> {
             let sum = ports.input.take()? + ports.input.take()?;
-            ports.output.send(sum).await
+            ports.output.send(sum).await?;
+            Ok(())
         }
     }
 

@@ -70,7 +70,8 @@ impl Operator for IncrementOnHold {
         lock(&self.holds).push(hold(cx.stream()?));
         increment::launch(cx.stream()?, &mut envelope)?;
         self.enqueued.store(true, Ordering::SeqCst);
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -328,8 +329,8 @@ impl Operator for Loop {
 
     async fn compute(&mut self, ports: &mut LoopPorts, _cx: &mut Cx) -> Result<()> {
         match ports.input.try_take_any()? {
-            Some((_, 0)) => ports.output.send(0).await,
-            Some((_, left)) => ports.back.send(left - 1).await,
+            Some((_, 0)) => Ok(ports.output.send(0).await?),
+            Some((_, left)) => Ok(ports.back.send(left - 1).await?),
             None => Ok(()),
         }
     }
@@ -350,7 +351,8 @@ impl Operator for Row {
 
     async fn compute(&mut self, ports: &mut RowPorts, _cx: &mut Cx) -> Result<()> {
         let sum = ports.parts.take()?.sum();
-        ports.sums.send(sum).await
+        ports.sums.send(sum).await?;
+        Ok(())
     }
 }
 
@@ -429,7 +431,8 @@ impl Operator for Fills {
             cx.finish();
         }
         let envelope = ports.output.blank().await?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -535,7 +538,8 @@ impl Operator for Pair {
 
     async fn compute(&mut self, ports: &mut PairPorts, _cx: &mut Cx) -> Result<()> {
         let sum = ports.left.take()? + ports.right.take()?;
-        ports.back.send(sum).await
+        ports.back.send(sum).await?;
+        Ok(())
     }
 }
 
@@ -703,7 +707,8 @@ impl Operator for Stops {
     type Ports = SourcePorts<u32>;
 
     async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
-        ports.output.send(1).await
+        ports.output.send(1).await?;
+        Ok(())
     }
 
     async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {

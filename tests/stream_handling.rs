@@ -59,7 +59,8 @@ fn fills(value: u32, runs: u32) -> impl Operator<Ports = SourcePorts<Loose>> {
             if last {
                 cx.finish();
             }
-            ports.output.send(Host(buffer)).await
+            ports.output.send(Host(buffer)).await?;
+            Ok(())
         }
         .boxed()
     })
@@ -184,7 +185,8 @@ on_both!(s3_an_operators_stream_waits_for_two_inputs, async |device: Device| {
             increment::launch(own, &mut right)?;
             // The uses are not tracked: the buffers are dropped only when the work is done.
             own.completed().await?;
-            ports.output.send(Host(sum)).await
+            ports.output.send(Host(sum)).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -302,7 +304,8 @@ on_both!(s3_an_envelope_carries_the_ticket_of_its_last_write, async |device: Dev
             let written = stream.ticket().number();
             stream.host_function(|| ())?;
             assert_eq!(stream.ticket().number(), written + 1);
-            ports.output.send(envelope).await
+            ports.output.send(envelope).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -314,7 +317,8 @@ on_both!(s3_an_envelope_carries_the_ticket_of_its_last_write, async |device: Dev
             let ticket = ports.input.streams().next().flatten().cloned().expect("a stream");
             lock(&list).push((ticket.stream().name().to_string(), ticket.number() < ticket.stream().ticket().number()));
             cx.stream()?.host_function(|| ())?;
-            ports.output.send(envelope).await
+            ports.output.send(envelope).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -418,7 +422,8 @@ async fn runs_without_own_stream(device: &Device, pool: Option<&StreamPool>) -> 
             common::sum::launch(&stream, &left, &mut sum)?;
             increment::launch(&stream, &mut right)?;
             stream.completed().await?;
-            ports.output.send(Host(sum)).await
+            ports.output.send(Host(sum)).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -490,7 +495,8 @@ on_both!(s4_a_borrowed_stream_waits_for_the_other_envelopes, async |device: Devi
                 let mut blank = ports.output.blank().await?;
                 blank.set_len(64)?;
                 cx.stream()?.fill(&mut blank, value)?;
-                ports.output.send(blank).await
+                ports.output.send(blank).await?;
+                Ok(())
             }
             .boxed()
         })
@@ -530,7 +536,8 @@ on_both!(s4_without_a_received_stream_the_default_one_is_used_and_none_is_sent, 
             let default = Stream::default_of(cx.device())?;
             assert_eq!(*cx.stream()?, default);
             increment::launch(cx.stream()?, &mut envelope)?;
-            ports.output.send(envelope).await
+            ports.output.send(envelope).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -542,7 +549,8 @@ on_both!(s4_without_a_received_stream_the_default_one_is_used_and_none_is_sent, 
             let mut envelope = ports.input.take()?;
             lock(&list).extend(names(ports.input.streams()));
             increment::launch(cx.stream()?, &mut envelope)?;
-            ports.output.send(envelope).await
+            ports.output.send(envelope).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -581,7 +589,8 @@ on_both!(s5_a_message_carries_a_named_stream_only_after_set_stream, async |devic
             let mut buffer = Buffer::new(cx.device(), 64)?;
             let on = if matches!(now, 2 | 3) { &named } else { &own };
             on.fill(&mut buffer, 9)?;
-            ports.output.send(Host(buffer)).await
+            ports.output.send(Host(buffer)).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -615,7 +624,8 @@ on_both!(s5_an_operator_on_the_host_may_send_a_stream_it_created, async |device:
             let mut buffer = Buffer::new(&at, 64)?;
             stream.fill(&mut buffer, 9)?;
             ports.output.set_stream(&stream)?;
-            ports.output.send(Host(buffer)).await
+            ports.output.send(Host(buffer)).await?;
+            Ok(())
         }
         .boxed()
     });
@@ -704,7 +714,8 @@ on_both!(s8_default_and_non_blocking_streams_in_one_flow, async |device: Device|
         async move {
             let mut envelope = ports.input.take()?;
             increment::launch(&Stream::default_of(cx.device())?, &mut envelope)?;
-            ports.output.send(envelope).await
+            ports.output.send(envelope).await?;
+            Ok(())
         }
         .boxed()
     });

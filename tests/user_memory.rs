@@ -32,7 +32,8 @@ impl<T: wakeline::memory::Plain> Operator for Once<T> {
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         cx.finish();
-        ports.output.send(self.0.take().unwrap()).await
+        ports.output.send(self.0.take().unwrap()).await?;
+        Ok(())
     }
 }
 

@@ -187,7 +187,7 @@ async fn a_wait_that_stays_registered_hides_no_deadlock_and_no_idle_loop() {
                 }
             }
             if self.deadlock {
-                return ports.output.send(2).await;
+                return Ok(ports.output.send(2).await?);
             }
             while ports.own.recv().await?.is_some() {}
             Ok(())
@@ -248,7 +248,8 @@ impl Operator for Asks {
             return Ok(());
         }
         ports.out.send(1).await?;
-        ports.out.send(2).await
+        ports.out.send(2).await?;
+        Ok(())
     }
 
     async fn compute(&mut self, _ports: &mut AsksPorts, _cx: &mut Cx) -> Result<()> {

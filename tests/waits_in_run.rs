@@ -47,7 +47,8 @@ fn rounds(from: u32) -> impl Operator<Ports = LoopPorts> {
                     ports.forth.send(number - 1).await?;
                 }
             }
-            ports.result.send(seen).await
+            ports.result.send(seen).await?;
+            Ok(())
         }
         .boxed()
     })
@@ -100,7 +101,8 @@ async fn q7_a_message_sent_after_a_second_none_is_delivered() {
                 while ends < 2 {
                     ends += u32::from(ports.back.recv().await?.is_none());
                 }
-                ports.result.send(ends).await
+                ports.result.send(ends).await?;
+                Ok(())
             }
             .boxed()
         }),
@@ -265,7 +267,8 @@ async fn c14_the_status_shows_what_a_run_waits_for() {
                 for number in 0..3 {
                     ports.left.send(number).await?;
                 }
-                ports.right.send(3).await
+                ports.right.send(3).await?;
+                Ok(())
             }
             .boxed()
         }),
@@ -531,7 +534,7 @@ fn polls_before_waiting(stalls: bool) -> impl Operator<Ports = LoopPorts> {
                     None if seen == 0 => Some(0),
                     None => ports.back.recv().await?,
                 };
-                let Some(_) = back else { return ports.result.send(seen).await };
+                let Some(_) = back else { return Ok(ports.result.send(seen).await?) };
                 seen += 1;
                 if seen < 4 {
                     ports.forth.send(seen).await?;
@@ -629,7 +632,8 @@ async fn q8_a_wait_for_a_newer_setting_waits_for_its_writer() {
             async move {
                 ports.output.send(1).await?;
                 tokio::time::sleep(Duration::from_secs(5)).await;
-                ports.output.send(2).await
+                ports.output.send(2).await?;
+                Ok(())
             }
             .boxed()
         });

@@ -40,7 +40,8 @@ impl Operator for Feed {
         if self.0 == 0 {
             cx.finish();
         }
-        ports.output.send(x).await
+        ports.output.send(x).await?;
+        Ok(())
     }
 }
 
@@ -52,7 +53,8 @@ impl Operator for Step {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let mut x = ports.input.take()?;
         step::launch(cx.stream()?, &mut x)?;
-        ports.output.send(x).await
+        ports.output.send(x).await?;
+        Ok(())
     }
 }
 

@@ -26,7 +26,8 @@ impl Operator for Feed {
     async fn compute(&mut self, ports: &mut FeedPorts, _cx: &mut Cx) -> Result<()> {
         let mut envelope = ports.out.blank().await?;
         envelope.set_len(ELEMENTS)?;
-        ports.out.send(envelope).await
+        ports.out.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -52,7 +53,8 @@ impl Operator for Stage {
         };
         let grid = Grid::blocks([1, 1, 1]).threads([ELEMENTS as u32, 1, 1]);
         step::launch_with(grid, stream, &mut envelope)?;
-        ports.out.send(envelope).await
+        ports.out.send(envelope).await?;
+        Ok(())
     }
 }
 

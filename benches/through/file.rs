@@ -39,7 +39,8 @@ impl Operator for ReadFile {
             cx.finish();
             return Ok(());
         }
-        ports.output.send(chunk).await
+        ports.output.send(chunk).await?;
+        Ok(())
     }
 }
 

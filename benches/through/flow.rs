@@ -19,7 +19,8 @@ impl Operator for Feed {
         if self.0 == 0 {
             cx.finish();
         }
-        ports.output.send(chunk).await
+        ports.output.send(chunk).await?;
+        Ok(())
     }
 }
 
@@ -32,7 +33,8 @@ impl Operator for Touch {
         let mut chunk = ports.input.take()?;
         let grid = Grid::blocks([(chunk.len() / 4096).div_ceil(256).max(1) as u32, 1, 1]);
         touch::launch_with(grid, cx.stream()?, &mut chunk)?;
-        ports.output.send(chunk).await
+        ports.output.send(chunk).await?;
+        Ok(())
     }
 }
 

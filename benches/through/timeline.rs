@@ -76,7 +76,8 @@ impl Operator for Produce {
         if self.0 == WARM + CHUNKS {
             cx.finish();
         }
-        ports.output.send(chunk.await.map_err(Error::other)??).await
+        ports.output.send(chunk.await.map_err(Error::other)??).await?;
+        Ok(())
     }
 }
 
@@ -91,7 +92,8 @@ impl Operator for Compute {
         churn::launch(cx.stream()?, &mut chunk, self.1)?;
         self.2.watch(2, self.0, chunk.available());
         self.0 += 1;
-        ports.output.send(chunk).await
+        ports.output.send(chunk).await?;
+        Ok(())
     }
 }
 
@@ -107,7 +109,8 @@ impl Operator for Arrive {
         chunk.available().await?;
         self.1.note(3, self.0, from);
         self.0 += 1;
-        ports.output.send(chunk).await
+        ports.output.send(chunk).await?;
+        Ok(())
     }
 }
 

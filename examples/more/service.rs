@@ -82,7 +82,8 @@ impl Operator for Load {
         let mut envelope = ports.loaded.blank().await?;
         envelope.set_len(text.len())?;
         envelope.write().await?.copy_from_slice(&text);
-        ports.loaded.send(envelope).await
+        ports.loaded.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -102,7 +103,8 @@ impl Operator for Upper {
     async fn compute(&mut self, ports: &mut UpperPorts, cx: &mut Cx) -> Result<()> {
         let mut text = ports.texts.take()?;
         uppercase::launch(cx.stream()?, &mut text)?;
-        ports.shouted.send(text).await
+        ports.shouted.send(text).await?;
+        Ok(())
     }
 }
 

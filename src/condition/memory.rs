@@ -49,7 +49,8 @@ pub struct MemoryAvailable {
 ///         let mut frame = cx.alloc::<u8>(1 << 20)?;           // the condition has reserved it
 ///         cx.stream()?.fill(&mut frame, 0)?;
 /// #       cx.finish();
-///         ports.frames.send(frame.into()).await
+///         ports.frames.send(frame.into()).await?;
+///         Ok(())
 ///     }
 /// }
 ///

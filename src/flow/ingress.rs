@@ -31,7 +31,7 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Envelope, Hub, Message, Reply, external::SentBy, parcel::Load},
+    hub::{Envelope, Hub, Message, Reply, SendError, TrySendError, external::SentBy, parcel::Load},
     memory::Plain,
     operator::{Cx, InputHandle, Operator, Output, shared_port::SharedPort},
     sync::DiscardOnDrop,
@@ -105,14 +105,6 @@ pub struct Ingress<M: Message> {
     permit: Acquisition<SendPermit<M>>,
 }
 
-/// A message that was not sent, and the reason.
-///
-/// `?` converts it into the [`Error`], which drops the message.
-pub struct SendError<M> {
-    message: Option<M>,
-    error: Error,
-}
-
 impl<M: Message> Ingress<M> {
     pub(super) fn new(flow: u64, stage: watch::Receiver<Stage<M>>) -> Self {
         Self { flow, stage: Some(stage), permit: Acquisition::No }
@@ -137,15 +129,16 @@ impl<M: Message> Ingress<M> {
         }
     }
 
-    /// Sends a message if there is room now. Returns it if there is none, or if the flow does not run at the moment.
+    /// Sends a message if there is room now.
     ///
     /// # Errors
-    /// Those of [`Ingress::send`].
-    pub fn try_send(&self, message: M) -> Result<Result<(), M>, SendError<M>> {
+    /// [`Full`](TrySendError::Full) if there is no room, or if the flow does not run at the moment; otherwise
+    /// [`Failed`](TrySendError::Failed) with the errors of [`Ingress::send`].
+    pub fn try_send(&self, message: M) -> Result<(), TrySendError<M>> {
         match self.try_permit() {
-            Ok(Some(permit)) => send_at(permit, message).map(Ok),
-            Ok(None) => Ok(Err(message)),
-            Err(error) => Err(SendError::new(Some(message), error)),
+            Ok(Some(permit)) => Ok(send_at(permit, message)?),
+            Ok(None) => Err(TrySendError::Full(message)),
+            Err(error) => Err(SendError::new(Some(message), error).into()),
         }
     }
 
@@ -276,46 +269,6 @@ impl<M: Message> Clone for Ingress<M> {
 impl<M: Message> fmt::Debug for Ingress<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ingress").field("closed", &self.is_closed()).finish_non_exhaustive()
-    }
-}
-
-impl<M> SendError<M> {
-    pub(super) fn new(message: Option<M>, error: Error) -> Self {
-        Self { message, error }
-    }
-
-    /// The reason.
-    pub fn error(&self) -> &Error {
-        &self.error
-    }
-
-    /// The message, unless it was lost on the way to its device.
-    pub fn into_message(self) -> Option<M> {
-        self.message
-    }
-}
-
-impl<M> From<SendError<M>> for Error {
-    fn from(unsent: SendError<M>) -> Self {
-        unsent.error
-    }
-}
-
-impl<M> fmt::Display for SendError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<M> fmt::Debug for SendError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.error, f)
-    }
-}
-
-impl<M> std::error::Error for SendError<M> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        std::error::Error::source(&self.error)
     }
 }
 

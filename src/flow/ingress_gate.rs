@@ -21,13 +21,13 @@ use std::{
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 
-use super::{Handle, SendError, blank_queue::BlankQueue, starting::may_wait_for};
+use super::{Handle, blank_queue::BlankQueue, starting::may_wait_for};
 use crate::{
     clock,
     condition::Readiness,
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
-        Envelope, Message,
+        Envelope, Message, SendError,
         external::SentBy,
         external_guard::Boundary,
         parcel::{Load, Parcel},
@@ -367,16 +367,16 @@ impl<M: Message> SendPermit<M> {
         let sent = sent.map(|sent| sent.and_then(|()| departure.move_queued()));
         // Dropped with no lock held, since the drop of a message may send another one.
         discard(dropped);
-        if let Some(parcel) = parcel.get_mut().filter(|_| !matches!(sent, Some(Err(_)))) {
+        if let Some(parcel) = parcel.get_mut() {
             came_back.put_back(&mut parcel.message);
         }
         match (sent, parcel.take()) {
             (Some(Err(error)), left) => {
-                discard(left);
                 logged(|| {
                     tracing::warn!(flow = gate.flow.name(), %error, "a message from outside was lost on its way into the flow");
                 });
-                Err(SendError::new(None, error.for_caller("the message was lost on its way into the flow")))
+                let error = error.for_caller("the message was lost on its way into the flow");
+                Err(SendError::new(left.map(|parcel| parcel.message), error))
             }
             (_, None) => Ok(()),
             (_, Some(parcel)) => Err(SendError::new(Some(parcel.message), ended(&gate.flow))),

@@ -54,7 +54,7 @@ pub use connect::Target;
 pub use connect::{Branch, Targets};
 pub use cycles::{Cycle, Feed};
 pub use egress::Egress;
-pub use ingress::{Ingress, SendError};
+pub use ingress::Ingress;
 pub use local::LocalFlow;
 pub use on_stall::OnStall;
 pub use report::{DeviceReport, HubReport, OperatorReport, Report, SectionReport};

@@ -118,7 +118,8 @@ impl Flow {
 ///     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
 ///         let number = ports.input.take()?;
 ///         if number >= 0.0 {
-///             return ports.output.send(number.sqrt()).await;
+///             ports.output.send(number.sqrt()).await?;
+///             return Ok(());
 ///         }
 ///         for reply in cx.take_replies() {
 ///             reply.fail(Error::new(ErrorKind::Usage, "a negative number has no root"));

@@ -154,7 +154,8 @@ impl<M: Message> HubCore<M> {
         self.send(DiscardOnDrop::new(parcel).place())
     }
 
-    /// Sends the message in `place`, for which the writer has found room. It stays there if the reader has ended.
+    /// Sends the message in `place`, for which the writer has found room. It stays there if the reader has ended, or if
+    /// it cannot be moved to the reader.
     #[inline]
     pub(super) fn send(&self, place: &mut Option<Parcel<M>>) -> Result<()> {
         if !self.moves() {
@@ -184,8 +185,7 @@ impl<M: Message> HubCore<M> {
             MoveOutcome::Done(_) => {
                 if self.queue.push(place, true) == Pushed::NotQueued {
                     // The reader has ended since: the same as an end after the push.
-                    self.queue.count_unsent();
-                    discard(place.take());
+                    self.discard_unsent(place);
                 }
             }
             // It is moved once an envelope returns, which might have happened since.
@@ -193,8 +193,7 @@ impl<M: Message> HubCore<M> {
                 self.enqueue(place, discard);
                 if place.is_some() && !replaced.is_empty() {
                     // The reader has ended since, and the message is no longer as its sender made it.
-                    self.queue.count_unsent();
-                    discard(place.take());
+                    self.discard_unsent(place);
                 }
                 return self.pump();
             }
@@ -203,11 +202,19 @@ impl<M: Message> HubCore<M> {
                 place.take().into_iter().for_each(|parcel| self.drop_refused(parcel, &error));
             }
             MoveOutcome::Failed(error) => {
-                self.enqueue(place, discard);
+                if !replaced.is_empty() {
+                    self.discard_unsent(place);
+                }
                 return Err(error);
             }
         }
         Ok(())
+    }
+
+    /// Drops a message that was moved, or moved in part, and cannot be pushed.
+    fn discard_unsent(&self, place: &mut Option<Parcel<M>>) {
+        self.queue.count_unsent();
+        discard(place.take());
     }
 
     /// Pushes the message in `place` into the queue, where it might have to be [moved](Self::pump). It stays in `place`

@@ -303,7 +303,8 @@ impl<M: Message> Fan<M> {
         marked.map(|()| (forks, all))
     }
 
-    /// Sends the forks, and the message to the primary. The message stays in `place` if no hub accepts or drops it.
+    /// Sends the forks, and the message to the primary. The message stays in `place` if no hub accepts or drops it, also
+    /// after an error.
     fn deliver(&mut self, place: &mut Option<Parcel<M>>, mut forks: Forks<M>) -> Result<()> {
         let mut done = false;
         // Reversed, to pop them in order. After an error the remaining ones are discarded one by one.
@@ -313,7 +314,12 @@ impl<M: Message> Fan<M> {
                 Some(parcel) => parcel.with_message(fork),
                 None => Parcel::new(fork, None),
             });
-            self.branches[at].send(fork.place())?;
+            if let Err(error) = self.branches[at].send(fork.place()) {
+                if done {
+                    discard(place.take());
+                }
+                return Err(error);
+            }
             match fork.get() {
                 None => done = true,
                 // There was room, so its reader has ended.
@@ -322,7 +328,12 @@ impl<M: Message> Fan<M> {
         }
         self.forks = std::mem::take(&mut forks.0);
         if self.outcomes[self.primary] == Outcome::Sent {
-            self.branches[self.primary].send(place)?;
+            if let Err(error) = self.branches[self.primary].send(place) {
+                if done {
+                    discard(place.take());
+                }
+                return Err(error);
+            }
             match place {
                 None => done = true,
                 Some(_) => self.outcomes[self.primary] = Outcome::Closed,

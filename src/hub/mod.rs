@@ -93,6 +93,7 @@ pub(crate) mod pool;
 pub(crate) mod queue;
 pub(crate) mod reply;
 pub(crate) mod response_transfer;
+mod send_error;
 #[cfg(test)]
 mod tests;
 pub(crate) mod view;
@@ -115,3 +116,4 @@ pub use metadata::{MergePolicy, Metadata};
 pub use parcel::Since;
 pub use pool::RawEnvelope;
 pub use reply::Reply;
+pub use send_error::{SendError, TrySendError};

@@ -241,7 +241,8 @@ impl Cx {
     ///
     ///     async fn compute(&mut self, ports: &mut ResultsPorts, cx: &mut Cx) -> Result<()> {
     ///         cx.finish();
-    ///         ports.first.send(self.results.as_slice()?[0]).await
+    ///         ports.first.send(self.results.as_slice()?[0]).await?;
+    ///         Ok(())
     ///     }
     /// }
     /// ```
@@ -295,7 +296,8 @@ impl Cx {
     ///     async fn compute(&mut self, ports: &mut CameraPorts, cx: &mut Cx) -> Result<()> {
     ///         self.0 += 1;
     ///         cx.insert_metadata("frame", self.0);        // anywhere downstream: cx.metadata().get::<u64>("frame")
-    ///         ports.frames.send(vec![0; 64]).await
+    ///         ports.frames.send(vec![0; 64]).await?;
+    ///         Ok(())
     ///     }
     /// }
     /// ```

@@ -117,7 +117,7 @@ where
 
     async fn compute(&mut self, ports: &mut SourcePorts<M>, cx: &mut Cx) -> Result<()> {
         match (self.0)().await? {
-            Some(message) => ports.output.send(message).await,
+            Some(message) => Ok(ports.output.send(message).await?),
             None => {
                 cx.finish();
                 Ok(())
@@ -137,7 +137,8 @@ where
 
     async fn compute(&mut self, ports: &mut MapPorts<A, B>, _cx: &mut Cx) -> Result<()> {
         let message = ports.input.take()?;
-        ports.output.send((self.0)(message).await?).await
+        ports.output.send((self.0)(message).await?).await?;
+        Ok(())
     }
 }
 

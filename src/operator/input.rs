@@ -150,7 +150,8 @@ impl<M: Message, C: Connections> Input<M, C> {
     ///         let numbers = ports.numbers.take_batch()?;
     ///         let count = numbers.len() as f32;
     ///         let sum: f32 = numbers.sum();
-    ///         ports.mean.send(sum / count).await
+    ///         ports.mean.send(sum / count).await?;
+    ///         Ok(())
     ///     }
     /// }
     /// ```

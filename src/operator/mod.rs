@@ -102,7 +102,8 @@ pub use section_port::{Blank, SectionContext, SectionInput, SectionOutput};
 ///         if self.0 == 3 {
 ///             cx.finish();
 ///         }
-///         ports.numbers.send(self.0).await
+///         ports.numbers.send(self.0).await?;
+///         Ok(())
 ///     }
 /// }
 /// ```
@@ -183,7 +184,8 @@ pub trait Operator: Send + 'static {
     ///     }
     ///
     ///     async fn after(&mut self, ports: &mut MeanPorts, _cx: &mut Cx) -> Result<()> {
-    ///         ports.mean.send(self.result.as_slice()?[0]).await     // no wait: the copy is done
+    ///         ports.mean.send(self.result.as_slice()?[0]).await?;     // no wait: the copy is done
+    ///         Ok(())
     ///     }
     /// }
     /// ```

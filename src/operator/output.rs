@@ -20,7 +20,7 @@ use crate::{
     condition::{Readiness, Room},
     error::{Error, ErrorKind, Result},
     hub::{
-        Envelope, Message, Outcome, Reply,
+        Envelope, Message, Outcome, Reply, SendError, TrySendError,
         end_waker::Interest,
         ends::Demand,
         external::{ExternalHandle, SentBy},
@@ -77,15 +77,21 @@ impl<M: Message> Output<M> {
     ///
     /// # Errors
     /// [`Closed`](crate::ErrorKind::Closed) if the reader has ended or the port was closed; the error of a failed
-    /// transfer. The message is dropped then; [`try_send`](Self::try_send) returns it instead. A reader may end at any
-    /// moment: an operator that returns this error because its reader has ended counts as ended, not as failed.
+    /// transfer. The error has the message, unless it was lost in the transfer or one of several readers has received
+    /// it; `?` drops it. A reader may end at any moment: an operator that returns this error because its reader has
+    /// ended counts as ended, not as failed.
     ///
     /// # Cancel safety
     /// Dropping the future before it resolves drops the message with it, unsent.
     #[inline]
-    pub fn send(&mut self, message: M) -> impl Future<Output = Result<()>> + Send {
+    pub fn send(&mut self, message: M) -> impl Future<Output = Result<(), SendError<M>>> + Send {
         let mut place = DiscardOnDrop::new(self.parcel(message));
-        async move { self.deliver(place.place()).await }
+        async move {
+            match self.deliver(place.place()).await {
+                Ok(()) => Ok(()),
+                Err(error) => Err(unsent(place.place(), error)),
+            }
+        }
     }
 
     /// Sends the message in `place`, which stays there until it is in the queue.
@@ -112,30 +118,44 @@ impl<M: Message> Output<M> {
         }
     }
 
-    /// Sends a message if all hubs whose readers have not ended have room; otherwise returns it. It is also returned if
-    /// it is an envelope that a device still writes, and several readers on the host receive it without a copy:
-    /// [`send`](Self::send) waits for that.
+    /// Sends a message if all hubs whose readers have not ended have room.
     ///
     /// # Errors
-    /// The same as for [`Output::send`].
-    pub fn try_send(&mut self, message: M) -> Result<Result<(), M>> {
+    /// [`Full`](TrySendError::Full) if a hub has no room, or if the message is an envelope that a device still writes,
+    /// and several readers on the host receive it without a copy: [`send`](Self::send) waits for both.
+    /// [`Failed`](TrySendError::Failed) with the errors of [`send`](Self::send).
+    pub fn try_send(&mut self, message: M) -> Result<(), TrySendError<M>> {
         let mut place = DiscardOnDrop::new(self.parcel(message));
-        self.send_if_room(place.place())?;
-        Ok(place.take().map_or(Ok(()), |parcel| Err(parcel.message)))
+        if let Err(error) = self.send_if_room(place.place()) {
+            return Err(unsent(place.place(), error).into());
+        }
+        match place.take() {
+            None => Ok(()),
+            // The last reader has ended during the call.
+            Some(parcel) if self.readers.have_ended() => {
+                Err(SendError::new(Some(parcel.message), self.readers.closed()).into())
+            }
+            Some(parcel) => Err(TrySendError::Full(parcel.message)),
+        }
     }
 
     /// Sends a message as the response to some of those that were taken, and to no other: see
     /// [`Cx::take_replies`](crate::Cx::take_replies). Otherwise like [`send`](Self::send).
     ///
     /// # Errors
-    /// The same as for [`Output::send`].
+    /// The same as for [`Output::send`]. The error has the message, but not the reply: its callers get no response from
+    /// it.
     ///
     /// # Cancel safety
     /// Dropping the future before it resolves drops the message with it, unsent, and its callers get no response from
     /// it.
-    pub async fn send_for(&mut self, reply: Reply, message: M) -> Result<()> {
+    pub async fn send_for(&mut self, reply: Reply, message: M) -> Result<(), SendError<M>> {
         let load = self.context.load_for(reply);
-        self.deliver(DiscardOnDrop::new(Parcel::new(message, Some(load))).place()).await
+        let mut place = DiscardOnDrop::new(Parcel::new(message, Some(load)));
+        match self.deliver(place.place()).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(unsent(place.place(), error)),
+        }
     }
 
     /// A handle of its only reader's hub.
@@ -233,11 +253,15 @@ impl<M: Message> Output<M> {
     /// ```
     ///
     /// # Errors
-    /// The error of a failed transfer. A reader that has ended is not an error.
-    pub fn offer(&mut self, message: M) -> Result<Offer<M>> {
+    /// The error of a failed transfer, with the message as for [`send`](Self::send). A reader that has ended is not an
+    /// error.
+    pub fn offer(&mut self, message: M) -> Result<Offer<M>, SendError<M>> {
         let mut place = DiscardOnDrop::new(self.parcel(message));
         let bytes = place.get().map_or(0, |parcel| parcel.message.size_in_bytes() as u64);
-        let outcomes = self.with_origin(|readers, origin| Self::offer_to_each(readers, place.place(), origin))?;
+        let outcomes = match self.with_origin(|readers, origin| Self::offer_to_each(readers, place.place(), origin)) {
+            Ok(outcomes) => outcomes,
+            Err(error) => return Err(unsent(place.place(), error)),
+        };
         let kept = place.take().map(|parcel| parcel.message);
         if kept.is_none() {
             self.traffic.add(bytes);
@@ -318,6 +342,12 @@ impl<M: Message> Output<M> {
     pub fn is_closed(&self) -> bool {
         matches!(self.readers, Readers::Closed) || self.readers.have_ended()
     }
+}
+
+/// The error of a send that has failed, with the message if it is still in `place`.
+#[cold]
+fn unsent<M: Message>(place: &mut Option<Parcel<M>>, error: Error) -> SendError<M> {
+    SendError::new(place.take().map(|parcel| parcel.message), error)
 }
 
 /// See [`Output::departure`].

@@ -75,7 +75,8 @@ impl Operator for Faulty {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let mut envelope = ports.input.take()?;
         (self.launch)(cx.stream()?, &mut envelope, FAULT)?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 
     async fn after(&mut self, _ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {

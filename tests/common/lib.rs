@@ -21,7 +21,7 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use wakeline::{device::Emulated, memory::Plain, prelude::*};
+use wakeline::{device::Emulated, hub::TrySendError, memory::Plain, prelude::*};
 
 pub use wakeline::operator::{MapPorts, SinkPorts, SourcePorts, map, sink, source};
 
@@ -55,6 +55,23 @@ pub fn cuda() -> Device {
 /// The same without loading the kernels: for a test of one that does not compile.
 pub fn cuda_without_kernels() -> Device {
     Device::cuda(0).unwrap_or_else(|error| panic!("this test needs a GPU: {error}")).race_checked()
+}
+
+/// False if there was no room for the message, which is dropped.
+pub fn fits<M: 'static>(sent: Result<(), TrySendError<M>>) -> Result<bool> {
+    match sent {
+        Ok(()) => Ok(true),
+        Err(TrySendError::Full(_)) => Ok(false),
+        Err(failed) => Err(failed.into()),
+    }
+}
+
+/// The message of a send that found no room.
+pub fn full<M: 'static>(unsent: TrySendError<M>) -> M {
+    match unsent {
+        TrySendError::Full(message) => message,
+        TrySendError::Failed(unsent) => panic!("not full: {unsent}"),
+    }
 }
 
 /// How often a test repeats, or how much it sends: `quick` in a debug build (`cargo test`), `long` in a release build
@@ -227,7 +244,8 @@ impl<T: Plain> Operator for SendEach<T> {
         let mut envelope = ports.output.blank().await?;
         envelope.space().await?[..chunk.len()].copy_from_slice(&chunk);
         envelope.set_len(chunk.len())?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
@@ -254,7 +272,8 @@ impl Operator for Increment {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let mut envelope = ports.input.take()?;
         increment::launch(cx.stream()?, &mut envelope)?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 

@@ -450,7 +450,8 @@ impl Operator for Names {
             cx.finish();
         }
         cx.insert_metadata(format!("name {}", self.0), self.0);
-        ports.output.send(self.0).await
+        ports.output.send(self.0).await?;
+        Ok(())
     }
 }
 

@@ -173,7 +173,7 @@ async fn messages_are_sent_and_moved_where_tokio_has_no_clock() {
         Box::new(move || {
             let error = tokio::runtime::Handle::try_current().unwrap_err();
             assert!(error.is_thread_local_destroyed());
-            ingress.try_send(second).unwrap().unwrap();
+            ingress.try_send(second).unwrap();
             drop(first);
         })
     });

@@ -264,7 +264,8 @@ impl Operator for Workers {
         drop(blanks);
         blank.space().await?[0] = n;
         blank.set_len(1)?;
-        ports.output.send(blank).await
+        ports.output.send(blank).await?;
+        Ok(())
     }
 }
 

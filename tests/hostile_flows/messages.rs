@@ -455,7 +455,7 @@ impl Operator for Offers {
 
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         cx.finish();
-        ports.output.offer(Twice).map(|offer| std::mem::forget(offer.kept))
+        Ok(ports.output.offer(Twice).map(|offer| std::mem::forget(offer.kept))?)
     }
 }
 

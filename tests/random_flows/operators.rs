@@ -105,7 +105,8 @@ impl Relay {
         } else {
             self.on_device(message, tag, output, cx).await?
         };
-        output.send(made).await
+        output.send(made).await?;
+        Ok(())
     }
 
     async fn on_host(&mut self, mut message: Message, tag: Tag, output: &mut Output<Message>) -> Result<Message> {
@@ -451,7 +452,7 @@ impl Operator for Quiet {
             here.read().await?
         };
         match self.0.me.read(data, self.0.me.tag(cx)) {
-            Some(head) if head.laps > 0 => ports.forth.send(message).await,
+            Some(head) if head.laps > 0 => Ok(ports.forth.send(message).await?),
             _ => self.0.pass(message, &mut ports.output, cx).await,
         }
     }

@@ -397,13 +397,13 @@ impl Core {
     /// Sends the state on, which answers no request.
     async fn goes_on(&mut self, state: Message, ports: &mut CorePorts) -> Result<()> {
         match self.plan.says_which {
-            true => ports.next.send_for(Reply::default(), state).await,
-            false => ports.next.send(state).await,
+            true => Ok(ports.next.send_for(Reply::default(), state).await?),
+            false => Ok(ports.next.send(state).await?),
         }
     }
 
     async fn respond(&mut self, request: Request, reply: Option<Reply>, ports: &mut CorePorts) -> Result<()> {
-        let Some(reply) = reply else { return ports.responses.send(request.answer()).await };
+        let Some(reply) = reply else { return Ok(ports.responses.send(request.answer()).await?) };
         match request.fate() {
             Fate::Refused => reply.fail(refusal(request)),
             // Replies left when the flow ends are refused, too, by the task that holds them.
@@ -479,7 +479,8 @@ impl Operator for Look {
         if self.says_which && !reply.is_empty() {
             wrong("the state carries a reply, but was sent for no request".into());
         }
-        ports.output.send_for(reply, state).await
+        ports.output.send_for(reply, state).await?;
+        Ok(())
     }
 }
 
@@ -502,7 +503,8 @@ impl Operator for Split {
     async fn compute(&mut self, ports: &mut SplitPorts, _cx: &mut Cx) -> Result<()> {
         let n = ports.input.take()?;
         ports.one.send(n & 0xffff_ffff).await?;
-        ports.other.send(n & !0xffff_ffff).await
+        ports.other.send(n & !0xffff_ffff).await?;
+        Ok(())
     }
 }
 
@@ -521,6 +523,7 @@ impl Operator for Join {
 
     async fn compute(&mut self, ports: &mut JoinPorts, _cx: &mut Cx) -> Result<()> {
         let whole = ports.parts.take()?.fold(0, |whole, part| whole | part);
-        ports.output.send(whole).await
+        ports.output.send(whole).await?;
+        Ok(())
     }
 }

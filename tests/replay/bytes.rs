@@ -63,7 +63,8 @@ impl Operator for Total {
         let mut total = ports.output.blank().await?;
         total.set_len(1)?;
         sum::launch(cx.stream()?, &x, &mut total)?;
-        ports.output.send(total).await
+        ports.output.send(total).await?;
+        Ok(())
     }
 }
 
@@ -98,7 +99,8 @@ impl Operator for Always {
         let mut y = ports.output.blank().await?;
         y.set_len(self.0)?;
         cx.stream()?.fill(&mut y, 1)?;
-        ports.output.send(y).await
+        ports.output.send(y).await?;
+        Ok(())
     }
 }
 
@@ -129,7 +131,8 @@ on_both!(padding_is_zero_after_an_operator_has_overwritten_it, async |device: De
             total.set_len(1)?;
             sum::launch(cx.stream()?, &x, &mut total)?;
             increment::launch(cx.stream()?, &mut x)?;
-            ports.output.send(total).await
+            ports.output.send(total).await?;
+            Ok(())
         }
     }
 
@@ -206,7 +209,8 @@ on_both!(messages_within_a_section_may_be_of_any_type, async |device: Device| {
         async fn compute(&mut self, ports: &mut DecidePorts, _cx: &mut Cx) -> Result<()> {
             let data = ports.input.take()?;
             ports.scaled.send(Scaled { data, by: 6, label: "six times".into() }).await?;
-            ports.note.send(7).await
+            ports.note.send(7).await?;
+            Ok(())
         }
     }
 
@@ -231,7 +235,8 @@ on_both!(messages_within_a_section_may_be_of_any_type, async |device: Device| {
             let mut y = ports.output.blank().await?;
             y.set_len(data.len())?;
             affine::launch(cx.stream()?, &data, &mut y, by, add)?;
-            ports.output.send(y).await
+            ports.output.send(y).await?;
+            Ok(())
         }
     }
 
@@ -309,7 +314,8 @@ on_both!(metadata_of_a_message_passes_through_a_replay, async |device: Device| {
             let mut envelope = ports.output.blank().await?;
             envelope.space().await?[..4].fill(self.0);
             envelope.set_len(4)?;
-            ports.output.send(envelope).await
+            ports.output.send(envelope).await?;
+            Ok(())
         }
     }
 

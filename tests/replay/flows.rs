@@ -71,7 +71,8 @@ on_both!(a_section_runs_again_and_uses_buffers_that_its_operators_keep, async |d
         async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
             let mut x = ports.input.take()?;
             add_to::launch(cx.stream()?, &mut x, &self.0)?;
-            ports.output.send(x).await
+            ports.output.send(x).await?;
+            Ok(())
         }
     }
 
@@ -234,7 +235,8 @@ on_both!(a_section_may_contain_fan_out_and_a_port_with_several_connections, asyn
             for part in parts {
                 add_to::launch(cx.stream()?, &mut sum, &part)?;
             }
-            ports.output.send(sum).await
+            ports.output.send(sum).await?;
+            Ok(())
         }
     }
 

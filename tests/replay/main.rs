@@ -52,7 +52,8 @@ impl Operator for Affine {
         let mut between = cx.alloc::<u32>(x.len())?;
         affine::launch(cx.stream()?, &x, &mut between, self.0, self.1)?;
         affine::launch(cx.stream()?, &between, &mut y, 3, 1)?;
-        ports.output.send(y).await
+        ports.output.send(y).await?;
+        Ok(())
     }
 }
 
@@ -81,7 +82,8 @@ impl Operator for Fork {
         stream.copy(&x, &mut left)?;
         stream.copy(&x, &mut right)?;
         ports.left.send(left).await?;
-        ports.right.send(right).await
+        ports.right.send(right).await?;
+        Ok(())
     }
 }
 
@@ -104,7 +106,8 @@ impl Operator for Join {
     async fn compute(&mut self, ports: &mut JoinPorts, cx: &mut Cx) -> Result<()> {
         let (mut left, right) = (ports.left.take()?, ports.right.take()?);
         add_to::launch(cx.stream()?, &mut left, &right)?;
-        ports.output.send(left).await
+        ports.output.send(left).await?;
+        Ok(())
     }
 }
 
@@ -235,7 +238,8 @@ impl Operator for Cross {
         add_one::launch(stream, &right, &mut more)?;
         add_to::launch(stream, &mut left, &right)?;
         ports.both.send(left).await?;
-        ports.more.send(more).await
+        ports.more.send(more).await?;
+        Ok(())
     }
 }
 

@@ -33,7 +33,8 @@ where
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let mut x = ports.input.take()?;
         (self.0)(&mut x, cx).await?;
-        ports.output.send(x).await
+        ports.output.send(x).await?;
+        Ok(())
     }
 }
 
@@ -151,7 +152,8 @@ impl<const METHOD: u8> Operator for Overrides<METHOD> {
 
     async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
         let x = ports.input.take()?;
-        ports.output.send(x).await
+        ports.output.send(x).await?;
+        Ok(())
     }
 
     fn after(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> impl Future<Output = Result<()>> + Send {
@@ -174,7 +176,8 @@ impl Operator for SendsTwice {
         y.set_len(x.len())?;
         cx.stream()?.copy(&x, &mut y)?;
         ports.output.send(x).await?;
-        ports.output.send(y).await
+        ports.output.send(y).await?;
+        Ok(())
     }
 }
 
@@ -188,7 +191,8 @@ impl Operator for SendsOnly {
         let mut y = ports.output.blank().await?;
         y.set_len(1)?;
         cx.stream()?.fill(&mut y, 1)?;
-        ports.output.send(y).await
+        ports.output.send(y).await?;
+        Ok(())
     }
 }
 

@@ -74,7 +74,8 @@ impl Operator for Requests {
         let mut request = ports.rows.blank().await?;
         request.set_len(size * WIDTH)?;
         request.write().await?.copy_from_slice(&self.rows[..size * WIDTH]);
-        ports.rows.send(request).await
+        ports.rows.send(request).await?;
+        Ok(())
     }
 }
 

@@ -96,7 +96,8 @@ impl Operator for Layer {
         let rows = input.len() / linear.sizes()[0];
         let len = input.len();
         linear.forward(cx.stream()?, rows, (&input, len), (&mut output, len))?;
-        ports.out.send(output).await
+        ports.out.send(output).await?;
+        Ok(())
     }
 
     async fn stop(&mut self, _cx: &mut Cx) -> Result<()> {

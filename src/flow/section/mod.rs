@@ -148,7 +148,8 @@ impl Flow {
     ///     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
     ///         let mut x = ports.input.take()?;
     ///         double::launch(cx.stream()?, &mut x)?;
-    ///         ports.output.send(x).await
+    ///         ports.output.send(x).await?;
+    ///         Ok(())
     ///     }
     /// }
     ///
@@ -269,7 +270,8 @@ impl Section {
     /// #     type Ports = MapPorts<Envelope<f32>, Envelope<f32>>;
     /// #     async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
     /// #         let x = ports.input.take()?;
-    /// #         ports.output.send(x).await
+    /// #         ports.output.send(x).await?;
+    /// #         Ok(())
     /// #     }
     /// # }
     /// # let mut flow = Flow::new("net");

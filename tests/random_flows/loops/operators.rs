@@ -45,7 +45,7 @@ impl Operator for Walking {
         }
         let (number, left) = parts_of(message);
         if left == 0 {
-            return ports.exit.send(message).await;
+            return Ok(ports.exit.send(message).await?);
         }
         let next = token(number, left - 1);
         for _ in 0..1 + usize::from(self.doubles) {
@@ -77,7 +77,7 @@ impl Operator for Exit {
 
     async fn compute(&mut self, ports: &mut ExitPorts, _cx: &mut Cx) -> Result<()> {
         match ports.inputs.try_take_any()? {
-            Some((_, token)) => ports.output.send(parts_of(token).0).await,
+            Some((_, token)) => Ok(ports.output.send(parts_of(token).0).await?),
             None => Ok(()),
         }
     }
@@ -123,7 +123,8 @@ impl Operator for Exchange {
     async fn compute(&mut self, ports: &mut ExchangePorts, _cx: &mut Cx) -> Result<()> {
         let sum = ports.requests.take()? + ports.back.take()?;
         ports.forth.send(sum).await?;
-        ports.responses.send(sum).await
+        ports.responses.send(sum).await?;
+        Ok(())
     }
 }
 
@@ -149,7 +150,8 @@ impl Operator for ExchangeInRun {
         let request = ports.requests.take()?;
         let Some(back) = ports.back.recv().await? else { return Ok(()) };
         ports.forth.send(request + back).await?;
-        ports.responses.send(request + back).await
+        ports.responses.send(request + back).await?;
+        Ok(())
     }
 }
 
@@ -175,7 +177,8 @@ impl Operator for Split {
         for _ in 0..self.ahead {
             ports.one.send(token).await?;
         }
-        ports.other.send(token).await
+        ports.other.send(token).await?;
+        Ok(())
     }
 }
 
@@ -196,7 +199,8 @@ impl Operator for Join {
 
     async fn compute(&mut self, ports: &mut JoinPorts, _cx: &mut Cx) -> Result<()> {
         let pair = ports.one.take()?.min(ports.other.take()?);
-        ports.output.send(pair).await
+        ports.output.send(pair).await?;
+        Ok(())
     }
 }
 
@@ -207,7 +211,8 @@ impl Operator for Fill {
 
     async fn compute(&mut self, ports: &mut Self::Ports, _cx: &mut Cx) -> Result<()> {
         let envelope = ports.output.blank().await?;
-        ports.output.send(envelope).await
+        ports.output.send(envelope).await?;
+        Ok(())
     }
 }
 
