@@ -154,9 +154,9 @@ pub mod __private {
         condition::{EventField, Readiness},
         device::backend::{BodyArg, KernelDef, KernelNumber, KernelSource, Prototype},
         hub::{
-            EventNames, RawEnvelope,
+            EnvelopeCount, EventNames, RawEnvelope,
             heap_size::{HeapSize, OfAnything, OfContainer},
-            knows_event,
+            knows_event, larger_element,
         },
         kernel::{Registered, kernel},
         memory::{

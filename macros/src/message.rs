@@ -6,8 +6,8 @@
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 use syn::{
-    Attribute, Data, DeriveInput, Field, Fields, Generics, Ident, Index, LitStr, Member, Meta, Type, ext::IdentExt,
-    parse_quote,
+    Attribute, Data, DeriveInput, Field, Fields, GenericArgument, Generics, Ident, Index, LitStr, Member, Meta,
+    PathArguments, Type, ext::IdentExt, parse_quote,
 };
 
 use crate::errors::{self, Errors};
@@ -40,8 +40,27 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
             marked.iter().map(|ty| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::VISITS_UNDER_LOCK));
         let carries =
             marked.iter().map(|ty| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::CARRIES_ENVELOPES));
+        let element =
+            marked.iter().map(|ty| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::Message>::ELEMENT_BYTES));
+        let counts = variants.iter().map(|variant| {
+            let each = variant
+                .envelopes
+                .iter()
+                .map(|(_, ty)| quote_spanned!(errors::at(ty)=> .and(<#ty as ::wakeline::Message>::ENVELOPES)));
+            quote_spanned!(site=> ::wakeline::__private::EnvelopeCount::NONE #(#each)*)
+        });
+        let (first, others) = {
+            let mut counts = counts;
+            (counts.next(), counts.collect::<Vec<_>>())
+        };
         quote_spanned! {site=>
             const CARRIES_ENVELOPES: bool = #(#carries)||*;
+            const ELEMENT_BYTES: usize = {
+                let bytes = 1;
+                #(let bytes = ::wakeline::__private::larger_element(bytes, #element);)*
+                bytes
+            };
+            const ENVELOPES: ::wakeline::__private::EnvelopeCount = #first #(.or(#others))*;
             const VISITS_UNDER_LOCK: bool = #(#locked)&&*;
 
             fn envelopes(
@@ -55,12 +74,58 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
     let size = size(&variants);
     let events = events(&variants);
     let fork = crate::fork::expand(&item, generics.clone());
+    let carries = carries(name, &generics, &marked);
     Ok(quote_spanned! {site=>
         #[automatically_derived]
         impl #impl_generics ::wakeline::Message for #name #ty_generics #where_clause { #members #size #events }
 
+        #carries
+
         #fork
     })
+}
+
+/// `impl Carries<T>`, for those `T` of which the marked fields hold envelopes if all do so of one type; for several, for
+/// every `T`, since there can be only one implementation.
+fn carries(name: &Ident, generics: &Generics, marked: &[&Type]) -> Option<TokenStream> {
+    let site = Span::mixed_site();
+    let first = list_element(marked.first()?);
+    let is_same = |ty: &&&Type| list_element(ty) == first;
+    let (_, ty_generics, _) = generics.split_for_impl();
+    let mut generics = generics.clone();
+    let element = Ident::new("__Element", site);
+    generics.params.push(parse_quote!(#element: ::wakeline::memory::Plain));
+    if marked.iter().all(|ty| is_same(&ty)) {
+        let bound = quote_spanned!(errors::at(first)=> ::wakeline::hub::Carries<#element>);
+        generics.make_where_clause().predicates.push(parse_quote!(#first: #bound));
+    }
+    let (impl_generics, _, where_clause) = generics.split_for_impl();
+    Some(quote_spanned! {site=>
+        #[automatically_derived]
+        impl #impl_generics ::wakeline::hub::Carries<#element> for #name #ty_generics #where_clause {}
+    })
+}
+
+/// The messages in a list, an option or a box: `Envelope<u8>` of `Vec<Option<Envelope<u8>>>`.
+fn list_element(ty: &Type) -> &Type {
+    match ty {
+        Type::Array(array) => list_element(&array.elem),
+        Type::Paren(inner) => list_element(&inner.elem),
+        Type::Group(inner) => list_element(&inner.elem),
+        Type::Path(path) if path.qself.is_none() => {
+            let Some(last) = path.path.segments.last() else { return ty };
+            let PathArguments::AngleBracketed(arguments) = &last.arguments else { return ty };
+            match arguments.args.first() {
+                Some(GenericArgument::Type(element))
+                    if arguments.args.len() == 1 && ["Vec", "Option", "Box"].iter().any(|list| last.ident == list) =>
+                {
+                    list_element(element)
+                }
+                _ => ty,
+            }
+        }
+        _ => ty,
+    }
 }
 
 /// The size on the stack, the sizes of the marked fields, and the heap data of the other fields.

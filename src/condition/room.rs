@@ -1,6 +1,7 @@
 //! [`Room`]: what an output waits for.
 //!
-//! An output is ready while every connected hub has room for a message and, if the hub has blank envelopes, a free one.
+//! An output is ready while every connected hub has room for a message and, if the hub has blank envelopes, as many free
+//! ones as each message certainly holds, or one.
 //! `#[output(room = 3)]` waits for three of both, for an operator that sends several messages in a run;
 //! `#[output(optional)]` waits for neither, for an operator that [offers](crate::Output::offer) messages. Hubs whose
 //! readers have ended are ignored; when all readers have ended, the output is `Never`.

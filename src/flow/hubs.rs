@@ -108,7 +108,7 @@ fn plan_of(
     let hub = wanted(flow, connection);
     let (writer, reader) = (device(flow, connection.from), device(flow, connection.to));
     let forks = !outputs.is_primary(connection);
-    let PortDecl { carries_envelopes: carries, element_bytes, .. } = *decl(flow, connection.from);
+    let PortDecl { carries_envelopes: carries, element_bytes, envelopes: each, .. } = *decl(flow, connection.from);
     let mut problem = |what: String| problems.push(format!("hub `{name}`: {what}"));
 
     let mut sized = |what: &str, number: Option<usize>, default: usize| {
@@ -123,8 +123,9 @@ fn plan_of(
     let writer_bytes = outputs.blank_bytes(connection.from).filter(|_| carries && !forks);
     // A concurrent run keeps the envelopes that it has filled until its turn to send.
     let workers = flow.entries[connection.from.operator].workers;
-    let kept = writer_bytes.map_or(0, |_| workers.saturating_mul(needs_at(flow, connection.from).max(1)));
-    let usual = hub.default_envelopes(least).max(if kept > 0 { kept.saturating_add(1) } else { 0 });
+    let messages_kept = writer_bytes.map_or(0, |_| workers.saturating_mul(needs_at(flow, connection.from).max(1)));
+    let for_kept = if messages_kept > 0 { messages_kept.saturating_add(1).saturating_mul(each.usual()) } else { 0 };
+    let usual = hub.default_envelopes(least, each.usual()).max(for_kept);
     let envelopes = sized("number of envelopes", hub.envelopes, usual);
     if let Some(bytes) = hub.envelope_bytes {
         sized("envelope size", Some(bytes), 1);
@@ -136,11 +137,12 @@ fn plan_of(
             ));
         }
     }
-    if carries && !hub.when_full.blocks_writer() && envelopes < hub.default_envelopes(least) {
-        let needs = hub.default_envelopes(least);
+    let needs = hub.default_envelopes(least, each.certain());
+    if carries && !hub.when_full.blocks_writer() && envelopes < needs {
+        let one = if each.certain() == 1 { "one".into() } else { each.certain().to_string() };
         problem(format!(
             "it drops messages so that its writer never waits, but with {envelopes} envelopes the writer would wait: it \
-             needs {needs}, one for each message that it queues, one for the writer and one for the reader"
+             needs {needs}, {one} for each message that it queues, {one} for the writer and {one} for the reader"
         ));
     }
     if !writer.copies_with(&reader) {
@@ -159,6 +161,7 @@ fn plan_of(
             None
         }
     };
+    let kept = messages_kept.saturating_mul(each.certain());
     if envelopes < kept {
         let writer = &flow.entries[connection.from.operator].name;
         problem(format!(
@@ -176,19 +179,29 @@ fn plan_of(
         ));
     }
     let lent = writer_bytes.is_some() || (carries && forks);
-    if lent && room > envelopes {
-        problem(format!(
-            "{}, but the hub has {envelopes} envelopes: set {room} or more with `Hub::envelopes`",
-            waits()
-        ));
-    }
+    let for_room = room.saturating_mul(each.certain());
     let passes = writer_bytes.is_some() || reader_bytes.is_some();
     let waited_for = certainly_needs(flow, connection.to);
-    if passes && waited_for > envelopes {
-        let waits = format!("`{}` waits for {waited_for} messages", port_name(flow, connection.to));
+    let for_waited = waited_for.saturating_mul(each.certain());
+    if passes && each.certain() > envelopes {
+        let each = each.certain();
         problem(format!(
-            "{waits}, but the hub has {envelopes} envelopes: set {waited_for} or more with `Hub::envelopes`"
+            "each of its messages has {each} envelopes or more, but the hub has {envelopes}: set {each} or more with \
+             `Hub::envelopes`"
         ));
+    } else {
+        if lent && for_room > envelopes {
+            problem(format!(
+                "{}, but the hub has {envelopes} envelopes: set {for_room} or more with `Hub::envelopes`",
+                waits()
+            ));
+        }
+        if passes && for_waited > envelopes {
+            let waits = format!("`{}` waits for {waited_for} messages", port_name(flow, connection.to));
+            problem(format!(
+                "{waits}, but the hub has {envelopes} envelopes: set {for_waited} or more with `Hub::envelopes`"
+            ));
+        }
     }
     let near = [&reader, &writer].into_iter().find(|device| !device.is_host()).unwrap_or(near).clone();
     HubPlan {

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Envelope, Hub, Message, Reply, SendError, TrySendError, external::SentBy, parcel::Load},
+    hub::{Carries, Envelope, Hub, Message, Reply, SendError, TrySendError, external::SentBy, parcel::Load},
     memory::Plain,
     operator::{Cx, InputHandle, Operator, Output, shared_port::SharedPort},
     sync::DiscardOnDrop,
@@ -193,9 +193,41 @@ impl<M: Message> Ingress<M> {
     }
 }
 
-impl<T: Plain> Ingress<Envelope<T>> {
-    /// Waits for a blank envelope of the hub, and for the flow to run. Sending a filled blank envelope needs no copy on
-    /// the host.
+impl<M: Message> Ingress<M> {
+    /// Waits for a blank envelope of the hub, and for the flow to run. Sending a filled blank envelope, by itself or in
+    /// a message that holds it, needs no copy on the host.
+    ///
+    /// `T` is inferred or written, as with [`Output::blank`](crate::Output::blank). A caller that takes several for one
+    /// message may wait for those that others have taken, for messages that they cannot finish either. Where callers
+    /// take them at the same time, set [`Hub::envelopes`] to the envelopes of a message times the number of callers.
+    ///
+    /// ```
+    /// use wakeline::{Flow, Hub, Message, operator::sink, prelude::*};
+    ///
+    /// #[derive(Message)]
+    /// struct Frame {
+    ///     number: u64,
+    ///     #[envelope]
+    ///     pixels: Envelope<u8>,
+    /// }
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut flow = Flow::new("frames");
+    /// let print = flow.add("print", sink(async |frame: Frame| {
+    ///     println!("{}: {:?}", frame.number, frame.pixels.read().await?);
+    ///     Ok(())
+    /// }));
+    /// let frames = flow.ingress_with("frames", print.input, Hub::bounded(2).envelope_bytes(4096));
+    /// let running = flow.spawn()?;
+    /// let mut pixels = frames.blank().await?;
+    /// pixels.set_len(3)?;
+    /// pixels.write().await?.fill(7);
+    /// frames.send(Frame { number: 1, pixels }).await?;
+    /// drop(frames);
+    /// running.await?;
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the size of the hub's envelopes is not set (see
@@ -204,7 +236,10 @@ impl<T: Plain> Ingress<Envelope<T>> {
     ///
     /// # Cancel safety
     /// An envelope is taken only when the future resolves: dropping the future loses none.
-    pub async fn blank(&self) -> Result<Envelope<T>> {
+    pub async fn blank<T: Plain>(&self) -> Result<Envelope<T>>
+    where
+        M: Carries<T>,
+    {
         IngressGate::once_open(self.flow, self.stage()?.clone()).await?.blank().await
     }
 }

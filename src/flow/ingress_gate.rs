@@ -384,8 +384,8 @@ impl<M: Message> SendPermit<M> {
     }
 }
 
-impl<T: Plain> IngressGate<Envelope<T>> {
-    pub(super) async fn blank(&self) -> Result<Envelope<T>> {
+impl<M: Message> IngressGate<M> {
+    pub(super) async fn blank<T: Plain>(&self) -> Result<Envelope<T>> {
         if let Some(blank) = self.try_blank()? {
             return Ok(blank);
         }
@@ -401,7 +401,7 @@ impl<T: Plain> IngressGate<Envelope<T>> {
         .await
     }
 
-    fn try_blank(&self) -> Result<Option<Envelope<T>>> {
+    fn try_blank<T: Plain>(&self) -> Result<Option<Envelope<T>>> {
         let mut owner = Context::from_waker(&self.owner);
         match self.output.with(|output| output.poll_blank(&mut owner)) {
             Some(Poll::Ready(Ok(mut blank))) => {

@@ -39,7 +39,7 @@ use crate::{
     condition::{PortState, Readiness},
     error::{CallerErrors, Error, ErrorKind, Result},
     hub::{
-        Envelope, Hub, Message, Reply, external::SentBy, open_work::OpenWork, parcel::Load,
+        Carries, Envelope, Hub, Message, Reply, external::SentBy, open_work::OpenWork, parcel::Load,
         response_transfer::ResponseTransfer,
     },
     memory::Plain,
@@ -309,7 +309,7 @@ impl<Req: Message, Res: Message> Service<Req, Res> {
     }
 }
 
-impl<T: Plain, Res: Message> Service<Envelope<T>, Res> {
+impl<Req: Message, Res: Message> Service<Req, Res> {
     /// Waits for a blank envelope for a request. See [`Ingress::blank`].
     ///
     /// Blank envelopes belong to the hub of the requests, which all callers share, and count towards no
@@ -321,7 +321,10 @@ impl<T: Plain, Res: Message> Service<Envelope<T>, Res> {
     ///
     /// # Cancel safety
     /// The same as for [`Ingress::blank`].
-    pub async fn blank(&self) -> Result<Envelope<T>> {
+    pub async fn blank<T: Plain>(&self) -> Result<Envelope<T>>
+    where
+        Req: Carries<T>,
+    {
         self.requests.blank().await
     }
 }

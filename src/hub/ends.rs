@@ -27,9 +27,9 @@ use crate::{
 /// What a writer waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Demand {
-    /// Room for this many messages of one envelope each and, where the hub has them, as many blank envelopes.
+    /// Room for this many messages and, where the hub has them, the blank envelopes that they certainly need.
     Room(usize),
-    /// Room for this many messages of one envelope each, regardless of blank envelopes.
+    /// Room for this many messages, regardless of blank envelopes.
     QueueRoom(usize),
     /// Room for one message with this many envelopes.
     Message(usize),
@@ -37,6 +37,12 @@ pub(crate) enum Demand {
     Blank,
     /// Nothing, but a reader.
     Reader,
+}
+
+/// The number of envelopes that each message certainly needs.
+#[inline]
+pub(super) const fn per_message<M: Message>() -> usize {
+    const { M::ENVELOPES.certain() }
 }
 
 /// The writer's end of a hub. Dropping it ends the reader after it has taken the queued messages.
@@ -94,15 +100,21 @@ impl<M: Message> Sender<M> {
             Demand::Room(1) if self.blank_pool.is_none() => self.queue.poll_room(interest, waker),
             // Blank envelopes are not queued here, so each change wakes a writer that waits for one.
             Demand::Room(1) => match self.queue.poll_room(Interest::Change, waker) {
-                Answer::Yes => self.poll_blank(waker),
+                Answer::Yes => {
+                    if per_message::<M>() > 1 {
+                        self.request(1, per_message::<M>());
+                    }
+                    self.poll_blanks(per_message::<M>(), waker)
+                }
                 other => other,
             },
             Demand::Message(_) => self.queue.poll_room(Interest::Change, waker),
-            Demand::Blank => self.poll_blank(waker),
+            Demand::Blank => self.poll_blanks(1, waker),
             Demand::Reader => self.queue.poll_reader(waker),
             Demand::Room(messages) => {
-                self.request(messages, messages);
-                self.poll_several(waker, || self.has_room(messages) && self.has_blanks(messages))
+                let envelopes = messages.saturating_mul(per_message::<M>());
+                self.request(messages, envelopes);
+                self.poll_several(waker, || self.has_room(messages) && self.has_blanks(envelopes))
             }
             Demand::QueueRoom(messages) => self.poll_several(waker, || self.has_room(messages)),
         };
@@ -127,11 +139,11 @@ impl<M: Message> Sender<M> {
         }
     }
 
-    /// Whether there is a blank envelope, or `Yes` if the hub has no pool of them.
+    /// Whether there are this many blank envelopes, or `Yes` if the hub has no pool of them.
     #[inline]
-    fn poll_blank(&self, waker: &Waker) -> Answer {
+    fn poll_blanks(&self, count: usize, waker: &Waker) -> Answer {
         let Some(blanks) = &self.blank_pool else { return Answer::Yes };
-        if blanks.has(1) {
+        if blanks.has(count) {
             return Answer::Yes;
         }
         self.watch(waker);
@@ -139,7 +151,7 @@ impl<M: Message> Sender<M> {
             return Answer::Never;
         }
         // Checked again: one might have been returned before the waker was registered.
-        if blanks.has(1) { Answer::Yes } else { Answer::Wait }
+        if blanks.has(count) { Answer::Yes } else { Answer::Wait }
     }
 
     /// Takes a blank envelope, if one is free; an error if the hub has no pool of them.
@@ -154,14 +166,11 @@ impl<M: Message> Sender<M> {
     /// The pool of blank envelopes, or an error that says why there is none.
     pub(crate) fn blanks(&self) -> Result<Arc<Pool>> {
         self.blank_pool.clone().ok_or_else(|| {
-            Error::new(
-                ErrorKind::Usage,
-                format!(
-                    "hub `{}` has no blank envelopes: set their size with `#[output(envelope_bytes = ..)]` or \
-                     `Hub::envelope_bytes`",
-                    self.name
-                ),
-            )
+            let why = match M::CARRIES_ENVELOPES {
+                true => "set their size with `#[output(envelope_bytes = ..)]` or `Hub::envelope_bytes`",
+                false => "its messages hold none",
+            };
+            Error::new(ErrorKind::Usage, format!("hub `{}` has no blank envelopes: {why}", self.name))
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Weak};
 
-use super::{Message, pool::RawEnvelope};
+use super::{EnvelopeCount, Message, pool::RawEnvelope};
 use crate::{
     device::Device,
     error::{Error, ErrorKind, Result},
@@ -274,6 +274,7 @@ impl<T: Plain> Message for Envelope<T> {
     const CARRIES_ENVELOPES: bool = true;
     const VISITS_UNDER_LOCK: bool = true;
     const ELEMENT_BYTES: usize = size_of::<T>();
+    const ENVELOPES: EnvelopeCount = EnvelopeCount::ONE;
 
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
         visit(&mut self.raw);

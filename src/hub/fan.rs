@@ -16,7 +16,7 @@ use std::{fmt, sync::Arc, task::Waker};
 
 use super::{
     ForkFn, Message,
-    ends::{Demand, Sender},
+    ends::{Demand, Sender, per_message},
     parcel::Parcel,
     pool::{Pool, RawEnvelope},
     queue::Answer,
@@ -100,7 +100,7 @@ impl<M: Message> Fan<M> {
     /// See [`Sender::poll`].
     pub(crate) fn poll(&self, demand: Demand, waker: &Waker) -> Answer {
         match demand {
-            Demand::Room(messages) => self.request(messages, messages),
+            Demand::Room(messages) => self.request(messages, messages.saturating_mul(per_message::<M>())),
             Demand::Message(envelopes) => self.request(1, envelopes),
             Demand::QueueRoom(_) | Demand::Blank | Demand::Reader => {}
         }
@@ -125,9 +125,10 @@ impl<M: Message> Fan<M> {
         }
         let is_met = match demand {
             Demand::Room(messages) => {
-                self.branches[self.lender].has_blanks(messages) && self.has_room(messages, messages)
+                let envelopes = messages.saturating_mul(per_message::<M>());
+                self.branches[self.lender].has_blanks(envelopes) && self.has_room(messages, envelopes)
             }
-            Demand::QueueRoom(messages) => self.has_room(messages, messages),
+            Demand::QueueRoom(messages) => self.has_room(messages, messages.saturating_mul(per_message::<M>())),
             Demand::Message(envelopes) => self.has_room(1, envelopes),
             Demand::Blank => self.branches[self.lender].has_blanks(1),
             Demand::Reader => true,
@@ -135,10 +136,11 @@ impl<M: Message> Fan<M> {
         if is_met { Answer::Yes } else { Answer::Wait }
     }
 
-    /// Records the request at all branches. Blank envelopes are sent in messages of one envelope each.
+    /// Records the request at all branches. The writer's blank envelopes are those that its messages certainly need.
     fn request(&self, messages: usize, envelopes: usize) {
         for (at, branch) in self.branches.iter().enumerate() {
-            branch.request(messages, if at == self.lender { messages } else { envelopes });
+            let blanks = messages.saturating_mul(per_message::<M>());
+            branch.request(messages, if at == self.lender { blanks } else { envelopes });
         }
     }
 

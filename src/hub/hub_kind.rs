@@ -7,7 +7,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// and how large they are.
 ///
 /// By default [`Flow::connect`](crate::Flow::connect) makes a queue of one message with two envelopes per location.
-/// For an operator that waits for several messages at once the queue holds that many, with one envelope more.
+/// For an operator that waits for several messages at once the queue holds that many, with one envelope more. Where a
+/// message can have several envelopes, there are as many times more.
 /// [`Flow::connect_with`](crate::Flow::connect_with) takes a `Hub` in place of these defaults.
 ///
 /// ```
@@ -129,7 +130,7 @@ impl Hub {
         Latest(())
     }
 
-    /// Sets the number of envelopes on each side. 0 is an error before the flow runs.
+    /// Sets the number of envelopes on each side. Fewer than a message certainly has is an error before the flow runs.
     #[must_use]
     pub fn envelopes(mut self, count: usize) -> Self {
         self.envelopes = Some(count);
@@ -161,14 +162,15 @@ impl Hub {
         }
     }
 
-    /// The default number of envelopes per location where operators wait for `needs` messages at once: `needs + 1`, so
-    /// that one is written while the others are read.
-    pub(crate) fn default_envelopes(self, needs: usize) -> usize {
-        match self.when_full {
+    /// The default number of envelopes per location, for messages of `each` envelopes, where operators wait for `needs`
+    /// messages at once: those of `needs + 1` messages, so that one is written while the others are read.
+    pub(crate) fn default_envelopes(self, needs: usize, each: usize) -> usize {
+        let messages = match self.when_full {
             WhenFull::Block => needs.saturating_add(1),
             // One for each message that it queues, one for the reader and one for the writer.
             _ => self.capacity.unwrap_or(DEFAULT_CAPACITY).saturating_add(2),
-        }
+        };
+        messages.saturating_mul(each)
     }
 }
 

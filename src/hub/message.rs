@@ -1,7 +1,7 @@
 //! [`Message`]: a value that travels between operators.
 
-use super::{event_names::EventNames, pool::RawEnvelope};
-use crate::stream::Ticket;
+use super::{Envelope, event_names::EventNames, pool::RawEnvelope};
+use crate::{memory::Plain, stream::Ticket};
 
 /// A value that travels between operators.
 ///
@@ -19,6 +19,8 @@ use crate::stream::Ticket;
 ///     pixels: Envelope<u8>,
 /// }
 /// ```
+///
+/// A writer gets blank envelopes for its messages from its output, see [`Output::blank`](crate::Output::blank).
 ///
 /// A message may also carry named events, which are points in the work of streams. A reader that has `#[input(event =
 /// "decoded")]` does not run before that event has passed.
@@ -47,9 +49,13 @@ pub trait Message: Send + 'static {
     /// Whether the message can contain envelopes, which a hub has to copy.
     const CARRIES_ENVELOPES: bool = false;
 
-    /// Size in bytes of one element of its envelopes.
+    /// Size in bytes of the largest element of its envelopes.
     #[doc(hidden)]
     const ELEMENT_BYTES: usize = 1;
+
+    /// How many envelopes a message can have. A hub has by default enough of them for its messages.
+    #[doc(hidden)]
+    const ENVELOPES: EnvelopeCount = if Self::CARRIES_ENVELOPES { EnvelopeCount::ANY } else { EnvelopeCount::NONE };
 
     /// Calls `visit` with every envelope of the message.
     fn envelopes(&mut self, visit: &mut dyn FnMut(&mut RawEnvelope)) {
@@ -110,6 +116,100 @@ pub trait Message: Send + 'static {
         drop(envelope);
         None
     }
+}
+
+/// A message that holds envelopes of `T`, so that its writer needs blank ones: see
+/// [`Output::blank`](crate::Output::blank).
+///
+/// Implemented for [`Envelope<T>`](crate::Envelope), and for vectors, boxes, options and arrays of such messages.
+/// `#[derive(Message)]` implements it where a field is marked `#[envelope]`. A message with envelopes of one type
+/// implements it for that type alone, so that the compiler infers `T`. A tuple, or a message with marked fields of
+/// several types, implements it for every `T`.
+///
+/// For a message that implements [`Message`] manually: `impl Carries<f32> for Mine {}`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` holds no envelopes of `{T}`",
+    label = "no blank envelopes of `{T}` for this message",
+    note = "in a message of your own, mark the field that holds them: \
+            `#[derive(wakeline::Message)] struct Frame {{ #[envelope] data: wakeline::Envelope<..> }}`"
+)]
+pub trait Carries<T: Plain> {}
+
+impl<T: Plain> Carries<T> for Envelope<T> {}
+impl<T: Plain, M: Carries<T>> Carries<T> for Vec<M> {}
+impl<T: Plain, M: Carries<T>> Carries<T> for Box<M> {}
+impl<T: Plain, M: Carries<T>> Carries<T> for Option<M> {}
+impl<T: Plain, M: Carries<T>, const N: usize> Carries<T> for [M; N] {}
+impl<T: Plain, A: Carries<T>> Carries<T> for (A,) {}
+impl<T: Plain, A: Message, B: Message> Carries<T> for (A, B) {}
+impl<T: Plain, A: Message, B: Message, C: Message> Carries<T> for (A, B, C) {}
+impl<T: Plain, A: Message, B: Message, C: Message, D: Message> Carries<T> for (A, B, C, D) {}
+
+/// The number of envelopes in a message of some type, as far as the type determines it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EnvelopeCount {
+    pub(crate) least: usize,
+    /// `None` if there is no limit.
+    pub(crate) most: Option<usize>,
+}
+
+#[allow(missing_docs)]
+impl EnvelopeCount {
+    pub const NONE: Self = Self { least: 0, most: Some(0) };
+    pub const ONE: Self = Self { least: 1, most: Some(1) };
+    pub const ANY: Self = Self { least: 0, most: None };
+
+    /// That of a message with both.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        let most = match (self.most, other.most) {
+            (Some(one), Some(other)) => Some(one.saturating_add(other)),
+            _ => None,
+        };
+        Self { least: self.least.saturating_add(other.least), most }
+    }
+
+    /// That of a message with either.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        let most = match (self.most, other.most) {
+            (Some(one), Some(other)) => Some(if one > other { one } else { other }),
+            _ => None,
+        };
+        Self { least: if self.least < other.least { self.least } else { other.least }, most }
+    }
+
+    /// That of a list of this length.
+    #[must_use]
+    pub const fn times(self, count: usize) -> Self {
+        let most = match self.most {
+            Some(most) => Some(most.saturating_mul(count)),
+            None if count == 0 => Some(0),
+            None => None,
+        };
+        Self { least: self.least.saturating_mul(count), most }
+    }
+
+    /// The number of envelopes that a message certainly needs, where there can be any: at least 1.
+    pub(crate) const fn certain(self) -> usize {
+        if self.least == 0 { 1 } else { self.least }
+    }
+
+    /// The number of envelopes that a hub has by default for each of its messages: at least 1.
+    pub(crate) const fn usual(self) -> usize {
+        match self.most {
+            Some(most) if most > 1 => most,
+            _ => self.certain(),
+        }
+    }
+}
+
+/// The larger of two element sizes.
+#[doc(hidden)]
+#[must_use]
+pub const fn larger_element(one: usize, other: usize) -> usize {
+    if one > other { one } else { other }
 }
 
 /// Any host data as a message.
@@ -181,6 +281,7 @@ impl Message for bytes::Bytes {
 
 impl<M: Message> Message for Vec<M> {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+    const ELEMENT_BYTES: usize = M::ELEMENT_BYTES;
     const VISITS_UNDER_LOCK: bool = M::VISITS_UNDER_LOCK;
     const EVENTS: &'static [&'static str] = M::EVENTS;
 
@@ -216,6 +317,8 @@ impl<T: Send + Sync + ?Sized + 'static> Message for std::sync::Arc<T> {
 
 impl<M: Message, const N: usize> Message for [M; N] {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+    const ELEMENT_BYTES: usize = M::ELEMENT_BYTES;
+    const ENVELOPES: EnvelopeCount = M::ENVELOPES.times(N);
     const VISITS_UNDER_LOCK: bool = M::VISITS_UNDER_LOCK;
     const EVENTS: &'static [&'static str] = M::EVENTS;
 
@@ -240,6 +343,8 @@ impl<M: Message, const N: usize> Message for [M; N] {
 
 impl<M: Message> Message for Box<M> {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+    const ELEMENT_BYTES: usize = M::ELEMENT_BYTES;
+    const ENVELOPES: EnvelopeCount = M::ENVELOPES;
     const VISITS_UNDER_LOCK: bool = M::VISITS_UNDER_LOCK;
     const EVENTS: &'static [&'static str] = M::EVENTS;
 
@@ -264,6 +369,8 @@ impl<M: Message> Message for Box<M> {
 
 impl<M: Message> Message for Option<M> {
     const CARRIES_ENVELOPES: bool = M::CARRIES_ENVELOPES;
+    const ELEMENT_BYTES: usize = M::ELEMENT_BYTES;
+    const ENVELOPES: EnvelopeCount = M::ENVELOPES.or(EnvelopeCount::NONE);
     const VISITS_UNDER_LOCK: bool = M::VISITS_UNDER_LOCK;
     const EVENTS: &'static [&'static str] = M::EVENTS;
 
@@ -293,6 +400,12 @@ macro_rules! tuple_messages {
     ($($name:ident),*) => {
         impl<$($name: Message),*> Message for ($($name,)*) {
             const CARRIES_ENVELOPES: bool = $($name::CARRIES_ENVELOPES ||)* false;
+            const ELEMENT_BYTES: usize = {
+                let bytes = 1;
+                $(let bytes = larger_element(bytes, $name::ELEMENT_BYTES);)*
+                bytes
+            };
+            const ENVELOPES: EnvelopeCount = EnvelopeCount::NONE$(.and($name::ENVELOPES))*;
             const VISITS_UNDER_LOCK: bool = $((!$name::CARRIES_ENVELOPES || $name::VISITS_UNDER_LOCK) &&)* true;
             const EVENTS: &'static [&'static str] = const { &EventNames::of_all(&[$($name::EVENTS),*]) }.get();
 
@@ -329,3 +442,47 @@ tuple_messages!(A);
 tuple_messages!(A, B);
 tuple_messages!(A, B, C);
 tuple_messages!(A, B, C, D);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn count(least: usize, most: Option<usize>) -> EnvelopeCount {
+        EnvelopeCount { least, most }
+    }
+
+    #[test]
+    fn a_type_says_how_many_envelopes_its_messages_have() {
+        #[derive(crate::Message)]
+        struct Frame {
+            _number: u64,
+            #[envelope]
+            _pixels: Envelope<u8>,
+            #[envelope]
+            _planes: [Envelope<u16>; 3],
+            #[envelope]
+            _preview: Option<Envelope<f64>>,
+        }
+        #[derive(crate::Message)]
+        enum Step {
+            Frames(#[envelope] Frame, #[envelope] Frame),
+            Other(#[envelope] Envelope<u8>),
+        }
+        #[derive(crate::Message)]
+        enum Maybe {
+            One(#[envelope] Envelope<u8>),
+            None,
+        }
+        assert_eq!(u64::ENVELOPES, count(0, Some(0)));
+        assert_eq!(Envelope::<u8>::ENVELOPES, count(1, Some(1)));
+        assert_eq!(Frame::ENVELOPES, count(4, Some(5)));
+        assert_eq!(Step::ENVELOPES, count(1, Some(10)));
+        assert_eq!(Maybe::ENVELOPES, count(0, Some(1)));
+        assert_eq!(<(u8, Frame, Box<Maybe>)>::ENVELOPES, count(4, Some(6)));
+        assert_eq!(Vec::<Frame>::ENVELOPES, count(0, None));
+        assert_eq!(<[Vec<Frame>; 0]>::ENVELOPES, count(0, Some(0)));
+        assert_eq!(<[Frame; usize::MAX]>::ENVELOPES, count(usize::MAX, Some(usize::MAX)));
+        assert_eq!(Frame::ELEMENT_BYTES, 8);
+        assert_eq!(Vec::<(u32, Maybe)>::ELEMENT_BYTES, 1);
+    }
+}

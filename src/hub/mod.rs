@@ -111,7 +111,9 @@ pub(crate) use fork::ForkFn;
 pub use fork::{Copier, Fork};
 pub(crate) use hub_kind::{CloneFn, DEFAULT_CAPACITY, at_least_one};
 pub use hub_kind::{Hub, HubKind, HubOf, Latest};
-pub use message::{Host, Message};
+pub use message::{Carries, Host, Message};
+#[doc(hidden)]
+pub use message::{EnvelopeCount, larger_element};
 pub use metadata::{MergePolicy, Metadata};
 pub use parcel::Since;
 pub use pool::RawEnvelope;

@@ -60,7 +60,7 @@ pub use inputs::Inputs;
 pub use linked::{Consume, LinkHandle, Linked, Modify, Peek, Produce};
 pub use local::LocalOperator;
 pub(crate) use output::ExternalSend;
-pub use output::{Offer, Output};
+pub use output::{BlankFuture, Offer, Output};
 #[doc(hidden)]
 pub use plan::{Binder, Plan, PortOptions};
 pub(crate) use plan::{PortDecl, PortKind};

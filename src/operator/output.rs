@@ -3,6 +3,8 @@
 use std::{
     fmt,
     future::poll_fn,
+    marker::PhantomData,
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -20,7 +22,7 @@ use crate::{
     condition::{Readiness, Room},
     error::{Error, ErrorKind, Result},
     hub::{
-        Envelope, Message, Outcome, Reply, SendError, TrySendError,
+        Carries, Envelope, Message, Outcome, Reply, SendError, TrySendError,
         end_waker::Interest,
         ends::Demand,
         external::{ExternalHandle, SentBy},
@@ -406,18 +408,50 @@ impl<M: Message> Output<M> {
     }
 }
 
-/// A future that waits for a blank envelope; dropping it removes its waker.
-struct WaitsForBlank<'a, M: Message>(&'a mut Output<M>);
-
-impl<M: Message> Drop for WaitsForBlank<'_, M> {
-    fn drop(&mut self) {
-        self.0.readers.leave_blanks();
-    }
-}
-
-impl<T: Plain> Output<Envelope<T>> {
-    /// Takes a blank envelope of the hub, to fill and to send. The first one of a run is available, because the port's
-    /// condition was ready; for a second one the call waits.
+impl<M: Message> Output<M> {
+    /// Takes a blank envelope of the hub, to fill and to send in a message: an [`Envelope`], or a message that holds
+    /// envelopes. Those that a message certainly needs, one for each `#[envelope]` field that is an envelope, are
+    /// available when a run begins, because the port's condition was ready; for a further one the call waits.
+    ///
+    /// All blank envelopes of an output have the same size in bytes, for elements of any type. Where the messages hold
+    /// envelopes of several types, the type is inferred from the use, or written: `blank::<f32>()`.
+    ///
+    /// ```
+    /// use wakeline::{Message, prelude::*};
+    ///
+    /// #[derive(Message)]
+    /// struct Frame {
+    ///     number: u64,
+    ///     #[envelope]
+    ///     pixels: Envelope<u8>,
+    /// }
+    ///
+    /// #[derive(Ports)]
+    /// struct CameraPorts {
+    ///     #[output(envelope_bytes = 4096)]
+    ///     frames: Output<Frame>,
+    /// }
+    ///
+    /// struct Camera(u64);
+    ///
+    /// impl Operator for Camera {
+    ///     type Ports = CameraPorts;
+    ///
+    ///     async fn compute(&mut self, ports: &mut CameraPorts, _cx: &mut Cx) -> Result<()> {
+    ///         let mut pixels = ports.frames.blank().await?;
+    ///         pixels.set_len(4096)?;
+    ///         pixels.write().await?.fill(self.0 as u8);
+    ///         self.0 += 1;
+    ///         ports.frames.send(Frame { number: self.0, pixels }).await
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # How many there are
+    /// By default a hub has as many envelopes on each side as its messages can have at most, times the number of
+    /// messages that it queues and one more. Where a message has a list of envelopes, that number is not known: set it
+    /// with [`Hub::envelopes`](crate::Hub::envelopes). A run that takes more than there are ends in a
+    /// [stall](ErrorKind::Stalled), whose text names the hub and the number it needs.
     ///
     /// # Errors
     /// [`Usage`](crate::ErrorKind::Usage) if the size of the hub's envelopes was not set;
@@ -425,34 +459,52 @@ impl<T: Plain> Output<Envelope<T>> {
     ///
     /// # Cancel safety
     /// An envelope is taken only when the future resolves: dropping the future loses none.
-    pub fn blank(&mut self) -> impl Future<Output = Result<Envelope<T>>> + Send {
-        async move {
-            if let Some(raw) = self.readers.blank()? {
-                return Ok(Envelope::of_raw(raw));
-            }
-            let context = self.context.clone();
-            let waits = WaitsForBlank(self);
-            poll_fn(|task| {
-                context.poll_port(RunWait::SENDS, task, |task| match waits.0.poll_blank(task) {
-                    Poll::Ready(blank) => Ok(blank),
-                    Poll::Pending => Err(Readiness::WAIT),
-                })
-            })
-            .await
-        }
+    pub fn blank<T: Plain>(&mut self) -> BlankFuture<'_, M, T>
+    where
+        M: Carries<T>,
+    {
+        BlankFuture { output: self, elements: PhantomData }
     }
 
-    pub(crate) fn poll_blank(&mut self, cx: &mut Context<'_>) -> Poll<Result<Envelope<T>>> {
-        loop {
-            if let Some(raw) = self.readers.blank()? {
-                return Poll::Ready(Ok(Envelope::of_raw(raw)));
-            }
-            match self.readers.poll(Demand::Blank, Interest::Change, cx.waker()) {
-                Answer::Yes => {}
-                Answer::Wait => return Poll::Pending,
-                Answer::Never => return Poll::Ready(Err(self.readers.closed())),
-            }
+    pub(crate) fn poll_blank<T: Plain>(&mut self, cx: &mut Context<'_>) -> Poll<Result<Envelope<T>>> {
+        self.readers.poll_blank(cx.waker()).map_ok(Envelope::of_raw)
+    }
+}
+
+/// The future of a blank envelope, from [`Output::blank`]. It is a type of its own so that a call for a message without
+/// envelopes is one error.
+#[must_use = "it does nothing unless it is awaited"]
+pub struct BlankFuture<'a, M: Message, T> {
+    output: &'a mut Output<M>,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<M: Message, T: Plain> Future for BlankFuture<'_, M, T> {
+    type Output = Result<Envelope<T>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Output { readers, context, .. } = &mut *self.output;
+        if let Some(raw) = readers.blank()? {
+            return Poll::Ready(Ok(Envelope::of_raw(raw)));
         }
+        let polled = context.poll_port(RunWait::SENDS, cx, |task| match readers.poll_blank(task.waker()) {
+            Poll::Ready(blank) => Ok(blank),
+            Poll::Pending => Err(Readiness::WAIT),
+        });
+        polled.map_ok(Envelope::of_raw)
+    }
+}
+
+/// Removes its waker.
+impl<M: Message, T> Drop for BlankFuture<'_, M, T> {
+    fn drop(&mut self) {
+        self.output.readers.leave_blanks();
+    }
+}
+
+impl<M: Message, T> fmt::Debug for BlankFuture<'_, M, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BlankFuture").field(&self.output).finish()
     }
 }
 

@@ -147,7 +147,7 @@ impl<M: Message> WorkerPort for Output<M> {
 }
 
 impl<M: Message> SectionOutput for Output<M> {
-    fn blank(&mut self) -> Result<Blank> {
+    fn take_blank(&mut self) -> Result<Blank> {
         if self.readers.blanks().is_err() {
             return Ok(Blank::NoPool);
         }

@@ -7,7 +7,7 @@ use super::{operator_streams::OperatorStreams, run_context::RunContext};
 use crate::{
     condition::{IntoCondition, MessageRequirement, Need, OnPorts, PortId, Room, When},
     error::{Error, ErrorKind, Result},
-    hub::{Hub, Message, Since, chunks::roles::Role},
+    hub::{EnvelopeCount, Hub, Message, Since, chunks::roles::Role},
 };
 
 /// The direction of a port, and how many hubs it can have.
@@ -29,6 +29,8 @@ pub(crate) struct PortDecl {
     /// Each message is an envelope and nothing else.
     pub(crate) is_envelope: bool,
     pub(crate) element_bytes: usize,
+    /// In each message.
+    pub(crate) envelopes: EnvelopeCount,
     /// The condition of an input, from its attribute.
     pub(crate) need: Need,
     /// What an input requires of a message besides its arrival.
@@ -59,6 +61,7 @@ impl Plan {
             carries_envelopes: M::CARRIES_ENVELOPES,
             is_envelope: M::IS_ENVELOPE,
             element_bytes: M::ELEMENT_BYTES,
+            envelopes: M::ENVELOPES,
             need: options.need,
             requirement: options.requirement,
             room: options.room,
@@ -75,6 +78,7 @@ impl Plan {
             carries_envelopes: false,
             is_envelope: false,
             element_bytes: 1,
+            envelopes: EnvelopeCount::NONE,
             need: options.need,
             requirement: options.requirement,
             room: options.room,

@@ -3,7 +3,11 @@
 //! Most outputs have one reader, and pay only for the check of the variant: the single-hub path of each poll is inlined,
 //! while the others are not (`inline(never)`), since they would use up the caller's registers.
 
-use std::{fmt, sync::Arc, task::Waker};
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Poll, Waker},
+};
 
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -66,6 +70,20 @@ impl<M: Message> Readers<M> {
     pub(super) fn poll_send(&mut self, message: &mut M, waker: &Waker) -> Answer {
         let demand = Demand::Message(if let Self::Several(_) = self { fan::envelopes_in(message) } else { 1 });
         self.poll(demand, Interest::Change, waker)
+    }
+
+    /// Takes a blank envelope, and waits for one if none is free.
+    pub(super) fn poll_blank(&mut self, waker: &Waker) -> Poll<Result<RawEnvelope>> {
+        loop {
+            if let Some(blank) = self.blank()? {
+                return Poll::Ready(Ok(blank));
+            }
+            match self.poll(Demand::Blank, Interest::Change, waker) {
+                Answer::Yes => {}
+                Answer::Wait => return Poll::Pending,
+                Answer::Never => return Poll::Ready(Err(self.closed())),
+            }
+        }
     }
 
     /// Stops waiting for a blank envelope. The waker of a hub's writer stays registered for the reader's close.

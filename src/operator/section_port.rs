@@ -46,7 +46,7 @@ pub trait SectionInput {
 #[allow(missing_docs)]
 pub trait SectionOutput {
     /// Takes a blank envelope of the hub; [`Blank`] says why there is none.
-    fn blank(&mut self) -> Result<Blank>;
+    fn take_blank(&mut self) -> Result<Blank>;
     /// Sends the envelope, once it is [flushed](super::AnyPort::poll_flush).
     fn send(&mut self, envelope: RawEnvelope, section: &SectionContext) -> Result<()>;
     /// Creates an end for the operator in a capture, which works on `stream`.

@@ -348,7 +348,7 @@ impl SectionRun {
                 continue;
             };
             let member = &mut members[edge.member];
-            let blank = with_port(member, edge.port, |port| port.section_output().map(|output| output.blank()))?;
+            let blank = with_port(member, edge.port, |port| port.section_output().map(|output| output.take_blank()))?;
             blanks.push(Some(match blank {
                 Blank::Taken(envelope) if envelope.memory().bytes() >= output.bytes => envelope,
                 // The operator sends memory of its own, which may be larger than the hub's envelopes.
