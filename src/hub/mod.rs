@@ -15,59 +15,10 @@
 //! reader works on one message, the next is being copied. Only the valid part is copied. An envelope that the reader
 //! passes on into a further hub still belongs to this hub and returns to its pool after its last reader there.
 //!
-//! # The way of a message
-//!
-//! From `send` in one operator to the next operator's `compute` on another device, a message is handed through ten types
-//! in eight files: Output, Parcel, Readers, Sender, HubCore, Queue, Slot, Receiver, InputQueue, Input. Files without a
-//! folder are in this one. Types in brackets work beside the way; the message does not pass them. While a call or a
-//! future holds the message, it does so in a `DiscardOnDrop` (`sync/wakes.rs`): an `Option` that contains a panic of the
-//! message's destructor.
-//!
-//! ```text
-//!   send     Output (operator/output.rs)      makes a Parcel (parcel.rs): the message and its header, with the run's load
-//!              v
-//!            Readers (operator/readers.rs)    one Sender (ends.rs), the writer's end: a reference to the HubCore. With
-//!              v                              several readers a [Fan] (fan.rs) forks the message for all but one of them
-//!            HubCore::try_send (core.rs)      are the envelopes where the hub expects them, and is there room? Without
-//!              │                              room the message stays at the output, which waits
-//!              │                              Parcel::depart: [RawEnvelope]::depart commits the uses and sets the ticket
-//!              │
-//!              ├── nothing is to be moved ──> push as ready
-//!              │
-//!              │  The queue blocks its writer, none of its messages waits to be moved, and the hub is not stepped:
-//!              ├── yes ──> move; if an envelope is free for each, push as ready; otherwise push, and move later
-//!              └── no ───> push, then move: now, or when an envelope returns (`pump`), or in a step of a flow that runs
-//!                          in steps. `Queue::begin_move` takes the message out of its slot, `Queue::end_move` puts it
-//!                          back as ready, and wakes the reader
-//!
-//!   move     HubCore::move_message (core.rs)  for each [RawEnvelope] (pool.rs) of the message:
-//!              [Pool]::take (pool.rs)         an envelope at the reader's location. There is none: the message waits
-//!              [transfer::copy]               memory/transfer.rs enqueues the copy on the hub's [Stream] of a [Backend]
-//!                                             the copy's uses are committed, and the new envelope replaces the old one,
-//!                                             which returns to its pool once the message is pushed or put back
-//!
-//!   push     Queue::push (queue.rs)           under its lock, into a Slot. If the message is ready, the reader's
-//!              v                              [EndWaker] (end_waker.rs) is woken after it
-//!   wait     the task of the [OperatorTask] (operator/operator_task.rs) is woken: `poll_next` (operator/run_loop/next_run.rs)
-//!            polls the ports through [OperatorRuns] (operator/cx.rs), and claims what the run needs; the [RunLoop]
-//!            (operator/run_loop.rs) begins the run. At an input: Input::poll_ready (operator/input.rs) ──>
-//!            InputQueue::poll (operator/input_queue.rs) ──> Receiver::poll (ends.rs) ──> Queue::poll_message; then
-//!            Input::claim ──> InputQueue::claim
-//!              v
-//!            `compute` begins
-//!              v
-//!   take     Input::take ──> InputQueue::take ──> HubCore::take, through the Receiver ──> Queue::take, under its lock
-//!              v                              the writer's [EndWaker] is woken after it
-//!            Parcel::take_ticket              the ticket goes to the port's [TakenTickets]: the operator's stream waits for
-//!                                             it if the message carries no envelope. The load of the header goes to the
-//!                                             [RunContext] (operator/run_context.rs)
-//! ```
-//!
-//! Nothing waits for the copy: the memory's record of uses orders the reader's work after it. An envelope that is
-//! dropped returns its memory to its pool, which calls its hub: the hub moves a message that waits for an envelope.
-//!
 //! A [`ChunkHub`] is the other kind of hub: several links, at several locations, produce, consume, peek at and modify
 //! its chunks. It needs no flow.
+
+// The way of a message from one operator to the next is drawn in `core.rs`.
 
 pub(crate) mod build;
 pub(crate) mod chunks;

@@ -21,35 +21,8 @@
 //! other devices (`memory::uses::Uses`).
 //!
 //! The loss of another device taints tickets, too: see `taint.rs`.
-//!
-//! # The path of a completion
-//!
-//! ```text
-//!   enqueue           Stream::enqueue (enqueue.rs) ── under the lock on Order (order.rs) ──> Ticket (stream.rs)
-//!                                                                                               │
-//!   mark              Ticket::commit ──> Stream::mark: an event is recorded behind the ticket ──> Mark (mark.rs)
-//!                         │ at once in `Stream::completed`; in `Ticket::completed` at the first poll, after `register`
-//!   register          Completed (completed.rs) ── polled: waker and ticket ──> Completion (completion.rs)
-//!                         │ the waiter with the lowest ticket is the front, and continues
-//!   query             WaitStrategy (wait_strategy.rs) asks StreamInner::query (stream.rs): has the
-//!                         │ mark's event passed? ── yes ──────────────────────────────────────────────┐
-//!                         │ no: it chooses the next source                                            │
-//!                         ├── POLL: the task itself, polled again ────────> query ────────────────────┤
-//!                         ├── SCAN: CompletionMonitor (monitor.rs) ───────> query ────────────────────┤
-//!                         ├── SLEEP: the monitor's alarm ──> Completion::wake ──> Completed ──> query ┤
-//!                         ├── CALLED: a host callback ──> Completion::wake ──> Completed ──> query ───┤
-//!                         └── in any case, the monitor's tick ────────────> query ────────────────────┤
-//!                                                                                                     v
-//!   notify            wakers of all waiters up to the mark's ticket, and of the next front <── Completion::advance
-//!                         │                                                                (completion.rs)
-//!                         └──> Completed, polled again: passed, or the error of a lost device
-//! ```
-//!
-//! An operator's waker is its OperatorTask's (operator/operator_task.rs). `Monitored`, through which the monitor polls a stream,
-//! is implemented in wait_strategy.rs.
-//!
-//! A query that finds the device lost goes to `Streams::observe` (streams.rs), which fails the waiters of all streams
-//! of the device: `Completion::fail`.
+
+// The path of a completion is drawn in `completed.rs`.
 
 mod backlog;
 pub(crate) mod capture;
