@@ -160,7 +160,7 @@ pub mod __private {
         },
         kernel::{Registered, kernel},
         memory::{
-            launch::Call,
+            launch::{Call, PassAny, PassKernelType, ScalarOf},
             shape::{Extent, SliceLength},
         },
         operator::{AnyPort, Binder, InputPort, LinkPort, OutputPort, Plan, Port, PortOptions},

@@ -30,9 +30,37 @@ impl Errors {
     }
 }
 
-/// The generated code, or a `compile_error!` for each error.
-pub(crate) fn or_report(expanded: syn::Result<TokenStream>) -> TokenStream {
-    expanded.unwrap_or_else(syn::Error::into_compile_error)
+/// The code generated for `item`; or a `compile_error!` for each error, and the stub, without which the code that uses the
+/// item would not compile either: a mistake is one error, and not one at each use.
+pub(crate) fn or_report(
+    item: TokenStream,
+    expand: fn(TokenStream) -> syn::Result<TokenStream>,
+    stub: fn(TokenStream) -> TokenStream,
+) -> TokenStream {
+    expand(item.clone()).unwrap_or_else(|error| {
+        let mut tokens = error.into_compile_error();
+        tokens.extend(stub(item));
+        tokens
+    })
+}
+
+/// Tokens of the user's as they would be written: `Input<Vec<u32>>`.
+pub(crate) fn shown(tokens: impl ToTokens) -> String {
+    let mut text = tokens.to_token_stream().to_string();
+    for (spaced, written) in [
+        (" < ", "<"),
+        (" <", "<"),
+        ("< ", "<"),
+        (" >", ">"),
+        (" ,", ","),
+        (" ::", "::"),
+        (":: ", "::"),
+        ("& ", "&"),
+        (" ;", ";"),
+    ] {
+        text = text.replace(spaced, written);
+    }
+    text
 }
 
 /// The span for generated code about some tokens of the user's: an error in it points at them, yet its names are the

@@ -15,13 +15,22 @@ mod signature;
 mod source;
 
 use proc_macro2::TokenStream;
-use quote::quote;
-use syn::ItemFn;
+use quote::{format_ident, quote};
+use syn::{FnArg, ItemFn, PatType, Type};
 
 use self::{launcher::Launcher, source::KernelOptions};
 use crate::errors::Errors;
 
-pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> syn::Result<TokenStream> {
+pub(crate) fn expand_or_report(attribute: TokenStream, item: TokenStream) -> TokenStream {
+    expand(attribute, item.clone()).unwrap_or_else(|error| {
+        let (mut tokens, stub) = (error.into_compile_error(), stub(&item));
+        tokens.extend(kept(item));
+        tokens.extend(stub);
+        tokens
+    })
+}
+
+fn expand(attribute: TokenStream, item: TokenStream) -> syn::Result<TokenStream> {
     let mut errors = Errors::default();
     let options = errors.keep(syn::parse2::<KernelOptions>(attribute)).unwrap_or_default();
     let function = read_function(item.clone());
@@ -37,7 +46,7 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> syn::Result<T
 
 /// The part of the item that is emitted if the macro fails. A function is kept, so that its callers do not fail as
 /// well, but not one that the compiler would reject for the reason already reported.
-pub(crate) fn kept(item: TokenStream) -> TokenStream {
+fn kept(item: TokenStream) -> TokenStream {
     let refused = match read_function(item.clone()) {
         Ok(function) => function.sig.receiver().is_some(),
         Err(_) => {
@@ -45,6 +54,60 @@ pub(crate) fn kept(item: TokenStream) -> TokenStream {
         }
     };
     if refused { TokenStream::new() } else { item }
+}
+
+/// The type that launches a kernel with a mistake: its functions take any arguments, as many as the kernel.
+fn stub(item: &TokenStream) -> TokenStream {
+    let Ok(function) = read_function(item.clone()) else { return TokenStream::new() };
+    let ItemFn { vis, sig, attrs, .. } = &function;
+    if sig.receiver().is_some() {
+        // Within an `impl`, where no type can be declared.
+        return TokenStream::new();
+    }
+    let name = &sig.ident;
+    let cfgs: Vec<_> = attrs.iter().filter(|attribute| attribute.path().is_ident("cfg")).collect();
+    let types: Vec<_> = (0..sig.inputs.len()).map(|at| format_ident!("Argument{at}")).collect();
+    // References, so that a mutable one is borrowed again and not moved.
+    let arguments: Vec<_> = sig
+        .inputs
+        .iter()
+        .zip(&types)
+        .map(|(input, ty)| match input {
+            FnArg::Typed(PatType { ty: of, .. }) => match &**of {
+                Type::Reference(reference) if reference.mutability.is_some() => quote!(&mut #ty),
+                Type::Reference(_) => quote!(&#ty),
+                _ => quote!(#ty),
+            },
+            FnArg::Receiver(_) => quote!(#ty),
+        })
+        .collect();
+    quote! {
+        #(#cfgs)*
+        #[allow(non_camel_case_types, unreachable_pub, dead_code)]
+        #vis enum #name {}
+
+        #(#cfgs)*
+        #[allow(unreachable_pub, dead_code, clippy::too_many_arguments)]
+        const _: () = {
+            impl #name {
+                #vis fn launch<#(#types),*>(_: &::wakeline::Stream, #(_: #arguments),*) -> ::wakeline::Result<()> {
+                    ::core::unreachable!()
+                }
+
+                #vis fn launch_with<#(#types),*>(
+                    _: ::wakeline::kernel::Grid,
+                    _: &::wakeline::Stream,
+                    #(_: #arguments),*
+                ) -> ::wakeline::Result<()> {
+                    ::core::unreachable!()
+                }
+
+                #vis fn kernel() -> ::wakeline::kernel::Kernel {
+                    ::core::unreachable!()
+                }
+            }
+        };
+    }
 }
 
 fn read_function(item: TokenStream) -> syn::Result<ItemFn> {
@@ -120,7 +183,7 @@ mod tests {
             (quote!(unsafe(cuda = 3)), "known to the compiler"),
             (quote!(unsafe(cuda = "a", ptx = "b")), "only one source is allowed"),
             (quote!(unsafe(cuda = "a"), unsafe(ptx = "b")), "only one source is allowed"),
-            (quote!(file = "a"), "there is no source `file`"),
+            (quote!(file = "a"), "there is no option `file`"),
         ] {
             let messages = messages(expand(
                 attribute,

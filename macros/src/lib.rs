@@ -72,7 +72,7 @@ use proc_macro::TokenStream;
 /// may outlive borrowed data.
 #[proc_macro_derive(Ports, attributes(input, output, produce, consume, peek, modify, ports))]
 pub fn derive_ports(item: TokenStream) -> TokenStream {
-    errors::or_report(ports::expand(item.into())).into()
+    errors::or_report(item.into(), ports::expand, ports::stub).into()
 }
 
 /// Makes a struct or an enum a message, which ports can carry.
@@ -98,7 +98,7 @@ pub fn derive_ports(item: TokenStream) -> TokenStream {
 /// `Clone`.
 #[proc_macro_derive(Message, attributes(envelope, event))]
 pub fn derive_message(item: TokenStream) -> TokenStream {
-    errors::or_report(message::expand(item.into())).into()
+    errors::or_report(item.into(), message::expand, message::stub).into()
 }
 
 /// Declares a kernel: one signature, with device code for a GPU and a Rust body for the emulated device.
@@ -192,12 +192,5 @@ pub fn derive_message(item: TokenStream) -> TokenStream {
 /// The two launches take device memory (`&Buffer<T>`, `&mut Envelope<T>`, ..) where the function takes slices.
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
-    let item = proc_macro2::TokenStream::from(item);
-    kernel::expand(attribute.into(), item.clone())
-        .unwrap_or_else(|error| {
-            let mut tokens = error.into_compile_error();
-            tokens.extend(kernel::kept(item));
-            tokens
-        })
-        .into()
+    kernel::expand_or_report(attribute.into(), item.into()).into()
 }

@@ -14,7 +14,9 @@ use crate::errors::{self, Errors};
 
 pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
     let item: DeriveInput = syn::parse2(item)?;
-    let mut variants = read(&item)?;
+    let mut errors = Errors::default();
+    let mut variants = read(&item, &mut errors);
+    errors.finish()?;
     if crate::fork::is_packed(&item) {
         // The fields of a packed struct cannot be borrowed.
         variants.iter_mut().for_each(|variant| variant.others.clear());
@@ -125,6 +127,31 @@ fn list_element(ty: &Type) -> &Type {
             }
         }
         _ => ty,
+    }
+}
+
+/// Stands in for the code of a type with a mistake: a message with the events that could be read.
+pub(crate) fn stub(item: TokenStream) -> TokenStream {
+    let Ok(item) = syn::parse2::<DeriveInput>(item) else { return TokenStream::new() };
+    let name = &item.ident;
+    let variants = read(&item, &mut Errors::default());
+    let marked: Vec<_> = variants.iter().flat_map(|variant| &variant.envelopes).map(|(_, ty)| ty).collect();
+    let events = variants.iter().flat_map(|variant| &variant.events).map(|event| &event.name);
+    let generics = bounded(item.generics.clone(), &[]);
+    let (impl_generics, ty_generics, where_clause) = generics.split_for_impl();
+    let carries = carries(name, &generics, &marked);
+    quote_spanned! {Span::mixed_site()=>
+        impl #impl_generics ::wakeline::Message for #name #ty_generics #where_clause {
+            const EVENTS: &'static [&'static str] = &[#(#events),*];
+        }
+
+        #carries
+
+        impl #impl_generics ::wakeline::Fork for #name #ty_generics #where_clause {
+            fn fork(&self, _: &mut ::wakeline::hub::Copier<'_>) -> ::wakeline::Result<Self> {
+                ::core::unreachable!()
+            }
+        }
     }
 }
 
@@ -277,27 +304,25 @@ impl Variant {
     }
 }
 
-fn read(item: &DeriveInput) -> syn::Result<Vec<Variant>> {
-    let mut errors = Errors::default();
-    misplaced(&item.attrs, &mut errors);
+fn read(item: &DeriveInput, errors: &mut Errors) -> Vec<Variant> {
+    misplaced(&item.attrs, errors);
     let mut variants = Vec::new();
     match &item.data {
         Data::Struct(data) => {
-            variants.push(Variant::read(quote!(Self), &data.fields, &mut errors));
+            variants.push(Variant::read(quote!(Self), &data.fields, errors));
         }
         Data::Enum(data) => {
             for variant in &data.variants {
-                misplaced(&variant.attrs, &mut errors);
+                misplaced(&variant.attrs, errors);
                 let name = &variant.ident;
-                variants.push(Variant::read(quote!(Self::#name), &variant.fields, &mut errors));
+                variants.push(Variant::read(quote!(Self::#name), &variant.fields, errors));
             }
         }
         Data::Union(data) => {
             errors.at(data.union_token, "a union cannot be a message: it is unknown which of its fields is valid");
         }
     }
-    errors.finish()?;
-    Ok(variants)
+    variants
 }
 
 /// A number, a `char` or a `bool`, or an array of them: it has no heap data.

@@ -1,12 +1,12 @@
 //! One launch: collects the arguments, orders and enqueues the work, and notes the uses. Called by code that
 //! `#[kernel]` generates.
 
-use std::fmt;
+use std::{fmt, marker::PhantomData};
 
 use smallvec::SmallVec;
 
 use super::{
-    DeviceSlice, DeviceSliceMut,
+    DeviceSlice, DeviceSliceMut, Plain,
     buffer::Access,
     shape::{Dimensions, Shape},
     use_lock::UseLockGuard,
@@ -41,11 +41,11 @@ impl<'a> Call<'a> {
         Self { def, stream, shape: shape.into(), args: SmallVec::new() }
     }
 
-    pub fn slice<T: KernelType, S: DeviceSlice<T> + ?Sized>(&mut self, slice: &'a S) {
+    pub fn slice<T: Plain, S: DeviceSlice<T> + ?Sized>(&mut self, slice: &'a S) {
         self.push::<T>(Access::Read(slice.view()));
     }
 
-    pub fn slice_mut<T: KernelType, S: DeviceSliceMut<T> + ?Sized>(&mut self, slice: &'a mut S) {
+    pub fn slice_mut<T: Plain, S: DeviceSliceMut<T> + ?Sized>(&mut self, slice: &'a mut S) {
         self.push::<T>(Access::Write(slice.view_mut()));
     }
 
@@ -137,6 +137,43 @@ impl<'a> Call<'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// Passes a scalar of a user's type. `(&ScalarOf::<T>::NEW).pass(..)` is [`PassKernelType`]'s method where `T` is a
+/// [`KernelType`]. Otherwise the kernel's definition does not compile, and [`PassAny`]'s method keeps the launches from
+/// repeating that error.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct ScalarOf<T>(PhantomData<T>);
+
+#[allow(missing_docs)]
+impl<T> ScalarOf<T> {
+    pub const NEW: Self = Self(PhantomData);
+}
+
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub trait PassKernelType<T> {
+    fn pass<'a>(&self, call: &mut Call<'a>, value: &'a T);
+}
+
+impl<T: KernelType> PassKernelType<T> for ScalarOf<T> {
+    #[inline]
+    fn pass<'a>(&self, call: &mut Call<'a>, value: &'a T) {
+        call.scalar(value);
+    }
+}
+
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub trait PassAny<T> {
+    fn pass<'a>(&self, call: &mut Call<'a>, value: &'a T);
+}
+
+impl<T> PassAny<T> for &ScalarOf<T> {
+    fn pass<'a>(&self, _call: &mut Call<'a>, _value: &'a T) {
+        unreachable!("the kernel's definition does not compile")
     }
 }
 

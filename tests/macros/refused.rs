@@ -1,4 +1,4 @@
-//! What the macros refuse: each file of `refused` has the compiler's message beside it. After an intended change:
+//! What the macros refuse: each file of `refused` and of `one_error` has the compiler's message beside it. After an intended change:
 //! `OVERWRITE=1 cargo test -p wakeline-macro-tests`, and read the difference as a user would.
 //!
 //! Each file goes to the compiler with the library as Cargo has just built it. trybuild would build the library and its dependencies
@@ -16,17 +16,16 @@ use std::{
 /// The release whose messages these are. Their words change from release to release: of another one only the number of errors is
 /// compared.
 const RELEASE: &str = "rustc 1.95.";
+/// Programs with one mistake in a declaration that the rest of the program uses: the mistake is the only error.
+const ONE_ERROR: &str = "one_error";
 const ROOT: &str = "../..";
 /// This package's folder there.
 const FOLDER: &str = "tests/macros";
 
 #[test]
 fn what_is_refused_says_what_to_write_instead() {
-    let mut sources: Vec<PathBuf> =
-        fs::read_dir("refused").unwrap().map(|entry| Path::new("refused").join(entry.unwrap().file_name())).collect();
-    sources.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    let mut sources = [sources("refused"), sources(ONE_ERROR)].concat();
     sources.sort();
-    assert!(!sources.is_empty());
     let (compiler, next) = (Compiler::new(), AtomicUsize::new(0));
     compiler.assert_accepts_valid_code();
     let workers = thread::available_parallelism().map_or(1, |cores| cores.get());
@@ -42,7 +41,16 @@ fn what_is_refused_says_what_to_write_instead() {
     assert!(problems.is_empty(), "{} of {} files:\n{text}", problems.len(), sources.len());
 }
 
+fn sources(folder: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut sources: Vec<PathBuf> = entries.map(|entry| Path::new(folder).join(entry.unwrap().file_name())).collect();
+    sources.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    assert!(!sources.is_empty());
+    sources
+}
+
 enum Problem {
+    SeveralErrors { source: PathBuf, actual: String },
     Accepted { source: PathBuf },
     Differs { expected: PathBuf, actual: String, line: usize },
 }
@@ -50,6 +58,9 @@ enum Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::SeveralErrors { source, actual } => {
+                writeln!(f, "\n{}: more than one error for one mistake:\n{actual}", source.display())
+            }
             Self::Accepted { source } => writeln!(f, "\n{} compiles", source.display()),
             Self::Differs { expected, actual, line } => {
                 writeln!(f, "\n{}: another message, from line {line} on:\n{actual}", expected.display())
@@ -114,12 +125,15 @@ impl Compiler {
             return Err(Problem::Accepted { source: source.to_owned() });
         }
         let (actual, expected) = (shown(&String::from_utf8(output.stderr).unwrap()), source.with_extension("stderr"));
+        let errors = |text: &str| text.lines().filter(|line| line.starts_with("error")).count();
+        if source.starts_with(ONE_ERROR) && errors(&actual) != 1 {
+            return Err(Problem::SeveralErrors { source: source.to_owned(), actual });
+        }
         if env::var_os("OVERWRITE").is_some() {
             fs::write(&expected, &actual).unwrap();
             return Ok(());
         }
         let known = fs::read_to_string(&expected).unwrap_or_default();
-        let errors = |text: &str| text.lines().filter(|line| line.starts_with("error")).count();
         if known == actual || !self.is_same_release && errors(&known) == errors(&actual) {
             return Ok(());
         }

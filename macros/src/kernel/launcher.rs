@@ -164,17 +164,12 @@ impl Launcher<'_> {
         let pass = self.arguments.iter().map(|Argument { name, kind, ty }| match kind {
             ArgumentKind::Slice => quote_spanned!(errors::at(ty)=> call.slice::<#ty, _>(#name);),
             ArgumentKind::SliceMut => quote_spanned!(errors::at(ty)=> call.slice_mut::<#ty, _>(#name);),
-            ArgumentKind::Scalar => quote_spanned!(errors::at(ty)=> call.scalar::<#ty>(&#name);),
+            ArgumentKind::Scalar if is_number(ty) => quote_spanned!(errors::at(ty)=> call.scalar::<#ty>(&#name);),
+            // The definition reports a type that is none of a kernel's; here, it is not one more error.
+            ArgumentKind::Scalar => quote_spanned! {errors::at(ty)=>
+                (&::wakeline::__private::ScalarOf::<#ty>::NEW).pass(&mut call, &#name);
+            },
         });
-        // Assumed here, since the definition reports an argument of a wrong type. Behind a `for<'..>`, the compiler
-        // does not check a bound at the declaration.
-        let bounds: Vec<_> = self
-            .arguments
-            .iter()
-            .filter(|argument| !is_number(&argument.ty))
-            .map(|Argument { ty, .. }| quote!(for<'__kernel> #ty: ::wakeline::kernel::KernelType))
-            .collect();
-        let assumed = (!bounds.is_empty()).then(|| quote!(where #(#bounds),*));
         let enqueue = match &self.options.over {
             Some(_) => quote_spanned!(site=> call.enqueue_over(&over)),
             None => quote_spanned!(site=> call.enqueue()),
@@ -201,7 +196,6 @@ impl Launcher<'_> {
             /// # Errors
             /// Memory of another device, device code that does not load, or a device that is lost.
             #vis fn #launch(stream: &::wakeline::Stream, #(#parameters),*) -> ::wakeline::Result<()>
-            #assumed
             {
                 Self::#launch_with(
                     <::wakeline::kernel::Grid as ::core::default::Default>::default(),
@@ -219,8 +213,9 @@ impl Launcher<'_> {
                 stream: &::wakeline::Stream,
                 #(#parameters),*
             ) -> ::wakeline::Result<()>
-            #assumed
             {
+                #[allow(unused_imports)]
+                use ::wakeline::__private::{PassAny as _, PassKernelType as _};
                 #over
                 let mut call = ::wakeline::__private::Call::new(&__WAKELINE_KERNEL, stream, grid);
                 #(#pass)*

@@ -5,7 +5,7 @@
 //! expression is left as it was written.
 
 use proc_macro2::{Span, TokenStream};
-use quote::{ToTokens, quote_spanned};
+use quote::quote_spanned;
 use syn::{
     BinOp, Expr, ExprBinary, Ident, Token, bracketed,
     ext::IdentExt,
@@ -36,7 +36,7 @@ impl Parse for Over {
         input.parse::<Token![=]>()?;
         if !input.peek(Bracket) {
             let extent: Expr = input.parse()?;
-            let shown = extent.to_token_stream();
+            let shown = errors::shown(&extent);
             return Err(syn::Error::new_spanned(extent, format!("{FORM}; write `over = [{shown}]`")));
         }
         let inside;

@@ -1,9 +1,8 @@
 //! The signature of a kernel: which functions are allowed, and their arguments.
 
-use quote::ToTokens;
 use syn::{FnArg, Ident, Pat, ReturnType, Safety, Signature, Type};
 
-use crate::errors::Errors;
+use crate::errors::{Errors, shown};
 
 pub(super) struct Argument {
     pub(super) name: Ident,
@@ -77,8 +76,9 @@ fn argument(input: &FnArg, errors: &mut Errors) -> Option<Argument> {
             None
         }
     };
+    let name = name?;
     let (kind, ty) = kind_of(&typed.ty, errors)?;
-    Some(Argument { name: name?, kind, ty })
+    Some(Argument { name, kind, ty })
 }
 
 fn kind_of(ty: &Type, errors: &mut Errors) -> Option<(ArgumentKind, Type)> {
@@ -93,9 +93,9 @@ fn kind_of(ty: &Type, errors: &mut Errors) -> Option<(ArgumentKind, Type)> {
             }
             let kind = if reference.mutability.is_some() { ArgumentKind::SliceMut } else { ArgumentKind::Slice };
             match strip(&reference.elem) {
-                Type::Slice(slice) => return Some((kind, (*slice.elem).clone())),
+                Type::Slice(slice) => return has_name(&slice.elem, errors).then(|| (kind, (*slice.elem).clone())),
                 Type::Array(array) => {
-                    let elem = array.elem.to_token_stream();
+                    let elem = shown(&array.elem);
                     let mutability = reference.mutability.map_or("", |_| "mut ");
                     errors.at(ty, format!("{BY_VALUE}: write `&{mutability}[{elem}]`, a slice of any length"));
                 }
@@ -110,7 +110,7 @@ fn kind_of(ty: &Type, errors: &mut Errors) -> Option<(ArgumentKind, Type)> {
             None
         }
         Type::Slice(slice) => {
-            let elem = slice.elem.to_token_stream();
+            let elem = shown(&slice.elem);
             errors.at(ty, format!("{BY_VALUE}: write `&[{elem}]` or `&mut [{elem}]`"));
             None
         }
@@ -127,8 +127,45 @@ fn kind_of(ty: &Type, errors: &mut Errors) -> Option<(ArgumentKind, Type)> {
             );
             None
         }
-        value => Some((ArgumentKind::Scalar, value.clone())),
+        value => has_name(value, errors).then(|| (ArgumentKind::Scalar, value.clone())),
     }
+}
+
+/// Refuses the types of Rust that are known to have no equivalent in CUDA C++; the compiler finds the others.
+fn has_name(ty: &Type, errors: &mut Errors) -> bool {
+    let name = match ty {
+        Type::Paren(inner) => return has_name(&inner.elem, errors),
+        Type::Group(inner) => return has_name(&inner.elem, errors),
+        Type::Array(_) | Type::Tuple(_) => {
+            let written = shown(ty);
+            errors.at(
+                ty,
+                format!(
+                    "`{written}` has no name in CUDA C++: make it a field of a struct with `#[derive(KernelStruct)]`"
+                ),
+            );
+            return false;
+        }
+        Type::Path(path) => match path.path.segments.last() {
+            Some(last) => last.ident.to_string(),
+            None => return true,
+        },
+        _ => return true,
+    };
+    let instead = match name.as_str() {
+        "bool" => {
+            "use `u8`; device code could leave a `bool` that is neither 0 nor 1, which is undefined behaviour in Rust"
+        }
+        "char" => "use `u32`, and `char::from_u32` on the host",
+        "i128" | "u128" => "use two 64-bit numbers",
+        "String" | "OsString" | "CString" | "PathBuf" => "pass text as bytes, `&[u8]`",
+        "Vec" | "Box" | "Rc" | "Arc" => "pass the data as a slice, `&[T]`; on launch it is a `Buffer` or an `Envelope`",
+        "Option" | "Result" => "pass the value, and a `u8` that says whether there is one",
+        "Buffer" | "Envelope" => "write `&[T]` or `&mut [T]`: the launch takes a `Buffer` or an `Envelope` for it",
+        _ => return true,
+    };
+    errors.at(ty, format!("`{name}` cannot be an argument of a kernel: {instead}"));
+    false
 }
 
 fn strip(ty: &Type) -> &Type {

@@ -14,6 +14,7 @@ use syn::{
 use super::over::Over;
 use crate::errors;
 
+const OPTIONS: &str = "those of `#[kernel]` are `unsafe(cuda = \"..\")`, `unsafe(ptx = \"..\")`, `unsafe(cubin = \"..\")` and `over = [..]`";
 const SOURCES: &str =
     "device code comes from one file: `unsafe(cuda = \"..\")`, `unsafe(ptx = \"..\")` or `unsafe(cubin = \"..\")`";
 
@@ -80,6 +81,11 @@ impl Parse for SourceFile {
 impl Parse for DeviceCode {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
         if !input.peek(Token![unsafe]) {
+            if let Ok(name) = input.fork().call(Ident::parse_any)
+                && Form::of(&name).is_none()
+            {
+                return Err(syn::Error::new(name.span(), format!("there is no option `{name}`: {OPTIONS}")));
+            }
             let bare: SourceFile = input.parse()?;
             let SourceFile { name, file, .. } = &bare;
             let file = file.to_token_stream();

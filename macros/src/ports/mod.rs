@@ -7,6 +7,7 @@
 
 mod groups;
 mod options;
+mod stub;
 mod values;
 
 use proc_macro2::{Span, TokenStream};
@@ -17,7 +18,10 @@ use syn::{
 };
 
 use self::{groups::Settings, options::Options};
-use crate::errors::{self, Errors};
+use crate::{
+    errors::{self, Errors},
+    message::is_number,
+};
 
 pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
     let declaration = Declaration::read(syn::parse2(item)?)?;
@@ -25,6 +29,11 @@ pub(crate) fn expand(item: TokenStream) -> syn::Result<TokenStream> {
     let ports = declaration.ports();
     let checks = declaration.checks();
     Ok(quote!(#handles #ports #checks))
+}
+
+/// Stands in for the code of a declaration with a mistake.
+pub(crate) fn stub(item: TokenStream) -> TokenStream {
+    syn::parse2(item).map(|item| stub::expand(&item)).unwrap_or_default()
 }
 
 struct Declaration {
@@ -73,6 +82,15 @@ impl Direction {
             Self::Modify => "Modify",
         };
         Some(Ident::new(role, Span::mixed_site()))
+    }
+
+    /// The type of an input or an output.
+    fn port(self) -> Option<&'static str> {
+        match self {
+            Self::Input => Some("Input"),
+            Self::Output => Some("Output"),
+            _ => None,
+        }
     }
 
     fn word(self) -> &'static str {
@@ -377,6 +395,19 @@ impl PortField {
             );
             return None;
         };
+        if let Some(port) = direction.port()
+            && is_no_port(&field.ty)
+        {
+            let ty = errors::shown(&field.ty);
+            let wraps_a_port = ["<Input<", "<Inputs<", "<Output<"].iter().any(|port| ty.contains(port));
+            let instead = if wraps_a_port {
+                format!("a port cannot be wrapped; one that may stay empty is `#[{}(optional)]`", direction.word())
+            } else {
+                format!("write `{port}<{ty}>`, a port for messages of this type")
+            };
+            errors.at(&field.ty, format!("`{ty}` is not a port: {instead}"));
+            return None;
+        }
         let options = Options::read(direction, attribute, errors);
         let attributes = field
             .attrs
@@ -384,6 +415,18 @@ impl PortField {
             .filter(|attribute| attribute.path().is_ident("doc") || attribute.path().is_ident("cfg"))
             .collect();
         Some(Self { vis: field.vis, name, ty: field.ty, attributes, direction, options })
+    }
+}
+
+/// Whether it is known to be no port: a number, or another type of that name. An alias of a port may have any other name.
+fn is_no_port(ty: &Type) -> bool {
+    const NAMES: [&str; 9] = ["Vec", "Option", "String", "Box", "Arc", "Rc", "Envelope", "Buffer", "Host"];
+    match ty {
+        Type::Reference(_) | Type::Tuple(_) | Type::Array(_) | Type::Slice(_) | Type::Ptr(_) => true,
+        Type::Path(path) => {
+            is_number(ty) || path.path.segments.last().is_some_and(|last| NAMES.iter().any(|name| last.ident == name))
+        }
+        _ => false,
     }
 }
 

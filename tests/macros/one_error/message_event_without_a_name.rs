@@ -1,0 +1,29 @@
+use wakeline::{prelude::*, stream::Ticket};
+
+#[derive(Message)]
+struct Frame(u64, #[event] Ticket);
+
+#[derive(Ports)]
+struct CopyPorts {
+    #[input]
+    frames: Input<Frame>,
+    #[output]
+    copies: Output<Frame>,
+}
+
+struct Copy;
+
+impl Operator for Copy {
+    type Ports = CopyPorts;
+
+    async fn compute(&mut self, ports: &mut CopyPorts, _: &mut Cx) -> Result<()> {
+        let frame = ports.frames.take()?;
+        ports.copies.send(frame).await
+    }
+}
+
+fn main() {
+    let mut flow = Flow::new("copies");
+    let [one, two, three] = ["one", "two", "three"].map(|name| flow.add(name, Copy));
+    flow.connect(one.copies, [two.frames, three.frames]);
+}
