@@ -95,6 +95,11 @@ impl<T: Plain> Buffer<T> {
         self.memory
     }
 
+    #[cfg(feature = "cuda")]
+    pub(super) fn memory_mut(&mut self) -> &mut Memory {
+        &mut self.memory
+    }
+
     /// The number of elements.
     pub fn len(&self) -> usize {
         self.len

@@ -76,16 +76,42 @@ struct DeclaredSlice<'a> {
     element: Element,
 }
 
+/// A declared slice, without its memory.
+#[cfg(feature = "cuda")]
 #[derive(Clone, Copy)]
-struct Element {
+pub(super) struct Declaration {
+    pub(super) len: usize,
+    pub(super) bytes: usize,
+    pub(super) writes: bool,
+    pub(super) element: Element,
+}
+
+/// The type of a slice's elements, which the function's slices are checked against.
+#[derive(Clone, Copy)]
+pub(super) struct Element {
     id: TypeId,
-    name: &'static str,
+    pub(super) name: &'static str,
 }
 
 impl Element {
     fn of<T: 'static>() -> Self {
         Self { id: TypeId::of::<T>(), name: std::any::type_name::<T>() }
     }
+
+    /// Panics if the slice was declared with elements of another type.
+    pub(super) fn check<T: Plain>(&self) {
+        assert!(
+            self.id == TypeId::of::<T>(),
+            "this slice was declared with elements of `{}`, not `{}`",
+            self.name,
+            std::any::type_name::<T>()
+        );
+    }
+}
+
+/// The panic of a function that would write a slice that it declared as read.
+pub(super) fn check_declared_write(writes: bool) {
+    assert!(writes, "this slice was declared with `read`: to change it, declare it with `write`");
 }
 
 impl<'a, A: RoomForSlice> External<'a, A> {
@@ -110,7 +136,7 @@ impl<A: Addresses> External<'_, A> {
     /// declaration, and runs at the work's position in the stream; in a graph, at each launch. A panic in it is a trap.
     ///
     /// Call this after the last slice is declared. Without this function, the work is an error on the emulated device.
-    pub fn emulated(mut self, body: impl for<'s> Fn(A::Slices<'s>) + Send + Sync + 'static) -> Self {
+    pub fn emulated(mut self, body: impl for<'s> Fn(A::Array<EmulatedSlice<'s>>) + Send + Sync + 'static) -> Self {
         let of: SmallVec<[(Element, bool); 8]> =
             self.slices.iter().map(|used| (used.element, used.access.writes())).collect();
         let body = DiscardOnDrop::new(body);
@@ -121,9 +147,23 @@ impl<A: Addresses> External<'_, A> {
                 }
                 (BodyArg::Scalar(_), _) => unreachable!("only slices are declared"),
             };
-            body.get().into_iter().for_each(|body| body(A::slices(slice)));
+            body.get().into_iter().for_each(|body| body(A::array(slice)));
         }));
         self
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn stream(&self) -> &Stream {
+        self.stream
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn declarations(&self) -> SmallVec<[Declaration; 8]> {
+        let of = |used: &DeclaredSlice<'_>| {
+            let DeclaredSlice { access, bytes, element } = used;
+            Declaration { len: access.len(), bytes: *bytes, writes: access.writes(), element: *element }
+        };
+        self.slices.iter().map(of).collect()
     }
 
     /// Orders the stream after the uses that its slices must come after, calls the function, and notes the uses. The
@@ -222,7 +262,7 @@ impl EmulatedSlice<'_> {
     /// # Panics
     /// If the slice was declared with elements of another type.
     pub fn as_slice<T: Plain>(&self) -> &[T] {
-        self.check::<T>();
+        self.element.check::<T>();
         // SAFETY: the emulated device calls the body with slices that are valid and aligned for their lengths, in the
         // elements that they were declared with, which are `T`s; nothing else writes to them during the call
         // (`enqueue`).
@@ -234,20 +274,11 @@ impl EmulatedSlice<'_> {
     /// # Panics
     /// If the slice was declared with elements of another type, or with `read`.
     pub fn as_mut_slice<T: Plain>(&mut self) -> &mut [T] {
-        self.check::<T>();
-        assert!(self.write, "this slice was declared with `read`: to change it, declare it with `write`");
+        self.element.check::<T>();
+        check_declared_write(self.write);
         // SAFETY: as in `as_slice`. The slice was declared as written, so nothing else accesses it during the call, and
         // this value is the only one for the slice and is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len) }
-    }
-
-    fn check<T: Plain>(&self) {
-        let name = self.element.name;
-        assert!(
-            self.element.id == TypeId::of::<T>(),
-            "this slice was declared with elements of `{name}`, not `{}`",
-            std::any::type_name::<T>()
-        );
     }
 }
 
@@ -259,13 +290,15 @@ impl fmt::Debug for EmulatedSlice<'_> {
 
 /// The addresses of `N` slices: `[u64; N]`. Sealed.
 pub trait Addresses: Sealed {
-    /// The slices as the emulated counterpart receives them.
-    type Slices<'s>;
+    /// As many values of another type, such as the slices that the emulated counterpart receives.
+    type Array<E>;
 
     #[doc(hidden)]
     fn addresses(address: impl FnMut(usize) -> u64) -> Self;
     #[doc(hidden)]
-    fn slices<'s>(slice: impl FnMut(usize) -> EmulatedSlice<'s>) -> Self::Slices<'s>;
+    fn address(&self, at: usize) -> u64;
+    #[doc(hidden)]
+    fn array<E>(element: impl FnMut(usize) -> E) -> Self::Array<E>;
 }
 
 /// Fewer than twelve slices, so that one more can be declared. Sealed.
@@ -284,14 +317,18 @@ use sealed::Sealed;
 impl<const N: usize> Sealed for [u64; N] {}
 
 impl<const N: usize> Addresses for [u64; N] {
-    type Slices<'s> = [EmulatedSlice<'s>; N];
+    type Array<E> = [E; N];
 
     fn addresses(address: impl FnMut(usize) -> u64) -> Self {
         std::array::from_fn(address)
     }
 
-    fn slices<'s>(slice: impl FnMut(usize) -> EmulatedSlice<'s>) -> Self::Slices<'s> {
-        std::array::from_fn(slice)
+    fn address(&self, at: usize) -> u64 {
+        self[at]
+    }
+
+    fn array<E>(element: impl FnMut(usize) -> E) -> [E; N] {
+        std::array::from_fn(element)
     }
 }
 

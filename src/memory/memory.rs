@@ -2,6 +2,7 @@
 //! returns to.
 
 use std::{
+    any::Any,
     fmt,
     mem::ManuallyDrop,
     ops::{Deref, DerefMut},
@@ -51,7 +52,7 @@ pub(crate) struct Memory {
 pub(super) type Arrivals = SmallVec<[Arc<Owned>; 1]>;
 
 /// The source of a piece of memory, to which the memory returns.
-pub(super) trait Origin: Send + Sync {
+pub(super) trait Origin: Any + Send + Sync {
     /// Takes memory back that its owner has dropped. Never blocks.
     fn take_back(self: Arc<Self>, memory: Box<Memory>);
 

@@ -68,6 +68,9 @@ mod wait_queue;
 mod waiting;
 mod wrapped;
 
+#[cfg(feature = "cuda")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
+pub use self::cudarc::CudarcSlice;
 pub(crate) use accounting::Account;
 pub use allocator::Allocator;
 pub(crate) use allocator::check_capacity;

@@ -70,6 +70,25 @@ impl BoxedOwner {
         (Self(first), first)
     }
 
+    /// The owner, if it is an `O`.
+    ///
+    /// # Safety
+    /// The owner keeps device memory, so no pointer to the owner's own data is in use.
+    #[cfg(feature = "cuda")]
+    unsafe fn get<O: Send + 'static>(&self) -> Option<&O> {
+        // SAFETY: leaked in `new`, and not turned back into a box while `self` is borrowed.
+        unsafe { self.0.as_ref() }.downcast_ref()
+    }
+
+    /// Drops the owner with its device current, which a library's destructor may require.
+    fn drop_on(self, device: &Device) {
+        if !device.is_host() {
+            // After a fault, or on the driver's own thread, the destructor's calls fail too.
+            let _ = device.backend().make_current();
+        }
+        drop(self);
+    }
+
     /// Called once nothing else uses the owner.
     fn into_box(self) -> Box<dyn Any + Send> {
         let owner = ManuallyDrop::new(self);
@@ -205,6 +224,17 @@ impl<T: Plain> Buffer<T> {
             let text = format!("the host has no device memory: pass the device that owns address {address:#x}");
             return Err(Error::new(ErrorKind::Usage, text));
         }
+        Self::of_device_memory(device, address, len, owner)
+    }
+
+    /// A buffer over device memory that `owner` keeps. Fails as [`from_device_address`](Self::from_device_address)
+    /// does.
+    pub(super) fn of_device_memory<O: Send + 'static>(
+        device: &Device,
+        address: u64,
+        len: usize,
+        owner: O,
+    ) -> Result<(Self, Wrapped<O>)> {
         if !address.is_multiple_of(align_of::<T>() as u64) {
             let text = format!(
                 "device address {address:#x} is not aligned to {} bytes, as the elements require",
@@ -246,7 +276,10 @@ impl<O: Send + 'static> Wrapped<O> {
     /// # Cancel safety
     /// Dropping the future drops the memory, after its last use.
     pub async fn into_inner(self) -> Result<O> {
-        let gone = || Error::new(ErrorKind::Closed, "the memory was dropped as the program ended");
+        let gone = || {
+            let text = "the memory is gone: `Buffer::into_cudarc` has taken it, or the program ended";
+            Error::new(ErrorKind::Closed, text)
+        };
         let back = self.back.take().ok_or_else(gone)?;
         let mut returned = proxied(back).await.map_err(|_| gone())?;
         returned.settled().await?;
@@ -283,6 +316,8 @@ impl Drop for Returned {
         }
         if !self.uses.is_empty() {
             park(&self.device, std::mem::take(&mut self.uses), self.bytes as u64, owner);
+        } else {
+            owner.drop_on(&self.device);
         }
     }
 }
@@ -309,7 +344,9 @@ fn park(device: &Device, mut uses: Uses, bytes: u64, owner: BoxedOwner) {
         if !uses.is_empty() {
             return true;
         }
-        drop(owner.take());
+        if let Some(owner) = owner.take() {
+            owner.drop_on(&of);
+        }
         false
     };
     if device.is_lost() {
@@ -317,6 +354,35 @@ fn park(device: &Device, mut uses: Uses, bytes: u64, owner: BoxedOwner) {
         return;
     }
     Streams::of(device).monitor().sweep(Box::new(tick));
+}
+
+/// The owner of the user's memory, by type.
+#[cfg(feature = "cuda")]
+impl Memory {
+    /// Calls `with` with the owner, if it is an `O` that keeps device memory. `with` runs under a lock.
+    pub(super) fn with_owner<O: Send + 'static, R>(&self, with: impl FnOnce(&O) -> R) -> Option<R> {
+        let owner = lock(&self.user_origin()?.0);
+        // SAFETY: the origin is that of device memory.
+        unsafe { owner.as_ref()?.0.get() }.map(with)
+    }
+
+    /// Takes the owner, if it is an `O` that keeps device memory. The caller orders what it does with that memory after
+    /// the memory's uses.
+    pub(super) fn take_owner<O: Send + 'static>(&self) -> Option<O> {
+        // SAFETY: the origin is that of device memory.
+        let is_it = |(owner, _): &mut (BoxedOwner, _)| unsafe { owner.get::<O>() }.is_some();
+        let (owner, sender) = lock(&self.user_origin()?.0).take_if(is_it)?;
+        // Wakes a task that waits for the memory.
+        discard(sender);
+        owner.into_box().downcast().ok().map(|owner| *owner)
+    }
+
+    fn user_origin(&self) -> Option<&UserOrigin> {
+        if self.is_host() {
+            return None;
+        }
+        (self.origin.as_deref()? as &dyn Any).downcast_ref()
+    }
 }
 
 impl Origin for UserOrigin {

@@ -42,7 +42,7 @@ enum StreamOwner {
     Device,
     /// Another library's stream, which the library may destroy once this is dropped.
     #[cfg(feature = "cuda")]
-    Other(#[allow(dead_code, reason = "only kept alive")] Arc<dyn Any + Send + Sync>),
+    Other(Arc<dyn Any + Send + Sync>),
 }
 
 impl DriverStream {
@@ -95,6 +95,16 @@ impl DriverStream {
     /// True if code outside of wakeline may enqueue into the stream.
     pub(crate) fn is_shared(&self) -> bool {
         !matches!(self.owner, StreamOwner::Here)
+    }
+
+    /// True for a stream of wakeline, and for another library's stream that `owner` keeps alive.
+    #[cfg(feature = "cuda")]
+    pub(super) fn is_kept_by<O>(&self, owner: &Arc<O>) -> bool {
+        match &self.owner {
+            StreamOwner::Here => true,
+            StreamOwner::Device => false,
+            StreamOwner::Other(own) => std::ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(owner)),
+        }
     }
 
     /// Sets the stream's name that tools show.

@@ -87,11 +87,16 @@ impl Stream {
     /// ticket, which includes that work.
     pub fn ticket(&self) -> Ticket {
         if self.0.driver_stream.is_shared()
-            && let Ok(ticket) = self.enqueue_point(|_, _| Ok(()))
+            && let Ok(ticket) = self.ticket_of_all()
         {
             return ticket;
         }
         Ticket::new(self.clone(), self.0.issued.load(Ordering::Acquire))
+    }
+
+    /// A new ticket, which includes work that code outside of wakeline has enqueued.
+    pub(crate) fn ticket_of_all(&self) -> Result<Ticket> {
+        self.enqueue_point(|_, _| Ok(()))
     }
 
     /// Blocks the thread while this stream's queue is full, then acquires the locks that are held across an

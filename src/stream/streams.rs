@@ -160,6 +160,18 @@ impl Streams {
         live.push(Arc::downgrade(&stream.0));
     }
 
+    /// The stream over this raw stream, while a handle exists: a stream of wakeline, or another library's that the same
+    /// owner keeps alive.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn over_other<O>(&self, raw: RawStream, owner: &Arc<O>) -> Option<Stream> {
+        // Any of these may be the last handle, so none is dropped under the lock.
+        let live: Vec<Stream> = lock(&self.live).iter().filter_map(Weak::upgrade).map(Stream).collect();
+        let is_it = |stream: &&Stream| stream.0.raw == raw && stream.0.driver_stream.is_kept_by(owner);
+        let known = live.iter().find(is_it).cloned();
+        discard(live);
+        known
+    }
+
     /// Returns `result`. If this device is lost, all waiters for the device fail first, and the returned error names
     /// all streams whose work was not known to be done.
     ///
