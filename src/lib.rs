@@ -115,6 +115,7 @@ pub mod mutants;
 pub mod operator;
 pub mod stream;
 mod sync;
+pub mod test;
 mod thread_name;
 
 #[cfg(feature = "config")]
@@ -156,7 +157,7 @@ pub mod __private {
         },
         kernel::{Registered, kernel},
         memory::launch::Call,
-        operator::{AnyPort, Binder, InputPort, LinkPort, OutputPort, Plan, Port, PortOptions},
+        operator::{AnyPort, Binder, HandleVisitor, InputPort, LinkPort, OutputPort, Plan, Port, PortOptions},
     };
     pub use inventory;
 }
