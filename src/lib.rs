@@ -119,6 +119,7 @@ pub mod mutants;
 pub mod operator;
 pub mod stream;
 mod sync;
+pub mod test;
 mod thread_name;
 
 #[cfg(feature = "config")]
@@ -163,7 +164,7 @@ pub mod __private {
             launch::{Call, PassAny, PassKernelType, ScalarOf},
             shape::{Extent, SliceLength},
         },
-        operator::{AnyPort, Binder, InputPort, LinkPort, OutputPort, Plan, Port, PortOptions},
+        operator::{AnyPort, Binder, HandleVisitor, InputPort, LinkPort, OutputPort, Plan, Port, PortOptions},
     };
     pub use inventory;
 }

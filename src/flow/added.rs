@@ -209,6 +209,11 @@ impl<H> Added<H> {
         self
     }
 
+    /// The device that the operator was put on.
+    pub(crate) fn device(&self) -> Option<Device> {
+        lock(&self.place).device.clone()
+    }
+
     /// The name of the operator.
     pub fn name(&self) -> &str {
         &self.name

@@ -148,7 +148,7 @@ fn plan_of(
     if !writer.copies_with(&reader) {
         problem(format!("no copy path between {writer} and {reader}: put an operator on the host between them"));
     }
-    let elsewhere = carries && (forks || writer != reader);
+    let elsewhere = carries && (forks || (writer != reader && !hub.reads_anywhere));
     let reader_bytes = match outputs.size(connection.from) {
         _ if !elsewhere => None,
         Some(bytes) => Some(bytes),
@@ -213,6 +213,7 @@ fn plan_of(
         writer_bytes,
         reader_bytes,
         forks,
+        reads_anywhere: hub.reads_anywhere && !forks,
         writer,
         reader,
         near,

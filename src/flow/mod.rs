@@ -63,6 +63,7 @@ pub use running::Running;
 pub use section::AnyAdded;
 pub use section::{Operators, Section};
 pub use service::{ResponseFuture, Service};
+pub(crate) use steps::{Advance, Rest};
 pub use steps::{Step, Steps};
 
 pub use crate::operator::{Changes, Handle, OperatorStatus};

@@ -77,7 +77,9 @@ pub struct Steps {
     hub_names: Vec<Arc<str>>,
     /// Counted from 1.
     generation: u64,
-    /// The index of the next operator or, after the operators, hub.
+    /// What a generation asks, in order: operators by their numbers and, after the numbers of the operators, hubs.
+    order: Vec<usize>,
+    /// The place in `order` of the next one.
     turn: usize,
     /// The time at which the operator was asked for a run.
     asked: Option<Instant>,
@@ -140,6 +142,24 @@ impl fmt::Display for Step {
     }
 }
 
+/// What a call of [`Steps::advance`] has found.
+pub(crate) enum Advance {
+    Step(Step),
+    /// A generation has ended in which nothing has moved.
+    Quiet,
+    /// The flow has ended.
+    Over,
+}
+
+/// What remains when nothing can move.
+pub(crate) enum Rest {
+    /// Operators have ended, or the flow is over.
+    Changed,
+    /// Nothing can move until something outside the operators occurs, or until a device is done. The value is for
+    /// [`Steps::wait_for_event`].
+    Waits(bool),
+}
+
 /// The numbers of messages that have passed a hub, or are queued in it, as last logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct LoggedCounts {
@@ -188,6 +208,7 @@ impl Flow {
             running,
             control,
             generation: 0,
+            order: (0..operators + hub_names.len()).collect(),
             turn: operators + hub_names.len(),
             asked: None,
             moved: true,
@@ -236,19 +257,46 @@ impl Steps {
     /// Dropping the future loses nothing: the next call continues with the same step.
     pub async fn next(&mut self) -> Option<Step> {
         loop {
+            match self.advance().await {
+                Advance::Step(step) => return Some(step),
+                Advance::Over => return None,
+                Advance::Quiet => {
+                    if let Rest::Waits(was_idle) = self.rest().await {
+                        self.write(|| "nothing can move until something outside the operators occurs".into());
+                        self.wait_for_event(was_idle).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// From the next generation on, asks only these: operators by their numbers and, after the numbers of the operators,
+    /// hubs. Call it when [`advance`](Self::advance) has returned.
+    pub(crate) fn ask_only(&mut self, order: &[usize]) {
+        self.order.clear();
+        self.order.extend_from_slice(order);
+        (self.turn, self.moved) = (self.order.len(), true);
+    }
+
+    /// Makes the next step, or ends a generation. After a quiet one, another call returns the same until
+    /// [`rest`](Self::rest) or [`ask_only`](Self::ask_only) was called.
+    ///
+    /// # Cancel safety
+    /// Like [`next`](Self::next).
+    pub(crate) async fn advance(&mut self) -> Advance {
+        loop {
             if let Some(step) = self.settle().await {
-                return Some(step);
+                return Advance::Step(step);
             }
             if self.over {
-                return None;
+                return Advance::Over;
             }
             let operators = self.control.tasks.len();
-            if self.turn == operators + self.hub_names.len() {
-                self.end_generation().await;
-            } else if self.turn < operators {
-                self.ask_operator(self.turn).await;
-            } else {
-                self.ask_hub(self.turn - operators);
+            match self.order.get(self.turn).copied() {
+                Some(operator) if operator < operators => self.ask_operator(operator).await,
+                Some(hub) => self.ask_hub(hub - operators),
+                None if self.moved => self.begin_generation(),
+                None => return Advance::Quiet,
             }
         }
     }
@@ -355,30 +403,42 @@ impl Steps {
         }
     }
 
-    async fn end_generation(&mut self) {
-        if !self.moved {
-            let was_idle = self.control.is_idle();
-            let checked = self.check_idle().await;
-            if checked == Some(false) {
-                self.write(|| "nothing can move until something outside the operators occurs".into());
-                self.wait_for_event(was_idle).await;
-            } else if was_idle {
-                self.write(|| "no operator can make progress".into());
-            }
-            // The ends of operators are also steps, except after a stall.
-            let over = poll_fn(|task| Poll::Ready(self.running.poll_over(task).is_ready())).await;
-            let has_stalled = checked.is_none() && self.handle().failure().is_some();
-            if over && (has_stalled || self.ended.iter().all(|ended| *ended)) {
-                return self.end();
-            }
-            // Set, so that the wait is not repeated if this future is dropped here.
-            self.moved = true;
-        }
+    fn begin_generation(&mut self) {
         self.generation += 1;
         (self.turn, self.moved) = (0, false);
-        self.control.tasks.iter().filter_map(|node| node.permit()).for_each(|permit| permit.clear_woken());
+        // The others may have been woken since they were asked.
+        let asked = self.order.iter().filter_map(|operator| self.control.tasks.get(*operator)?.permit());
+        asked.for_each(|permit| permit.clear_woken());
         let generation = self.generation;
         self.write(|| format!("generation {generation}"));
+    }
+
+    /// Called when nothing can move: all or part of the flow ends or stalls, or it waits for an event.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing: [`advance`](Self::advance) is quiet again.
+    pub(crate) async fn rest(&mut self) -> Rest {
+        let was_idle = self.control.is_idle();
+        let checked = self.check_idle().await;
+        if checked == Some(false) {
+            return Rest::Waits(was_idle);
+        }
+        if was_idle {
+            self.write(|| "no operator can make progress".into());
+        }
+        self.end_if_over(checked).await;
+        Rest::Changed
+    }
+
+    /// Ends the steps if the flow is over; otherwise a generation begins.
+    async fn end_if_over(&mut self, checked: Option<bool>) {
+        // The ends of operators are also steps, except after a stall.
+        let over = poll_fn(|task| Poll::Ready(self.running.poll_over(task).is_ready())).await;
+        let has_stalled = checked.is_none() && self.handle().failure().is_some();
+        if over && (has_stalled || self.ended.iter().all(|ended| *ended)) {
+            return self.end();
+        }
+        self.moved = true;
     }
 
     /// Returns whether the flow's task has ended operators or their waits. `None` if the flow is over.
@@ -396,8 +456,9 @@ impl Steps {
         .await
     }
 
-    /// Waits until an operator is woken, the flow is over, or the idle flow has to be checked again.
-    async fn wait_for_event(&mut self, was_idle: bool) {
+    /// Waits until an operator is woken, the flow is over, or the idle flow has to be checked again. `was_idle`: the value
+    /// of [`Rest::Waits`].
+    pub(crate) async fn wait_for_event(&mut self, was_idle: bool) {
         poll_fn(|task| {
             self.control.activity.stepper.register(task.waker());
             let over = self.running.poll_over(task).is_ready();
@@ -405,6 +466,7 @@ impl Steps {
             if over || check_again { Poll::Ready(()) } else { self.poll_woken(task) }
         })
         .await;
+        self.end_if_over(Some(false)).await;
     }
 
     fn poll_woken(&self, task: &mut Context<'_>) -> Poll<()> {

@@ -34,6 +34,8 @@ pub(crate) struct HubPlan {
     pub(crate) reader_bytes: Option<usize>,
     /// This hub gets a fork, while another hub of the same output gets the message itself.
     pub(crate) forks: bool,
+    /// The reader takes envelopes wherever they are.
+    pub(crate) reads_anywhere: bool,
     pub(crate) writer: Device,
     pub(crate) reader: Device,
     /// Host memory is page-locked for this device.
@@ -95,6 +97,7 @@ pub(crate) fn build<M: Message>(plan: HubPlan, clone_latest: Option<CloneFn<M>>)
         wait_time_origin: plan.wait_time_origin,
         latest: clone_latest.map(|clone| KeptLatest::new(clone, plan.ends_with)),
         forks: plan.forks,
+        reads_anywhere: plan.reads_anywhere,
         blank_pool,
         arrival_pool,
         copy_stream,

@@ -102,6 +102,8 @@ pub(crate) struct HubCore<M: Message> {
     pub(super) reader: Device,
     /// Its messages are forks, whose envelopes come from `arrival_pool`.
     pub(super) forks: bool,
+    /// The reader takes envelopes wherever they are.
+    pub(super) reads_anywhere: bool,
     /// The envelopes that the writer fills.
     pub(super) blank_pool: Option<Arc<Pool>>,
     /// The envelopes at the reader's location, which messages are copied to. Absent if the hub copies nothing.
@@ -148,6 +150,7 @@ impl<M: Message> HubCore<M> {
             latest: None,
             reader,
             forks: false,
+            reads_anywhere: false,
             blank_pool: None,
             arrival_pool: None,
             copy_stream: None,
@@ -366,7 +369,7 @@ impl<M: Message> HubCore<M> {
     fn check_location(&self, message: &mut M) -> Result<()> {
         let mut misplaced = None;
         message.envelopes(&mut |envelope| {
-            if !envelope.memory().is_at(&self.reader) {
+            if !envelope.memory().is_at(&self.reader) && !self.reads_anywhere {
                 misplaced.get_or_insert_with(|| self.misplaced(envelope));
             }
         });

@@ -437,6 +437,7 @@ mod tests {
             writer_bytes: Some(8),
             reader_bytes: Some(8),
             forks: false,
+            reads_anywhere: false,
             writer: host,
             reader: device.clone(),
             near: device,

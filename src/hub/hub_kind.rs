@@ -33,6 +33,8 @@ pub struct Hub {
     pub(crate) when_full: WhenFull,
     pub(crate) envelopes: Option<usize>,
     pub(crate) envelope_bytes: Option<usize>,
+    /// The reader takes envelopes wherever they are: the hub copies nothing.
+    pub(crate) reads_anywhere: bool,
 }
 
 /// A hub that keeps the latest message: see [`Hub::latest`].
@@ -159,6 +161,7 @@ impl Hub {
             when_full,
             envelopes: self.envelopes.or(defaults.envelopes),
             envelope_bytes: self.envelope_bytes.or(defaults.envelope_bytes),
+            reads_anywhere: self.reads_anywhere || defaults.reads_anywhere,
         }
     }
 
@@ -212,6 +215,12 @@ impl<M> Clone for HubKind<M> {
 }
 
 impl<M> Copy for HubKind<M> {}
+
+impl<M: Message> HubOf<M> for HubKind<M> {
+    fn kind(self) -> Self {
+        self
+    }
+}
 
 impl<M: Message> HubOf<M> for Hub {
     fn kind(self) -> HubKind<M> {

@@ -42,6 +42,7 @@ pub(crate) mod outbox;
 pub(crate) mod parcel;
 pub(crate) mod pool;
 pub(crate) mod queue;
+pub(crate) mod relocate;
 pub(crate) mod reply;
 pub(crate) mod response_transfer;
 mod send_error;

@@ -314,6 +314,12 @@ impl Cx {
         self.work.context.change(|metadata| metadata.take(name)).is_some()
     }
 
+    /// The messages that are sent from now on in this run carry this metadata, and no other.
+    pub(crate) fn replace_metadata(&mut self, metadata: Metadata) {
+        self.unreplayable = Some("it replaces the metadata");
+        drop(self.work.context.change(|own| std::mem::replace(own, metadata)));
+    }
+
     /// Takes the replies of the messages that this run has taken: one entry per message, in the order of taking, empty
     /// for a message for which no caller waits. It is for an operator that takes several messages in a run and sends
     /// several: [`Output::send_for`](super::Output::send_for) sends a message as the response to one of them. No other

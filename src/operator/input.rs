@@ -17,7 +17,7 @@ use super::{
     input_wait::InputWait,
     operator_streams::{TakenTickets, carries_any},
     plan::{Binder, Plan, PortKind, PortOptions, not_connected},
-    ports::{Port, Traffic},
+    ports::{HandleVisitor, Port, Traffic},
     run_context::RunContext,
     status_cell::RunWait,
 };
@@ -394,5 +394,9 @@ impl<M: Message, C: Connections> Port for Input<M, C> {
 
     fn give_back(&mut self) {
         self.queues.as_mut().iter_mut().for_each(InputQueue::release);
+    }
+
+    fn visit_handle(handle: InputHandle<M>, visitor: &mut impl HandleVisitor) {
+        visitor.input(handle);
     }
 }

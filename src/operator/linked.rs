@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use super::{
     plan::{Binder, Plan, PortOptions},
-    ports::{AnyPort, LinkPort, LinkedPort, Port, PortStats, Traffic},
+    ports::{AnyPort, HandleVisitor, LinkPort, LinkedPort, Port, PortStats, Traffic},
     run_context::RunContext,
     status_cell::RunWait,
 };
@@ -391,6 +391,10 @@ impl<K: ChunkRole, T: Plain, S: Clone + Send + Sync + 'static> Port for Linked<K
         if let Some(chunk) = self.chunk.take() {
             chunk.put_back();
         }
+    }
+
+    fn visit_handle(handle: LinkHandle<K, T, S>, visitor: &mut impl HandleVisitor) {
+        visitor.link(handle.id);
     }
 }
 

@@ -69,7 +69,9 @@ pub(crate) use ports::{AllPorts, Flushed};
 
 pub use crate::hub::Reply;
 #[doc(hidden)]
-pub use ports::{AnyPort, InputPort, LinkPort, LinkedPort, OutputPort, Port, PortStats, Traffic, WorkerPort};
+pub use ports::{
+    AnyPort, HandleVisitor, InputPort, LinkPort, LinkedPort, OutputPort, Port, PortStats, Traffic, WorkerPort,
+};
 #[doc(hidden)]
 pub use section_port::{Blank, SectionContext, SectionInput, SectionOutput};
 

@@ -13,7 +13,7 @@ use super::{
     handle::OutputHandle,
     operator_streams::OperatorStreams,
     plan::{Binder, Plan, PortKind, PortOptions},
-    ports::{Port, Traffic},
+    ports::{HandleVisitor, Port, Traffic},
     readers::Readers,
     run_context::RunContext,
     status_cell::RunWait,
@@ -555,4 +555,8 @@ impl<M: Message> Port for Output<M> {
     }
 
     fn give_back(&mut self) {}
+
+    fn visit_handle(handle: OutputHandle<M>, visitor: &mut impl HandleVisitor) {
+        visitor.output(handle);
+    }
 }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    handle::{InputHandle, OutputHandle},
     input_wait::InputWait,
     plan::{AnyEnd, Binder, Plan, PortOptions},
     section_port::{SectionInput, SectionOutput},
@@ -149,6 +150,20 @@ pub trait Ports: Sized + Send + 'static {
     fn give_back(&mut self);
     #[doc(hidden)]
     fn visit<'a>(&'a mut self, visit: &mut dyn FnMut(&'static str, &'a mut dyn AnyPort));
+    /// Calls the visitor with each handle, in the order of the fields.
+    #[doc(hidden)]
+    fn visit_handles(handles: Self::Handles, visitor: &mut impl HandleVisitor);
+}
+
+/// Code for each port of an operator that depends on the type of its messages. Generic, so that it is compiled only for
+/// the operators that are visited.
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub trait HandleVisitor {
+    fn input<M: Message>(&mut self, handle: InputHandle<M>);
+    fn output<M: Message>(&mut self, handle: OutputHandle<M>);
+    /// A port that is linked to a hub of chunks.
+    fn link(&mut self, port: PortId);
 }
 
 /// No ports: an operator that runs again and again, or once.
@@ -172,6 +187,8 @@ impl Ports for () {
     fn give_back(&mut self) {}
 
     fn visit<'a>(&'a mut self, _visit: &mut dyn FnMut(&'static str, &'a mut dyn AnyPort)) {}
+
+    fn visit_handles(_handles: (), _visitor: &mut impl HandleVisitor) {}
 }
 
 /// The ports of any operator: code that uses them through this trait is compiled once.
@@ -366,6 +383,7 @@ pub trait Port: AnyPort + Send + 'static {
     fn poll_ready(&mut self, before: Readiness, cx: &mut Context<'_>) -> Readiness;
     fn claim(&mut self) -> bool;
     fn give_back(&mut self);
+    fn visit_handle(handle: Self::Handle, visitor: &mut impl HandleVisitor);
 }
 
 /// A port that may have the attribute `#[input]`.

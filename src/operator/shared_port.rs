@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::{
     Cx,
     plan::{Binder, Plan, PortOptions},
-    ports::{AnyPort, InputPort, OutputPort, Port, PortStats},
+    ports::{AnyPort, HandleVisitor, InputPort, OutputPort, Port, PortStats},
 };
 use crate::{
     condition::{Counted, PortState, Readiness, Status},
@@ -123,6 +123,10 @@ impl<P: Port> Port for SharedPort<P> {
     }
 
     fn give_back(&mut self) {}
+
+    fn visit_handle(handle: P::Handle, visitor: &mut impl HandleVisitor) {
+        P::visit_handle(handle, visitor);
+    }
 }
 
 impl<P: InputPort> InputPort for SharedPort<P> {

@@ -312,6 +312,11 @@ impl Declaration {
                     let _ = &visit;
                     #(visit(#names, &mut self.#fields);)*
                 }
+
+                fn visit_handles(handles: Self::Handles, visitor: &mut impl ::wakeline::__private::HandleVisitor) {
+                    let _ = (&handles, &visitor);
+                    #(#ports::visit_handle(handles.#fields, visitor);)*
+                }
             }
         }
     }

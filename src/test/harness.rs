@@ -1,0 +1,526 @@
+//! [`Harness`]: a test's view of the operator under test.
+//!
+//! The harness asks for the steps of a flow in two turns: what is around the operator, until it rests; then the operator,
+//! for one run. So a run finds all messages that were sent before, and its own messages have arrived when it is returned.
+//!
+//! ```text
+//!   ┌─> AROUND: sources, hubs, sinks ── quiet ──> a run is to be returned? ── yes ──> return it
+//!   │                                                      │ no
+//!   ├──────── a run, or a part of it ──── OPERATOR <───────┘
+//!   │                                        │ refused
+//!   └── woken <── it waits for an event <────┴──> it waits for the test: return that
+//! ```
+
+use std::{any::Any, collections::HashMap, fmt, ops::Deref, sync::Arc, time::Duration};
+
+use super::{
+    builder::OPERATOR,
+    sink::{Received, SinkQueue},
+    source::{AnySource, SourceQueue},
+    watchdog::Watchdog,
+};
+use crate::{
+    condition::{PortId, Status},
+    error::{Error, ErrorKind, Result},
+    flow::{Advance, Handle, OperatorStatus, Report, Rest, Running, Step, Steps},
+    hub::{Envelope, Message, Metadata},
+    memory::{Buffer, Plain},
+    operator::{InputHandle, OutputHandle, Ports, permit::TURN},
+};
+
+/// The maximum number of runs in one call that waits for something else than a run.
+const MAX_RUNS: u64 = 100_000;
+
+/// An operator under test. See the [module](super).
+///
+/// The handles of its ports are its fields. The operator runs only in the methods that are awaited, so between them
+/// nothing changes; what a device still does for an earlier run goes on.
+///
+/// Dropping it aborts the flow around the operator, without its outcome: [`finish`](Self::finish) returns that.
+pub struct Harness<P: Ports> {
+    handles: P::Handles,
+    run: TestRun,
+    inputs: HashMap<PortId, Box<dyn Any + Send + Sync>>,
+    outputs: HashMap<PortId, Box<dyn Any + Send + Sync>>,
+}
+
+/// What a harness has put around the operator.
+#[derive(Default)]
+pub(super) struct Around {
+    /// By port: a `Vec<Arc<SourceQueue<M>>>`.
+    pub(super) inputs: HashMap<PortId, Box<dyn Any + Send + Sync>>,
+    /// By port: an `Arc<SinkQueue<M>>`.
+    pub(super) outputs: HashMap<PortId, Box<dyn Any + Send + Sync>>,
+    pub(super) sources: Vec<Arc<dyn AnySource>>,
+    /// The number of operators, which is that of hubs.
+    pub(super) count: usize,
+}
+
+/// What a call of [`Harness::step`] has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stepped {
+    /// The operator has run, and the device work of that run is complete. The value is the number of the run, from 1.
+    Ran(u64),
+    /// It cannot run until the test acts. The value is what it waits for, in words.
+    Waits(Vec<String>),
+    /// It has ended, and will not run again.
+    Ended,
+}
+
+impl Stepped {
+    /// True for [`Waits`](Self::Waits).
+    pub fn is_waiting(&self) -> bool {
+        matches!(self, Self::Waits(_))
+    }
+}
+
+/// The operator's steps, independent of its ports.
+struct TestRun {
+    name: Arc<str>,
+    handle: Handle,
+    /// `None` once the flow ends by itself.
+    steps: Option<Steps>,
+    ending: Option<Running>,
+    outcome: Option<Result<Report>>,
+    sources: Vec<Arc<dyn AnySource>>,
+    /// The numbers of the operators and hubs around it.
+    around: Vec<usize>,
+    turn: Turn,
+    /// A run that is to be returned, once its messages have arrived.
+    ran: Option<u64>,
+    ended: bool,
+    watchdog: Watchdog,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Around,
+    Operator,
+}
+
+/// Whether a call lets time pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Time {
+    Passes,
+    Stands,
+}
+
+impl<P: Ports> Harness<P> {
+    pub(super) fn new(name: Arc<str>, handles: P::Handles, steps: Steps, around: Around, timeout: Duration) -> Self {
+        let Around { inputs, outputs, sources, count } = around;
+        let mut run = TestRun {
+            name,
+            handle: steps.handle(),
+            steps: Some(steps),
+            ending: None,
+            outcome: None,
+            sources,
+            // The operator itself is the first.
+            around: (0..=count * 2).filter(|number| *number != OPERATOR).collect(),
+            turn: Turn::Around,
+            ran: None,
+            ended: false,
+            watchdog: Watchdog::new(timeout),
+        };
+        run.ask(Turn::Around);
+        Self { handles, run, inputs, outputs }
+    }
+
+    /// An input, to send to.
+    pub fn input<M: Message>(&self, input: InputHandle<M>) -> TestInput<'_, M> {
+        let queues = self.inputs.get(&input.id).and_then(|queues| queues.downcast_ref::<Vec<Arc<SourceQueue<M>>>>());
+        TestInput { run: &self.run, port: input.id.name, queues, writer: 0, metadata: Metadata::default() }
+    }
+
+    /// An output, to receive from.
+    pub fn output<M: Message>(&mut self, output: OutputHandle<M>) -> TestOutput<'_, M> {
+        let queue = self.outputs.get(&output.id).and_then(|queue| queue.downcast_ref::<Arc<SinkQueue<M>>>());
+        TestOutput { port: output.id.name, queue: queue.cloned(), run: &mut self.run }
+    }
+
+    /// Runs the operator once, as soon as it may run. It waits for a device, for time and for other events, such as
+    /// that a gate is opened, but not for what only the test can do: if that is missing, nothing has run, and the answer
+    /// says what the operator waits for.
+    ///
+    /// A run that waits in its middle, for another message for example, is [`Waits`](Stepped::Waits), too. It goes on in
+    /// the next call.
+    ///
+    /// # Errors
+    /// The operator's failure; [`Stalled`](ErrorKind::Stalled) after the [timeout](super::HarnessBuilder::timeout).
+    ///
+    /// # Cancel safety
+    /// A run that has begun goes on. The next call returns it if this one has not.
+    ///
+    /// ```
+    /// use wakeline::{operator::sink, test::{self, Stepped}};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+    /// let mut print = test::operator(sink(async |_: String| Ok(()))).start()?;
+    /// print.input(print.input).send("one".into())?;
+    /// assert_eq!(print.step().await?, Stepped::Ran(1));
+    /// let waits = ["a message in hub `test:input.output -> Sink.input`".to_string()];
+    /// assert_eq!(print.step().await?, Stepped::Waits(waits.into()));
+    /// print.input(print.input).close();
+    /// assert_eq!(print.step().await?, Stepped::Ended);
+    /// # Ok::<(), wakeline::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn step(&mut self) -> Result<Stepped> {
+        self.run.step(Time::Passes).await
+    }
+
+    /// Runs the operator as often as it may run now: until it waits for the test or for a time, or has ended. Returns
+    /// which.
+    ///
+    /// An operator that waits for nothing, such as a source, does not stop: use [`step`](Self::step).
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step); [`Stalled`](ErrorKind::Stalled) after 100,000 runs.
+    ///
+    /// # Cancel safety
+    /// The runs so far are made.
+    pub async fn settle(&mut self) -> Result<Stepped> {
+        for _ in 0..MAX_RUNS {
+            match self.run.step(Time::Stands).await? {
+                Stepped::Ran(_) => {}
+                other => return Ok(other),
+            }
+        }
+        Err(self.run.runs_on("does not come to rest: make single runs, with `step`"))
+    }
+
+    /// The number of runs that have ended.
+    pub fn runs(&self) -> u64 {
+        self.run.status().runs
+    }
+
+    /// The operator's status: what it waited for when it was last asked to run.
+    pub fn status(&self) -> OperatorStatus {
+        self.run.status()
+    }
+
+    /// Ends the inputs, lets the operator process what was sent, and stops it. Its outputs can still be received from.
+    ///
+    /// # Errors
+    /// The operator's failure, and that of its `stop`; [`Stalled`](ErrorKind::Stalled) if it does not end.
+    ///
+    /// # Cancel safety
+    /// The inputs stay closed. Another call continues.
+    pub async fn finish(&mut self) -> Result<Report> {
+        self.run.finish().await
+    }
+}
+
+/// The handles of the operator's ports.
+impl<P: Ports> Deref for Harness<P> {
+    type Target = P::Handles;
+
+    fn deref(&self) -> &P::Handles {
+        &self.handles
+    }
+}
+
+impl<P: Ports> fmt::Debug for Harness<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Harness").field("operator", &self.run.name).finish_non_exhaustive()
+    }
+}
+
+impl TestRun {
+    fn ask(&mut self, turn: Turn) {
+        self.turn = turn;
+        if let Some(steps) = &mut self.steps {
+            match turn {
+                Turn::Around => steps.ask_only(&self.around),
+                Turn::Operator => steps.ask_only(&[OPERATOR]),
+            }
+        }
+    }
+
+    /// Runs the operator once, if it may run without the test.
+    async fn step(&mut self, time: Time) -> Result<Stepped> {
+        loop {
+            if self.handle.failure().is_some() {
+                self.outcome().await?;
+            }
+            let Some(steps) = &mut self.steps else { return Ok(Stepped::Ended) };
+            let Some(found) = self.watchdog.watch(steps.advance()).await else { return Err(self.timed_out()) };
+            match found {
+                Advance::Over => {
+                    self.ended = true;
+                    self.outcome().await?;
+                    return Ok(self.ran.take().map_or(Stepped::Ended, Stepped::Ran));
+                }
+                Advance::Step(step) => self.note(&step),
+                Advance::Quiet if self.turn == Turn::Around => {
+                    if self.ran.is_some() || self.ended {
+                        self.ask(Turn::Around);
+                        return Ok(self.ran.take().map_or(Stepped::Ended, Stepped::Ran));
+                    }
+                    self.ask(Turn::Operator);
+                }
+                Advance::Quiet => {
+                    let Some(rest) = self.watchdog.watch(steps.rest()).await else { return Err(self.timed_out()) };
+                    let Rest::Waits(was_idle) = rest else {
+                        self.ask(Turn::Around);
+                        continue;
+                    };
+                    if let Some(waits) = self.waits(time) {
+                        self.ask(Turn::Around);
+                        return Ok(Stepped::Waits(waits));
+                    }
+                    let Some(steps) = &mut self.steps else { continue };
+                    let woken = self.watchdog.watch(steps.wait_for_event(was_idle)).await;
+                    if woken.is_none() {
+                        return Err(self.timed_out());
+                    }
+                    self.ask(Turn::Around);
+                }
+            }
+        }
+    }
+
+    /// After a step of the operator, its surroundings may have something to do.
+    fn note(&mut self, step: &Step) {
+        match step {
+            Step::Ran { operator, run } if *operator == self.name => self.ran = Some(*run),
+            Step::Began { operator, .. } if *operator == self.name => {}
+            Step::Ended { operator } if *operator == self.name => self.ended = true,
+            _ => return,
+        }
+        self.ask(Turn::Around);
+    }
+
+    /// What the operator waits for, if that does not come by itself.
+    fn waits(&self, time: Time) -> Option<Vec<String>> {
+        let task = self.handle.0.tasks.get(OPERATOR)?;
+        let status = self.status();
+        let for_time = time == Time::Stands && matches!(status.status, Status::WaitTime(_));
+        (task.is_idle() || for_time).then_some(status.waits_for)
+    }
+
+    fn status(&self) -> OperatorStatus {
+        let mut status = self.handle.0.status(OPERATOR);
+        status.waits_for.retain(|lacks| lacks != TURN);
+        status
+    }
+
+    /// The outcome of the flow, which ends by itself from now on.
+    async fn outcome(&mut self) -> Result<Report> {
+        if let Some(steps) = self.steps.take() {
+            self.ending = Some(steps.run_on());
+        }
+        if let Some(ending) = &mut self.ending {
+            let Some(outcome) = self.watchdog.watch(ending).await else { return Err(self.timed_out()) };
+            (self.ending, self.outcome) = (None, Some(outcome));
+        }
+        self.outcome.clone().unwrap_or_else(|| Err(Error::internal("a test's flow has no outcome")))
+    }
+
+    async fn finish(&mut self) -> Result<Report> {
+        self.sources.iter().for_each(|source| source.close());
+        // Sources do not run again after `stop`, so what they have must be taken before.
+        for _ in 0..MAX_RUNS {
+            if self.is_drained() || !matches!(self.step(Time::Passes).await?, Stepped::Ran(_)) {
+                break;
+            }
+        }
+        self.handle.stop();
+        self.outcome().await
+    }
+
+    /// True if the operator has all that was sent.
+    fn is_drained(&self) -> bool {
+        let hubs = self.handle.0.hubs();
+        let queued = hubs.all.iter().any(|hub| hub.to == OPERATOR && hub.state.queued() > 0);
+        !queued && self.sources.iter().all(|source| source.has_ended())
+    }
+
+    fn what_it_does(&self) -> String {
+        let status = self.status();
+        match &status.waits_for[..] {
+            [] if status.running => "is in a run".into(),
+            [] => status.status.to_string(),
+            waits => format!("waits for {}", waits.join(" and for ")),
+        }
+    }
+
+    #[cold]
+    fn timed_out(&self) -> Error {
+        let text = format!(
+            "no step within {:?}: operator `{}` {}; pause the clock for a test of time \
+             (`#[tokio::test(start_paused = true)]`), or raise `timeout`",
+            self.watchdog.limit(),
+            self.name,
+            self.what_it_does()
+        );
+        Error::new(ErrorKind::Stalled, text)
+    }
+
+    #[cold]
+    fn runs_on(&self, what: &str) -> Error {
+        Error::new(ErrorKind::Stalled, format!("operator `{}` has run {MAX_RUNS} times and {what}", self.name))
+    }
+
+    fn no_port(&self, port: &str) -> Error {
+        let text =
+            format!("port `{port}` belongs to another operator than `{}`: use the handles of this harness", self.name);
+        Error::new(ErrorKind::Usage, text)
+    }
+}
+
+/// An input of the operator under test. Created by [`Harness::input`].
+#[must_use = "it sends nothing by itself"]
+pub struct TestInput<'a, M: Message> {
+    run: &'a TestRun,
+    port: &'static str,
+    queues: Option<&'a Vec<Arc<SourceQueue<M>>>>,
+    writer: usize,
+    metadata: Metadata,
+}
+
+impl<M: Message> TestInput<'_, M> {
+    /// Adds a named value to the metadata of the message that is sent next.
+    pub fn metadata<T: Send + Sync + 'static>(mut self, name: &'static str, value: T) -> Self {
+        self.metadata.insert(name, value);
+        self
+    }
+
+    /// The writer that sends, counted from 0, of an input that has several: see
+    /// [`HarnessBuilder::writers`](super::HarnessBuilder::writers).
+    pub fn writer(self, writer: usize) -> Self {
+        Self { writer, ..self }
+    }
+
+    /// Sends a message, which the operator can take in its next run. There is no limit on the number of messages, so this
+    /// never waits: those that find no room in the input's hub follow later. Envelopes that are elsewhere are copied to
+    /// the operator's device.
+    ///
+    /// # Errors
+    /// [`Closed`](ErrorKind::Closed) if the operator or this input has ended; the operator's failure;
+    /// [`Usage`](ErrorKind::Usage) for a port or a writer that does not exist.
+    pub fn send(mut self, message: M) -> Result<()> {
+        if let Some(failure) = self.run.handle.failure() {
+            return Err(failure);
+        }
+        if self.run.ended {
+            let text = format!("operator `{}` has ended: input `{}` takes no message", self.run.name, self.port);
+            return Err(Error::new(ErrorKind::Closed, text));
+        }
+        let metadata = std::mem::take(&mut self.metadata);
+        self.queue()?.send(message, metadata)
+    }
+
+    /// Ends the input: after the messages that were sent, no more will come.
+    pub fn close(self) {
+        if let Ok(queue) = self.queue() {
+            queue.close();
+        }
+    }
+
+    fn queue(&self) -> Result<&SourceQueue<M>> {
+        let queues = self.queues.ok_or_else(|| self.run.no_port(self.port))?;
+        queues.get(self.writer).map(|queue| &**queue).ok_or_else(|| {
+            let text = format!(
+                "input `{}` has no writer {}, as it has {}: set their number with `.writers(handle of the port, count)` before \
+                 `.start()`",
+                self.port,
+                self.writer,
+                queues.len()
+            );
+            Error::new(ErrorKind::Usage, text)
+        })
+    }
+}
+
+impl<T: Plain> TestInput<'_, Envelope<T>> {
+    /// Sends an envelope with these elements. See [`send`](Self::send).
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send), and of allocating host memory.
+    pub fn send_slice(self, data: &[T]) -> Result<()> {
+        // An envelope without data still has memory.
+        let mut envelope = Envelope::from(Buffer::<T>::pinned(&crate::Device::host(), data.len().max(1))?);
+        envelope.as_mut_space()?[..data.len()].copy_from_slice(data);
+        envelope.set_len(data.len())?;
+        self.send(envelope)
+    }
+}
+
+impl<M: Message> fmt::Debug for TestInput<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TestInput").field("port", &self.port).field("writer", &self.writer).finish_non_exhaustive()
+    }
+}
+
+/// An output of the operator under test. Created by [`Harness::output`].
+#[must_use = "it receives nothing by itself"]
+pub struct TestOutput<'a, M: Message> {
+    run: &'a mut TestRun,
+    port: &'static str,
+    queue: Option<Arc<SinkQueue<M>>>,
+}
+
+impl<M: Message> TestOutput<'_, M> {
+    /// Receives the next message, and runs the operator until it has sent one. `None` if it has ended.
+    ///
+    /// # Errors
+    /// [`Stalled`](ErrorKind::Stalled) if the operator waits for something that only the test can do, such as to send to
+    /// its inputs; otherwise those of [`Harness::step`].
+    ///
+    /// # Cancel safety
+    /// A message is taken only when the future resolves. Runs that have begun go on.
+    pub async fn recv(self) -> Result<Option<Received<M>>> {
+        let queue = self.queue()?.clone();
+        for _ in 0..MAX_RUNS {
+            if let Some(message) = queue.take() {
+                return Ok(Some(message));
+            }
+            let stepped = self.run.step(Time::Passes).await?;
+            match stepped {
+                Stepped::Ran(_) => {}
+                _ if !queue.is_empty() => {}
+                Stepped::Ended => return Ok(None),
+                Stepped::Waits(_) => {
+                    let text = format!(
+                        "output `{}` has no message, and operator `{}` {}: send to its inputs, `.input(..).send(..)`, or \
+                         end them, `.input(..).close()`",
+                        self.port,
+                        self.run.name,
+                        self.run.what_it_does()
+                    );
+                    return Err(Error::new(ErrorKind::Stalled, text));
+                }
+            }
+        }
+        Err(self.run.runs_on(&format!("has sent nothing to output `{}`", self.port)))
+    }
+
+    /// Receives the next message if it is there. The operator does not run.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for a port of another operator.
+    pub fn try_recv(self) -> Result<Option<Received<M>>> {
+        Ok(self.queue()?.take())
+    }
+
+    /// Receives all messages that are there. The operator does not run.
+    ///
+    /// # Errors
+    /// [`Usage`](ErrorKind::Usage) for a port of another operator.
+    pub fn drain(self) -> Result<Vec<Received<M>>> {
+        let queue = self.queue()?;
+        Ok(std::iter::from_fn(|| queue.take()).collect())
+    }
+
+    fn queue(&self) -> Result<&Arc<SinkQueue<M>>> {
+        self.queue.as_ref().ok_or_else(|| self.run.no_port(self.port))
+    }
+}
+
+impl<M: Message> fmt::Debug for TestOutput<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TestOutput").field("port", &self.port).finish_non_exhaustive()
+    }
+}

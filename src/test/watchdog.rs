@@ -1,0 +1,124 @@
+//! [`Watchdog`]: a limit on the real time that a future may be pending, also where tokio's clock is paused.
+//!
+//! One thread for all tests of the process wakes the tasks whose time is over.
+
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{Arc, OnceLock, Weak, mpsc},
+    task::Poll,
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::sync::{Mutex, WakerCell, lock};
+
+/// The limits of one task, one at a time.
+pub(super) struct Watchdog {
+    limit: Duration,
+    timer: OnceLock<Arc<Timer>>,
+}
+
+struct Timer {
+    limit: Duration,
+    /// When the pending future is to be polled again.
+    due: Mutex<Option<Instant>>,
+    waker: WakerCell,
+}
+
+impl Watchdog {
+    pub(super) fn new(limit: Duration) -> Self {
+        Self { limit, timer: OnceLock::new() }
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// The future's output, or `None` if it is pending for too long. The future is then dropped.
+    pub(super) async fn watch<F: Future>(&self, future: F) -> Option<F::Output> {
+        /// Also when the future is dropped.
+        struct Disarm<'a>(&'a Watchdog);
+
+        impl Drop for Disarm<'_> {
+            fn drop(&mut self) {
+                if let Some(timer) = self.0.timer.get() {
+                    *lock(&timer.due) = None;
+                }
+            }
+        }
+
+        let _disarm = Disarm(self);
+        let mut future = pin!(future);
+        let mut due = None;
+        poll_fn(|task| {
+            if let Poll::Ready(output) = future.as_mut().poll(task) {
+                return Poll::Ready(Some(output));
+            }
+            let now = Instant::now();
+            // A limit beyond the end of time is none.
+            let Some(due) = *due.get_or_insert_with(|| now.checked_add(self.limit)) else { return Poll::Pending };
+            if now >= due {
+                return Poll::Ready(None);
+            }
+            let timer = self.timer.get_or_init(|| Timer::start(self.limit));
+            timer.waker.register(task.waker());
+            *lock(&timer.due) = Some(due);
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+impl Timer {
+    fn start(limit: Duration) -> Arc<Self> {
+        static TIMERS: OnceLock<mpsc::Sender<Weak<Timer>>> = OnceLock::new();
+        let timer = Arc::new(Self { limit, due: Mutex::new(None), waker: WakerCell::new() });
+        let timers = TIMERS.get_or_init(|| {
+            let (sender, receiver) = mpsc::channel();
+            let started = thread::Builder::new().name("wakeline-test".into()).spawn(move || run(&receiver));
+            if let Err(error) = started {
+                tracing::warn!(%error, "could not start the thread that limits how long a test's harness waits");
+            }
+            sender
+        });
+        // Without the thread there is no limit.
+        let _ = timers.send(Arc::downgrade(&timer));
+        timer
+    }
+
+    /// When to look at it again. Its limit is constant, so a wait that begins in the meantime is not over before that.
+    fn wake_if_due(&self, now: Instant) -> Option<Instant> {
+        let due = *lock(&self.due);
+        match due {
+            Some(due) if due > now => return Some(due),
+            Some(_) => self.waker.wake(),
+            None => {}
+        }
+        now.checked_add(self.limit)
+    }
+}
+
+fn run(timers: &mpsc::Receiver<Weak<Timer>>) {
+    let mut all: Vec<(Instant, Weak<Timer>)> = Vec::new();
+    loop {
+        let next = all.iter().map(|(at, _)| *at).min();
+        let new = match next {
+            None => timers.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+            Some(at) => timers.recv_timeout(at.saturating_duration_since(Instant::now())),
+        };
+        let now = Instant::now();
+        match new {
+            Ok(timer) => all.push((now, timer)),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        }
+        all.retain_mut(|(at, timer)| {
+            if *at > now {
+                return true;
+            }
+            let next = timer.upgrade().and_then(|timer| timer.wake_if_due(now));
+            next.inspect(|next| *at = *next).is_some()
+        });
+    }
+}
