@@ -499,10 +499,12 @@ macro_rules! gpu_tests_run_where_required {
     };
 }
 
-// The programs of README and the macros' examples, as doc tests. They stand here because the packages that are published
+// The programs of README, of one page of the guide, and the macros' examples, as doc tests. They stand here because the packages that are published
 // hold neither README's CUDA file nor the other package's examples.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 #[doc = include_str!("../../macros/src/examples/message.md")]
 #[doc = include_str!("../../macros/src/examples/ports.md")]
+// Its programs need cudarc's bindings of cuBLAS, cuDNN and cuFFT.
+#[cfg_attr(feature = "cuda", doc = include_str!("../../src/guide/existing_code.md"))]
 struct Readme;
