@@ -21,6 +21,8 @@ mod lifecycle;
 mod memory;
 mod memory_condition;
 mod odd_requests;
+#[cfg(feature = "cuda")]
+mod of_cudarc;
 mod own_flow;
 mod own_threads;
 #[path = "replay/main.rs"]

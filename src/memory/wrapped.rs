@@ -404,3 +404,35 @@ impl<O> fmt::Debug for Wrapped<O> {
         f.debug_struct("Wrapped").field("of", &std::any::type_name::<O>()).finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+    use crate::{device::Emulated, memory::Owned};
+
+    #[test]
+    fn the_owner_of_device_memory_is_found_by_its_type_and_taken_once() {
+        let device = Device::emulated(Emulated::new());
+        let theirs = Buffer::<u32>::new(&device, 4).unwrap();
+        let address = theirs.device_address().unwrap();
+        let (buffer, wrapped) = Buffer::<u32>::of_device_memory(&device, address, 4, theirs).unwrap();
+        let memory = buffer.into_memory();
+        let has = |memory: &Owned| memory.with_owner(|_: &Buffer<u32>| ()).is_some();
+        assert!(has(&memory) && memory.with_owner(|_: &Buffer<f32>| ()).is_none());
+        assert!(memory.take_owner::<Buffer<f32>>().is_none() && has(&memory), "not of this type");
+        assert_eq!(memory.take_owner::<Buffer<u32>>().unwrap().len(), 4);
+        assert!(memory.take_owner::<Buffer<u32>>().is_none() && !has(&memory), "taken before");
+        drop(memory);
+        let error = futures::executor::block_on(wrapped.into_inner()).unwrap_err();
+        assert!(error.to_string().contains("`Buffer::into_cudarc` has taken it"), "{error}");
+        // Memory of wakeline, and the user's memory on the host, whose owner is not accessed.
+        let (host, _wrapped) = Buffer::wrap(vec![0_u32; 4]).unwrap();
+        for memory in [of_wakeline(&device), host.into_memory()] {
+            assert!(memory.with_owner(|_: &Vec<u32>| ()).is_none() && memory.take_owner::<Vec<u32>>().is_none());
+        }
+    }
+
+    fn of_wakeline(device: &Device) -> Owned {
+        Buffer::<u32>::new(device, 4).unwrap().into_memory()
+    }
+}

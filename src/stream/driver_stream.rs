@@ -170,7 +170,10 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::device::{Emulated, backend::RawStream};
+    use crate::{
+        device::{Emulated, backend::RawStream},
+        stream::{Stream, Streams},
+    };
 
     fn pending(others: &ForeignBacklogs, raw: RawStream) -> Option<Arc<Backlog>> {
         lock(&others.0).iter().find(|(of, _)| *of == raw).map(|(_, backlog)| backlog.clone())
@@ -199,5 +202,22 @@ mod tests {
         drop(DriverStream::of_other(&plain, other, Arc::new(())));
         assert!(pending(&others, raw).is_none() && pending(&others, other).is_some());
         [raw, other].into_iter().for_each(|raw| plain.backend().stream_destroy(raw));
+    }
+
+    #[test]
+    fn a_stream_is_found_by_its_raw_stream_and_owner() {
+        let device = Device::emulated(Emulated::new());
+        let ours = Stream::new(&device).unwrap();
+        let spec = StreamSpec { name: "theirs".into(), priority: 0, non_blocking: true };
+        let raw = device.backend().stream_create(&spec).unwrap();
+        let (owner, streams) = (Arc::new(1), Streams::of(&device));
+        let theirs =
+            Stream::over(&device, "theirs".into(), DriverStream::of_other(&device, raw, owner.clone())).unwrap();
+        assert_eq!(streams.over_other(raw, &owner), Some(theirs.clone()));
+        assert_eq!(streams.over_other(raw, &Arc::new(1)), None, "this owner may destroy the stream earlier");
+        assert_eq!(streams.over_other(ours.raw(), &owner), Some(ours));
+        drop(theirs);
+        assert_eq!(streams.over_other(raw, &owner), None);
+        device.backend().stream_destroy(raw);
     }
 }

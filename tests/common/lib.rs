@@ -530,10 +530,12 @@ macro_rules! every_kernel_compiles {
     };
 }
 
-// The programs of README and the macros' examples, as doc tests. They stand here because the packages that are published
-// hold neither README's CUDA file nor the other package's examples.
+// The programs of README, of one page of the guide and the macros' examples, as doc tests. They stand here because the
+// packages that are published hold neither README's CUDA file nor what these programs depend on.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 #[doc = include_str!("../../macros/src/examples/message.md")]
 #[doc = include_str!("../../macros/src/examples/ports.md")]
+// Its programs need cudarc's bindings of cuBLAS, cuDNN and cuFFT.
+#[cfg_attr(feature = "cuda", doc = include_str!("../../src/guide/existing_code.md"))]
 struct Readme;
