@@ -47,7 +47,7 @@ fn examples_report_errors_in_one_line() {
     }
 }
 
-/// Three images, one of them not to be read, become two thumbnails in one picture.
+// Three images, one of them not to be read, become two thumbnails in one picture.
 on_each_device!(pictures_skips_broken_files_and_draws_the_others, |device| {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);

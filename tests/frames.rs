@@ -55,7 +55,8 @@ impl Operator for Camera {
         pixels.write().await?.fill(number);
         mask.set_len(3)?;
         mask.write().await?.fill(number as u8);
-        ports.frames.send(Frame { number, pixels, mask }).await
+        ports.frames.send(Frame { number, pixels, mask }).await?;
+        Ok(())
     }
 }
 
@@ -68,7 +69,8 @@ impl Operator for Brighten {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let mut frame = ports.input.take()?;
         increment::launch(cx.stream()?, &mut frame.pixels)?;
-        ports.output.send(frame).await
+        ports.output.send(frame).await?;
+        Ok(())
     }
 }
 
@@ -197,7 +199,8 @@ impl Operator for ListOf {
             list.push(one);
         }
         cx.finish();
-        ports.lists.send(list).await
+        ports.lists.send(list).await?;
+        Ok(())
     }
 }
 
@@ -251,7 +254,8 @@ impl Operator for CloneCamera {
         pixels.write().await?.fill(number + 1);
         mask.set_len(3)?;
         mask.write().await?.fill(number as u8);
-        ports.output.send(Frame { number, pixels, mask }).await
+        ports.output.send(Frame { number, pixels, mask }).await?;
+        Ok(())
     }
 }
 
@@ -342,7 +346,8 @@ impl Operator for Pairs {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let (add, mut numbers) = ports.input.take()?;
         increment::launch(cx.stream()?, &mut numbers)?;
-        ports.output.send((add, numbers)).await
+        ports.output.send((add, numbers)).await?;
+        Ok(())
     }
 }
 

@@ -162,7 +162,7 @@ impl<M: wakeline::Message + Sync> Operator for Once<M> {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         cx.finish();
         match self.0.take() {
-            Some(message) => ports.output.send(message).await,
+            Some(message) => Ok(ports.output.send(message).await?),
             None => Ok(()),
         }
     }

@@ -24,7 +24,8 @@ impl Operator for Softmax {
         });
         // SAFETY: one call of cuDNN into this stream, in place, on `rows * classes` elements of the declared slice.
         unsafe { call.enqueue(|stream, [x]| self.dnn.softmax(stream, x, [rows, classes]).map_err(Error::other)) }?;
-        ports.output.send(scores).await
+        ports.output.send(scores).await?;
+        Ok(())
     }
 }
 
