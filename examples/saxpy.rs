@@ -55,7 +55,7 @@ async fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("saxpy: {error}");
+            eprintln!("saxpy: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -323,7 +323,7 @@ async fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("uppercase: {error}");
+            eprintln!("uppercase: {error:#}");
             ExitCode::FAILURE
         }
     }

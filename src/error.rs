@@ -1,8 +1,17 @@
 //! The one error type of wakeline.
 //!
-//! An [`Error`] has a [`kind`](Error::kind), a place (operator, port or device), a message and a cause (its
-//! [`source`](std::error::Error::source), back to the original error). It is opaque: use its predicates. This lets
-//! later versions add details without breaking callers.
+//! An [`Error`] has a [`kind`](Error::kind), a place (operator, port or device), a message and a cause. It is opaque:
+//! use its predicates. This lets later versions add details without breaking callers.
+//!
+//! | format | text |
+//! |---|---|
+//! | `{error}` | the place and the message |
+//! | `{error:#}` | the same and its causes, in one line, separated by `: ` |
+//! | `{error:?}` | the same, with each cause on a line below `Caused by:`, as `fn main() -> Result<()>` prints it |
+//!
+//! An operator's own error is wrapped without a message of its own: the text of its cause takes the message's place.
+//! So the [`source`](std::error::Error::source) of such an error is the cause's source, and no text is repeated;
+//! [`downcast_ref`](Error::downcast_ref) finds the cause itself. In a chain of causes, at most 64 errors are displayed.
 //!
 //! | kind | meaning and remedy |
 //! |---|---|
@@ -27,7 +36,7 @@
 mod caller;
 mod panics;
 
-use std::{any::Any, cell::Cell, error::Error as StdError, fmt, sync::Arc};
+use std::{any::Any, cell::Cell, error::Error as StdError, fmt, iter::successors, sync::Arc};
 
 pub(crate) use caller::CallerErrors;
 pub(crate) use panics::{catch_panic, caught, caught_call, panic_message};
@@ -129,6 +138,14 @@ impl fmt::Display for ErrorKind {
 /// assert_eq!(error.kind(), ErrorKind::Operator);
 /// assert!(error.downcast_ref::<std::io::Error>().is_some());
 /// assert_eq!(error.to_string(), "operator `write`: disk on fire");
+///
+/// let error = Error::new(ErrorKind::Setup, "no configuration").because(error);
+/// assert_eq!(error.to_string(), "invalid setup: no configuration");
+/// assert_eq!(format!("{error:#}"), "invalid setup: no configuration: operator `write`: disk on fire");
+/// assert_eq!(
+///     format!("{error:?}"),
+///     "invalid setup: no configuration\n\nCaused by:\n    operator `write`: disk on fire",
+/// );
 /// ```
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
@@ -138,7 +155,10 @@ struct Inner {
     kind: ErrorKind,
     /// The places (device, port, operator), outermost last.
     places: Vec<String>,
+    /// `None`: the text of the cause, or of the kind.
     message: Option<String>,
+    /// Advice, and who noticed the error: the end of the text.
+    note: String,
     /// Set if all readers of an operator's output have ended.
     reader_gone: bool,
     /// Shared, as a lost device returns the same cause from every call.
@@ -154,6 +174,7 @@ impl Error {
             kind,
             places: Vec::new(),
             message: Some(message.into()),
+            note: String::new(),
             reader_gone: false,
             cause: None,
             attachment: None,
@@ -178,7 +199,8 @@ impl Error {
         self.0.reader_gone
     }
 
-    /// Wraps any error as an operator's own error, with that error as its cause.
+    /// Wraps any error as an operator's own error, which displays that error's text. [`downcast_ref`](Self::downcast_ref)
+    /// returns it.
     ///
     /// `?` does this for [`std::io::Error`] and boxed errors.
     pub fn other(cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
@@ -190,6 +212,7 @@ impl Error {
                 kind: ErrorKind::Operator,
                 places: Vec::new(),
                 message: None,
+                note: String::new(),
                 reader_gone: false,
                 cause: Some(Arc::new(Cause(Some(cause)))),
                 attachment: None,
@@ -209,29 +232,29 @@ impl Error {
 
     /// Adds advice to the message.
     pub(crate) fn advise(mut self, advice: &str) -> Self {
-        match &mut self.0.message {
-            Some(message) => {
-                *message += "; ";
-                *message += advice;
-            }
-            none => *none = Some(advice.into()),
-        }
+        self.0.note += "; ";
+        self.0.note += advice;
         self
     }
 
     /// Notes that `place` observed the error but did not cause it.
     pub(crate) fn noticed_by(mut self, place: &str) -> Self {
-        let noticed = format!(" (noticed by {place})");
-        match &mut self.0.message {
-            Some(message) if message.contains("(noticed by ") => {}
-            Some(message) => *message += &noticed,
-            none => *none = Some(noticed.trim_start().into()),
+        if !self.0.note.contains("(noticed by ") {
+            self.0.note += &format!(" (noticed by {place})");
         }
         self
     }
 
-    /// Sets the cause. The text has the first 64 errors of a chain of causes; [`source`](std::error::Error::source) has
-    /// all of them.
+    /// Creates the error for the loss of a device with this fault. The fault comes first, then `consequences`.
+    pub(crate) fn into_loss(self, consequences: &str) -> Self {
+        let mut loss =
+            Self::new(ErrorKind::DeviceLost, format!("{}; {consequences}", Text { error: &self, kind: false }));
+        loss.0.cause = self.0.cause.filter(|_| self.0.message.is_some());
+        loss
+    }
+
+    /// Sets the cause, which `{:#}` and `{:?}` display. They display the first 64 errors of a chain of causes;
+    /// [`source`](std::error::Error::source) has all of them.
     #[must_use]
     pub fn because(mut self, cause: impl Into<Box<dyn StdError + Send + Sync + 'static>>) -> Self {
         self.0.cause = Some(Arc::new(Cause(Some(cause.into()))));
@@ -300,94 +323,137 @@ impl Error {
         self.0.kind == ErrorKind::Closed
     }
 
-    /// The original cause, if it is a `T`.
+    /// The first cause that is a `T`.
     pub fn downcast_ref<T: StdError + 'static>(&self) -> Option<&T> {
-        let mut next: Option<&(dyn StdError + 'static)> = self.source();
+        let mut next = self.cause();
         while let Some(error) = next {
             if let Some(found) = error.downcast_ref::<T>() {
                 return Some(found);
             }
-            next = error.source();
+            next = match error.downcast_ref::<Self>() {
+                Some(error) => error.cause(),
+                None => error.source(),
+            };
         }
         None
+    }
+
+    fn cause(&self) -> Option<&(dyn StdError + 'static)> {
+        let cause = self.0.cause.as_ref()?.0.as_ref()?;
+        Some(&**cause)
+    }
+
+    /// The causes, without an error whose text this error displays as its own.
+    fn causes(&self) -> impl Iterator<Item = &(dyn StdError + 'static)> {
+        successors(self.source(), |&cause| cause.source())
     }
 }
 
 /// The number of errors of a chain of causes that are displayed, including the first one.
 const MAX_DISPLAYED: usize = 64;
 
+const NOT_DISPLAYED: &str = "further causes are not displayed";
+
 thread_local! {
-    /// The number of nested errors that this thread is displaying.
-    static DISPLAYED: Cell<usize> = const { Cell::new(0) };
+    /// The number of errors without a message whose cause this thread is visiting, one within the other.
+    static NESTED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A guard for one error that is being displayed.
-struct Displayed;
+/// A guard for a visit of the cause of an error without a message. The cause may visit its own in turn: this bounds the
+/// stack.
+struct Nested;
 
-impl Displayed {
-    /// `None` if too many are being displayed.
+impl Nested {
+    /// `None` if too many are being visited.
     fn enter() -> Option<Self> {
-        let within = DISPLAYED.get();
+        let within = NESTED.get();
         (within < MAX_DISPLAYED).then(|| {
-            DISPLAYED.set(within + 1);
+            NESTED.set(within + 1);
             Self
         })
     }
 }
 
-impl Drop for Displayed {
+impl Drop for Nested {
     fn drop(&mut self) {
-        DISPLAYED.set(DISPLAYED.get() - 1);
+        NESTED.set(NESTED.get() - 1);
     }
 }
 
-impl Error {
-    /// Writes the error's text. `names_kind`: with the phrase for its kind.
-    fn write(&self, f: &mut fmt::Formatter<'_>, names_kind: bool) -> fmt::Result {
-        let Some(_displayed) = Displayed::enter() else { return f.write_str("further causes are not displayed") };
-        for place in self.0.places.iter().rev() {
+/// The text of an error without its causes. `kind`: with the phrase for its kind.
+struct Text<'a> {
+    error: &'a Error,
+    kind: bool,
+}
+
+impl fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = &self.error.0;
+        for place in inner.places.iter().rev() {
             write!(f, "{place}: ")?;
         }
-        let cause = self.source();
-        let Some(message) = &self.0.message else {
-            return match cause {
-                Some(cause) => write!(f, "{cause}"),
-                None => f.write_str(self.0.kind.phrase()),
-            };
-        };
-        if names_kind && self.0.kind != ErrorKind::Operator {
-            write!(f, "{}: ", self.0.kind.phrase())?;
-        }
-        // The fault comes first, then the list of the work that was lost with the device.
-        let fault = cause.and_then(|cause| cause.downcast_ref::<Self>()).filter(|fault| fault.is_device_lost());
-        match (cause, fault.filter(|_| self.is_device_lost())) {
-            (_, Some(fault)) => {
-                fault.write(f, false)?;
-                write!(f, "; {message}")
+        match (&inner.message, self.error.cause()) {
+            (Some(message), _) if self.kind && inner.kind != ErrorKind::Operator => {
+                write!(f, "{}: {message}", inner.kind.phrase())?;
             }
-            (Some(cause), None) => write!(f, "{message}: {cause}"),
-            (None, None) => f.write_str(message),
+            (Some(message), _) => f.write_str(message)?,
+            (None, Some(cause)) => match Nested::enter() {
+                Some(_nested) => write!(f, "{cause}")?,
+                None => f.write_str(NOT_DISPLAYED)?,
+            },
+            (None, None) => f.write_str(inner.kind.phrase())?,
         }
+        f.write_str(&inner.note)
     }
 }
 
+/// `{}`: the place and the message. `{:#}`: also the causes.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write(f, true)
+        Text { error: self, kind: true }.fmt(f)?;
+        if f.alternate() {
+            for (displayed, cause) in (1..).zip(self.causes()) {
+                if displayed == MAX_DISPLAYED {
+                    return write!(f, ": {NOT_DISPLAYED}");
+                }
+                write!(f, ": {cause}")?;
+            }
+        }
+        Ok(())
     }
 }
 
-/// Like [`Display`](fmt::Display), since `main() -> Result<()>` prints errors with `Debug`.
+/// The text for a user, since `main() -> Result<()>` prints errors with `Debug`: the causes are listed below the error.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")
+        write!(f, "{self}")?;
+        let mut causes = self.causes().take(MAX_DISPLAYED).enumerate().peekable();
+        if causes.peek().is_some() {
+            f.write_str("\n\nCaused by:")?;
+        }
+        let several = self.causes().nth(1).is_some();
+        for (at, cause) in causes {
+            let text = match at + 1 {
+                MAX_DISPLAYED => NOT_DISPLAYED.into(),
+                _ => cause.to_string(),
+            };
+            match several {
+                true => write!(f, "\n{at:>5}: {}", text.replace('\n', "\n       "))?,
+                false => write!(f, "\n    {}", text.replace('\n', "\n    "))?,
+            }
+        }
+        Ok(())
     }
 }
 
+/// The cause. If this error displays the cause's text as its own, the cause's source: no text is in the chain twice.
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        let cause = self.0.cause.as_ref()?.0.as_ref()?;
-        Some(&**cause)
+        let cause = self.cause()?;
+        match (&self.0.message, Nested::enter()) {
+            (None, Some(_nested)) => cause.source(),
+            _ => Some(cause),
+        }
     }
 }
 
@@ -420,21 +486,56 @@ mod tests {
     use super::*;
 
     #[test]
-    fn advice_follows_the_message_or_is_the_message() {
+    fn advice_follows_the_text() {
         let with = Error::new(ErrorKind::OutOfMemory, "asked for 8 bytes").advise("wait");
         assert_eq!(with.to_string(), "out of memory: asked for 8 bytes; wait");
-        let mut without = Error::new(ErrorKind::OutOfMemory, "");
-        without.0.message = None;
-        assert_eq!(without.advise("wait").to_string(), "out of memory: wait");
+        let wrapped = Error::other("asked for 8 bytes").advise("wait");
+        assert_eq!(format!("{wrapped:#}"), "asked for 8 bytes; wait");
     }
 
     #[test]
     fn the_fault_comes_before_the_work_that_is_lost_with_its_device() {
         let fault =
             Error::new(ErrorKind::DeviceLost, "kernel `k` on stream `s` failed").because("trapped").at("cuda:0");
-        let loss = Error::new(ErrorKind::DeviceLost, "unfinished work on: `s`").because(fault);
-        let wanted =
-            "operator `o`: device lost: cuda:0: kernel `k` on stream `s` failed: trapped; unfinished work on: `s`";
-        assert_eq!(loss.at("operator `o`").to_string(), wanted);
+        let loss = fault.into_loss("unfinished work on: `s`").at("operator `o`").noticed_by("operator `p`");
+        let wanted = "operator `o`: device lost: cuda:0: kernel `k` on stream `s` failed; unfinished work on: `s` \
+                      (noticed by operator `p`)";
+        assert_eq!(loss.to_string(), wanted);
+        assert_eq!(format!("{loss:#}"), format!("{wanted}: trapped"));
+    }
+
+    /// An error of a user's, with a cause.
+    #[derive(Debug)]
+    struct Outer(std::io::Error);
+
+    impl fmt::Display for Outer {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("outer")
+        }
+    }
+
+    impl StdError for Outer {
+        fn source(&self) -> Option<&(dyn StdError + 'static)> {
+            Some(&self.0)
+        }
+    }
+
+    #[test]
+    fn the_text_of_a_wrapped_error_is_in_the_chain_once() {
+        let error = Error::other(Outer(std::io::Error::other("inner"))).at("operator `o`");
+        assert_eq!(error.to_string(), "operator `o`: outer");
+        assert_eq!(format!("{error:#}"), "operator `o`: outer: inner");
+        assert_eq!(format!("{error:?}"), "operator `o`: outer\n\nCaused by:\n    inner");
+        assert_eq!(error.source().unwrap().to_string(), "inner");
+        assert!(error.downcast_ref::<Outer>().is_some() && error.downcast_ref::<std::io::Error>().is_some());
+
+        let error = Error::new(ErrorKind::Setup, "two\nlines").because(error);
+        assert_eq!(error.to_string(), "invalid setup: two\nlines");
+        assert_eq!(format!("{error:#}"), "invalid setup: two\nlines: operator `o`: outer: inner");
+        let wanted = "invalid setup: two\nlines\n\nCaused by:\n    0: operator `o`: outer\n    1: inner";
+        assert_eq!(format!("{error:?}"), wanted);
+        assert!(error.downcast_ref::<Outer>().is_some() && error.downcast_ref::<std::io::Error>().is_some());
+        let error = Error::new(ErrorKind::Closed, "it").because("a\nb");
+        assert_eq!(format!("{error:?}"), "closed: it\n\nCaused by:\n    a\n    b");
     }
 }

@@ -303,7 +303,9 @@ fn config_a_file_that_cannot_be_read_is_an_error() {
 
     let (_folder, path) = file("[upper]\nrate = \n");
     let error = Config::file(&path).unwrap_err();
-    assert!(error.to_string().contains("app.toml") && error.to_string().contains("line 2"), "{error}");
+    assert!(error.to_string().contains("app.toml"), "{error}");
+    let error = format!("{error:#}");
+    assert!(error.contains("app.toml could not be read: ") && error.contains("line 2"), "{error}");
 }
 
 #[test]
@@ -457,7 +459,7 @@ fn config_a_file_of_any_depth_is_read_or_refused() {
             assert!(error.contains(&place) && error.contains("more than 64 levels deep"), "{error}");
             // Invalid TOML is reported before the depth.
             let (_folder, path) = file(&format!("{text}y = \n"));
-            let error = Config::file(&path).unwrap_err().to_string();
+            let error = format!("{:#}", Config::file(&path).unwrap_err());
             assert!(error.contains("TOML parse error"), "{error}");
         }
         // The greatest depth that is allowed.

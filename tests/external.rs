@@ -195,7 +195,7 @@ async fn s5_the_replacement_of_external_work() {
         let error = within(stream.completed()).await.unwrap_err();
         assert!(error.is_device_lost());
         let expected = if wrong { "declared with elements of `u32`, not `f32`" } else { "declared with `read`" };
-        assert!(format!("{error}").contains(expected), "{expected} in: {error}");
+        assert!(format!("{error:#}").contains(expected), "{expected} in: {error:#}");
     }
 }
 

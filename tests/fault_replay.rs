@@ -79,7 +79,7 @@ async fn body(device: Device) {
     // The bound covers the whole run, hubs and capture included.
     assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
     assert!(error.is_device_lost() && waiter.is_device_lost(), "{error}, {waiter}");
-    let message = error.to_string();
+    let message = format!("{error:#}");
     assert!(message.contains("unfinished work on:") && message.contains("`net (one, two)`"), "{message}");
     // The seventh message, which traps, is replayed by then.
     let arrived = lock(&seen).len() as u32;

@@ -141,7 +141,7 @@ async fn f1_a_trap_in_the_middle_of_a_flow() {
     let error = within(flow.run()).await.unwrap_err();
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
-    let message = error.to_string();
+    let message = format!("{error:#}");
     assert!(message.contains("(noticed by operator `"), "{message}");
     for unfinished in ["`traps`", "`after`", "`bystander`"] {
         assert!(message.contains(unfinished), "unfinished work: {unfinished} in {message}");
@@ -248,7 +248,7 @@ async fn f1_a_fault_that_no_call_has_reported() {
         let mut flow = Flow::new("f1");
         let _ = flow.add("alone", TrapsAlone { fails_itself, stopped: stopped.clone() }).on(&device);
         let error = within(flow.run()).await.unwrap_err();
-        let message = error.to_string();
+        let message = format!("{error:#}");
         if fails_itself {
             assert_eq!(message, "operator `alone`: for a reason of its own");
         } else {

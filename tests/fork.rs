@@ -56,7 +56,7 @@ fn in_a_fork(work: impl FnOnce() -> String) -> String {
 fn describe<T>(outcome: Result<T>) -> String {
     match outcome {
         Ok(_) => "ok".into(),
-        Err(error) => format!("{:?}: {error}", error.kind()),
+        Err(error) => format!("{:?}: {error:#}", error.kind()),
     }
 }
 

@@ -91,7 +91,7 @@ fn main() {
         && Device::cuda_count() == 0
         && let Err(error) = Device::cuda(0)
     {
-        return println!("completion: not measured: {error}");
+        return println!("completion: not measured: {error:#}");
     }
     let gpu = (!emulated).then(Gpu::open);
     let mut builder = tokio::runtime::Builder::new_multi_thread();

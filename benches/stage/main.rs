@@ -173,7 +173,7 @@ fn main() {
     let emulated = std::env::var("WAKELINE_DEVICE").is_ok_and(|device| device == "emulated");
     let device = match if emulated { Ok(Device::emulated(Emulated::new())) } else { Device::cuda(0) } {
         Ok(device) => device,
-        Err(error) => return println!("stage: not measured: {error}"),
+        Err(error) => return println!("stage: not measured: {error:#}"),
     };
     step::step::kernel().load_blocking(&device).expect("a kernel that compiles");
     let gpu = (!emulated).then(Gpu::open);

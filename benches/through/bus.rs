@@ -20,7 +20,7 @@ fn rate(total: usize, seconds: f64) -> f64 {
 }
 
 fn first() -> Option<Device> {
-    Device::cuda(0).inspect_err(|error| println!("through: not measured: {error}")).ok()
+    Device::cuda(0).inspect_err(|error| println!("through: not measured: {error:#}")).ok()
 }
 
 /// Rates per direction, with both directions at once.

@@ -287,7 +287,7 @@ async fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("kmeans: {error}");
+            eprintln!("kmeans: {error:#}");
             ExitCode::FAILURE
         }
     }

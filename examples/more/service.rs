@@ -219,7 +219,7 @@ async fn main() -> ExitCode {
         Err(error) => {
             // The report of the operators up to the failure.
             error.report().into_iter().for_each(|report| eprintln!("{report}"));
-            eprintln!("service: {error}");
+            eprintln!("service: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -47,7 +47,8 @@ impl Layer {
 
     pub(super) fn file(path: &Path) -> Result<Self> {
         let refused = |cause: Box<dyn std::error::Error + Send + Sync>| {
-            Error::new(ErrorKind::Setup, format!("configuration of {}", path.display())).because(cause)
+            Error::new(ErrorKind::Setup, format!("configuration of {} could not be read", path.display()))
+                .because(cause)
         };
         let text = std::fs::read_to_string(path).map_err(|error| refused(error.into()))?;
         let document = Document::parse(&text).map_err(|error| refused(error.into()))?;

@@ -63,9 +63,9 @@ impl CallerErrors {
         let (flow, operator) = (&*self.flow, &*self.operator);
         contained("logging a caller's error panicked", || {
             if first && error.kind() != ErrorKind::Usage {
-                tracing::warn!(flow, operator, %error, "an envelope outside the flow failed");
+                tracing::warn!(flow, operator, error = %format_args!("{error:#}"), "an envelope outside the flow failed");
             } else {
-                tracing::debug!(flow, operator, %error, "an envelope outside the flow failed");
+                tracing::debug!(flow, operator, error = %format_args!("{error:#}"), "an envelope outside the flow failed");
             }
         });
         error.for_caller(message)

@@ -103,7 +103,7 @@ impl Drop for Named {
                 tracing::warn!(
                     flow,
                     operator,
-                    %error,
+                    error = %format_args!("{error:#}"),
                     "an operator's destructor panicked: move cleanup that can fail into its `stop`, which can return an error"
                 );
             });
@@ -296,7 +296,9 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
                 Ok(())
             });
             if let Err(error) = closing.await {
-                logged(|| tracing::warn!(%error, operator = &*member.name, "closing an operator's ports panicked"));
+                logged(
+                    || tracing::warn!(error = %format_args!("{error:#}"), operator = &*member.name, "closing an operator's ports panicked"),
+                );
             }
         }
     }
@@ -325,7 +327,9 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
             let error = error.at(operator(&name));
             match &failure {
                 None => failure = Some(error),
-                Some(_) => logged(|| tracing::warn!(%error, "an operator's `stop` failed after the flow had failed")),
+                Some(_) => logged(
+                    || tracing::warn!(error = %format_args!("{error:#}"), "an operator's `stop` failed after the flow had failed"),
+                ),
             }
         }
     }
@@ -346,7 +350,7 @@ async fn drive(start: RunSetup, watched: EndWatchersOnDrop, sender: &oneshot::Se
     let outcome = match failure.map(|error| control.fail(error)) {
         None => Ok(report),
         Some(error) => {
-            logged(|| tracing::debug!(%error, "flow failed\n{report}"));
+            logged(|| tracing::debug!(error = %format_args!("{error:#}"), "flow failed\n{report}"));
             Err(error.attach(report))
         }
     };

@@ -200,7 +200,9 @@ impl<M: Message> Egress<M> {
                 Answer::Yes => return Poll::Ready(self.try_recv()),
                 Answer::Wait => {
                     let Err(error) = may_wait_for(self.flow) else { return Poll::Pending };
-                    logged(|| tracing::warn!(%error, "an egress has no messages before its flow runs"));
+                    logged(
+                        || tracing::warn!(error = %format_args!("{error:#}"), "an egress has no messages before its flow runs"),
+                    );
                     return Poll::Ready(None);
                 }
                 Answer::Never => {}

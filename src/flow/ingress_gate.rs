@@ -373,7 +373,7 @@ impl<M: Message> SendPermit<M> {
         match (sent, parcel.take()) {
             (Some(Err(error)), left) => {
                 logged(|| {
-                    tracing::warn!(flow = gate.flow.name(), %error, "a message from outside was lost on its way into the flow");
+                    tracing::warn!(flow = gate.flow.name(), error = %format_args!("{error:#}"), "a message from outside was lost on its way into the flow");
                 });
                 let error = error.for_caller("the message was lost on its way into the flow");
                 Err(SendError::new(left.map(|parcel| parcel.message), error))
@@ -412,7 +412,7 @@ impl<M: Message> IngressGate<M> {
             Some(Poll::Ready(Err(_))) if failed(&self.flow).is_some() => Err(ended(&self.flow)),
             Some(Poll::Ready(Err(error))) if !error.is_closed() => {
                 logged(|| {
-                    tracing::warn!(flow = self.flow.name(), %error, "no blank envelope for a caller outside of the flow");
+                    tracing::warn!(flow = self.flow.name(), error = %format_args!("{error:#}"), "no blank envelope for a caller outside of the flow");
                 });
                 let message = match error.kind() {
                     ErrorKind::Usage => "the hub has no blank envelopes: set their size with `Hub::envelope_bytes`",

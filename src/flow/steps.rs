@@ -399,7 +399,7 @@ impl Steps {
                 self.begin_settling(step, hub.state.last_copy().into_iter().collect(), since);
             }
             // Both ends of the hub get the error.
-            Err(error) => self.write(|| format!("  {}: {error}", hub.state.name())),
+            Err(error) => self.write(|| format!("  {}: {error:#}", hub.state.name())),
         }
     }
 
@@ -484,7 +484,7 @@ impl Steps {
         let failure = self.handle().failure();
         self.write(|| match failure {
             None => "the flow has ended".into(),
-            Some(error) => format!("the flow has failed: {error}"),
+            Some(error) => format!("the flow has failed: {error:#}"),
         });
     }
 
@@ -531,7 +531,7 @@ fn goes_on(log: &mut impl Write, line: impl FnOnce() -> String, end: &str) -> bo
     let mut written = Err(io::Error::other("the writer panicked"));
     contained("the writer of a log panicked", || written = writeln!(log, "{text}"));
     if let Err(error) = &written {
-        logged(|| tracing::warn!(%error, "{end}"));
+        logged(|| tracing::warn!(error = %format_args!("{error:#}"), "{end}"));
     }
     written.is_ok()
 }

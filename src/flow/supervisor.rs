@@ -424,7 +424,9 @@ impl Supervisor<'_> {
         let waits = waits.join("\n");
         if idle.reported.get(&group) != Some(&waits) {
             let flow = self.control.name.clone();
-            logged(|| tracing::warn!(flow = &*flow, %error, "operators have stalled; the flow continues"));
+            logged(
+                || tracing::warn!(flow = &*flow, error = %format_args!("{error:#}"), "operators have stalled; the flow continues"),
+            );
             idle.reported.insert(group, waits);
         }
         None

@@ -55,7 +55,9 @@ impl OwnThread {
             if let Some(core) = core
                 && let Err(error) = pin_to(core)
             {
-                logged(|| tracing::warn!(core, %error, "an operator's thread could not be pinned"));
+                logged(
+                    || tracing::warn!(core, error = %format_args!("{error:#}"), "an operator's thread could not be pinned"),
+                );
             }
             block_on(work(queue));
         };

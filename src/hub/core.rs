@@ -407,7 +407,7 @@ impl<M: Message> HubCore<M> {
     #[cold]
     fn drop_refused(&self, parcel: Parcel<M>, error: &Error) {
         logged(|| {
-            tracing::warn!(hub = &*self.name, %error, "dropped a message from outside: it cannot be moved to its reader");
+            tracing::warn!(hub = &*self.name, error = %format_args!("{error:#}"), "dropped a message from outside: it cannot be moved to its reader");
         });
         let Parcel { message, header } = parcel;
         if let Some(load) = header.and_then(|header| header.load) {

@@ -86,7 +86,7 @@ impl OpenWork {
 
 /// The sender's error. It hides the details, since the streams and devices might belong to another flow.
 fn failed(error: &Error) -> Error {
-    logged(|| tracing::debug!(%error, "a request was rejected: work on it has failed"));
+    logged(|| tracing::debug!(error = %format_args!("{error:#}"), "a request was rejected: work on it has failed"));
     refused(error.kind(), "the work on one of its envelopes or events has failed")
 }
 

@@ -149,7 +149,9 @@ fn free_if_room(memory: &mut Memory, stream: &Stream, asks: bool) -> Freed {
         Err(error) => {
             if !error.is_device_lost() {
                 let bytes = memory.bytes;
-                log(move || tracing::error!(%error, bytes, "memory could not be given back"));
+                log(
+                    move || tracing::error!(error = %format_args!("{error:#}"), bytes, "memory could not be given back"),
+                );
             }
             Freed::Not
         }

@@ -246,7 +246,9 @@ impl Heap {
             match freed {
                 Ok(()) => released.returned += size,
                 Err(error) if error.is_device_lost() => released.leaked += size,
-                Err(error) => log(move || tracing::error!(%error, bytes = size, "memory could not be given back")),
+                Err(error) => log(
+                    move || tracing::error!(error = %format_args!("{error:#}"), bytes = size, "memory could not be given back"),
+                ),
             }
         }
         released

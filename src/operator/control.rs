@@ -330,9 +330,9 @@ impl Control {
         if first {
             contained("the log of a flow's failure panicked", || {
                 if failure.is_cancelled() {
-                    tracing::debug!(flow = &*self.name, error = %failure, "the flow has ended early");
+                    tracing::debug!(flow = &*self.name, error = %format_args!("{failure:#}"), "the flow has ended early");
                 } else {
-                    tracing::warn!(flow = &*self.name, error = %failure, "the flow has failed");
+                    tracing::warn!(flow = &*self.name, error = %format_args!("{failure:#}"), "the flow has failed");
                 }
             });
         }

@@ -192,7 +192,7 @@ impl CompletionMonitor {
         // A subscriber is user code.
         contained("a subscriber panicked", || {
             log(
-                move || tracing::error!(%error, "cannot spawn the completion monitor's thread: a device fault may go unnoticed until the next call"),
+                move || tracing::error!(error = %format_args!("{error:#}"), "cannot spawn the completion monitor's thread: a device fault may go unnoticed until the next call"),
             );
         });
         let mut list = lock(&self.shared.list);

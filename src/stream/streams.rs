@@ -11,7 +11,7 @@ use crate::{
         Device, WeakDevice,
         backend::{Backend, RawEvent, RawStream},
     },
-    error::{Error, ErrorKind, Result},
+    error::{Error, Result},
     sync::{Level, Mutex, assert_may_wake, discard, later, lock, log},
 };
 
@@ -213,11 +213,8 @@ impl Streams {
             0 => "no unfinished work".to_string(),
             _ => format!("unfinished work on: {}", unfinished.join(", ")),
         };
-        let loss = Error::new(
-            ErrorKind::DeviceLost,
-            format!("{device} takes no more work in this process; {whose}; start again in a new process"),
-        )
-        .because(error);
+        let loss = error
+            .into_loss(&format!("{device} takes no more work in this process; {whose}; start again in a new process"));
         let is_first = device.set_lost(loss);
         discard(live);
         // Read again: a stream that was created since may already have waiters.

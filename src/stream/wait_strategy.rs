@@ -199,7 +199,9 @@ impl Monitored for StreamInner {
             // All registered waiters have been failed. This covers waiters that have registered since.
             Err(error) if error.is_device_lost() => self.completion.fail(),
             // After any other error, for example because the stream is being captured, it is queried again.
-            Err(error) => tracing::warn!(stream = self.name, %error, "cannot query the progress of a stream"),
+            Err(error) => {
+                tracing::warn!(stream = self.name, error = %format_args!("{error:#}"), "cannot query the progress of a stream")
+            }
             Ok(()) => {}
         }
     }

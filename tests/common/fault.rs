@@ -163,7 +163,7 @@ pub async fn fault(device: Device, beside: bool, kernel: &str, launch: Launch) {
     let error = within(flow.run()).await.unwrap_err();
 
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
-    let message = error.to_string();
+    let message = format!("{error:#}");
     eprintln!("{message}");
     assert!(message.contains("(noticed by operator `"), "{message}");
     assert!(message.contains("unfinished work on:"), "{message}");
@@ -193,7 +193,7 @@ pub async fn fault(device: Device, beside: bool, kernel: &str, launch: Launch) {
     }
     drop(held);
 
-    let lost = device.lost().expect("a lost device").to_string();
+    let lost = format!("{:#}", device.lost().expect("a lost device"));
     assert!(lost.contains(cause), "{lost}");
     let [mut one, mut two] = <[_; 2]>::try_from(buffers).unwrap();
     let refused = [

@@ -17,7 +17,7 @@ pub async fn buffer(stream: &Stream, value: u32) -> Buffer<u32> {
 #[track_caller]
 pub fn refused<T>(outcome: Result<T>, says: &[&str]) {
     let error = outcome.err().expect("an error");
-    let message = error.to_string();
+    let message = format!("{error:#}");
     assert_eq!(error.kind(), ErrorKind::Usage, "{message}");
     says.iter().for_each(|says| assert!(message.contains(says), "no `{says}` in: {message}"));
 }

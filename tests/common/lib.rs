@@ -54,7 +54,7 @@ pub fn cuda() -> Device {
 
 /// The same without loading the kernels: for a test of one that does not compile.
 pub fn cuda_without_kernels() -> Device {
-    Device::cuda(0).unwrap_or_else(|error| panic!("this test needs a GPU: {error}")).race_checked()
+    Device::cuda(0).unwrap_or_else(|error| panic!("this test needs a GPU: {error:#}")).race_checked()
 }
 
 /// False if there was no room for the message, which is dropped.

@@ -69,18 +69,32 @@ fn chains_of_causes_may_be_of_any_length() {
         for next in cases {
             let first = Error::from(std::io::Error::other("the first failure"));
             let error = (0..FAILURES).fold(first, |last, _| next(last));
-            for text in [error.to_string(), format!("{error:?}")] {
-                assert!(text.starts_with("a retry failed: a retry failed"), "{text}");
-                assert!(text.ends_with("a retry failed: further causes are not displayed"), "{text}");
-                assert!(text.len() < 64 * 64, "{text}");
-            }
+            assert_eq!(error.to_string(), "a retry failed");
+            let text = format!("{error:#}");
+            assert_eq!(text, "a retry failed: ".repeat(64) + "further causes are not displayed");
+            let text = format!("{error:?}");
+            assert!(text.starts_with("a retry failed\n\nCaused by:\n    0: a retry failed\n    1: a retry"), "{text}");
+            assert!(text.ends_with("\n   62: a retry failed\n   63: further causes are not displayed"), "{text}");
             let sources = std::iter::successors(std::error::Error::source(&error), |error| error.source());
             let last = sources.last().unwrap();
             assert_eq!(last.to_string(), "the first failure");
             drop(error);
         }
         let few = (0..60).fold(Error::from("the first failure"), |last, _| retry(last));
-        assert_eq!(few.to_string(), "a retry failed: ".repeat(60) + "the first failure");
+        assert_eq!(format!("{few:#}"), "a retry failed: ".repeat(60) + "the first failure");
+    });
+}
+
+/// An error that is passed through another library's error type again and again, without a message of its own.
+#[test]
+fn an_error_may_be_wrapped_any_number_of_times() {
+    on_a_small_stack("extremes::chains::an_error_may_be_wrapped_any_number_of_times", || {
+        let first = Error::from(std::io::Error::other("the first failure"));
+        let error = (0..20_000).fold(first, |last, _| std::io::Error::other(last).into());
+        for text in [error.to_string(), format!("{error:#}"), format!("{error:?}")] {
+            assert!(text.contains("further causes are not displayed") && text.len() < 64 * 64 * 2, "{text}");
+        }
+        assert!(std::iter::successors(std::error::Error::source(&error), |error| error.source()).count() < 20_000);
     });
 }
 

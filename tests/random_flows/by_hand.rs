@@ -142,7 +142,7 @@ impl ByHand {
             match task.await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => failed.extend(unexplained(error, &devices)),
-                Err(unfinished) => failed.push(unfinished.to_string()),
+                Err(unfinished) => failed.push(format!("{unfinished:#}")),
             }
         }
         drop(shelf);
@@ -178,7 +178,7 @@ pub(crate) fn unexplained(error: Error, devices: &[Device]) -> Option<String> {
         ErrorKind::OutOfMemory => true,
         _ => false,
     };
-    (!explained).then(|| format!("a call failed: {error}"))
+    (!explained).then(|| format!("a call failed: {error:#}"))
 }
 
 pub(crate) fn judge(devices: &[Device], failed: &[String]) -> Vec<String> {

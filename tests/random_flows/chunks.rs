@@ -75,7 +75,7 @@ impl Chunks {
                     match task.await {
                         Ok(done) => failed.extend(done.err()),
                         Err(unfinished) => {
-                            return Ran { devices, went_well: false, failed: vec![unfinished.to_string()] };
+                            return Ran { devices, went_well: false, failed: vec![format!("{unfinished:#}")] };
                         }
                     }
                 }

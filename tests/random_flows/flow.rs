@@ -326,7 +326,7 @@ pub(crate) fn judge(plan: &Plan, ran: &Ran) -> Vec<String> {
                 _ => false,
             };
             if !meant {
-                wrong.push(format!("the flow failed: {error}"));
+                wrong.push(format!("the flow failed: {error:#}"));
             }
             false
         }

@@ -153,7 +153,7 @@ impl Hostile {
             match task.await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => failed.extend(by_hand::unexplained(error, &devices)),
-                Err(unfinished) => failed.push(unfinished.to_string()),
+                Err(unfinished) => failed.push(format!("{unfinished:#}")),
             }
         }
         (devices, failed)

@@ -372,7 +372,7 @@ impl Loops {
             Err(_) => Err("the flow failed".into()),
         };
         if let Err(what) = outcome {
-            let error = ran.outcome.as_ref().err().map_or("the flow ended".into(), ToString::to_string);
+            let error = ran.outcome.as_ref().err().map_or("the flow ended".into(), |error| format!("{error:#}"));
             found.push(format!("{what}: after {} ms {error}", ran.took));
         }
         let fails = ran.outcome.as_ref().err().map(Error::kind);

@@ -151,7 +151,7 @@ async fn settle_and_judge<R>(
         match in_bounds(simulation, wrapped.into_inner()).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) if error.is_device_lost() && devices.iter().any(|device| device.lost().is_some()) => {}
-            Ok(Err(error)) => found.push(format!("user memory was not returned: {error}")),
+            Ok(Err(error)) => found.push(format!("user memory was not returned: {error:#}")),
             Err(why) => found.push(format!("user memory was not returned: {why}")),
         }
     }
@@ -216,7 +216,7 @@ fn run(scenario: &Scenario, seed: u64) -> (Vec<String>, Vec<String>) {
             errors
                 .drain(..)
                 .filter(|error| !error.contains("device lost") && !error.contains(ON_PURPOSE))
-                .map(|error| format!("logged: {error}")),
+                .map(|error| format!("logged: {error:#}")),
         );
     });
     (found, log)

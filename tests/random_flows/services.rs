@@ -255,7 +255,7 @@ impl Services {
         if let Some(Err(error)) = &ran.outcome
             && !explained(error.kind())
         {
-            failed.push(format!("the flow failed: {error}"));
+            failed.push(format!("the flow failed: {error:#}"));
         }
         for (request, answer) in &ran.answers {
             let fate = if self.says_which { request.fate() } else { Fate::Answered };

@@ -203,7 +203,7 @@ async fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("matmul_chain: {error}");
+            eprintln!("matmul_chain: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -192,7 +192,7 @@ async fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("mlp: {error}");
+            eprintln!("mlp: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -286,7 +286,7 @@ impl CudaBackend {
         // SAFETY: created by `create_graph`, or by the driver for this module; its owner has released it, and its last
         // exec was destroyed.
         if let Err(error) = self.cx.check(unsafe { (driver.graph_destroy)(graph(raw)) }, "cuGraphDestroy") {
-            log(move || tracing::warn!(%error, "a graph was not destroyed"));
+            log(move || tracing::warn!(error = %format_args!("{error:#}"), "a graph was not destroyed"));
         }
     }
 

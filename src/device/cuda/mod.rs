@@ -273,7 +273,7 @@ impl Backend for CudaBackend {
         let destroyed = self.cx.check(unsafe { (driver.stream_destroy)(stream(raw)) }, "cuStreamDestroy");
         drop(exclusive);
         if let Err(error) = destroyed {
-            log(move || tracing::warn!(%error, "a stream was not destroyed"));
+            log(move || tracing::warn!(error = %format_args!("{error:#}"), "a stream was not destroyed"));
         }
     }
 
@@ -306,7 +306,7 @@ impl Backend for CudaBackend {
         let destroyed = self.cx.check(unsafe { (driver.event_destroy)(event(raw)) }, "cuEventDestroy");
         drop(exclusive);
         if let Err(error) = destroyed {
-            log(move || tracing::warn!(%error, "an event was not destroyed"));
+            log(move || tracing::warn!(error = %format_args!("{error:#}"), "an event was not destroyed"));
         }
     }
 
@@ -539,7 +539,9 @@ impl Drop for CudaBackend {
                 self.memory.close(driver);
             }
             Err(error) => {
-                log(move || tracing::warn!(%error, "closed after a failure: its resources are leaked"));
+                log(
+                    move || tracing::warn!(error = %format_args!("{error:#}"), "closed after a failure: its resources are leaked"),
+                );
                 self.cx.leak();
             }
         }

@@ -45,7 +45,7 @@ impl Gpu {
     fn get() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let device = open(0).unwrap_or_else(|error| panic!("this test needs a GPU: {error}"));
+        let device = open(0).unwrap_or_else(|error| panic!("this test needs a GPU: {error:#}"));
         let stream = device.stream_create(&spec()).unwrap();
         Self { device, stream, _alone: alone }
     }

@@ -155,7 +155,7 @@ fn the_capacity_is_enforced_and_reported() {
     assert_eq!(first.0 % 256, 0);
     let error = device.alloc(401).unwrap_err();
     assert!(error.is_out_of_memory());
-    let text = error.to_string();
+    let text = format!("{error:#}");
     assert!(["401", "600", "1000"].iter().all(|number| text.contains(number)), "{text}");
     let second = device.alloc(400).unwrap();
     assert_eq!(device.memory().unwrap().free, 0);
@@ -193,14 +193,14 @@ fn an_access_outside_of_an_allocation_is_a_fault() {
         unsafe { device.fill(work, far, Pattern { width: 1, bits: 0 }, len) }.unwrap();
         let error = device.stream_synchronize(work).unwrap_err();
         assert!(error.is_device_lost());
-        assert!(error.to_string().contains("illegal address"), "{error}");
+        assert!(format!("{error:#}").contains("illegal address"), "{error:#}");
     }
     let device = open(Emulated::new());
     let work = stream(&device, "work");
     let memory = device.alloc(64).unwrap();
     let crooked = [Arg::Slice { address: Address(memory.0 + 1), len: 2, bytes: 8, write: true }];
     launch(&device, work, &INCREMENT, &crooked).unwrap();
-    assert!(device.stream_synchronize(work).unwrap_err().to_string().contains("aligned"));
+    assert!(format!("{:#}", device.stream_synchronize(work).unwrap_err()).contains("aligned"));
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn a_trap_ends_this_device_and_no_other() {
     assert!(receiver.recv().is_err());
     let error = device.stream_synchronize(side).unwrap_err();
     assert!(error.is_device_lost());
-    let text = error.to_string();
+    let text = format!("{error:#}");
     assert!(text.contains("`BOOM`") && text.contains("`work`") && text.contains("out of cheese"), "{text}");
     assert!(device.event_query(event).unwrap_err().is_device_lost());
     assert!(device.alloc(8).unwrap_err().is_device_lost());
@@ -327,7 +327,7 @@ fn planned_faults_occur_as_planned() {
     launch(&device, work, &INCREMENT, &bytes(memory, 8)).unwrap();
     device.stream_synchronize(work).unwrap();
     launch(&device, work, &INCREMENT, &bytes(memory, 8)).unwrap();
-    assert!(device.stream_synchronize(work).unwrap_err().to_string().contains("planned"));
+    assert!(format!("{:#}", device.stream_synchronize(work).unwrap_err()).contains("planned"));
     drop(device);
     assert!(receiver.recv().is_err(), "dropped with the device");
 
@@ -338,8 +338,8 @@ fn planned_faults_occur_as_planned() {
     unsafe { device.copy(work, Endpoint::Host(&mut byte), Endpoint::Device(memory), 1) }.unwrap();
     let error = device.stream_synchronize(work).unwrap_err();
     assert!(
-        error.is_device_lost() && error.to_string().contains("copy to host of 1 byte on stream `work` failed"),
-        "{error}"
+        error.is_device_lost() && format!("{error:#}").contains("copy to host of 1 byte on stream `work` failed"),
+        "{error:#}"
     );
 }
 

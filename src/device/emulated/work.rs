@@ -165,7 +165,7 @@ impl Work {
                 })
             }
             Work::External { args, body, planned, .. } => launch(&args, planned, |args| body(args)),
-            Work::Free { address, memory } => memory.free(address).map_err(|error| Fault(error.to_string())),
+            Work::Free { address, memory } => memory.free(address).map_err(|error| Fault(format!("{error:#}"))),
             Work::Host(function) => {
                 contained("a host function panicked", function);
                 Ok(())

@@ -98,7 +98,9 @@ pub(in crate::flow) async fn task(
             Ok(())
         });
         if let Err(error) = closing.await {
-            logged(|| tracing::warn!(%error, operator = &*member.name, "closing an operator's ports panicked"));
+            logged(
+                || tracing::warn!(error = %format_args!("{error:#}"), operator = &*member.name, "closing an operator's ports panicked"),
+            );
         }
         member.operator.settled().await;
     }

@@ -414,7 +414,7 @@ impl<T: Plain, S: Clone + Send + Sync + 'static> Core<T, S> {
     /// that place.
     #[cold]
     fn copy_lost(&self, error: Error, number: u64, [from, to]: [LocationId; 2], out: &mut Actions<Envelopes<T>>) {
-        self.log_event(|| format!("chunk {number}: not copied from {} to {}: {error}", self.at(from), self.at(to)));
+        self.log_event(|| format!("chunk {number}: not copied from {} to {}: {error:#}", self.at(from), self.at(to)));
         let Inner { state, places } = &mut *lock(&self.inner);
         // Only the first one is kept.
         let _ = places.lost.set(error);

@@ -126,7 +126,9 @@ impl CudaBackend {
         for memory in ended.iter().flat_map(|ended| &ended.unfreed) {
             // SAFETY: memory of the last launch, which is done. If there was no launch, the driver refuses the call.
             if let Err(error) = unsafe { self.memory.free(&self.cx, *memory) } {
-                crate::sync::log(move || tracing::debug!(%error, "memory that no node frees was not freed"));
+                crate::sync::log(
+                    move || tracing::debug!(error = %format_args!("{error:#}"), "memory that no node frees was not freed"),
+                );
             }
         }
         let exclusive = self.gate.exclusive();
@@ -134,7 +136,9 @@ impl CudaBackend {
         let destroyed = self.cx.check(unsafe { (driver.exec_destroy)(exec(raw)) }, "cuGraphExecDestroy");
         drop(exclusive);
         if let Err(error) = destroyed {
-            crate::sync::log(move || tracing::warn!(%error, "an exec of a graph was not destroyed"));
+            crate::sync::log(
+                move || tracing::warn!(error = %format_args!("{error:#}"), "an exec of a graph was not destroyed"),
+            );
         }
     }
 

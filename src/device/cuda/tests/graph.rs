@@ -157,7 +157,7 @@ fn count(counter: &AtomicUsize) -> usize {
 }
 
 fn assert_reports(error: &Error, words: &[&str]) {
-    let text = error.to_string();
+    let text = format!("{error:#}");
     assert!(words.iter().all(|word| text.contains(word)), "not all of {words:?} in {text}");
 }
 

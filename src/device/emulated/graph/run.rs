@@ -94,7 +94,7 @@ impl Sequence {
                     // SAFETY: guaranteed by the caller: all that comes before this node has run.
                     unsafe { work.run(is_alive) }.map_err(|Fault(why)| Fault(format!("{what}: {why}")))?;
                 }
-                LaunchStep::Alloc(memory) => memory.map().map_err(|error| Fault(format!("allocation: {error}")))?,
+                LaunchStep::Alloc(memory) => memory.map().map_err(|error| Fault(format!("allocation: {error:#}")))?,
                 LaunchStep::Free(memory) => memory.unmap(),
                 LaunchStep::Conditional { when, flag, within } => {
                     let mut order_seed = OrderSeed { seed: order_seed.seed.wrapping_add(order_seed.run), run: 0 };

@@ -425,7 +425,7 @@ impl SimulationCore {
                 Ok(made) => *timer = Some(made),
                 // The next poll retries.
                 Err(error) => log(move || {
-                    tracing::error!(%error, "could not start a simulation's timer thread: device faults might go unnoticed");
+                    tracing::error!(error = %format_args!("{error:#}"), "could not start a simulation's timer thread: device faults might go unnoticed");
                 }),
             }
         }

@@ -132,7 +132,9 @@ impl EventLog {
                 });
                 match written {
                     Some(Ok(())) => goes_on = true,
-                    Some(Err(error)) => tracing::warn!(%error, hub, "the log of a hub ends here"),
+                    Some(Err(error)) => {
+                        tracing::warn!(error = %format_args!("{error:#}"), hub, "the log of a hub ends here")
+                    }
                     None => {}
                 }
             });

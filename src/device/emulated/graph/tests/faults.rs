@@ -102,7 +102,7 @@ fn a_fault_in_a_node_is_the_devices_and_names_the_node() {
     let exec = device.graph_instantiate(graph).unwrap();
     start(&device, exec, work).unwrap();
     let error = device.stream_synchronize(work).unwrap_err();
-    let text = error.to_string();
+    let text = format!("{error:#}");
     assert!(error.is_device_lost() && taken(&after).is_empty());
     assert!(
         text.contains("graph of 2 steps on stream `work` failed")
@@ -131,7 +131,7 @@ fn faults_can_be_planned_for_nodes() {
     assert_eq!(taken(&order).len(), 0, "lost");
     launch(&device, work, &INCREMENT, &bytes(memory, 8)).unwrap();
     device.stream_synchronize(work).unwrap();
-    let error = run(&device, exec, work).unwrap_err().to_string();
+    let error = format!("{:#}", run(&device, exec, work).unwrap_err());
     assert!(error.contains("kernel `INCREMENT`: trapped: a planned fault"), "{error}");
 
     let device = open(Emulated::new().faults(Faults::new().trap_kernel("countdown", 4).fail_copy(1)));
@@ -146,7 +146,7 @@ fn faults_can_be_planned_for_nodes() {
     // Reading a flag does not count as a copy for a plan.
     run(&device, exec, work).unwrap();
     raise(&device, work, flag, 1);
-    assert!(run(&device, exec, work).unwrap_err().to_string().contains("external work `countdown`"));
+    assert!(format!("{:#}", run(&device, exec, work).unwrap_err()).contains("external work `countdown`"));
 }
 
 #[test]

@@ -401,7 +401,7 @@ fn memory_that_a_graph_has_freed_is_an_illegal_address() {
             fill(&device, work, memory, 1, 64);
         }
         let error = device.stream_synchronize(work).unwrap_err();
-        assert!(error.is_device_lost() && error.to_string().contains("illegal address"), "{error}");
+        assert!(error.is_device_lost() && format!("{error:#}").contains("illegal address"), "{error:#}");
     }
 }
 
