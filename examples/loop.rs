@@ -104,7 +104,7 @@ async fn main() -> Result<()> {
         }
         Ok::<(), Error>(())                     // `new` is dropped: nothing more comes, and the loop drains
     });
-    while let Some(work) = done.recv().await? {
+    while let Some(work) = done.recv().await {
         println!("{} after {} rounds", work.roots.read().await?[999], work.rounds);
     }
     feed.await.map_err(Error::other)??;

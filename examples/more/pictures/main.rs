@@ -212,7 +212,7 @@ async fn draw(args: &Args) -> Result<String> {
 
     let running = flow.spawn()?;
     let mut all = Vec::new();
-    while let Some(picture) = drawn.recv().await? {
+    while let Some(picture) = drawn.recv().await {
         let bytes = bytemuck::cast_slice(picture.pixels.read().await?).to_vec();
         let thumbnail = RgbaImage::from_raw(picture.width, picture.height, bytes);
         all.push(thumbnail.ok_or_else(|| Error::other(format!("{}: the wrong number of pixels", picture.name)))?);
