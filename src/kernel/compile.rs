@@ -42,8 +42,6 @@ pub fn compile_all(architecture: &str) -> Result<()> {
     }
     let mut text = format!("{} of {} kernels do not compile for {architecture}:", errors.len(), kernels.len());
     for error in &errors {
-        text.push_str("\n\n");
-        text += "\n\n";
         text += error.message();
     }
     Err(Error::new(ErrorKind::Kernel, text))
