@@ -42,6 +42,7 @@ pub fn compile_all(architecture: &str) -> Result<()> {
     }
     let mut text = format!("{} of {} kernels do not compile for {architecture}:", errors.len(), kernels.len());
     for error in &errors {
+        text += "\n\n";
         text += error.message();
     }
     Err(Error::new(ErrorKind::Kernel, text))
