@@ -145,7 +145,7 @@ pub mod prelude {
         device::Emulated,
         operator::{Consume, Modify, Peek, Ports, Produce},
     };
-    pub use wakeline_macros::{Ports, kernel};
+    pub use wakeline_macros::{KernelStruct, Ports, kernel};
 }
 
 /// Called by code that the macros generate. Not part of the public API: it may change in any version.
@@ -153,6 +153,7 @@ pub mod prelude {
 pub mod __private {
     pub use crate::{
         condition::{EventField, Readiness},
+        device::CudaTypes,
         device::backend::{BodyArg, KernelDef, KernelNumber, KernelSource, Prototype},
         hub::{
             EnvelopeCount, EventNames, RawEnvelope,
@@ -166,5 +167,6 @@ pub mod __private {
         },
         operator::{AnyPort, Binder, HandleVisitor, InputPort, LinkPort, OutputPort, Plan, Port, PortOptions},
     };
+    pub use bytemuck;
     pub use inventory;
 }

@@ -17,6 +17,7 @@ mod hostile_devices;
 #[path = "hostile_flows/main.rs"]
 mod hostile_flows;
 mod hostile_wakers;
+mod kernel_structs;
 mod lifecycle;
 mod memory;
 mod memory_condition;

@@ -14,6 +14,7 @@ mod over;
 mod signature;
 mod source;
 
+pub(crate) use self::signature::has_name;
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
 use syn::{FnArg, ItemFn, PatType, Type};

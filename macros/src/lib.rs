@@ -1,5 +1,5 @@
-//! The derive and attribute macros of wakeline: [`Ports`](macro@Ports), [`Message`](macro@Message) and
-//! [`kernel`](macro@kernel).
+//! The derive and attribute macros of wakeline: [`Ports`](macro@Ports), [`Message`](macro@Message),
+//! [`kernel`](macro@kernel) and [`KernelStruct`](macro@KernelStruct).
 //!
 //! Use them through `wakeline` (`use wakeline::prelude::*`), not from this crate: the generated code names
 //! `::wakeline`. Each macro is in a file of its own. It parses a declaration, collects every error (`errors.rs`),
@@ -15,6 +15,7 @@
 mod errors;
 mod fork;
 mod kernel;
+mod kernel_struct;
 mod message;
 mod ports;
 
@@ -101,6 +102,43 @@ pub fn derive_message(item: TokenStream) -> TokenStream {
     errors::or_report(item.into(), message::expand, message::stub).into()
 }
 
+/// Makes a struct one that kernels take, and defines it in CUDA C++.
+///
+/// ```ignore
+/// use wakeline::prelude::*;
+///
+/// #[derive(Clone, Copy, KernelStruct)]
+/// #[repr(C)]
+/// struct Particle {
+///     position: [f32; 3],
+///     mass: f32,
+/// }
+///
+/// #[kernel(unsafe(cuda = "fall.cu"), over = [particles.len()])]
+/// fn fall(seconds: f32, particles: &mut [Particle]) {
+///     particles.iter_mut().for_each(|particle| particle.position[2] -= seconds * particle.mass);
+/// }
+/// ```
+///
+/// ```cpp
+/// // `struct Particle { float position[3]; float mass; };` is defined already.
+/// extern "C" __global__ void fall(float seconds, Particle *particles, unsigned long long particles_len) {
+///     unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+///     if (i < particles_len) particles[i].position[2] -= seconds * particles[i].mass;
+/// }
+/// ```
+///
+/// The struct is the element type of a slice, or an argument by value of at most 64 bytes. It is `#[repr(C)]` or
+/// `#[repr(C, align(16))]`, `Copy`, not generic, and has no padding. Its fields are numbers, other such structs, and
+/// arrays of them. The definition comes before the file of each kernel that takes it, with the same name and fields; the
+/// C++ compiler checks that its size, its alignment and the size of each field, and so their offsets, are those in Rust.
+///
+/// It also implements bytemuck's `Pod` and `Zeroable`: do not derive these as well.
+#[proc_macro_derive(KernelStruct)]
+pub fn derive_kernel_struct(item: TokenStream) -> TokenStream {
+    errors::or_report(item.into(), kernel_struct::expand, kernel_struct::stub).into()
+}
+
 /// Declares a kernel: one signature, with device code for a GPU and a Rust body for the emulated device.
 ///
 /// ```ignore
@@ -151,7 +189,8 @@ pub fn derive_message(item: TokenStream) -> TokenStream {
 /// - `&mut [T]`: memory that is read and written; `T *` and its length;
 /// - `T`: a value.
 ///
-/// `T` is a `KernelType`: a number, or plain data of your own.
+/// `T` is a `KernelType`: a number, or a struct with [`#[derive(KernelStruct)]`](macro@KernelStruct). There is no `bool`: use
+/// `u8`.
 ///
 /// # What a launch covers
 ///

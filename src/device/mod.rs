@@ -42,7 +42,7 @@ use backend::Backend;
 pub use backend::MemoryInfo;
 pub use emulated::{Emulated, Faults, Simulation, Task, Unfinished};
 pub(crate) use host::host_memory;
-pub use kernel_type::KernelType;
+pub use kernel_type::{CudaTypes, KernelType};
 
 use crate::{
     error::{Error, ErrorKind, Result},

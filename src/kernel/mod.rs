@@ -10,6 +10,7 @@
 //! | `x: &[f32]` | `const float* x, unsigned long long x_len` |
 //! | `y: &mut [f32]` | `float* y, unsigned long long y_len` |
 //! | `a: f32` | `float a` |
+//! | `p: Particle` | `Particle p`, a struct with [`#[derive(KernelStruct)]`](macro@KernelStruct) |
 //!
 //! A flow compiles and loads all kernels of the program for its devices before it runs. Outside of a flow, a kernel is
 //! compiled at its first launch, or earlier by [`Kernel::load`]. [`compile_all`] compiles them all without a GPU.
@@ -26,6 +27,8 @@ use crate::{
 
 pub use self::compile::compile_all;
 use crate::memory::shape::Shape;
+pub use wakeline_macros::KernelStruct;
+
 pub use crate::{
     device::KernelType,
     memory::{DeviceSlice, DeviceSliceMut},

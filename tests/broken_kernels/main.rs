@@ -1,6 +1,10 @@
 //! Kernels whose CUDA bodies are wrong: `compile_all` finds each of them without a GPU.
 
-use wakeline::{ErrorKind, kernel::compile_all, prelude::*};
+use wakeline::{
+    ErrorKind,
+    kernel::{KernelType, compile_all},
+    prelude::*,
+};
 
 #[kernel(unsafe(cuda = "doubles.cu"))]
 fn doubles(x: &mut [f32]) {
@@ -26,6 +30,28 @@ fn unknown(x: &mut [f32]) {
     x.fill(0.0);
 }
 
+/// The alignment of a type that was declared by hand is not what its C++ type has.
+#[derive(Clone, Copy, KernelStruct)]
+#[repr(C)]
+struct Pair {
+    number: u32,
+    wide: Wide,
+}
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Wide([u32; 3]);
+
+// SAFETY: never launched; wrong on purpose.
+unsafe impl KernelType for Wide {
+    const CUDA: &'static str = "uint4";
+}
+
+#[kernel(unsafe(cuda = "layout.cu"))]
+fn layout(pair: Pair) {
+    let _ = (pair.number, pair.wide.0);
+}
+
 #[kernel(unsafe(cuda = "fine.cu"))]
 fn fine(_x: &mut [f32]) {}
 
@@ -36,14 +62,15 @@ fn each_broken_kernel_is_reported_with_its_declaration_and_the_compilers_log() {
     assert_eq!(error.kind(), ErrorKind::Kernel);
     let text = error.to_string();
     println!("{text}");
-    let mut reports = text.split("\n\n");
-    assert_eq!(reports.next(), Some("kernel: 5 of 6 kernels do not compile for sm_90:"));
-    let expected: [&[&str]; 5] = [
-        &["`doubles` (declared at", "void doubles(float *, unsigned long long)", "doubles.cu(1): error"],
-        &["`overload` (declared at", "void overload(float *, unsigned long long)", "overload.cu(1): error"],
-        &["`brace` (declared at", "void brace(float *, unsigned long long)", "expected a \"}\"", "brace.cu(1)"],
-        &["`misspelt` (declared at", "there is no function `misspelt` in misspelt.cu"],
-        &["`unknown` (declared at", "void unknown(float *, unsigned long long)", "unknown.cu(2): error", "\"y\""],
+    let mut reports = text.split("\n\n`");
+    assert_eq!(reports.next(), Some("kernel: 6 of 7 kernels do not compile for sm_90:"));
+    let expected: [&[&str]; 6] = [
+        &["doubles` (declared at", "void doubles(float *, unsigned long long)", "doubles.cu(1): error"],
+        &["overload` (declared at", "void overload(float *, unsigned long long)", "overload.cu(1): error"],
+        &["brace` (declared at", "void brace(float *, unsigned long long)", "expected a \"}\"", "brace.cu(1)"],
+        &["misspelt` (declared at", "there is no function `misspelt` in misspelt.cu"],
+        &["layout` (declared at", "Pair has 16 bytes, aligned to 4, in Rust", "Pair::wide has 12 bytes in Rust"],
+        &["unknown` (declared at", "void unknown(float *, unsigned long long)", "unknown.cu(2): error", "\"y\""],
     ];
     let reports: Vec<_> = reports.collect();
     assert_eq!(reports.len(), expected.len(), "{text}");

@@ -2,6 +2,8 @@
 
 #[path = "accepted/kernel.rs"]
 mod kernel;
+#[path = "accepted/kernel_struct.rs"]
+mod kernel_struct;
 #[path = "accepted/message.rs"]
 mod message;
 #[path = "accepted/ports.rs"]
@@ -12,6 +14,11 @@ mod waits;
 #[test]
 fn kernels_of_every_form() {
     kernel::main();
+}
+
+#[test]
+fn kernel_structs_of_every_form() {
+    kernel_struct::main();
 }
 
 #[test]

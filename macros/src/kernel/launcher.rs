@@ -65,7 +65,7 @@ impl Launcher<'_> {
         };
         let pieces = self.prototype(plain);
         let types = self.arguments.iter().map(
-            |Argument { ty, .. }| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::kernel::KernelType>::DECLARE),
+            |Argument { ty, .. }| quote_spanned!(errors::at(ty)=> <#ty as ::wakeline::kernel::KernelType>::declare(&mut types)),
         );
         let locals: Vec<_> = (0..self.arguments.len()).map(|at| Ident::new(&format!("argument_{at}"), site)).collect();
         let bind = self.arguments.iter().zip(&locals).enumerate().map(|(at, (argument, local))| {
@@ -92,18 +92,10 @@ impl Launcher<'_> {
                 source: #source,
                 // Closures, so that an argument of a wrong type is reported once for the whole definition.
                 prototype: || {
-                    let declared: &[&'static str] = &[#(#types),*];
-                    let mut types = ::std::string::String::new();
-                    for (at, one) in ::core::iter::Iterator::enumerate(declared.iter()) {
-                        if !one.is_empty() && !declared[..at].contains(one) {
-                            if !types.is_empty() {
-                                types.push('\n');
-                            }
-                            types.push_str(one);
-                        }
-                    }
+                    let mut types = ::wakeline::__private::CudaTypes::new();
+                    #(#types;)*
                     let pieces: &[&'static str] = &[#(#pieces),*];
-                    ::wakeline::__private::Prototype { types, function: pieces.concat() }
+                    ::wakeline::__private::Prototype { types: types.finish(), function: pieces.concat() }
                 },
                 // Called with the contract of `KernelDef::body`: the arguments are those of the declaration, in its
                 // order. Each is read as the type that the declaration gives it, and borrowed no longer than the call.

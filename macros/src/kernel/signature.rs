@@ -4,6 +4,8 @@ use syn::{FnArg, Ident, Pat, ReturnType, Safety, Signature, Type};
 
 use crate::errors::{Errors, shown};
 
+const ARGUMENT: &str = "an argument of a kernel";
+
 pub(super) struct Argument {
     pub(super) name: Ident,
     pub(super) kind: ArgumentKind,
@@ -93,7 +95,9 @@ fn kind_of(ty: &Type, errors: &mut Errors) -> Option<(ArgumentKind, Type)> {
             }
             let kind = if reference.mutability.is_some() { ArgumentKind::SliceMut } else { ArgumentKind::Slice };
             match strip(&reference.elem) {
-                Type::Slice(slice) => return has_name(&slice.elem, errors).then(|| (kind, (*slice.elem).clone())),
+                Type::Slice(slice) => {
+                    return has_name(&slice.elem, ARGUMENT, errors).then(|| (kind, (*slice.elem).clone()));
+                }
                 Type::Array(array) => {
                     let elem = shown(&array.elem);
                     let mutability = reference.mutability.map_or("", |_| "mut ");
@@ -127,15 +131,15 @@ fn kind_of(ty: &Type, errors: &mut Errors) -> Option<(ArgumentKind, Type)> {
             );
             None
         }
-        value => has_name(value, errors).then(|| (ArgumentKind::Scalar, value.clone())),
+        value => has_name(value, ARGUMENT, errors).then(|| (ArgumentKind::Scalar, value.clone())),
     }
 }
 
 /// Refuses the types of Rust that are known to have no equivalent in CUDA C++; the compiler finds the others.
-fn has_name(ty: &Type, errors: &mut Errors) -> bool {
+pub(crate) fn has_name(ty: &Type, what: &str, errors: &mut Errors) -> bool {
     let name = match ty {
-        Type::Paren(inner) => return has_name(&inner.elem, errors),
-        Type::Group(inner) => return has_name(&inner.elem, errors),
+        Type::Paren(inner) => return has_name(&inner.elem, what, errors),
+        Type::Group(inner) => return has_name(&inner.elem, what, errors),
         Type::Array(_) | Type::Tuple(_) => {
             let written = shown(ty);
             errors.at(
@@ -159,12 +163,15 @@ fn has_name(ty: &Type, errors: &mut Errors) -> bool {
         "char" => "use `u32`, and `char::from_u32` on the host",
         "i128" | "u128" => "use two 64-bit numbers",
         "String" | "OsString" | "CString" | "PathBuf" => "pass text as bytes, `&[u8]`",
+        "Vec" | "Box" | "Rc" | "Arc" | "Buffer" | "Envelope" if what != ARGUMENT => {
+            "pass it as a slice of the kernel's own"
+        }
         "Vec" | "Box" | "Rc" | "Arc" => "pass the data as a slice, `&[T]`; on launch it is a `Buffer` or an `Envelope`",
         "Option" | "Result" => "pass the value, and a `u8` that says whether there is one",
         "Buffer" | "Envelope" => "write `&[T]` or `&mut [T]`: the launch takes a `Buffer` or an `Envelope` for it",
         _ => return true,
     };
-    errors.at(ty, format!("`{name}` cannot be an argument of a kernel: {instead}"));
+    errors.at(ty, format!("`{name}` cannot be {what}: {instead}"));
     false
 }
 

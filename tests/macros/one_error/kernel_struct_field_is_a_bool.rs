@@ -1,0 +1,18 @@
+use wakeline::prelude::*;
+
+#[derive(Clone, Copy, KernelStruct)]
+#[repr(C)]
+struct Particle {
+    alive: bool,
+}
+
+#[kernel]
+fn fall(gravity: Particle, particles: &mut [Particle]) {
+    let _ = (gravity, particles);
+}
+
+fn use_it(stream: &Stream, gravity: Particle, particles: &mut Buffer<Particle>) -> Result<()> {
+    fall::launch(stream, gravity, particles)
+}
+
+fn main() {}
