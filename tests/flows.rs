@@ -21,6 +21,7 @@ mod dropping;
 mod edges;
 mod embedding;
 mod fan_out;
+mod harness;
 #[path = "hostile_conditions/main.rs"]
 mod hostile_conditions;
 mod hostile_messages;
