@@ -42,7 +42,8 @@ impl Operator for Scale {
         let mut scaled = ports.scaled.blank().await?;
         scaled.set_len(numbers.len())?;
         scale::launch(cx.stream()?, &numbers, &mut scaled, factor)?;
-        ports.scaled.send(scaled).await
+        ports.scaled.send(scaled).await?;
+        Ok(())
     }
 }
 

@@ -48,7 +48,8 @@ impl Operator for Add {
         for _ in 1..right {
             increment::launch(cx.stream()?, &mut sums)?;
         }
-        ports.sums.send(sums).await
+        ports.sums.send(sums).await?;
+        Ok(())
     }
 }
 
@@ -110,7 +111,8 @@ impl Operator for Brighten {
     async fn compute(&mut self, ports: &mut Self::Ports, cx: &mut Cx) -> Result<()> {
         let mut frame = ports.input.take()?;
         increment::launch(cx.stream()?, &mut frame.pixels)?;
-        ports.output.send(frame).await
+        ports.output.send(frame).await?;
+        Ok(())
     }
 }
 
@@ -144,7 +146,8 @@ impl Operator for Download {
         let stream = cx.stream()?;
         let mut here = Buffer::pinned(stream.device(), there.len())?;
         stream.copy(&there, &mut here)?;
-        ports.output.send(here.into()).await
+        ports.output.send(here.into()).await?;
+        Ok(())
     }
 }
 
@@ -186,7 +189,8 @@ impl Operator for Sum {
             self.factor = factor;
         }
         let sum: u32 = ports.parts.take()?.sum();
-        ports.sums.send(sum * self.factor).await
+        ports.sums.send(sum * self.factor).await?;
+        Ok(())
     }
 }
 
@@ -498,7 +502,8 @@ impl Operator for Peeks {
     async fn compute(&mut self, ports: &mut PeeksPorts, _cx: &mut Cx) -> Result<()> {
         let factor = ports.rounds.take()?;
         let sum: u32 = ports.points.get()?.read().await?.iter().sum();
-        ports.sums.send(factor * sum).await
+        ports.sums.send(factor * sum).await?;
+        Ok(())
     }
 }
 
@@ -627,7 +632,8 @@ impl Operator for Add2 {
 
     async fn compute(&mut self, ports: &mut Add2Ports, _cx: &mut Cx) -> Result<()> {
         let sum = ports.left.take()? + ports.right.take()?;
-        ports.sums.send(sum).await
+        ports.sums.send(sum).await?;
+        Ok(())
     }
 }
 

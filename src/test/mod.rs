@@ -65,7 +65,8 @@
 //!     async fn compute(&mut self, ports: &mut ScalePorts, cx: &mut Cx) -> Result<()> {
 //!         let mut numbers = ports.numbers.take()?;
 //!         scale::launch(cx.stream()?, &mut numbers, self.0)?;
-//!         ports.scaled.send(numbers).await
+//!         ports.scaled.send(numbers).await?;
+//!         Ok(())
 //!     }
 //! }
 //!
@@ -105,7 +106,8 @@
 //! #     async fn compute(&mut self, ports: &mut ScalePorts, cx: &mut Cx) -> Result<()> {
 //! #         let mut numbers = ports.numbers.take()?;
 //! #         scale::launch(cx.stream()?, &mut numbers, self.0)?;
-//! #         ports.scaled.send(numbers).await
+//! #         ports.scaled.send(numbers).await?;
+//! #         Ok(())
 //! #     }
 //! # }
 //!

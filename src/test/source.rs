@@ -116,6 +116,7 @@ impl<M: Message> Operator for TestSource<M> {
         let stream = if M::CARRIES_ENVELOPES && !self.device.is_host() { Some(cx.stream()?.clone()) } else { None };
         relocate(&mut message, Relocated::Others, &self.device, stream.as_ref()).await?;
         cx.replace_metadata(metadata);
-        ports.output.send(message).await
+        ports.output.send(message).await?;
+        Ok(())
     }
 }
