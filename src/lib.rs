@@ -16,6 +16,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`guide`] | how to use it, in pages with complete programs; the design, the behaviours that tests are named after, measured facts |
+//! | [`test`](mod@test) | a harness for tests of one operator |
 //! | [`flow`] | build, check, run, embed: [`Flow`], [`Running`], [`Report`], [`Ingress`], [`Egress`], [`Service`]; [sections](Flow::replay) replayed as CUDA graphs |
 //! | [`operator`] | [`Operator`], [`LocalOperator`](operator::LocalOperator), their [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`]; [`Linked`](operator::Linked) |
 //! | [`condition`] | when an operator may run |

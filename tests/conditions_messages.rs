@@ -14,6 +14,7 @@ use wakeline::{
     condition::{Gate, Since, any_of, at_least, at_most, batch, count, each, every, room, sum},
     device::{Emulated, Simulation},
     prelude::*,
+    test::{self, Stepped},
 };
 
 /// An operator without conditions always runs again, and does not starve other tasks.
@@ -163,27 +164,28 @@ struct SettingsPorts {
 
 /// The operator waits neither for messages at an optional input nor for its end. `take` on an empty one is a usage
 /// error.
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn c1_an_optional_input_is_not_waited_for() {
-    let notes = Notes::begin();
-    let mut flow = Flow::new("c1");
-    let ticks = flow.add("ticks", at([(0, 0), (10, 1), (20, 2), (30, 3)]));
-    let settings = flow.add("settings", at([(5, "dark")]));
-    let noted = notes.clone();
-    let take = flow.add(
-        "take",
-        runs(move |ports: &mut SettingsPorts, _cx: &mut Cx| {
-            let tick = ports.ticks.take()?;
-            let setting = ports.settings.try_take()?;
-            assert_eq!(ports.settings.take().unwrap_err().kind(), ErrorKind::Usage, "no message is left");
-            noted.add((tick, setting));
-            Ok(())
-        }),
-    );
-    flow.connect(ticks.output, take.ticks);
-    flow.connect(settings.output, take.settings);
-    within(flow.run()).await.unwrap();
-    assert_eq!(notes.all(), [(0, (0, None)), (10, (1, Some("dark"))), (20, (2, None)), (30, (3, None))]);
+    let seen = shared();
+    let noted = seen.clone();
+    let take = runs(move |ports: &mut SettingsPorts, _cx: &mut Cx| {
+        let tick = ports.ticks.take()?;
+        let setting = ports.settings.try_take()?;
+        assert_eq!(ports.settings.take().unwrap_err().kind(), ErrorKind::Usage, "no message is left");
+        lock(&noted).push((tick, setting));
+        Ok(())
+    });
+    let mut take = test::operator(take).start().unwrap();
+    take.input(take.ticks).send(0).unwrap();
+    assert_eq!(take.step().await.unwrap(), Stepped::Ran(1));
+    take.input(take.settings).send("dark").unwrap();
+    assert!(take.step().await.unwrap().is_waiting());
+    take.input(take.ticks).send(1).unwrap();
+    assert_eq!(take.step().await.unwrap(), Stepped::Ran(2));
+    take.input(take.settings).close();
+    (2..4).for_each(|tick| take.input(take.ticks).send(tick).unwrap());
+    take.finish().await.unwrap();
+    assert_eq!(*lock(&seen), [(0, None), (1, Some("dark")), (2, None), (3, None)]);
 }
 
 /// Conditions that are set when an operator is added replace those of the port, without a change to the operator.

@@ -22,6 +22,7 @@ mod edges;
 mod embedding;
 mod fan_out;
 mod frames;
+mod harness;
 #[path = "hostile_conditions/main.rs"]
 mod hostile_conditions;
 mod hostile_messages;

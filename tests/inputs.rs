@@ -16,6 +16,7 @@ use wakeline::{
     hub::MergePolicy,
     operator::{InputHandle, OutputHandle, concurrent},
     prelude::*,
+    test::{self, Stepped},
 };
 
 #[derive(Ports)]
@@ -132,35 +133,25 @@ async fn q5_a_take_that_is_refused_takes_nothing() {
     impl Operator for Twice {
         type Ports = MergePorts;
 
-        async fn compute(&mut self, ports: &mut MergePorts, cx: &mut Cx) -> Result<()> {
-            until("two messages of the second sender", || ports.parts.len_of(1) == 2).await;
+        async fn compute(&mut self, ports: &mut MergePorts, _cx: &mut Cx) -> Result<()> {
             assert_eq!(ports.parts.take()?.collect::<Vec<_>>(), [1, 11]);
             let error = ports.parts.take().map(drop).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage);
-            assert!(error.to_string().contains("no message in hub `one.output -> twice.parts`"), "{error}");
+            assert!(error.to_string().contains("no message in hub `test:parts:0.output -> twice.parts`"), "{error}");
             assert_eq!(ports.parts.try_take_from(0)?, None);
             assert_eq!(ports.parts.try_take_from(1)?, Some(12));
             let error = ports.parts.try_take_from(2).unwrap_err();
             assert!(error.to_string().contains("there is no connection 2"), "{error}");
-            cx.finish();
             Ok(())
         }
     }
-    let mut flow = Flow::new("q5");
-    let twice = flow.add("twice", Twice);
-    let quiet = task(|ports: &mut SourcePorts<u64>, _cx| {
-        async move {
-            ports.output.send(1).await?;
-            // Sends nothing more and does not end.
-            until("the reader has ended", || ports.output.is_closed()).await;
-            Ok(())
-        }
-        .boxed()
-    });
-    let (one, two) = (flow.add("one", quiet), flow.add("two", numbers([11, 12])));
-    flow.connect(one.output, twice.parts);
-    flow.connect_with(two.output, twice.parts, Hub::bounded(2));
-    within(flow.run()).await.unwrap();
+    let twice = test::operator_named("twice", Twice);
+    let parts = twice.parts;
+    let mut twice = twice.writers(parts, 2).input_hub(parts, Hub::bounded(2)).start().unwrap();
+    for (writer, number) in [(0, 1), (1, 11), (1, 12)] {
+        twice.input(parts).writer(writer).send(number).unwrap();
+    }
+    assert_eq!(twice.step().await.unwrap(), Stepped::Ran(1));
 }
 
 /// Wrong connections of such a port are reported before anything runs.
@@ -422,20 +413,22 @@ async fn q9_metadata_merges_by_the_operators_policy() {
     let run = async |policy: Option<MergePolicy>| {
         let seen = shared();
         let noted = seen.clone();
-        let mut flow = Flow::new("q9");
         let merge = runs(move |ports: &mut MergePorts, cx: &mut Cx| {
             let taken: Vec<_> = ports.parts.take()?.collect();
             lock(&noted).push((taken, values(cx)));
             Ok(())
         });
-        let mut merge = flow.add("merge", merge);
-        if let Some(policy) = policy {
-            merge = merge.merge_metadata(policy);
+        let merge = test::operator_named("merge", merge).with(|merge| match policy {
+            Some(policy) => merge.merge_metadata(policy),
+            None => merge,
+        });
+        let parts = merge.parts;
+        let mut merge = merge.writers(parts, 2).start().unwrap();
+        for (writer, name, number) in [(0, "left", 1), (0, "left", 2), (1, "right", 11), (1, "right", 12_u64)] {
+            let input = merge.input(parts).writer(writer);
+            input.metadata(name, number).metadata("number", number).send(number).unwrap();
         }
-        let (left, right) = (flow.add("left", labelled("left", 1..3)), flow.add("right", labelled("right", 11..13)));
-        flow.connect(left.output, merge.parts);
-        flow.connect(right.output, merge.parts);
-        let outcome = within(flow.run()).await;
+        let outcome = within(merge.finish()).await;
         (outcome, std::mem::take(&mut *lock(&seen)))
     };
     for (policy, numbers) in

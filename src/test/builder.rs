@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::{
-    harness::{Around, Harness},
+    harness::{Harness, Surroundings},
     sink::{SinkQueue, TestSink},
     source::{MessageSent, SourceQueue, TestSource},
 };
@@ -160,7 +160,7 @@ impl<P: Ports> HarnessBuilder<P> {
             writers: &writers,
             linked: &linked,
             unlinked: Vec::new(),
-            around: Around::default(),
+            around: Surroundings::default(),
         };
         P::visit_handles(handles, &mut visitor);
         let Connecting { unlinked, around, .. } = visitor;
@@ -199,7 +199,7 @@ struct Connecting<'a> {
     writers: &'a HashMap<PortId, usize>,
     linked: &'a [PortId],
     unlinked: Vec<String>,
-    around: Around,
+    around: Surroundings,
 }
 
 impl Connecting<'_> {
@@ -258,7 +258,7 @@ impl HandleVisitor for Connecting<'_> {
     }
 }
 
-impl Around {
+impl Surroundings {
     fn add_input<M: Message>(&mut self, port: PortId, queues: Vec<Arc<SourceQueue<M>>>) {
         self.count += queues.len();
         self.sources.extend(queues.iter().map(|queue| queue.clone() as _));

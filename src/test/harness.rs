@@ -4,12 +4,15 @@
 //! for one run. So a run finds all messages that were sent before, and its own messages have arrived when it is returned.
 //!
 //! ```text
-//!   ┌─> AROUND: sources, hubs, sinks ── quiet ──> a run is to be returned? ── yes ──> return it
+//!   ┌─> AROUND: sources, hubs, sinks ── quiet ──> a run is to be returned, or a wait for the test: return it
 //!   │                                                      │ no
 //!   ├──────── a run, or a part of it ──── OPERATOR <───────┘
-//!   │                                        │ refused
-//!   └── woken <── it waits for an event <────┴──> it waits for the test: return that
+//!   ├── woken <── it waits for an event <────┤ refused
+//!   └── it waits for the test <──────────────┘
 //! ```
+//!
+//! The operator might have sent something since its surroundings were quiet: in a run that went on, or in a loop of its
+//! own. So they are asked once more before its wait is returned.
 
 use std::{any::Any, collections::HashMap, fmt, ops::Deref, sync::Arc, time::Duration};
 
@@ -28,8 +31,8 @@ use crate::{
     operator::{InputHandle, OutputHandle, Ports, permit::TURN},
 };
 
-/// The maximum number of runs in one call that waits for something else than a run.
-const MAX_RUNS: u64 = 100_000;
+/// The maximum number of runs in one call since an input was fed: an operator that goes on by itself might not stop.
+const MAX_RUNS: u64 = 10_000;
 
 /// An operator under test. See the [module](super).
 ///
@@ -46,7 +49,7 @@ pub struct Harness<P: Ports> {
 
 /// What a harness has put around the operator.
 #[derive(Default)]
-pub(super) struct Around {
+pub(super) struct Surroundings {
     /// By port: a `Vec<Arc<SourceQueue<M>>>`.
     pub(super) inputs: HashMap<PortId, Box<dyn Any + Send + Sync>>,
     /// By port: an `Arc<SinkQueue<M>>`.
@@ -90,6 +93,8 @@ struct TestRun {
     /// A run that is to be returned, once its messages have arrived.
     ran: Option<u64>,
     ended: bool,
+    /// It waits for the test, and nothing has moved since it was found to.
+    rests: bool,
     watchdog: Watchdog,
 }
 
@@ -97,6 +102,13 @@ struct TestRun {
 enum Turn {
     Around,
     Operator,
+}
+
+/// Counts the runs of one call since an input was fed.
+#[derive(Default)]
+struct RunCount {
+    fed: u64,
+    runs: u64,
 }
 
 /// Whether a call lets time pass.
@@ -107,8 +119,14 @@ enum Time {
 }
 
 impl<P: Ports> Harness<P> {
-    pub(super) fn new(name: Arc<str>, handles: P::Handles, steps: Steps, around: Around, timeout: Duration) -> Self {
-        let Around { inputs, outputs, sources, count } = around;
+    pub(super) fn new(
+        name: Arc<str>,
+        handles: P::Handles,
+        steps: Steps,
+        around: Surroundings,
+        timeout: Duration,
+    ) -> Self {
+        let Surroundings { inputs, outputs, sources, count } = around;
         let mut run = TestRun {
             name,
             handle: steps.handle(),
@@ -121,6 +139,7 @@ impl<P: Ports> Harness<P> {
             turn: Turn::Around,
             ran: None,
             ended: false,
+            rests: false,
             watchdog: Watchdog::new(timeout),
         };
         run.ask(Turn::Around);
@@ -144,7 +163,8 @@ impl<P: Ports> Harness<P> {
     /// says what the operator waits for.
     ///
     /// A run that waits in its middle, for another message for example, is [`Waits`](Stepped::Waits), too. It goes on in
-    /// the next call.
+    /// the next call. An operator with a loop of its own that never calls [`Cx::ready`](crate::Cx::ready) has no runs to
+    /// make: it goes on by itself during any call.
     ///
     /// # Errors
     /// The operator's failure; [`Stalled`](ErrorKind::Stalled) after the [timeout](super::HarnessBuilder::timeout).
@@ -176,18 +196,18 @@ impl<P: Ports> Harness<P> {
     /// An operator that waits for nothing, such as a source, does not stop: use [`step`](Self::step).
     ///
     /// # Errors
-    /// Those of [`step`](Self::step); [`Stalled`](ErrorKind::Stalled) after 100,000 runs.
+    /// Those of [`step`](Self::step); [`Stalled`](ErrorKind::Stalled) after 10,000 runs for which the test had sent nothing.
     ///
     /// # Cancel safety
     /// The runs so far are made.
     pub async fn settle(&mut self) -> Result<Stepped> {
-        for _ in 0..MAX_RUNS {
+        let mut count = RunCount::default();
+        loop {
             match self.run.step(Time::Stands).await? {
-                Stepped::Ran(_) => {}
+                Stepped::Ran(_) => count.run(&self.run, "does not come to rest: make single runs, with `step`")?,
                 other => return Ok(other),
             }
         }
-        Err(self.run.runs_on("does not come to rest: make single runs, with `step`"))
     }
 
     /// The number of runs that have ended.
@@ -240,6 +260,7 @@ impl TestRun {
 
     /// Runs the operator once, if it may run without the test.
     async fn step(&mut self, time: Time) -> Result<Stepped> {
+        self.rests = false;
         loop {
             if self.handle.failure().is_some() {
                 self.outcome().await?;
@@ -258,6 +279,10 @@ impl TestRun {
                         self.ask(Turn::Around);
                         return Ok(self.ran.take().map_or(Stepped::Ended, Stepped::Ran));
                     }
+                    if let Some(waits) = self.waits(time).filter(|_| self.rests) {
+                        self.ask(Turn::Around);
+                        return Ok(Stepped::Waits(waits));
+                    }
                     self.ask(Turn::Operator);
                 }
                 Advance::Quiet => {
@@ -266,13 +291,10 @@ impl TestRun {
                         self.ask(Turn::Around);
                         continue;
                     };
-                    if let Some(waits) = self.waits(time) {
-                        self.ask(Turn::Around);
-                        return Ok(Stepped::Waits(waits));
-                    }
-                    let Some(steps) = &mut self.steps else { continue };
-                    let woken = self.watchdog.watch(steps.wait_for_event(was_idle)).await;
-                    if woken.is_none() {
+                    self.rests = self.waits(time).is_some();
+                    if let Some(steps) = self.steps.as_mut().filter(|_| !self.rests)
+                        && self.watchdog.watch(steps.wait_for_event(was_idle)).await.is_none()
+                    {
                         return Err(self.timed_out());
                     }
                     self.ask(Turn::Around);
@@ -283,6 +305,7 @@ impl TestRun {
 
     /// After a step of the operator, its surroundings may have something to do.
     fn note(&mut self, step: &Step) {
+        self.rests = false;
         match step {
             Step::Ran { operator, run } if *operator == self.name => self.ran = Some(*run),
             Step::Began { operator, .. } if *operator == self.name => {}
@@ -321,8 +344,9 @@ impl TestRun {
     async fn finish(&mut self) -> Result<Report> {
         self.sources.iter().for_each(|source| source.close());
         // Sources do not run again after `stop`, so what they have must be taken before.
-        for _ in 0..MAX_RUNS {
-            if self.is_drained() || !matches!(self.step(Time::Passes).await?, Stepped::Ran(_)) {
+        let mut count = RunCount::default();
+        while !self.is_drained() && matches!(self.step(Time::Passes).await?, Stepped::Ran(_)) {
+            if count.run(self, "has not taken all messages").is_err() {
                 break;
             }
         }
@@ -358,15 +382,29 @@ impl TestRun {
         Error::new(ErrorKind::Stalled, text)
     }
 
-    #[cold]
-    fn runs_on(&self, what: &str) -> Error {
-        Error::new(ErrorKind::Stalled, format!("operator `{}` has run {MAX_RUNS} times and {what}", self.name))
-    }
-
     fn no_port(&self, port: &str) -> Error {
         let text =
             format!("port `{port}` belongs to another operator than `{}`: use the handles of this harness", self.name);
         Error::new(ErrorKind::Usage, text)
+    }
+}
+
+impl RunCount {
+    /// Counts one run.
+    ///
+    /// # Errors
+    /// [`Stalled`](ErrorKind::Stalled) if there were too many: the operator has run so often, and `what`.
+    fn run(&mut self, run: &TestRun, what: &str) -> Result<()> {
+        let fed = run.sources.iter().map(|source| source.fed()).sum();
+        if std::mem::replace(&mut self.fed, fed) != fed {
+            self.runs = 0;
+        }
+        self.runs += 1;
+        if self.runs < MAX_RUNS {
+            return Ok(());
+        }
+        let text = format!("operator `{}` has run {MAX_RUNS} times without a new message, and {what}", run.name);
+        Err(Error::new(ErrorKind::Stalled, text))
     }
 }
 
@@ -473,12 +511,16 @@ impl<M: Message> TestOutput<'_, M> {
     /// A message is taken only when the future resolves. Runs that have begun go on.
     pub async fn recv(self) -> Result<Option<Received<M>>> {
         let queue = self.queue()?.clone();
-        for _ in 0..MAX_RUNS {
+        let mut count = RunCount::default();
+        loop {
             if let Some(message) = queue.take() {
                 return Ok(Some(message));
             }
             let stepped = self.run.step(Time::Passes).await?;
             match stepped {
+                Stepped::Ran(_) if queue.is_empty() => {
+                    count.run(self.run, &format!("has sent nothing to output `{}`", self.port))?;
+                }
                 Stepped::Ran(_) => {}
                 _ if !queue.is_empty() => {}
                 Stepped::Ended => return Ok(None),
@@ -494,7 +536,6 @@ impl<M: Message> TestOutput<'_, M> {
                 }
             }
         }
-        Err(self.run.runs_on(&format!("has sent nothing to output `{}`", self.port)))
     }
 
     /// Receives the next message if it is there. The operator does not run.

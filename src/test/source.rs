@@ -24,6 +24,8 @@ pub(super) struct SourceQueue<M> {
 
 struct State<M> {
     messages: VecDeque<(M, Metadata)>,
+    /// The number of messages that were fed to the input.
+    fed: u64,
     closed: bool,
 }
 
@@ -32,11 +34,13 @@ pub(super) trait AnySource: Any + Send + Sync {
     fn close(&self);
     /// True if it is closed and empty.
     fn has_ended(&self) -> bool;
+    /// The number of messages that were fed to the input.
+    fn fed(&self) -> u64;
 }
 
 impl<M: Message> SourceQueue<M> {
     pub(super) fn new(port: &'static str) -> Arc<Self> {
-        let state = Mutex::new(State { messages: VecDeque::new(), closed: false });
+        let state = Mutex::new(State { messages: VecDeque::new(), fed: 0, closed: false });
         Arc::new(Self { port, state, owner: WakerCell::new() })
     }
 
@@ -54,6 +58,14 @@ impl<M: Message> SourceQueue<M> {
     }
 }
 
+impl<M> SourceQueue<M> {
+    fn take(&self) -> Option<(M, Metadata)> {
+        let mut state = lock(&self.state);
+        state.fed += 1;
+        state.messages.pop_front()
+    }
+}
+
 impl<M: Message> AnySource for SourceQueue<M> {
     fn close(&self) {
         lock(&self.state).closed = true;
@@ -63,6 +75,10 @@ impl<M: Message> AnySource for SourceQueue<M> {
     fn has_ended(&self) -> bool {
         let state = lock(&self.state);
         state.closed && state.messages.is_empty()
+    }
+
+    fn fed(&self) -> u64 {
+        lock(&self.state).fed
     }
 }
 
@@ -96,8 +112,7 @@ impl<M: Message> Operator for TestSource<M> {
     type Ports = SourcePorts<M>;
 
     async fn compute(&mut self, ports: &mut SourcePorts<M>, cx: &mut Cx) -> Result<()> {
-        let next = lock(&self.queue.state).messages.pop_front();
-        let Some((mut message, metadata)) = next else { return Ok(()) };
+        let Some((mut message, metadata)) = self.queue.take() else { return Ok(()) };
         let stream = if M::CARRIES_ENVELOPES && !self.device.is_host() { Some(cx.stream()?.clone()) } else { None };
         relocate(&mut message, Relocated::Others, &self.device, stream.as_ref()).await?;
         cx.replace_metadata(metadata);

@@ -16,10 +16,10 @@ use crate::sync::{Mutex, WakerCell, lock};
 /// The limits of one task, one at a time.
 pub(super) struct Watchdog {
     limit: Duration,
-    timer: OnceLock<Arc<Timer>>,
+    timer: OnceLock<Arc<WatchdogTimer>>,
 }
 
-struct Timer {
+struct WatchdogTimer {
     limit: Duration,
     /// When the pending future is to be polled again.
     due: Mutex<Option<Instant>>,
@@ -61,7 +61,7 @@ impl Watchdog {
             if now >= due {
                 return Poll::Ready(None);
             }
-            let timer = self.timer.get_or_init(|| Timer::start(self.limit));
+            let timer = self.timer.get_or_init(|| WatchdogTimer::start(self.limit));
             timer.waker.register(task.waker());
             *lock(&timer.due) = Some(due);
             Poll::Pending
@@ -70,9 +70,9 @@ impl Watchdog {
     }
 }
 
-impl Timer {
+impl WatchdogTimer {
     fn start(limit: Duration) -> Arc<Self> {
-        static TIMERS: OnceLock<mpsc::Sender<Weak<Timer>>> = OnceLock::new();
+        static TIMERS: OnceLock<mpsc::Sender<Weak<WatchdogTimer>>> = OnceLock::new();
         let timer = Arc::new(Self { limit, due: Mutex::new(None), waker: WakerCell::new() });
         let timers = TIMERS.get_or_init(|| {
             let (sender, receiver) = mpsc::channel();
@@ -99,8 +99,8 @@ impl Timer {
     }
 }
 
-fn run(timers: &mpsc::Receiver<Weak<Timer>>) {
-    let mut all: Vec<(Instant, Weak<Timer>)> = Vec::new();
+fn run(timers: &mpsc::Receiver<Weak<WatchdogTimer>>) {
+    let mut all: Vec<(Instant, Weak<WatchdogTimer>)> = Vec::new();
     loop {
         let next = all.iter().map(|(at, _)| *at).min();
         let new = match next {
