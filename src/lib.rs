@@ -18,7 +18,7 @@
 //! | [`flow`] | build, check, run, embed: [`Flow`], [`Running`], [`Report`], [`Ingress`], [`Egress`], [`Service`]; [sections](Flow::replay) replayed as CUDA graphs |
 //! | [`operator`] | [`Operator`], [`LocalOperator`](operator::LocalOperator), their [`Ports`](operator::Ports), [`Input`], [`Inputs`], [`Output`], [`Cx`]; [`Linked`](operator::Linked) |
 //! | [`condition`] | when an operator may run |
-//! | [`hub`] | [`Hub`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies; [`ChunkHub`]: chunks with many readers |
+//! | [`hub`] | [`HubOptions`], [`Envelope`], [`Message`](trait@Message): queues, envelopes, copies; [`ChunkHub`]: chunks with many readers |
 //! | `config` | operators' parameters from files, the environment and the program (feature `config`) |
 //! | [`graph`] | CUDA [`Graph`](graph::Graph)s: capture, nodes, [`Exec`](graph::Exec), [`Registry`](graph::Registry) |
 //! | [`kernel`](mod@kernel) | typed launches: `#[kernel]`, [`Grid`](kernel::Grid) |
@@ -126,7 +126,7 @@ pub use cudarc;
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
 pub use flow::{Egress, Flow, Ingress, Report, Running, Service};
-pub use hub::{ChunkHub, Envelope, Fork, Host, Hub, Message};
+pub use hub::{ChunkHub, Envelope, Fork, Host, HubOptions, Message};
 pub use memory::Buffer;
 pub use operator::{Cx, Input, Inputs, Operator, Output};
 pub use stream::{CompletionMode, Stream, StreamPool};
@@ -135,8 +135,8 @@ pub use wakeline_macros::{Message, Ports, kernel};
 /// The types that operators and flows commonly need.
 pub mod prelude {
     pub use crate::{
-        Buffer, ChunkHub, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, Hub, Input, Inputs, Message, Operator,
-        Output, Report, Result, Stream, StreamPool,
+        Buffer, ChunkHub, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, HubOptions, Input, Inputs, Message,
+        Operator, Output, Report, Result, Stream, StreamPool,
         device::Emulated,
         operator::{Consume, Modify, Peek, Ports, Produce},
     };

@@ -114,7 +114,7 @@ async fn chain(seed: u64, faults: Faults) -> (Result<Report>, Vec<u32>, Vec<Stri
             let sink = flow.add("sink", collect);
             flow.connect(source.numbers, a.numbers);
             flow.connect(a.incremented, b.numbers);
-            flow.connect_with(b.incremented, c.numbers, Hub::bounded(2));
+            flow.connect_with(b.incremented, c.numbers, HubOptions::bounded(2));
             flow.connect(c.incremented, sink.numbers);
             flow.run().await
         })

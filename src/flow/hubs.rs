@@ -153,7 +153,7 @@ fn plan_of(
         None => {
             problem(format!(
                 "the size of its envelopes is not set, and `{}` receives none to pass on: set it with \
-                 `#[output(envelope_bytes = ..)]` or `Hub::envelope_bytes`",
+                 `#[output(envelope_bytes = ..)]` or `HubOptions::envelope_bytes`",
                 flow.entries[connection.from.operator].name
             ));
             None
@@ -163,7 +163,7 @@ fn plan_of(
         let writer = &flow.entries[connection.from.operator].name;
         problem(format!(
             "`{writer}` has {workers} runs at a time, which keep {kept} envelopes until their turn to send, but the hub has \
-             {envelopes}: set {kept} or more with `Hub::envelopes`"
+             {envelopes}: set {kept} or more with `HubOptions::envelopes`"
         ));
     }
     let room = needs_at(flow, connection.from);
@@ -178,7 +178,7 @@ fn plan_of(
     let lent = writer_bytes.is_some() || (carries && forks);
     if lent && room > envelopes {
         problem(format!(
-            "{}, but the hub has {envelopes} envelopes: set {room} or more with `Hub::envelopes`",
+            "{}, but the hub has {envelopes} envelopes: set {room} or more with `HubOptions::envelopes`",
             waits()
         ));
     }
@@ -187,7 +187,7 @@ fn plan_of(
     if passes && waited_for > envelopes {
         let waits = format!("`{}` waits for {waited_for} messages", port_name(flow, connection.to));
         problem(format!(
-            "{waits}, but the hub has {envelopes} envelopes: set {waited_for} or more with `Hub::envelopes`"
+            "{waits}, but the hub has {envelopes} envelopes: set {waited_for} or more with `HubOptions::envelopes`"
         ));
     }
     let near = [&reader, &writer].into_iter().find(|device| !device.is_host()).unwrap_or(near).clone();

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     condition::Readiness,
     error::{Error, ErrorKind, Result},
-    hub::{Envelope, Hub, Message, Reply, SendError, TrySendError, external::SentBy, parcel::Load},
+    hub::{Envelope, HubOptions, Message, Reply, SendError, TrySendError, external::SentBy, parcel::Load},
     memory::Plain,
     operator::{Cx, InputHandle, Operator, Output, shared_port::SharedPort},
     sync::DiscardOnDrop,
@@ -56,11 +56,16 @@ impl Flow {
     /// # }).unwrap();
     /// ```
     pub fn ingress<M: Message>(&mut self, name: impl Into<String>, to: InputHandle<M>) -> Ingress<M> {
-        self.ingress_with(name, to, Hub::default())
+        self.ingress_with(name, to, HubOptions::default())
     }
 
     /// Like [`ingress`](Self::ingress), with this kind of hub between the ingress and the input.
-    pub fn ingress_with<M: Message>(&mut self, name: impl Into<String>, to: InputHandle<M>, hub: Hub) -> Ingress<M> {
+    pub fn ingress_with<M: Message>(
+        &mut self,
+        name: impl Into<String>,
+        to: InputHandle<M>,
+        hub: HubOptions,
+    ) -> Ingress<M> {
         let (stage, handle) = watch::channel(Stage::Before);
         let added = self.add(name, IngressOperator { stage });
         self.connect_with(added.messages, to, hub);
@@ -199,7 +204,7 @@ impl<T: Plain> Ingress<Envelope<T>> {
     ///
     /// # Errors
     /// [`Usage`](ErrorKind::Usage) if the size of the hub's envelopes is not set (see
-    /// [`ingress_with`](Flow::ingress_with) and [`Hub::envelope_bytes`]); otherwise those of [`Ingress::send`]. The
+    /// [`ingress_with`](Flow::ingress_with) and [`HubOptions::envelope_bytes`]); otherwise those of [`Ingress::send`]. The
     /// errors of the envelope's own methods have only the kind and a general message.
     ///
     /// # Cancel safety

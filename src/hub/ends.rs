@@ -158,7 +158,7 @@ impl<M: Message> Sender<M> {
                 ErrorKind::Usage,
                 format!(
                     "hub `{}` has no blank envelopes: set their size with `#[output(envelope_bytes = ..)]` or \
-                     `Hub::envelope_bytes`",
+                     `HubOptions::envelope_bytes`",
                     self.name
                 ),
             )
