@@ -132,13 +132,17 @@ pub use operator::{Cx, Input, Inputs, Operator, Output};
 pub use stream::{CompletionMode, Stream, StreamPool};
 pub use wakeline_macros::{Message, Ports, kernel};
 
-/// The types that operators and flows commonly need.
+/// What operators and flows commonly need. Its names do not collide with those of `futures::prelude`, `tokio` and the
+/// standard library, except for [`Result`], which has the standard one's parameters; so [`Stream`](crate::Stream) is not
+/// here.
 pub mod prelude {
     pub use crate::{
         Buffer, ChunkHub, Cx, Device, Envelope, Error, ErrorKind, Flow, Host, HubOptions, Input, Inputs, Message,
-        Operator, Output, Report, Result, Stream, StreamPool,
+        Operator, Output, Report, Result, Service, StreamPool,
+        condition::{Gate, every},
         device::Emulated,
-        operator::{Consume, Modify, Peek, Ports, Produce},
+        kernel::Grid,
+        operator::{Consume, Modify, Peek, Ports, Produce, map, sink, source},
     };
     pub use wakeline_macros::{Ports, kernel};
 }

@@ -12,6 +12,7 @@ use std::{
 use common::*;
 use tokio::sync::oneshot;
 use wakeline::{
+    Stream,
     condition::Status,
     device::{Emulated, Faults, Simulation},
     flow::{Handle, OperatorStatus},

@@ -17,6 +17,7 @@ use std::{
 
 use common::*;
 use wakeline::{
+    Stream,
     device::Emulated,
     graph::{Exec, Graph},
     memory::Allocator,

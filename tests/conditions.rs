@@ -11,7 +11,7 @@ use std::{
 use common::*;
 use futures::FutureExt;
 use wakeline::{
-    Message,
+    Message, Stream,
     device::{Emulated, Faults, Simulation},
     memory::BufferState,
     prelude::*,

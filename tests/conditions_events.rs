@@ -15,6 +15,7 @@ use common::{until as becomes, *};
 use futures::FutureExt;
 use tokio::{sync::Notify, time::Instant};
 use wakeline::{
+    Stream,
     condition::{
         AsyncState, Asynchronous, Condition, Gate, MissedTicks, Status, any_of, count, every, predicate, sum, until,
     },

@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use wakeline::{
-    Running,
+    Running, Stream,
     condition::{
         AsyncState, Asynchronous, Condition, Count, Gate, IntoCondition, Status, When, any_of, at_least, count, every,
         predicate, until,

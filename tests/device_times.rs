@@ -11,6 +11,7 @@ use std::{
 
 use common::*;
 use wakeline::{
+    Stream,
     device::{Emulated, Faults},
     prelude::*,
 };

@@ -6,6 +6,7 @@ use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::{
+    Stream,
     condition::{Status, any_of, at_least, at_most, each, predicate, sum},
     hub::Outcome,
     operator::{Consume, Produce},

@@ -4,7 +4,7 @@ use std::{borrow::Cow, time::Duration};
 
 use common::*;
 use wakeline::{
-    Inputs,
+    Inputs, Stream,
     condition::{Condition, Status, at_least, count},
     device::{Emulated, Faults, Simulation},
     prelude::*,

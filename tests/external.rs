@@ -8,6 +8,7 @@ use std::{ffi::c_void, time::Duration};
 use common::*;
 use futures::FutureExt;
 use wakeline::{
+    Stream,
     device::{Emulated, Faults},
     memory::External,
     prelude::*,

@@ -13,7 +13,7 @@ use common::*;
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use tokio::sync::oneshot;
 use wakeline::{
-    Fork, Message,
+    Fork, Message, Stream,
     condition::room,
     device::Emulated,
     hub::{Copier, Outcome, RawEnvelope},

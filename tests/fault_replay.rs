@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use common::*;
-use wakeline::prelude::*;
+use wakeline::{Stream, prelude::*};
 
 gpu_tests_run_where_required!();
 

@@ -14,6 +14,7 @@ use common::*;
 use futures::{FutureExt, task::noop_waker_ref};
 use tokio::sync::{mpsc, oneshot};
 use wakeline::{
+    Stream,
     device::{Emulated, Faults},
     prelude::*,
 };

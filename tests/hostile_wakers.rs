@@ -21,7 +21,7 @@ use std::{
 use common::alone::case_within_bound;
 use futures::{FutureExt, executor::block_on};
 use wakeline::{
-    Egress, Ingress,
+    Egress, Ingress, Stream,
     device::{Emulated, Faults},
     graph::{Exec, Graph},
     memory::Allocator,

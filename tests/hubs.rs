@@ -9,6 +9,7 @@ use common::*;
 use futures::FutureExt;
 use tokio::sync::oneshot;
 use wakeline::{
+    Stream,
     condition::{IntoCondition, PortId, When, any_of, at_least, each, sum},
     device::Emulated,
     prelude::*,

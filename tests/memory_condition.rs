@@ -8,6 +8,7 @@ use common::{
 use futures::FutureExt;
 use tokio::sync::{Semaphore, mpsc};
 use wakeline::{
+    Stream,
     condition::{Condition, IntoCondition, MemoryAvailable, Status, When, all_of, any_of, count, memory},
     device::Emulated,
     memory::Allocator,

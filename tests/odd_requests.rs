@@ -11,7 +11,7 @@ use futures::FutureExt;
 use tokio::sync::Semaphore;
 use tower::Service as _;
 use wakeline::{
-    Ingress, Message, Running, Service,
+    Ingress, Message, Running, Service, Stream,
     device::{Emulated, Faults, Simulation},
     graph::Graph,
     prelude::*,

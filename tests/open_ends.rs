@@ -2,6 +2,7 @@
 
 use common::*;
 use wakeline::{
+    Stream,
     device::{Emulated, Faults, Simulation},
     graph::Graph,
     prelude::*,

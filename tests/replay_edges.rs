@@ -2,7 +2,7 @@
 
 use common::*;
 use futures::{FutureExt, future::BoxFuture};
-use wakeline::{flow::Added, operator::MapHandles, prelude::*};
+use wakeline::{Stream, flow::Added, operator::MapHandles, prelude::*};
 
 /// left += right
 #[kernel(unsafe(cuda = "kernels/add_to.cu"))]

@@ -18,6 +18,7 @@ use std::{
 use futures::{FutureExt, poll};
 use tokio::time::sleep;
 use wakeline::{
+    Stream,
     condition::{Condition, Status},
     device::{Device, Emulated, Faults, Simulation},
     graph::Graph,

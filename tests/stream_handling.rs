@@ -15,7 +15,7 @@ use std::{
 use common::*;
 use futures::{FutureExt, future::BoxFuture};
 use wakeline::{
-    Inputs, StreamPool,
+    Inputs, Stream, StreamPool,
     device::{Emulated, Simulation},
     prelude::*,
     stream::{Event, Ticket},

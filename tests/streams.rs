@@ -11,7 +11,7 @@ use std::{
 use common::*;
 use futures::{FutureExt, executor::block_on};
 use wakeline::{
-    CompletionMode,
+    CompletionMode, Stream,
     device::{Emulated, Faults},
     memory::Allocator,
     prelude::*,

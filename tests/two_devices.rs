@@ -4,6 +4,7 @@ use std::{future::poll_fn, task::Poll};
 
 use common::*;
 use wakeline::{
+    Stream,
     device::{Emulated, Faults, Simulation},
     prelude::*,
     stream::Event,

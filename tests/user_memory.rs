@@ -14,7 +14,7 @@ use common::{
     within,
 };
 use futures::FutureExt;
-use wakeline::{device::Faults, memory::BufferState, prelude::*};
+use wakeline::{Stream, device::Faults, memory::BufferState, prelude::*};
 
 const LEN: usize = 4096;
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::runtime::Runtime;
-use wakeline::{Running, kernel::Grid, prelude::*};
+use wakeline::{Running, Stream, kernel::Grid, prelude::*};
 
 use crate::{CAPACITY, ELEMENTS, ENVELOPES, STAGES, Streams, Watch, Window, allocations};
 

@@ -11,7 +11,7 @@ use std::sync::{
 };
 
 use crate::*;
-use wakeline::{prelude::*, stream::Timer};
+use wakeline::{Stream, prelude::*, stream::Timer};
 
 /// Enqueues the kernel that faults at the given number.
 pub type Launch = fn(&Stream, &mut Envelope<u32>, u32) -> Result<()>;

@@ -11,6 +11,7 @@ use std::{
 
 use tokio::sync::Notify;
 use wakeline::{
+    Stream,
     condition::{Condition, Status, memory},
     memory::Allocator,
     operator::{concurrent, sink, source},

@@ -12,7 +12,7 @@
 //! flight.
 
 use wakeline::{
-    Inputs, Message as _, Service,
+    Inputs, Message as _, Service, Stream,
     device::Simulation,
     operator::{MapPorts, Reply},
     prelude::*,

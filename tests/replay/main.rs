@@ -10,6 +10,7 @@ use std::sync::{
 
 use common::*;
 use wakeline::{
+    Stream,
     condition::Status,
     device::{Emulated, Simulation},
     flow::{Added, SectionReport, Step},
